@@ -1,0 +1,57 @@
+# The one entry to the project. `make` alone lists what it can do.
+
+PYTHON ?= python3
+WORKERS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help venv lint format test soak demo bench clean
+
+help: ## Show this help
+	@echo "BSFG: a bidirectional store-and-forward gateway."
+	@echo
+	@echo "New here? Run 'make demo' to watch it survive a kill, then 'make test' to check everything."
+	@echo "Each target creates its own environment in $(VENV); only Python 3.11+ (with venv) and make are needed."
+	@echo
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "Variables: PYTHON=$(PYTHON) (the interpreter), WORKERS=$(WORKERS) (parallel test processes)."
+
+venv: $(STAMP) ## Create the environment and install the package for development
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "BSFG needs Python 3.11 or newer; choose one with: make venv PYTHON=python3.12" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV) ..."
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[node,dev]'
+	@touch $@
+
+lint: venv ## Check style, types and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: venv ## Rewrite the source in the house format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: venv lint ## Run lint and every test, campaigns in their short form
+	BSFG_SOAK=short $(BIN)/pytest -n $(WORKERS) tests
+
+soak: venv ## Run the campaigns in their long form (hours, other seeds each time)
+	BSFG_SOAK=long $(BIN)/pytest --timeout 0 -m soak tests
+
+demo: venv ## Kill a writer in mid-stream and prove that nothing is lost or doubled
+	@$(BIN)/bsfg demo
+
+bench: venv ## Measure the embedded log against this machine's SHA-256
+	@$(BIN)/bsfg bench store
+
+clean: ## Remove the environment, caches and build products
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

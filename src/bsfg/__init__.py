@@ -1,0 +1,3 @@
+"""Bidirectional Store-and-Forward Gateway."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,46 @@
+"""What every test shares: stable property tests, campaigns in two sizes, and no skips in CI."""
+
+import os
+from collections.abc import Callable, Generator
+from typing import TypeVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+pytest_plugins = ["pytester"]
+
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+
+LONG_SOAK = os.environ.get("BSFG_SOAK", "short") == "long"
+
+# Every run tries the same examples, so a red test means a changed product; long campaigns explore.
+settings.register_profile(
+    "stable", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("explore", deadline=None, print_blob=True, max_examples=2_000)
+settings.load_profile("explore" if LONG_SOAK else "stable")
+
+
+@pytest.fixture
+def soak_size() -> Callable[[int, int], int]:
+    """Choose between the short and the long size of a campaign: `soak_size(20, 20_000)`."""
+    return lambda short, long: long if LONG_SOAK else short
+
+
+def _refuse_skip(report: Report) -> Report:
+    if os.environ.get("CI") and report.skipped:
+        report.outcome = "failed"
+        report.longrepr = f"skipped in CI, which counts as a failure: {report.longrepr}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Turn a skipped or expectedly failing test into a failure in CI."""
+    return _refuse_skip((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Turn a module that skips itself into a failure in CI."""
+    return _refuse_skip((yield))

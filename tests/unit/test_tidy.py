@@ -1,0 +1,139 @@
+"""The source keeps the house style; these tests read it."""
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+import bsfg
+
+ROOT = Path(__file__).parents[2]
+TEXT_SUFFIXES = {"", ".cfg", ".css", ".csv", ".html", ".ini", ".js", ".json", ".md", ".proto", ".py", ".sh"}
+TEXT_SUFFIXES |= {".sql", ".toml", ".txt", ".yaml", ".yml"}
+WALKED = ("src", "tests", "docs", "examples", "benchmarks", ".ci")
+
+MODULE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 60
+
+# The character classes keep these patterns from finding themselves.
+MACHINE_PATH = re.compile(r"(?<![\w.~$}/-])/(?:home|root|work|Users|tmp)/[\w.]")
+REGISTRY = re.compile(
+    r"https?://[^\s\"'<>]*pypi|(?:extra[-])?index[-]url|find[-]links|/simple[/]", re.IGNORECASE
+)
+LEFTOVER = re.compile(r"\b(?:TO[D]O|FIX[M]E|X[X]X)\b")
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@cache
+def tracked() -> tuple[Path, ...]:
+    """List the files under version control, or all files where git is not at hand."""
+    try:
+        listed = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        paths = [ROOT / name for name in listed.stdout.split("\0") if name]
+    except (OSError, subprocess.CalledProcessError):
+        paths = [path for top in WALKED for path in (ROOT / top).rglob("*")]
+        paths += ROOT.iterdir()
+    return tuple(sorted(path for path in paths if path.is_file() and "__pycache__" not in path.parts))
+
+
+def generated(path: Path) -> bool:
+    """Say whether a file was written by the protobuf compiler."""
+    return "_pb2" in path.stem
+
+
+def python_files(*tops: str) -> Iterator[tuple[str, str, ast.Module]]:
+    """Yield name, text and syntax tree of each hand-written Python file under some folders."""
+    for path in tracked():
+        name = path.relative_to(ROOT).as_posix()
+        if path.suffix == ".py" and name.split("/")[0] in tops and not generated(path):
+            text = path.read_text(encoding="utf-8")
+            yield name, text, ast.parse(text)
+
+
+def functions(tree: ast.Module) -> Iterator[Function]:
+    """Yield every function of a module, methods and inner ones included."""
+    return (node for node in ast.walk(tree) if isinstance(node, Function))
+
+
+def body_lines(function: Function) -> int:
+    """Count the lines of a function from `def` on, its docstring left out."""
+    lines = (function.end_lineno or function.lineno) - function.lineno + 1
+    if ast.get_docstring(function) is not None:
+        docstring = function.body[0]
+        lines -= (docstring.end_lineno or docstring.lineno) - docstring.lineno + 1
+    return lines
+
+
+def lines_matching(pattern: re.Pattern[str]) -> list[str]:
+    """Find the lines of all text files that match a pattern, as `file:line`."""
+    return [
+        f"{path.relative_to(ROOT).as_posix()}:{number}"
+        for path in tracked()
+        if path.suffix in TEXT_SUFFIXES
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1)
+        if pattern.search(line)
+    ]
+
+
+def test_modules_are_small() -> None:
+    """A module of the package has fewer than 400 lines."""
+    sizes = {name: len(text.splitlines()) for name, text, _ in python_files("src")}
+    assert {name: size for name, size in sizes.items() if size >= MODULE_LINES_MAX} == {}
+
+
+def test_functions_are_short() -> None:
+    """A function of the package has at most 60 lines beside its docstring."""
+    long = [
+        f"{name}:{function.lineno} {function.name}"
+        for name, _, tree in python_files("src")
+        for function in functions(tree)
+        if body_lines(function) > FUNCTION_LINES_MAX
+    ]
+    assert long == []
+
+
+def test_public_modules_have_docstrings() -> None:
+    """Every public module of the package, and every test module, says what it is for."""
+    silent = [
+        name
+        for name, text, tree in python_files("src", "tests")
+        if text.strip() and ast.get_docstring(tree) is None and not re.search(r"/_[a-z]", name)
+    ]
+    assert silent == []
+
+
+def test_tests_have_docstrings() -> None:
+    """Every test function states the behaviour it checks."""
+    silent = [
+        f"{name}:{function.lineno} {function.name}"
+        for name, _, tree in python_files("src", "tests")
+        for function in functions(tree)
+        if function.name.startswith("test_") and not ast.get_docstring(function)
+    ]
+    assert silent == []
+
+
+def test_no_machine_paths() -> None:
+    """No file names a folder of somebody's machine."""
+    assert lines_matching(MACHINE_PATH) == []
+
+
+def test_no_registry_addresses() -> None:
+    """No file says where packages are to be fetched from."""
+    assert lines_matching(REGISTRY) == []
+
+
+def test_no_leftovers() -> None:
+    """No file holds a note about unfinished work."""
+    assert lines_matching(LEFTOVER) == []
+
+
+def test_version_is_stated_once() -> None:
+    """The package and its metadata agree about the version."""
+    assert bsfg.__version__ == version("bsfg")
