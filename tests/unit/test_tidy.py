@@ -20,9 +20,7 @@ FUNCTION_LINES_MAX = 60
 
 # The character classes keep these patterns from finding themselves.
 MACHINE_PATH = re.compile(r"(?<![\w.~$}/-])/(?:home|root|work|Users|tmp)/[\w.]")
-REGISTRY = re.compile(
-    r"https?://[^\s\"'<>]*pypi|(?:extra[-])?index[-]url|find[-]links|/simple[/]", re.IGNORECASE
-)
+REGISTRY = re.compile(r"https?://[^\s\"'<>]*pypi|(?:extra[-])?index[-]url|find[-]links|/simple[/]", re.IGNORECASE)
 LEFTOVER = re.compile(r"\b(?:TO[D]O|FIX[M]E|X[X]X)\b")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -32,9 +30,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 def tracked() -> tuple[Path, ...]:
     """List the files under version control, or all files where git is not at hand."""
     try:
-        listed = subprocess.run(
-            ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
-        )
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
         paths = [ROOT / name for name in listed.stdout.split("\0") if name]
     except (OSError, subprocess.CalledProcessError):
         paths = [path for top in WALKED for path in (ROOT / top).rglob("*")]

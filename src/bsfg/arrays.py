@@ -1,0 +1,61 @@
+"""Looking into Arrow arrays without making Python objects of their rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+_EMPTY = np.empty(0, dtype=np.uint8)
+
+
+def binary_parts(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Give the offsets (n + 1 of them) and the bytes of a string or binary array, whatever slice it is."""
+    buffers = array.buffers()
+    if buffers[1] is None or buffers[1].size == 0:
+        return np.zeros(len(array) + 1, dtype=np.int32), _EMPTY
+    offsets = np.frombuffer(buffers[1], dtype=np.int32)[array.offset : array.offset + len(array) + 1]
+    data = np.frombuffer(buffers[2], dtype=np.uint8) if buffers[2] is not None and buffers[2].size else _EMPTY
+    return offsets, data
+
+
+def byte_lengths(array: pa.Array) -> np.ndarray:
+    """Give the length in bytes of every row."""
+    offsets, _ = binary_parts(array)
+    return np.diff(offsets)
+
+
+def used_bytes(array: pa.Array) -> np.ndarray:
+    """Give the bytes of all rows, one after the other."""
+    offsets, data = binary_parts(array)
+    return data[offsets[0] : offsets[-1]]
+
+
+def constant_value(array: pa.Array) -> str | None:
+    """Give the one value that all rows of a string array share, or None when they differ or are null.
+
+    Zones, predicates and media types are the same throughout most batches; then one look replaces thousands.
+    """
+    count = len(array)
+    if count == 0 or array.null_count:
+        return None
+    lengths = byte_lengths(array)
+    width = int(lengths[0])
+    if width == 0 or int(lengths.max()) != width or int(lengths.min()) != width:
+        return None
+    rows = used_bytes(array).reshape(count, width)
+    if count > 1 and not np.array_equal(rows[1:], rows[:-1]):
+        return None
+    return str(rows[0].tobytes(), "utf-8")
+
+
+def fixed_binary(rows: bytes, width: int) -> pa.Array:
+    """Make a fixed-size binary array of rows laid end to end."""
+    count = len(rows) // width
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), count, [None, pa.py_buffer(rows)])
+
+
+def fixed_rows(array: pa.Array) -> np.ndarray:
+    """View a fixed-size binary array without nulls as a matrix of bytes, one row per value."""
+    width = array.type.byte_width
+    data = np.frombuffer(array.buffers()[1], dtype=np.uint8)
+    return data[array.offset * width : (array.offset + len(array)) * width].reshape(len(array), width)

@@ -1,0 +1,17 @@
+"""The system's clocks behind the `Clock` port."""
+
+from __future__ import annotations
+
+import time
+
+
+class SystemClock:
+    """Wall and monotonic time of this machine."""
+
+    def now_unix_ms(self) -> int:
+        """Give the wall clock in milliseconds."""
+        return time.time_ns() // 1_000_000
+
+    def monotonic_ms(self) -> int:
+        """Give the monotonic clock in milliseconds."""
+        return time.monotonic_ns() // 1_000_000

@@ -1,0 +1,252 @@
+"""Every error a user of BSFG can meet, each with a stable code, a retry verdict and a hint.
+
+The codes are part of the product: the same string appears in Python, gRPC details, JSON bodies, log records and
+``--json`` output. A duplicate is a result, never an error.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class BsfgError(Exception):
+    """The base of all errors: a message, a stable ``code``, whether a retry can help, and what to do next."""
+
+    code: ClassVar[str] = "internal"
+    retryable: ClassVar[bool] = False
+    default_hint: ClassVar[str] = "This is a defect in BSFG; please report it with the log around it."
+    registry: ClassVar[dict[str, type[BsfgError]]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.code in BsfgError.registry:
+            raise TypeError(f"error code {cls.code!r} is taken by {BsfgError.registry[cls.code].__name__}")
+        BsfgError.registry[cls.code] = cls
+
+    def __init__(self, message: str, *, hint: str | None = None, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint or self.default_hint
+        self.details = details
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the form used in JSON bodies, logs and ``--json``."""
+        return {
+            "code": self.code,
+            "message": self.message,
+            "retryable": self.retryable,
+            "hint": self.hint,
+            **({"details": self.details} if self.details else {}),
+        }
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> BsfgError:
+        """Rebuild an error that crossed the wire; an unknown code keeps its code as a detail."""
+        cls = BsfgError.registry.get(str(data.get("code")), RemoteError)
+        details = dict(data.get("details") or {})
+        if cls is RemoteError:
+            details.setdefault("remote_code", data.get("code"))
+        return cls(str(data.get("message", "")), hint=data.get("hint"), **details)
+
+
+class RemoteError(BsfgError):
+    """The other side reported an error that this version does not know."""
+
+    code = "remote_error"
+    default_hint = "The other side runs another version of BSFG; look at its log for the full record."
+
+
+# What a caller sent.
+
+
+class InvalidFact(BsfgError):
+    """A fact breaks a rule of the message model; ``details`` name the row, the field and the rule."""
+
+    code = "invalid_fact"
+    default_hint = "Correct the named field and send the fact again; nothing of the batch was stored."
+
+
+class FactTooLarge(BsfgError):
+    """An object exceeds the configured limit."""
+
+    code = "fact_too_large"
+    default_hint = "Upload the content as an artifact and append a fact that refers to it by digest."
+
+
+class InvalidArgument(BsfgError):
+    """A request names something that cannot be: a negative offset, an empty range, a bad name."""
+
+    code = "invalid_argument"
+    default_hint = "Correct the argument named in the message."
+
+
+class ConflictingDuplicate(BsfgError):
+    """The message id is taken by a fact with another body."""
+
+    code = "conflicting_duplicate"
+    default_hint = "A fact is immutable: send a correction as a new fact with its own message_id."
+
+
+class HashCollision(BsfgError):
+    """Two different bodies have the same digest; the later one is quarantined."""
+
+    code = "hash_collision"
+    default_hint = "Inspect the quarantined entry and the stored one; this should never happen with SHA-256."
+
+
+class DigestMismatch(BsfgError):
+    """Content does not have the digest that was claimed for it."""
+
+    code = "digest_mismatch"
+    default_hint = "The content was altered or damaged on its way; fetch or send it again from its origin."
+
+
+# What a buffer cannot do now.
+
+
+class BufferFull(BsfgError):
+    """The buffer has reached its capacity and its policy is to reject new facts."""
+
+    code = "buffer_full"
+    retryable = True
+    default_hint = "Keep the fact and retry; see why the frontier does not move, or raise capacity_bytes."
+
+
+class OutcomeUnknown(BsfgError):
+    """The medium failed while the batch was being made durable: it may or may not be stored."""
+
+    code = "outcome_unknown"
+    retryable = True
+    default_hint = "Send the same facts with the same message ids again: what was stored is answered as a repeat."
+
+
+class StorageClosed(BsfgError):
+    """The storage is closed, or closed itself after a failed fsync."""
+
+    code = "storage_closed"
+    retryable = True
+    default_hint = "Reopen the storage; if it closed itself, check the disk first (dmesg, smartctl)."
+
+
+class DiskFull(BsfgError):
+    """The file system has no space left; nothing of the batch was stored."""
+
+    code = "disk_full"
+    retryable = True
+    default_hint = "Free space on the volume or lower capacity_bytes; facts stored so far are intact."
+
+
+class StorageFailed(BsfgError):
+    """The medium reported an input/output error."""
+
+    code = "storage_failed"
+    default_hint = "Check the disk (dmesg, smartctl), then reopen and run `bsfg verify` on the folder."
+
+
+class StorageReadOnly(BsfgError):
+    """The folder cannot be written."""
+
+    code = "storage_read_only"
+    default_hint = "Make the folder writable for this user, or open it with LocalReader for reading only."
+
+
+class FolderLocked(BsfgError):
+    """Another process is the writer of this folder."""
+
+    code = "folder_locked"
+    default_hint = "Stop the other process, or read the folder with LocalReader; one folder has one writer."
+
+
+class NotAFolder(BsfgError):
+    """The path holds no BSFG data folder."""
+
+    code = "not_a_data_folder"
+    default_hint = "Give the data folder of a zone: the one that contains bsfg.json."
+
+
+class FormatUnsupported(BsfgError):
+    """The folder was written in a format that this version does not read."""
+
+    code = "format_unsupported"
+    default_hint = "Use a version of BSFG at least as new as the one that wrote the folder."
+
+
+class LogDamaged(BsfgError):
+    """Stored bytes fail their checks; what they covered is reported as a gap, never skipped."""
+
+    code = "log_damaged"
+    default_hint = "Run `bsfg verify` for the full list; restore the folder from a backup or fetch the range again."
+
+
+class ForeignLog(BsfgError):
+    """The history on the other side is not the one this position belongs to."""
+
+    code = "foreign_log"
+    default_hint = "The folder was restored or replaced: reconcile the link before you release its gate."
+
+
+class HasherMismatch(BsfgError):
+    """The folder was written with another digest function."""
+
+    code = "hasher_mismatch"
+    default_hint = "Open the folder with the hasher named in its bsfg.json."
+
+
+class PolicyInvalid(BsfgError):
+    """A stream's settings contradict each other."""
+
+    code = "policy_invalid"
+    default_hint = 'Keep retention <= max age <= key horizon, and reject_new for streams with safety = "sil".'
+
+
+# Positions.
+
+
+class OffsetOutOfRange(BsfgError):
+    """The offset lies beyond the end of the buffer."""
+
+    code = "offset_out_of_range"
+    default_hint = "Ask for the buffer's stats and use an offset below its end."
+
+
+class TruncateRefused(BsfgError):
+    """The entries to be removed are not all confirmed by the required consumers."""
+
+    code = "truncate_refused"
+    default_hint = "Truncate at most to committed + 1, or retire the consumer that holds the frontier back."
+
+
+class UnknownConsumer(BsfgError):
+    """No durable consumer has this name."""
+
+    code = "unknown_consumer"
+    default_hint = "Create it first with a start position (earliest, latest, an offset or a time)."
+
+
+class ConsumerExists(BsfgError):
+    """A consumer of this name exists with other settings."""
+
+    code = "consumer_exists"
+    default_hint = "Use another name, or retire the existing consumer with a reason."
+
+
+class ConsumerRetired(BsfgError):
+    """The consumer was retired by an operator."""
+
+    code = "consumer_retired"
+    default_hint = "Create a consumer with a new name; what the retired one missed is listed as gap records."
+
+
+class TooManyRanges(BsfgError):
+    """The consumer holds more open confirmation ranges than the limit allows."""
+
+    code = "too_many_ranges"
+    retryable = True
+    default_hint = "Confirm the missing offsets below the open ranges first."
+
+
+class InvalidTransition(BsfgError):
+    """A gate cannot make this move from its present mode."""
+
+    code = "invalid_transition"
+    default_hint = "Look at the gate's mode; a held gate must be released first."

@@ -1,0 +1,113 @@
+"""What a producer says (a fact in its envelope) and what a buffer keeps of it (an entry).
+
+These are the objects of applications and of the CLI. Hot paths work on `bsfg.batch.FactBatch` instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import orjson
+
+from bsfg.canonical import NotJson, canonicalize_value
+from bsfg.errors import InvalidFact
+
+JSON_MEDIA_TYPE = "application/json"
+
+
+def is_json(media_type: str) -> bool:
+    """Tell whether objects of this media type are canonicalised; any other type is opaque bytes."""
+    bare = media_type.split(";", 1)[0].strip().lower()
+    return bare == JSON_MEDIA_TYPE or bare.endswith("+json")
+
+
+class Key(NamedTuple):
+    """The idempotency key inside a stream: who said it, and the id the producer gave it."""
+
+    from_zone: str
+    message_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """The system's half of a message: identity, zones, time, correlation and labels."""
+
+    from_zone: str
+    to_zone: str
+    produced_at_unix_ms: int
+    message_id: str | None = None
+    correlation_id: str | None = None
+    causation_id: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    object_media_type: str = JSON_MEDIA_TYPE
+    object_schema: str | None = None
+    signature: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactRef:
+    """Content kept outside the log, named by bucket and key and pinned by its digest."""
+
+    bucket: str
+    key: str
+    digest: str
+    size_bytes: int
+    media_type: str
+    file_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """The domain's half of a message: subject, predicate, object, and perhaps an artifact."""
+
+    subject: str
+    predicate: str
+    object: bytes = b"null"
+    artifact: ArtifactRef | None = None
+
+    @staticmethod
+    def of(subject: str, predicate: str, value: Any, artifact: ArtifactRef | None = None) -> Fact:
+        """Make a fact whose object is a Python value, written as canonical JSON."""
+        try:
+            return Fact(subject, predicate, canonicalize_value(value), artifact)
+        except NotJson as problem:
+            raise InvalidFact(f"object: {problem}", field="object", rule=str(problem)) from None
+
+    def value(self) -> Any:
+        """Parse the object as JSON."""
+        return orjson.loads(self.object)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One fact in its envelope."""
+
+    envelope: Envelope
+    fact: Fact
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where an entry of a forward buffer came from: the zone it was pulled from, and its place there."""
+
+    zone: str
+    offset: int
+    appended_at_unix_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A stored fact: the message with its offset, the time it became durable, its digest and its origin."""
+
+    offset: int
+    appended_at_unix_ms: int
+    message: Message
+    digest: bytes
+    origin: Origin | None = None
+
+    @property
+    def key(self) -> Key:
+        """The idempotency key of this entry inside its stream."""
+        return Key(self.message.envelope.from_zone, self.message.envelope.message_id or "")

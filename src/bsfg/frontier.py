@@ -1,0 +1,105 @@
+"""The contiguous frontier: how far everything is confirmed, and the islands of confirmation beyond it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from bsfg.errors import InvalidArgument, TooManyRanges
+
+Range = tuple[int, int]
+"""First and last offset, both inclusive."""
+
+NOTHING = -1
+"""The value of ``committed`` when nothing is confirmed."""
+
+MAX_OPEN_RANGES = 1024
+
+
+@dataclass(slots=True)
+class Frontier:
+    """What one consumer has confirmed.
+
+    ``committed`` is the highest offset below which nothing is missing (inclusive, -1 when nothing is confirmed);
+    ``ranges`` are the confirmed islands beyond it, sorted, disjoint and never adjacent. The frontier never moves
+    back, and it never passes an offset that was not confirmed.
+    """
+
+    committed: int = NOTHING
+    ranges: list[Range] = field(default_factory=list)
+    max_ranges: int = MAX_OPEN_RANGES
+
+    def confirm_through(self, offset: int) -> bool:
+        """Confirm everything up to and including an offset; tell whether that changed anything."""
+        if offset < NOTHING:
+            raise InvalidArgument(f"offset {offset} is negative")
+        if offset <= self.committed:
+            return False
+        self.committed = offset
+        self._absorb()
+        return True
+
+    def confirm(self, ranges: Iterable[Range]) -> bool:
+        """Confirm ranges in any order; the frontier advances when the first gap closes.
+
+        Either all ranges are taken or, when too many islands would stay open, none is.
+        """
+        merged = list(self.ranges)
+        committed = self.committed
+        for first, last in ranges:
+            if first < 0 or last < first:
+                raise InvalidArgument(f"range {first}..{last} is not a range of offsets")
+            if last > committed:
+                _insert(merged, (max(first, committed + 1), last))
+                if merged[0][0] == committed + 1:
+                    committed = merged.pop(0)[1]
+        if len(merged) > self.max_ranges:
+            raise TooManyRanges(
+                f"{len(merged)} open ranges beyond offset {committed}, the limit is {self.max_ranges}",
+                first_missing=committed + 1,
+            )
+        changed = committed != self.committed or merged != self.ranges
+        self.committed, self.ranges = committed, merged
+        return changed
+
+    def is_confirmed(self, offset: int) -> bool:
+        """Tell whether an offset is confirmed, in the prefix or in an island."""
+        if offset <= self.committed:
+            return True
+        at = bisect_left(self.ranges, (offset + 1,)) - 1
+        return at >= 0 and self.ranges[at][1] >= offset
+
+    def missing(self, end: int) -> list[Range]:
+        """List what is not confirmed below ``end`` (exclusive)."""
+        result: list[Range] = []
+        at = self.committed + 1
+        for first, last in self.ranges:
+            if at >= end:
+                return result
+            result.append((at, min(first, end) - 1))
+            at = last + 1
+        if at < end:
+            result.append((at, end - 1))
+        return result
+
+    def copy(self) -> Frontier:
+        """Give an independent copy."""
+        return Frontier(self.committed, list(self.ranges), self.max_ranges)
+
+    def _absorb(self) -> None:
+        while self.ranges and self.ranges[0][0] <= self.committed + 1:
+            self.committed = max(self.committed, self.ranges.pop(0)[1])
+
+
+def _insert(ranges: list[Range], new: Range) -> None:
+    """Merge one range into a sorted list of disjoint, non-adjacent ranges."""
+    first, last = new
+    start = bisect_left(ranges, (first,))
+    if start and ranges[start - 1][1] >= first - 1:
+        start -= 1
+    end = start
+    while end < len(ranges) and ranges[end][0] <= last + 1:
+        first, last = min(first, ranges[end][0]), max(last, ranges[end][1])
+        end += 1
+    ranges[start:end] = [(first, last)]

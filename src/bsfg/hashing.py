@@ -1,0 +1,112 @@
+"""Digests of fact bodies, and the keyed hash of the key index."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from bsfg.arrays import binary_parts, constant_value
+
+DIGEST_BYTES = 32
+
+
+class Hasher(Protocol):
+    """A digest function of 32 bytes; its name is stored with the log that uses it."""
+
+    name: str
+
+    def digest(self, data: bytes) -> bytes:
+        """Give the digest of one byte string."""
+        ...
+
+    def digest_all(self, items: Iterable[bytes]) -> list[bytes]:
+        """Give the digests of many byte strings, in order."""
+        ...
+
+
+class Sha256:
+    """SHA-256, the digest of the specification."""
+
+    name = "sha256"
+
+    def digest(self, data: bytes) -> bytes:
+        """Give the SHA-256 of one byte string."""
+        return hashlib.sha256(data).digest()
+
+    def digest_all(self, items: Iterable[bytes]) -> list[bytes]:
+        """Give the SHA-256 of many byte strings, in order."""
+        sha256 = hashlib.sha256
+        return [sha256(item).digest() for item in items]
+
+
+class KeyHash:
+    """A keyed 64-bit hash of (from_zone, message_id), computed for a whole batch at once.
+
+    Two independent strongly universal multilinear hashes of 32 bits each, with coefficients drawn from a secret of
+    the folder: nobody who does not know the secret can aim collisions at the index. A collision costs one look into
+    the log and nothing else, because a hit is always checked against the full key.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self._coefficients = np.empty((0, 2), dtype=np.uint64)
+        self._zones: dict[str, np.uint64] = {}
+
+    def of(self, from_zone: pa.Array, message_id: pa.Array) -> np.ndarray:
+        """Hash each row's key to an unsigned 64-bit number."""
+        words = _padded_words(message_id)
+        coefficients = self._for_width(words.shape[1])
+        sums = words @ coefficients
+        high = np.uint64(0xFFFFFFFF00000000)
+        return np.asarray(((sums[:, 0] & high) | (sums[:, 1] >> np.uint64(32))) ^ self._zone_terms(from_zone))
+
+    def _zone_terms(self, from_zone: pa.Array) -> np.ndarray | np.uint64:
+        single = constant_value(from_zone)
+        if single is not None:
+            return self._zone_term(single)
+        encoded = from_zone.dictionary_encode()
+        terms = np.array([self._zone_term(zone) for zone in encoded.dictionary.to_pylist()], dtype=np.uint64)
+        return np.asarray(terms[encoded.indices.to_numpy()])
+
+    def _zone_term(self, zone: str) -> np.uint64:
+        term = self._zones.get(zone)
+        if term is None:
+            raw = hashlib.blake2b(zone.encode(), digest_size=8, key=self._secret[:64], person=b"zone").digest()
+            term = np.uint64(int.from_bytes(raw, "little"))
+            if len(self._zones) < 4096:
+                self._zones[zone] = term
+        return term
+
+    def _for_width(self, width: int) -> np.ndarray:
+        while len(self._coefficients) < width:
+            block = len(self._coefficients) // 4
+            raw = hashlib.blake2b(
+                block.to_bytes(8, "little"), digest_size=64, key=self._secret[:64], person=b"words"
+            ).digest()
+            more = np.frombuffer(raw, dtype=np.uint64).reshape(4, 2)
+            self._coefficients = np.concatenate([self._coefficients, more])
+        return self._coefficients[:width]
+
+
+def _padded_words(strings: pa.Array) -> np.ndarray:
+    """Lay strings out as rows of 32-bit words (held in 64), zero padded, the length in the first word."""
+    offsets, data = binary_parts(strings)
+    lengths = np.diff(offsets)
+    count = len(lengths)
+    longest = int(lengths.max()) if count else 0
+    width = (longest + 3) // 4
+    padded = np.zeros((count, width * 4), dtype=np.uint8)
+    if count and int(lengths.min()) == longest:
+        padded[:, :longest] = data[offsets[0] : offsets[-1]].reshape(count, longest)
+    elif count:
+        column = np.arange(width * 4)
+        inside = column < lengths[:, None]
+        padded[inside] = data[offsets[0] : offsets[-1]]
+    words = np.empty((count, width + 1), dtype=np.uint64)
+    words[:, 0] = lengths.astype(np.uint64) + np.uint64(1)
+    words[:, 1:] = padded.view(np.uint32)
+    return words

@@ -1,0 +1,343 @@
+"""The ports: what every storage must promise. The docstrings are the contract, `bsfg.testing` checks it.
+
+Words used throughout: an *offset* counts entries of one buffer from 0, without gaps and never reused; a *range* names
+its first and last offset, both inclusive; ``end`` is the offset the next entry will get; ``committed`` is inclusive
+and -1 when nothing is. All methods raise only `bsfg.errors.BsfgError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from typing import Protocol
+
+import numpy as np
+
+from bsfg.batch import EntryBatch, FactBatch
+from bsfg.fact import Entry, Key
+from bsfg.frontier import Range
+from bsfg.retention import Fill, GapReason, Policy
+
+
+class Buffer(StrEnum):
+    """The two buffers of a stream: what the zone produced, and what other zones sent it."""
+
+    STORE = "store"
+    FORWARD = "forward"
+
+
+class Result(IntEnum):
+    """What became of one fact of a batch."""
+
+    INSERTED = 0
+    ALREADY_EXISTS = 1
+    CONFLICT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The answer to a batch, given when all of it is durable.
+
+    ``results`` holds a `Result` per fact and ``offsets`` its offset: for a repeat or a conflict that of the entry
+    that was there first. ``chain_head`` is the digest of the last frame of the log after this batch.
+    """
+
+    offsets: np.ndarray
+    results: np.ndarray
+    chain_head: bytes
+    appended_at_unix_ms: int
+
+    def count(self, result: Result) -> int:
+        """Count the facts that had this result."""
+        return int(np.count_nonzero(self.results == result))
+
+
+@dataclass(frozen=True, slots=True)
+class GapRecord:
+    """A durable note that a range was not or is no longer there, and why; it travels like a fact does."""
+
+    first: int
+    last: int
+    reason: GapReason
+    at_unix_ms: int
+    detail: str = ""
+    origin_zone: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A fact that was refused for good and kept aside: where, why, and the bytes as they came."""
+
+    id: int
+    at_unix_ms: int
+    reason: str
+    key: Key
+    existing_offset: int
+    facts: FactBatch
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A step of a replay: either entries, or a gap record for the range ``first`` to ``last``.
+
+    Frames follow each other without hole or overlap. For entries, ``chain_before`` is the chain head before the
+    stored frame they come from.
+    """
+
+    first: int
+    last: int
+    entries: EntryBatch | None = None
+    gap: GapRecord | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BufferStats:
+    """What a buffer holds at one moment."""
+
+    stream: str
+    buffer: Buffer
+    log_id: str
+    start: int
+    end: int
+    used_bytes: int
+    capacity_bytes: int
+    fill_percent: float
+    fill: Fill
+    oldest_unix_ms: int | None
+    newest_unix_ms: int | None
+    segments: int
+    keys: int
+    index_bytes: int
+    gaps: int
+    quarantined: int
+    chain_head: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class OriginSpan:
+    """Where the rows of a put come from: the sender's zone, and per row its offset and time there."""
+
+    zone: str
+    offsets: np.ndarray
+    appended_at_unix_ms: np.ndarray
+
+
+class Replayable(Protocol):
+    """What both buffers have in common."""
+
+    stream: str
+    buffer: Buffer
+    log_id: str
+
+    def replay(self, start: int, *, end: int | None = None, max_facts: int = 10_000) -> AsyncIterator[Frame]:
+        """Give everything from ``start`` up to ``end`` (exclusive, default: the present end), in offset order.
+
+        Only durable entries are given. The frames cover the whole range: what is truncated, evicted, damaged or lost
+        appears as a gap record, never as silence. A repeated replay of a range gives the same entries as long as
+        they are retained. A ``start`` beyond the end raises `OffsetOutOfRange`.
+        """
+        ...
+
+    async def wait_for(self, offset: int, timeout_seconds: float) -> bool:
+        """Wait until the entry at ``offset`` is durable; tell whether it is."""
+        ...
+
+    async def truncate_before(self, offset: int) -> None:
+        """Remove every entry below ``offset`` (exclusive); repeats are harmless.
+
+        For a store buffer refused with `TruncateRefused` when a required consumer has not confirmed all of them, or
+        when there is no required consumer. Keys and digests stay for the key horizon. Offsets are never reused.
+        """
+        ...
+
+    async def gaps(self) -> list[GapRecord]:
+        """List all gap records, oldest first."""
+        ...
+
+    async def record_gap(self, gap: GapRecord) -> None:
+        """Make a gap record durable; one that is already there (same range, reason and origin) is not repeated."""
+        ...
+
+    async def quarantine(self) -> list[Quarantined]:
+        """List what was refused for good, oldest first."""
+        ...
+
+    async def release_quarantined(self, id: int, reason: str) -> None:
+        """Drop one quarantined fact by an operator's decision, which is recorded."""
+        ...
+
+    async def enforce_retention(self, *, link_open: bool) -> None:
+        """Remove what age allows and record what expired unconfirmed (see `bsfg.retention`)."""
+        ...
+
+    async def stats(self) -> BufferStats:
+        """Describe the buffer at this moment."""
+        ...
+
+
+class StoreBuffer(Replayable, Protocol):
+    """The durable log of what this zone produced."""
+
+    async def append(self, batch: FactBatch) -> Receipt:
+        """Store a sealed batch and answer when it is durable; the batch becomes visible as a whole.
+
+        Idempotent per key (from_zone, message_id), also inside the batch, across restarts and after truncation:
+        the same body again is `ALREADY_EXISTS` with the offset of the first; another body is `CONFLICT`, and
+        nothing is stored for it. Equal digests of different bytes are a `CONFLICT` and are quarantined.
+        New facts get consecutive offsets in row order. Concurrent calls are coalesced; each gets its own receipt.
+        Raises `BufferFull`, `DiskFull` (nothing stored), `OutcomeUnknown` (retry with the same ids).
+        """
+        ...
+
+    async def frontier(self) -> int:
+        """Give the lowest ``committed`` of the stream's required consumers, -1 when there is none."""
+        ...
+
+
+class ForwardBuffer(Replayable, Protocol):
+    """The durable, idempotent copy of what other zones sent."""
+
+    async def put_if_absent(self, batch: FactBatch, origin: OriginSpan) -> Receipt:
+        """Insert each fact whose key is not there yet, atomically per key, in row order; else say what is there.
+
+        The same promises as `StoreBuffer.append`; besides, a conflicting fact is quarantined durably before the
+        receipt is given, because its sender will be told to move on.
+        """
+        ...
+
+    async def get(self, key: Key) -> Entry | None:
+        """Give the entry of a key, or None when it was never stored or its bytes are no longer retained."""
+        ...
+
+    def query_by_time_range(self, start_unix_ms: int, end_unix_ms: int) -> AsyncIterator[Frame]:
+        """Give the entries that became durable here at ``start_unix_ms`` or later and before ``end_unix_ms``."""
+        ...
+
+
+class StartAt(StrEnum):
+    """Where a new consumer begins."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    OFFSET = "offset"
+    TIME = "time"
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSpec:
+    """A named durable consumer of one buffer of one stream, as it is created."""
+
+    name: str
+    stream: str
+    buffer: Buffer = Buffer.STORE
+    start: StartAt = StartAt.EARLIEST
+    start_value: int = 0
+    required: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Where a consumer stands: the next offset to send it, and all it has confirmed without a gap."""
+
+    next_to_send: int
+    committed: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerState:
+    """A consumer with its position, its open ranges and, when retired, by which reason."""
+
+    spec: ConsumerSpec
+    checkpoint: Checkpoint
+    ranges: tuple[Range, ...]
+    log_id: str
+    created_unix_ms: int
+    retired_reason: str | None = None
+    peer_head: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """What a consumer confirms: everything through an offset, and ranges beyond it in any order."""
+
+    through: int | None = None
+    ranges: Sequence[Range] = ()
+    log_id: str | None = None
+    peer_head: bytes | None = None
+
+
+class CursorTracker(Protocol):
+    """The durable positions of all consumers of a zone."""
+
+    async def create(self, spec: ConsumerSpec) -> ConsumerState:
+        """Create a consumer durably; an identical spec again gives what is there, another raises `ConsumerExists`."""
+        ...
+
+    async def retire(self, name: str, reason: str) -> list[GapRecord]:
+        """End a consumer by an operator's decision and give the gap records for what it had not confirmed."""
+        ...
+
+    async def commit(self, name: str, confirmation: Confirmation) -> Checkpoint:
+        """Record durably what is confirmed and give the new checkpoint.
+
+        The frontier advances over contiguous offsets only and never moves back; repeats are harmless. Refused as a
+        whole: offsets beyond the end (`OffsetOutOfRange`), a position of another history (`ForeignLog`), too many
+        open ranges (`TooManyRanges`), unknown or retired consumers.
+        """
+        ...
+
+    async def commit_one(self, name: str, offset: int, key: Key) -> Checkpoint:
+        """Record that the entry at ``offset``, which must have this key, is confirmed."""
+        ...
+
+    async def sent(self, name: str, next_to_send: int) -> None:
+        """Note, without making it durable, how far the consumer has been served."""
+        ...
+
+    async def checkpoint(self, name: str) -> Checkpoint:
+        """Give where a consumer stands; after a restart ``next_to_send`` is ``committed + 1`` again."""
+        ...
+
+    async def consumer(self, name: str) -> ConsumerState:
+        """Describe one consumer."""
+        ...
+
+    async def consumers(self) -> list[ConsumerState]:
+        """Describe all consumers, retired ones included, by name."""
+        ...
+
+
+class Clock(Protocol):
+    """Where time comes from."""
+
+    def now_unix_ms(self) -> int:
+        """Give the wall clock."""
+        ...
+
+    def monotonic_ms(self) -> int:
+        """Give a clock that never jumps."""
+        ...
+
+
+class Storage(Protocol):
+    """All buffers and cursors of one zone; the unit that is opened, locked and closed."""
+
+    cursors: CursorTracker
+
+    async def store(self, stream: str, policy: Policy | None = None) -> StoreBuffer:
+        """Open (or create) the store buffer of a stream; the policy of the first call stands until close."""
+        ...
+
+    async def forward(self, stream: str, policy: Policy | None = None) -> ForwardBuffer:
+        """Open (or create) the forward buffer of a stream."""
+        ...
+
+    async def streams(self) -> list[tuple[str, Buffer]]:
+        """List the buffers that exist."""
+        ...
+
+    async def close(self) -> None:
+        """Finish what is under way and release the storage; repeats are harmless."""
+        ...

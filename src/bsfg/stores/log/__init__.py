@@ -1,0 +1,1 @@
+"""The embedded log: durable buffers in one folder, nothing to install."""
