@@ -2,7 +2,13 @@
 
 Words used throughout: an *offset* counts entries of one buffer from 0, without gaps and never reused; a *range* names
 its first and last offset, both inclusive; ``end`` is the offset the next entry will get; ``committed`` is inclusive
-and -1 when nothing is. All methods raise only `bsfg.errors.BsfgError`.
+and -1 when nothing is.
+
+All methods raise only `bsfg.errors.BsfgError`. What every method may raise: `StorageClosed` after `Storage.close`;
+`InvalidArgument` for a negative offset, an impossible range or a bad name. What every method that makes something
+durable may raise when the medium breaks: `DiskFull` (nothing changed, the storage stays usable), `OutcomeUnknown`
+(syncing failed: the change may or may not be there, and the storage is closed until it is opened again; repeat the
+call then) and `StorageFailed`.
 """
 
 from __future__ import annotations
@@ -10,7 +16,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -40,7 +46,9 @@ class Receipt:
     """The answer to a batch, given when all of it is durable.
 
     ``results`` holds a `Result` per fact and ``offsets`` its offset: for a repeat or a conflict that of the entry
-    that was there first. ``chain_head`` is the digest of the last frame of the log after this batch.
+    that was there first, also when that one is an earlier row of the same batch. ``chain_head`` is the digest of the
+    last frame of the log after this batch. ``appended_at_unix_ms`` is the time that the inserted entries carry; inside
+    a buffer it never decreases, whatever the clock does. An empty batch has an empty receipt.
     """
 
     offsets: np.ndarray
@@ -82,8 +90,8 @@ class Quarantined:
 class Frame:
     """A step of a replay: either entries, or a gap record for the range ``first`` to ``last``.
 
-    Frames follow each other without hole or overlap. For entries, ``chain_before`` is the chain head before the
-    stored frame they come from.
+    Frames follow each other without hole or overlap. The gap record's own range holds ``first`` to ``last`` and may
+    be wider, when the replay begins or ends inside it.
     """
 
     first: int
@@ -134,30 +142,41 @@ class Replayable(Protocol):
     def replay(self, start: int, *, end: int | None = None, max_facts: int = 10_000) -> AsyncIterator[Frame]:
         """Give everything from ``start`` up to ``end`` (exclusive, default: the present end), in offset order.
 
-        Only durable entries are given. The frames cover the whole range: what is truncated, evicted, damaged or lost
-        appears as a gap record, never as silence. A repeated replay of a range gives the same entries as long as
-        they are retained. A ``start`` beyond the end raises `OffsetOutOfRange`.
+        Only durable entries are given, at most ``max_facts`` in a frame. The frames cover the whole range, also when
+        entries leave while the replay is under way: what was removed is a gap record with the reason it left
+        for (``truncated`` when it was confirmed), never silence. An entry that is retained is given, whatever gap
+        records name it. A repeated replay of a range gives the same entries as long as they are retained. An ``end``
+        beyond the present end means the present end; a ``start`` beyond it raises `OffsetOutOfRange`.
         """
         ...
 
     async def wait_for(self, offset: int, timeout_seconds: float) -> bool:
-        """Wait until the entry at ``offset`` is durable; tell whether it is."""
+        """Wait until the entry at ``offset`` is durable; tell whether it is.
+
+        An entry that was durable and is removed counts. No timeout (0) asks without waiting. Raises `StorageClosed`
+        when the storage is closed meanwhile.
+        """
         ...
 
     async def truncate_before(self, offset: int) -> None:
         """Remove every entry below ``offset`` (exclusive); repeats are harmless.
 
-        For a store buffer refused with `TruncateRefused` when a required consumer has not confirmed all of them, or
-        when there is no required consumer. Keys and digests stay for the key horizon. Offsets are never reused.
+        Refused with `TruncateRefused` when ``offset`` is above ``committed + 1`` of a required consumer of this
+        buffer. Without a required consumer a store buffer refuses to remove anything, and a forward buffer allows all
+        up to its end. Keys and digests stay for the key horizon. Offsets are never reused.
         """
         ...
 
     async def gaps(self) -> list[GapRecord]:
-        """List all gap records, oldest first."""
+        """List all gap records, oldest first; what left after everybody had confirmed it is no gap."""
         ...
 
     async def record_gap(self, gap: GapRecord) -> None:
-        """Make a gap record durable; one that is already there (same range, reason and origin) is not repeated."""
+        """Make a gap record durable; one that is already there (same range, reason and origin) is not repeated.
+
+        With an ``origin_zone`` the range counts that zone's offsets; without, it must lie below the end of this
+        buffer (`OffsetOutOfRange`).
+        """
         ...
 
     async def quarantine(self) -> list[Quarantined]:
@@ -165,11 +184,15 @@ class Replayable(Protocol):
         ...
 
     async def release_quarantined(self, id: int, reason: str) -> None:
-        """Drop one quarantined fact by an operator's decision, which is recorded."""
+        """Drop one quarantined fact by an operator's decision, which is recorded; `InvalidArgument` if unknown."""
         ...
 
     async def enforce_retention(self, *, link_open: bool) -> None:
-        """Remove what age allows and record what expired unconfirmed (see `bsfg.retention`)."""
+        """Remove what age allows and record what expired unconfirmed, as `bsfg.retention.removable_before` decides.
+
+        A storage may keep an entry for as long as a younger one stored in the same unit. A clock that jumped forward
+        (see `bsfg.retention.ClockGuard`) removes nothing.
+        """
         ...
 
     async def stats(self) -> BufferStats:
@@ -185,9 +208,12 @@ class StoreBuffer(Replayable, Protocol):
 
         Idempotent per key (from_zone, message_id), also inside the batch, across restarts and after truncation:
         the same body again is `ALREADY_EXISTS` with the offset of the first; another body is `CONFLICT`, and
-        nothing is stored for it. Equal digests of different bytes are a `CONFLICT` and are quarantined.
+        nothing is stored for it. The body is what the digest covers (`bsfg.sealing.bodies`). Equal digests of
+        different bodies, found while the first is retained, are a `CONFLICT` and are quarantined durably as
+        ``hash_collision``; a fact that is in quarantine already is not put there again.
         New facts get consecutive offsets in row order. Concurrent calls are coalesced; each gets its own receipt.
-        Raises `BufferFull`, `DiskFull` (nothing stored), `OutcomeUnknown` (retry with the same ids).
+        Raises `InvalidArgument` for an unsealed batch and `BufferFull` when the policy rejects it: then nothing of the
+        batch is stored. Repeats need no room. `OutcomeUnknown`: retry with the same ids.
         """
         ...
 
@@ -202,8 +228,8 @@ class ForwardBuffer(Replayable, Protocol):
     async def put_if_absent(self, batch: FactBatch, origin: OriginSpan) -> Receipt:
         """Insert each fact whose key is not there yet, atomically per key, in row order; else say what is there.
 
-        The same promises as `StoreBuffer.append`; besides, a conflicting fact is quarantined durably before the
-        receipt is given, because its sender will be told to move on.
+        The same promises as `StoreBuffer.append`; besides, every conflicting fact is quarantined durably (as
+        ``conflict`` or ``hash_collision``) before the receipt is given, because its sender will be told to move on.
         """
         ...
 
@@ -212,12 +238,19 @@ class ForwardBuffer(Replayable, Protocol):
         ...
 
     def query_by_time_range(self, start_unix_ms: int, end_unix_ms: int) -> AsyncIterator[Frame]:
-        """Give the entries that became durable here at ``start_unix_ms`` or later and before ``end_unix_ms``."""
+        """Give the retained entries that became durable here at ``start_unix_ms`` or later and before ``end_unix_ms``.
+
+        The time is ``appended_at_unix_ms``; the order is that of offsets.
+        """
         ...
 
 
 class StartAt(StrEnum):
-    """Where a new consumer begins."""
+    """Where a new consumer begins.
+
+    At the oldest retained entry; at the next one to come; at the offset ``start_value``, which may be the end; or at
+    the oldest retained entry that became durable at ``start_value`` (Unix milliseconds) or later, else the next one.
+    """
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -272,28 +305,40 @@ class CursorTracker(Protocol):
     """The durable positions of all consumers of a zone."""
 
     async def create(self, spec: ConsumerSpec) -> ConsumerState:
-        """Create a consumer durably; an identical spec again gives what is there, another raises `ConsumerExists`."""
+        """Create a consumer durably; an identical spec again gives what is there, another raises `ConsumerExists`.
+
+        What lies before its start counts as confirmed. A start beyond the end raises `OffsetOutOfRange`, the name of
+        a retired consumer `ConsumerRetired`. Names are unique in the storage, whatever the stream.
+        """
         ...
 
     async def retire(self, name: str, reason: str) -> list[GapRecord]:
-        """End a consumer by an operator's decision and give the gap records for what it had not confirmed."""
+        """End a consumer by an operator's decision and give the gap records for what it had not confirmed.
+
+        The records (``consumer_retired``) are durable in its buffer, and the consumer holds no frontier back any
+        longer. It stays listed. A second time raises `ConsumerRetired`.
+        """
         ...
 
     async def commit(self, name: str, confirmation: Confirmation) -> Checkpoint:
         """Record durably what is confirmed and give the new checkpoint.
 
-        The frontier advances over contiguous offsets only and never moves back; repeats are harmless. Refused as a
-        whole: offsets beyond the end (`OffsetOutOfRange`), a position of another history (`ForeignLog`), too many
-        open ranges (`TooManyRanges`), unknown or retired consumers.
+        The frontier advances over contiguous offsets only and never moves back; repeats are harmless. Offsets that
+        were removed or never held an entry can be confirmed like any other. Refused as a whole: offsets that are not
+        below the end (`OffsetOutOfRange`), a position of another history (`ForeignLog`), too many open ranges
+        (`TooManyRanges`), unknown or retired consumers (`UnknownConsumer`, `ConsumerRetired`).
         """
         ...
 
     async def commit_one(self, name: str, offset: int, key: Key) -> Checkpoint:
-        """Record that the entry at ``offset``, which must have this key, is confirmed."""
+        """Record that the entry at ``offset`` is confirmed; raises `InvalidArgument` when it has another key."""
         ...
 
     async def sent(self, name: str, next_to_send: int) -> None:
-        """Note, without making it durable, how far the consumer has been served."""
+        """Note, without making it durable, how far the consumer has been served.
+
+        It may be set back, to serve again, but stays above ``committed``; beyond the end raises `OffsetOutOfRange`.
+        """
         ...
 
     async def checkpoint(self, name: str) -> Checkpoint:
@@ -327,11 +372,11 @@ class Storage(Protocol):
     cursors: CursorTracker
 
     async def store(self, stream: str, policy: Policy | None = None) -> StoreBuffer:
-        """Open (or create) the store buffer of a stream; the policy of the first call stands until close."""
+        """Open (or create durably) the store buffer of a stream; the policy of the first call stands until close."""
         ...
 
     async def forward(self, stream: str, policy: Policy | None = None) -> ForwardBuffer:
-        """Open (or create) the forward buffer of a stream."""
+        """Open (or create durably) the forward buffer of a stream, likewise."""
         ...
 
     async def streams(self) -> list[tuple[str, Buffer]]:
@@ -339,5 +384,14 @@ class Storage(Protocol):
         ...
 
     async def close(self) -> None:
-        """Finish what is under way and release the storage; repeats are harmless."""
+        """Finish what is under way (a receipt or `StorageClosed`) and release the storage; repeats are harmless."""
+        ...
+
+
+@runtime_checkable
+class SetsAside(Protocol):
+    """A buffer that can keep facts aside which were never put: expired ones, for instance."""
+
+    async def set_aside(self, facts: FactBatch, reason: str, detail: str = "") -> None:
+        """Quarantine sealed facts durably; one that is already there (same key, digest and reason) is not repeated."""
         ...
