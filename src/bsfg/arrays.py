@@ -40,8 +40,10 @@ def constant_value(array: pa.Array) -> str | None:
         return None
     lengths = byte_lengths(array)
     width = int(lengths[0])
-    if width == 0 or int(lengths.max()) != width or int(lengths.min()) != width:
+    if int(lengths.max()) != width or int(lengths.min()) != width:
         return None
+    if width == 0:
+        return ""
     rows = used_bytes(array).reshape(count, width)
     if count > 1 and not np.array_equal(rows[1:], rows[:-1]):
         return None

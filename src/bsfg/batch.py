@@ -6,61 +6,17 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 import numpy as np
-import orjson
 import pyarrow as pa
 
-from bsfg.fact import ArtifactRef, Entry, Envelope, Fact, Message, Origin
-from bsfg.hashing import DIGEST_BYTES
-from bsfg.jsonform import artifact_to_dict
+from bsfg.errors import InvalidFact
+from bsfg.fact import Entry, Message
+from bsfg.rows import Row, entry_of, is_plain, message_of, record_batch_of, row_of
+from bsfg.schema import AT, ENTRY_SCHEMA, FACT_SCHEMA, ORIGIN_FIELDS
 
-FACT_SCHEMA = pa.schema(
-    [
-        pa.field("message_id", pa.string()),
-        pa.field("from_zone", pa.string()),
-        pa.field("to_zone", pa.string()),
-        pa.field("produced_at_unix_ms", pa.int64()),
-        pa.field("correlation_id", pa.string()),
-        pa.field("causation_id", pa.string()),
-        pa.field("labels", pa.string()),
-        pa.field("object_media_type", pa.string()),
-        pa.field("object_schema", pa.string()),
-        pa.field("signature", pa.string()),
-        pa.field("subject", pa.string()),
-        pa.field("predicate", pa.string()),
-        pa.field("object", pa.binary()),
-        pa.field("artifact", pa.string()),
-        pa.field("artifact_digest", pa.string()),
-        pa.field("digest", pa.binary(DIGEST_BYTES)),
-    ]
-)
-"""Labels and artifact reference are canonical JSON texts, null when absent; the digest is null until sealed."""
+__all__ = ["ENTRY_SCHEMA", "FACT_SCHEMA", "ORIGIN_FIELDS", "SMALL_BATCH_FACTS", "EntryBatch", "FactBatch"]
 
-ORIGIN_FIELDS = [
-    pa.field("origin_zone", pa.string()),
-    pa.field("origin_offset", pa.int64()),
-    pa.field("origin_appended_at_unix_ms", pa.int64()),
-]
-
-ENTRY_SCHEMA = pa.schema(
-    [
-        *FACT_SCHEMA,
-        pa.field("offset", pa.int64()),
-        pa.field("appended_at_unix_ms", pa.int64()),
-        *ORIGIN_FIELDS,
-    ]
-)
-"""What a stored fact adds: its offset, when it became durable, and where it was pulled from."""
-
-_REQUIRED = (
-    "from_zone",
-    "to_zone",
-    "produced_at_unix_ms",
-    "object_media_type",
-    "subject",
-    "predicate",
-    "object",
-)
-REQUIRED_FIELDS = frozenset(_REQUIRED)
+SMALL_BATCH_FACTS = 64
+"""Up to this many facts are cheaper to handle as Python rows than as columns."""
 
 
 class FactBatch:
@@ -68,19 +24,53 @@ class FactBatch:
 
     ``sealed`` says that the rows were validated, canonicalised and digested by `bsfg.sealing.seal`; buffers accept
     only sealed batches. A batch is immutable.
+
+    A small batch that was made of Python objects stays Python rows until somebody asks for its columns: a caller that
+    appends one fact then never pays for sixteen arrays, because the log joins such batches before it writes them.
     """
 
     schema = FACT_SCHEMA
-    __slots__ = ("record_batch", "sealed")
+    __slots__ = ("_record_batch", "_rows", "sealed")
 
     def __init__(self, record_batch: pa.RecordBatch, *, sealed: bool = False) -> None:
         if not record_batch.schema.equals(self.schema):
-            record_batch = record_batch.select(self.schema.names).cast(self.schema)
-        self.record_batch = record_batch
+            record_batch = _fitted(record_batch, self.schema)
+        self._record_batch: pa.RecordBatch | None = record_batch
+        self._rows: list[Row] | None = None
         self.sealed = sealed
 
+    @staticmethod
+    def of_rows(rows: list[Row], *, sealed: bool = False) -> FactBatch:
+        """Make a batch of rows that hold exactly the types of the schema (see `bsfg.rows.is_plain`)."""
+        batch = FactBatch.__new__(FactBatch)
+        batch._rows, batch.sealed = rows, sealed
+        batch._record_batch = None if len(rows) <= SMALL_BATCH_FACTS else record_batch_of(rows)
+        return batch
+
+    @property
+    def record_batch(self) -> pa.RecordBatch:
+        """The rows as an Arrow record batch."""
+        if self._record_batch is None:
+            self._record_batch = record_batch_of(self._rows or [])
+        return self._record_batch
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether the batch has its rows at hand as Python tuples."""
+        return self._rows is not None
+
+    def rows(self) -> list[Row]:
+        """Give the rows as tuples in the order of the schema; do not change the list."""
+        if self._rows is None:
+            columns = [column.to_pylist() for column in self.record_batch.columns]
+            rows = list(zip(*columns, strict=True))
+            if len(rows) > SMALL_BATCH_FACTS:
+                return rows
+            self._rows = rows
+        return self._rows
+
     def __len__(self) -> int:
-        return int(self.record_batch.num_rows)
+        return int(self._record_batch.num_rows) if self._record_batch is not None else len(self._rows or ())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, FactBatch) and bool(self.record_batch.equals(other.record_batch))
@@ -97,7 +87,27 @@ class FactBatch:
 
     def column(self, name: str) -> pa.Array:
         """Give one column."""
-        return self.record_batch.column(self.schema.get_field_index(name))
+        return self.record_batch.column(AT[name])
+
+    def values(self, name: str) -> list[Any]:
+        """Give one column as Python values; the cheapest look at a small batch."""
+        if self._rows is not None:
+            at = AT[name]
+            return [row[at] for row in self._rows]
+        result: list[Any] = self.column(name).to_pylist()
+        return result
+
+    def first_null(self, name: str) -> int | None:
+        """Give the first row without a value in a column, or None when all have one."""
+        if self._rows is None and self.column(name).null_count == 0:
+            return None
+        return next((row for row, value in enumerate(self.values(name)) if value is None), None)
+
+    def as_sealed(self) -> FactBatch:
+        """Give the same facts marked as sealed; only `bsfg.sealing` may say so."""
+        if self._record_batch is None:
+            return FactBatch.of_rows(self._rows or [], sealed=True)
+        return FactBatch(self._record_batch, sealed=True)
 
     def slice(self, start: int, count: int | None = None) -> Self:
         """Give consecutive rows without copying them."""
@@ -110,16 +120,21 @@ class FactBatch:
 
     def with_columns(self, **columns: pa.Array) -> Self:
         """Give a batch with some columns replaced; it counts as unsealed."""
-        arrays = [columns.get(name, self.column(name)) for name in self.schema.names]
-        return type(self)(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
+        batch = self.record_batch
+        for name, column in columns.items():
+            batch = batch.set_column(AT[name], self.schema.field(AT[name]), column)
+        return type(self)(batch)
 
     @classmethod
     def concat(cls, batches: Sequence[Self]) -> Self:
         """Put batches one after the other."""
         if len(batches) == 1:
             return batches[0]
-        joined = pa.concat_batches([batch.record_batch for batch in batches])
-        return cls(joined, sealed=all(batch.sealed for batch in batches))
+        sealed = all(batch.sealed for batch in batches)
+        if all(batch._record_batch is None for batch in batches):
+            rows = [row for batch in batches for row in batch._rows or ()]
+            return cls(record_batch_of(rows), sealed=sealed)
+        return cls(pa.concat_batches([batch.record_batch for batch in batches]), sealed=sealed)
 
     @classmethod
     def empty(cls) -> Self:
@@ -130,19 +145,18 @@ class FactBatch:
     @classmethod
     def from_messages(cls, messages: Iterable[Message]) -> FactBatch:
         """Make an unsealed batch of Python messages."""
-        rows = [_row(message) for message in messages]
-        columns = list(zip(*rows, strict=True)) if rows else [()] * len(FACT_SCHEMA)
-        arrays = [_array(values, field) for values, field in zip(columns, FACT_SCHEMA, strict=True)]
-        return FactBatch(pa.RecordBatch.from_arrays(arrays, schema=FACT_SCHEMA))
+        rows = [row_of(message) for message in messages]
+        if len(rows) <= SMALL_BATCH_FACTS and all(map(is_plain, rows)):
+            return FactBatch.of_rows(rows)
+        return FactBatch(record_batch_of(rows))
 
     def to_messages(self) -> list[Message]:
         """Make Python messages of the rows."""
-        return [_message(row) for row in self.record_batch.select(FACT_SCHEMA.names).to_pylist()]
+        return [message_of(row) for row in self.record_batch.select(FACT_SCHEMA.names).to_pylist()]
 
     def digests(self) -> list[bytes]:
         """Give the digests as Python bytes."""
-        result: list[bytes] = self.column("digest").to_pylist()
-        return result
+        return self.values("digest")
 
 
 class EntryBatch(FactBatch):
@@ -183,72 +197,15 @@ class EntryBatch(FactBatch):
 
     def to_entries(self) -> list[Entry]:
         """Make Python entries of the rows."""
-        return [_entry(row) for row in self.record_batch.to_pylist()]
+        return [entry_of(row) for row in self.record_batch.to_pylist()]
 
 
-def _row(message: Message) -> tuple[Any, ...]:
-    envelope, fact = message.envelope, message.fact
-    artifact = fact.artifact
-    return (
-        envelope.message_id,
-        envelope.from_zone,
-        envelope.to_zone,
-        envelope.produced_at_unix_ms,
-        envelope.correlation_id,
-        envelope.causation_id,
-        orjson.dumps(dict(envelope.labels), option=orjson.OPT_SORT_KEYS).decode() if envelope.labels else None,
-        envelope.object_media_type,
-        envelope.object_schema,
-        envelope.signature,
-        fact.subject,
-        fact.predicate,
-        fact.object,
-        orjson.dumps(artifact_to_dict(artifact), option=orjson.OPT_SORT_KEYS).decode() if artifact else None,
-        artifact.digest if artifact else None,
-        None,
-    )
-
-
-def _array(values: Sequence[Any], field: pa.Field) -> pa.Array:
-    from bsfg.errors import InvalidFact
-
+def _fitted(record_batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Bring a record batch of another schema into ours: other columns are left out, like types are converted."""
+    missing = [name for name in schema.names if record_batch.schema.names.count(name) != 1]
+    if missing:
+        raise InvalidFact(f"{missing[0]}: the batch must have this column once", field=missing[0], rule="is required")
     try:
-        return pa.array(values, type=field.type)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError) as error:
-        row = next((i for i, value in enumerate(values) if not _fits(value, field)), 0)
-        raise InvalidFact(
-            f"row {row}, {field.name}: {error}", row=row, field=field.name, rule=f"must be a {field.type}"
-        ) from None
-
-
-def _fits(value: Any, field: pa.Field) -> bool:
-    try:
-        pa.array([value], type=field.type)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError):
-        return False
-    return True
-
-
-def _message(row: dict[str, Any]) -> Message:
-    artifact = orjson.loads(row["artifact"]) if row["artifact"] else None
-    envelope = Envelope(
-        from_zone=row["from_zone"],
-        to_zone=row["to_zone"],
-        produced_at_unix_ms=row["produced_at_unix_ms"],
-        message_id=row["message_id"],
-        correlation_id=row["correlation_id"],
-        causation_id=row["causation_id"],
-        labels=orjson.loads(row["labels"]) if row["labels"] else {},
-        object_media_type=row["object_media_type"],
-        object_schema=row["object_schema"],
-        signature=row["signature"],
-    )
-    fact = Fact(row["subject"], row["predicate"], row["object"], ArtifactRef(**artifact) if artifact else None)
-    return Message(envelope, fact)
-
-
-def _entry(row: dict[str, Any]) -> Entry:
-    origin = None
-    if row["origin_zone"] is not None:
-        origin = Origin(row["origin_zone"], row["origin_offset"], row["origin_appended_at_unix_ms"])
-    return Entry(row["offset"], row["appended_at_unix_ms"], _message(row), row["digest"], origin)
+        return record_batch.select(schema.names).cast(schema)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        raise InvalidFact(f"the batch does not fit the schema of facts: {error}", rule=str(schema)) from None

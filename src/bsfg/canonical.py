@@ -55,26 +55,28 @@ def canonicalize_value(value: Any) -> bytes:
         raise NotJson(f"the value cannot be written as JSON: {error}") from None
 
 
-def canonicalize_all(objects: Sequence[bytes]) -> tuple[list[bytes] | None, dict[int, NotJson]]:
-    """Canonicalise many texts; ``None`` means that every one of them already was canonical.
+def canonicalize_all(objects: Sequence[bytes]) -> tuple[dict[int, bytes], dict[int, NotJson]]:
+    """Canonicalise many texts; give those that had to be changed, and those that are refused, by their places.
 
     Texts are checked in chunks joined into one array. The separator is a string nobody can guess, so that texts
     which only together make valid JSON (``[1`` and ``2]``) cannot pass: it must come back at every second place.
     """
-    token = secrets.token_hex(8)
-    separator = f',"{token}",'.encode()
-    changed: list[bytes] | None = None
+    changed: dict[int, bytes] = {}
     problems: dict[int, NotJson] = {}
+    token = secrets.token_hex(8) if len(objects) > 1 else ""
+    separator = f',"{token}",'.encode()
     for start in range(0, len(objects), _CHUNK):
         chunk = objects[start : start + _CHUNK]
-        if _chunk_is_canonical(chunk, separator, token):
+        if len(chunk) > 1 and _chunk_is_canonical(chunk, separator, token):
             continue
-        changed = list(objects) if changed is None else changed
         for index, data in enumerate(chunk, start):
             try:
-                changed[index] = canonicalize(data)
+                canonical = canonicalize(data)
             except NotJson as problem:
                 problems[index] = problem
+            else:
+                if canonical is not data:
+                    changed[index] = canonical
     return changed, problems
 
 

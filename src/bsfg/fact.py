@@ -19,6 +19,8 @@ JSON_MEDIA_TYPE = "application/json"
 
 def is_json(media_type: str) -> bool:
     """Tell whether objects of this media type are canonicalised; any other type is opaque bytes."""
+    if media_type == JSON_MEDIA_TYPE:
+        return True
     bare = media_type.split(";", 1)[0].strip().lower()
     return bare == JSON_MEDIA_TYPE or bare.endswith("+json")
 

@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from bsfg.arrays import binary_parts, constant_value
+from bsfg.schema import DIGEST_BYTES
 
-DIGEST_BYTES = 32
+__all__ = ["DIGEST_BYTES", "Hasher", "KeyHash", "Sha256"]
 
 
 class Hasher(Protocol):

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import repeat
 
 import orjson
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from bsfg.batch import FactBatch
 from bsfg.errors import InvalidArgument, InvalidFact
@@ -59,19 +58,19 @@ class MessageIds:
         if self.fields and self.strategy != IdStrategy.SEMANTIC:
             raise InvalidArgument(f"the strategy {self.strategy} takes no fields")
 
-    def apply(self, batch: FactBatch, digests: Sequence[bytes], hasher: Hasher) -> pa.Array:
-        """Give the id of every row; an id that the producer sent must be the one that is derived."""
-        given = batch.column("message_id")
+    def apply(self, batch: FactBatch, digests: Sequence[bytes], hasher: Hasher) -> list[str] | None:
+        """Give the id of every row, or None when they are those that the producer sent.
+
+        An id that the producer sent although the zone derives them must be the one that is derived.
+        """
         if self.strategy == IdStrategy.EXPLICIT:
-            if given.null_count:
-                row = int(pc.index(pc.is_null(given), True).as_py())
+            row = batch.first_null("message_id")
+            if row is not None:
                 raise _wrong(row, "is required: this zone takes ids from its producers")
-            return given
-        derived = pa.array([digest.hex() for digest in self._digests(batch, digests, hasher)], type=pa.string())
-        if given.null_count < len(batch):
-            same = pc.fill_null(pc.equal(given, derived), True)
-            if not pc.all(same).as_py():
-                row = int(pc.index(same, False).as_py())
+            return None
+        derived = [digest.hex() for digest in self._digests(batch, digests, hasher)]
+        for row, (given, id) in enumerate(zip(batch.values("message_id"), derived, strict=True)):
+            if given is not None and given != id:
                 raise _wrong(row, f"differs from the id that this zone derives ({self.strategy}); leave it out")
         return derived
 
@@ -79,11 +78,13 @@ class MessageIds:
         if self.strategy == IdStrategy.PAYLOAD:
             return digests
         if self.strategy == IdStrategy.OBJECT:
-            return hasher.digest_all(batch.column("object").to_pylist())
-        metadata = batch.record_batch.select(list(self.fields)).to_pylist()
+            return hasher.digest_all(batch.values("object"))
+        names = sorted(self.fields)
+        columns = [batch.values(name) for name in names]
+        metadata = zip(*columns, strict=True) if columns else repeat((), len(batch))
         return hasher.digest_all(
-            digest + orjson.dumps(fields, option=orjson.OPT_SORT_KEYS)
-            for digest, fields in zip(digests, metadata, strict=True)
+            digest + orjson.dumps(dict(zip(names, values, strict=True)))
+            for digest, values in zip(digests, metadata, strict=True)
         )
 
 

@@ -5,19 +5,26 @@ A sealed batch is valid, its JSON objects are canonical, every row has its diges
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from bsfg.arrays import constant_value, fixed_binary, fixed_rows
 from bsfg.batch import FactBatch
 from bsfg.canonical import canonicalize_all
+from bsfg.errors import DigestMismatch
 from bsfg.fact import is_json
 from bsfg.hashing import Hasher, Sha256
 from bsfg.keys import EXPLICIT, MessageIds
+from bsfg.rows import Row
 from bsfg.rules import DEFAULT_LIMITS, Limits, check, invalid
+from bsfg.schema import AT, DIGEST_BYTES
+from bsfg.skeleton import unproven
 
 SHA256 = Sha256()
+_BINARY = pa.binary()
+_OBJECT, _DIGEST = AT["object"], AT["digest"]
 
 
 def seal(
@@ -30,41 +37,56 @@ def seal(
     if batch.sealed:
         return batch
     check(batch, limits)
-    objects = batch.column("object").to_pylist()
-    canonical = _canonical(batch, objects)
-    changed: dict[str, pa.Array] = {}
-    if canonical is not None:
-        changed["object"] = pa.array(canonical, type=pa.binary())
-        batch = batch.with_columns(**changed)
+    batch = _canonical(batch)
     digests = hasher.digest_all(bodies(batch))
-    digest = fixed_binary(b"".join(digests), 32)
-    message_id = ids.apply(batch, digests, hasher)
-    return FactBatch(batch.with_columns(digest=digest, message_id=message_id).record_batch, sealed=True)
+    message_ids = ids.apply(batch, digests, hasher)
+    if batch.has_rows:
+        return FactBatch.of_rows(_with_digests(batch.rows(), digests, message_ids), sealed=True)
+    changed = {"digest": fixed_binary(b"".join(digests), DIGEST_BYTES)}
+    if message_ids is not None:
+        changed["message_id"] = pa.array(message_ids, type=pa.string())
+    return FactBatch(batch.with_columns(**changed).record_batch, sealed=True)
+
+
+def _with_digests(rows: list[Row], digests: list[bytes], message_ids: list[str] | None) -> list[Row]:
+    if message_ids is None:
+        return [(*row[:_DIGEST], digest) for row, digest in zip(rows, digests, strict=True)]
+    return [(id, *row[1:_DIGEST], digest) for row, digest, id in zip(rows, digests, message_ids, strict=True)]
 
 
 def bodies(batch: FactBatch) -> list[bytes]:
     """Give the bytes that each row's digest covers: subject, predicate, artifact digest and object.
 
-    Subject, predicate and digest cannot contain a NUL (see `bsfg.rules`), so joining by NUL is unambiguous.
+    Subject, predicate and digest cannot contain a NUL (see `bsfg.model`), so joining by NUL is unambiguous.
     """
-    binary = pa.binary()
-    artifact = batch.column("artifact_digest")
-    parts = [
-        batch.column("subject").cast(binary),
-        batch.column("predicate").cast(binary),
-        pa.scalar(b"") if artifact.null_count == len(batch) else pc.fill_null(artifact.cast(binary), b""),
-        batch.column("object"),
-    ]
-    result: list[bytes] = pc.binary_join_element_wise(*parts, b"\0").to_pylist()
-    return result
+    subjects, objects = _encoded(batch, "subject"), batch.values("object")
+    if not batch.has_rows and batch.column("artifact_digest").null_count == len(batch):
+        predicate = constant_value(batch.column("predicate"))
+        if predicate is not None:
+            middle = b"\0%b\0\0" % predicate.encode()
+            return [subject + middle + data for subject, data in zip(subjects, objects, strict=True)]
+    parts = zip(subjects, _encoded(batch, "predicate"), _encoded(batch, "artifact_digest"), objects, strict=True)
+    return [b"\0".join(row) for row in parts]
+
+
+def _encoded(batch: FactBatch, name: str) -> list[bytes]:
+    """Give a text column as bytes, empty where it is null."""
+    if batch.has_rows:
+        return [value.encode() if value is not None else b"" for value in batch.values(name)]
+    column = batch.column(name)
+    values: list[bytes | None] = column.cast(_BINARY).to_pylist()
+    return [value or b"" for value in values] if column.null_count else values  # type: ignore[return-value]
 
 
 def digest_mismatches(batch: FactBatch, hasher: Hasher = SHA256) -> np.ndarray:
     """Give the rows whose stored digest is not that of their body."""
+    if batch.has_rows:
+        pairs = zip(batch.values("digest"), hasher.digest_all(bodies(batch)), strict=True)
+        return np.array([row for row, (stored, actual) in enumerate(pairs) if stored != actual], dtype=np.int64)
     column = batch.column("digest")
     if column.null_count:
         return np.arange(len(batch))
-    actual = np.frombuffer(b"".join(hasher.digest_all(bodies(batch))), dtype=np.uint8).reshape(-1, 32)
+    actual = np.frombuffer(b"".join(hasher.digest_all(bodies(batch))), dtype=np.uint8).reshape(-1, DIGEST_BYTES)
     return np.flatnonzero((actual != fixed_rows(column)).any(axis=1))
 
 
@@ -73,33 +95,48 @@ def reseal(batch: FactBatch, *, hasher: Hasher = SHA256, limits: Limits = DEFAUL
 
     Raises `InvalidFact` for a broken rule and `DigestMismatch` for altered bytes.
     """
-    from bsfg.errors import DigestMismatch
-
     check(batch, limits)
-    if batch.column("message_id").null_count:
-        raise invalid(0, "message_id", "is required in facts from another zone")
+    row = batch.first_null("message_id")
+    if row is not None:
+        raise invalid(row, "message_id", "is required in facts from another zone")
     wrong = digest_mismatches(batch, hasher)
     if len(wrong):
         raise DigestMismatch(f"{len(wrong)} of {len(batch)} facts do not match their digests", rows=wrong[:10].tolist())
-    return FactBatch(batch.record_batch, sealed=True)
+    return batch.as_sealed()
 
 
-def _canonical(batch: FactBatch, objects: list[bytes]) -> list[bytes] | None:
-    """Give the objects with every JSON one canonical, or None when they all are as they stand."""
-    media_type = constant_value(batch.column("object_media_type"))
-    if media_type is not None and not is_json(media_type):
-        return None
-    rows = None
-    if media_type is None:
-        rows = [row for row, name in enumerate(batch.column("object_media_type").to_pylist()) if is_json(name)]
-    chosen = objects if rows is None else [objects[row] for row in rows]
-    changed, problems = canonicalize_all(chosen)
+def _canonical(batch: FactBatch) -> FactBatch:
+    """Give the batch with every JSON object canonical: the same batch when they all are as they stand."""
+    rows = _doubtful_json(batch)
+    if not rows:
+        return batch
+    objects = batch.values("object")
+    changed, problems = canonicalize_all([objects[row] for row in rows])
     if problems:
         at, problem = min(problems.items())
-        raise invalid(at if rows is None else rows[at], "object", str(problem))
-    if changed is None or rows is None:
-        return changed
-    result = list(objects)
-    for row, data in zip(rows, changed, strict=True):
-        result[row] = data
-    return result
+        raise invalid(rows[at], "object", str(problem))
+    if not changed:
+        return batch
+    where = {rows[at]: data for at, data in changed.items()}
+    if batch.has_rows:
+        return FactBatch.of_rows(
+            [
+                (*row[:_OBJECT], where[number], *row[_OBJECT + 1 :]) if number in where else row
+                for number, row in enumerate(batch.rows())
+            ]
+        )
+    for row, data in where.items():
+        objects[row] = data
+    return batch.with_columns(object=pa.array(objects, type=_BINARY))
+
+
+def _doubtful_json(batch: FactBatch) -> Sequence[int]:
+    """Give the rows whose object is JSON and not yet known to be canonical."""
+    if batch.has_rows:
+        return [row for row, name in enumerate(batch.values("object_media_type")) if is_json(name)]
+    single = constant_value(batch.column("object_media_type"))
+    if single is not None:
+        doubtful: list[int] = unproven(batch.column("object")).tolist() if is_json(single) else []
+        return doubtful
+    rows = [row for row, name in enumerate(batch.values("object_media_type")) if is_json(name)]
+    return [rows[at] for at in unproven(batch.column("object").take(pa.array(rows, type=pa.int64())))]

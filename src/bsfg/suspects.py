@@ -1,0 +1,97 @@
+"""A quick look at whole columns: which rows might break a rule of the message model.
+
+A row that is not suspected is good; a suspected one may be good or bad, and `bsfg.rules.judge` decides.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bsfg.arrays import byte_lengths, constant_value, used_bytes
+from bsfg.batch import FactBatch
+from bsfg.model import (
+    LATEST_UNIX_MS,
+    PRINTABLE,
+    TEXT_RULES,
+    Limits,
+    TextRule,
+    artifact_problem,
+    labels_problem,
+)
+
+# Scalars are made once: to infer the type of one, pyarrow searches for modules every time.
+_NULL_IS_FINE = {False: pa.scalar(True), True: pa.scalar(False)}
+_FIRST = np.zeros(1, dtype=np.int64)
+_NONE = np.empty(0, dtype=np.int64)
+
+
+def suspects(batch: FactBatch, limits: Limits) -> np.ndarray:
+    """Give the rows that no quick look clears, in order."""
+    found = [_doubtful_texts(batch.column(rule.name), rule) for rule in TEXT_RULES]
+    found.append(_doubtful_times(batch.column("produced_at_unix_ms")))
+    found.append(_doubtful_objects(batch.column("object"), limits))
+    found.append(_doubtful_labels(batch.column("labels"), limits))
+    found.append(_doubtful_artifacts(batch.column("artifact"), batch.column("artifact_digest")))
+    return np.unique(np.concatenate(found))
+
+
+def _doubtful_texts(column: pa.Array, rule: TextRule) -> np.ndarray:
+    if column.null_count == len(column):
+        return _FIRST if rule.required and len(column) else _NONE
+    single = constant_value(column)
+    if single is not None:
+        return _FIRST if rule.breaks(single) else _NONE
+    if rule.pattern is PRINTABLE and column.null_count == 0 and _is_plain_text(column, rule.max_bytes):
+        return _NONE
+    good = pc.match_substring_regex(column, rule.pattern)
+    if int(byte_lengths(column).max()) > rule.max_bytes:
+        good = pc.and_(good, pc.less_equal(pc.binary_length(column), pa.scalar(rule.max_bytes, pa.int32())))
+    return _rows(pc.invert(pc.fill_null(good, _NULL_IS_FINE[rule.required])))
+
+
+def _is_plain_text(column: pa.Array, max_bytes: int) -> bool:
+    """Settle free text of printable ASCII, neither empty nor too long."""
+    lengths, data = byte_lengths(column), used_bytes(column)
+    if int(lengths.max()) > max_bytes or int(lengths.min()) == 0:
+        return False
+    return int(data.min()) >= 0x20 and int(data.max()) < 0x7F
+
+
+def _doubtful_times(column: pa.Array) -> np.ndarray:
+    if column.null_count:
+        return _rows(pc.is_null(column))
+    values = column.to_numpy()
+    if int(values.min()) >= 0 and int(values.max()) <= LATEST_UNIX_MS:
+        return _NONE
+    return np.flatnonzero((values < 0) | (values > LATEST_UNIX_MS))
+
+
+def _doubtful_objects(column: pa.Array, limits: Limits) -> np.ndarray:
+    if column.null_count:
+        return _rows(pc.is_null(column))
+    lengths = byte_lengths(column)
+    if int(lengths.max()) <= limits.max_object_bytes:
+        return _NONE
+    return np.flatnonzero(lengths > limits.max_object_bytes)
+
+
+def _doubtful_labels(column: pa.Array, limits: Limits) -> np.ndarray:
+    """Look at each distinct text once, because most batches repeat a few sets of labels."""
+    if column.null_count == len(column):
+        return _NONE
+    encoded = column.dictionary_encode()
+    bad = [at for at, text in enumerate(encoded.dictionary.to_pylist()) if labels_problem(text, limits)]
+    return _rows(pc.is_in(encoded.indices, pa.array(bad, type=pa.int32()))) if bad else _NONE
+
+
+def _doubtful_artifacts(references: pa.Array, digests: pa.Array) -> np.ndarray:
+    if references.null_count == len(references) and digests.null_count == len(digests):
+        return _NONE
+    pairs = enumerate(zip(references.to_pylist(), digests.to_pylist(), strict=True))
+    return np.array([row for row, pair in pairs if pair != (None, None) and artifact_problem(*pair)], dtype=np.int64)
+
+
+def _rows(mask: pa.Array) -> np.ndarray:
+    return np.flatnonzero(mask.to_numpy(zero_copy_only=False))
