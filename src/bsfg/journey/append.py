@@ -1,0 +1,153 @@
+"""Step 1, append: a producer's facts become durable in their own zone's store buffer.
+
+The producer is done when this step answers: nothing here waits for another zone. A repeat of the same facts with the
+same ids is answered as a repeat, so a producer that heard nothing simply sends again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow.compute as pc
+
+from bsfg.arrays import constant_value
+from bsfg.batch import FactBatch
+from bsfg.errors import ConflictingDuplicate, ImplausibleTime, ZoneNotAllowed
+from bsfg.fact import Key, Message
+from bsfg.hashing import Hasher
+from bsfg.keys import EXPLICIT, MessageIds
+from bsfg.ports import Clock, Receipt, Result, StoreBuffer
+from bsfg.rules import DEFAULT_LIMITS, Limits
+from bsfg.sealing import SHA256, seal
+
+
+@dataclass(frozen=True, slots=True)
+class Plausibility:
+    """How far a fact's ``produced_at`` may lie from this zone's clock; an unset side is not checked."""
+
+    past_seconds: float | None = None
+    future_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AppendRules:
+    """What one caller may append, and how its facts are sealed. The defaults allow every zone and every time."""
+
+    from_zones: frozenset[str] | None = None
+    to_zones: frozenset[str] | None = None
+    plausibility: Plausibility | None = None
+    ids: MessageIds = EXPLICIT
+    hasher: Hasher = SHA256
+    limits: Limits = DEFAULT_LIMITS
+
+
+ANYTHING = AppendRules()
+
+
+@dataclass(frozen=True, slots=True)
+class AppendedFact:
+    """What became of one fact: its result, its offset (of the first, for a repeat or conflict), id and digest."""
+
+    result: Result
+    offset: int
+    message_id: str
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AppendOutcome:
+    """The answer to a producer, given when everything it names is durable.
+
+    ``facts`` are the rows as they were sealed, ``receipt`` their results as columns; `results` makes objects of them.
+    """
+
+    facts: FactBatch
+    receipt: Receipt
+
+    def __len__(self) -> int:
+        return len(self.facts)
+
+    @property
+    def chain_head(self) -> bytes:
+        """The digest of the log's last frame after this append, for producers that keep evidence."""
+        return self.receipt.chain_head
+
+    def results(self) -> list[AppendedFact]:
+        """Give one result per fact, in the order in which they were sent."""
+        columns = (
+            self.receipt.results.tolist(),
+            self.receipt.offsets.tolist(),
+            self.facts.column("message_id").to_pylist(),
+            self.facts.digests(),
+        )
+        rows = zip(*columns, strict=True)
+        return [AppendedFact(Result(result), offset, id, digest) for result, offset, id, digest in rows]
+
+    def conflicts(self) -> list[ConflictingDuplicate]:
+        """Give an error for each fact whose id is taken by another body; such a fact was not stored."""
+        rows = np.flatnonzero(self.receipt.results == Result.CONFLICT)
+        if not len(rows):
+            return []
+        refused = self.facts.take(rows)
+        keys = map(Key, refused.column("from_zone").to_pylist(), refused.column("message_id").to_pylist())
+        return [_conflict(int(row), key, int(self.receipt.offsets[row])) for row, key in zip(rows, keys, strict=True)]
+
+
+async def append(
+    store: StoreBuffer, facts: FactBatch | Sequence[Message], *, clock: Clock, rules: AppendRules = ANYTHING
+) -> AppendOutcome:
+    """Check a producer's facts, seal them and make them durable; give a result per fact.
+
+    The batch is refused as a whole, and nothing of it stored, when a fact breaks a rule (`InvalidFact`,
+    `FactTooLarge`), speaks for another zone (`ZoneNotAllowed`) or has an `ImplausibleTime`. A conflicting id refuses
+    its own fact alone: look at `AppendOutcome.conflicts`.
+    """
+    batch = facts if isinstance(facts, FactBatch) else FactBatch.from_messages(facts)
+    # Sealing comes first because it proves that the columns can be read at all.
+    sealed = seal(batch, hasher=rules.hasher, ids=rules.ids, limits=rules.limits)
+    check_zones(sealed, "from_zone", rules.from_zones)
+    check_zones(sealed, "to_zone", rules.to_zones)
+    if rules.plausibility is not None:
+        check_produced_at(sealed, rules.plausibility, clock.now_unix_ms())
+    return AppendOutcome(sealed, await store.append(sealed))
+
+
+def check_zones(batch: FactBatch, column: str, allowed: frozenset[str] | None) -> None:
+    """Raise `ZoneNotAllowed` for the first row whose zone is not among the allowed ones; None allows all."""
+    if allowed is None or constant_value(batch.column(column)) in allowed:
+        return
+    for zone in pc.unique(batch.column(column)).to_pylist():
+        if zone not in allowed:
+            row = int(pc.index(batch.column(column), zone).as_py())
+            raise ZoneNotAllowed(f"row {row}: {column} {zone!r} is not allowed here", row=row, field=column, zone=zone)
+
+
+def check_produced_at(batch: FactBatch, window: Plausibility, now_unix_ms: int) -> None:
+    """Raise `ImplausibleTime` for the first row that was produced too long ago or too far in the future."""
+    produced = np.asarray(batch.column("produced_at_unix_ms").to_numpy())
+    ahead_ms = produced - now_unix_ms
+    bad = np.zeros(len(produced), dtype=bool)
+    if window.past_seconds is not None:
+        bad |= -ahead_ms > window.past_seconds * 1000
+    if window.future_seconds is not None:
+        bad |= ahead_ms > window.future_seconds * 1000
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise ImplausibleTime(
+            f"row {row}: produced_at_unix_ms lies {int(ahead_ms[row])} ms from this zone's clock",
+            row=row,
+            field="produced_at_unix_ms",
+            ahead_ms=int(ahead_ms[row]),
+        )
+
+
+def _conflict(row: int, key: Key, offset: int) -> ConflictingDuplicate:
+    return ConflictingDuplicate(
+        f"row {row}: message_id {key.message_id!r} of {key.from_zone} is taken by the fact at offset {offset}",
+        row=row,
+        from_zone=key.from_zone,
+        message_id=key.message_id,
+        existing_offset=offset,
+    )

@@ -1,0 +1,135 @@
+"""What passes between the sender and the receiver of a link: the request, the answer, and the port between them.
+
+`bsfg.journey.serve` makes the answers, `bsfg.journey.pull` judges them; a network client, a queue inside one process
+or a simulator stands between the two as a `PeerLink`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from bsfg.ports import Confirmation, Frame, GapRecord
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRequest:
+    """What a receiver asks for: how much at most, how long to wait, and which gap records it has already.
+
+    At least one fact is served when there is one, however large. ``gaps_after`` is the `Fetched.gaps_token` of the
+    last answer that was stored, empty at first.
+    """
+
+    max_facts: int = 10_000
+    max_bytes: int = 8 << 20
+    wait_seconds: float = 0.0
+    gaps_after: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What a sender answers: the frames from ``start`` on, and what history they belong to.
+
+    ``end`` and ``chain_head`` describe the sender's buffer at that moment. ``gaps`` are gap records that the sender
+    itself received from other zones; they have no offsets in its buffer and travel beside the frames.
+    """
+
+    log_id: str
+    start: int
+    end: int
+    chain_head: bytes
+    frames: Sequence[Frame] = ()
+    gaps: Sequence[GapRecord] = ()
+    gaps_token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A range that the receiver quarantined, with the error code that says why."""
+
+    first: int
+    last: int
+    reason: str
+    detail: str = ""
+
+
+def merged_refusals(refusals: Iterable[Refusal]) -> list[Refusal]:
+    """Join neighbouring refusals of one reason, in order of offsets."""
+    result: list[Refusal] = []
+    for refusal in sorted(refusals, key=lambda each: each.first):
+        last = result[-1] if result else None
+        if last and last.last + 1 == refusal.first and (last.reason, last.detail) == (refusal.reason, refusal.detail):
+            result[-1] = Refusal(last.first, refusal.last, last.reason, last.detail)
+        else:
+            result.append(refusal)
+    return result
+
+
+class PeerLink(Protocol):
+    """One consumer's connection to a sender, whoever dialled it.
+
+    ``zone`` is who the other side proved to be. Both calls may fail or be repeated at any moment; what was asked may
+    then have happened or not. They raise only `bsfg.errors.BsfgError`.
+    """
+
+    zone: str
+
+    async def fetch(self, request: FetchRequest) -> Fetched:
+        """Ask for what comes next; the sender decides where that starts."""
+        ...
+
+    async def confirm(self, confirmation: Confirmation, refusals: Sequence[Refusal] = ()) -> int:
+        """Tell what is durable here and what was refused; give the offset through which the sender counts it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PeerPosition:
+    """What a receiver remembers of a sender: its history, and what must come next from it.
+
+    None stands for what is not known yet. ``next_offset`` follows the last offset that was handled here,
+    ``acknowledged`` is the last one of which the sender said that it counts as confirmed; a sender that forgets that
+    has lost history. ``end`` and ``chain_head`` are the sender's own as it last told them, kept as evidence.
+    ``suspect`` is an offset whose bytes did not match their digest once.
+    """
+
+    log_id: str | None = None
+    next_offset: int | None = None
+    acknowledged: int | None = None
+    end: int = 0
+    chain_head: bytes | None = None
+    suspect: int | None = None
+    gaps_token: str = ""
+
+
+class PeerMemory(Protocol):
+    """Where a receiver keeps its `PeerPosition` of one link and stream.
+
+    ``remember`` is called before a confirm is sent, and again when it was answered. After a restart ``recall`` gives
+    either the last position or one that knows less (None fields). It never gives an older one: else a sender that goes
+    on rightly would look as if it had skipped something.
+    """
+
+    async def recall(self) -> PeerPosition:
+        """Give the position."""
+        ...
+
+    async def remember(self, position: PeerPosition) -> None:
+        """Keep the position."""
+        ...
+
+
+class SessionMemory:
+    """A `PeerMemory` that lasts as long as the process: enough for tests, simulation and first contact."""
+
+    def __init__(self, position: PeerPosition | None = None) -> None:
+        self.position = position or PeerPosition()
+
+    async def recall(self) -> PeerPosition:
+        """Give the position."""
+        return self.position
+
+    async def remember(self, position: PeerPosition) -> None:
+        """Keep the position."""
+        self.position = position

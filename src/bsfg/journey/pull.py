@@ -1,0 +1,231 @@
+"""Step 3, pull: a receiver asks its peer for facts, puts them into its forward buffer, and confirms.
+
+The receiver drives: one call of `pull_once` is one turn of the loop, and whoever runs the loop decides when the next
+one is due. The order inside a turn is what makes it safe to be interrupted anywhere: everything is durable here before
+the sender hears of it, so an interruption only ever leads to the same facts being offered again, and the forward
+buffer knows them by their keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow.compute as pc
+
+from bsfg.batch import EntryBatch, FactBatch
+from bsfg.errors import BsfgError, BufferFull, ForeignLog, FrameInvalid, InvalidArgument, ZoneNotAllowed
+from bsfg.fact import Key
+from bsfg.journey.link import Fetched, FetchRequest, PeerLink, PeerMemory, PeerPosition, Refusal, merged_refusals
+from bsfg.journey.verify import LinkHeld, LinkRules, Put, Refetch, judge
+from bsfg.ports import Clock, Confirmation, ForwardBuffer, GapRecord, OriginSpan, Result, SetsAside
+from bsfg.retention import GapReason
+
+HOLDING = (ForeignLog, FrameInvalid, ZoneNotAllowed)
+"""Errors of a sender that say its history or this zone's right is in question: more tries would not help."""
+
+CONFLICT = "conflict"
+HASH_COLLISION = "hash_collision"
+EXPIRED = "expired"
+
+BeforePut = Callable[[FactBatch], Awaitable[None]]
+"""What must be done before facts are put: bring their artifacts, check their signatures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What one turn achieved, and what keeps the next one back.
+
+    ``held``: stand still until an operator releases the link. ``paused``: the forward buffer is full, try later.
+    ``refetch_at``: ask again at once. With none of them and ``backlog`` above 0, the next turn may follow directly.
+    """
+
+    inserted: int = 0
+    repeated: int = 0
+    refused: tuple[Refusal, ...] = ()
+    gaps: int = 0
+    through: int | None = None
+    acknowledged: int | None = None
+    backlog: int = 0
+    newest_origin_unix_ms: int | None = None
+    held: LinkHeld | None = None
+    paused: BsfgError | None = None
+    refetch_at: int | None = None
+
+    @property
+    def moved(self) -> bool:
+        """Whether the turn confirmed anything."""
+        return self.acknowledged is not None
+
+
+@dataclass(slots=True)
+class _Stored:
+    """What became of the entries of one answer."""
+
+    inserted: int = 0
+    repeated: int = 0
+    refusals: list[Refusal] = field(default_factory=list)
+    chain_head: bytes = b""
+
+
+async def pull_once(
+    link: PeerLink,
+    forward: ForwardBuffer,
+    memory: PeerMemory,
+    rules: LinkRules,
+    *,
+    clock: Clock,
+    request: FetchRequest | None = None,
+    clock_trusted: bool = True,
+    before_put: BeforePut | None = None,
+) -> Progress:
+    """Make one turn: fetch, judge, put in origin order, remember, confirm.
+
+    Raises what the link and the storage raise, except where that means a held or paused link. After any exception the
+    next turn continues rightly. ``clock_trusted`` suspends expiry while this zone's clock is in doubt.
+    """
+    position = await memory.recall()
+    asked = replace(request or FetchRequest(), gaps_after=position.gaps_token)
+    try:
+        fetched = await link.fetch(asked)
+    except HOLDING as error:
+        return Progress(held=LinkHeld(error.code, error.message))
+    decision = judge(fetched, position, rules, link.zone)
+    if isinstance(decision, LinkHeld):
+        return Progress(held=decision)
+    put, suspect = (decision.before, decision.at) if isinstance(decision, Refetch) else (decision, None)
+    put_rules = rules if clock_trusted else replace(rules, max_age_seconds=None)
+    try:
+        stored = await _store(put, forward, put_rules, link.zone, clock, before_put)
+    except BufferFull as error:
+        return Progress(paused=error, backlog=fetched.end - fetched.start)
+    position = _advanced(position, fetched, put, suspect)
+    await memory.remember(position)
+    return await _confirm(link, memory, position, fetched, put, stored)
+
+
+def _advanced(position: PeerPosition, fetched: Fetched, put: Put, suspect: int | None) -> PeerPosition:
+    """Give the position after the answer was stored; it must be remembered before the sender can act on a confirm."""
+    next_offset = max(put.through + 1, position.next_offset or 0)
+    return replace(
+        position,
+        log_id=fetched.log_id,
+        next_offset=next_offset,
+        end=fetched.end,
+        chain_head=fetched.chain_head,
+        suspect=suspect,
+        gaps_token=fetched.gaps_token,
+    )
+
+
+async def _confirm(
+    link: PeerLink, memory: PeerMemory, position: PeerPosition, fetched: Fetched, put: Put, stored: _Stored
+) -> Progress:
+    """Tell the sender what is durable here, unless the answer brought nothing."""
+    progress = Progress(
+        inserted=stored.inserted,
+        repeated=stored.repeated,
+        refused=tuple(stored.refusals),
+        gaps=len(put.gaps),
+        backlog=position.end - (put.through + 1),
+        newest_origin_unix_ms=_newest(put.entries),
+        refetch_at=position.suspect,
+    )
+    if put.through < fetched.start:
+        return progress
+    confirmation = Confirmation(through=put.through, log_id=position.log_id, peer_head=stored.chain_head)
+    try:
+        advanced_to = await link.confirm(confirmation, stored.refusals)
+    except HOLDING as error:
+        return replace(progress, held=LinkHeld(error.code, error.message))
+    acknowledged = min(advanced_to, put.through)
+    await memory.remember(replace(position, acknowledged=acknowledged))
+    return replace(progress, through=put.through, acknowledged=acknowledged)
+
+
+async def _store(
+    put: Put, forward: ForwardBuffer, rules: LinkRules, peer: str, clock: Clock, before_put: BeforePut | None
+) -> _Stored:
+    """Make all that an answer brought durable: entries, what is refused of them, and gap records."""
+    stored = _Stored()
+    if put.entries:
+        entries = EntryBatch.concat(put.entries)
+        entries = await _set_expired_aside(stored, entries, forward, rules, peer, clock.now_unix_ms())
+        if len(entries):
+            await _put_entries(stored, entries, forward, peer, before_put)
+    for gap in put.gaps:
+        await forward.record_gap(gap)
+    for refusal in stored.refusals:
+        detail = f"{refusal.reason}: {refusal.detail}" if refusal.detail else refusal.reason
+        reason, now_unix_ms = GapReason.QUARANTINED, clock.now_unix_ms()
+        await forward.record_gap(GapRecord(refusal.first, refusal.last, reason, now_unix_ms, detail, peer))
+    stored.chain_head = stored.chain_head or (await forward.stats()).chain_head
+    return stored
+
+
+async def _put_entries(
+    stored: _Stored, entries: EntryBatch, forward: ForwardBuffer, peer: str, before_put: BeforePut | None
+) -> None:
+    facts = entries.facts
+    if before_put is not None:
+        await before_put(facts)
+    receipt = await forward.put_if_absent(facts, _origin(entries, peer))
+    stored.inserted = receipt.count(Result.INSERTED)
+    stored.repeated = receipt.count(Result.ALREADY_EXISTS)
+    stored.chain_head = receipt.chain_head
+    conflicts = np.flatnonzero(receipt.results == Result.CONFLICT)
+    if len(conflicts):
+        stored.refusals += await _conflict_refusals(entries.take(conflicts), forward)
+
+
+async def _conflict_refusals(refused: EntryBatch, forward: ForwardBuffer) -> list[Refusal]:
+    """Say for each refused entry whether its id is taken or, which should never be, its digest."""
+    result = []
+    for offset, key, digest in zip(refused.offsets.tolist(), _keys(refused), refused.digests(), strict=True):
+        existing = await forward.get(key)
+        same_digest = existing is not None and existing.digest == digest
+        result.append(Refusal(offset, offset, HASH_COLLISION if same_digest else CONFLICT))
+    return merged_refusals(result)
+
+
+async def _set_expired_aside(
+    stored: _Stored, entries: EntryBatch, forward: ForwardBuffer, rules: LinkRules, peer: str, now_unix_ms: int
+) -> EntryBatch:
+    """Quarantine what is older than max age, and give the rest; what is here already is no replay but a repeat."""
+    if rules.max_age_seconds is None:
+        return entries
+    ages_ms = now_unix_ms - _origin_times(entries)
+    old = np.flatnonzero(ages_ms > rules.max_age_seconds * 1000)
+    if not len(old):
+        return entries
+    keys = _keys(entries.take(old))
+    expired = [int(row) for row, key in zip(old, keys, strict=True) if await forward.get(key) is None]
+    if not expired:
+        return entries
+    if not isinstance(forward, SetsAside):
+        raise InvalidArgument("this storage cannot keep expired facts aside: leave max_age_seconds unset")
+    detail = f"older than {rules.max_age_seconds:g} s"
+    offsets = entries.offsets[expired].tolist()
+    await forward.set_aside(entries.take(expired).facts, EXPIRED, f"{detail}, from {peer} {offsets[0]}..{offsets[-1]}")
+    stored.refusals += merged_refusals(Refusal(offset, offset, EXPIRED, detail) for offset in offsets)
+    return entries.take(np.setdiff1d(np.arange(len(entries)), expired))
+
+
+def _origin(entries: EntryBatch, peer: str) -> OriginSpan:
+    return OriginSpan(peer, entries.offsets, np.asarray(entries.column("appended_at_unix_ms").to_numpy()))
+
+
+def _origin_times(entries: EntryBatch) -> np.ndarray:
+    """Give when each entry became durable at its origin; a relay tells that beside its own time."""
+    times = pc.coalesce(entries.column("origin_appended_at_unix_ms"), entries.column("appended_at_unix_ms"))
+    return np.asarray(times.to_numpy())
+
+
+def _newest(batches: list[EntryBatch]) -> int | None:
+    return int(batches[-1].column("appended_at_unix_ms")[-1].as_py()) if batches else None
+
+
+def _keys(entries: EntryBatch) -> list[Key]:
+    zones, ids = entries.column("from_zone").to_pylist(), entries.column("message_id").to_pylist()
+    return [Key(zone, id) for zone, id in zip(zones, ids, strict=True)]

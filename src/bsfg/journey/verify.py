@@ -1,0 +1,207 @@
+"""What a receiver checks before it believes a sender, and what follows from each finding.
+
+The sender may be defective, restored from an old copy, or hostile. Nothing of an answer is stored before all of it
+was judged. Faults of history, framing and identity hold the link at once; bytes that do not match their digest are
+fetched once more, since they may have been damaged on the way, and hold the link the second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bsfg.arrays import constant_value
+from bsfg.batch import EntryBatch
+from bsfg.errors import BsfgError, DigestMismatch, ForeignLog, FrameInvalid, ZoneNotAllowed
+from bsfg.hashing import Hasher
+from bsfg.journey.link import Fetched, PeerPosition
+from bsfg.ports import Frame, GapRecord
+from bsfg.retention import GapReason
+from bsfg.rules import DEFAULT_LIMITS, Limits
+from bsfg.sealing import SHA256, reseal
+
+DETAIL_CHARACTERS_MAX = 500
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRules:
+    """What one inbound link may bring into this zone.
+
+    ``from_zones`` are the zones the peer may speak for: its own, and those it relays. ``max_age_seconds`` counts from
+    the moment a fact became durable at its origin; None (always so on a `sil` stream) lets nothing expire.
+    """
+
+    zone: str
+    from_zones: frozenset[str]
+    max_age_seconds: float | None = None
+    hasher: Hasher = SHA256
+    limits: Limits = DEFAULT_LIMITS
+
+
+@dataclass(slots=True)
+class Put:
+    """The answer is good: these entries are to be put, these gap records stored, then all through an offset confirmed.
+
+    ``through`` is one below the answer's start when it brings nothing.
+    """
+
+    through: int
+    entries: list[EntryBatch] = field(default_factory=list)
+    gaps: list[GapRecord] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Refetch:
+    """The bytes at ``at`` do not match their digest for the first time; what stood before them is good."""
+
+    before: Put
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkHeld:
+    """The link must stand still until an operator has looked: an error code and what was found."""
+
+    code: str
+    detail: str
+
+
+Decision = Put | Refetch | LinkHeld
+
+
+def judge(fetched: Fetched, position: PeerPosition, rules: LinkRules, peer_zone: str) -> Decision:
+    """Decide what becomes of an answer of the zone ``peer_zone``, given what is remembered of it."""
+    try:
+        check_history(fetched, position)
+        check_order(fetched, position)
+        put = Put(fetched.start - 1, gaps=_relayed(fetched.gaps, rules))
+        for frame in fetched.frames:
+            suspect = _sort_in(put, frame, rules, peer_zone)
+            if suspect is not None:
+                return _suspected(put, suspect, position)
+    except BsfgError as error:
+        return LinkHeld(error.code, error.message)
+    return put
+
+
+def check_history(fetched: Fetched, position: PeerPosition) -> None:
+    """Raise `ForeignLog` when the sender's log is another one, or an older copy of the one remembered."""
+    if position.log_id is not None and fetched.log_id != position.log_id:
+        raise ForeignLog(f"the sender's log is {fetched.log_id}, it was {position.log_id}")
+    if fetched.end < position.end:
+        raise ForeignLog(f"the sender's log ends before {fetched.end}, it ended before {position.end}: it went back")
+    if position.acknowledged is not None and fetched.start <= position.acknowledged:
+        raise ForeignLog(
+            f"the sender starts at {fetched.start}, after it had acknowledged everything through "
+            f"{position.acknowledged}: its cursor went back"
+        )
+
+
+def check_order(fetched: Fetched, position: PeerPosition) -> None:
+    """Raise `FrameInvalid` unless the frames follow each other, from where they may start, to the end or before it."""
+    if fetched.start < 0 or fetched.start > fetched.end:
+        raise FrameInvalid(f"the answer starts at {fetched.start} of a log that ends before {fetched.end}")
+    if position.next_offset is not None and fetched.start > position.next_offset:
+        raise FrameInvalid(f"the answer starts at {fetched.start}, {position.next_offset} is expected next")
+    expected = fetched.start
+    for frame in fetched.frames:
+        if frame.first != expected or frame.last < frame.first:
+            raise FrameInvalid(f"a frame has offsets {frame.first}..{frame.last}, {expected} is expected next")
+        if (frame.entries is None) == (frame.gap is None):
+            raise FrameInvalid(f"frame {frame.first}..{frame.last} must hold either entries or a gap record")
+        if frame.entries is not None:
+            _check_offsets(frame.entries, frame)
+        expected = frame.last + 1
+    if expected > fetched.end:
+        raise FrameInvalid(f"the frames reach offset {expected - 1} of a log that ends before {fetched.end}")
+
+
+def _check_offsets(entries: EntryBatch, frame: Frame) -> None:
+    try:
+        entries.record_batch.validate()
+    except pa.ArrowInvalid as error:
+        raise FrameInvalid(f"frame {frame.first}..{frame.last} is malformed: {error}") from None
+    if entries.column("offset").null_count or entries.column("appended_at_unix_ms").null_count:
+        raise FrameInvalid(f"frame {frame.first}..{frame.last} has entries without offset or time")
+    count = frame.last - frame.first + 1
+    if len(entries) != count or not np.array_equal(entries.offsets, np.arange(frame.first, frame.last + 1)):
+        raise FrameInvalid(f"the entries of frame {frame.first}..{frame.last} do not have these offsets")
+
+
+def _sort_in(put: Put, frame: Frame, rules: LinkRules, peer_zone: str) -> int | None:
+    """Add a frame's content to what is to be put; give the offset of the first altered entry, if there is one."""
+    suspect = None
+    if frame.gap is not None:
+        gap = replace(frame.gap, first=frame.first, last=frame.last, origin_zone=peer_zone)
+        put.gaps.append(_trimmed(gap))
+        put.through = frame.last
+        return suspect
+    assert frame.entries is not None
+    entries = frame.entries
+    try:
+        reseal(entries, hasher=rules.hasher, limits=rules.limits)
+    except DigestMismatch as error:
+        row = int(error.details["rows"][0])
+        suspect = frame.first + row
+        entries = entries.slice(0, row)
+    if len(entries):
+        _check_from_zones(entries, rules)
+        _leave_out_own(put, entries, rules, peer_zone)
+        put.through = frame.first + len(entries) - 1
+    return suspect
+
+
+def _check_from_zones(entries: EntryBatch, rules: LinkRules) -> None:
+    """Raise `ZoneNotAllowed` when the peer speaks for a zone that it may not speak for."""
+    for zone in _zones(entries):
+        if zone not in rules.from_zones and zone != rules.zone:
+            raise ZoneNotAllowed(f"this link may not bring facts of zone {zone!r}", zone=zone)
+
+
+def _leave_out_own(put: Put, entries: EntryBatch, rules: LinkRules, peer_zone: str) -> None:
+    """Keep out what this zone said itself and what comes back over a relay; it becomes a reported range."""
+    if rules.zone not in _zones(entries):
+        put.entries.append(entries)
+        return
+    own = np.asarray(pc.equal(entries.column("from_zone"), rules.zone).to_numpy(zero_copy_only=False))
+    edges = np.flatnonzero(np.diff(own)) + 1
+    for start, stop in zip([0, *edges], [*edges, len(own)], strict=True):
+        rows = entries.slice(int(start), int(stop - start))
+        if own[start]:
+            at_unix_ms = int(rows.column("appended_at_unix_ms")[-1].as_py())
+            first, last = int(rows.offsets[0]), int(rows.offsets[-1])
+            detail = "returns to its from_zone"
+            put.gaps.append(GapRecord(first, last, GapReason.SKIPPED, at_unix_ms, detail, peer_zone))
+        else:
+            put.entries.append(rows)
+
+
+def _zones(entries: EntryBatch) -> list[str]:
+    single = constant_value(entries.column("from_zone"))
+    zones: list[str] = [single] if single is not None else pc.unique(entries.column("from_zone")).to_pylist()
+    return zones
+
+
+def _relayed(gaps: Sequence[GapRecord], rules: LinkRules) -> list[GapRecord]:
+    """Take the gap records that the sender got from other zones, those that speak of this zone left out."""
+    for gap in gaps:
+        if gap.origin_zone is None or gap.first < 0 or gap.last < gap.first:
+            raise FrameInvalid(f"a relayed gap record has range {gap.first}..{gap.last} of zone {gap.origin_zone}")
+        if gap.origin_zone not in rules.from_zones and gap.origin_zone != rules.zone:
+            raise ZoneNotAllowed(f"this link may not bring gap records of zone {gap.origin_zone!r}")
+    return [_trimmed(gap) for gap in gaps if gap.origin_zone != rules.zone]
+
+
+def _trimmed(gap: GapRecord) -> GapRecord:
+    """Keep a sender's words short: they are stored for good."""
+    return replace(gap, detail=gap.detail[:DETAIL_CHARACTERS_MAX])
+
+
+def _suspected(put: Put, suspect: int, position: PeerPosition) -> Decision:
+    if position.suspect == suspect:
+        return LinkHeld(DigestMismatch.code, f"the entry at offset {suspect} did not match its digest twice")
+    return Refetch(put, suspect)
