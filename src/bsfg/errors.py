@@ -250,3 +250,94 @@ class InvalidTransition(BsfgError):
 
     code = "invalid_transition"
     default_hint = "Look at the gate's mode; a held gate must be released first."
+
+
+# What does not pass between zones.
+
+
+class ZoneNotAllowed(BsfgError):
+    """The caller or the link may not speak for this from_zone, or not send to this to_zone."""
+
+    code = "zone_not_allowed"
+    default_hint = "Use the zone of your certificate, or add the zone to the table of zones this link may carry."
+
+
+class ImplausibleTime(BsfgError):
+    """A fact's produced_at lies outside the plausibility window of the stream."""
+
+    code = "implausible_time"
+    default_hint = "Set the producer's clock, or widen or switch off the plausibility window of the stream."
+
+
+class FrameInvalid(BsfgError):
+    """What the other side sent is not a sequence of frames: holes, overlaps, or offsets that are not its own."""
+
+    code = "frame_invalid"
+    default_hint = "The other side is defective or not what it claims to be; inspect it before the link is released."
+
+
+# Who may do what, and the settings that say so.
+
+
+class ConfigInvalid(BsfgError):
+    """The configuration file cannot be used; ``details`` list every problem with its key and line."""
+
+    code = "config_invalid"
+    default_hint = "Correct the lines named above; docs/reference/configuration.md describes every key."
+
+
+class IdentityUnknown(BsfgError):
+    """The caller's certificate names nobody in the table of identities."""
+
+    code = "identity_unknown"
+    default_hint = "Add the certificate's name to [identities] with its zone and roles, or use another certificate."
+
+
+class IdentityRevoked(BsfgError):
+    """The caller's identity was revoked or has expired in the table of identities."""
+
+    code = "identity_revoked"
+    default_hint = "Issue a certificate with a new name and add it to [identities]; a revoked name stays revoked."
+
+
+class PermissionRefused(BsfgError):
+    """The caller is known but may not do this; ``details`` name the rule that refused."""
+
+    code = "permission_denied"
+    default_hint = "Give the identity the role, stream or zone named in the message, if it is meant to have it."
+
+
+class CertificateInvalid(BsfgError):
+    """A certificate, key or authority file cannot be used as configured."""
+
+    code = "certificate_invalid"
+    default_hint = "Run `bsfg certs check --config zone.toml` to see what is wrong with which file."
+
+
+class ServerIdentityMismatch(BsfgError):
+    """The server that answered is not the one that was meant."""
+
+    code = "server_identity_mismatch"
+    default_hint = "Check the address first; change server_identity only if the certificate shown is the right one."
+
+
+class PeerUnreachable(BsfgError):
+    """No connection to the other side could be made."""
+
+    code = "peer_unreachable"
+    retryable = True
+    default_hint = "Check that the node runs, the address and port, and the firewall between the zones."
+
+
+class TlsNotHardened(BsfgError):
+    """The gRPC library was loaded before TLS 1.2 could be switched off in it."""
+
+    code = "tls_not_hardened"
+    default_hint = "Import bsfg before grpc."
+
+
+class FileExists(BsfgError):
+    """A file that would be written is already there."""
+
+    code = "file_exists"
+    default_hint = "Choose another folder or name, or overwrite it with --force."
