@@ -34,6 +34,7 @@ class GapReason(StrEnum):
     RETIRED = "consumer_retired"
     DAMAGED = "damaged"
     LOST = "lost"
+    TORN = "torn"
     QUARANTINED = "quarantined"
     SKIPPED = "skipped"
     TRUNCATED = "truncated"

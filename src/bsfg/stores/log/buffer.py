@@ -1,0 +1,348 @@
+"""Store and forward buffers of the embedded log: the ports in front, one writer thread behind."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bsfg.batch import FactBatch
+from bsfg.errors import (
+    BsfgError,
+    BufferFull,
+    InvalidArgument,
+    OffsetOutOfRange,
+    OutcomeUnknown,
+    StorageClosed,
+    TruncateRefused,
+)
+from bsfg.fact import Entry, Key
+from bsfg.ports import Buffer, BufferStats, Frame, GapRecord, OriginSpan, Quarantined, Receipt
+from bsfg.retention import ClockGuard, GapReason, Removal, removable_before
+from bsfg.stores.log.committer import Committer
+from bsfg.stores.log.files import translated
+from bsfg.stores.log.lookup import find_key
+from bsfg.stores.log.writer import AppendItem, LogWriter
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Something other than an append that the writer does in its turn."""
+
+    run: Callable[[], Any]
+
+
+class LogBuffer:
+    """One log behind the ports; `LogStoreBuffer` and `LogForwardBuffer` add what differs."""
+
+    def __init__(self, writer: LogWriter, required_frontier: Callable[[], int | None]) -> None:
+        self._writer = writer
+        self._required_frontier = required_frontier
+        self.stream, self.buffer = writer.stream, writer.buffer
+        self.log_id = writer.log_id.hex()
+        self._guard = ClockGuard()
+        self._waiters: list[tuple[int, asyncio.Future[bool]]] = []
+        self._waiters_lock = threading.Lock()
+        self._closed = False
+        self._committer: Committer[AppendItem | Step, Any] = Committer(
+            f"bsfg-{self.stream}-{self.buffer}",
+            self._process,
+            weight=lambda item: len(item.batch) if isinstance(item, AppendItem) else 1,
+            max_weight=writer.options.max_group_facts,
+        )
+
+    # Positions.
+
+    @property
+    def start(self) -> int:
+        """The first offset that is not truncated."""
+        return self._writer.start
+
+    @property
+    def end(self) -> int:
+        """The offset that the next entry will get."""
+        return self._writer.end
+
+    @property
+    def problems(self) -> list[str]:
+        """What was found wrong when the log was opened."""
+        return list(self._writer.problems)
+
+    async def offset_at_time(self, unix_ms: int) -> int:
+        """Give the first offset that became durable at a time or later."""
+        return await asyncio.to_thread(self._writer.view().first_at_time, unix_ms)
+
+    async def key_at(self, offset: int) -> Key | None:
+        """Give the key of the entry at an offset, or None when it is not retained."""
+        rows = await asyncio.to_thread(self._writer.view().rows_at, offset)
+        return rows.to_entries()[0].key if rows is not None else None
+
+    # Writing.
+
+    async def _submit(self, item: AppendItem | Step) -> Any:
+        if self._closed:
+            raise StorageClosed(f"{self.stream}/{self.buffer} is closed")
+        return await self._committer.submit(item)
+
+    async def _append(self, item: AppendItem) -> Receipt:
+        if not item.batch.sealed:
+            raise InvalidArgument("a buffer takes sealed batches only; see bsfg.sealing.seal")
+        receipt: Receipt = await self._submit(item)
+        return receipt
+
+    def _process(self, items: Sequence[AppendItem | Step]) -> list[Any]:
+        outcomes: list[Any] = []
+        group: list[AppendItem] = []
+        for item in items:
+            if isinstance(item, AppendItem):
+                group.append(item)
+                continue
+            outcomes += self._append_all(group)
+            group = []
+            outcomes.append(self._attempt(item.run))
+        outcomes += self._append_all(group)
+        self._wake_waiters()
+        return outcomes
+
+    def _append_all(self, group: list[AppendItem]) -> list[Any]:
+        if not group:
+            return []
+        outcome = self._attempt(lambda: self._writer.append_group(group, self._committed()))
+        if isinstance(outcome, BufferFull) and len(group) > 1:
+            # Together they do not fit; alone some of them may.
+            return [self._append_all([item])[0] for item in group]
+        return list(outcome) if isinstance(outcome, list) else [outcome] * len(group)
+
+    def _attempt(self, run: Callable[[], Any]) -> Any:
+        """Run a step of the writer and give its result or its error."""
+        failure = self._writer.failure
+        if failure is not None:
+            return StorageClosed(f"{self.stream}/{self.buffer} closed itself: {failure.message}")
+        try:
+            return run()
+        except BsfgError as error:
+            return error
+        except OSError as error:
+            failure = translated(error, f"writing {self.stream}/{self.buffer}")
+            if failure.code != "disk_full":
+                self._writer.failure = failure
+                return OutcomeUnknown(f"{failure.message}; the log is closed until it is opened again")
+            return failure
+        except BaseException as error:  # the writer's state is in doubt: stop here
+            self._writer.failure = StorageClosed(f"the writer stopped: {error!r}")
+            return error
+
+    def _committed(self) -> int:
+        frontier = self._required_frontier()
+        if frontier is not None:
+            return frontier
+        return -1 if self.buffer == Buffer.STORE else self._writer.end - 1
+
+    # Reading.
+
+    async def replay(self, start: int, *, end: int | None = None, max_facts: int = 10_000) -> AsyncIterator[Frame]:
+        """Give everything from ``start`` up to ``end``; see `bsfg.ports.Replayable`."""
+        self._check_open()
+        if start < 0 or max_facts < 1 or (end is not None and end < start):
+            raise InvalidArgument(f"cannot replay from {start} to {end} in steps of {max_facts}")
+        view = self._writer.view()
+        if start > view.end:
+            raise OffsetOutOfRange(f"offset {start} is beyond the end {view.end}", end=view.end)
+        stop = view.end if end is None else min(end, view.end)
+        frames = view.frames(start, stop, max_facts)
+        at = start
+        while at < stop:
+            try:
+                frame = await asyncio.to_thread(next, frames)
+            except FileNotFoundError:
+                # The segment was truncated under us: look again from here.
+                frames = self._writer.view().frames(at, stop, max_facts)
+                continue
+            except OSError as error:
+                raise translated(error, f"reading {self.stream}/{self.buffer}") from None
+            self._check_open()
+            if frame.gap is not None and frame.gap.reason == GapReason.DAMAGED:
+                await self.record_gap(frame.gap)
+            yield frame
+            at = frame.last + 1
+
+    async def wait_for(self, offset: int, timeout_seconds: float) -> bool:
+        """Wait until the entry at ``offset`` is durable."""
+        self._check_open()
+        if self.end > offset:
+            return True
+        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        with self._waiters_lock:
+            self._waiters.append((offset, future))
+        if self.end > offset:
+            self._wake_waiters()
+        try:
+            return await asyncio.wait_for(future, timeout_seconds)
+        except TimeoutError:
+            return False
+        finally:
+            with self._waiters_lock:
+                self._waiters = [(at, other) for at, other in self._waiters if other is not future]
+
+    def _wake_waiters(self) -> None:
+        with self._waiters_lock:
+            ready = [future for offset, future in self._waiters if offset < self._writer.end]
+            self._waiters = [(offset, future) for offset, future in self._waiters if offset >= self._writer.end]
+        for future in ready:
+            try:
+                future.get_loop().call_soon_threadsafe(_set_true, future)
+            except RuntimeError:
+                continue  # its loop is closed: nobody waits any more
+
+    # Leaving.
+
+    async def truncate_before(self, offset: int) -> None:
+        """Remove every entry below ``offset`` once the required consumers have confirmed them."""
+        if offset < 0:
+            raise InvalidArgument(f"offset {offset} is negative")
+        await self._submit(Step(lambda: self._truncate(offset)))
+
+    def _truncate(self, offset: int) -> None:
+        if offset > self._committed() + 1:
+            raise TruncateRefused(
+                f"entries below {offset} are not all confirmed: the frontier is {self._committed()}",
+                committed=self._committed(),
+            )
+        if offset > self._writer.end:
+            raise OffsetOutOfRange(f"offset {offset} is beyond the end {self._writer.end}")
+        self._writer.remove(Removal(offset))
+
+    async def enforce_retention(self, *, link_open: bool) -> None:
+        """Remove what age allows and record what expired unconfirmed."""
+        await self._submit(Step(lambda: self._enforce(link_open)))
+
+    def _enforce(self, link_open: bool) -> None:
+        clock = self._writer.clock
+        now = clock.now_unix_ms()
+        trusted = self._guard.observe(now, clock.monotonic_ms())
+        self._writer.seal_old(now)
+        removal = removable_before(
+            self._writer.pieces(),
+            self._writer.policy,
+            committed=self._committed(),
+            now_unix_ms=now,
+            link_open=link_open,
+            clock_trusted=trusted,
+        )
+        self._writer.remove(removal)
+        if trusted:
+            self._writer.forget_keys()
+
+    # Records.
+
+    async def gaps(self) -> list[GapRecord]:
+        """List all gap records."""
+        self._check_open()
+        return list(self._writer.notes.gaps)
+
+    async def record_gap(self, gap: GapRecord) -> None:
+        """Make a gap record durable."""
+        if gap.first < 0 or gap.last < gap.first:
+            raise InvalidArgument(f"{gap.first}..{gap.last} is not a range of offsets")
+        await self._submit(Step(lambda: self._writer.notes.add_gaps([gap])))
+
+    async def quarantine(self) -> list[Quarantined]:
+        """List what was refused for good."""
+        self._check_open()
+        return list(self._writer.notes.quarantined.values())
+
+    async def release_quarantined(self, id: int, reason: str) -> None:
+        """Drop one quarantined fact by an operator's decision."""
+        now = self._writer.clock.now_unix_ms()
+        await self._submit(Step(lambda: self._writer.notes.release(id, reason, now)))
+
+    async def stats(self) -> BufferStats:
+        """Describe the buffer at this moment."""
+        self._check_open()
+        writer = self._writer
+        percent, fill = writer.policy.fill(writer.used_bytes)
+        oldest = None
+        if writer.end > writer.start:
+            oldest = await asyncio.to_thread(_time_of, writer, writer.start)
+        return BufferStats(
+            stream=self.stream,
+            buffer=self.buffer,
+            log_id=self.log_id,
+            start=writer.start,
+            end=writer.end,
+            used_bytes=writer.used_bytes,
+            capacity_bytes=writer.policy.capacity_bytes,
+            fill_percent=percent,
+            fill=fill,
+            oldest_unix_ms=oldest,
+            newest_unix_ms=writer.newest_unix_ms or None,
+            segments=len(writer.segments),
+            keys=len(writer.index.keys),
+            index_bytes=writer.index.keys.nbytes,
+            gaps=len(writer.notes.gaps),
+            quarantined=len(writer.notes.quarantined),
+            chain_head=writer.chain,
+        )
+
+    async def close(self) -> None:
+        """Finish what is queued and release the files."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._committer.close()
+        self._writer.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StorageClosed(f"{self.stream}/{self.buffer} is closed")
+
+
+class LogStoreBuffer(LogBuffer):
+    """The durable log of what this zone produced."""
+
+    async def append(self, batch: FactBatch) -> Receipt:
+        """Store a sealed batch and answer when it is durable."""
+        return await self._append(AppendItem(batch))
+
+    async def frontier(self) -> int:
+        """Give the lowest frontier of the required consumers, -1 when there is none."""
+        self._check_open()
+        return self._committed()
+
+
+class LogForwardBuffer(LogBuffer):
+    """The durable, idempotent copy of what other zones sent."""
+
+    async def put_if_absent(self, batch: FactBatch, origin: OriginSpan) -> Receipt:
+        """Insert each fact whose key is not there yet."""
+        if len(origin.offsets) != len(batch) or len(origin.appended_at_unix_ms) != len(batch):
+            raise InvalidArgument("an origin names an offset and a time for each fact")
+        return await self._append(AppendItem(batch, origin))
+
+    async def get(self, key: Key) -> Entry | None:
+        """Give the entry of a key."""
+        self._check_open()
+        found: Entry | None = await self._submit(Step(lambda: find_key(self._writer, key)))
+        return found
+
+    async def query_by_time_range(self, start_unix_ms: int, end_unix_ms: int) -> AsyncIterator[Frame]:
+        """Give the entries that became durable in a span of time."""
+        self._check_open()
+        if end_unix_ms < start_unix_ms:
+            raise InvalidArgument("the end of a time range lies before its start")
+        first = await self.offset_at_time(start_unix_ms)
+        last = await self.offset_at_time(end_unix_ms)
+        async for frame in self.replay(first, end=max(first, last)):
+            yield frame
+
+
+def _set_true(future: asyncio.Future[bool]) -> None:
+    if not future.done():
+        future.set_result(True)
+
+
+def _time_of(writer: LogWriter, offset: int) -> int | None:
+    rows = writer.view().rows_at(offset)
+    return int(rows.column("appended_at_unix_ms")[0].as_py()) if rows is not None else None

@@ -1,0 +1,368 @@
+"""The durable positions of consumers: a journal of what was created, confirmed and retired."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from bsfg.errors import (
+    BsfgError,
+    ConsumerExists,
+    ConsumerRetired,
+    ForeignLog,
+    InvalidArgument,
+    OffsetOutOfRange,
+    OutcomeUnknown,
+    StorageClosed,
+    UnknownConsumer,
+)
+from bsfg.fact import Key
+from bsfg.frontier import Frontier
+from bsfg.ports import (
+    Buffer,
+    Checkpoint,
+    Clock,
+    Confirmation,
+    ConsumerSpec,
+    ConsumerState,
+    GapRecord,
+    StartAt,
+)
+from bsfg.retention import GapReason
+from bsfg.rules import check_name
+from bsfg.stores.log.committer import Committer
+from bsfg.stores.log.files import Files, translated
+from bsfg.stores.log.journal import Journal, Record
+
+CURSORS = "cursors/cursors.journal"
+
+
+class Positions(Protocol):
+    """What the tracker must know of a buffer: its history, its extent, and what is where."""
+
+    log_id: str
+
+    @property
+    def start(self) -> int:
+        """The first offset that is not truncated."""
+        ...
+
+    @property
+    def end(self) -> int:
+        """The offset that the next entry will get."""
+        ...
+
+    async def offset_at_time(self, unix_ms: int) -> int:
+        """Give the first offset that became durable at a time or later."""
+        ...
+
+    async def key_at(self, offset: int) -> Key | None:
+        """Give the key of an entry, or None when it is not retained."""
+        ...
+
+    async def record_gap(self, gap: GapRecord) -> None:
+        """Make a gap record durable."""
+        ...
+
+
+Resolve = Callable[[str, Buffer], Awaitable[Positions]]
+
+
+@dataclass(slots=True)
+class Cursor:
+    """One consumer in memory."""
+
+    spec: ConsumerSpec
+    frontier: Frontier
+    log_id: str
+    created_unix_ms: int
+    retired_reason: str | None = None
+    peer_head: bytes | None = None
+    next_to_send: int = 0
+
+    def state(self) -> ConsumerState:
+        """Give the public form."""
+        return ConsumerState(
+            self.spec,
+            self.checkpoint(),
+            tuple(self.frontier.ranges),
+            self.log_id,
+            self.created_unix_ms,
+            self.retired_reason,
+            self.peer_head,
+        )
+
+    def checkpoint(self) -> Checkpoint:
+        """Give where it stands."""
+        return Checkpoint(max(self.next_to_send, self.frontier.committed + 1), self.frontier.committed)
+
+    def record(self) -> Record:
+        """Give the record from which it can be read again."""
+        head: dict[str, Any] = {
+            "kind": "cursor",
+            "name": self.spec.name,
+            "stream": self.spec.stream,
+            "buffer": self.spec.buffer,
+            "start": self.spec.start,
+            "start_value": self.spec.start_value,
+            "required": self.spec.required,
+            "committed": self.frontier.committed,
+            "ranges": self.frontier.ranges,
+            "log_id": self.log_id,
+            "created_unix_ms": self.created_unix_ms,
+            "retired_reason": self.retired_reason,
+            "peer_head": self.peer_head.hex() if self.peer_head else None,
+        }
+        return Record(head)
+
+
+def cursor_from(record: Record) -> Cursor:
+    """Read a cursor from its record."""
+    head = record.head
+    spec = ConsumerSpec(
+        head["name"],
+        head["stream"],
+        Buffer(head["buffer"]),
+        StartAt(head["start"]),
+        head["start_value"],
+        head["required"],
+    )
+    frontier = Frontier(head["committed"], [(first, last) for first, last in head["ranges"]])
+    peer_head = bytes.fromhex(head["peer_head"]) if head["peer_head"] else None
+    return Cursor(
+        spec, frontier, head["log_id"], head["created_unix_ms"], head["retired_reason"], peer_head,
+        frontier.committed + 1,
+    )  # fmt: skip
+
+
+@dataclass(slots=True)
+class Change:
+    """A change that waits to be made durable: it is applied to a copy, and the copy shows only after the sync."""
+
+    name: str
+    apply: Callable[[Cursor | None], Cursor]
+    result: Cursor | None = field(default=None)
+
+
+class LogCursors:
+    """The cursor tracker of the embedded log; concurrent commits share a sync."""
+
+    def __init__(self, files: Files, clock: Clock, resolve: Resolve) -> None:
+        self._clock = clock
+        self._resolve = resolve
+        self._cursors: dict[str, Cursor] = {}
+        self._journal = Journal(files, CURSORS, self._snapshot)
+        self._committer: Committer[Change, Cursor] | None = None
+        self._failure: BsfgError | None = None
+
+    def open(self) -> None:
+        """Read all positions and begin to accept changes."""
+        for record in self._journal.open():
+            cursor = cursor_from(record)
+            self._cursors[cursor.spec.name] = cursor
+        self._committer = Committer("bsfg-cursors", self._write)
+
+    @property
+    def problems(self) -> list[str]:
+        """What was wrong with the journal when it was opened."""
+        return [f"cursors: {text}" for text in self._journal.problems]
+
+    def bound_to(self, stream: str, buffer: Buffer) -> list[Cursor]:
+        """Give the consumers of one buffer that are not retired."""
+        return [
+            cursor
+            for cursor in self._cursors.values()
+            if cursor.spec.stream == stream and cursor.spec.buffer == buffer and cursor.retired_reason is None
+        ]
+
+    def floor(self, stream: str, buffer: Buffer) -> int:
+        """Give the offset after the highest one that any consumer of a buffer, retired or not, has confirmed."""
+        result = 0
+        for cursor in self._cursors.values():
+            if cursor.spec.stream == stream and cursor.spec.buffer == buffer:
+                last = cursor.frontier.ranges[-1][1] if cursor.frontier.ranges else cursor.frontier.committed
+                result = max(result, last + 1)
+        return result
+
+    def required_frontier(self, stream: str, buffer: Buffer) -> int | None:
+        """Give the lowest frontier of the required consumers, None when there is none."""
+        frontiers = [cursor.frontier.committed for cursor in self.bound_to(stream, buffer) if cursor.spec.required]
+        return min(frontiers, default=None)
+
+    async def create(self, spec: ConsumerSpec) -> ConsumerState:
+        """Create a consumer durably, or give the identical one that exists."""
+        check_name("consumer", spec.name, r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+        existing = self._cursors.get(spec.name)
+        if existing is None:
+            buffer = await self._resolve(spec.stream, spec.buffer)
+            first = await _first_offset(spec, buffer)
+            fresh = Cursor(spec, Frontier(first - 1), buffer.log_id, self._clock.now_unix_ms(), next_to_send=first)
+            existing = await self._submit(Change(spec.name, lambda there: there or fresh))
+        if existing.retired_reason is not None:
+            raise ConsumerRetired(f"consumer {spec.name} was retired: {existing.retired_reason}")
+        if existing.spec != spec:
+            raise ConsumerExists(f"consumer {spec.name} exists with other settings: {existing.spec}")
+        return existing.state()
+
+    async def retire(self, name: str, reason: str) -> list[GapRecord]:
+        """End a consumer; what it had not confirmed is recorded as gaps."""
+        if not reason.strip():
+            raise InvalidArgument("retiring a consumer needs a reason")
+        cursor = self._known(name)
+        buffer = await self._resolve(cursor.spec.stream, cursor.spec.buffer)
+        now = self._clock.now_unix_ms()
+        detail = f"{name}: {reason}"
+        gaps = [
+            GapRecord(first, last, GapReason.RETIRED, now, detail)
+            for first, last in cursor.frontier.missing(buffer.end)
+        ]
+        for gap in gaps:
+            await buffer.record_gap(gap)
+        await self._submit(Change(name, lambda there: replace(_there(there), retired_reason=reason)))
+        return gaps
+
+    async def commit(self, name: str, confirmation: Confirmation) -> Checkpoint:
+        """Record durably what is confirmed."""
+        cursor = self._known(name)
+        buffer = await self._resolve(cursor.spec.stream, cursor.spec.buffer)
+        if confirmation.log_id is not None and confirmation.log_id != buffer.log_id:
+            raise ForeignLog(
+                f"consumer {name} confirms a position of log {confirmation.log_id}, this is log {buffer.log_id}"
+            )
+        if cursor.log_id != buffer.log_id:
+            raise ForeignLog(f"consumer {name} belongs to log {cursor.log_id}, this is log {buffer.log_id}")
+        highest = max([confirmation.through or 0, *(last for _, last in confirmation.ranges)])
+        if highest >= buffer.end and (confirmation.through is not None or confirmation.ranges):
+            raise OffsetOutOfRange(f"offset {highest} is beyond the end {buffer.end}", end=buffer.end)
+        confirmed = await self._submit(Change(name, lambda there: _confirmed(_there(there), confirmation)))
+        return confirmed.checkpoint()
+
+    async def commit_one(self, name: str, offset: int, key: Key) -> Checkpoint:
+        """Confirm one entry, naming its key."""
+        cursor = self._known(name)
+        buffer = await self._resolve(cursor.spec.stream, cursor.spec.buffer)
+        if not 0 <= offset < buffer.end:
+            raise OffsetOutOfRange(f"offset {offset} is not in 0 to {buffer.end - 1}", end=buffer.end)
+        stored = await buffer.key_at(offset)
+        if stored is not None and stored != key:
+            raise InvalidArgument(f"the entry at offset {offset} has another key", offset=offset)
+        return await self.commit(name, Confirmation(ranges=[(offset, offset)]))
+
+    async def sent(self, name: str, next_to_send: int) -> None:
+        """Note how far the consumer has been served."""
+        cursor = self._known(name)
+        cursor.next_to_send = max(cursor.next_to_send, next_to_send)
+
+    async def checkpoint(self, name: str) -> Checkpoint:
+        """Give where a consumer stands."""
+        return self._known(name).checkpoint()
+
+    async def consumer(self, name: str) -> ConsumerState:
+        """Describe one consumer."""
+        if self._committer is None:
+            raise StorageClosed("the storage is closed")
+        if name not in self._cursors:
+            raise UnknownConsumer(f"no consumer is called {name}", consumer=name)
+        return self._cursors[name].state()
+
+    async def consumers(self) -> list[ConsumerState]:
+        """Describe all consumers by name."""
+        if self._committer is None:
+            raise StorageClosed("the storage is closed")
+        return [self._cursors[name].state() for name in sorted(self._cursors)]
+
+    async def close(self) -> None:
+        """Finish what is under way."""
+        if self._committer is not None:
+            committer, self._committer = self._committer, None
+            await committer.close()
+            self._journal.close()
+
+    def _known(self, name: str) -> Cursor:
+        if self._committer is None:
+            raise StorageClosed("the storage is closed")
+        cursor = self._cursors.get(name)
+        if cursor is None:
+            raise UnknownConsumer(f"no consumer is called {name}", consumer=name)
+        if cursor.retired_reason is not None:
+            raise ConsumerRetired(f"consumer {name} was retired: {cursor.retired_reason}", consumer=name)
+        return cursor
+
+    async def _submit(self, change: Change) -> Cursor:
+        if self._committer is None:
+            raise StorageClosed("the storage is closed")
+        return await self._committer.submit(change)
+
+    def _write(self, changes: Sequence[Change]) -> list[Cursor | BaseException]:
+        """Apply changes to copies, make the copies durable, then show them; each caller gets what became of its own."""
+        if self._failure is not None:
+            raise StorageClosed(f"the cursors are closed: {self._failure.message}")
+        fresh: dict[str, Cursor] = {}
+        outcomes: list[Cursor | BaseException] = []
+        for change in changes:
+            there = fresh.get(change.name, self._cursors.get(change.name))
+            try:
+                changed = change.apply(there)
+            except BsfgError as refusal:
+                outcomes.append(refusal)
+                continue
+            if changed is not there:
+                fresh[change.name] = changed
+            outcomes.append(changed)
+        if fresh:
+            self._make_durable([cursor.record() for cursor in fresh.values()])
+            for name, cursor in fresh.items():
+                served = self._cursors[name].next_to_send if name in self._cursors else 0
+                cursor.next_to_send = max(cursor.next_to_send, served)
+                self._cursors[name] = cursor
+        if self._journal.wants_compaction:
+            self._journal.compact()
+        return outcomes
+
+    def _make_durable(self, records: list[Record]) -> None:
+        try:
+            self._journal.append(records)
+        except OSError as error:
+            failure = translated(error, "writing the cursors")
+            if failure.code != "disk_full":
+                self._failure = failure
+                raise OutcomeUnknown(f"{failure.message}; the cursors are closed until they are opened again") from None
+            raise failure from None
+
+    def _snapshot(self) -> Iterator[Record]:
+        for name in sorted(self._cursors):
+            yield self._cursors[name].record()
+
+
+def _there(cursor: Cursor | None) -> Cursor:
+    if cursor is None:
+        raise UnknownConsumer("the consumer is gone")
+    if cursor.retired_reason is not None:
+        raise ConsumerRetired(f"consumer {cursor.spec.name} was retired: {cursor.retired_reason}")
+    return cursor
+
+
+def _confirmed(cursor: Cursor, confirmation: Confirmation) -> Cursor:
+    frontier = cursor.frontier.copy()
+    changed = False
+    if confirmation.through is not None:
+        changed = frontier.confirm_through(confirmation.through)
+    if confirmation.ranges:
+        changed = frontier.confirm(confirmation.ranges) or changed
+    head = confirmation.peer_head
+    if not changed and (head is None or head == cursor.peer_head):
+        return cursor
+    return replace(cursor, frontier=frontier, peer_head=head or cursor.peer_head)
+
+
+async def _first_offset(spec: ConsumerSpec, buffer: Positions) -> int:
+    if spec.start == StartAt.EARLIEST:
+        return buffer.start
+    if spec.start == StartAt.LATEST:
+        return buffer.end
+    if spec.start == StartAt.TIME:
+        return await buffer.offset_at_time(spec.start_value)
+    if not 0 <= spec.start_value <= buffer.end:
+        raise OffsetOutOfRange(f"start {spec.start_value} is not in 0 to {buffer.end}", end=buffer.end)
+    return spec.start_value

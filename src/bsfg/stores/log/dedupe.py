@@ -1,0 +1,122 @@
+"""Deciding for each fact of a batch whether it is new, a repeat or a conflict.
+
+Nearly all batches are wholly new, and that is settled by the index alone. Only candidates are compared: first the key,
+then the digest, then, while they are retained, the bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bsfg.arrays import fixed_rows
+from bsfg.batch import FactBatch
+from bsfg.ports import Result
+from bsfg.stores.log.index import KeyIndex
+
+Fetch = Callable[[np.ndarray], tuple[FactBatch, np.ndarray, np.ndarray]]
+"""Give the stored facts at some offsets, which offsets were found, and which still have their bytes."""
+
+_BYTES = ("subject", "predicate", "object", "artifact_digest")
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What each row is; ``offsets`` holds the existing offset of repeats and conflicts, else -1."""
+
+    results: np.ndarray
+    offsets: np.ndarray
+    collisions: set[int] = field(default_factory=set)
+    repeats_of: dict[int, int] = field(default_factory=dict)
+    """Rows that repeat or contradict an earlier row of the same batch, and which."""
+
+    @property
+    def all_new(self) -> bool:
+        """Whether every row is to be stored."""
+        return not self.results.any()
+
+
+def judge(batch: FactBatch, hashes: np.ndarray, order: np.ndarray, index: KeyIndex, fetch: Fetch) -> Verdict:
+    """Judge all rows of a batch; ``order`` sorts the hashes."""
+    count = len(batch)
+    verdict = Verdict(np.zeros(count, dtype=np.int8), np.full(count, -1, dtype=np.int64))
+    ranked = hashes[order]
+    positions, offsets = index.candidates(ranked)
+    if len(positions):
+        _against_stored(batch, order[positions], offsets, fetch, verdict)
+    if count > 1 and (ranked[1:] == ranked[:-1]).any():
+        _against_batch(batch, order, ranked, verdict)
+    return verdict
+
+
+def _against_stored(batch: FactBatch, rows: np.ndarray, offsets: np.ndarray, fetch: Fetch, verdict: Verdict) -> None:
+    by_offset = np.argsort(offsets, kind="stable")
+    rows, offsets = rows[by_offset], offsets[by_offset]
+    stored, found, retained = fetch(offsets)
+    if not found.all():
+        # The index knows a key that log and key segments cannot show any more: the damage is reported elsewhere,
+        # and the only answer that cannot create a second copy is that it exists.
+        lost = ~found
+        _settle(verdict, rows[lost], offsets[lost], Result.ALREADY_EXISTS)
+        rows, offsets = rows[found], offsets[found]
+    if not len(rows):
+        return
+    mine = batch.take(rows)
+    same_key = _equal(mine, stored, "from_zone") & _equal(mine, stored, "message_id")
+    same_digest = (fixed_rows(mine.column("digest")) == fixed_rows(stored.column("digest"))).all(axis=1)
+    same_bytes = np.ones(len(rows), dtype=bool)
+    for name in _BYTES:
+        same_bytes &= _equal(mine, stored, name)
+    repeat = same_key & same_digest & (same_bytes | ~retained)
+    collision = same_key & same_digest & ~same_bytes & retained
+    conflict = same_key & ~same_digest
+    _settle(verdict, rows[repeat], offsets[repeat], Result.ALREADY_EXISTS)
+    _settle(verdict, rows[conflict | collision], offsets[conflict | collision], Result.CONFLICT)
+    verdict.collisions.update(rows[collision].tolist())
+
+
+def _settle(verdict: Verdict, rows: np.ndarray, offsets: np.ndarray, result: Result) -> None:
+    verdict.results[rows] = result
+    verdict.offsets[rows] = offsets
+
+
+def _equal(left: FactBatch, right: FactBatch, name: str) -> np.ndarray:
+    """Compare two columns row by row; null equals null."""
+    a, b = left.column(name), right.column(name)
+    if a.null_count == 0 and b.null_count == 0:
+        return np.asarray(pc.equal(a, b).to_numpy(zero_copy_only=False))
+    both = pc.and_(pc.is_null(a), pc.is_null(b))
+    equal = pc.or_(both, pc.fill_null(pc.equal(a, b), pa.scalar(False)))
+    return np.asarray(equal.to_numpy(zero_copy_only=False))
+
+
+def _against_batch(batch: FactBatch, order: np.ndarray, ranked: np.ndarray, verdict: Verdict) -> None:
+    """Find keys that appear more than once in the batch itself: the first is stored, the others answer to it."""
+    same = ranked[1:] == ranked[:-1]
+    suspects = np.zeros(len(ranked), dtype=bool)
+    suspects[1:] |= same
+    suspects[:-1] |= same
+    rows = np.sort(order[suspects])
+    rows = rows[verdict.results[rows] == Result.INSERTED]
+    if len(rows) < 2:
+        return
+    part = batch.take(rows)
+    zones, ids = part.column("from_zone").to_pylist(), part.column("message_id").to_pylist()
+    digests = part.digests()
+    bodies = list(zip(*(part.column(name).to_pylist() for name in _BYTES), strict=True))
+    first: dict[tuple[str, str], int] = {}
+    for at, row in enumerate(rows.tolist()):
+        earlier = first.setdefault((zones[at], ids[at]), at)
+        if earlier == at:
+            continue
+        verdict.repeats_of[row] = int(rows[earlier])
+        if digests[earlier] == digests[at] and bodies[earlier] == bodies[at]:
+            verdict.results[row] = Result.ALREADY_EXISTS
+            continue
+        verdict.results[row] = Result.CONFLICT
+        if digests[earlier] == digests[at]:
+            verdict.collisions.add(row)

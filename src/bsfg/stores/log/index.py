@@ -1,0 +1,235 @@
+"""The key index: from the hash of a key to the offsets that may hold it.
+
+It is derived data. Recent keys live in memory as a few sorted arrays; older ones in immutable runs, each a sorted
+array of hashes, the offsets beside it, and a small filter that answers most questions with one byte. Runs are merged
+by eight, so that their number grows with the logarithm of the keys. A hit is only a candidate: the full key is
+compared in the log. See docs/adr/0003-key-index.md for what else was measured.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import crc32c
+import numpy as np
+
+from bsfg.stores.log.files import Bytes
+
+RUN_KEYS = 131_072
+FANOUT = 8
+_HEADER = struct.Struct("<8sIIQqq16s32s")
+_MAGIC = b"BSFGRUN1"
+_SCALAR_BELOW = 9
+_EMPTY_ROWS = np.empty(0, dtype=np.int64)
+
+
+class Filter:
+    """Two bits in one byte per key, about two bytes per key: wrong for one absent key in forty or so."""
+
+    def __init__(self, keys: int, bits: Bytes | None = None) -> None:
+        size = 1 << max(10, (2 * keys - 1).bit_length())
+        self.shift = 64 - size.bit_length() + 1
+        self.table = np.zeros(size, dtype=np.uint8) if bits is None else np.frombuffer(bits, dtype=np.uint8)
+
+    def add(self, hashes: np.ndarray) -> None:
+        """Add sorted hashes."""
+        places = (hashes >> np.uint64(self.shift)).astype(np.int64)
+        masks = _masks(hashes)
+        # The hashes are sorted, so equal places are neighbours and one pass combines them.
+        starts = np.flatnonzero(np.concatenate(([True], places[1:] != places[:-1])))
+        self.table[places[starts]] |= np.bitwise_or.reduceat(masks, starts)
+
+    def maybe(self, hashes: np.ndarray) -> np.ndarray:
+        """Give the positions of the hashes that may be there."""
+        masks = _masks(hashes)
+        found = self.table[(hashes >> np.uint64(self.shift)).astype(np.int64)]
+        return np.flatnonzero((found & masks) == masks)
+
+    def maybe_one(self, hash_: int) -> bool:
+        """Answer for one hash, without the cost of array operations."""
+        mask = (1 << (hash_ & 7)) | (1 << ((hash_ >> 3) & 7))
+        return int(self.table[hash_ >> self.shift]) & mask == mask
+
+
+def _masks(hashes: np.ndarray) -> np.ndarray:
+    low = (hashes & np.uint64(63)).astype(np.uint8)
+    return np.asarray((np.uint8(1) << (low & np.uint8(7))) | (np.uint8(1) << (low >> np.uint8(3))), dtype=np.uint8)
+
+
+@dataclass(slots=True)
+class Run:
+    """Sorted hashes with their offsets, covering the offsets from ``first`` to ``last``."""
+
+    hashes: np.ndarray
+    offsets: np.ndarray
+    first: int
+    last: int
+    filter: Filter | None = None
+    name: str = ""
+    in_memory: bool = True
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes it occupies, in memory or mapped."""
+        table = self.filter.table.nbytes if self.filter else 0
+        return int(self.hashes.nbytes + self.offsets.nbytes + table)
+
+    def candidates(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Give (position in ``hashes``, offset) for every match; ``hashes`` are sorted."""
+        positions = self.filter.maybe(hashes) if self.filter else np.arange(len(hashes))
+        if not len(positions):
+            return _EMPTY_ROWS, _EMPTY_ROWS
+        wanted = hashes[positions]
+        left = np.searchsorted(self.hashes, wanted, side="left")
+        inside = left < len(self.hashes)
+        inside[inside] = self.hashes[left[inside]] == wanted[inside]
+        if not inside.any():
+            return _EMPTY_ROWS, _EMPTY_ROWS
+        positions, left, wanted = positions[inside], left[inside], wanted[inside]
+        counts = np.searchsorted(self.hashes, wanted, side="right") - left
+        if int(counts.max()) == 1:
+            return positions, self.offsets[left]
+        spread = np.repeat(left, counts) + np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        return np.repeat(positions, counts), self.offsets[spread]
+
+
+def merged(runs: list[Run], *, with_filter: bool) -> Run:
+    """Merge runs into one."""
+    hashes = np.concatenate([run.hashes for run in runs])
+    offsets = np.concatenate([run.offsets for run in runs])
+    # A stable sort finds the sorted stretches and merges them.
+    order = np.argsort(hashes, kind="stable")
+    hashes, offsets = hashes[order], offsets[order]
+    table = None
+    if with_filter:
+        table = Filter(len(hashes))
+        table.add(hashes)
+    return Run(hashes, offsets, min(run.first for run in runs), max(run.last for run in runs), table)
+
+
+class KeyIndex:
+    """All runs of one log, newest first, and the recent keys in memory."""
+
+    def __init__(self) -> None:
+        self.recent: list[Run] = []
+        self.recent_keys = 0
+        self._recent_filter = Filter(RUN_KEYS)
+        self.runs: list[Run] = []
+
+    def __len__(self) -> int:
+        return self.recent_keys + sum(len(run.hashes) for run in self.runs)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all runs, those on disk included."""
+        recent = self._recent_filter.table.nbytes + sum(run.nbytes for run in self.recent)
+        return int(recent + sum(run.nbytes for run in self.runs))
+
+    def add(self, hashes: np.ndarray, offsets: np.ndarray, first: int, last: int) -> None:
+        """Add the keys of the offsets from ``first`` to ``last``; hashes are sorted, offsets stand beside them."""
+        if not len(hashes):
+            return
+        self._recent_filter.add(hashes)
+        self.recent.append(Run(hashes, offsets, first, last))
+        self.recent_keys += len(hashes)
+        while len(self.recent) > 1 and 2 * len(self.recent[-1].hashes) >= len(self.recent[-2].hashes):
+            newer, older = self.recent.pop(), self.recent.pop()
+            self.recent.append(merged([older, newer], with_filter=False))
+
+    def candidates(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Give (position in ``hashes``, offset) for every entry that may have one of the sorted hashes."""
+        if len(hashes) < _SCALAR_BELOW:
+            return self._candidates_few(hashes)
+        found = list(self._matches(hashes))
+        if not found:
+            return _EMPTY_ROWS, _EMPTY_ROWS
+        return np.concatenate([rows for rows, _ in found]), np.concatenate([offsets for _, offsets in found])
+
+    def _matches(self, hashes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        maybe = self._recent_filter.maybe(hashes)
+        if len(maybe):
+            wanted = hashes[maybe]
+            for run in self.recent:
+                rows, offsets = run.candidates(wanted)
+                if len(rows):
+                    yield maybe[rows], offsets
+        for run in self.runs:
+            rows, offsets = run.candidates(hashes)
+            if len(rows):
+                yield rows, offsets
+
+    def _candidates_few(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rows: list[int] = []
+        offsets: list[int] = []
+        for row, value in enumerate(hashes.tolist()):
+            where = [run for run in self.runs if run.filter is None or run.filter.maybe_one(value)]
+            if self._recent_filter.maybe_one(value):
+                where = [*self.recent, *where]
+            for run in where:
+                at = int(np.searchsorted(run.hashes, np.uint64(value)))
+                while at < len(run.hashes) and int(run.hashes[at]) == value:
+                    rows.append(row)
+                    offsets.append(int(run.offsets[at]))
+                    at += 1
+        return np.array(rows, dtype=np.int64), np.array(offsets, dtype=np.int64)
+
+    def take_recent(self) -> Run | None:
+        """Turn the recent keys into a run of their own, when there are any."""
+        if not self.recent_keys:
+            return None
+        run = merged(self.recent, with_filter=True)
+        self.recent, self.recent_keys, self._recent_filter = [], 0, Filter(RUN_KEYS)
+        self.runs.insert(0, run)
+        return run
+
+    def mergeable(self) -> list[Run]:
+        """Give the oldest stretch of neighbouring runs of like size that should become one, or none."""
+        sizes = [len(run.hashes) for run in self.runs]
+        for start in range(len(sizes) - FANOUT, -1, -1):
+            stretch = sizes[start : start + FANOUT]
+            if max(stretch) < FANOUT * max(1, min(stretch)):
+                return self.runs[start : start + FANOUT]
+        return []
+
+    def replace(self, old: list[Run], new: Run) -> None:
+        """Put a merged run in the place of its parts."""
+        at = self.runs.index(old[0])
+        self.runs[at : at + len(old)] = [new]
+
+    def forget_before(self, offset: int) -> list[Run]:
+        """Drop the runs that lie wholly below an offset, and give them."""
+        gone = [run for run in self.runs if run.last < offset]
+        self.runs = [run for run in self.runs if run.last >= offset]
+        return gone
+
+
+def encode_run(run: Run, log_id: bytes, chain_after_last: bytes) -> list[Bytes]:
+    """Write a run, bound to the log and to the chain value at its end."""
+    assert run.filter is not None
+    parts = [run.hashes.tobytes(), run.offsets.tobytes(), run.filter.table.tobytes()]
+    crc = 0
+    for part in parts:
+        crc = crc32c.crc32c(part, crc)
+    head = _HEADER.pack(_MAGIC, crc, run.filter.shift, len(run.hashes), run.first, run.last, log_id, chain_after_last)
+    return [head, *parts]
+
+
+def decode_run(data: Bytes, log_id: bytes, *, in_memory: bool) -> tuple[Run, bytes] | None:
+    """Read a run of this log and the chain value it is bound to; None when it is not usable."""
+    if len(data) < _HEADER.size:
+        return None
+    magic, crc, shift, count, first, last, owner, chain = _HEADER.unpack_from(data)
+    table_bytes = 1 << (64 - shift) if 0 < shift < 64 else 0
+    if magic != _MAGIC or owner != log_id or len(data) != _HEADER.size + 16 * count + table_bytes:
+        return None
+    if crc32c.crc32c(data[_HEADER.size :]) != crc:
+        return None
+    body = bytes(data[_HEADER.size :]) if in_memory else memoryview(data)[_HEADER.size :]
+    hashes = np.frombuffer(body, dtype=np.uint64, count=count)
+    offsets = np.frombuffer(body, dtype=np.int64, count=count, offset=8 * count)
+    table = Filter(count, memoryview(body)[16 * count :])
+    if table.shift != shift:
+        return None
+    return Run(hashes, offsets, first, last, table, in_memory=in_memory), chain

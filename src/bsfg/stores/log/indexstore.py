@@ -1,0 +1,160 @@
+"""Keeping the key index on disk: runs are written as they fill, merged in the background, and never synced.
+
+All of it is derived. A run that is missing, torn, of another log or ahead of it is thrown away and rebuilt from the
+log and the key segments.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from bsfg.stores.log.files import Files
+from bsfg.stores.log.index import RUN_KEYS, KeyIndex, Run, decode_run, encode_run, merged
+
+
+class IndexStore:
+    """The key index of one log with its files."""
+
+    def __init__(self, files: Files, folder: str, log_id: bytes, memory_bytes: int) -> None:
+        self._files = files
+        self._folder = f"{folder}/index"
+        self._log_id = log_id
+        self._memory_bytes = memory_bytes
+        self.keys = KeyIndex()
+        self.covered = 0
+        self._chains: dict[int, bytes] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        self._merging: Future[tuple[list[Run], Run]] | None = None
+        self._serial = 0
+        self._lock = threading.Lock()
+
+    def load(self, start: int, end: int, trusted_before: int, chain_at: dict[int, bytes]) -> int:
+        """Take over the runs on disk that fit the log; give the offset from which keys must be added again.
+
+        Keys from ``start`` on must be covered: runs that begin later are of no use. Runs that end below
+        ``trusted_before`` lie in sealed segments; one that reaches further must agree with the chain value of the
+        log at its end.
+        """
+        found: list[tuple[Run, str]] = []
+        for name in self._files.list(self._folder):
+            decoded = None
+            if name.endswith(".run"):
+                decoded = decode_run(self._files.read(f"{self._folder}/{name}"), self._log_id, in_memory=False)
+            if decoded is None or not self._fits(decoded, end, trusted_before, chain_at):
+                self._files.remove(f"{self._folder}/{name}")
+                continue
+            run, chain = decoded
+            run.name = name
+            self._chains[run.last] = chain
+            found.append((run, name))
+            self._serial = max(self._serial, int(name.split("-")[0]) + 1)
+        self.covered = self._take_contiguous(found, start)
+        return self.covered
+
+    def _fits(self, decoded: tuple[Run, bytes], end: int, trusted_before: int, chain_at: dict[int, bytes]) -> bool:
+        run, chain = decoded
+        if run.last >= end:
+            return False
+        return run.last + 1 <= trusted_before or chain_at.get(run.last + 1) == chain
+
+    def _take_contiguous(self, found: list[tuple[Run, str]], start: int) -> int:
+        """Keep the widest runs that cover the log from ``start`` on without hole or overlap; drop the rest."""
+        found.sort(key=lambda item: (item[0].first, -item[0].last))
+        at: int | None = None
+        for run, name in found:
+            if run.first == at or (at is None and run.first <= start):
+                self.keys.runs.insert(0, self._placed(run))
+                at = run.last + 1
+            else:
+                self._files.remove(f"{self._folder}/{name}")
+        return start if at is None else max(at, start)
+
+    def _placed(self, run: Run) -> Run:
+        """Bring a run into memory while the limit allows it; older ones are read from disk as they are needed."""
+        used = sum(item.nbytes for item in self.keys.runs if item.in_memory)
+        if used + run.nbytes <= self._memory_bytes:
+            run.hashes, run.offsets = run.hashes.copy(), run.offsets.copy()
+            if run.filter is not None:
+                run.filter.table = run.filter.table.copy()
+            run.in_memory = True
+        return run
+
+    def add(self, hashes: np.ndarray, offsets: np.ndarray, end: int, chain: bytes) -> None:
+        """Add the sorted keys of entries up to ``end``, which are durable; ``chain`` is the chain value there."""
+        self.keys.add(hashes, offsets, self.covered, end - 1)
+        self.covered = end
+        if self.keys.recent_keys >= RUN_KEYS:
+            run = self.keys.take_recent()
+            assert run is not None
+            self._chains[run.last] = chain
+            self._save(run)
+        self._merge()
+
+    def _save(self, run: Run) -> None:
+        """Write a run; when that fails the run simply stays in memory."""
+        run.name = f"{self._serial:010d}-{run.first}-{run.last}.run"
+        self._serial += 1
+        path = f"{self._folder}/{run.name}"
+        try:
+            self._files.make_folder(self._folder)
+            file = self._files.create(path)
+            try:
+                file.write(encode_run(run, self._log_id, self._chains[run.last]))
+            finally:
+                file.close()
+            self._spill()
+        except OSError:
+            run.name = ""
+
+    def _spill(self) -> None:
+        """Let the oldest runs live on disk alone when memory is full."""
+        used = sum(run.nbytes for run in self.keys.runs if run.in_memory)
+        for run in reversed(self.keys.runs):
+            if used <= self._memory_bytes:
+                return
+            if run.in_memory and run.name:
+                decoded = decode_run(self._files.read(f"{self._folder}/{run.name}"), self._log_id, in_memory=False)
+                if decoded is not None:
+                    used -= run.nbytes
+                    mapped = decoded[0]
+                    run.hashes, run.offsets, run.filter = mapped.hashes, mapped.offsets, mapped.filter
+                    run.in_memory = False
+
+    def _merge(self) -> None:
+        """Finish a merge that is done, and begin one that is due; sorting releases the interpreter."""
+        if self._merging is not None:
+            if not self._merging.done():
+                return
+            old, new = self._merging.result()
+            self._merging = None
+            self._save(new)
+            self.keys.replace(old, new)
+            for run in old:
+                if run.last != new.last:
+                    self._chains.pop(run.last, None)
+                if run.name:
+                    self._files.remove(f"{self._folder}/{run.name}")
+            self._spill()
+        due = self.keys.mergeable()
+        if due:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(1, "bsfg-index")
+            self._merging = self._pool.submit(lambda: (due, merged(due, with_filter=True)))
+
+    def forget_before(self, offset: int) -> None:
+        """Drop runs that lie wholly below an offset."""
+        if self._merging is not None:
+            self._merging.result()
+            self._merge()
+        for run in self.keys.forget_before(offset):
+            if run.name:
+                self._files.remove(f"{self._folder}/{run.name}")
+
+    def close(self) -> None:
+        """End the background thread; what it was merging is simply not used."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool = None

@@ -1,0 +1,162 @@
+"""A small append-only file of records, each with its own checksum: cursors, gap records, quarantine.
+
+A record is a JSON head and optional bytes. Appending syncs; a torn last record is cut at the next open. The file is
+rewritten through a rename when most of it is history.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import crc32c
+import orjson
+
+from bsfg.stores.log.files import Files, OpenFile
+
+_HEAD = struct.Struct("<4sIII")
+_MAGIC = b"JRN1"
+_COMPACT_ABOVE_BYTES = 1 << 20
+
+
+class Record(NamedTuple):
+    """One record: what it says, and the bytes it keeps."""
+
+    head: dict[str, Any]
+    blob: bytes = b""
+
+
+def encode(record: Record) -> bytes:
+    """Write one record."""
+    head = orjson.dumps(record.head)
+    body = head + record.blob
+    fields = _HEAD.pack(_MAGIC, 0, len(head), len(record.blob))
+    crc = crc32c.crc32c(body, crc32c.crc32c(fields))
+    return _HEAD.pack(_MAGIC, crc, len(head), len(record.blob)) + body
+
+
+def decode_all(data: bytes) -> tuple[list[Record], int, list[str]]:
+    """Read all records; give them, how many bytes are sound, and what is wrong.
+
+    A record that fails in the middle is reported and passed over by searching for the next sound one; one that fails
+    at the end is a torn write of something never acknowledged, and is cut.
+    """
+    records: list[Record] = []
+    problems: list[str] = []
+    at = sound = 0
+    while at < len(data):
+        step = _decode_at(data, at)
+        if step is not None:
+            record, size = step
+            records.append(record)
+            at += size
+            sound = at
+            continue
+        following = _next_sound(data, at + 1)
+        if following is None:
+            break
+        problems.append(f"{following - at} damaged bytes at {at}")
+        at = following
+    return records, sound, problems
+
+
+def _decode_at(data: bytes, at: int) -> tuple[Record, int] | None:
+    if len(data) - at < _HEAD.size:
+        return None
+    magic, crc, head_bytes, blob_bytes = _HEAD.unpack_from(data, at)
+    end = at + _HEAD.size + head_bytes + blob_bytes
+    if magic != _MAGIC or end > len(data):
+        return None
+    body = data[at + _HEAD.size : end]
+    if crc32c.crc32c(body, crc32c.crc32c(_HEAD.pack(_MAGIC, 0, head_bytes, blob_bytes))) != crc:
+        return None
+    try:
+        head = orjson.loads(body[:head_bytes])
+    except orjson.JSONDecodeError:
+        return None
+    return Record(head, body[head_bytes:]), end - at
+
+
+def _next_sound(data: bytes, start: int) -> int | None:
+    at = data.find(_MAGIC, start)
+    while at >= 0:
+        if _decode_at(data, at) is not None:
+            return at
+        at = data.find(_MAGIC, at + 1)
+    return None
+
+
+def read_journal(files: Files, path: str) -> tuple[list[Record], int, list[str]]:
+    """Read a journal without opening it for writing; a missing one is empty."""
+    if not files.exists(path):
+        return [], 0, []
+    return decode_all(bytes(files.read(path)))
+
+
+class Journal:
+    """A journal opened for writing."""
+
+    def __init__(self, files: Files, path: str, snapshot: Callable[[], Iterable[Record]]) -> None:
+        self._files = files
+        self._path = path
+        self._folder = path.rpartition("/")[0]
+        self._snapshot = snapshot
+        self._file: OpenFile | None = None
+        self._size = 0
+        self._compact_at = _COMPACT_ABOVE_BYTES
+        self.problems: list[str] = []
+
+    def open(self) -> list[Record]:
+        """Read what is there, cut a torn tail, and be ready to append."""
+        self._files.remove(self._path + ".new")
+        if not self._files.exists(self._path):
+            self._file = self._files.create(self._path)
+            self._file.sync()
+            self._files.sync_folder(self._folder)
+            return []
+        records, sound, self.problems = read_journal(self._files, self._path)
+        self._file = self._files.open_append(self._path)
+        if sound < self._files.size(self._path):
+            self._file.truncate(sound)
+        # What was read may still be in the page cache only; it must be durable before anyone acts on it.
+        self._file.sync()
+        self._size = sound
+        self._compact_at = max(_COMPACT_ABOVE_BYTES, 4 * sound)
+        return records
+
+    def append(self, records: Iterable[Record]) -> None:
+        """Write records and return when they are durable."""
+        assert self._file is not None
+        parts = [encode(record) for record in records]
+        try:
+            self._file.write(parts)
+        except OSError:
+            self._file.truncate(self._size)
+            raise
+        self._file.sync()
+        self._size += sum(map(len, parts))
+
+    @property
+    def wants_compaction(self) -> bool:
+        """Whether the file has grown enough since it was last rewritten."""
+        return self._size > self._compact_at
+
+    def compact(self) -> None:
+        """Replace the file by one that holds only the present state."""
+        fresh = self._files.create(self._path + ".new")
+        parts = [encode(record) for record in self._snapshot()]
+        fresh.write(parts)
+        fresh.sync()
+        self._files.rename(self._path + ".new", self._path)
+        self._files.sync_folder(self._folder)
+        if self._file is not None:
+            self._file.close()
+        self._file, self._size = fresh, sum(map(len, parts))
+        self._compact_at = max(_COMPACT_ABOVE_BYTES, 4 * self._size)
+
+    def close(self) -> None:
+        """Release the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -1,0 +1,176 @@
+"""What a log remembers besides entries: where it begins, gap records, quarantine, anchors of removed segments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from bsfg.batch import FACT_SCHEMA, FactBatch
+from bsfg.errors import InvalidArgument
+from bsfg.fact import Key
+from bsfg.ports import GapRecord, Quarantined
+from bsfg.retention import GapReason
+from bsfg.stores.log.files import Files
+from bsfg.stores.log.journal import Journal, Record, read_journal
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """What stays of a removed segment: its range, its chain values and the digest over its entries."""
+
+    first: int
+    last: int
+    chain_before: str
+    chain_after: str
+    range_digest: str
+    newest_unix_ms: int
+
+
+class Notes:
+    """The notes of one log, kept in a journal and in memory."""
+
+    def __init__(self, files: Files, folder: str) -> None:
+        self._files = files
+        self._path = f"{folder}/notes.journal"
+        self._journal = Journal(files, self._path, self._snapshot)
+        self.start = 0
+        self.gaps: list[GapRecord] = []
+        self.anchors: list[Anchor] = []
+        self.quarantined: dict[int, Quarantined] = {}
+        self.released: list[dict[str, Any]] = []
+        self.next_quarantine_id = 1
+        self._known_gaps: set[tuple[int, int, str, str | None]] = set()
+
+    @property
+    def problems(self) -> list[str]:
+        """What was wrong with the journal when it was opened."""
+        return self._journal.problems
+
+    def open(self) -> None:
+        """Read the notes for writing."""
+        for record in self._journal.open():
+            self._apply(record)
+
+    def read(self) -> list[str]:
+        """Read the notes without writing; give what is wrong with them."""
+        records, _, problems = read_journal(self._files, self._path)
+        for record in records:
+            self._apply(record)
+        return problems
+
+    def move_start(self, start: int, anchors: list[Anchor], gaps: list[GapRecord]) -> None:
+        """Record durably that the log now begins at ``start``, and what is known of what went."""
+        records = [Record({"kind": "anchor", **_anchor_head(anchor)}) for anchor in anchors]
+        records += [_gap(gap) for gap in gaps if not self._knows(gap)]
+        self._write([*records, Record({"kind": "start", "start": start})])
+
+    def add_gaps(self, gaps: list[GapRecord]) -> None:
+        """Record gaps durably; those already known are left out."""
+        fresh = [_gap(gap) for gap in gaps if not self._knows(gap)]
+        if fresh:
+            self._write(fresh)
+
+    def add_quarantined(self, items: list[Quarantined]) -> None:
+        """Keep refused facts durably."""
+        known = {(item.reason, item.key, item.facts.digests()[0]) for item in self.quarantined.values()}
+        fresh = [item for item in items if (item.reason, item.key, item.facts.digests()[0]) not in known]
+        if fresh:
+            self._write([_quarantine(item) for item in fresh])
+
+    def release(self, id_: int, reason: str, now_unix_ms: int) -> None:
+        """Drop a quarantined fact, leaving a durable note of it."""
+        if not reason.strip():
+            raise InvalidArgument("dropping a quarantined fact needs a reason")
+        if id_ not in self.quarantined:
+            raise InvalidArgument(f"nothing is quarantined under id {id_}", id=id_)
+        self._write([Record({"kind": "released", "id": id_, "reason": reason, "at_unix_ms": now_unix_ms})])
+
+    def forget_anchors_before(self, unix_ms: int) -> list[Anchor]:
+        """List the anchors whose keys are beyond the horizon; the anchors themselves stay."""
+        return [anchor for anchor in self.anchors if anchor.newest_unix_ms < unix_ms]
+
+    def close(self) -> None:
+        """Release the journal."""
+        self._journal.close()
+
+    def _knows(self, gap: GapRecord) -> bool:
+        return (gap.first, gap.last, str(gap.reason), gap.origin_zone) in self._known_gaps
+
+    def _write(self, records: list[Record]) -> None:
+        self._journal.append(records)
+        for record in records:
+            self._apply(record)
+        if self._journal.wants_compaction:
+            self._journal.compact()
+
+    def _apply(self, record: Record) -> None:
+        head = dict(record.head)
+        kind = head.pop("kind")
+        if kind == "start":
+            self.start = max(self.start, head["start"])
+        elif kind == "anchor":
+            anchor = Anchor(**head)
+            if anchor not in self.anchors[-8:]:
+                self.anchors.append(anchor)
+        elif kind == "gap":
+            gap = GapRecord(**{**head, "reason": GapReason(head["reason"])})
+            if not self._knows(gap):
+                self._known_gaps.add((gap.first, gap.last, str(gap.reason), gap.origin_zone))
+                self.gaps.append(gap)
+        elif kind == "quarantined":
+            item = _quarantined(head, record.blob)
+            self.quarantined[item.id] = item
+            self.next_quarantine_id = max(self.next_quarantine_id, item.id + 1)
+        elif kind == "released":
+            self.quarantined.pop(head["id"], None)
+            self.released.append(head)
+            self.next_quarantine_id = max(self.next_quarantine_id, head["id"] + 1)
+
+    def _snapshot(self) -> Iterator[Record]:
+        for anchor in self.anchors:
+            yield Record({"kind": "anchor", **_anchor_head(anchor)})
+        for gap in self.gaps:
+            yield _gap(gap)
+        for item in self.quarantined.values():
+            yield _quarantine(item)
+        for head in self.released:
+            yield Record({"kind": "released", **head})
+        yield Record({"kind": "start", "start": self.start})
+
+
+def _anchor_head(anchor: Anchor) -> dict[str, Any]:
+    return {name: getattr(anchor, name) for name in Anchor.__dataclass_fields__}
+
+
+def _gap(gap: GapRecord) -> Record:
+    return Record({"kind": "gap", **{name: getattr(gap, name) for name in GapRecord.__dataclass_fields__}})
+
+
+def _quarantine(item: Quarantined) -> Record:
+    head = {
+        "kind": "quarantined",
+        "id": item.id,
+        "at_unix_ms": item.at_unix_ms,
+        "reason": item.reason,
+        "from_zone": item.key.from_zone,
+        "message_id": item.key.message_id,
+        "existing_offset": item.existing_offset,
+        "detail": item.detail,
+    }
+    return Record(head, item.facts.record_batch.serialize().to_pybytes())
+
+
+def _quarantined(head: dict[str, Any], blob: bytes) -> Quarantined:
+    facts = FactBatch(pa.ipc.read_record_batch(pa.py_buffer(blob), FACT_SCHEMA), sealed=True)
+    return Quarantined(
+        id=head["id"],
+        at_unix_ms=head["at_unix_ms"],
+        reason=head["reason"],
+        key=Key(head["from_zone"], head["message_id"]),
+        existing_offset=head["existing_offset"],
+        facts=facts,
+        detail=head["detail"],
+    )

@@ -1,0 +1,184 @@
+"""`LogStorage`: all buffers and cursors of one zone in one folder, written by one process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Self
+
+import orjson
+
+from bsfg.clock import SystemClock
+from bsfg.errors import BsfgError, FormatUnsupported, HasherMismatch, NotAFolder, StorageClosed
+from bsfg.hashing import Hasher, Sha256
+from bsfg.ports import Buffer, Clock
+from bsfg.retention import Policy
+from bsfg.rules import check_name
+from bsfg.stores.log.atomic import write_whole
+from bsfg.stores.log.buffer import LogForwardBuffer, LogStoreBuffer
+from bsfg.stores.log.cursors import LogCursors
+from bsfg.stores.log.files import DiskFiles, Files, translated
+from bsfg.stores.log.recovery import FORMAT, Recovery, boot_id
+from bsfg.stores.log.writer import LogOptions, LogWriter
+
+MARK = "bsfg.json"
+STREAMS = "streams"
+
+
+def log_folder(stream: str, buffer: Buffer) -> str:
+    """Give the folder of one log inside the data folder."""
+    return f"{STREAMS}/{stream}/{buffer}"
+
+
+def listed_logs(files: Files) -> list[tuple[str, Buffer]]:
+    """List the logs that exist in a data folder."""
+    return [
+        (stream, buffer)
+        for stream in files.list(STREAMS)
+        for buffer in Buffer
+        if files.exists(f"{log_folder(stream, buffer)}/log.json") or files.list(log_folder(stream, buffer))
+    ]
+
+
+class LogStorage:
+    """The embedded storage of a zone; open it with `LogStorage.open`."""
+
+    def __init__(
+        self, files: Files, release: Callable[[], None], *, clock: Clock, hasher: Hasher, options: LogOptions
+    ) -> None:
+        self.files = files
+        self._release: Callable[[], None] | None = release
+        self._clock, self._hasher, self._options = clock, hasher, options
+        self._buffers: dict[tuple[str, Buffer], LogStoreBuffer | LogForwardBuffer] = {}
+        self._opening = asyncio.Lock()
+        self.cursors = LogCursors(files, clock, self._resolve)
+
+    @classmethod
+    async def open(
+        cls,
+        where: str | os.PathLike[str] | Files,
+        *,
+        clock: Clock | None = None,
+        hasher: Hasher | None = None,
+        options: LogOptions | None = None,
+    ) -> Self:
+        """Open a data folder as its one writer, making it when it is empty or missing."""
+        files: Files = DiskFiles(where) if isinstance(where, str | os.PathLike) else where
+        hasher = hasher or Sha256()
+        try:
+            release = await asyncio.to_thread(_prepare, files, hasher)
+        except OSError as error:
+            raise translated(error, f"opening {where}") from None
+        storage = cls(files, release, clock=clock or SystemClock(), hasher=hasher, options=options or LogOptions())
+        try:
+            await asyncio.to_thread(storage.cursors.open)
+        except OSError as error:
+            release()
+            raise translated(error, f"opening {where}") from None
+        return storage
+
+    async def store(self, stream: str, policy: Policy | None = None) -> LogStoreBuffer:
+        """Open the store buffer of a stream."""
+        buffer = await self._open(stream, Buffer.STORE, policy)
+        assert isinstance(buffer, LogStoreBuffer)
+        return buffer
+
+    async def forward(self, stream: str, policy: Policy | None = None) -> LogForwardBuffer:
+        """Open the forward buffer of a stream."""
+        buffer = await self._open(stream, Buffer.FORWARD, policy)
+        assert isinstance(buffer, LogForwardBuffer)
+        return buffer
+
+    async def streams(self) -> list[tuple[str, Buffer]]:
+        """List the buffers that exist."""
+        self._check_open()
+        return await asyncio.to_thread(listed_logs, self.files)
+
+    async def close(self) -> None:
+        """Finish what is under way and give the folder back."""
+        if self._release is None:
+            return
+        release, self._release = self._release, None
+        for buffer in self._buffers.values():
+            await buffer.close()
+        await self.cursors.close()
+        release()
+
+    async def _resolve(self, stream: str, buffer: Buffer) -> LogStoreBuffer | LogForwardBuffer:
+        return await self._open(stream, buffer, None)
+
+    async def _open(self, stream: str, buffer: Buffer, policy: Policy | None) -> LogStoreBuffer | LogForwardBuffer:
+        self._check_open()
+        check_name("stream", stream)
+        async with self._opening:
+            known = self._buffers.get((stream, buffer))
+            if known is None:
+                chosen = (policy or Policy()).checked()
+                try:
+                    writer = await asyncio.to_thread(self._recover, stream, buffer, chosen)
+                except OSError as error:
+                    raise translated(error, f"opening {stream}/{buffer}") from None
+                frontier = lambda: self.cursors.required_frontier(stream, buffer)  # noqa: E731
+                kind = LogStoreBuffer if buffer == Buffer.STORE else LogForwardBuffer
+                known = self._buffers[stream, buffer] = kind(writer, frontier)
+            return known
+
+    def _recover(self, stream: str, buffer: Buffer, policy: Policy) -> LogWriter:
+        folder = log_folder(stream, buffer)
+        self.files.make_folder(folder)
+        for parent in (STREAMS, f"{STREAMS}/{stream}", folder):
+            self.files.sync_folder(parent)
+        recovery = Recovery(self.files, folder, buffer, options=self._options, clock=self._clock, policy=policy)
+        state = recovery.run(self.cursors.floor(stream, buffer))
+        writer = LogWriter(
+            self.files,
+            state,
+            stream=stream,
+            buffer=buffer,
+            policy=policy,
+            options=self._options,
+            clock=self._clock,
+            boot_id=boot_id(),
+        )
+        writer.finish_removal()
+        return writer
+
+    def _check_open(self) -> None:
+        if self._release is None:
+            raise StorageClosed("the storage is closed")
+
+
+def read_mark(files: Files) -> dict[str, object]:
+    """Read the mark of a data folder, or say that this is none."""
+    if not files.exists(MARK):
+        raise NotAFolder(f"there is no {MARK} in the folder")
+    try:
+        mark = orjson.loads(bytes(files.read(MARK)))
+    except orjson.JSONDecodeError:
+        mark = None
+    if not isinstance(mark, dict) or not isinstance(mark.get("format"), int):
+        raise NotAFolder(f"{MARK} is damaged")
+    if mark["format"] > FORMAT:
+        raise FormatUnsupported(f"the folder has format {mark['format']}, this version reads up to {FORMAT}")
+    return mark
+
+
+def _prepare(files: Files, hasher: Hasher) -> Callable[[], None]:
+    """Lock the folder and make sure that it is one of ours."""
+    files.make_folder("")
+    release = files.lock("LOCK")
+    try:
+        if not files.exists(MARK):
+            content = {"format": FORMAT, "hasher": hasher.name}
+            write_whole(files, MARK, orjson.dumps(content, option=orjson.OPT_INDENT_2))
+        mark = read_mark(files)
+        if mark.get("hasher") != hasher.name:
+            raise HasherMismatch(f"the folder was written with {mark.get('hasher')}, not {hasher.name}")
+        for name in (STREAMS, "cursors"):
+            files.make_folder(name)
+        files.sync_folder("")
+    except (BsfgError, OSError):
+        release()
+        raise
+    return release

@@ -1,0 +1,160 @@
+"""Reading a log: turning segments, their holes and the gap records into frames without hole or overlap.
+
+The writer's process and readers in other processes share this code; they differ only in who tells them where the
+log begins and ends.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from bsfg.batch import FACT_SCHEMA, EntryBatch, FactBatch
+from bsfg.ports import Frame, GapRecord
+from bsfg.retention import GapReason
+from bsfg.stores.log.frame import Damaged, Torn
+from bsfg.stores.log.segments import FrameRef, SegmentFile
+
+_ABSENT = (
+    GapReason.EVICTED,
+    GapReason.EXPIRED,
+    GapReason.DAMAGED,
+    GapReason.LOST,
+    GapReason.TORN,
+    GapReason.TRUNCATED,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LogView:
+    """A log as it stands at one moment: entries from ``start`` up to ``end`` (exclusive) in its segments."""
+
+    segments: Sequence[SegmentFile]
+    start: int
+    end: int
+    gaps: Sequence[GapRecord]
+    on_damage: Callable[[int, int, str], GapRecord]
+
+    def frames(self, first: int, end: int, max_facts: int) -> Iterator[Frame]:
+        """Cover the range from ``first`` up to ``end`` with entries and gap records."""
+        at = first
+        if at < self.start:
+            before = min(self.start, end)
+            yield from self._absent(at, before, GapReason.TRUNCATED)
+            at = before
+        while at < end:
+            step = self._step(at, end, max_facts)
+            yield step
+            at = step.last + 1
+
+    def _step(self, at: int, end: int, max_facts: int) -> Frame:
+        found = self._locate(at)
+        if found is None or found[1] is None:
+            until = min(end, self._next_base(at))
+            return next(self._absent(at, until, GapReason.LOST))
+        segment, index = found[0], found[1]
+        return self._collect(segment, index, at, end, max_facts)
+
+    def _collect(self, segment: SegmentFile, index: int, at: int, end: int, max_facts: int) -> Frame:
+        """Read one frame, and the small ones after it, into one batch of at most ``max_facts`` entries."""
+        parts: list[EntryBatch] = []
+        first = at
+        for ref in segment.frames[index:]:
+            if ref.base > at or at >= end or (parts and at - first + ref.count > max_facts):
+                break
+            try:
+                entries = segment.entries(ref)
+            except (Torn, Damaged) as damage:
+                if parts:
+                    break
+                return self._damaged(ref, at, end, str(damage))
+            stop = min(ref.end, end, at + max_facts if not parts else end)
+            parts.append(entries.slice(at - ref.base, stop - at))
+            at = stop
+            if stop < ref.end:
+                break
+        return Frame(first, at - 1, EntryBatch.concat(parts))
+
+    def _damaged(self, ref: FrameRef, at: int, end: int, why: str) -> Frame:
+        gap = self.on_damage(ref.base, ref.end - 1, why)
+        last = min(ref.end, end) - 1
+        return Frame(at, last, gap=GapRecord(at, last, gap.reason, gap.at_unix_ms, gap.detail, gap.origin_zone))
+
+    def _locate(self, offset: int) -> tuple[SegmentFile, int | None] | None:
+        """Find the segment and the frame that hold an offset; the frame is None when it lies in a hole."""
+        at = bisect_right(self.segments, offset, key=lambda segment: segment.base) - 1
+        if at < 0:
+            return None
+        segment = self.segments[at]
+        index = segment.frame_index(offset)
+        if index < 0 or segment.frames[index].end <= offset:
+            return segment, None
+        return segment, index
+
+    def _next_base(self, offset: int) -> int:
+        """Give the offset of the first frame above an offset, or the end of the log."""
+        at = max(0, bisect_right(self.segments, offset, key=lambda segment: segment.base) - 1)
+        for segment in self.segments[at:]:
+            index = segment.frame_index(offset) + 1
+            if index < len(segment.frames):
+                return segment.frames[index].base
+        return self.end
+
+    def _absent(self, first: int, end: int, reason: GapReason) -> Iterator[Frame]:
+        """Explain a range without entries by the gap records that cover it, and the rest by ``reason``."""
+        at = first
+        known = sorted((gap for gap in self.gaps if gap.reason in _ABSENT), key=lambda gap: gap.first)
+        for gap in known:
+            if gap.last < at or gap.origin_zone is not None:
+                continue
+            if gap.first >= end:
+                break
+            if gap.first > at:
+                yield _gap_frame(at, gap.first - 1, GapRecord(at, gap.first - 1, reason, 0))
+                at = gap.first
+            last = min(gap.last, end - 1)
+            yield _gap_frame(at, last, gap)
+            at = last + 1
+            if at >= end:
+                return
+        if at < end:
+            yield _gap_frame(at, end - 1, GapRecord(at, end - 1, reason, 0))
+
+    def rows_at(self, offset: int) -> EntryBatch | None:
+        """Read the one entry at an offset, or None when it is not there or damaged."""
+        found = self._locate(offset) if self.start <= offset < self.end else None
+        if found is None or found[1] is None:
+            return None
+        segment, index = found[0], found[1]
+        ref = segment.frames[index]
+        try:
+            return segment.entries(ref).slice(offset - ref.base, 1)
+        except (Torn, Damaged):
+            return None
+
+    def frame_at(self, offset: int) -> tuple[FactBatch, int, int] | None:
+        """Give the facts of the frame that holds an offset, with its base and end; None when it cannot be read."""
+        found = self._locate(offset)
+        if found is None or found[1] is None:
+            return None
+        ref = found[0].frames[found[1]]
+        try:
+            facts = found[0].read(ref)
+        except (Torn, Damaged):
+            return None
+        return FactBatch(facts.select(FACT_SCHEMA.names), sealed=True), ref.base, ref.end
+
+    def first_at_time(self, unix_ms: int) -> int:
+        """Give the first offset whose entry became durable at a time or later; the end when there is none."""
+        times = [segment.header.time_before_unix_ms for segment in self.segments]
+        at = max(0, bisect_right(times, unix_ms - 1) - 1)
+        for segment in self.segments[at:]:
+            for ref in segment.frames:
+                if ref.header.appended_at_unix_ms >= unix_ms:
+                    return max(self.start, ref.base)
+        return self.end
+
+
+def _gap_frame(first: int, last: int, gap: GapRecord) -> Frame:
+    return Frame(first, last, gap=GapRecord(first, last, gap.reason, gap.at_unix_ms, gap.detail, gap.origin_zone))

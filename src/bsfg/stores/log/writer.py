@@ -1,0 +1,415 @@
+"""The one writer of a log: it judges, frames, writes, syncs, and only then lets anyone see.
+
+Everything here runs in the writer's own thread. What readers may see is published at the end of each step by replacing
+whole values, so that they never see half of a change.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import crc32c
+import numpy as np
+import pyarrow as pa
+
+from bsfg.batch import FACT_SCHEMA, ORIGIN_FIELDS, FactBatch
+from bsfg.errors import BsfgError, BufferFull, OutcomeUnknown
+from bsfg.fact import Key
+from bsfg.hashing import KeyHash
+from bsfg.ports import Buffer, Clock, GapRecord, OriginSpan, Quarantined, Receipt, Result
+from bsfg.retention import GapReason, Piece, Policy, Removal, make_room
+from bsfg.stores.log.dedupe import Verdict, judge
+from bsfg.stores.log.files import Files, OpenFile, Slot, translated
+from bsfg.stores.log.frame import (
+    FRAME_HEADER_BYTES,
+    SegmentHeader,
+    decode_frame_header,
+    encode_frame,
+    encode_segment_header,
+    padded,
+)
+from bsfg.stores.log.indexstore import IndexStore
+from bsfg.stores.log.keysegments import KeySegmentName, KeySegments, as_facts, keys_of
+from bsfg.stores.log.notes import Anchor, Notes
+from bsfg.stores.log.segments import FrameRef, SegmentFile, segment_name
+from bsfg.stores.log.view import LogView
+
+STORE_SCHEMA = FACT_SCHEMA
+FORWARD_SCHEMA = pa.schema([*FACT_SCHEMA, *ORIGIN_FIELDS])
+_MIN_SEGMENT_BYTES = 65_536
+WATERMARK = struct.Struct("<16sqqI")
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """How the embedded log lays out its files and spends memory."""
+
+    segment_bytes: int = 64 << 20
+    index_memory_bytes: int = 256 << 20
+    max_group_facts: int = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class AppendItem:
+    """One caller's batch, with its origin when it goes to a forward buffer."""
+
+    batch: FactBatch
+    origin: OriginSpan | None = None
+
+
+@dataclass(slots=True)
+class LogState:
+    """What recovery found and the writer goes on with."""
+
+    folder: str
+    log_id: bytes
+    secret: bytes
+    segments: list[SegmentFile]
+    end: int
+    chain: bytes
+    newest_unix_ms: int
+    notes: Notes
+    keys: KeySegments
+    index: IndexStore
+    problems: list[str] = field(default_factory=list)
+
+
+class LogWriter:
+    """The state and the steps of one log."""
+
+    def __init__(
+        self,
+        files: Files,
+        state: LogState,
+        *,
+        stream: str,
+        buffer: Buffer,
+        policy: Policy,
+        options: LogOptions,
+        clock: Clock,
+        boot_id: bytes,
+    ) -> None:
+        self.files, self.stream, self.buffer = files, stream, buffer
+        self.policy, self.options, self.clock = policy, options, clock
+        self.folder, self.log_id = state.folder, state.log_id
+        self.segments: tuple[SegmentFile, ...] = tuple(state.segments)
+        self.end, self.chain, self.newest_unix_ms = state.end, state.chain, state.newest_unix_ms
+        self.notes, self.keys, self.index = state.notes, state.keys, state.index
+        self.problems = state.problems
+        self.failure: BsfgError | None = None
+        self._schema = STORE_SCHEMA if buffer == Buffer.STORE else FORWARD_SCHEMA
+        self._key_hash = KeyHash(state.secret)
+        self._segment_bytes = max(_MIN_SEGMENT_BYTES, min(options.segment_bytes, policy.capacity_bytes // 8))
+        self._boot_id = boot_id
+        self._slot: Slot = files.slot(f"{self.folder}/durable", WATERMARK.size)
+        self._file: OpenFile | None = files.open_append(self.segments[-1].path) if self.segments else None
+        self._publish_watermark()
+
+    # What readers use.
+
+    @property
+    def start(self) -> int:
+        """The first offset that is not truncated."""
+        return self.notes.start
+
+    def view(self) -> LogView:
+        """Give the log as it stands, for reading."""
+        return LogView(self.segments, self.start, self.end, tuple(self.notes.gaps), self._damage_seen)
+
+    @property
+    def used_bytes(self) -> int:
+        """The size of all segment files."""
+        return sum(segment.size_bytes for segment in self.segments)
+
+    def _damage_seen(self, first: int, last: int, why: str) -> GapRecord:
+        return GapRecord(first, last, GapReason.DAMAGED, self.clock.now_unix_ms(), why)
+
+    def hash_of(self, from_zone: pa.Array, message_id: pa.Array) -> np.ndarray:
+        """Hash keys as the index does."""
+        return self._key_hash.of(from_zone, message_id)
+
+    # Appending.
+
+    def append_group(self, items: Sequence[AppendItem], committed: int) -> list[Receipt]:
+        """Store the batches of several callers with one frame and one sync."""
+        batch = FactBatch.concat([item.batch for item in items])
+        hashes = self._key_hash.of(batch.column("from_zone"), batch.column("message_id"))
+        order = np.argsort(hashes, kind="stable")
+        verdict = judge(batch, hashes, order, self.index.keys, self._fetch)
+        now = max(self.clock.now_unix_ms(), self.newest_unix_ms)
+        fresh = np.flatnonzero(verdict.results == Result.INSERTED)
+        base = self.end
+        verdict.offsets[fresh] = np.arange(base, base + len(fresh))
+        for row, earlier in verdict.repeats_of.items():
+            verdict.offsets[row] = verdict.offsets[earlier]
+        self._quarantine(batch, verdict, now)
+        if len(fresh):
+            self._store(batch, fresh, items, now, committed)
+            mask = verdict.results[order] == Result.INSERTED
+            self.index.add(hashes[order][mask], verdict.offsets[order][mask], self.end, self.chain)
+        return self._receipts(items, verdict, now)
+
+    def _receipts(self, items: Sequence[AppendItem], verdict: Verdict, now: int) -> list[Receipt]:
+        receipts, at = [], 0
+        for item in items:
+            rows = slice(at, at + len(item.batch))
+            receipts.append(Receipt(verdict.offsets[rows], verdict.results[rows], self.chain, now))
+            at = rows.stop
+        return receipts
+
+    def _store(
+        self, batch: FactBatch, fresh: np.ndarray, items: Sequence[AppendItem], now: int, committed: int
+    ) -> None:
+        chosen = batch if len(fresh) == len(batch) else batch.take(fresh)
+        record_batch = chosen.record_batch
+        if self.buffer == Buffer.FORWARD:
+            record_batch = self._with_origins(record_batch, fresh, items)
+        payload = memoryview(record_batch.serialize())
+        size = padded(FRAME_HEADER_BYTES + len(payload))
+        self._make_room(size, committed)
+        if self._file is None or self.segments[-1].size_bytes + size > self._segment_bytes:
+            self._roll()
+        parts, chain = encode_frame(
+            payload,
+            base=self.end,
+            count=len(fresh),
+            appended_at_unix_ms=now,
+            log_id=self.log_id,
+            chain_before=self.chain,
+        )
+        active = self.segments[-1]
+        self._write(active, parts)
+        active.add(FrameRef(self.end, len(fresh), active.size_bytes, decode_frame_header(parts[0])))
+        self.end, self.chain, self.newest_unix_ms = self.end + len(fresh), chain, now
+        self._publish_watermark()
+
+    def _with_origins(self, facts: pa.RecordBatch, fresh: np.ndarray, items: Sequence[AppendItem]) -> pa.RecordBatch:
+        spans = [item.origin for item in items]
+        lengths = [len(item.batch) for item in items]
+        zones = pa.array([span.zone if span else None for span in spans], type=pa.string())
+        zone = zones.take(pa.array(np.repeat(np.arange(len(items)), lengths)[fresh]))
+        offsets = np.concatenate(
+            [span.offsets if span else np.zeros(n) for span, n in zip(spans, lengths, strict=True)]
+        )
+        times = np.concatenate(
+            [span.appended_at_unix_ms if span else np.zeros(n) for span, n in zip(spans, lengths, strict=True)]
+        )
+        missing = zone.is_null()
+        columns = [
+            zone,
+            pa.array(offsets[fresh].astype(np.int64), mask=missing.to_numpy(zero_copy_only=False)),
+            pa.array(times[fresh].astype(np.int64), mask=missing.to_numpy(zero_copy_only=False)),
+        ]
+        return pa.RecordBatch.from_arrays([*facts.columns, *columns], schema=FORWARD_SCHEMA)
+
+    def _write(self, active: SegmentFile, parts: Sequence[bytes | bytearray | memoryview]) -> None:
+        """Write and sync one frame; when the disk is full the log stays as it was."""
+        assert self._file is not None
+        try:
+            self._file.write(parts)
+        except OSError as error:
+            failure = translated(error, f"writing {active.path}")
+            try:
+                self._file.truncate(active.size_bytes)
+            except OSError as second:
+                self.failure = translated(second, f"undoing a failed write to {active.path}")
+            if failure.code != "disk_full":
+                self.failure = failure
+            raise failure from None
+        try:
+            self._file.sync()
+        except OSError as error:
+            # After a failed sync nobody can know what is on disk, and a second sync would not tell either.
+            self.failure = translated(error, f"syncing {active.path}")
+            raise OutcomeUnknown(f"{self.failure.message}; the log is closed until it is opened again") from None
+
+    def _quarantine(self, batch: FactBatch, verdict: Verdict, now: int) -> None:
+        """Keep collisions, and in a forward buffer every conflict, before anyone is told of them."""
+        rows = sorted(verdict.collisions)
+        if self.buffer == Buffer.FORWARD:
+            rows = np.flatnonzero(verdict.results == Result.CONFLICT).tolist()
+        items = []
+        for number, row in enumerate(rows, self.notes.next_quarantine_id):
+            facts = batch.slice(row, 1)
+            key = Key(facts.column("from_zone")[0].as_py(), facts.column("message_id")[0].as_py())
+            reason = "hash_collision" if row in verdict.collisions else "conflict"
+            items.append(Quarantined(number, now, reason, key, int(verdict.offsets[row]), facts))
+        if items:
+            self.notes.add_quarantined(items)
+
+    # Looking up what is stored.
+
+    def _fetch(self, offsets: np.ndarray) -> tuple[FactBatch, np.ndarray, np.ndarray]:
+        """Give the stored facts at sorted offsets; below the start only their keys and digests are left."""
+        found = np.zeros(len(offsets), dtype=bool)
+        parts: list[FactBatch] = []
+        retained: list[np.ndarray] = []
+        at = 0
+        view = self.view()
+        while at < len(offsets):
+            rows, count, kept = self._fetch_from(view, offsets, at)
+            if rows is not None:
+                facts, mask = rows
+                found[at : at + count] = mask
+                parts.append(facts)
+                retained.append(np.full(len(facts), kept))
+            at += count
+        if not parts:
+            return FactBatch.empty(), found, np.zeros(0, dtype=bool)
+        return FactBatch.concat(parts), found, np.concatenate(retained)
+
+    def _fetch_from(
+        self, view: LogView, offsets: np.ndarray, at: int
+    ) -> tuple[tuple[FactBatch, np.ndarray] | None, int, bool]:
+        """Fetch all offsets that lie in the same frame or key segment as the one at ``at``."""
+        offset = int(offsets[at])
+        name = self.keys.covering(offset)
+        if name is not None:
+            count = int(np.searchsorted(offsets, name.last, side="right")) - at
+            rows = self.keys.rows(name, offsets[at : at + count])
+            return ((as_facts(rows[0]), rows[1]) if rows else None), count, False
+        frame = view.frame_at(offset)
+        if frame is None:
+            return None, 1, False
+        facts, base, end = frame
+        count = int(np.searchsorted(offsets, end, side="left")) - at
+        chosen = facts.take(offsets[at : at + count] - base)
+        return (chosen, np.ones(count, dtype=bool)), count, True
+
+    # Space.
+
+    def _make_room(self, incoming_bytes: int, committed: int) -> None:
+        if self.used_bytes + incoming_bytes <= self.policy.capacity_bytes:
+            return
+        if len(self.segments) == 1 and self.segments[0].frames:
+            self._roll()
+        removal = make_room(
+            self.pieces(),
+            self.policy,
+            used_bytes=self.used_bytes,
+            incoming_bytes=incoming_bytes,
+            committed=committed,
+        )
+        if removal is None:
+            raise BufferFull(
+                f"{self.stream}/{self.buffer} holds {self.used_bytes} of {self.policy.capacity_bytes} bytes",
+                used_bytes=self.used_bytes,
+                capacity_bytes=self.policy.capacity_bytes,
+            )
+        self.remove(removal)
+
+    def pieces(self) -> list[Piece]:
+        """List what can be removed as a whole: every segment but the active one."""
+        result = []
+        for segment, following in zip(self.segments, self.segments[1:], strict=False):
+            newest = following.header.time_before_unix_ms
+            result.append(Piece(max(segment.base, self.start), following.base - 1, segment.size_bytes, newest))
+        return result
+
+    def remove(self, removal: Removal) -> None:
+        """Let everything below an offset go: keys first, then the durable note, then the files."""
+        if removal.before <= self.start and not removal.gaps:
+            self._remove_files()
+            return
+        now = self.clock.now_unix_ms()
+        gaps = [GapRecord(gap.first, gap.last, gap.reason, now) for gap in removal.gaps]
+        if removal.before >= self.end and self.segments and self.segments[-1].frames:
+            self._roll()
+        anchors = [
+            self._keep_keys(segment, following)
+            for segment, following in zip(self.segments, self.segments[1:], strict=False)
+            if following.base <= removal.before
+        ]
+        self.notes.move_start(max(removal.before, self.start), anchors, gaps)
+        self._remove_files()
+
+    def _keep_keys(self, segment: SegmentFile, following: SegmentFile) -> Anchor:
+        keys, digest = keys_of(segment)
+        if following.base > segment.base:
+            self.keys.add(KeySegmentName(segment.base, following.base - 1), keys)
+        return Anchor(
+            segment.base,
+            following.base - 1,
+            segment.header.chain_before.hex(),
+            following.header.chain_before.hex(),
+            digest,
+            following.header.time_before_unix_ms,
+        )
+
+    def finish_removal(self) -> None:
+        """Remove the files that a crash left behind after the note that they may go."""
+        self._remove_files()
+
+    def seal_old(self, now_unix_ms: int) -> None:
+        """Begin a new segment when the active one is older than retention, so that it can leave in its turn."""
+        age_seconds = (now_unix_ms - self.newest_unix_ms) / 1000
+        if self.segments[-1].frames and age_seconds >= self.policy.retention_seconds:
+            self._roll()
+
+    def _remove_files(self) -> None:
+        gone = [
+            segment
+            for segment, following in zip(self.segments, self.segments[1:], strict=False)
+            if following.base <= self.start
+        ]
+        if not gone:
+            return
+        self.segments = self.segments[len(gone) :]
+        for segment in gone:
+            self.files.remove(segment.path)
+        self.files.sync_folder(self.folder)
+
+    def forget_keys(self) -> None:
+        """Drop key segments and index runs that are older than the key horizon."""
+        limit = self.clock.now_unix_ms() - 1000 * self.policy.key_horizon_seconds
+        old = self.notes.forget_anchors_before(limit)
+        if old:
+            self.keys.drop_before(old[-1].last + 1)
+            self.index.forget_before(old[-1].last + 1)
+
+    # Files.
+
+    def _roll(self) -> None:
+        """Begin a new segment; it has its name and header on disk before anything is written to it."""
+        base = self.end
+        previous = self.segments[-1].base if self.segments else -1
+        if self.segments and not self.segments[-1].frames and self.segments[-1].base == base:
+            return
+        header = SegmentHeader(self.log_id, base, previous, self.chain, self.newest_unix_ms, self._schema)
+        path = f"{self.folder}/{segment_name(base)}"
+        data = encode_segment_header(header)
+        file = self.files.create(path)
+        try:
+            file.write([data])
+            file.sync()
+            self.files.sync_folder(self.folder)
+        except OSError as error:
+            file.close()
+            self.files.remove(path)
+            raise translated(error, f"creating {path}") from None
+        if self._file is not None:
+            self._file.close()
+        self._file = file
+        known = SegmentHeader(
+            self.log_id, base, previous, self.chain, self.newest_unix_ms, self._schema, size_bytes=len(data)
+        )
+        segment = SegmentFile(self.files, path, known, len(data))
+        segment.know_empty()
+        self.segments = (*self.segments, segment)
+
+    def _publish_watermark(self) -> None:
+        """Tell readers in other processes how far the log is durable."""
+        size = self.segments[-1].size_bytes if self.segments else 0
+        body = WATERMARK.pack(self._boot_id, self.end, size, 0)[:-4]
+        self._slot.store(body + crc32c.crc32c(body).to_bytes(4, "little"))
+
+    def close(self) -> None:
+        """Release the files."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        self._slot.close()
+        self.notes.close()
+        self.index.close()

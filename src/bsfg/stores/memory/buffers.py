@@ -1,0 +1,312 @@
+"""Store and forward buffer in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from bsfg.batch import FACT_SCHEMA, ORIGIN_FIELDS, EntryBatch, FactBatch
+from bsfg.errors import BufferFull, InvalidArgument, OffsetOutOfRange, TruncateRefused
+from bsfg.fact import Entry, Key
+from bsfg.frontier import NOTHING
+from bsfg.ports import BufferStats, Frame, GapRecord, OriginSpan, Quarantined, Receipt
+from bsfg.retention import Gap, Policy, Removal, make_room, removable_before
+from bsfg.stores.memory.state import (
+    KEY_OVERHEAD_BYTES,
+    Block,
+    BufferState,
+    Plan,
+    key_columns,
+    not_yet_aside,
+    plan,
+    row_sizes_bytes,
+)
+
+if TYPE_CHECKING:
+    from bsfg.stores.memory.storage import MemoryStorage
+
+NO_OFFSET = -1
+
+
+class MemoryBuffer:
+    """What both buffers have in common."""
+
+    quarantines_conflicts = False
+
+    def __init__(self, storage: MemoryStorage, state: BufferState, policy: Policy) -> None:
+        self.stream = state.stream
+        self.buffer = state.buffer
+        self.log_id = state.log_id
+        self._storage = storage
+        self._state = state
+        self._policy = policy
+        self._changed = asyncio.Event()
+
+    async def replay(self, start: int, *, end: int | None = None, max_facts: int = 10_000) -> AsyncIterator[Frame]:
+        """Give everything from ``start`` up to ``end``, removed ranges as gap records."""
+        self._storage.check_open()
+        if start < 0 or max_facts < 1 or (end is not None and end < 0):
+            raise InvalidArgument(f"cannot replay from {start} to {end} in steps of {max_facts}")
+        if start > self._state.end:
+            raise OffsetOutOfRange(f"offset {start} lies beyond the end {self._state.end}", end=self._state.end)
+        stop = self._state.end if end is None else min(end, self._state.end)
+        at = start
+        while at < stop:
+            self._storage.check_open()
+            frame = self._state.frame(at, stop, max_facts)
+            yield frame
+            at = frame.last + 1
+
+    async def wait_for(self, offset: int, timeout_seconds: float) -> bool:
+        """Wait until an offset is durable."""
+        self._storage.check_open()
+        if offset < 0:
+            raise InvalidArgument(f"offset {offset} is negative")
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                while self._state.end <= offset:
+                    await self._changed.wait()
+                    self._storage.check_open()
+        except TimeoutError:
+            pass
+        return self._state.end > offset
+
+    def wake(self) -> None:
+        """Make everybody who waits look again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def truncate_before(self, offset: int) -> None:
+        """Remove every entry below an offset, if the required consumers have confirmed them."""
+        if offset < 0:
+            raise InvalidArgument(f"offset {offset} is negative")
+        async with self._storage.writing() as write:
+            if offset <= self._state.start:
+                return
+            committed = self._committed()
+            if offset > committed + 1:
+                raise TruncateRefused(
+                    f"cannot truncate before {offset}: confirmed is only {committed}", committed=committed
+                )
+            now_unix_ms = self._storage.clock.now_unix_ms()
+            await write(lambda: self._state.remove_before(offset, now_unix_ms))
+
+    async def gaps(self) -> list[GapRecord]:
+        """List all gap records."""
+        self._storage.check_open()
+        return list(self._state.gaps)
+
+    async def record_gap(self, gap: GapRecord) -> None:
+        """Keep a gap record once."""
+        if gap.first < 0 or gap.last < gap.first:
+            raise InvalidArgument(f"{gap.first}..{gap.last} is not a range of offsets")
+        async with self._storage.writing() as write:
+            if gap.origin_zone is None and gap.last >= self._state.end:
+                raise OffsetOutOfRange(f"offset {gap.last} is not below the end {self._state.end}")
+            if not self._state.has_gap(gap):
+                await write(lambda: self._state.add_gaps([gap]))
+
+    async def quarantine(self) -> list[Quarantined]:
+        """List what was refused for good."""
+        self._storage.check_open()
+        return list(self._state.quarantined)
+
+    async def release_quarantined(self, id: int, reason: str) -> None:
+        """Drop one quarantined fact and remember why."""
+        async with self._storage.writing() as write:
+            found = next((aside for aside in self._state.quarantined if aside.id == id), None)
+            if found is None:
+                raise InvalidArgument(f"nothing is quarantined under the id {id}")
+
+            def change() -> None:
+                self._state.quarantined.remove(found)
+                self._state.released.append((found, reason))
+
+            await write(change)
+
+    async def set_aside(self, facts: FactBatch, reason: str, detail: str = "") -> None:
+        """Quarantine facts that were never put."""
+        _check_sealed(facts)
+        async with self._storage.writing() as write:
+            now_unix_ms = self._storage.clock.now_unix_ms()
+            refused = [
+                Quarantined(0, now_unix_ms, reason, Key(*key), NO_OFFSET, _plain(facts).slice(row, 1), detail)
+                for row, key in enumerate(zip(*key_columns(facts), strict=True))
+            ]
+            if new := not_yet_aside(self._state, refused):
+                await write(lambda: self._state.set_aside(new))
+
+    async def enforce_retention(self, *, link_open: bool) -> None:
+        """Remove what age allows, and forget keys beyond their horizon."""
+        clock = self._storage.clock
+        async with self._storage.writing() as write:
+            now_unix_ms = clock.now_unix_ms()
+            trusted = self._storage.guard.observe(now_unix_ms, clock.monotonic_ms())
+            removal = removable_before(
+                self._state.pieces(),
+                self._policy,
+                committed=self._committed(),
+                now_unix_ms=now_unix_ms,
+                link_open=link_open,
+                clock_trusted=trusted,
+            )
+
+            def change() -> None:
+                self._remove(removal, now_unix_ms)
+                if trusted:
+                    self._state.forget_keys(now_unix_ms - self._policy.key_horizon_seconds * 1000)
+
+            await write(change)
+
+    async def stats(self) -> BufferStats:
+        """Describe the buffer at this moment."""
+        self._storage.check_open()
+        state = self._state
+        percent, fill = self._policy.fill(state.used_bytes)
+        return BufferStats(
+            stream=self.stream,
+            buffer=self.buffer,
+            log_id=self.log_id,
+            start=state.start,
+            end=state.end,
+            used_bytes=state.used_bytes,
+            capacity_bytes=self._policy.capacity_bytes,
+            fill_percent=percent,
+            fill=fill,
+            oldest_unix_ms=state.blocks[0].appended_at_unix_ms if state.blocks else None,
+            newest_unix_ms=state.blocks[-1].appended_at_unix_ms if state.blocks else None,
+            segments=len(state.blocks),
+            keys=len(state.keys),
+            index_bytes=len(state.keys) * KEY_OVERHEAD_BYTES,
+            gaps=len(state.gaps),
+            quarantined=len(state.quarantined),
+            chain_head=state.chain_head,
+        )
+
+    def _committed(self) -> int:
+        """Give how far everything may be removed."""
+        lowest = self._storage.required_frontier(self.stream, self.buffer)
+        return NOTHING if lowest is None else lowest
+
+    async def _write(self, facts: FactBatch, origin: OriginSpan | None = None) -> Receipt:
+        _check_sealed(facts)
+        facts = _plain(facts)
+        async with self._storage.writing() as write:
+            state = self._state
+            now_unix_ms = self._storage.clock.now_unix_ms()
+            appended_at_unix_ms = max(now_unix_ms, state.newest_unix_ms)
+            found = plan(state, facts, now_unix_ms, quarantine_conflicts=self.quarantines_conflicts)
+            block = _block(state.end, facts, found, origin, appended_at_unix_ms)
+            removal = self._room_for(block)
+
+            def change() -> None:
+                self._remove(removal, now_unix_ms)
+                if block is not None:
+                    state.insert(block)
+                state.set_aside(found.refused)
+
+            if block is not None or found.refused:
+                await write(change)
+                self.wake()
+            return Receipt(found.offsets, found.results, state.chain_head, appended_at_unix_ms)
+
+    def _room_for(self, block: Block | None) -> Removal:
+        state, policy = self._state, self._policy
+        incoming_bytes = sum(block.sizes_bytes) if block else 0
+        if block is None or state.used_bytes + incoming_bytes <= policy.capacity_bytes:
+            return Removal(state.start)
+        removal = make_room(
+            state.pieces(),
+            policy,
+            used_bytes=state.used_bytes,
+            incoming_bytes=incoming_bytes,
+            committed=self._committed(),
+        )
+        if removal is None:
+            raise BufferFull(
+                f"{incoming_bytes} bytes do not fit: {state.used_bytes} of {policy.capacity_bytes} bytes are used"
+            )
+        return removal
+
+    def _remove(self, removal: Removal, now_unix_ms: int) -> None:
+        self._state.add_gaps(_records(removal.gaps, now_unix_ms))
+        self._state.remove_before(removal.before, now_unix_ms)
+
+
+class MemoryStoreBuffer(MemoryBuffer):
+    """What this zone produced, in memory."""
+
+    async def append(self, batch: FactBatch) -> Receipt:
+        """Store a sealed batch."""
+        return await self._write(batch)
+
+    async def frontier(self) -> int:
+        """Give the lowest ``committed`` of the required consumers."""
+        self._storage.check_open()
+        return self._committed()
+
+
+class MemoryForwardBuffer(MemoryBuffer):
+    """What other zones sent, in memory."""
+
+    quarantines_conflicts = True
+
+    async def put_if_absent(self, batch: FactBatch, origin: OriginSpan) -> Receipt:
+        """Insert each fact whose key is not there yet."""
+        if not len(batch) == len(origin.offsets) == len(origin.appended_at_unix_ms):
+            raise InvalidArgument(f"the origin of {len(batch)} facts needs an offset and a time for each")
+        return await self._write(batch, origin)
+
+    async def get(self, key: Key) -> Entry | None:
+        """Give the entry of a key, if it is retained."""
+        self._storage.check_open()
+        known = self._state.keys.get(key)
+        block = self._state.block_at(known.offset) if known else None
+        if known is None or block is None:
+            return None
+        return block.entries.slice(known.offset - block.first, 1).to_entries()[0]
+
+    async def query_by_time_range(self, start_unix_ms: int, end_unix_ms: int) -> AsyncIterator[Frame]:
+        """Give the retained entries of a time range."""
+        self._storage.check_open()
+        first, stop = self._state.offset_at(start_unix_ms), self._state.offset_at(end_unix_ms)
+        async for frame in self.replay(first, end=stop):
+            if frame.entries is not None:
+                yield frame
+
+    def _committed(self) -> int:
+        lowest = self._storage.required_frontier(self.stream, self.buffer)
+        return self._state.end - 1 if lowest is None else lowest
+
+
+def _check_sealed(batch: FactBatch) -> None:
+    if not batch.sealed:
+        raise InvalidArgument("the batch is not sealed", hint="Seal it with bsfg.sealing.seal (or reseal) first.")
+
+
+def _plain(batch: FactBatch) -> FactBatch:
+    return batch.facts if isinstance(batch, EntryBatch) else batch
+
+
+def _block(first: int, facts: FactBatch, found: Plan, origin: OriginSpan | None, at_unix_ms: int) -> Block | None:
+    if not found.new_rows:
+        return None
+    rows = np.asarray(found.new_rows, dtype=np.int64)
+    new = facts.take(rows)
+    columns, fields = list(new.record_batch.columns), list(FACT_SCHEMA)
+    if origin is not None:
+        fields += ORIGIN_FIELDS
+        columns.append(pa.array([origin.zone] * len(rows), type=pa.string()))
+        columns.append(pa.array(np.asarray(origin.offsets)[rows], type=pa.int64()))
+        columns.append(pa.array(np.asarray(origin.appended_at_unix_ms)[rows], type=pa.int64()))
+    stored = pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+    entries = EntryBatch.of(stored, np.arange(first, first + len(rows)), at_unix_ms)
+    return Block(first, entries, found.new_bodies, row_sizes_bytes(new), at_unix_ms)
+
+
+def _records(gaps: Sequence[Gap], now_unix_ms: int) -> list[GapRecord]:
+    return [GapRecord(gap.first, gap.last, gap.reason, now_unix_ms) for gap in gaps]

@@ -1,0 +1,265 @@
+"""What a buffer in memory consists of, and what it would do with a batch; nothing here waits or fails."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from bsfg.arrays import byte_lengths
+from bsfg.batch import EntryBatch, FactBatch
+from bsfg.fact import Key
+from bsfg.ports import Buffer, Frame, GapRecord, Quarantined, Result
+from bsfg.retention import GapReason, Piece
+from bsfg.sealing import bodies
+
+ROW_OVERHEAD_BYTES = 64
+KEY_OVERHEAD_BYTES = 200
+REMOVAL_REASONS = frozenset({GapReason.EVICTED, GapReason.EXPIRED, GapReason.DAMAGED, GapReason.LOST})
+"""The records that say why entries of this buffer are no longer there."""
+
+
+class KnownKey(NamedTuple):
+    """What stays of a fact when its bytes are gone."""
+
+    offset: int
+    digest: bytes
+    appended_at_unix_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The entries of one write."""
+
+    first: int
+    entries: EntryBatch
+    bodies: list[bytes]
+    sizes_bytes: list[int]
+    appended_at_unix_ms: int
+
+    @property
+    def last(self) -> int:
+        """The offset of the last entry, inclusive."""
+        return self.first + len(self.bodies) - 1
+
+    def since(self, offset: int) -> Block:
+        """Give what remains when everything below an offset is removed."""
+        row = offset - self.first
+        return Block(
+            offset, self.entries.slice(row), self.bodies[row:], self.sizes_bytes[row:], self.appended_at_unix_ms
+        )
+
+
+@dataclass(slots=True)
+class Plan:
+    """What a batch would do: a result and an offset per row, the rows to insert and those to set aside."""
+
+    results: np.ndarray
+    offsets: np.ndarray
+    new_rows: list[int]
+    new_bodies: list[bytes]
+    refused: list[Quarantined]
+
+
+@dataclass(slots=True)
+class BufferState:
+    """Everything that one buffer retains."""
+
+    stream: str
+    buffer: Buffer
+    log_id: str
+    start: int = 0
+    end: int = 0
+    used_bytes: int = 0
+    chain_head: bytes = bytes(32)
+    newest_unix_ms: int = 0
+    removed_unix_ms: int = 0
+    blocks: list[Block] = field(default_factory=list)
+    keys: dict[Key, KnownKey] = field(default_factory=dict)
+    gaps: list[GapRecord] = field(default_factory=list)
+    quarantined: list[Quarantined] = field(default_factory=list)
+    released: list[tuple[Quarantined, str]] = field(default_factory=list)
+    next_quarantine_id: int = 0
+
+    def block_at(self, offset: int) -> Block | None:
+        """Give the block that holds an offset, if it is retained."""
+        if not self.start <= offset < self.end:
+            return None
+        return self.blocks[bisect_right(self.blocks, offset, key=lambda block: block.first) - 1]
+
+    def body_at(self, offset: int) -> bytes | None:
+        """Give the body of an entry, if it is retained."""
+        block = self.block_at(offset)
+        return block.bodies[offset - block.first] if block else None
+
+    def offset_at(self, unix_ms: int) -> int:
+        """Give the first retained offset whose time is not before ``unix_ms``, the end when there is none."""
+        at = bisect_left(self.blocks, unix_ms, key=lambda block: block.appended_at_unix_ms)
+        return self.blocks[at].first if at < len(self.blocks) else self.end
+
+    def pieces(self) -> list[Piece]:
+        """List the entries as retention sees them: each may leave by itself."""
+        return [
+            Piece(block.first + row, block.first + row, size, block.appended_at_unix_ms)
+            for block in self.blocks
+            for row, size in enumerate(block.sizes_bytes)
+        ]
+
+    def insert(self, block: Block) -> None:
+        """Add entries at the end."""
+        digests = block.entries.digests()
+        names = zip(*key_columns(block.entries), digests, strict=True)
+        for row, (zone, message_id, digest) in enumerate(names):
+            self.keys[Key(zone, message_id)] = KnownKey(block.first + row, digest, block.appended_at_unix_ms)
+        chained = self.chain_head + self.log_id.encode() + block.first.to_bytes(8, "big") + b"".join(digests)
+        self.chain_head = hashlib.sha256(chained).digest()
+        self.blocks.append(block)
+        self.end = block.last + 1
+        self.newest_unix_ms = block.appended_at_unix_ms
+        self.used_bytes += sum(block.sizes_bytes)
+
+    def remove_before(self, offset: int, now_unix_ms: int) -> None:
+        """Remove the bytes below an offset; keys stay."""
+        if offset <= self.start:
+            return
+        gone = bisect_right(self.blocks, offset, key=lambda block: block.last + 1)
+        removed = self.blocks[:gone]
+        del self.blocks[:gone]
+        if self.blocks and self.blocks[0].first < offset:
+            removed.append(self.blocks[0])
+            self.blocks[0] = self.blocks[0].since(offset)
+            self.used_bytes += sum(self.blocks[0].sizes_bytes)
+        self.used_bytes -= sum(sum(block.sizes_bytes) for block in removed)
+        self.start, self.removed_unix_ms = offset, now_unix_ms
+
+    def forget_keys(self, before_unix_ms: int) -> None:
+        """Drop the keys of removed entries that are older than the key horizon."""
+        old = [
+            key
+            for key, known in self.keys.items()
+            if known.offset < self.start and known.appended_at_unix_ms < before_unix_ms
+        ]
+        for key in old:
+            del self.keys[key]
+
+    def add_gaps(self, gaps: Iterable[GapRecord]) -> None:
+        """Add the gap records that are not there yet."""
+        for gap in gaps:
+            if not self.has_gap(gap):
+                self.gaps.append(gap)
+
+    def has_gap(self, gap: GapRecord) -> bool:
+        """Tell whether a gap record of this range, reason and origin is there."""
+        return any(_gap_identity(gap) == _gap_identity(other) for other in self.gaps)
+
+    def set_aside(self, facts: Iterable[Quarantined]) -> None:
+        """Put refused facts into quarantine under their ids."""
+        for fact in facts:
+            self.quarantined.append(fact)
+            self.next_quarantine_id = fact.id + 1
+
+    def is_set_aside(self, key: Key, reason: str, body: bytes) -> bool:
+        """Tell whether this very fact is in quarantine already."""
+        return any(
+            aside.key == key and aside.reason == reason and bodies(aside.facts)[0] == body for aside in self.quarantined
+        )
+
+    def frame(self, at: int, stop: int, max_facts: int) -> Frame:
+        """Give the step of a replay that begins at ``at`` and ends before ``stop``."""
+        if at < self.start:
+            return self._gap_frame(at, min(stop, self.start))
+        parts: list[EntryBatch] = []
+        position, stop = at, min(stop, at + max_facts)
+        while position < stop and (block := self.block_at(position)):
+            part = block.entries.slice(position - block.first, stop - position)
+            parts.append(part)
+            position += len(part)
+        return Frame(at, position - 1, entries=EntryBatch.concat(parts))
+
+    def _gap_frame(self, at: int, stop: int) -> Frame:
+        reasons = [gap for gap in self.gaps if gap.origin_zone is None and gap.reason in REMOVAL_REASONS]
+        for gap in reasons:
+            if gap.first <= at <= gap.last:
+                return Frame(at, min(gap.last + 1, stop) - 1, gap=gap)
+        last = min([stop, *(gap.first for gap in reasons if gap.first > at)]) - 1
+        return Frame(at, last, gap=GapRecord(at, last, GapReason.TRUNCATED, self.removed_unix_ms))
+
+
+def _gap_identity(gap: GapRecord) -> tuple[int, int, GapReason, str | None]:
+    return gap.first, gap.last, gap.reason, gap.origin_zone
+
+
+def key_columns(facts: FactBatch) -> tuple[list[str], list[str]]:
+    """Give zones and message ids of all rows."""
+    return facts.column("from_zone").to_pylist(), facts.column("message_id").to_pylist()
+
+
+def plan(state: BufferState, facts: FactBatch, now_unix_ms: int, *, quarantine_conflicts: bool) -> Plan:
+    """Hold each row against what is there, earlier rows of the same batch included."""
+    count = len(facts)
+    result = Plan(np.empty(count, dtype=np.int8), np.empty(count, dtype=np.int64), [], [], [])
+    fresh: dict[Key, tuple[int, bytes, bytes | None]] = {}
+    rows = zip(*key_columns(facts), facts.digests(), bodies(facts), strict=True)
+    for row, (zone, message_id, digest, body) in enumerate(rows):
+        key = Key(zone, message_id)
+        known = fresh.get(key) or _known(state, key)
+        if known is None:
+            known = fresh[key] = (state.end + len(result.new_rows), digest, body)
+            result.new_rows.append(row)
+            result.new_bodies.append(body)
+            result.results[row] = Result.INSERTED
+        else:
+            reason = _objection(known, digest, body)
+            result.results[row] = Result.CONFLICT if reason else Result.ALREADY_EXISTS
+            if reason == "hash_collision" or (reason and quarantine_conflicts):
+                aside = Quarantined(0, now_unix_ms, reason, key, known[0], facts.slice(row, 1))
+                result.refused.append(aside)
+        result.offsets[row] = known[0]
+    result.refused = not_yet_aside(state, result.refused)
+    return result
+
+
+def not_yet_aside(state: BufferState, refused: Iterable[Quarantined]) -> list[Quarantined]:
+    """Leave out what is in quarantine already, and give the rest their ids."""
+    result: list[Quarantined] = []
+    seen: set[tuple[Key, str, bytes]] = set()
+    for aside in refused:
+        body = bodies(aside.facts)[0]
+        if (aside.key, aside.reason, body) in seen or state.is_set_aside(aside.key, aside.reason, body):
+            continue
+        seen.add((aside.key, aside.reason, body))
+        identity = state.next_quarantine_id + len(result)
+        result.append(
+            Quarantined(
+                identity, aside.at_unix_ms, aside.reason, aside.key, aside.existing_offset, aside.facts, aside.detail
+            )
+        )
+    return result
+
+
+def _known(state: BufferState, key: Key) -> tuple[int, bytes, bytes | None] | None:
+    known = state.keys.get(key)
+    return (known.offset, known.digest, state.body_at(known.offset)) if known else None
+
+
+def _objection(known: tuple[int, bytes, bytes | None], digest: bytes, body: bytes) -> str | None:
+    """Say why a fact cannot be the one that is there, or None when it is."""
+    _, known_digest, known_body = known
+    if digest != known_digest:
+        return "conflict"
+    return "hash_collision" if known_body is not None and known_body != body else None
+
+
+def row_sizes_bytes(facts: FactBatch) -> list[int]:
+    """Give what each row occupies."""
+    total = np.full(len(facts), ROW_OVERHEAD_BYTES, dtype=np.int64)
+    for column in facts.record_batch.columns:
+        if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
+            total += byte_lengths(column)
+    result: list[int] = total.tolist()
+    return result
