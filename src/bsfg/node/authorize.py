@@ -1,0 +1,324 @@
+"""Who may do what: pure decisions over the table of identities, each of which can be written to the audit log.
+
+The order of the checks is fixed: the certificate's name must be in the table, its row in force, one of its roles must
+allow the action, and then stream, zones, consumer and buffer must be within the row. The first rule that fails is the
+one that is named. Nothing is allowed that is not in `ROLE_ACTIONS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from bsfg.errors import BsfgError, IdentityRevoked, IdentityUnknown, PermissionRefused
+from bsfg.node.config.access import Identity
+from bsfg.node.config.kinds import ANY
+from bsfg.node.config.settings import ZoneConfig, consumer_name
+from bsfg.node.config.words import IdentityFrom, Role
+from bsfg.ports import Buffer
+from bsfg.wire.peer import PeerNames
+
+
+class Action(StrEnum):
+    """What a caller can ask for."""
+
+    APPEND = "append"
+    FETCH = "fetch"
+    CONFIRM = "confirm"
+    READ = "read"
+    PUT = "put"
+    UPLOAD = "upload"
+    DOWNLOAD = "download"
+    REPORT = "report"
+    VIEW = "view"
+    ACT = "act"
+
+
+MEANINGS: dict[Action, str] = {
+    Action.APPEND: "append facts of its zone, or of one it relays for, to the store buffer",
+    Action.FETCH: "fetch as a durable consumer of its own; a peer also from the forward buffer where it is served",
+    Action.CONFIRM: "confirm as a durable consumer of its own",
+    Action.READ: "read by key, offset or time, without moving a cursor",
+    Action.PUT: "put what a link brought into the forward buffer, as that link's peer may send it",
+    Action.UPLOAD: "upload an artifact",
+    Action.DOWNLOAD: "download an artifact",
+    Action.REPORT: "take the lease of a link and report on it",
+    Action.VIEW: "see status, consumers, gates, gaps and quarantine",
+    Action.ACT: "hold and release gates, create and retire consumers, settle quarantine",
+}
+
+ROLE_ACTIONS: dict[Role, frozenset[Action]] = {
+    Role.PRODUCER: frozenset({Action.APPEND, Action.UPLOAD}),
+    Role.CONSUMER: frozenset({Action.FETCH, Action.CONFIRM, Action.READ, Action.DOWNLOAD}),
+    Role.PEER: frozenset({Action.FETCH, Action.CONFIRM, Action.READ, Action.DOWNLOAD}),
+    Role.PIPELINE: frozenset(
+        {Action.PUT, Action.READ, Action.UPLOAD, Action.DOWNLOAD, Action.REPORT, Action.VIEW},
+    ),
+    Role.OPERATOR: frozenset({Action.VIEW, Action.ACT}),
+    Role.VIEWER: frozenset({Action.VIEW}),
+}
+
+
+_NEEDS_STREAM = frozenset({Action.APPEND, Action.FETCH, Action.CONFIRM, Action.READ, Action.PUT})
+
+
+class Rule(StrEnum):
+    """The rule that decided."""
+
+    ALLOWED = "allowed"
+    UNKNOWN = "identity_in_table"
+    AMBIGUOUS = "one_identity"
+    REVOKED = "not_revoked"
+    EXPIRED = "not_expired"
+    ROLE = "role_allows_action"
+    STREAM = "stream_in_row"
+    FROM_ZONE = "from_zone_in_row"
+    TO_ZONE = "to_zone_in_row"
+    CONSUMER = "consumer_is_its_own"
+    RELAY = "forward_buffer_served"
+    LINK = "link_configured"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked: the action and whatever of the rest belongs to it."""
+
+    action: Action
+    stream: str | None = None
+    buffer: Buffer = Buffer.STORE
+    from_zones: frozenset[str] = frozenset()
+    to_zones: frozenset[str] = frozenset()
+    consumer: str | None = None
+    link: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """An answer with its reason; ``error`` is None when the request is allowed."""
+
+    identity: str
+    zone: str | None
+    request: Request
+    rule: Rule
+    error: BsfgError | None = None
+
+    @property
+    def allowed(self) -> bool:
+        """Whether the request may go on."""
+        return self.error is None
+
+    def checked(self) -> Decision:
+        """Give the decision if it allows the request, or raise its error."""
+        if self.error is not None:
+            raise self.error
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the audit record."""
+        request = self.request
+        record: dict[str, Any] = {
+            "identity": self.identity,
+            "zone": self.zone,
+            "action": str(request.action),
+            "allowed": self.allowed,
+            "rule": str(self.rule),
+            "stream": request.stream,
+            "buffer": str(request.buffer) if request.stream else None,
+            "from_zones": sorted(request.from_zones),
+            "to_zones": sorted(request.to_zones),
+            "consumer": request.consumer,
+            "link": request.link,
+        }
+        if self.error is not None:
+            record |= {"code": self.error.code, "message": self.error.message}
+        return {name: value for name, value in record.items() if value not in (None, [])}
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """The tables a decision is made from."""
+
+    zone: str
+    identities: Mapping[str, Identity]
+    identity_from: IdentityFrom = IdentityFrom.CN
+    relayed: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Per peer zone, the streams whose forward buffer is served to it."""
+    link_servers: Mapping[str, str] = field(default_factory=dict)
+    """Per link, the identity of the server that it pulls from."""
+    link_streams: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(config: ZoneConfig) -> Matrix:
+        """Derive the tables from a configuration."""
+        relayed = {
+            zone: frozenset(config.streams_of(serve))
+            for zone, serve in config.serve.items()
+            if Buffer.FORWARD in serve.buffers
+        }
+        return Matrix(
+            zone=config.zone.name,
+            identities=config.identities,
+            identity_from=config.tls.identity,
+            relayed=relayed,
+            link_servers={name: link.expected_server for name, link in config.links.items()},
+            link_streams={name: frozenset(config.streams_of(link)) for name, link in config.links.items()},
+        )
+
+    def name_of(self, peer: PeerNames) -> str:
+        """Give the one name of a certificate that counts here, or raise `IdentityUnknown`.
+
+        With ``cn`` that is the common name. With ``san`` it is the one alternative name that stands in the table;
+        a certificate that could be two identities is nobody.
+        """
+        if self.identity_from == IdentityFrom.CN:
+            if len(peer.common_names) != 1:
+                raise IdentityUnknown(f"the certificate has {len(peer.common_names)} common names, it must have one")
+            return peer.common_names[0]
+        found = sorted({name for name in peer.alternative_names if name in self.identities})
+        if len(found) > 1:
+            raise IdentityUnknown(f"the certificate could be any of {', '.join(found)}", names=found)
+        if not found:
+            shown = ", ".join(peer.alternative_names) or "none"
+            raise IdentityUnknown(f"no alternative name of the certificate is in [identities] (it has: {shown})")
+        return found[0]
+
+    def decide(self, identity: str, request: Request, now_unix_ms: int) -> Decision:
+        """Decide one request of one identity at one moment."""
+        row = self.identities.get(identity)
+        if row is None:
+            error: BsfgError | None = IdentityUnknown(f"{identity!r} is not in [identities]", identity=identity)
+            return Decision(identity, None, request, Rule.UNKNOWN, error)
+        rule, error = (
+            _not_in_force(row, now_unix_ms) or self._first_refusal(row, request, now_unix_ms) or (Rule.ALLOWED, None)
+        )
+        return Decision(identity, row.zone, request, rule, error)
+
+    def decide_peer(self, peer: PeerNames, request: Request, now_unix_ms: int) -> Decision:
+        """Decide one request of the holder of a certificate."""
+        try:
+            name = self.name_of(peer)
+        except IdentityUnknown as error:
+            rule = Rule.AMBIGUOUS if "names" in error.details else Rule.UNKNOWN
+            return Decision(str(peer), None, request, rule, error)
+        return self.decide(name, request, now_unix_ms)
+
+    def decide_link(
+        self, link: str, stream: str, from_zones: frozenset[str], to_zones: frozenset[str], now_unix_ms: int
+    ) -> Decision:
+        """Decide whether what a link brought may be put, by the row of the server it was fetched from.
+
+        Facts of this zone that come back over a relay are to be skipped before: nobody else may bring those.
+        """
+        request = Request(Action.PUT, stream, Buffer.FORWARD, from_zones, to_zones, link=link)
+        server = self.link_servers.get(link, "")
+        row = self.identities.get(server)
+        if row is None:
+            error: BsfgError | None = IdentityUnknown(f"the link {link!r} or its server is not configured", link=link)
+            return Decision(server, None, request, Rule.LINK, error)
+        rule, error = self._link_refusal(row, request, now_unix_ms) or (Rule.ALLOWED, None)
+        return Decision(server, row.zone, request, rule, error)
+
+    def _first_refusal(self, row: Identity, request: Request, now_unix_ms: int) -> tuple[Rule, BsfgError] | None:
+        if not any(request.action in ROLE_ACTIONS[role] for role in row.roles):
+            able = [str(role) for role, actions in ROLE_ACTIONS.items() if request.action in actions]
+            says = f"may not {request.action}: its roles are {_listed(row.roles)}, it would need {' or '.join(able)}"
+            return _refused(row, request, Rule.ROLE, says)
+        if request.stream is None and request.action in _NEEDS_STREAM:
+            return _refused(row, request, Rule.STREAM, f"asks to {request.action} without naming a stream")
+        if request.stream is not None and not _within(request.stream, row.streams):
+            says = f"may not use the stream {request.stream!r}, only {_listed(row.streams)}"
+            return _refused(row, request, Rule.STREAM, says)
+        if request.action == Action.APPEND:
+            return _zones(row, request)
+        if request.action == Action.PUT:
+            return self._put(row, request, now_unix_ms)
+        if request.action in (Action.FETCH, Action.CONFIRM):
+            return self._consumer(row, request) or self._relay(row, request)
+        return self._relay(row, request)
+
+    def _put(self, row: Identity, request: Request, now_unix_ms: int) -> tuple[Rule, BsfgError] | None:
+        """A pipeline puts for a link, so it is that link's peer whose rights count."""
+        sender = self.identities.get(self.link_servers.get(request.link or "", ""))
+        if sender is None:
+            return _refused(row, request, Rule.LINK, f"names the link {request.link!r}, which is not configured")
+        return self._link_refusal(sender, request, now_unix_ms)
+
+    def _link_refusal(self, sender: Identity, request: Request, now_unix_ms: int) -> tuple[Rule, BsfgError] | None:
+        in_row = request.stream is not None and _within(request.stream, sender.streams)
+        if not in_row or request.stream not in self.link_streams.get(request.link or "", ()):
+            says = f"may not send the stream {request.stream!r} over the link {request.link!r}"
+            return _refused(sender, request, Rule.STREAM, says)
+        return _not_in_force(sender, now_unix_ms) or _zones(sender, request)
+
+    def _consumer(self, row: Identity, request: Request) -> tuple[Rule, BsfgError] | None:
+        if owns_consumer(row, request.consumer or "", request.stream, request.buffer):
+            return None
+        says = f"may not {request.action} as the consumer {request.consumer!r}, which is not its own"
+        return _refused(row, request, Rule.CONSUMER, says)
+
+    def _relay(self, row: Identity, request: Request) -> tuple[Rule, BsfgError] | None:
+        """Another zone sees the forward buffer only where relaying to it is configured."""
+        if row.zone == self.zone or request.buffer != Buffer.FORWARD or request.stream is None:
+            return None
+        if request.stream in self.relayed.get(row.zone, ()):
+            return None
+        says = f"may not have the forward buffer of {request.stream!r}: [serve.{row.zone}] buffers does not name it"
+        return _refused(row, request, Rule.RELAY, says)
+
+
+def owns_consumer(row: Identity, consumer: str, stream: str | None, buffer: Buffer) -> bool:
+    """Tell whether a durable consumer belongs to an identity.
+
+    Names are compared as a whole, never by prefix unless the row says so with ``*``: whoever may confirm for another
+    zone could let its facts be truncated.
+    """
+    if row.consumers:
+        return any(
+            consumer.startswith(pattern[:-1]) if pattern.endswith("*") else consumer == pattern
+            for pattern in row.consumers
+        )
+    owner = row.zone if Role.PEER in row.roles else row.name
+    if stream is not None and consumer == consumer_name(owner, stream, buffer):
+        return True
+    return Role.PEER not in row.roles and consumer == row.name.lower()
+
+
+def _not_in_force(row: Identity, now_unix_ms: int) -> tuple[Rule, BsfgError] | None:
+    if row.revoked:
+        error = IdentityRevoked(f"{row.name!r} was revoked: {row.reason}", identity=row.name, reason=row.reason)
+        return Rule.REVOKED, error
+    if row.expires_unix_ms is not None and now_unix_ms >= row.expires_unix_ms:
+        hint = "Set a later `expires` in [identities] if it is to go on."
+        error = IdentityRevoked(f"{row.name!r} has expired in [identities]", hint=hint, identity=row.name)
+        return Rule.EXPIRED, error
+    return None
+
+
+def _zones(row: Identity, request: Request) -> tuple[Rule, BsfgError] | None:
+    """Check where facts come from and go to."""
+    if ANY not in row.relay_for:
+        foreign = sorted(request.from_zones - {row.zone, *row.relay_for})
+        if foreign:
+            says = f"may not bring from_zone {foreign[0]!r}: it speaks for {_listed((row.zone, *row.relay_for))}"
+            return _refused(row, request, Rule.FROM_ZONE, says)
+    if ANY not in row.to_zones:
+        beyond = sorted(request.to_zones - set(row.to_zones))
+        if beyond:
+            says = f"may not address to_zone {beyond[0]!r}, only {_listed(row.to_zones)}"
+            return _refused(row, request, Rule.TO_ZONE, says)
+    return None
+
+
+def _within(name: str, allowed: tuple[str, ...]) -> bool:
+    return ANY in allowed or name in allowed
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(str(name) for name in names) or "nothing"
+
+
+def _refused(row: Identity, request: Request, rule: Rule, says: str) -> tuple[Rule, BsfgError]:
+    details = {"identity": row.name, "action": str(request.action), "rule": str(rule)}
+    return rule, PermissionRefused(f"{row.name!r} {says}", **details)

@@ -1,0 +1,133 @@
+"""The keys that say who this zone is, where it listens, and who may call it."""
+
+# ruff: noqa: RUF009 - the calls in the class bodies declare fields; nothing they give is shared or mutable
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from bsfg.keys import SEMANTIC_FIELDS, IdStrategy, MessageIds
+from bsfg.node.config.declare import given_name, optional, setting
+from bsfg.node.config.kinds import (
+    ADDRESS,
+    ANY,
+    CONSUMER_PATTERN,
+    FLAG,
+    IDENTITY_NAME,
+    MOMENT,
+    PATH,
+    STREAMS,
+    TEXT,
+    WHOLE_SECONDS,
+    ZONE_NAME,
+    ZONES,
+    Address,
+    choice,
+    list_of,
+    one_of,
+)
+from bsfg.node.config.words import IdentityFrom, Role, TlsVersion
+
+
+@dataclass(frozen=True, kw_only=True)
+class Zone:
+    """Who this zone is and where its data lie."""
+
+    name: str = setting(ZONE_NAME, says="The zone's name: the from_zone of everything it produces.", example="plant-a")
+    data_folder: PurePath = setting(PATH, "data", says="Where buffers and cursors are kept; relative to this file.")
+    message_ids: IdStrategy = setting(
+        choice(IdStrategy),
+        "explicit",
+        says=(
+            "Where message ids come from: explicit (the producer's own; two equal readings are two facts), payload "
+            "(the digest of the body; equal bodies are one fact), semantic (body and semantic_fields) or object (the "
+            "object alone; equal payloads of different subjects become one fact)."
+        ),
+    )
+    semantic_fields: tuple[str, ...] = setting(
+        list_of(one_of(SEMANTIC_FIELDS)),
+        [],
+        says='Envelope fields that are part of the id when message_ids = "semantic".',
+        example=["produced_at_unix_ms"],
+    )
+
+    @property
+    def ids(self) -> MessageIds:
+        """Give the strategy in the form the core uses."""
+        return MessageIds(self.message_ids, self.semantic_fields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listen:
+    """Where the node can be reached."""
+
+    grpc: Address = setting(ADDRESS, "0.0.0.0:9443", says="Address of the gRPC service; port 0 takes any free port.")
+    http: Address = setting(ADDRESS, "0.0.0.0:9080", says="Address of JSON over HTTP, metrics and the dashboard.")
+    http_enabled: bool = setting(FLAG, True, says="Whether the HTTP service runs at all.")
+    plaintext: bool = setting(
+        FLAG, False, says="Serve without TLS. Refused unless both addresses are on loopback; for trials on one machine."
+    )
+    plaintext_identity: str | None = optional(
+        IDENTITY_NAME, says="The row of [identities] as which every plaintext caller acts.", example="trial"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tls:
+    """The node's certificate and whom it trusts."""
+
+    ca: PurePath | None = optional(
+        PATH, says="Certificates of the authorities that callers and servers must be signed by.", example="certs/ca.crt"
+    )
+    certificate: PurePath | None = optional(
+        PATH, says="The node's certificate, with intermediates after it.", example="certs/plant-a-bsfg.crt"
+    )
+    key: PurePath | None = optional(
+        PATH, says="The private key of the certificate; readable by its owner only.", example="certs/plant-a-bsfg.key"
+    )
+    identity: IdentityFrom = setting(
+        choice(IdentityFrom), "cn", says="Which part of a certificate is looked up in [identities]."
+    )
+    minimum: TlsVersion = setting(choice(TlsVersion), "1.3", says="The lowest TLS version; there is no other choice.")
+    expiry_warning_seconds: int = setting(
+        WHOLE_SECONDS, "30d", says="How long before its end a certificate raises a warning."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """One certificate name and what its holder may do."""
+
+    name: str = given_name()
+    zone: str = setting(ZONE_NAME, says="The zone this certificate speaks for.", example="enterprise")
+    roles: tuple[Role, ...] = setting(
+        list_of(choice(Role)),
+        says=(
+            "What the holder is: producer (appends facts, uploads artifacts), consumer (fetches and confirms), peer "
+            "(another zone's node), pipeline (this zone's own replication job), operator (holds gates, retires "
+            "consumers, settles quarantine), viewer (sees everything, changes nothing)."
+        ),
+        example=["peer"],
+    )
+    streams: tuple[str, ...] = setting(STREAMS, [ANY], says="The streams it may use.", example=["operational", "audit"])
+    relay_for: tuple[str, ...] = setting(
+        ZONES, [], says="Other zones whose facts it may bring besides those of its own zone.", example=["plant-a"]
+    )
+    to_zones: tuple[str, ...] = setting(ZONES, [ANY], says="The zones it may address facts to.", example=["enterprise"])
+    consumers: tuple[str, ...] = setting(
+        list_of(CONSUMER_PATTERN),
+        [],
+        says=(
+            "Durable consumers it may fetch and confirm as. Empty means its own: for a peer those named after its "
+            "zone, for others those named after the identity."
+        ),
+        example=["historian", "mes-*"],
+    )
+    expires_unix_ms: int | None = optional(
+        MOMENT, says="From when on the identity is refused although its certificate is valid.", example="2027-06-30"
+    )
+    revoked: bool = setting(FLAG, False, says="Refuse this certificate although its authority has not withdrawn it.")
+    reason: str = setting(
+        TEXT, "", says="Why it was revoked; required then, and shown in every refusal.", example="laptop lost"
+    )

@@ -1,0 +1,211 @@
+"""What a single key cannot show: combinations of settings that contradict each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from urllib.parse import urlsplit
+
+from bsfg.errors import PolicyInvalid
+from bsfg.keys import IdStrategy
+from bsfg.node.config.access import Identity
+from bsfg.node.config.declare import Problem
+from bsfg.node.config.kinds import ANY, Address, nearest
+from bsfg.node.config.lanes import Link, Serve, Stream
+from bsfg.node.config.positions import Path
+from bsfg.node.config.settings import ZoneConfig, consumer_name
+from bsfg.node.config.words import Role, Safety
+from bsfg.ports import Buffer
+from bsfg.retention import Overflow
+
+CONSUMER_NAME_MAX = 64
+_LOCAL_ROLES = (Role.PRODUCER, Role.CONSUMER, Role.PIPELINE)
+
+
+def problems_of(config: ZoneConfig) -> list[Problem]:
+    """List every contradiction, in the order of the file's tables."""
+    checks: tuple[Callable[[ZoneConfig], Iterator[Problem]], ...] = (
+        _zone,
+        _listen,
+        _tls,
+        _identities,
+        _streams,
+        _links,
+        _serve,
+        _consumer_names,
+        _rest,
+    )
+    return [problem for check in checks for problem in check(config)]
+
+
+def _zone(config: ZoneConfig) -> Iterator[Problem]:
+    semantic = config.zone.message_ids == IdStrategy.SEMANTIC
+    if semantic and not config.zone.semantic_fields:
+        yield Problem(("zone", "message_ids"), '"semantic" needs semantic_fields, such as ["produced_at_unix_ms"]')
+    if config.zone.semantic_fields and not semantic:
+        yield Problem(("zone", "semantic_fields"), 'has an effect only with message_ids = "semantic"; leave it out')
+
+
+def _listen(config: ZoneConfig) -> Iterator[Problem]:
+    listen = config.listen
+    if listen.http_enabled and listen.grpc == listen.http and listen.grpc.port:
+        yield Problem(("listen", "http"), f"is the same address as grpc, {listen.grpc}")
+    if not listen.plaintext:
+        if listen.plaintext_identity is not None:
+            yield Problem(("listen", "plaintext_identity"), "has an effect only with plaintext = true; leave it out")
+        return
+    for name, address in (("grpc", listen.grpc), ("http", listen.http)):
+        if not address.is_loopback and (name == "grpc" or listen.http_enabled):
+            says = f'plaintext = true needs a loopback address such as "127.0.0.1:{address.port}", not "{address}"'
+            yield Problem(("listen", name), says)
+    if listen.plaintext_identity is None:
+        yield Problem(("listen", "plaintext"), "needs plaintext_identity: the row of [identities] that callers act as")
+    elif listen.plaintext_identity not in config.identities:
+        yield _no_identity(config, ("listen", "plaintext_identity"), listen.plaintext_identity)
+
+
+def _tls(config: ZoneConfig) -> Iterator[Problem]:
+    if config.listen.plaintext and not config.links:
+        return
+    for name in ("ca", "certificate", "key"):
+        if getattr(config.tls, name) is None:
+            yield Problem(("tls",), f"{name} is missing; make one with `bsfg certs`, or see [listen] plaintext")
+
+
+def _identities(config: ZoneConfig) -> Iterator[Problem]:
+    spelling = {config.zone.name.lower(): config.zone.name}
+    for name, row in config.identities.items():
+        path = ("identities", name)
+        known = spelling.setdefault(row.zone.lower(), row.zone)
+        if known != row.zone:
+            yield Problem((*path, "zone"), f"{row.zone!r} is spelled {known!r} elsewhere; a zone has one spelling")
+        yield from _roles(config, row, path)
+        if row.revoked and not row.reason.strip():
+            yield Problem((*path, "revoked"), "needs a reason, which every refusal will show")
+        if row.relay_for and not {Role.PEER, Role.PRODUCER} & set(row.roles):
+            yield Problem((*path, "relay_for"), "has an effect only for the roles peer and producer; leave it out")
+        yield from _known_streams(config, row, path)
+
+
+def _roles(config: ZoneConfig, row: Identity, path: Path) -> Iterator[Problem]:
+    own = row.zone == config.zone.name
+    if not row.roles:
+        yield Problem((*path, "roles"), "names no role; leave the row out or set revoked = true")
+    if Role.PEER in row.roles and own:
+        yield Problem((*path, "roles"), f"a peer is another zone's node, but {row.zone!r} is this zone")
+    for role in row.roles:
+        if role in _LOCAL_ROLES and not own:
+            says = f"a {role} belongs to this zone ({config.zone.name!r}), but zone is {row.zone!r}"
+            yield Problem((*path, "roles"), f"{says}; another zone's node is a peer")
+
+
+def _streams(config: ZoneConfig) -> Iterator[Problem]:
+    if not config.streams:
+        yield Problem((), "no stream is configured; add a table such as [streams.operational]")
+    for name, stream in config.streams.items():
+        found = list(_policy(stream, ("streams", name)))
+        yield from found
+        if not found:
+            # The core has the last word; what its own check says is reported even if no key can be named.
+            for policy in (stream.store_policy, stream.forward_policy):
+                try:
+                    policy.checked()
+                except PolicyInvalid as error:
+                    yield Problem(("streams", name), error.message)
+
+
+def _policy(stream: Stream, path: Path) -> Iterator[Problem]:
+    if stream.safety == Safety.SIL and stream.overflow != Overflow.REJECT_NEW:
+        yield Problem((*path, "overflow"), 'must be "reject_new" on a stream with safety = "sil"')
+    if stream.retention_seconds > stream.max_age_seconds:
+        yield Problem((*path, "retention"), "must not be longer than max_age (retention <= max_age <= key_horizon)")
+    if stream.max_age_seconds > stream.key_horizon_seconds:
+        yield Problem((*path, "max_age"), "must not be longer than key_horizon (retention <= max_age <= key_horizon)")
+    if stream.warning_fill_percent > stream.alert_fill_percent:
+        yield Problem((*path, "warning_fill"), "must not be above alert_fill")
+    if stream.max_object_bytes > stream.max_batch_bytes:
+        yield Problem((*path, "max_object"), "must not be above max_batch")
+    if stream.max_batch_bytes > stream.store_capacity_bytes:
+        yield Problem((*path, "max_batch"), "must not be above store_capacity: such a batch could never be stored")
+
+
+def _links(config: ZoneConfig) -> Iterator[Problem]:
+    taken: dict[tuple[str, Buffer, str], str] = {}
+    for name, link in config.links.items():
+        path = ("links", name)
+        if link.zone == config.zone.name:
+            yield Problem((*path, "zone"), "is this zone; a link pulls from another one")
+        yield from _server(config, link, path)
+        yield from _known_streams(config, link, path)
+        if link.normal_backlog > link.reconciliation_backlog:
+            yield Problem((*path, "normal_backlog"), "must not be above reconciliation_backlog")
+        if link.backoff_first_seconds > link.backoff_max_seconds:
+            yield Problem((*path, "backoff_first"), "must not be longer than backoff_max")
+        for stream in config.streams_of(link):
+            other = taken.setdefault((link.zone, link.buffer, stream), name)
+            if other != name:
+                says = f"{stream!r} is already pulled from {link.zone!r} by [links.{other}]; one lane has one link"
+                yield Problem((*path, "streams"), says)
+
+
+def _server(config: ZoneConfig, link: Link, path: Path) -> Iterator[Problem]:
+    row = config.identities.get(link.expected_server)
+    if row is None:
+        yield _no_identity(config, (*path, "server_identity"), link.expected_server)
+        return
+    if Role.PEER not in row.roles or row.zone != link.zone:
+        says = f"[identities.{link.expected_server}] must be a peer of zone {link.zone!r} for this link"
+        yield Problem((*path, "server_identity"), says)
+    if link.buffer == Buffer.FORWARD and not row.relay_for:
+        says = f'"forward" brings facts of other zones; name them in [identities.{link.expected_server}] relay_for'
+        yield Problem((*path, "buffer"), says)
+
+
+def _serve(config: ZoneConfig) -> Iterator[Problem]:
+    peers = {row.zone for row in config.identities.values() if Role.PEER in row.roles}
+    for zone, serve in config.serve.items():
+        path = ("serve", zone)
+        if zone not in peers:
+            says = f"no row of [identities] is a peer of zone {zone!r}, so nobody could pull{nearest(zone, peers)}"
+            yield Problem(path, says)
+        if not serve.buffers:
+            yield Problem((*path, "buffers"), 'names no buffer; use ["store"]')
+        yield from _known_streams(config, serve, path)
+
+
+def _consumer_names(config: ZoneConfig) -> Iterator[Problem]:
+    """Two peers must never share a consumer, and its name must be one that the cursors accept."""
+    owners: dict[str, tuple[str, str, Buffer]] = {}
+    for zone, serve in config.serve.items():
+        for stream in config.streams_of(serve):
+            for buffer in serve.buffers:
+                name, lane = consumer_name(zone, stream, buffer), (zone, stream, buffer)
+                if len(name) > CONSUMER_NAME_MAX:
+                    says = f"the consumer {name!r} would be longer than {CONSUMER_NAME_MAX} characters; shorten a name"
+                    yield Problem(("serve", zone), says)
+                elif owners.setdefault(name, lane) != lane:
+                    other = owners[name]
+                    says = f"the consumer {name!r} would also be that of zone {other[0]!r}, stream {other[1]!r}"
+                    yield Problem(("serve", zone), says)
+
+
+def _rest(config: ZoneConfig) -> Iterator[Problem]:
+    webhook = config.alerts.webhook
+    if webhook and urlsplit(webhook).scheme == "http" and not Address(urlsplit(webhook).hostname or "", 0).is_loopback:
+        yield Problem(("alerts", "webhook"), "must start with https:// unless it is on this machine")
+    if config.limits.concurrent_per_identity > config.limits.concurrent_requests:
+        yield Problem(("limits", "concurrent_per_identity"), "must not be above concurrent_requests")
+    if config.artifacts.max_artifact_bytes > config.artifacts.capacity_bytes:
+        yield Problem(("artifacts", "max_artifact"), "must not be above capacity")
+
+
+def _known_streams(config: ZoneConfig, row: Identity | Link | Serve, path: Path) -> Iterator[Problem]:
+    if not row.streams:
+        yield Problem((*path, "streams"), 'names no stream; leave it out to mean all, or use ["*"]')
+    for stream in row.streams:
+        if stream not in (ANY, *config.streams):
+            says = f"[streams.{stream}] is not configured{nearest(stream, config.streams)}"
+            yield Problem((*path, "streams"), says)
+
+
+def _no_identity(config: ZoneConfig, path: Path, name: str) -> Problem:
+    return Problem(path, f"{name!r} has no row in [identities]{nearest(name, config.identities)}")

@@ -1,0 +1,140 @@
+"""Writes the declarations down for people: the reference page, and the commented file of a new zone.
+
+`python -m bsfg.node.config.document FILE` renews the reference page.
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from bsfg.node.config.declare import Key, Table, dotted, tables_of, toml
+from bsfg.node.config.settings import ZoneConfig
+
+WIDTH = 110
+
+_INTRODUCTION = """\
+# Configuration
+
+One TOML file describes one zone. `bsfg init` writes a commented one. The node reads it once at its start and refuses
+to run with anything it does not understand: it lists every problem with its key and line. Certificates are read again
+whenever their files change.
+
+How values are written:
+
+| Type | Written as |
+|---|---|
+| duration | a number with its unit: `"500ms"`, `"30s"`, `"15m"`, `"12h"`, `"7d"`, `"4w"`, `"7y"`, also `"1d12h"` |
+| size | `"10GiB"`, `"500MB"`, or a whole number of bytes |
+| path | relative to the folder of the configuration file, or absolute |
+| host:port | `"plant-a.example:9443"`, `"10.0.0.7:9443"`, `"[fd00::7]:9443"` |
+| date or time | `2027-06-30` (through that day in UTC) or `2027-06-30T12:00:00Z` |
+| list | `["operational", "audit"]`; `"*"` stands for all where it is allowed |
+"""
+
+_ROLES = """\
+## What each role may do
+
+Anything that is not in this table is refused, and every refusal is recorded with the rule that refused it.
+
+"""
+
+
+def reference() -> str:
+    """Give the reference page in Markdown."""
+    parts = [_INTRODUCTION]
+    for table in tables_of(ZoneConfig):
+        heading = f"## `{table.title}`\n\n{table.says}\n\n"
+        rows = "".join(_reference_row(item) for item in table.settings())
+        parts.append(
+            f"{heading}| Key | Type | Default | Meaning |\n|---|---|---|---|\n{rows}{_reference_example(table)}"
+        )
+    parts.append(_ROLES + _roles())
+    return "\n".join(parts)
+
+
+def _reference_row(item: Key) -> str:
+    default = "required" if item.required else "not set" if item.default is None else f"`{toml(item.default)}`"
+    return f"| `{item.name}` | {_cell(item.kind.name)} | {default} | {_cell(item.says)} |\n"
+
+
+def _reference_example(table: Table) -> str:
+    shown = [item for item in table.settings() if item.example is not None]
+    if not shown:
+        return ""
+    lines = [f"[{_header(table, table.example_name)}]", *(f"{item.name} = {toml(item.example)}" for item in shown)]
+    return "\n```toml\n" + "\n".join(lines) + "\n```\n"
+
+
+def _roles() -> str:
+    from bsfg.node.authorize import MEANINGS, ROLE_ACTIONS
+
+    head = f"| Action | {' | '.join(ROLE_ACTIONS)} |\n|---|{'---|' * len(ROLE_ACTIONS)}\n"
+    rows = []
+    for action, says in MEANINGS.items():
+        marks = " | ".join("yes" if action in may else "" for may in ROLE_ACTIONS.values())
+        rows.append(f"| {_cell(says)} (`{action}`) | {marks} |\n")
+    return head + "".join(rows)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _header(table: Table, name: str | None) -> str:
+    return dotted((table.name, name) if name else (table.name,))
+
+
+def commented_file(preamble: str, values: Mapping[str, Mapping[str, Any]]) -> str:
+    """Give a configuration file that explains itself.
+
+    ``values`` holds what is known, by table; for a named table, by row and then by key. Every other key stands there
+    as a comment with its default. Of a named table the first row explains its keys and the others are brief.
+    """
+    lines = [*_comment(preamble)]
+    for table in tables_of(ZoneConfig):
+        lines += ["", "", *_comment(table.says)]
+        given = values.get(table.name, {})
+        if table.named is None:
+            lines += _block(table, None, given, explained=True)
+        elif not given:
+            lines += _example_block(table)
+        for number, (name, row) in enumerate(given.items() if table.named else ()):
+            lines += [""] * bool(number)
+            lines += _block(table, name, row, explained=number == 0)
+    return "\n".join(lines) + "\n"
+
+
+def _block(table: Table, name: str | None, values: Mapping[str, Any], *, explained: bool) -> Iterator[str]:
+    yield f"[{_header(table, name)}]"
+    for item in table.settings():
+        if item.name in values:
+            if explained:
+                yield from _comment(item.says)
+            yield f"{item.name} = {toml(values[item.name])}"
+        elif explained:
+            yield from _comment(item.says)
+            yield f"# {item.name} = {toml(item.example if item.default is None else item.default)}"
+
+
+def _example_block(table: Table) -> Iterator[str]:
+    """A row that is only an example, wholly in comments."""
+    yield f"# [{_header(table, table.example_name)}]"
+    for item in table.settings():
+        if item.required or item.example is not None:
+            yield f"# {item.name} = {toml(item.example)}"
+
+
+def _comment(text: str) -> list[str]:
+    return [
+        f"# {line}".rstrip()
+        for paragraph in text.splitlines() or [""]
+        for line in textwrap.wrap(paragraph, WIDTH, break_on_hyphens=False) or [""]
+    ]
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(reference(), encoding="utf-8")

@@ -1,0 +1,136 @@
+"""The whole configuration file: its tables, and the keys that concern the node itself."""
+
+# ruff: noqa: RUF009 - the calls in the class bodies declare fields; nothing they give is shared or mutable
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+from bsfg.node.config.access import Identity, Listen, Tls, Zone
+from bsfg.node.config.declare import optional, setting, table, tables
+from bsfg.node.config.kinds import (
+    ANY,
+    ARGUMENTS,
+    COUNT,
+    DURATION,
+    IDENTITY_NAME,
+    LINK_NAME,
+    PATH,
+    SIZE,
+    STREAM_NAME,
+    URL,
+    WHOLE_SECONDS,
+    ZONE_NAME,
+    choice,
+)
+from bsfg.node.config.lanes import Link, Serve, Stream
+from bsfg.node.config.words import LogFormat, LogLevel
+from bsfg.ports import Buffer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alerts:
+    """Where alerts go besides log and metrics."""
+
+    webhook: str | None = optional(
+        URL, says="Each alert is posted here as JSON.", example="https://alarms.example/bsfg"
+    )
+    command: tuple[str, ...] | None = optional(
+        ARGUMENTS,
+        says="Each alert is given to this command as JSON on its input.",
+        example=["/usr/bin/logger", "-t", "bsfg"],
+    )
+    timeout_seconds: float = setting(DURATION, "10s", says="When a delivery counts as failed.")
+    repeat_every_seconds: float = setting(DURATION, "1h", says="How often an alert that lasts is sent again.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Artifacts:
+    """Files that facts refer to by digest."""
+
+    folder: PurePath | None = optional(
+        PATH, says="Where artifacts are kept; inside the data folder when left out.", example="artifacts"
+    )
+    max_artifact_bytes: int = setting(SIZE, "10GiB", says="Largest artifact.")
+    capacity_bytes: int = setting(SIZE, "100GiB", says="Size of the store.")
+    orphan_grace_seconds: int = setting(
+        WHOLE_SECONDS, "24h", says="Age at which an artifact that no fact names may go."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What callers may ask of the node at once."""
+
+    message_bytes: int = setting(SIZE, "16MiB", says="Largest message on the wire.")
+    concurrent_requests: int = setting(COUNT, 512, says="Requests served at once; more are refused with a retry hint.")
+    concurrent_per_identity: int = setting(COUNT, 256, says="Requests served at once for one identity.")
+    connections: int = setting(COUNT, 1_000, says="Open HTTP connections.")
+    request_timeout_seconds: float = setting(DURATION, "60s", says="When a request that does not stream is ended.")
+    idle_timeout_seconds: float = setting(DURATION, "60s", says="When a silent stream or connection is ended.")
+    fetch_wait_max_seconds: float = setting(DURATION, "60s", says="The longest wait that a fetch may ask for.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log:
+    """What is logged, to standard error."""
+
+    level: LogLevel = setting(choice(LogLevel), "info", says="The least severe records that are written.")
+    format: LogFormat = setting(choice(LogFormat), "json", says="json for machines, text for people.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZoneConfig:
+    """The whole configuration of one zone's node."""
+
+    zone: Zone = table("Who this zone is.")
+    listen: Listen = table("Where the node can be reached.")
+    tls: Tls = table("The node's certificate. Files are read again when they change; no restart is needed.")
+    identities: Mapping[str, Identity] = tables(
+        "Who may call, by the name in the certificate; anybody else is refused.",
+        named=IDENTITY_NAME,
+        example_name="enterprise-bsfg",
+    )
+    streams: Mapping[str, Stream] = tables(
+        "The lanes of facts, each with a store buffer and a forward buffer.",
+        named=STREAM_NAME,
+        example_name="operational",
+    )
+    links: Mapping[str, Link] = tables(
+        "Inbound: the zones this node pulls from.", named=LINK_NAME, example_name="from-enterprise"
+    )
+    serve: Mapping[str, Serve] = tables(
+        "Outbound: the zones that pull from this node.", named=ZONE_NAME, example_name="enterprise"
+    )
+    alerts: Alerts = table("Where alerts go besides log and metrics.")
+    artifacts: Artifacts = table("Files that facts refer to by digest.")
+    limits: Limits = table("What callers may ask of the node at once.")
+    log: Log = table("What the node logs, to standard error.")
+    source: Path = Path("zone.toml")
+
+    def path(self, relative: PurePath) -> Path:
+        """Resolve a path of the file against the folder the file is in."""
+        return self.source.parent / relative
+
+    @property
+    def data_folder(self) -> Path:
+        """Give the folder of buffers and cursors."""
+        return self.path(self.zone.data_folder)
+
+    @property
+    def artifacts_folder(self) -> Path:
+        """Give the folder of artifacts."""
+        return self.path(self.artifacts.folder) if self.artifacts.folder else self.data_folder / "artifacts"
+
+    def streams_of(self, row: Identity | Link | Serve) -> tuple[str, ...]:
+        """Give the streams that a row means, in the order of the file; ``*`` means all."""
+        return (
+            tuple(self.streams) if ANY in row.streams else tuple(name for name in self.streams if name in row.streams)
+        )
+
+
+def consumer_name(zone: str, stream: str, buffer: Buffer = Buffer.STORE) -> str:
+    """Give the name of the durable consumer by which a peer zone pulls a stream; both sides derive it alike."""
+    return f"{zone.lower()}.{stream}" + (".forward" if buffer == Buffer.FORWARD else "")
