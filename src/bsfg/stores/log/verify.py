@@ -1,0 +1,245 @@
+"""Verifying a data folder: every frame, the whole chain, key segments, index runs, notes and cursors.
+
+It only reads, and works while the node runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from bsfg.batch import FactBatch
+from bsfg.errors import BsfgError
+from bsfg.frontier import Frontier
+from bsfg.hashing import Hasher, KeyHash, Sha256
+from bsfg.sealing import digest_mismatches
+from bsfg.stores.log import keysegments
+from bsfg.stores.log.cursors import CURSORS, cursor_from
+from bsfg.stores.log.files import Files, translated
+from bsfg.stores.log.frame import FRAME_HEADER_BYTES, Damaged, Torn, decode_payload
+from bsfg.stores.log.index import decode_run
+from bsfg.stores.log.journal import read_journal
+from bsfg.stores.log.notes import Notes
+from bsfg.stores.log.reader import LogFolder, open_folder
+from bsfg.stores.log.recovery import read_identity
+from bsfg.stores.log.segments import SegmentFile, scan_segment
+
+Progress = Callable[[int, int], None]
+"""Told the bytes verified so far and in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One finding: a stable code, where, which entries, and what is wrong."""
+
+    code: str
+    where: str
+    detail: str
+    first: int | None = None
+    last: int | None = None
+
+
+@dataclass(slots=True)
+class LogReport:
+    """What was found in one log."""
+
+    stream: str
+    buffer: str
+    log_id: str = ""
+    start: int = 0
+    end: int = 0
+    facts: int = 0
+    frames: int = 0
+    segments: int = 0
+    key_segments: int = 0
+    index_runs: int = 0
+    gaps: int = 0
+    quarantined: int = 0
+    chain_head: str = ""
+
+
+@dataclass(slots=True)
+class Report:
+    """What was found in a data folder: ``problems`` are damage, ``notes`` are things worth knowing."""
+
+    logs: list[LogReport] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[Problem] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is damaged."""
+        return not self.problems
+
+
+def verify(where: Any, *, hasher: Hasher | None = None, progress: Progress | None = None) -> Report:
+    """Verify all logs and the cursors of a data folder (a path or a `Files`)."""
+    report = Report()
+    folders = open_folder(where)
+    total = sum(_size(folder) for folder in folders)
+    done = 0
+    ends: dict[tuple[str, str], int] = {}
+    for folder in folders:
+        check = _LogCheck(folder, report, hasher or Sha256())
+        for size in check.run():
+            done += size
+            if progress is not None:
+                progress(done, total)
+        ends[folder.stream, str(folder.buffer)] = check.summary.end
+    if folders:
+        _check_cursors(folders[0].files, ends, report)
+    return report
+
+
+def _size(folder: LogFolder) -> int:
+    return sum(folder.files.size(f"{folder.path}/{name}") for name in folder.files.list(folder.path) if ".seg" in name)
+
+
+class _LogCheck:
+    """The walk through one log."""
+
+    def __init__(self, folder: LogFolder, report: Report, hasher: Hasher) -> None:
+        self._folder, self._report, self._hasher = folder, report, hasher
+        self.summary = LogReport(folder.stream, str(folder.buffer))
+        report.logs.append(self.summary)
+        self._key_hash: KeyHash | None = None
+        self._hashes: list[np.ndarray] = []
+
+    def _problem(self, code: str, where: str, detail: str, first: int | None = None, last: int | None = None) -> None:
+        self._report.problems.append(Problem(code, where, detail, first, last))
+
+    def run(self) -> Iterator[int]:
+        """Check everything; give the sizes of the segments as they are done."""
+        folder = self._folder
+        identity = read_identity(folder.files, folder.path)
+        if identity is None:
+            self._problem("log_damaged", f"{folder.path}/log.json", "the identity of the log is missing or damaged")
+        else:
+            self.summary.log_id = identity.log_id.hex()
+            self._key_hash = KeyHash(identity.secret)
+        notes = Notes(folder.files, folder.path)
+        for text in notes.read():
+            self._problem("log_damaged", f"{folder.path}/notes.journal", text)
+        try:
+            view = folder.view()
+        except BsfgError as error:
+            self._problem(error.code, folder.path, error.message)
+            return
+        self.summary.start, self.summary.end = view.start, view.end
+        self.summary.gaps, self.summary.quarantined = len(notes.gaps), len(notes.quarantined)
+        yield from self._segments(list(view.segments), notes)
+        self._keys(notes)
+        self._index(identity.log_id if identity else b"")
+
+    def _segments(self, segments: list[SegmentFile], notes: Notes) -> Iterator[int]:
+        chain, expected = b"", notes.start
+        for at, segment in enumerate(segments):
+            last = at == len(segments) - 1
+            try:
+                data = self._folder.files.read_at(segment.path, 0, segment.size_bytes)
+            except FileNotFoundError:
+                continue  # truncated while we were reading
+            except OSError as error:
+                self._problem("storage_failed", segment.path, translated(error, "reading").message)
+                continue
+            scan = scan_segment(data, segment.header, tail_may_be_torn=last)
+            for hole in scan.holes:
+                self._problem("log_damaged", segment.path, hole.why, hole.first, hole.last)
+            if scan.torn:
+                self._report.notes.append(Problem("torn_tail", segment.path, scan.torn))
+            if chain and segment.header.chain_before != chain:
+                self._problem("chain_broken", segment.path, "the chain does not continue from the segment before")
+            if segment.base > expected and not self._explained(notes, expected, segment.base - 1):
+                self._problem("log_damaged", segment.path, "entries are missing before", expected, segment.base - 1)
+            segment.know(scan)
+            self._frames(segment, data)
+            chain, expected = scan.chain, max(expected, scan.end, segment.base)
+            self.summary.segments += 1
+            yield segment.size_bytes
+        self.summary.chain_head = chain.hex()
+        for gap in notes.gaps:
+            if gap.reason in ("damaged", "lost") and gap.origin_zone is None and gap.last >= notes.start:
+                self._problem("entries_lost", self._folder.path, f"{gap.reason}: {gap.detail}", gap.first, gap.last)
+
+    def _explained(self, notes: Notes, first: int, last: int) -> bool:
+        covered = Frontier(first - 1)
+        covered.confirm((max(gap.first, first), gap.last) for gap in notes.gaps if gap.last >= first)
+        return covered.committed >= last
+
+    def _frames(self, segment: SegmentFile, data: bytes) -> None:
+        """Check the digests of all facts and remember their keys for the index."""
+        for ref in segment.frames:
+            start = ref.position + FRAME_HEADER_BYTES
+            payload = memoryview(data)[start : start + ref.header.payload_bytes]
+            try:
+                batch = decode_payload(ref.header, payload, segment.header.schema)
+                batch.validate(full=True)
+            except (Damaged, Torn, ValueError) as error:
+                self._problem("log_damaged", segment.path, str(error), ref.base, ref.end - 1)
+                continue
+            facts = FactBatch(batch.select(FactBatch.schema.names))
+            wrong = digest_mismatches(facts, self._hasher)
+            for row in wrong[:10].tolist():
+                detail = "the digest is not that of the fact"
+                self._problem("digest_mismatch", segment.path, detail, ref.base + row, ref.base + row)
+            self.summary.facts += ref.count
+            self.summary.frames += 1
+            if self._key_hash is not None:
+                self._hashes.append(self._key_hash.of(facts.column("from_zone"), facts.column("message_id")))
+
+    def _keys(self, notes: Notes) -> None:
+        folder = self._folder
+        names = keysegments.listed(folder.files, folder.path)
+        self.summary.key_segments = len(names)
+        lowest = names[0].first if names else None
+        for name in names:
+            if keysegments.read(folder.files, folder.path, name) is None:
+                where = f"{folder.path}/keys/{name.file_name}"
+                self._problem("keys_damaged", where, "the key segment fails its checks", name.first, name.last)
+        known = {(name.first, name.last) for name in names}
+        for anchor in notes.anchors:
+            expected = lowest is not None and anchor.first >= lowest and anchor.last >= anchor.first
+            if expected and (anchor.first, anchor.last) not in known:
+                self._problem(
+                    "keys_missing", f"{folder.path}/keys", "a key segment is missing", anchor.first, anchor.last
+                )
+
+    def _index(self, log_id: bytes) -> None:
+        """Check that every run is whole and that none lacks a key it claims to cover."""
+        folder = self._folder
+        stored = np.sort(np.concatenate(self._hashes)) if self._hashes else np.empty(0, dtype=np.uint64)
+        self._duplicates(stored)
+        for name in folder.files.list(f"{folder.path}/index"):
+            where = f"{folder.path}/index/{name}"
+            try:
+                decoded = decode_run(folder.files.read(where), log_id, in_memory=True)
+            except FileNotFoundError:
+                continue  # merged while we were reading
+            if decoded is None:
+                self._report.notes.append(Problem("index_stale", where, "not usable; it is rebuilt at the next open"))
+                continue
+            self.summary.index_runs += 1
+            run = decoded[0]
+            if len(run.hashes) > 1 and not (run.hashes[:-1] <= run.hashes[1:]).all():
+                self._report.notes.append(Problem("index_stale", where, "its hashes are not in order"))
+
+    def _duplicates(self, ordered: np.ndarray) -> None:
+        """A key stored twice shows as a hash that appears twice (or, once in 2^64, as chance)."""
+        repeated = int(np.count_nonzero(ordered[1:] == ordered[:-1])) if len(ordered) > 1 else 0
+        if repeated:
+            self._problem("stored_twice", self._folder.path, f"{repeated} keys are stored more than once")
+
+
+def _check_cursors(files: Files, ends: dict[tuple[str, str], int], report: Report) -> None:
+    records, _, problems = read_journal(files, CURSORS)
+    for text in problems:
+        report.problems.append(Problem("log_damaged", CURSORS, text))
+    for record in records:
+        cursor = cursor_from(record)
+        end = ends.get((cursor.spec.stream, str(cursor.spec.buffer)))
+        if end is not None and cursor.frontier.committed >= end:
+            detail = f"consumer {cursor.spec.name} has confirmed {cursor.frontier.committed}, the log ends at {end}"
+            report.notes.append(Problem("cursor_ahead", CURSORS, detail))
