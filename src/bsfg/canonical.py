@@ -6,18 +6,26 @@ back to themselves? Only those that do not are parsed with care for duplicate ke
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
+import re
 import secrets
 from collections.abc import Sequence
+from enum import Enum
+from itertools import accumulate
 from typing import Any, NoReturn
 
 import orjson
 
-MAX_DEPTH = 256
-"""Containers nested deeper than this are refused: no legitimate fact needs it and parsers die of it."""
+MAX_DEPTH = 128
+"""Containers nested deeper than this are refused: no fact needs it, and readers of it die of it."""
 
 _CHUNK = 32
 _SORTED = orjson.OPT_SORT_KEYS
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
 class NotJson(ValueError):
@@ -31,28 +39,46 @@ class _Literal(str):
 
 
 def canonicalize(data: bytes) -> bytes:
-    """Give the canonical form of a JSON text, or raise `NotJson` naming the rule it breaks."""
+    """Give the canonical form of a JSON text (the same object if it is that), or raise `NotJson` with the reason."""
     try:
         parsed = orjson.loads(data)
-    except (orjson.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise NotJson(_reason(data, error)) from None
     _check_depth(data)
     if orjson.dumps(parsed, option=_SORTED) == data:
         return data
-    return write_literals(parse_literals(data))
+    canonical = write_literals(parse_literals(data))
+    return data if canonical == data else canonical
 
 
 def canonicalize_value(value: Any) -> bytes:
-    """Serialise a Python value as canonical JSON."""
+    """Serialise a Python value as canonical JSON; what has no JSON form, NaN and infinities among it, is refused."""
     try:
-        return canonicalize(orjson.dumps(value, option=_SORTED))
+        data = orjson.dumps(value, option=_SORTED)
+        if b"null" in data:
+            # orjson writes null for NaN and infinities, which would change what the producer said.
+            json.dumps(value, allow_nan=False, default=_plain)
+        return canonicalize(data)
     except orjson.JSONEncodeError:
         pass
+    except NotJson:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise NotJson(f"the value cannot be written as JSON: {error}") from None
     try:
         text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return canonicalize(text.encode())
+    except NotJson:
+        raise
     except (TypeError, ValueError, RecursionError) as error:
         raise NotJson(f"the value cannot be written as JSON: {error}") from None
+
+
+def _plain(value: Any) -> Any:
+    """Open what orjson serialises by itself, so that the numbers inside can be seen."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return value.value if isinstance(value, Enum) else str(value)
 
 
 def canonicalize_all(objects: Sequence[bytes]) -> tuple[dict[int, bytes], dict[int, NotJson]]:
@@ -81,42 +107,29 @@ def canonicalize_all(objects: Sequence[bytes]) -> tuple[dict[int, bytes], dict[i
 
 
 def _chunk_is_canonical(chunk: Sequence[bytes], separator: bytes, token: str) -> bool:
+    if any(_may_be_deep(data) for data in chunk):
+        return False
     joined = b"[" + separator.join(chunk) + b"]"
-    # Fewer bytes than this cannot nest too deeply, and a longer chunk is simply checked text by text.
-    if len(joined) > 2 * MAX_DEPTH and joined.count(b"[") + joined.count(b"{") > MAX_DEPTH // 2:
-        for data in chunk:
-            if len(data) > 2 * MAX_DEPTH and data.count(b"[") + data.count(b"{") > MAX_DEPTH:
-                return False
     try:
         values = orjson.loads(joined)
-    except (orjson.JSONDecodeError, RecursionError):
+        count = len(chunk)
+        if len(values) != 2 * count - 1 or values[1::2] != [token] * (count - 1):
+            return False
+        return bool(orjson.dumps(values, option=_SORTED) == joined)
+    except (ValueError, TypeError, RecursionError):
         return False
-    count = len(chunk)
-    if len(values) != 2 * count - 1 or values[1::2] != [token] * (count - 1):
-        return False
-    return bool(orjson.dumps(values, option=_SORTED) == joined)
+
+
+def _may_be_deep(data: bytes) -> bool:
+    return len(data) > 2 * MAX_DEPTH and data.count(b"[") + data.count(b"{") > MAX_DEPTH
 
 
 def _check_depth(data: bytes) -> None:
-    if len(data) <= 2 * MAX_DEPTH or data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
+    """Refuse valid JSON that is nested too deeply; on anything else the expression for strings could crawl."""
+    if not _may_be_deep(data):
         return
-    depth = deepest = 0
-    in_string = escaped = False
-    for byte in data:
-        if in_string:
-            if escaped:
-                escaped = False
-            elif byte == 0x5C:
-                escaped = True
-            elif byte == 0x22:
-                in_string = False
-        elif byte == 0x22:
-            in_string = True
-        elif byte in b"[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif byte in b"]}":
-            depth -= 1
+    brackets = _STRINGS.sub(b"", data).translate(None, delete=_NOT_BRACKETS)
+    deepest = max(accumulate(map(_STEPS.__getitem__, brackets)), default=0)
     if deepest > MAX_DEPTH:
         raise NotJson(f"containers are nested {deepest} deep, the limit is {MAX_DEPTH}")
 
@@ -125,10 +138,10 @@ def parse_literals(data: bytes) -> Any:
     """Parse JSON keeping every number as it was written, and refuse duplicate keys."""
     try:
         return json.loads(
-            data,
+            data.decode(),
             object_pairs_hook=_object_without_duplicates,
-            parse_float=_Literal,
-            parse_int=_Literal,
+            parse_float=_number,
+            parse_int=_number,
             parse_constant=_refuse_constant,
         )
     except NotJson:
@@ -148,13 +161,22 @@ def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
+def _number(literal: str) -> _Literal:
+    if math.isinf(float(literal)):
+        raise NotJson(f"the number {literal[:40]} is too large: readers would take it for infinity")
+    return _Literal(literal)
+
+
 def _refuse_constant(name: str) -> NoReturn:
     raise NotJson(f"{name} is not a JSON number")
 
 
 def write_literals(value: Any) -> bytes:
-    """Write what `parse_literals` gave in canonical form."""
-    return _write(value).encode()
+    """Write what `parse_literals` gave in canonical form; texts with lone surrogates raise `NotJson`."""
+    try:
+        return _write(value).encode()
+    except (TypeError, UnicodeEncodeError) as error:
+        raise NotJson(f"not valid JSON: {error}") from None
 
 
 def _write(value: Any) -> str:
@@ -175,6 +197,8 @@ def _reason(data: bytes, error: Exception) -> str:
         return f"not valid UTF-8 at byte {broken.start}"
     if not data.strip():
         return "the object is empty; an absent value is written null"
+    if "depth limit" in str(error):
+        return f"containers are nested too deep, the limit is {MAX_DEPTH}"
     try:
         parse_literals(data)
     except NotJson as finer:

@@ -30,8 +30,11 @@ _TOKEN = re.compile(rb'("(?:[^"\\]|\\.)*")(:?)|-?[0-9][-+.0-9eE]*|true|false|nul
 # Nothing in these strings needs an escape, and the column is known to be UTF-8.
 _STRING = r'"[^"\\\x00-\x1f]*"'
 _NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?"
-_WORD = "(?:true|false|null)"
-_SHORTEST = {_STRING: 2, _NUMBER: 1, _WORD: 4}
+# Any value may be null in the next object, and a null may be any value there.
+_TEXT = f"(?:{_STRING}|null)"
+_PLAIN = f"(?:{_NUMBER}|true|false|null)"
+_ANY = f"(?:{_STRING}|{_NUMBER}|true|false|null)"
+_SHORTEST = {_TEXT: 2, _PLAIN: 1, _ANY: 1}
 
 
 def unproven(column: pa.Array) -> np.ndarray:
@@ -88,7 +91,7 @@ def _pattern(template: bytes) -> tuple[str, int] | None:
             parts.append(re.escape(text.decode()))
             shortest += len(text)
             continue
-        value = _STRING if token.group(1) else _WORD if text in (b"true", b"false", b"null") else _NUMBER
+        value = _TEXT if token.group(1) else _ANY if text == b"null" else _PLAIN
         parts.append(value)
         shortest += _SHORTEST[value]
         values += 1
