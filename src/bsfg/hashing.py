@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -13,6 +14,9 @@ from bsfg.arrays import binary_parts, constant_value
 from bsfg.schema import DIGEST_BYTES
 
 __all__ = ["DIGEST_BYTES", "Hasher", "KeyHash", "Sha256"]
+
+
+_FEW = 16
 
 
 class Hasher(Protocol):
@@ -55,15 +59,33 @@ class KeyHash:
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
         self._coefficients = np.empty((0, 2), dtype=np.uint64)
+        self._as_ints: list[tuple[int, int]] = []
         self._zones: dict[str, np.uint64] = {}
 
     def of(self, from_zone: pa.Array, message_id: pa.Array) -> np.ndarray:
         """Hash each row's key to an unsigned 64-bit number."""
+        if len(message_id) <= _FEW:
+            pairs = zip(from_zone.to_pylist(), message_id.to_pylist(), strict=True)
+            return np.array([self.of_one(zone, text) for zone, text in pairs], dtype=np.uint64)
         words = _padded_words(message_id)
         coefficients = self._for_width(words.shape[1])
         sums = words @ coefficients
         high = np.uint64(0xFFFFFFFF00000000)
         return np.asarray(((sums[:, 0] & high) | (sums[:, 1] >> np.uint64(32))) ^ self._zone_terms(from_zone))
+
+    def of_one(self, zone: str, message_id: str) -> int:
+        """Hash one key; the same number as `of` gives, without the cost of array operations."""
+        data = message_id.encode()
+        width = (len(data) + 3) // 4
+        words = (len(data) + 1, *struct.unpack(f"<{width}I", data.ljust(4 * width, b"\0")))
+        if len(self._as_ints) < len(words):
+            self._as_ints = [(int(high), int(low)) for high, low in self._for_width(len(words))]
+        high = low = 0
+        for word, (first, second) in zip(words, self._as_ints, strict=False):
+            high += word * first
+            low += word * second
+        mixed = (high & 0xFFFFFFFF00000000) | ((low >> 32) & 0xFFFFFFFF)
+        return mixed ^ int(self._zone_term(zone))
 
     def _zone_terms(self, from_zone: pa.Array) -> np.ndarray | np.uint64:
         single = constant_value(from_zone)

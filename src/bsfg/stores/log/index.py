@@ -22,6 +22,7 @@ FANOUT = 8
 _HEADER = struct.Struct("<8sIIQqq16s32s")
 _MAGIC = b"BSFGRUN1"
 _SCALAR_BELOW = 9
+_NEWEST_KEYS = 1024
 _EMPTY_ROWS = np.empty(0, dtype=np.int64)
 
 
@@ -115,6 +116,8 @@ class KeyIndex:
     def __init__(self) -> None:
         self.recent: list[Run] = []
         self.recent_keys = 0
+        self._newest: dict[int, list[int]] = {}
+        self._newest_first: int | None = None
         self._recent_filter = Filter(RUN_KEYS)
         self.runs: list[Run] = []
 
@@ -131,9 +134,31 @@ class KeyIndex:
         """Add the keys of the offsets from ``first`` to ``last``; hashes are sorted, offsets stand beside them."""
         if not len(hashes):
             return
-        self._recent_filter.add(hashes)
-        self.recent.append(Run(hashes, offsets, first, last))
         self.recent_keys += len(hashes)
+        if len(hashes) < _SCALAR_BELOW:
+            for value, offset in zip(hashes.tolist(), offsets.tolist(), strict=True):
+                self._newest.setdefault(value, []).append(offset)
+            self._newest_first = first if self._newest_first is None else self._newest_first
+            if len(self._newest) < _NEWEST_KEYS:
+                return
+            self._sort_newest()
+            return
+        self._sort_newest()
+        self._add_sorted(Run(hashes, offsets, first, last))
+
+    def _sort_newest(self) -> None:
+        """Turn the newest keys, which came one by one, into a sorted array like the others."""
+        if self._newest_first is None:
+            return
+        pairs = sorted((value, offset) for value, offsets in self._newest.items() for offset in offsets)
+        hashes = np.array([value for value, _ in pairs], dtype=np.uint64)
+        offsets = np.array([offset for _, offset in pairs], dtype=np.int64)
+        first, self._newest, self._newest_first = self._newest_first, {}, None
+        self._add_sorted(Run(hashes, offsets, first, int(offsets.max())))
+
+    def _add_sorted(self, run: Run) -> None:
+        self._recent_filter.add(run.hashes)
+        self.recent.append(run)
         while len(self.recent) > 1 and 2 * len(self.recent[-1].hashes) >= len(self.recent[-2].hashes):
             newer, older = self.recent.pop(), self.recent.pop()
             self.recent.append(merged([older, newer], with_filter=False))
@@ -142,6 +167,7 @@ class KeyIndex:
         """Give (position in ``hashes``, offset) for every entry that may have one of the sorted hashes."""
         if len(hashes) < _SCALAR_BELOW:
             return self._candidates_few(hashes)
+        self._sort_newest()
         found = list(self._matches(hashes))
         if not found:
             return _EMPTY_ROWS, _EMPTY_ROWS
@@ -164,6 +190,9 @@ class KeyIndex:
         rows: list[int] = []
         offsets: list[int] = []
         for row, value in enumerate(hashes.tolist()):
+            newest = self._newest.get(value, ())
+            rows.extend([row] * len(newest))
+            offsets.extend(newest)
             where = [run for run in self.runs if run.filter is None or run.filter.maybe_one(value)]
             if self._recent_filter.maybe_one(value):
                 where = [*self.recent, *where]
@@ -179,6 +208,7 @@ class KeyIndex:
         """Turn the recent keys into a run of their own, when there are any."""
         if not self.recent_keys:
             return None
+        self._sort_newest()
         run = merged(self.recent, with_filter=True)
         self.recent, self.recent_keys, self._recent_filter = [], 0, Filter(RUN_KEYS)
         self.runs.insert(0, run)
