@@ -1,0 +1,288 @@
+"""Says whether certificates are fit for use: chain, dates, key, names and usage, each with what to do about it."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from bsfg.errors import BsfgError
+from bsfg.wire.certs import load_certificates
+from bsfg.wire.peer import PeerNames, names_of
+from bsfg.wire.tls import TlsFiles, Watched, client_context, server_context
+
+DAY_SECONDS = 86_400
+WARNING_SECONDS = 30 * DAY_SECONDS
+
+
+class Expiry(StrEnum):
+    """Where a moment lies in the life of a certificate."""
+
+    OK = "ok"
+    WARNING = "warning"
+    EXPIRED = "expired"
+    NOT_YET_VALID = "not_yet_valid"
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """How a certificate stands at one moment; ``left_seconds`` is negative once it has expired."""
+
+    expiry: Expiry
+    left_seconds: float
+
+    @property
+    def left_days(self) -> int:
+        """Give the whole days that are left, rounded down."""
+        return int(self.left_seconds // DAY_SECONDS)
+
+
+def lifetime(certificate: x509.Certificate, now: datetime, warning_seconds: float = WARNING_SECONDS) -> Lifetime:
+    """Tell whether a certificate is in force, will expire soon, has expired or has not begun."""
+    left = (certificate.not_valid_after_utc - now).total_seconds()
+    if left < 0:
+        return Lifetime(Expiry.EXPIRED, left)
+    if now < certificate.not_valid_before_utc:
+        return Lifetime(Expiry.NOT_YET_VALID, left)
+    return Lifetime(Expiry.WARNING if left < warning_seconds else Expiry.OK, left)
+
+
+def describe(certificate: x509.Certificate, now: datetime) -> dict[str, Any]:
+    """Give what a person or a script wants to know of a certificate."""
+    names, life = names_of(certificate), lifetime(certificate, now)
+    return {
+        "common_name": ", ".join(names.common_names),
+        "alternative_names": _all_alternative_names(certificate),
+        "issuer": certificate.issuer.rfc4514_string(),
+        "serial": f"{certificate.serial_number:x}",
+        "not_before": _iso(certificate.not_valid_before_utc),
+        "not_after": _iso(certificate.not_valid_after_utc),
+        "days_left": life.left_days,
+        "expiry": str(life.expiry),
+        "key": key_kind(certificate),
+        "usage": sorted(_usages(certificate)),
+        "is_authority": is_authority(certificate),
+        "sha256": certificate.fingerprint(hashes.SHA256()).hex(),
+    }
+
+
+class Level(StrEnum):
+    """How a finding counts."""
+
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at, what was found, and what to do if it is not right."""
+
+    level: Level
+    check: str
+    says: str
+    do: str = ""
+
+    def to_dict(self) -> dict[str, str]:
+        """Give the form for ``--json``."""
+        return {
+            "level": str(self.level),
+            "check": self.check,
+            "says": self.says,
+            **({"do": self.do} if self.do else {}),
+        }
+
+
+def check_files(files: TlsFiles, now: datetime, warning_seconds: float = WARNING_SECONDS) -> list[Finding]:
+    """Check the three files of a node; the last word is a handshake of the node with itself."""
+    try:
+        authorities, chain = load_certificates(files.ca), load_certificates(files.certificate)
+        files.load()
+    except BsfgError as error:
+        return [Finding(Level.ERROR, "files", error.message, error.hint)]
+    findings = [Finding(Level.OK, "files", "authority, certificate and key can be read, and the key fits")]
+    findings += _key_rights(files.key)
+    findings += _dates("certificate", chain[0], now, warning_seconds)
+    for number, authority in enumerate(authorities, 1):
+        findings += _dates(f"authority {number}", authority, now, warning_seconds)
+    findings += _chain(chain, authorities)
+    findings += _usage_findings(chain[0])
+    findings += _names(chain[0])
+    if all(finding.level != Level.ERROR for finding in findings):
+        findings += _handshake(files)
+    return findings
+
+
+def _key_rights(path: Path) -> Iterator[Finding]:
+    mode = path.stat().st_mode & 0o777
+    if mode & 0o077:
+        says = f"{path} can be read by others (mode {mode:04o})"
+        yield Finding(Level.WARNING, "key_rights", says, f"chmod 600 {path}")
+    else:
+        yield Finding(Level.OK, "key_rights", "only its owner can read the key")
+
+
+def _dates(what: str, certificate: x509.Certificate, now: datetime, warning_seconds: float) -> Iterator[Finding]:
+    life, check = lifetime(certificate, now, warning_seconds), f"{what.split(maxsplit=1)[0]}_dates"
+    if life.expiry == Expiry.EXPIRED:
+        says = f"the {what} expired on {_iso(certificate.not_valid_after_utc)}"
+        yield Finding(Level.ERROR, check, says, "Issue a new one and replace the file; the node takes it up by itself.")
+    elif life.expiry == Expiry.NOT_YET_VALID:
+        says = f"the {what} is valid only from {_iso(certificate.not_valid_before_utc)}"
+        yield Finding(Level.ERROR, check, says, f"Check this machine's clock, which says {_iso(now)}.")
+    elif life.expiry == Expiry.WARNING:
+        says = f"the {what} expires in {life.left_days} days, on {_iso(certificate.not_valid_after_utc)}"
+        yield Finding(Level.WARNING, check, says, "Renew it soon; the node takes the new file up by itself.")
+    else:
+        yield Finding(Level.OK, check, f"the {what} is valid for another {life.left_days} days")
+
+
+def _chain(chain: Sequence[x509.Certificate], authorities: Sequence[x509.Certificate]) -> Iterator[Finding]:
+    """Walk from the certificate over the intermediates of its file to a trusted authority."""
+    current, left, above = chain[0], list(chain[1:]), 0
+    while True:
+        if trusted := _issuer_of(current, authorities, above):
+            says = f"signed by {trusted.subject.rfc4514_string()}"
+            yield Finding(Level.OK, "chain", says)
+            return
+        step = _issuer_of(current, left, above)
+        if step is None:
+            says = (
+                f"no authority of the file signed {current.subject.rfc4514_string()} (issuer {_issuer_name(current)})"
+            )
+            do = "Put the authority that signed it into the file of [tls] ca, or intermediates after the certificate."
+            yield Finding(Level.ERROR, "chain", says, do)
+            return
+        left.remove(step)
+        current, above = step, above + 1
+
+
+def _issuer_of(
+    certificate: x509.Certificate, candidates: Sequence[x509.Certificate], above: int
+) -> x509.Certificate | None:
+    """Find who signed a certificate, among authorities that may have ``above`` authorities below them."""
+    for candidate in candidates:
+        length = _path_length(candidate)
+        if not is_authority(candidate) or (length is not None and length < above):
+            continue
+        try:
+            certificate.verify_directly_issued_by(candidate)
+        except (ValueError, TypeError, InvalidSignature):
+            continue
+        return candidate
+    return None
+
+
+def _usage_findings(certificate: x509.Certificate) -> Iterator[Finding]:
+    missing = {"server", "client"} - _usages(certificate)
+    if missing:
+        says = f"the certificate is not for use as {' and '.join(sorted(missing))}"
+        yield Finding(Level.ERROR, "usage", says, "Issue one for both: a node is called by others and calls them.")
+    else:
+        yield Finding(Level.OK, "usage", "the certificate is for servers and clients")
+    if is_authority(certificate):
+        do = "Issue a certificate of its own for the node."
+        yield Finding(Level.ERROR, "usage", "the certificate is that of an authority", do)
+
+
+def _names(certificate: x509.Certificate) -> Iterator[Finding]:
+    names = names_of(certificate)
+    if len(names.common_names) != 1:
+        says = f"the certificate has {len(names.common_names)} common names"
+        yield Finding(Level.ERROR, "names", says, "Issue one with the single common name <zone>-bsfg.")
+    elif names.common_names[0] not in names.alternative_names:
+        says = f"the common name {names.common_names[0]!r} is not among the DNS names"
+        do = "Add it as a DNS name, so that callers can insist on it; `bsfg certs issue` does."
+        yield Finding(Level.WARNING, "names", says, do)
+    else:
+        yield Finding(Level.OK, "names", f"common name and DNS name are {names.common_names[0]}")
+
+
+def _handshake(files: TlsFiles) -> Iterator[Finding]:
+    try:
+        version = handshake_with_itself(files)
+    except (ssl.SSLError, BsfgError) as error:
+        says = f"a handshake of the node with itself fails: {error}"
+        yield Finding(Level.ERROR, "handshake", says, "Compare with a certificate of `bsfg certs issue`.")
+    else:
+        yield Finding(Level.OK, "handshake", f"a {version} handshake of the node with itself succeeds")
+
+
+def handshake_with_itself(files: TlsFiles) -> str:
+    """Let a server and a client with the same files shake hands in memory; give the TLS version."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = client_context(files).wrap_bio(to_client, to_server, server_hostname="localhost")
+    server = server_context(Watched(files)).wrap_bio(to_server, to_client, server_side=True)
+    for side in (client, server, client, server):
+        try:
+            side.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+    return client.version() or ""
+
+
+def key_kind(certificate: x509.Certificate) -> str:
+    """Name the kind of key of a certificate."""
+    key = certificate.public_key()
+    if isinstance(key, ec.EllipticCurvePublicKey):
+        return f"ECDSA {key.curve.name}"
+    if isinstance(key, rsa.RSAPublicKey):
+        return f"RSA {key.key_size}"
+    if isinstance(key, ed25519.Ed25519PublicKey | ed448.Ed448PublicKey):
+        return type(key).__name__.removesuffix("PublicKey").lstrip("_")
+    return type(key).__name__
+
+
+def is_authority(certificate: x509.Certificate) -> bool:
+    """Tell whether a certificate may sign others."""
+    try:
+        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except x509.ExtensionNotFound:
+        return False
+
+
+def _path_length(certificate: x509.Certificate) -> int | None:
+    return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.path_length
+
+
+def _usages(certificate: x509.Certificate) -> set[str]:
+    """Give what a certificate is for; one that does not say is for everything."""
+    words = {ExtendedKeyUsageOID.SERVER_AUTH: "server", ExtendedKeyUsageOID.CLIENT_AUTH: "client"}
+    try:
+        purposes = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        return set(words.values())
+    if ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE in purposes:
+        return set(words.values())
+    return {words[purpose] for purpose in purposes if purpose in words}
+
+
+def _all_alternative_names(certificate: x509.Certificate) -> list[str]:
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    return [str(name.value) for name in names]
+
+
+def _issuer_name(certificate: x509.Certificate) -> str:
+    return certificate.issuer.rfc4514_string()
+
+
+def _iso(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def names_in_file(path: Path) -> PeerNames:
+    """Read the names of the first certificate of a file."""
+    return names_of(load_certificates(path)[0])

@@ -1,0 +1,97 @@
+"""Finds out who a server is, by a handshake of its own, and says precisely what is wrong if it is not the right one.
+
+gRPC reports a wrong certificate, a wrong name and an absent server alike as unavailable. A link must tell them apart:
+an absent server makes it wait, a wrong one must hold it.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from dataclasses import dataclass
+
+from bsfg.errors import CertificateInvalid, PeerUnreachable, ServerIdentityMismatch
+from bsfg.wire.peer import PeerNames, names_in_der
+from bsfg.wire.tls import TlsFiles, client_context
+
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+"""What an HTTP/2 client says first, with empty settings; a server that accepts it answers with its own settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSeen:
+    """A server that showed a certificate of a trusted authority."""
+
+    names: PeerNames
+    certificate_der: bytes
+    tls_version: str
+
+
+def probe(host: str, port: int, files: TlsFiles, timeout_seconds: float = 5.0) -> ServerSeen:
+    """Shake hands with a server and give what its certificate says.
+
+    Raises `PeerUnreachable` when nobody answers and `CertificateInvalid` when the other side's certificate, or ours in
+    its eyes, is not acceptable.
+    """
+    context = client_context(files)
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    try:
+        with (
+            socket.create_connection((host, port), timeout=timeout_seconds) as plain,
+            context.wrap_socket(plain, server_hostname=host) as secured,
+        ):
+            return _seen(secured)
+    except ssl.SSLCertVerificationError as error:
+        hint = "Look at the other side with `bsfg certs check` there, and at the authorities in [tls] ca here."
+        raise CertificateInvalid(
+            f"the certificate of {host}:{port} is refused: {error.verify_message}", hint=hint
+        ) from None
+    except ssl.SSLError as error:
+        hint = "It may not speak TLS 1.3, or not TLS at all, or refuse our certificate."
+        raise CertificateInvalid(f"no TLS 1.3 handshake with {host}:{port}: {error.reason}", hint=hint) from None
+    except OSError as error:
+        raise PeerUnreachable(f"{host}:{port} cannot be reached: {error.strerror or error}") from None
+
+
+def _seen(secured: ssl.SSLSocket) -> ServerSeen:
+    der = secured.getpeercert(binary_form=True) or b""
+    seen = ServerSeen(names_in_der(der), der, secured.version() or "")
+    if secured.selected_alpn_protocol() == "h2":
+        # In TLS 1.3 a client is done before the server has looked at its certificate: only an answer shows acceptance.
+        try:
+            secured.sendall(_HTTP2_PREFACE)
+            answered = bool(secured.recv(1))
+        except (ssl.SSLError, ConnectionError):
+            answered = False
+        if not answered:
+            hint = "Its log says why; compare the authority, the dates and the usage of our certificate."
+            raise CertificateInvalid("the server ended the connection when it saw our certificate", hint=hint)
+    return seen
+
+
+def verify_server(
+    host: str,
+    port: int,
+    files: TlsFiles,
+    expected: str,
+    *,
+    by_alternative_name: bool = False,
+    timeout_seconds: float = 5.0,
+) -> str:
+    """Check that a server is the one that is meant, and give the name by which gRPC must insist on it.
+
+    The identity is the common name, or one of the alternative names where the zone is configured so. The name given is
+    ``expected`` whenever the certificate carries it as an alternative name, as those of `bsfg certs` do. Another
+    authority may put the identity into the common name only; then the first alternative name is given, to which that
+    authority has tied the identity.
+    """
+    seen = probe(host, port, files, timeout_seconds)
+    found = seen.names.alternative_names if by_alternative_name else seen.names.common_names
+    if expected not in found or (len(found) != 1 and not by_alternative_name):
+        shown = ", ".join(found) or "nobody"
+        raise ServerIdentityMismatch(
+            f"{host}:{port} is {shown}, not {expected}", expected=expected, found=list(found), address=f"{host}:{port}"
+        )
+    if expected in seen.names.alternative_names or not seen.names.alternative_names:
+        return expected
+    return seen.names.alternative_names[0]

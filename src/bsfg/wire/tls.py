@@ -1,0 +1,188 @@
+"""TLS for both listeners and for callers: one set of files, read again whenever they change.
+
+Both sides always show a certificate and check the other's. Only TLS 1.3 is spoken. A caller names the server it means:
+gRPC's target name is set to that name, so that TLS refuses a server whose certificate does not carry it.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from bsfg.errors import BsfgError, CertificateInvalid
+from bsfg.wire.hardening import require_hardened
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """The content of the three files, as PEM; certificate and key belong together."""
+
+    ca: bytes
+    certificate: bytes
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Where the authority, the certificate and its key lie."""
+
+    ca: Path
+    certificate: Path
+    key: Path
+
+    def stamp(self) -> tuple[object, ...]:
+        """Give something that changes whenever a file is replaced or rewritten; cheap enough for every handshake."""
+        return tuple(_file_stamp(path) for path in (self.ca, self.certificate, self.key))
+
+    def load(self) -> Material:
+        """Read the files and check that they can be used together, or raise `CertificateInvalid`."""
+        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+        from bsfg.wire.certs import load_certificates, load_key
+
+        load_certificates(self.ca)
+        leaf, key = load_certificates(self.certificate)[0], load_key(self.key)
+        spki = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        if leaf.public_key().public_bytes(*spki) != key.public_key().public_bytes(*spki):
+            hint = "Use the key the certificate was made with, or issue a new certificate."
+            raise CertificateInvalid(f"{self.key} is not the key of {self.certificate}", hint=hint)
+        return Material(self.ca.read_bytes(), self.certificate.read_bytes(), self.key.read_bytes())
+
+
+def _file_stamp(path: Path) -> tuple[int, ...] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+class Watched:
+    """The current material of a set of files, renewed when they change.
+
+    New files that cannot be used (half copied, key of another certificate) do not interrupt anything: the old material
+    stays in use and ``on_problem`` is told, once per change. ``on_reload`` is told about every renewal.
+    """
+
+    def __init__(
+        self,
+        files: TlsFiles,
+        on_problem: Callable[[BsfgError], None] | None = None,
+        on_reload: Callable[[Material], None] | None = None,
+    ) -> None:
+        self.files = files
+        self._on_problem = on_problem or (lambda error: None)
+        self._on_reload = on_reload or (lambda material: None)
+        self._lock = Lock()
+        self._stamp = files.stamp()
+        self.material = files.load()
+        self.version = 1
+
+    def refresh(self) -> int:
+        """Look at the files and give the version of the material, which counts the renewals."""
+        with self._lock:
+            stamp = self.files.stamp()
+            if stamp != self._stamp:
+                self._stamp = stamp
+                self._reload()
+            return self.version
+
+    def _reload(self) -> None:
+        try:
+            material = self.files.load()
+        except BsfgError as error:
+            self._on_problem(error)
+            return
+        except OSError as error:
+            self._on_problem(CertificateInvalid(f"a certificate file cannot be read: {error.strerror}"))
+            return
+        if material != self.material:
+            self.material = material
+            self.version += 1
+            self._on_reload(material)
+
+
+def grpc_server_credentials(watched: Watched) -> Any:
+    """Give gRPC server credentials that demand a client certificate and follow the files."""
+    require_hardened()
+    import grpc
+
+    def configuration() -> Any:
+        material = watched.material
+        return grpc.ssl_server_certificate_configuration([(material.key, material.certificate)], material.ca)
+
+    served = watched.refresh()
+
+    def fetch() -> Any:
+        # gRPC asks before every handshake; None means that nothing has changed.
+        nonlocal served
+        if (version := watched.refresh()) == served:
+            return None
+        served = version
+        return configuration()
+
+    return grpc.dynamic_ssl_server_credentials(configuration(), fetch, require_client_authentication=True)
+
+
+def grpc_channel_credentials(material: Material) -> Any:
+    """Give gRPC credentials for a caller; a channel keeps them, so a new version of the files needs a new channel."""
+    require_hardened()
+    import grpc
+
+    return grpc.ssl_channel_credentials(material.ca, material.key, material.certificate)
+
+
+def grpc_channel_options(server_name: str) -> list[tuple[str, str]]:
+    """Give the channel option that makes TLS insist on a server whose certificate carries this DNS name."""
+    return [("grpc.ssl_target_name_override", server_name)]
+
+
+def server_context(watched: Watched) -> ssl.SSLContext:
+    """Give a context for the HTTP listener that demands a client certificate and follows the files.
+
+    The certificate and the trusted authorities are exchanged together at the start of each handshake. Sessions are
+    never resumed: a resumed one would skip the check of the client's certificate.
+    """
+    outer = inner = _server_context(watched.files)
+    version = watched.refresh()
+
+    def on_hello(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, context: ssl.SSLContext) -> None:
+        nonlocal inner, version
+        if (current := watched.refresh()) != version:
+            # A file that changes at this very moment is looked at again by the next handshake.
+            with suppress(CertificateInvalid):
+                inner, version = _server_context(watched.files), current
+        connection.context = inner
+
+    outer.sni_callback = on_hello
+    return outer
+
+
+def client_context(files: TlsFiles) -> ssl.SSLContext:
+    """Give a context for a caller; whom it has reached is checked by name afterwards (see `bsfg.wire.probe`)."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    return _prepared(context, files)
+
+
+def _server_context(files: TlsFiles) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.num_tickets = 0
+    context.options |= ssl.OP_NO_TICKET
+    return _prepared(context, files)
+
+
+def _prepared(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    try:
+        context.load_verify_locations(files.ca)
+        context.load_cert_chain(files.certificate, files.key)
+    except (ssl.SSLError, OSError) as error:
+        raise CertificateInvalid(f"the files of {files.certificate.parent} cannot be used for TLS: {error}") from None
+    return context
