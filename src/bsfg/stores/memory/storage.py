@@ -10,7 +10,7 @@ from bsfg.clock import SystemClock
 from bsfg.errors import HasherMismatch, OutcomeUnknown, StorageClosed
 from bsfg.frontier import MAX_OPEN_RANGES
 from bsfg.hashing import Hasher, Sha256
-from bsfg.ports import Buffer, Clock, CursorTracker
+from bsfg.ports import Buffer, Clock, CursorTracker, Storage
 from bsfg.retention import ClockGuard, Policy
 from bsfg.rules import check_name
 from bsfg.stores.memory.buffers import MemoryForwardBuffer, MemoryStoreBuffer
@@ -130,3 +130,6 @@ class MemoryStorage:
 
     async def _write(self, change: Callable[[], None]) -> None:
         await self.medium.write(self, change)
+
+
+_PORT: type[Storage] = MemoryStorage

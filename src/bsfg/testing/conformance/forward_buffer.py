@@ -1,0 +1,213 @@
+"""The contract of `bsfg.ports.ForwardBuffer`."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from bsfg.errors import BufferFull, InvalidArgument, TruncateRefused
+from bsfg.fact import Key, Origin
+from bsfg.ports import Buffer, OriginSpan
+from bsfg.retention import Policy
+from bsfg.testing.clock import START_UNIX_MS
+from bsfg.testing.conformance.capacity import CapacityContract
+from bsfg.testing.conformance.case import Rig, drain, entries_of, origin, scenario
+from bsfg.testing.conformance.records import RecordsContract
+from bsfg.testing.conformance.removing import RetentionContract, TruncationContract
+from bsfg.testing.conformance.replaying import ReplayContract
+from bsfg.testing.conformance.writing import WritingContract
+from bsfg.testing.facts import altered, batch, key_of, message, messages
+
+
+class ForwardBufferContract(
+    WritingContract, ReplayContract, TruncationContract, RetentionContract, CapacityContract, RecordsContract
+):
+    """Everything that a forward buffer promises."""
+
+    kind: ClassVar[Buffer] = Buffer.FORWARD
+
+    @scenario
+    async def test_entries_carry_their_origin(self, rig: Rig) -> None:
+        """Each entry knows the zone it was pulled from, and its offset and time there, after a restart too."""
+        lane = await rig.lane()
+        span = OriginSpan("field", np.array([7, 9, 12]), np.array([100, 200, 300]))
+        await lane.forward.put_if_absent(batch(3), span)
+        expected = [Origin("field", 7, 100), Origin("field", 9, 200), Origin("field", 12, 300)]
+        async for lane in rig.across_restart():
+            assert [entry.origin for entry in await lane.entries()] == expected
+
+    @scenario
+    async def test_inserted_rows_keep_their_own_origin(self, rig: Rig) -> None:
+        """When only some rows of a put are new, each of them has the origin of its row."""
+        lane = await rig.lane()
+        await lane.forward.put_if_absent(batch(1, first=1), origin(1, first=90, zone="idmz"))
+        await lane.forward.put_if_absent(batch(3), origin(3, first=50))
+        found = [(entry.origin.zone, entry.origin.offset) for entry in await lane.entries() if entry.origin]
+        assert found == [("idmz", 90), ("field", 50), ("field", 52)]
+
+    @scenario
+    async def test_the_origin_must_fit_the_batch(self, rig: Rig) -> None:
+        """A put whose origin does not name an offset and a time for each row is refused."""
+        lane = await rig.lane()
+        for span in (origin(2), origin(4), OriginSpan("field", np.arange(3), np.arange(2))):
+            with pytest.raises(InvalidArgument):
+                await lane.forward.put_if_absent(batch(3), span)
+        assert (await lane.stats()).end == 0
+
+    @scenario
+    async def test_entries_of_another_buffer_can_be_put(self, rig: Rig) -> None:
+        """What a replay of a store buffer gave can be put as it is; it gets the offsets and times of its new home."""
+        sender = await rig.lane(kind=Buffer.STORE)
+        await sender.write(batch(2, seed=9))
+        await sender.write(batch(5))
+        rig.clock.advance(60)
+        lane = await rig.lane()
+        for frame in await sender.frames(2):
+            assert frame.entries is not None
+            await lane.forward.put_if_absent(frame.entries, origin(len(frame.entries), first=frame.first))
+        entries = await lane.entries()
+        assert [entry.message for entry in entries] == messages(5)
+        assert [entry.offset for entry in entries] == [0, 1, 2, 3, 4]
+        assert {entry.appended_at_unix_ms for entry in entries} == {rig.clock.now_unix_ms()}
+        assert [entry.origin.offset for entry in entries if entry.origin] == [2, 3, 4, 5, 6]
+
+    @scenario
+    async def test_conflicts_are_quarantined(self, rig: Rig) -> None:
+        """A conflicting fact is kept aside with its bytes and the offset of the first, inside a batch too."""
+        lane = await rig.lane()
+        await lane.write(batch(2))
+        intruder = altered(messages(1))[0]
+        await lane.write_messages([intruder, message("x", 1), message("x", 2)])
+        async for lane in rig.across_restart():
+            aside = await lane.buffer.quarantine()
+            assert [(one.reason, one.existing_offset) for one in aside] == [("conflict", 0), ("conflict", 2)]
+            assert [one.key for one in aside] == [key_of(intruder), Key("plant", "x")]
+            assert [one.facts.to_messages() for one in aside] == [[intruder], [message("x", 2)]]
+        assert await lane.messages() == [*messages(2), message("x", 1)]
+
+    @scenario
+    async def test_a_conflict_with_removed_bytes_is_quarantined(self, rig: Rig) -> None:
+        """The digest that outlived its bytes still tells a conflict."""
+        lane = await rig.lane()
+        await lane.write(batch(2))
+        await lane.buffer.truncate_before(2)
+        await lane.write_messages(altered(messages(1)))
+        assert [one.reason for one in await lane.buffer.quarantine()] == ["conflict"]
+
+    @scenario
+    async def test_get_by_key(self, rig: Rig) -> None:
+        """An entry is found by its key, and a key that was never put is not, after a restart too."""
+        lane = await rig.lane()
+        facts = messages(40)
+        await lane.write(batch(25))
+        await lane.write(batch(15, first=25), origin_first=25)
+        await lane.write_messages([message("twin", 1), message("twin", 2, from_zone="idmz")])
+        async for lane in rig.across_restart():
+            entries = await lane.entries()
+            assert [await lane.forward.get(key_of(fact)) for fact in facts] == entries[:40]
+            assert await lane.forward.get(Key("idmz", "twin")) == entries[41]
+            for key in (Key("plant", "0-999999"), Key("idmz", "0-000000"), Key("", "")):
+                assert await lane.forward.get(key) is None
+
+    @scenario
+    async def test_get_after_truncation_gives_nothing(self, rig: Rig) -> None:
+        """A key whose bytes are gone gives nothing, its neighbours still do."""
+        lane = await rig.lane()
+        await lane.write(batch(6))
+        await lane.buffer.truncate_before(4)
+        async for lane in rig.across_restart():
+            found = [await lane.forward.get(key_of(fact)) for fact in messages(6)]
+            assert [entry.offset if entry else None for entry in found] == [None] * 4 + [4, 5]
+
+    @scenario
+    async def test_query_by_time_range(self, rig: Rig) -> None:
+        """A time range gives what became durable in it: its start inclusive, its end exclusive."""
+        lane = await rig.lane()
+        for number in range(5):
+            await lane.write(batch(2, first=2 * number))
+            rig.clock.advance(10)
+        t0 = START_UNIX_MS
+        async for lane in rig.across_restart():
+            for start, end, expected in (
+                (t0, t0 + 1, [0, 1]),
+                (t0, t0, []),
+                (t0 + 1, t0 + 10_000, []),
+                (t0 + 1, t0 + 10_001, [2, 3]),
+                (t0 + 10_000, t0 + 30_000, [2, 3, 4, 5]),
+                (0, t0, []),
+                (0, 1 << 50, list(range(10))),
+                (t0 + 40_000, 1 << 50, [8, 9]),
+                (t0 + 40_001, 1 << 50, []),
+                (t0 + 30_000, t0 + 10_000, []),
+            ):
+                frames = await drain(lane.forward.query_by_time_range(start, end))
+                assert [entry.offset for entry in entries_of(frames)] == expected
+
+    @scenario
+    async def test_query_by_time_range_with_a_clock_that_jumps_back(self, rig: Rig) -> None:
+        """When the clock jumps back, entries keep the latest time seen and every entry is still found once."""
+        lane = await rig.lane()
+        for number, seconds in enumerate((0, 100, -50, 0, 80)):
+            rig.clock.jump(seconds)
+            await lane.write(batch(1, first=number))
+        times = [entry.appended_at_unix_ms - START_UNIX_MS for entry in await lane.entries()]
+        assert times == [0, 100_000, 100_000, 100_000, 130_000]
+        late = await drain(lane.forward.query_by_time_range(START_UNIX_MS + 100_000, START_UNIX_MS + 130_000))
+        assert [entry.offset for entry in entries_of(late)] == [1, 2, 3]
+
+    @scenario
+    async def test_query_by_time_range_after_truncation(self, rig: Rig) -> None:
+        """A time range gives only what is retained."""
+        lane = await rig.lane()
+        await lane.write(batch(6))
+        await lane.buffer.truncate_before(4)
+        frames = await drain(lane.forward.query_by_time_range(0, 1 << 50))
+        assert [entry.offset for entry in entries_of(frames)] == [4, 5]
+
+    @scenario
+    async def test_without_a_required_consumer_everything_may_go(self, rig: Rig) -> None:
+        """A forward buffer that nobody must read is truncated up to its end; a required reader holds it."""
+        lane = await rig.lane()
+        await lane.write(batch(6))
+        await lane.buffer.truncate_before(2)
+        await lane.create_reader()
+        await lane.confirm(3)
+        with pytest.raises(TruncateRefused):
+            await lane.buffer.truncate_before(5)
+        await lane.storage.cursors.retire("reader", "decommissioned")
+        with pytest.raises(TruncateRefused):
+            await lane.buffer.truncate_before(7)
+        await lane.buffer.truncate_before(6)
+
+    @scenario
+    async def test_consumers_of_the_store_buffer_hold_nothing_back(self, rig: Rig) -> None:
+        """A required consumer of the stream's store buffer has no say in its forward buffer."""
+        lane = await rig.lane()
+        await lane.write(batch(6))
+        await (await rig.lane(kind=Buffer.STORE)).create_reader()
+        await lane.buffer.truncate_before(6)
+
+    @scenario
+    async def test_a_buffer_that_nobody_must_read_makes_room(self, rig: Rig) -> None:
+        """Without a required consumer the oldest facts make room and a put is never refused."""
+        lane = await rig.lane(Policy(capacity_bytes=self.capacity_bytes))
+        for number in range(3 * self.capacity_bytes // 20_000):
+            await lane.write(batch(20, first=20 * number, object_bytes=1_000))
+            assert (await lane.stats()).used_bytes <= self.capacity_bytes
+        assert (await lane.stats()).start > 0
+        assert await lane.gaps() == []
+
+    @scenario
+    async def test_a_buffer_full_of_unread_facts_pauses(self, rig: Rig) -> None:
+        """A required consumer that does not read makes puts fail, so that pulling pauses; reading resumes them."""
+        lane = await rig.lane(Policy(capacity_bytes=self.capacity_bytes))
+        await lane.create_reader()
+        number = 0
+        with pytest.raises(BufferFull):
+            while number < 4 * self.capacity_bytes // 20_000:
+                await lane.write(batch(20, first=20 * number, object_bytes=1_000))
+                number += 1
+        await lane.confirm()
+        await lane.write(batch(20, first=20 * number, object_bytes=1_000))

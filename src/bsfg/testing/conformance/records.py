@@ -1,0 +1,155 @@
+"""What gap records and quarantine promise: durable, listed, never doubled."""
+
+from __future__ import annotations
+
+import pytest
+
+from bsfg.errors import InvalidArgument, OffsetOutOfRange
+from bsfg.ports import GapRecord, SetsAside
+from bsfg.retention import GapReason
+from bsfg.testing.conformance.case import Rig, StorageCase, scenario
+from bsfg.testing.facts import WeakHasher, batch, message, messages
+
+
+class RecordsContract(StorageCase):
+    """Gap records and quarantine; the tests run on the buffer that ``kind`` names."""
+
+    @scenario
+    async def test_gap_records_are_kept_in_order(self, rig: Rig) -> None:
+        """Gap records come back as they were recorded, oldest first, also after a restart."""
+        lane = await rig.lane()
+        await lane.write(batch(10))
+        records = [
+            GapRecord(4, 6, GapReason.SKIPPED, 1_000, "not for this zone"),
+            GapRecord(0, 1, GapReason.QUARANTINED, 2_000),
+            GapRecord(100, 250, GapReason.EXPIRED, 3_000, "late", "field"),
+        ]
+        for record in records:
+            await lane.buffer.record_gap(record)
+        async for lane in rig.across_restart():
+            assert await lane.gaps() == records
+            assert (await lane.stats()).gaps == 3
+
+    @scenario
+    async def test_a_gap_record_is_not_repeated(self, rig: Rig) -> None:
+        """The same range, reason and origin is recorded once; another origin or reason is another record."""
+        lane = await rig.lane()
+        await lane.write(batch(10))
+        first = GapRecord(2, 3, GapReason.SKIPPED, 1_000, "first")
+        again = GapRecord(2, 3, GapReason.SKIPPED, 2_000, "again")
+        others = [
+            GapRecord(2, 3, GapReason.SKIPPED, 1_000, "", "field"),
+            GapRecord(2, 3, GapReason.LOST, 1_000),
+            GapRecord(2, 4, GapReason.SKIPPED, 1_000),
+        ]
+        for record in (first, again, *others):
+            await lane.buffer.record_gap(record)
+        lane = await rig.reopened()
+        await lane.buffer.record_gap(again)
+        assert await lane.gaps() == [first, *others]
+
+    @scenario
+    async def test_impossible_gap_records_are_refused(self, rig: Rig) -> None:
+        """A gap record must name a range, and one of this buffer must lie below its end."""
+        lane = await rig.lane()
+        await lane.write(batch(3))
+        for first, last in ((-1, 1), (2, 1)):
+            with pytest.raises(InvalidArgument):
+                await lane.buffer.record_gap(GapRecord(first, last, GapReason.LOST, 0))
+        with pytest.raises(OffsetOutOfRange):
+            await lane.buffer.record_gap(GapRecord(2, 3, GapReason.LOST, 0))
+        assert await lane.gaps() == []
+
+    @scenario
+    async def test_retained_entries_are_given_whatever_gap_records_say(self, rig: Rig) -> None:
+        """A gap record about entries that are there, or about another zone's offsets, hides none of them."""
+        lane = await rig.lane()
+        await lane.write(batch(5))
+        await lane.buffer.record_gap(GapRecord(1, 2, GapReason.SKIPPED, 0))
+        await lane.buffer.record_gap(GapRecord(0, 4, GapReason.LOST, 0, "", "field"))
+        assert await lane.messages() == messages(5)
+        await lane.create_reader()
+        await lane.confirm()
+        await lane.buffer.truncate_before(3)
+        assert {frame.gap.reason for frame in await lane.frames() if frame.gap} <= {
+            GapReason.TRUNCATED,
+            GapReason.SKIPPED,
+        }
+
+    @scenario
+    async def test_quarantine_is_empty_at_first(self, rig: Rig) -> None:
+        """Inserts and repeats put nothing aside."""
+        lane = await rig.lane()
+        await lane.write(batch(3))
+        await lane.write(batch(3))
+        assert await lane.buffer.quarantine() == []
+        assert (await lane.stats()).quarantined == 0
+
+    @scenario
+    async def test_a_refused_fact_is_kept_aside_once(self, rig: Rig) -> None:
+        """A refused fact that is sent again, as after a crash, is not put aside twice; another one is."""
+        hasher = WeakHasher()
+        await rig.open(hasher=hasher)
+        lane = await rig.lane()
+        await lane.write_messages([message("a", 11)], hasher=hasher)
+        rig.clock.advance(7)
+        at_unix_ms = rig.clock.now_unix_ms()
+        for value in (12, 12, 13):
+            await lane.write_messages([message("a", value), message("a", value)], hasher=hasher)
+        rig.clock.advance(7)
+        lane = await rig.reopened()
+        await lane.write_messages([message("a", 12)], hasher=hasher)
+        aside = await lane.buffer.quarantine()
+        assert [one.facts.to_messages() for one in aside] == [[message("a", 12)], [message("a", 13)]]
+        assert [(one.key, one.at_unix_ms, one.existing_offset) for one in aside] == [
+            (("plant", "a"), at_unix_ms, 0)
+        ] * 2
+        assert (await lane.stats()).quarantined == 2
+
+    @scenario
+    async def test_quarantined_facts_are_released_one_by_one(self, rig: Rig) -> None:
+        """A released fact is gone for good, the others stay, and their ids are never given again."""
+        hasher = WeakHasher()
+        await rig.open(hasher=hasher)
+        lane = await rig.lane()
+        await lane.write_messages([message("a", 11)], hasher=hasher)
+        await lane.write_messages([message("a", value) for value in (12, 13, 14)], hasher=hasher)
+        first, second, third = [one.id for one in await lane.buffer.quarantine()]
+        assert first < second < third
+        await lane.buffer.release_quarantined(third, "inspected")
+        await lane.buffer.release_quarantined(first, "inspected")
+        lane = await rig.reopened()
+        assert [one.id for one in await lane.buffer.quarantine()] == [second]
+        with pytest.raises(InvalidArgument):
+            await lane.buffer.release_quarantined(first, "again")
+        await lane.write_messages([message("a", 15)], hasher=hasher)
+        kept, new = [one.id for one in await lane.buffer.quarantine()]
+        assert (kept, new > third) == (second, True)
+
+
+class SetsAsideContract(StorageCase):
+    """Facts that were never put can be kept aside; the tests run on the buffer that ``kind`` names."""
+
+    @scenario
+    async def test_facts_are_set_aside_once_per_reason(self, rig: Rig) -> None:
+        """Facts set aside are listed with reason and detail, once per reason, also after a restart."""
+        lane = await rig.lane()
+        assert isinstance(lane.buffer, SetsAside)
+        await lane.buffer.set_aside(batch(2), "fact_expired", "two days late")
+        lane = await rig.reopened()
+        assert isinstance(lane.buffer, SetsAside)
+        await lane.buffer.set_aside(batch(3), "fact_expired", "three days late")
+        await lane.buffer.set_aside(batch(1), "zone_not_allowed")
+        aside = await lane.buffer.quarantine()
+        assert [one.reason for one in aside] == ["fact_expired"] * 3 + ["zone_not_allowed"]
+        assert [one.detail for one in aside] == ["two days late"] * 2 + ["three days late", ""]
+        assert [one.facts.to_messages()[0] for one in aside] == [*messages(3), *messages(1)]
+        assert (await lane.stats()).end == 0
+
+    @scenario
+    async def test_a_fact_set_aside_can_still_be_written(self, rig: Rig) -> None:
+        """Being set aside takes no key: the fact may be written later."""
+        lane = await rig.lane()
+        assert isinstance(lane.buffer, SetsAside)
+        await lane.buffer.set_aside(batch(2), "fact_expired")
+        assert (await lane.write(batch(2))).offsets.tolist() == [0, 1]

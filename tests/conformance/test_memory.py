@@ -1,0 +1,94 @@
+"""The memory storage keeps the contract of every port."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from bsfg.errors import HasherMismatch
+from bsfg.hashing import Hasher
+from bsfg.ports import Buffer, Clock, Storage
+from bsfg.stores.memory import MemoryStorage
+from bsfg.testing.conformance import (
+    BrokenMediumContract,
+    CursorTrackerContract,
+    ForwardBufferContract,
+    HeldMediumContract,
+    MediumFault,
+    RandomOperationsContract,
+    SetsAsideContract,
+    StorageCase,
+    StorageContract,
+    StoreBufferContract,
+)
+from bsfg.testing.facts import WeakHasher
+
+
+class MemoryCase(StorageCase):
+    """A storage whose medium outlives it."""
+
+    kept = False
+
+    async def make(self, tmp_path: Path, *, clock: Clock, hasher: Hasher) -> Storage:
+        return MemoryStorage(clock=clock, hasher=hasher)
+
+    async def reopen(self, storage: Storage) -> Storage:
+        old = cast(MemoryStorage, storage)
+        return MemoryStorage(clock=old.clock, hasher=old.hasher, medium=old.medium)
+
+    def hold_medium(self, storage: Storage) -> Callable[[], None]:
+        return cast(MemoryStorage, storage).medium.hold()
+
+    def break_medium(self, storage: Storage, fault: MediumFault) -> None:
+        cast(MemoryStorage, storage).medium.fail_next(fault, kept=self.kept)
+
+
+class TestStoreBuffer(MemoryCase, StoreBufferContract):
+    """The store buffer."""
+
+
+class TestForwardBuffer(MemoryCase, ForwardBufferContract):
+    """The forward buffer."""
+
+
+class TestCursors(MemoryCase, CursorTrackerContract):
+    """The cursors."""
+
+
+class TestStorage(MemoryCase, StorageContract):
+    """The storage as a whole."""
+
+
+class TestSetsAside(MemoryCase, SetsAsideContract):
+    """Facts set aside without being put."""
+
+    kind = Buffer.FORWARD
+
+
+class TestRandomOperations(MemoryCase, RandomOperationsContract):
+    """Random operations against the model."""
+
+    seeds = range(20)
+
+
+class TestHeldMedium(MemoryCase, HeldMediumContract):
+    """A medium that waits."""
+
+
+class TestBrokenMedium(MemoryCase, BrokenMediumContract):
+    """A medium that breaks and loses what it could not sync."""
+
+
+class TestBrokenMediumThatKept(MemoryCase, BrokenMediumContract):
+    """A medium that breaks although it kept what it was given, under a forward buffer."""
+
+    kind = Buffer.FORWARD
+    kept = True
+
+
+def test_a_medium_belongs_to_its_hasher() -> None:
+    """What was written with one digest function is not opened with another."""
+    medium = MemoryStorage().medium
+    with pytest.raises(HasherMismatch):
+        MemoryStorage(hasher=WeakHasher(), medium=medium)
