@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow.compute as pc
 
 from bsfg.arrays import constant_value
 from bsfg.batch import FactBatch
@@ -79,7 +78,7 @@ class AppendOutcome:
         columns = (
             self.receipt.results.tolist(),
             self.receipt.offsets.tolist(),
-            self.facts.column("message_id").to_pylist(),
+            self.facts.values("message_id"),
             self.facts.digests(),
         )
         rows = zip(*columns, strict=True)
@@ -91,7 +90,7 @@ class AppendOutcome:
         if not len(rows):
             return []
         refused = self.facts.take(rows)
-        keys = map(Key, refused.column("from_zone").to_pylist(), refused.column("message_id").to_pylist())
+        keys = map(Key, refused.values("from_zone"), refused.values("message_id"))
         return [_conflict(int(row), key, int(self.receipt.offsets[row])) for row, key in zip(rows, keys, strict=True)]
 
 
@@ -116,17 +115,16 @@ async def append(
 
 def check_zones(batch: FactBatch, column: str, allowed: frozenset[str] | None) -> None:
     """Raise `ZoneNotAllowed` for the first row whose zone is not among the allowed ones; None allows all."""
-    if allowed is None or constant_value(batch.column(column)) in allowed:
+    if allowed is None or (not batch.has_rows and constant_value(batch.column(column)) in allowed):
         return
-    for zone in pc.unique(batch.column(column)).to_pylist():
+    for row, zone in enumerate(batch.values(column)):
         if zone not in allowed:
-            row = int(pc.index(batch.column(column), zone).as_py())
             raise ZoneNotAllowed(f"row {row}: {column} {zone!r} is not allowed here", row=row, field=column, zone=zone)
 
 
 def check_produced_at(batch: FactBatch, window: Plausibility, now_unix_ms: int) -> None:
     """Raise `ImplausibleTime` for the first row that was produced too long ago or too far in the future."""
-    produced = np.asarray(batch.column("produced_at_unix_ms").to_numpy())
+    produced = np.array(batch.values("produced_at_unix_ms"), dtype=np.int64)
     ahead_ms = produced - now_unix_ms
     bad = np.zeros(len(produced), dtype=bool)
     if window.past_seconds is not None:

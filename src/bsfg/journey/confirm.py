@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from bsfg.errors import ForeignLog, InvalidArgument, OffsetOutOfRange
 from bsfg.frontier import Frontier
-from bsfg.journey.link import Refusal, merged_refusals
+from bsfg.journey.link import DETAIL_CHARACTERS_MAX, Refusal, merged_refusals
 from bsfg.journey.position import check_consumer
 from bsfg.ports import Clock, Confirmation, CursorTracker, GapRecord, Replayable
 from bsfg.retention import GapReason
@@ -92,5 +92,5 @@ def _open_within(confirmed: Frontier, refusal: Refusal) -> bool:
 async def _record_refusals(buffer: Replayable, refusals: Sequence[Refusal], peer: str, now_unix_ms: int) -> None:
     for refusal in merged_refusals(refusals):
         detail = f"{peer}: {refusal.reason}" + (f": {refusal.detail}" if refusal.detail else "")
-        gap = GapRecord(refusal.first, refusal.last, GapReason.QUARANTINED, now_unix_ms, detail)
-        await buffer.record_gap(gap)
+        detail = detail[:DETAIL_CHARACTERS_MAX]
+        await buffer.record_gap(GapRecord(refusal.first, refusal.last, GapReason.QUARANTINED, now_unix_ms, detail))

@@ -12,6 +12,9 @@ from typing import Protocol
 
 from bsfg.ports import Confirmation, Frame, GapRecord
 
+DETAIL_CHARACTERS_MAX = 500
+"""How much of the other side's own words is stored for good."""
+
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:

@@ -18,13 +18,11 @@ from bsfg.arrays import constant_value
 from bsfg.batch import EntryBatch
 from bsfg.errors import BsfgError, DigestMismatch, ForeignLog, FrameInvalid, ZoneNotAllowed
 from bsfg.hashing import Hasher
-from bsfg.journey.link import Fetched, PeerPosition
+from bsfg.journey.link import DETAIL_CHARACTERS_MAX, Fetched, PeerPosition
 from bsfg.ports import Frame, GapRecord
 from bsfg.retention import GapReason
 from bsfg.rules import DEFAULT_LIMITS, Limits
 from bsfg.sealing import SHA256, reseal
-
-DETAIL_CHARACTERS_MAX = 500
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,181 @@
+"""What is refused for good passes the frontier, is kept aside, and is listed in both zones."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from tests.journey.zones import STREAM, Inbound, Zone, connect, origin_span
+
+from bsfg.errors import PeerUnreachable
+from bsfg.fact import Message
+from bsfg.journey.link import FetchRequest, Refusal, SessionMemory
+from bsfg.journey.pull import pull_once
+from bsfg.ports import ConsumerSpec, GapRecord, StartAt
+from bsfg.retention import GapReason
+from bsfg.sealing import reseal
+from bsfg.testing.facts import WeakHasher, altered, message, messages, sealed
+
+MakeZone = Callable[[str], Zone]
+
+
+async def conflicting(make_zone: MakeZone) -> tuple[Zone, Zone, Inbound]:
+    """Make a link whose receiver already has another body under the ids of the facts 2 and 3 of six."""
+    plant, enterprise = make_zone("plant"), make_zone("enterprise")
+    inbound = await connect(plant, enterprise, relayed=["idmz"])
+    other = altered(messages(2, first=2))
+    await (await enterprise.forward()).put_if_absent(sealed(other), origin_span("idmz", 0, 2))
+    await plant.append(messages(6))
+    return plant, enterprise, inbound
+
+
+async def test_conflicts_pass_and_are_listed_on_both_sides(make_zone: MakeZone) -> None:
+    """A conflicting fact is quarantined by the receiver, named in the confirm, and recorded as a gap by both."""
+    plant, enterprise, inbound = await conflicting(make_zone)
+    progress = await inbound.pull()
+    assert (progress.inserted, progress.acknowledged) == (4, 5)
+    assert progress.refused == (Refusal(2, 3, "conflict"),)
+    quarantined = await (await enterprise.forward()).quarantine()
+    assert [aside.key.message_id for aside in quarantined] == ["0-000002", "0-000003"]
+    assert {aside.reason for aside in quarantined} == {"conflict"}
+    (here,) = await enterprise.forward_gaps()
+    assert (here.first, here.last, here.reason, here.origin_zone) == (2, 3, GapReason.QUARANTINED, "plant")
+    (there,) = await (await plant.store()).gaps()
+    assert (there.first, there.last, there.reason, there.origin_zone) == (2, 3, GapReason.QUARANTINED, None)
+    assert there.detail == f"{inbound.link.consumer}: conflict"
+    assert await plant.committed(inbound.link.consumer) == 5
+
+
+async def test_quarantined_facts_stay_with_their_sender(make_zone: MakeZone) -> None:
+    """The record of a refusal hides nothing: another receiver still gets the fact itself."""
+    plant, _, inbound = await conflicting(make_zone)
+    await inbound.pull()
+    cloud = make_zone("cloud")
+    await (await connect(plant, cloud)).pull()
+    assert await cloud.received_ids() == [f"0-{number:06}" for number in range(6)]
+
+
+async def test_repeated_refusal_is_recorded_once(make_zone: MakeZone) -> None:
+    """When the confirm of a refusal gets lost, the repeat quarantines and records nothing twice."""
+    plant, enterprise, inbound = await conflicting(make_zone)
+    confirm = inbound.link.confirm
+
+    async def lost(*_: object) -> int:
+        raise PeerUnreachable("lost")
+
+    inbound.link.confirm = lost  # type: ignore[method-assign]
+    for _ in range(3):
+        try:
+            await inbound.pull()
+        except PeerUnreachable:
+            enterprise.clock.advance(1)
+    inbound.link.confirm = confirm  # type: ignore[method-assign]
+    await enterprise.restart()
+    inbound.memory = SessionMemory()
+    await inbound.pull()
+    assert len(await (await enterprise.forward()).quarantine()) == 2
+    assert len(await enterprise.forward_gaps()) == 1
+    assert len(await (await plant.store()).gaps()) == 1
+
+
+async def test_hash_collision_is_named_as_such(make_zone: MakeZone) -> None:
+    """Two bodies with one digest under one id are told apart from an ordinary conflict."""
+    weak = WeakHasher()
+    enterprise = make_zone("enterprise")
+    plant = make_zone("plant")
+    inbound = await connect(plant, enterprise)
+    inbound.rules = replace(inbound.rules, hasher=weak)
+    first, second = message("a", 1), message("a", 2)
+    forward = await enterprise.forward()
+    await forward.put_if_absent(sealed([first], hasher=weak), origin_span("plant", 0, 1))
+    batch = sealed([second], hasher=weak)
+    assert reseal(batch, hasher=weak).sealed
+    await (await plant.store()).append(batch)
+    progress = await inbound.pull()
+    assert progress.refused == (Refusal(0, 0, "hash_collision"),)
+
+
+async def expiring(make_zone: MakeZone, facts: list[Message]) -> tuple[Zone, Zone, Inbound]:
+    """Make a link with a max age of an hour, three facts two hours old and more that are fresh."""
+    plant, enterprise = make_zone("plant"), make_zone("enterprise")
+    inbound = await connect(plant, enterprise, max_age_seconds=3600)
+    await plant.append(facts[:3])
+    plant.clock.advance(7200)
+    enterprise.clock.advance(7200)
+    await plant.append(facts[3:])
+    return plant, enterprise, inbound
+
+
+async def test_expired_facts_are_set_aside(make_zone: MakeZone) -> None:
+    """What became durable at its origin longer ago than max age is quarantined as expired, and the rest is taken."""
+    plant, enterprise, inbound = await expiring(make_zone, messages(5))
+    progress = await inbound.pull()
+    assert (progress.inserted, progress.acknowledged) == (2, 4)
+    assert progress.refused == (Refusal(0, 2, "expired", "older than 3600 s"),)
+    assert await enterprise.received_ids() == ["0-000003", "0-000004"]
+    quarantined = await (await enterprise.forward()).quarantine()
+    assert [(aside.reason, aside.key.message_id) for aside in quarantined] == [
+        ("expired", f"0-{number:06}") for number in range(3)
+    ]
+    assert [aside.facts.to_messages()[0] for aside in quarantined] == messages(3)
+    (gap,) = await (await plant.store()).gaps()
+    assert (gap.first, gap.last, gap.detail) == (0, 2, f"{inbound.link.consumer}: expired: older than 3600 s")
+
+
+async def test_all_expired_still_passes(make_zone: MakeZone) -> None:
+    """An answer of which nothing can be put is confirmed all the same."""
+    plant, enterprise, inbound = await expiring(make_zone, messages(3))
+    assert (await inbound.pull()).acknowledged == 2
+    assert await enterprise.received() == []
+    assert await plant.committed(inbound.link.consumer) == 2
+
+
+async def test_old_fact_that_is_here_is_a_repeat(make_zone: MakeZone) -> None:
+    """A fact that arrived in time and is offered again late is a repeat, not an expired one."""
+    plant, enterprise, inbound = await expiring(make_zone, messages(3))
+    in_time = replace(inbound.rules, max_age_seconds=None)
+    confirm = inbound.link.confirm
+
+    async def lost(*_: object) -> int:
+        raise PeerUnreachable("lost")
+
+    inbound.link.confirm, inbound.rules = lost, in_time  # type: ignore[method-assign]
+    try:
+        await inbound.pull()
+    except PeerUnreachable:
+        inbound.link.confirm = confirm  # type: ignore[method-assign]
+    inbound.rules = replace(in_time, max_age_seconds=3600)
+    progress = await inbound.pull()
+    assert (progress.repeated, progress.refused) == (3, ())
+    assert await (await enterprise.forward()).quarantine() == []
+    assert await plant.committed(inbound.link.consumer) == 2
+
+
+async def test_nothing_expires_while_the_clock_is_in_doubt(make_zone: MakeZone) -> None:
+    """A receiver that does not trust its own clock takes old facts."""
+    _, enterprise, inbound = await expiring(make_zone, messages(4))
+    progress = await pull_once(
+        inbound.link,
+        await enterprise.forward(),
+        inbound.memory,
+        inbound.rules,
+        clock=enterprise.clock,
+        request=FetchRequest(),
+        clock_trusted=False,
+    )
+    assert (progress.inserted, progress.refused) == (4, ())
+
+
+async def test_gaps_of_the_sender_are_stored_with_their_origin(make_zone: MakeZone) -> None:
+    """A range that the sender removed arrives as a gap record in the sender's offsets, and the frontier passes it."""
+    plant, lab = make_zone("plant"), make_zone("lab")
+    first = await connect(plant, make_zone("enterprise"))
+    await plant.append(messages(6))
+    await first.pull()
+    await (await plant.store()).truncate_before(4)
+    late = await connect(plant, lab)
+    late.link.consumer = "from-zero"
+    spec = ConsumerSpec("from-zero", STREAM, start=StartAt.OFFSET, start_value=0)
+    await (await plant.storage()).cursors.create(spec)
+    progress = await late.pull()
+    assert (progress.gaps, progress.inserted, progress.acknowledged) == (1, 2, 5)
+    (gap,) = await lab.forward_gaps()
+    assert replace(gap, at_unix_ms=0, detail="") == GapRecord(0, 3, GapReason.TRUNCATED, 0, "", "plant")

@@ -1,0 +1,191 @@
+"""Zones in one process: a storage that can crash and come back, and links that call the other side directly."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from bsfg.errors import PeerUnreachable
+from bsfg.fact import Entry, Message
+from bsfg.journey.append import AppendOutcome, append
+from bsfg.journey.confirm import confirm_receipt
+from bsfg.journey.link import Fetched, FetchRequest, PeerMemory, Refusal, SessionMemory
+from bsfg.journey.pull import Progress, pull_once
+from bsfg.journey.serve import EVERYTHING, Carriage, serve
+from bsfg.journey.verify import LinkRules
+from bsfg.ports import (
+    Buffer,
+    Clock,
+    Confirmation,
+    ConsumerSpec,
+    ForwardBuffer,
+    GapRecord,
+    OriginSpan,
+    Storage,
+    StoreBuffer,
+)
+from bsfg.retention import Policy
+from bsfg.stores.memory import Medium, MemoryStorage
+from bsfg.testing.clock import START_UNIX_MS, FakeClock
+
+STREAM = "operational"
+
+Opener = Callable[[Clock], Awaitable[Storage]]
+Backend = Callable[[Path], Opener]
+
+
+def memory_backend(path: Path) -> Opener:
+    """Open a storage in memory; what was durable is still there the next time."""
+    del path
+    medium = Medium()
+
+    async def open_storage(clock: Clock) -> Storage:
+        return MemoryStorage(clock=clock, medium=medium)
+
+    return open_storage
+
+
+def origin_span(zone: str, first: int, count: int) -> OriginSpan:
+    """Say that facts come from a zone, at consecutive offsets."""
+    return OriginSpan(zone, np.arange(first, first + count), np.full(count, START_UNIX_MS))
+
+
+BACKENDS: dict[str, Backend] = {"memory": memory_backend}
+
+
+class Zone:
+    """One zone: a name, a clock and a storage with the stream ``operational``."""
+
+    def __init__(self, name: str, opener: Opener) -> None:
+        self.name = name
+        self.clock = FakeClock()
+        self.store_policy: Policy | None = None
+        self.forward_policy: Policy | None = None
+        self._opener = opener
+        self._storage: Storage | None = None
+
+    async def storage(self) -> Storage:
+        """Give the storage, opened when it is not."""
+        if self._storage is None:
+            self._storage = await self._opener(self.clock)
+        return self._storage
+
+    async def store(self) -> StoreBuffer:
+        """Give the store buffer."""
+        return await (await self.storage()).store(STREAM, self.store_policy)
+
+    async def forward(self) -> ForwardBuffer:
+        """Give the forward buffer."""
+        return await (await self.storage()).forward(STREAM, self.forward_policy)
+
+    async def restart(self) -> None:
+        """Close the storage; the next use opens it again with what was durable."""
+        if self._storage is not None:
+            await self._storage.close()
+        self._storage = None
+
+    async def append(self, messages: Sequence[Message]) -> AppendOutcome:
+        """Append messages to the store buffer."""
+        return await append(await self.store(), messages, clock=self.clock)
+
+    async def received(self) -> list[Entry]:
+        """List the entries of the forward buffer."""
+        forward = await self.forward()
+        return [e async for frame in forward.replay(0) if frame.entries for e in frame.entries.to_entries()]
+
+    async def received_ids(self) -> list[str | None]:
+        """List the message ids in the forward buffer."""
+        return [entry.message.envelope.message_id for entry in await self.received()]
+
+    async def forward_gaps(self) -> list[GapRecord]:
+        """List the gap records of the forward buffer."""
+        return await (await self.forward()).gaps()
+
+    async def committed(self, consumer: str) -> int:
+        """Give the frontier of a consumer."""
+        return (await (await self.storage()).cursors.checkpoint(consumer)).committed
+
+
+@dataclass
+class DirectLink:
+    """A `PeerLink` that calls the sender's steps in the same process; ``up`` tells whether the network works."""
+
+    sender: Zone
+    consumer: str
+    carriage: Carriage = EVERYTHING
+    buffer: Buffer = Buffer.STORE
+    up: bool = True
+    fetches: int = 0
+    confirmations: list[Confirmation] = field(default_factory=list)
+
+    @property
+    def zone(self) -> str:
+        """The sender's zone."""
+        return self.sender.name
+
+    async def fetch(self, request: FetchRequest) -> Fetched:
+        """Let the sender serve."""
+        self._check_up()
+        self.fetches += 1
+        storage = await self.sender.storage()
+        return await serve(await self._buffer(), storage.cursors, self.consumer, request, carriage=self.carriage)
+
+    async def confirm(self, confirmation: Confirmation, refusals: Sequence[Refusal] = ()) -> int:
+        """Let the sender take a confirmation."""
+        self._check_up()
+        self.confirmations.append(confirmation)
+        storage, clock = await self.sender.storage(), self.sender.clock
+        return await confirm_receipt(
+            await self._buffer(), storage.cursors, self.consumer, confirmation, refusals, clock=clock
+        )
+
+    async def _buffer(self) -> StoreBuffer | ForwardBuffer:
+        return await (self.sender.store() if self.buffer == Buffer.STORE else self.sender.forward())
+
+    def _check_up(self) -> None:
+        if not self.up:
+            raise PeerUnreachable(f"{self.sender.name} does not answer")
+
+
+@dataclass
+class Inbound:
+    """The receiving end of a link: who receives, by which rules, and what it remembers."""
+
+    receiver: Zone
+    link: DirectLink
+    rules: LinkRules
+    memory: PeerMemory = field(default_factory=SessionMemory)
+    request: FetchRequest = field(default_factory=FetchRequest)
+
+    async def pull(self) -> Progress:
+        """Make one turn."""
+        forward, clock = await self.receiver.forward(), self.receiver.clock
+        return await pull_once(self.link, forward, self.memory, self.rules, clock=clock, request=self.request)
+
+    async def pull_all(self) -> list[Progress]:
+        """Make turns until nothing is left or the link stands still."""
+        turns = [await self.pull()]
+        while turns[-1].moved and turns[-1].backlog:
+            turns.append(await self.pull())
+        return turns
+
+
+async def connect(
+    sender: Zone,
+    receiver: Zone,
+    *,
+    relayed: Sequence[str] = (),
+    carriage: Carriage | None = None,
+    buffer: Buffer = Buffer.STORE,
+    max_age_seconds: float | None = None,
+) -> Inbound:
+    """Create the consumer at the sender and give the receiver's end of the link."""
+    consumer = f"{receiver.name}-receiver-{buffer}"
+    await (sender.store() if buffer == Buffer.STORE else sender.forward())
+    await (await sender.storage()).cursors.create(ConsumerSpec(consumer, STREAM, buffer))
+    carriage = carriage or Carriage(receiver_zone=receiver.name)
+    rules = LinkRules(receiver.name, frozenset({sender.name, *relayed}), max_age_seconds)
+    return Inbound(receiver, DirectLink(sender, consumer, carriage, buffer), rules)
