@@ -7,6 +7,8 @@ from typing import TypeVar
 import pytest
 from hypothesis import HealthCheck, settings
 
+import bsfg.wire  # noqa: F401 - gRPC takes its TLS settings when it is loaded, so what sets them comes first
+
 pytest_plugins = ["pytester"]
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)

@@ -114,7 +114,8 @@ def check_files(files: TlsFiles, now: datetime, warning_seconds: float = WARNING
     findings += _key_rights(files.key)
     findings += _dates("certificate", chain[0], now, warning_seconds)
     for number, authority in enumerate(authorities, 1):
-        findings += _dates(f"authority {number}", authority, now, warning_seconds)
+        what = f"authority (number {number} of its file)" if len(authorities) > 1 else "authority"
+        findings += _dates(what, authority, now, warning_seconds)
     findings += _chain(chain, authorities)
     findings += _usage_findings(chain[0])
     findings += _names(chain[0])

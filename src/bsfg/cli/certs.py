@@ -1,0 +1,193 @@
+"""`bsfg certs`: make a development authority and zone certificates, show and check existing ones."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from bsfg.cli.output import console, examples, pairs, print_json, table
+
+if TYPE_CHECKING:
+    from bsfg.node.config import ZoneConfig
+    from bsfg.wire.certcheck import Finding
+    from bsfg.wire.certs import Issued
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Make a development authority and certificates, show and check existing ones.",
+    epilog=examples(
+        ("bsfg certs init-ca certs", "make an authority, once for all zones"),
+        ("bsfg certs issue certs plant-a-bsfg --host 127.0.0.1", "a certificate for the node of plant-a"),
+        ("bsfg certs issue certs mes --role-hint producer", "a certificate for an application"),
+        ("bsfg certs show certs/*.crt", "see names and dates"),
+        ("bsfg certs check --config zone.toml", "find out what is wrong before others do"),
+    ),
+)
+
+Folder = Annotated[Path, typer.Argument(help="The folder of the authority: ca.crt, ca.key and what it issues.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite files that are there.")]
+
+
+class RoleHint(StrEnum):
+    """What the holder will be; only nodes need a certificate that can also serve."""
+
+    PEER = "peer"
+    PRODUCER = "producer"
+    CONSUMER = "consumer"
+    PIPELINE = "pipeline"
+    OPERATOR = "operator"
+    VIEWER = "viewer"
+
+
+@app.command("init-ca")
+def init_ca(
+    folder: Folder,
+    name: Annotated[str, typer.Option("--name", help="The authority's name.")] = "BSFG development authority",
+    days: Annotated[int, typer.Option("--days", help="How long it lasts.")] = 3650,
+    force: Force = False,
+    json_mode: Json = False,
+) -> None:
+    """Make a certificate authority for development and small sites.
+
+    Whoever has ca.key can make a certificate for every zone: keep it off the nodes.
+    """
+    from bsfg.wire.certs import create_authority
+
+    made = create_authority(folder, name=name, days=days, now=datetime.now(UTC), force=force)
+    _print_made(made, json_mode, f"Keep {made.key_path} off the nodes; give every zone {made.certificate_path}.")
+
+
+@app.command("issue")
+def issue(
+    folder: Folder,
+    name: Annotated[
+        str, typer.Argument(help="The certificate's name: <zone>-bsfg for a node, any for an application.")
+    ],
+    role_hint: Annotated[
+        RoleHint | None, typer.Option("--role-hint", help="What the holder will be; shown in the row to add.")
+    ] = None,
+    host: Annotated[
+        list[str] | None,
+        typer.Option("--host", help="A host name or address to add, such as localhost or 127.0.0.1. Repeatable."),
+    ] = None,
+    days: Annotated[int, typer.Option("--days", help="How long it lasts.")] = 365,
+    force: Force = False,
+    json_mode: Json = False,
+) -> None:
+    """Issue a certificate for a node or an application.
+
+    Its name is both common name, which [identities] knows, and DNS name, so that callers can insist on it.
+    """
+    from bsfg.wire.certs import issue as make
+
+    serves = role_hint in (None, RoleHint.PEER)
+    made = make(folder, name, days=days, now=datetime.now(UTC), hosts=host or [], serves=serves, force=force)
+    _print_made(made, json_mode, f"Add it where it may call:\n\n{_row(name, role_hint)}")
+
+
+@app.command("show")
+def show(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Certificates in PEM form.")],
+    json_mode: Json = False,
+) -> None:
+    """Show what certificates say."""
+    from bsfg.wire.certcheck import describe
+    from bsfg.wire.certs import load_certificates
+
+    now = datetime.now(UTC)
+    found = [
+        {"file": str(path), **describe(certificate, now)} for path in files for certificate in load_certificates(path)
+    ]
+    if json_mode:
+        print_json(found)
+        return
+    for facts in found:
+        rows = {name: escape(_shown(value)) for name, value in facts.items() if name != "file"}
+        console().print(pairs(escape(str(facts["file"])), rows), "")
+
+
+@app.command("check")
+def check(
+    config: Annotated[Path, typer.Option("--config", help="The zone's configuration.")] = Path("zone.toml"),
+    json_mode: Json = False,
+) -> None:
+    """Check a zone's certificate: chain, dates, key, names, usage; says what to do.
+
+    Ends with 1 if something must be corrected.
+    """
+    from bsfg.node.config import load
+
+    findings = check_config(load(config), datetime.now(UTC))
+    bad = any(finding.level == "error" for finding in findings)
+    if json_mode:
+        print_json({"ok": not bad, "findings": [finding.to_dict() for finding in findings]})
+    else:
+        shown = table("", "check", "found")
+        for finding in findings:
+            mark = {"ok": "[green]ok", "warning": "[yellow]warning", "error": "[bold red]error"}[finding.level]
+            advice = f"\n[bold]do:[/] {escape(finding.do)}" if finding.do else ""
+            shown.add_row(mark, finding.check, escape(finding.says) + advice)
+        console().print(shown)
+    if bad:
+        raise typer.Exit(1)
+
+
+def check_config(config: ZoneConfig, now: datetime) -> list[Finding]:
+    """Check the certificate that a configuration names, and that peers would know it."""
+    from bsfg.wire.certcheck import Finding, Level, check_files
+    from bsfg.wire.tls import TlsFiles
+
+    tls = config.tls
+    if tls.ca is None or tls.certificate is None or tls.key is None:
+        return [Finding(Level.OK, "files", "the node serves without TLS, on loopback only")]
+    files = TlsFiles(config.path(tls.ca), config.path(tls.certificate), config.path(tls.key))
+    findings = check_files(files, now, tls.expiry_warning_seconds)
+    if findings[0].level != Level.ERROR:
+        findings.append(_zone_name(config, files.certificate))
+    return findings
+
+
+def _zone_name(config: ZoneConfig, certificate: Path) -> Finding:
+    """Tell whether peers that follow the naming rule would take the node for its zone."""
+    from bsfg.wire.certcheck import Finding, Level, names_in_file
+
+    names, usual = names_in_file(certificate), f"{config.zone.name}-bsfg"
+    found = names.common_names if config.tls.identity == "cn" else names.alternative_names
+    for name in found:
+        row = config.identities.get(name)
+        if row is not None and row.zone != config.zone.name:
+            says = f"[identities] says that {name!r} is the zone {row.zone!r}, but this is {config.zone.name!r}"
+            return Finding(Level.ERROR, "zone", says, "Use this zone's own certificate, or correct the row.")
+    if usual in found:
+        return Finding(Level.OK, "zone", f"peers know this node as {usual}")
+    do = f'Peers need server_identity = "{found[0] if found else usual}" in their link, or issue {usual}.'
+    return Finding(Level.WARNING, "zone", f"the certificate does not carry the usual name {usual}", do)
+
+
+def _row(name: str, role: RoleHint | None) -> str:
+    zone = name.removesuffix("-bsfg") if role in (None, RoleHint.PEER) else "<zone>"
+    header = name if name.replace("-", "").replace("_", "").isalnum() else f'"{name}"'
+    return f'[identities.{header}]\nzone = "{zone}"\nroles = ["{role or RoleHint.PEER}"]'
+
+
+def _print_made(made: Issued, json_mode: bool, advice: str) -> None:
+    from bsfg.wire.certcheck import describe
+
+    facts: dict[str, Any] = describe(made.certificate, datetime.now(UTC))
+    if json_mode:
+        print_json({"certificate_file": str(made.certificate_path), "key_file": str(made.key_path), **facts})
+        return
+    wrote = f"Wrote {made.certificate_path} and {made.key_path} (owner only), valid until {facts['not_after']}."
+    console().print(escape(f"{wrote}\n\n{advice}"), soft_wrap=True)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(str(item) for item in value)
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
