@@ -1,0 +1,296 @@
+from bsfg.wire import boundary_pb2 as _boundary_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatusResponse(_message.Message):
+    __slots__ = ("status_json",)
+    STATUS_JSON_FIELD_NUMBER: _ClassVar[int]
+    status_json: bytes
+    def __init__(self, status_json: _Optional[bytes] = ...) -> None: ...
+
+class ListConsumersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Consumer(_message.Message):
+    __slots__ = ("name", "stream", "buffer", "required", "committed", "next_to_send", "ranges", "log_id", "created_unix_ms", "retired_reason", "backlog", "start", "start_value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    REQUIRED_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    NEXT_TO_SEND_FIELD_NUMBER: _ClassVar[int]
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    LOG_ID_FIELD_NUMBER: _ClassVar[int]
+    CREATED_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    RETIRED_REASON_FIELD_NUMBER: _ClassVar[int]
+    BACKLOG_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    START_VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    stream: str
+    buffer: _boundary_pb2.Buffer
+    required: bool
+    committed: int
+    next_to_send: int
+    ranges: _containers.RepeatedCompositeFieldContainer[_boundary_pb2.Range]
+    log_id: str
+    created_unix_ms: int
+    retired_reason: str
+    backlog: int
+    start: str
+    start_value: int
+    def __init__(self, name: _Optional[str] = ..., stream: _Optional[str] = ..., buffer: _Optional[_Union[_boundary_pb2.Buffer, str]] = ..., required: _Optional[bool] = ..., committed: _Optional[int] = ..., next_to_send: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[_boundary_pb2.Range, _Mapping]]] = ..., log_id: _Optional[str] = ..., created_unix_ms: _Optional[int] = ..., retired_reason: _Optional[str] = ..., backlog: _Optional[int] = ..., start: _Optional[str] = ..., start_value: _Optional[int] = ...) -> None: ...
+
+class ListConsumersResponse(_message.Message):
+    __slots__ = ("consumers",)
+    CONSUMERS_FIELD_NUMBER: _ClassVar[int]
+    consumers: _containers.RepeatedCompositeFieldContainer[Consumer]
+    def __init__(self, consumers: _Optional[_Iterable[_Union[Consumer, _Mapping]]] = ...) -> None: ...
+
+class CreateConsumerRequest(_message.Message):
+    __slots__ = ("name", "stream", "buffer", "start", "start_value", "required")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    START_VALUE_FIELD_NUMBER: _ClassVar[int]
+    REQUIRED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    stream: str
+    buffer: _boundary_pb2.Buffer
+    start: str
+    start_value: int
+    required: bool
+    def __init__(self, name: _Optional[str] = ..., stream: _Optional[str] = ..., buffer: _Optional[_Union[_boundary_pb2.Buffer, str]] = ..., start: _Optional[str] = ..., start_value: _Optional[int] = ..., required: _Optional[bool] = ...) -> None: ...
+
+class RetireConsumerRequest(_message.Message):
+    __slots__ = ("name", "reason")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    reason: str
+    def __init__(self, name: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class RetireConsumerResponse(_message.Message):
+    __slots__ = ("gaps",)
+    GAPS_FIELD_NUMBER: _ClassVar[int]
+    gaps: _containers.RepeatedCompositeFieldContainer[_boundary_pb2.GapRecord]
+    def __init__(self, gaps: _Optional[_Iterable[_Union[_boundary_pb2.GapRecord, _Mapping]]] = ...) -> None: ...
+
+class ListGatesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Gate(_message.Message):
+    __slots__ = ("link", "side", "mode", "since_unix_ms", "reason", "held_by", "held_until_unix_ms")
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    SIDE_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    HELD_BY_FIELD_NUMBER: _ClassVar[int]
+    HELD_UNTIL_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    link: str
+    side: str
+    mode: str
+    since_unix_ms: int
+    reason: str
+    held_by: str
+    held_until_unix_ms: int
+    def __init__(self, link: _Optional[str] = ..., side: _Optional[str] = ..., mode: _Optional[str] = ..., since_unix_ms: _Optional[int] = ..., reason: _Optional[str] = ..., held_by: _Optional[str] = ..., held_until_unix_ms: _Optional[int] = ...) -> None: ...
+
+class ListGatesResponse(_message.Message):
+    __slots__ = ("gates",)
+    GATES_FIELD_NUMBER: _ClassVar[int]
+    gates: _containers.RepeatedCompositeFieldContainer[Gate]
+    def __init__(self, gates: _Optional[_Iterable[_Union[Gate, _Mapping]]] = ...) -> None: ...
+
+class HoldGateRequest(_message.Message):
+    __slots__ = ("link", "side", "reason", "until_unix_ms")
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    SIDE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    link: str
+    side: str
+    reason: str
+    until_unix_ms: int
+    def __init__(self, link: _Optional[str] = ..., side: _Optional[str] = ..., reason: _Optional[str] = ..., until_unix_ms: _Optional[int] = ...) -> None: ...
+
+class ReleaseGateRequest(_message.Message):
+    __slots__ = ("link", "side", "reason")
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    SIDE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    link: str
+    side: str
+    reason: str
+    def __init__(self, link: _Optional[str] = ..., side: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class AcquireLeaseRequest(_message.Message):
+    __slots__ = ("link", "holder", "ttl_ms")
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    link: str
+    holder: str
+    ttl_ms: int
+    def __init__(self, link: _Optional[str] = ..., holder: _Optional[str] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+
+class Lease(_message.Message):
+    __slots__ = ("link", "holder", "token", "ttl_ms", "mode")
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    link: str
+    holder: str
+    token: str
+    ttl_ms: int
+    mode: str
+    def __init__(self, link: _Optional[str] = ..., holder: _Optional[str] = ..., token: _Optional[str] = ..., ttl_ms: _Optional[int] = ..., mode: _Optional[str] = ...) -> None: ...
+
+class RenewLeaseRequest(_message.Message):
+    __slots__ = ("link", "token", "ttl_ms")
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    link: str
+    token: str
+    ttl_ms: int
+    def __init__(self, link: _Optional[str] = ..., token: _Optional[str] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+
+class ReleaseLeaseRequest(_message.Message):
+    __slots__ = ("link", "token")
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    link: str
+    token: str
+    def __init__(self, link: _Optional[str] = ..., token: _Optional[str] = ...) -> None: ...
+
+class ReleaseLeaseResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReportLinkRequest(_message.Message):
+    __slots__ = ("link", "stream", "event", "backlog", "inserted", "repeated", "refused", "lag_seconds", "hold_code", "hold_detail", "lease")
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    BACKLOG_FIELD_NUMBER: _ClassVar[int]
+    INSERTED_FIELD_NUMBER: _ClassVar[int]
+    REPEATED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    LAG_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    HOLD_CODE_FIELD_NUMBER: _ClassVar[int]
+    HOLD_DETAIL_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    link: str
+    stream: str
+    event: str
+    backlog: int
+    inserted: int
+    repeated: int
+    refused: int
+    lag_seconds: float
+    hold_code: str
+    hold_detail: str
+    lease: str
+    def __init__(self, link: _Optional[str] = ..., stream: _Optional[str] = ..., event: _Optional[str] = ..., backlog: _Optional[int] = ..., inserted: _Optional[int] = ..., repeated: _Optional[int] = ..., refused: _Optional[int] = ..., lag_seconds: _Optional[float] = ..., hold_code: _Optional[str] = ..., hold_detail: _Optional[str] = ..., lease: _Optional[str] = ...) -> None: ...
+
+class ReportLinkResponse(_message.Message):
+    __slots__ = ("mode",)
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    mode: str
+    def __init__(self, mode: _Optional[str] = ...) -> None: ...
+
+class ListGapsRequest(_message.Message):
+    __slots__ = ("stream", "buffer")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    buffer: _boundary_pb2.Buffer
+    def __init__(self, stream: _Optional[str] = ..., buffer: _Optional[_Union[_boundary_pb2.Buffer, str]] = ...) -> None: ...
+
+class ListGapsResponse(_message.Message):
+    __slots__ = ("gaps",)
+    GAPS_FIELD_NUMBER: _ClassVar[int]
+    gaps: _containers.RepeatedCompositeFieldContainer[_boundary_pb2.GapRecord]
+    def __init__(self, gaps: _Optional[_Iterable[_Union[_boundary_pb2.GapRecord, _Mapping]]] = ...) -> None: ...
+
+class ListQuarantineRequest(_message.Message):
+    __slots__ = ("stream",)
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    def __init__(self, stream: _Optional[str] = ...) -> None: ...
+
+class Quarantined(_message.Message):
+    __slots__ = ("stream", "buffer", "id", "at_unix_ms", "reason", "from_zone", "message_id", "existing_offset", "detail", "facts")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    FROM_ZONE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    EXISTING_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    buffer: _boundary_pb2.Buffer
+    id: int
+    at_unix_ms: int
+    reason: str
+    from_zone: str
+    message_id: str
+    existing_offset: int
+    detail: str
+    facts: bytes
+    def __init__(self, stream: _Optional[str] = ..., buffer: _Optional[_Union[_boundary_pb2.Buffer, str]] = ..., id: _Optional[int] = ..., at_unix_ms: _Optional[int] = ..., reason: _Optional[str] = ..., from_zone: _Optional[str] = ..., message_id: _Optional[str] = ..., existing_offset: _Optional[int] = ..., detail: _Optional[str] = ..., facts: _Optional[bytes] = ...) -> None: ...
+
+class ListQuarantineResponse(_message.Message):
+    __slots__ = ("quarantined",)
+    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    quarantined: _containers.RepeatedCompositeFieldContainer[Quarantined]
+    def __init__(self, quarantined: _Optional[_Iterable[_Union[Quarantined, _Mapping]]] = ...) -> None: ...
+
+class ShowQuarantinedRequest(_message.Message):
+    __slots__ = ("stream", "buffer", "id")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    buffer: _boundary_pb2.Buffer
+    id: int
+    def __init__(self, stream: _Optional[str] = ..., buffer: _Optional[_Union[_boundary_pb2.Buffer, str]] = ..., id: _Optional[int] = ...) -> None: ...
+
+class SettleQuarantinedRequest(_message.Message):
+    __slots__ = ("stream", "buffer", "id", "reason")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    buffer: _boundary_pb2.Buffer
+    id: int
+    reason: str
+    def __init__(self, stream: _Optional[str] = ..., buffer: _Optional[_Union[_boundary_pb2.Buffer, str]] = ..., id: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class SettleQuarantinedResponse(_message.Message):
+    __slots__ = ("settled", "result")
+    SETTLED_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    settled: bool
+    result: _boundary_pb2.Result
+    def __init__(self, settled: _Optional[bool] = ..., result: _Optional[_Union[_boundary_pb2.Result, str]] = ...) -> None: ...
