@@ -253,6 +253,22 @@ class LogBuffer:
         self._check_open()
         return list(self._writer.notes.quarantined.values())
 
+    async def set_aside(self, facts: FactBatch, reason: str, detail: str = "") -> None:
+        """Quarantine facts that were never put."""
+        if not facts.sealed:
+            raise InvalidArgument("a buffer takes sealed batches only; see bsfg.sealing.seal")
+        await self._submit(Step(lambda: self._set_aside(facts, reason, detail)))
+
+    def _set_aside(self, facts: FactBatch, reason: str, detail: str) -> None:
+        notes, now = self._writer.notes, self._writer.clock.now_unix_ms()
+        keys = map(Key, facts.values("from_zone"), facts.values("message_id"))
+        notes.add_quarantined(
+            [
+                Quarantined(notes.next_quarantine_id + row, now, reason, key, -1, facts.slice(row, 1), detail)
+                for row, key in enumerate(keys)
+            ]
+        )
+
     async def release_quarantined(self, id: int, reason: str) -> None:
         """Drop one quarantined fact by an operator's decision."""
         now = self._writer.clock.now_unix_ms()
