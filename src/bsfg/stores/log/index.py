@@ -17,7 +17,6 @@ import numpy as np
 
 from bsfg.stores.log.files import Bytes
 
-RUN_KEYS = 131_072
 FANOUT = 8
 _HEADER = struct.Struct("<8sIIQqq16s32s")
 _MAGIC = b"BSFGRUN1"
@@ -113,12 +112,13 @@ def merged(runs: list[Run], *, with_filter: bool) -> Run:
 class KeyIndex:
     """All runs of one log, newest first, and the recent keys in memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, run_keys: int) -> None:
+        self._run_keys = run_keys
         self.recent: list[Run] = []
         self.recent_keys = 0
         self._newest: dict[int, list[int]] = {}
         self._newest_first: int | None = None
-        self._recent_filter = Filter(RUN_KEYS)
+        self._recent_filter = Filter(run_keys)
         self.runs: list[Run] = []
 
     def __len__(self) -> int:
@@ -210,7 +210,7 @@ class KeyIndex:
             return None
         self._sort_newest()
         run = merged(self.recent, with_filter=True)
-        self.recent, self.recent_keys, self._recent_filter = [], 0, Filter(RUN_KEYS)
+        self.recent, self.recent_keys, self._recent_filter = [], 0, Filter(self._run_keys)
         self.runs.insert(0, run)
         return run
 
@@ -235,24 +235,24 @@ class KeyIndex:
         return gone
 
 
-def encode_run(run: Run, log_id: bytes, chain_after_last: bytes) -> list[Bytes]:
-    """Write a run, bound to the log and to the chain value at its end."""
+def encode_run(run: Run, owner: bytes, chain_after_last: bytes) -> list[Bytes]:
+    """Write a run, bound to its log's secret and to the chain value at its end."""
     assert run.filter is not None
     parts = [run.hashes.tobytes(), run.offsets.tobytes(), run.filter.table.tobytes()]
     crc = 0
     for part in parts:
         crc = crc32c.crc32c(part, crc)
-    head = _HEADER.pack(_MAGIC, crc, run.filter.shift, len(run.hashes), run.first, run.last, log_id, chain_after_last)
+    head = _HEADER.pack(_MAGIC, crc, run.filter.shift, len(run.hashes), run.first, run.last, owner, chain_after_last)
     return [head, *parts]
 
 
-def decode_run(data: Bytes, log_id: bytes, *, in_memory: bool) -> tuple[Run, bytes] | None:
-    """Read a run of this log and the chain value it is bound to; None when it is not usable."""
+def decode_run(data: Bytes, owner: bytes, *, in_memory: bool) -> tuple[Run, bytes] | None:
+    """Read a run of this owner and the chain value it is bound to; None when it is not usable."""
     if len(data) < _HEADER.size:
         return None
-    magic, crc, shift, count, first, last, owner, chain = _HEADER.unpack_from(data)
+    magic, crc, shift, count, first, last, found, chain = _HEADER.unpack_from(data)
     table_bytes = 1 << (64 - shift) if 0 < shift < 64 else 0
-    if magic != _MAGIC or owner != log_id or len(data) != _HEADER.size + 16 * count + table_bytes:
+    if magic != _MAGIC or found != owner or len(data) != _HEADER.size + 16 * count + table_bytes:
         return None
     if crc32c.crc32c(data[_HEADER.size :]) != crc:
         return None

@@ -12,18 +12,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 
 from bsfg.stores.log.files import Files
-from bsfg.stores.log.index import RUN_KEYS, KeyIndex, Run, decode_run, encode_run, merged
+from bsfg.stores.log.index import KeyIndex, Run, decode_run, encode_run, merged
 
 
 class IndexStore:
     """The key index of one log with its files."""
 
-    def __init__(self, files: Files, folder: str, log_id: bytes, memory_bytes: int) -> None:
+    def __init__(self, files: Files, folder: str, owner: bytes, memory_bytes: int, run_keys: int) -> None:
         self._files = files
         self._folder = f"{folder}/index"
-        self._log_id = log_id
+        self._owner = owner
         self._memory_bytes = memory_bytes
-        self.keys = KeyIndex()
+        self._run_keys = run_keys
+        self.keys = KeyIndex(run_keys)
         self.covered = 0
         self._chains: dict[int, bytes] = {}
         self._pool: ThreadPoolExecutor | None = None
@@ -42,7 +43,7 @@ class IndexStore:
         for name in self._files.list(self._folder):
             decoded = None
             if name.endswith(".run"):
-                decoded = decode_run(self._files.read(f"{self._folder}/{name}"), self._log_id, in_memory=False)
+                decoded = decode_run(self._files.read(f"{self._folder}/{name}"), self._owner, in_memory=False)
             if decoded is None or not self._fits(decoded, end, trusted_before, chain_at):
                 self._files.remove(f"{self._folder}/{name}")
                 continue
@@ -86,7 +87,7 @@ class IndexStore:
         """Add the sorted keys of entries up to ``end``, which are durable; ``chain`` is the chain value there."""
         self.keys.add(hashes, offsets, self.covered, end - 1)
         self.covered = end
-        if self.keys.recent_keys >= RUN_KEYS:
+        if self.keys.recent_keys >= self._run_keys:
             run = self.keys.take_recent()
             assert run is not None
             self._chains[run.last] = chain
@@ -102,7 +103,7 @@ class IndexStore:
             self._files.make_folder(self._folder)
             file = self._files.create(path)
             try:
-                file.write(encode_run(run, self._log_id, self._chains[run.last]))
+                file.write(encode_run(run, self._owner, self._chains[run.last]))
             finally:
                 file.close()
             self._spill()
@@ -116,7 +117,7 @@ class IndexStore:
             if used <= self._memory_bytes:
                 return
             if run.in_memory and run.name:
-                decoded = decode_run(self._files.read(f"{self._folder}/{run.name}"), self._log_id, in_memory=False)
+                decoded = decode_run(self._files.read(f"{self._folder}/{run.name}"), self._owner, in_memory=False)
                 if decoded is not None:
                     used -= run.nbytes
                     mapped = decoded[0]

@@ -37,6 +37,7 @@ class Notes:
         self._path = f"{folder}/notes.journal"
         self._journal = Journal(files, self._path, self._snapshot)
         self.start = 0
+        self.keys_start = 0
         self.gaps: list[GapRecord] = []
         self.anchors: list[Anchor] = []
         self.quarantined: dict[int, Quarantined] = {}
@@ -88,9 +89,14 @@ class Notes:
             raise InvalidArgument(f"nothing is quarantined under id {id_}", id=id_)
         self._write([Record({"kind": "released", "id": id_, "reason": reason, "at_unix_ms": now_unix_ms})])
 
-    def forget_anchors_before(self, unix_ms: int) -> list[Anchor]:
-        """List the anchors whose keys are beyond the horizon; the anchors themselves stay."""
-        return [anchor for anchor in self.anchors if anchor.newest_unix_ms < unix_ms]
+    def keys_beyond(self, unix_ms: int) -> int:
+        """Give the offset below which all keys are older than a time, as far as they are not forgotten yet."""
+        old = [anchor.last + 1 for anchor in self.anchors if anchor.newest_unix_ms < unix_ms]
+        return max(old, default=0)
+
+    def forget_keys_before(self, offset: int) -> None:
+        """Record durably that the keys below an offset are beyond the horizon; the anchors stay."""
+        self._write([Record({"kind": "keys_start", "start": offset})])
 
     def close(self) -> None:
         """Release the journal."""
@@ -111,6 +117,8 @@ class Notes:
         kind = head.pop("kind")
         if kind == "start":
             self.start = max(self.start, head["start"])
+        elif kind == "keys_start":
+            self.keys_start = max(self.keys_start, head["start"])
         elif kind == "anchor":
             anchor = Anchor(**head)
             if anchor not in self.anchors[-8:]:
@@ -138,6 +146,7 @@ class Notes:
             yield _quarantine(item)
         for head in self.released:
             yield Record({"kind": "released", **head})
+        yield Record({"kind": "keys_start", "start": self.keys_start})
         yield Record({"kind": "start", "start": self.start})
 
 

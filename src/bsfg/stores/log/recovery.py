@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from dataclasses import dataclass, replace
 
@@ -13,7 +14,7 @@ from bsfg.batch import FactBatch
 from bsfg.errors import FormatUnsupported
 from bsfg.hashing import KeyHash
 from bsfg.ports import Buffer, Clock, GapRecord
-from bsfg.retention import GapReason, Policy
+from bsfg.retention import GapReason
 from bsfg.stores.log.atomic import write_whole
 from bsfg.stores.log.files import Files
 from bsfg.stores.log.frame import (
@@ -47,6 +48,11 @@ class LogIdentity:
 
     log_id: bytes
     secret: bytes
+
+    @property
+    def index_owner(self) -> bytes:
+        """Name the log and the secret its keys are hashed with, without giving either away."""
+        return hashlib.blake2b(self.log_id, digest_size=16, key=self.secret, person=b"index").digest()
 
 
 def read_identity(files: Files, folder: str) -> LogIdentity | None:
@@ -87,11 +93,9 @@ def read_watermark(files: Files, folder: str) -> tuple[bytes, int, int] | None:
 class Recovery:
     """One opening of one log."""
 
-    def __init__(
-        self, files: Files, folder: str, buffer: Buffer, *, options: LogOptions, clock: Clock, policy: Policy
-    ) -> None:
+    def __init__(self, files: Files, folder: str, buffer: Buffer, *, options: LogOptions, clock: Clock) -> None:
         self._files, self._folder, self._buffer = files, folder, buffer
-        self._options, self._clock, self._policy = options, clock, policy
+        self._options, self._clock = options, clock
         self._schema = STORE_SCHEMA if buffer == Buffer.STORE else FORWARD_SCHEMA
         self.problems: list[str] = []
         self._gaps: list[GapRecord] = []
@@ -253,9 +257,8 @@ class Recovery:
         return segment
 
     def _check_keys(self, notes: Notes, keys: KeySegments) -> None:
-        horizon = self._clock.now_unix_ms() - 1000 * self._policy.key_horizon_seconds
         for anchor in notes.anchors:
-            if anchor.newest_unix_ms < horizon or anchor.last < anchor.first:
+            if anchor.first < notes.keys_start or anchor.last < anchor.first:
                 continue
             name = keys.covering(anchor.first)
             if name is None or keys.table(name) is None:
@@ -271,7 +274,10 @@ class Recovery:
         chain: bytes,
     ) -> IndexStore:
         """Load the key index and add what it lacks from key segments and log."""
-        store = IndexStore(self._files, self._folder, identity.log_id, self._options.index_memory_bytes)
+        options = self._options
+        store = IndexStore(
+            self._files, self._folder, identity.index_owner, options.index_memory_bytes, options.index_run_keys
+        )
         chain_at = {ref.base: ref.header.chain_before for ref in scan.frames} if scan else {}
         start = keys.names[0].first if keys.names else segments[0].base
         missing_from = store.load(start, end, segments[-1].base, {**chain_at, end: chain})

@@ -129,7 +129,7 @@ class LogStorage:
         self.files.make_folder(folder)
         for parent in (STREAMS, f"{STREAMS}/{stream}", folder):
             self.files.sync_folder(parent)
-        recovery = Recovery(self.files, folder, buffer, options=self._options, clock=self._clock, policy=policy)
+        recovery = Recovery(self.files, folder, buffer, options=self._options, clock=self._clock)
         state = recovery.run(self.cursors.floor(stream, buffer))
         writer = LogWriter(
             self.files,

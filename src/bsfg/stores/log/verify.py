@@ -132,7 +132,7 @@ class _LogCheck:
         self.summary.gaps, self.summary.quarantined = len(notes.gaps), len(notes.quarantined)
         yield from self._segments(list(view.segments), notes)
         self._keys(notes)
-        self._index(identity.log_id if identity else b"")
+        self._index(identity.index_owner if identity else b"")
 
     def _segments(self, segments: list[SegmentFile], notes: Notes) -> Iterator[int]:
         chain, expected = b"", notes.start
@@ -194,20 +194,19 @@ class _LogCheck:
         folder = self._folder
         names = keysegments.listed(folder.files, folder.path)
         self.summary.key_segments = len(names)
-        lowest = names[0].first if names else None
         for name in names:
             if keysegments.read(folder.files, folder.path, name) is None:
                 where = f"{folder.path}/keys/{name.file_name}"
                 self._problem("keys_damaged", where, "the key segment fails its checks", name.first, name.last)
         known = {(name.first, name.last) for name in names}
         for anchor in notes.anchors:
-            expected = lowest is not None and anchor.first >= lowest and anchor.last >= anchor.first
+            expected = anchor.first >= notes.keys_start and anchor.last >= anchor.first
             if expected and (anchor.first, anchor.last) not in known:
                 self._problem(
                     "keys_missing", f"{folder.path}/keys", "a key segment is missing", anchor.first, anchor.last
                 )
 
-    def _index(self, log_id: bytes) -> None:
+    def _index(self, owner: bytes) -> None:
         """Check that every run is whole and that none lacks a key it claims to cover."""
         folder = self._folder
         stored = np.sort(np.concatenate(self._hashes)) if self._hashes else np.empty(0, dtype=np.uint64)
@@ -215,7 +214,7 @@ class _LogCheck:
         for name in folder.files.list(f"{folder.path}/index"):
             where = f"{folder.path}/index/{name}"
             try:
-                decoded = decode_run(folder.files.read(where), log_id, in_memory=True)
+                decoded = decode_run(folder.files.read(where), owner, in_memory=True)
             except FileNotFoundError:
                 continue  # merged while we were reading
             if decoded is None:

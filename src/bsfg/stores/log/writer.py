@@ -48,6 +48,7 @@ class LogOptions:
 
     segment_bytes: int = 64 << 20
     index_memory_bytes: int = 256 << 20
+    index_run_keys: int = 131_072
     max_group_facts: int = 65_536
 
 
@@ -364,10 +365,11 @@ class LogWriter:
     def forget_keys(self) -> None:
         """Drop key segments and index runs that are older than the key horizon."""
         limit = self.clock.now_unix_ms() - 1000 * self.policy.key_horizon_seconds
-        old = self.notes.forget_anchors_before(limit)
-        if old:
-            self.keys.drop_before(old[-1].last + 1)
-            self.index.forget_before(old[-1].last + 1)
+        before = self.notes.keys_beyond(limit)
+        if before > self.notes.keys_start:
+            self.notes.forget_keys_before(before)
+            self.keys.drop_before(before)
+            self.index.forget_before(before)
 
     # Files.
 
