@@ -1,0 +1,24 @@
+"""The command line, `bsfg`: one command per file, each imported only when it is asked for.
+
+A new command is a module with ``app = typer.Typer()`` and a row in `COMMANDS`. Importing the module must be cheap:
+libraries that are slow to load, or that belong to an extra, are imported inside the command's function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+COMMANDS: dict[str, str] = {
+    "init": "bsfg.cli.init",
+    "certs": "bsfg.cli.certs",
+    "verify": "bsfg.cli.verify",
+    "inspect": "bsfg.cli.inspect",
+}
+"""Every command and the module that has its ``app``, in the order in which `bsfg --help` lists them."""
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line and give its exit code: 0 done, 1 an error or a finding, 2 wrong usage, 130 interrupted."""
+    from bsfg.cli.app import run
+
+    return run(args)

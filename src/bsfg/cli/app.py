@@ -1,0 +1,155 @@
+"""The frame around all commands: loading them, and turning whatever goes wrong into an exit code and a sentence."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import traceback
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+import bsfg
+from bsfg.cli import COMMANDS
+from bsfg.cli.output import console, examples, hush, print_failure
+from bsfg.errors import BsfgError
+
+EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
+
+EPILOG = examples(
+    ("bsfg demo", "watch nothing get lost while the writer is killed"),
+    ("bsfg verify data", "check every byte of a data folder"),
+    ("bsfg inspect data", "see what is in it"),
+    ("bsfg COMMAND --help", "learn one command, with examples"),
+)
+
+
+class LazyGroup(TyperGroup):
+    """The group of all commands; a command's module is imported when the command is named."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """List the commands in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Load a command."""
+        if cmd_name in COMMANDS and cmd_name not in self.commands:
+            self.commands[cmd_name] = load(cmd_name)
+        return self.commands.get(cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that was asked for, or suggest one that is spelt alike."""
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            like = get_close_matches(args[0], COMMANDS)
+            meant = f"Did you mean {' or '.join(map(repr, like))}?" if like else f"There are {', '.join(COMMANDS)}."
+            ctx.fail(f"No such command {args[0]!r}. {meant}")
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; a reader of our output that has seen enough (`| head`) ends it quietly."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise typer.Exit(EXIT_BROKEN_PIPE) from None
+        return result
+
+
+def load(name: str) -> Any:
+    """Import the module of a command and build the command."""
+    command = get_command(import_module(COMMANDS[name]).app)
+    command.name = name
+    command.params = [param for param in command.params if not (param.name or "").endswith("_completion")]
+    _reflow_help(command)
+    return command
+
+
+def _reflow_help(command: Any) -> None:
+    """Join the lines of each paragraph, so that the width of the terminal decides where they break."""
+    if command.help:
+        paragraphs = re.split(r"\n\s*\n", command.help.strip())
+        command.help = "\n\n".join(" ".join(text.split()) for text in paragraphs)
+    for child in getattr(command, "commands", {}).values():
+        _reflow_help(child)
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=EPILOG,
+)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"bsfg {bsfg.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def describe(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave.")
+    ] = False,
+) -> None:
+    """BSFG, a bidirectional store-and-forward gateway: facts cross zones durably, once per key, and nobody blocks."""
+
+
+def run(args: Sequence[str] | None = None) -> int:
+    """Run one command and give its exit code; whatever happens, the user sees a sentence and never a traceback."""
+    given = list(sys.argv[1:] if args is None else args)
+    as_json = "--json" in given
+    try:
+        outcome = get_command(app).main(given, prog_name="bsfg", standalone_mode=False)
+        code = outcome if isinstance(outcome, int) else 0
+    except typer.TyperException as problem:
+        code = _usage(problem, as_json)
+    except BsfgError as error:
+        code = _failed(error, as_json)
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    except Exception as error:
+        code = _unexpected(error, as_json)
+    return _flushed(code)
+
+
+def _usage(problem: Any, as_json: bool) -> int:
+    """Say what is wrong with the command line and where its help is; no arguments at all just show the help."""
+    message = problem.format_message()
+    context = getattr(problem, "ctx", None)
+    path = context.command_path if context is not None else "bsfg"
+    if message:
+        hint = f"Run `{path} --help` to see what it takes, with examples."
+        print_failure({"code": "usage", "message": message, "retryable": False, "hint": hint}, as_json=as_json)
+    return EXIT_USAGE
+
+
+def _failed(error: BsfgError, as_json: bool) -> int:
+    if os.environ.get("BSFG_DEBUG") == "1":
+        traceback.print_exc()
+    print_failure(error.to_dict(), as_json=as_json)
+    return EXIT_ERROR
+
+
+def _unexpected(error: Exception, as_json: bool) -> int:
+    hint = f"{BsfgError.default_hint} BSFG_DEBUG=1 shows where it happened."
+    return _failed(BsfgError(f"{type(error).__name__}: {error}", hint=hint), as_json)
+
+
+def _flushed(code: int) -> int:
+    """Bring out what is still buffered, so that a closed pipe is noticed here and not by the interpreter."""
+    try:
+        sys.stdout.flush()
+        console.cache_clear()
+    except BrokenPipeError:
+        code = EXIT_BROKEN_PIPE
+    if code == EXIT_BROKEN_PIPE:
+        hush()
+    return code

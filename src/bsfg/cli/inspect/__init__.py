@@ -1,0 +1,92 @@
+"""`bsfg inspect`: what is in a data folder, from the overview down to single entries."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bsfg.cli.folder import checked_folder
+from bsfg.cli.output import examples, print_json
+from bsfg.errors import InvalidArgument
+
+app = typer.Typer()
+
+EPILOG = examples(
+    ("bsfg inspect data", "streams, segments, consumers and their lag, gaps, quarantine"),
+    ("bsfg inspect data --json | jq '.consumers[] | {name, lag}'", "the same for a program"),
+    ("bsfg inspect data --stream operational --from 100 --to 120", "look at some entries"),
+    ("bsfg inspect data --stream audit --buffer forward --export > audit.jsonl", "write all entries as JSON Lines"),
+    ("bsfg inspect data --stream operational --subject 'urn:line-7:*' --export", "only some subjects"),
+)
+
+
+class BufferName(StrEnum):
+    """The two buffers of a stream."""
+
+    store = "store"
+    forward = "forward"
+
+
+@app.command(epilog=EPILOG)
+def inspect(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The data folder of a zone: the one with bsfg.json in it.")
+    ],
+    *,
+    stream: Annotated[str | None, typer.Option(metavar="S", help="Only this stream.")] = None,
+    buffer: Annotated[BufferName | None, typer.Option(help="Only this buffer.")] = None,
+    first: Annotated[
+        int | None, typer.Option("--from", metavar="N", min=0, help="Show entries from this offset on.")
+    ] = None,
+    last: Annotated[
+        int | None, typer.Option("--to", metavar="M", min=0, help="Show entries up to this offset, inclusive.")
+    ] = None,
+    subject: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Show entries of this subject; * stands for any text.")
+    ] = None,
+    predicate: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Show entries with this predicate; * stands for any text.")
+    ] = None,
+    export: Annotated[
+        bool, typer.Option("--export", help="Write the entries to stdout as JSON Lines, gap records included.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON document.")] = False,
+) -> None:
+    """Show what is in a data folder: streams, segments, offsets, sizes, consumers, gaps, quarantine, key index.
+
+    It only reads and needs no node: the writer may be alive, dead or on another machine. A range or a filter shows
+    entries instead of the overview; --export writes them all, one JSON object a line. A range that is not there is a
+    line {"gap": …} that says why, never silence.
+    """
+    from bsfg.cli.inspect import entries
+    from bsfg.cli.inspect.gather import gather
+    from bsfg.cli.inspect.view import show
+    from bsfg.ports import Buffer
+    from bsfg.stores.log.reader import open_folder
+
+    checked_folder(folder)
+    chosen = Buffer(buffer.value) if buffer is not None else None
+    choice = entries.Choice(first, last, subject, predicate)
+    if export or choice:
+        log = entries.the_log(open_folder(folder), stream, chosen)
+        if export:
+            entries.export(log, choice)
+        elif json:
+            print_json(entries.as_dicts(log, choice))
+        else:
+            entries.show(log, choice)
+        return
+    info = gather(folder, stream, chosen)
+    if not info.logs and (stream or chosen):
+        raise InvalidArgument(
+            f"there is no log {stream or '*'}/{chosen or '*'} in {folder}", hint="Leave it out to see all."
+        )
+    if json:
+        print_json(info)
+    else:
+        show(info)
+    if any(log.error for log in info.logs):
+        raise typer.Exit(1)

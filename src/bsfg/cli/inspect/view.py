@@ -1,0 +1,169 @@
+"""A data folder as tables: first all logs, then what is worth knowing of each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.text import Text
+
+from bsfg.cli.inspect.gather import ConsumerInfo, FolderInfo, LogInfo, QuarantineInfo, SegmentInfo
+from bsfg.cli.output import (
+    WIDE_COLUMNS,
+    console,
+    count_text,
+    pairs,
+    print_failure,
+    range_text,
+    size_text,
+    table,
+    time_text,
+)
+from bsfg.ports import GapRecord
+
+Row = tuple[str, ...]
+
+LISTED = 12
+"""Longer lists show their first and last rows; `--json` has them all."""
+
+
+def show(info: FolderInfo) -> None:
+    """Print everything."""
+    out = console()
+    out.print(_folder(info))
+    out.print()
+    if not info.logs:
+        out.print("No log yet: nothing was appended here.")
+    else:
+        out.print(_logs(info))
+    if info.consumers:
+        out.print(_consumers(info))
+    for log in info.logs:
+        _details(log)
+    for text in info.problems:
+        out.print(Text(f"damaged: {text}; run `bsfg verify {info.folder}`", "red"), soft_wrap=True)
+    for log in info.logs:
+        if log.error is not None:
+            print_failure(log.error)
+
+
+def _folder(info: FolderInfo) -> Any:
+    writer = f"process {info.writer_pid}" if info.writer_pid is not None else "nobody"
+    rows = {
+        "size": size_text(info.size_bytes),
+        "written by": writer,
+        "format": f"{info.format}, digests {info.hasher}",
+    }
+    return pairs(info.folder, rows)
+
+
+def _wide() -> bool:
+    return console().width >= WIDE_COLUMNS
+
+
+def _logs(info: FolderInfo) -> Any:
+    extra = ("size", "gaps", "aside", "newest") if _wide() else ()
+    result = table(
+        "log", "offsets", "entries", "segments", *extra, right=("entries", "segments", "size", "gaps", "aside")
+    )
+    for log in info.logs:
+        name = f"{log.stream}/{log.buffer}"
+        if log.error is not None:
+            result.add_row(name, Text(f"✗ {log.error['code']}", "red"))
+            continue
+        row = [
+            name,
+            range_text(log.start, log.end - 1) if log.end > log.start else "–",
+            count_text(log.end - log.start),
+            count_text(len(log.segments)),
+        ]
+        if extra:
+            row += [
+                size_text(log.size_bytes),
+                str(len(log.gaps)),
+                str(len(log.quarantine)),
+                time_text(log.newest_unix_ms),
+            ]
+        result.add_row(*row)
+    return result
+
+
+def _consumers(info: FolderInfo) -> Any:
+    extra = ("ranges", "kind", "state") if _wide() else ("state",)
+    result = table("consumer", "of", "committed", "lag", *extra, right=("committed", "lag", "ranges"))
+    for item in info.consumers:
+        row: list[str | Text] = [item.name, f"{item.stream}/{item.buffer}", str(item.committed)]
+        row.append("–" if item.lag is None else count_text(item.lag))
+        if _wide():
+            row += [str(len(item.ranges)), "required" if item.required else "optional"]
+        result.add_row(*row, _state(item))
+    return result
+
+
+def _state(item: ConsumerInfo) -> Text:
+    if item.retired_reason is not None:
+        return Text(f"retired: {item.retired_reason}", "dim")
+    if not item.same_history:
+        return Text("of another log_id", "red")
+    return Text("waits", "yellow") if item.lag else Text("up to date", "green")
+
+
+def _details(log: LogInfo) -> None:
+    """Print the parts of one log that have something in them."""
+    name = f"{log.stream}/{log.buffer}"
+    _list(f"{name}: segments", ("file", "offsets", "size", "newest"), [_segment(item) for item in log.segments])
+    _list(
+        f"{name}: key segments of what was truncated",
+        ("file", "offsets", "size"),
+        [(item.file, range_text(item.first, item.last), size_text(item.size_bytes)) for item in log.key_segments],
+    )
+    _list(
+        f"{name}: key index",
+        ("file", "offsets", "keys", "size"),
+        [
+            (item.file, range_text(item.first, item.last), count_text(item.keys), size_text(item.size_bytes))
+            for item in log.index
+        ],
+    )
+    _list(f"{name}: gap records", ("offsets", "reason", "recorded", "detail"), [_gap(gap) for gap in log.gaps])
+    _list(
+        f"{name}: quarantine",
+        ("id", "reason", "key", "stored at", "refused"),
+        [_quarantined(item) for item in log.quarantine],
+    )
+    _list(
+        f"{name}: bytes kept aside",
+        ("name", "size"),
+        [(item.file, size_text(item.size_bytes)) for item in log.aside],
+    )
+
+
+def _segment(item: SegmentInfo) -> Row:
+    offsets = range_text(item.first, item.last) if item.last >= item.first else "–"
+    newest = "MISSING" if item.missing else "active" if item.active else time_text(item.newest_unix_ms)
+    return item.file, offsets, size_text(item.size_bytes), newest
+
+
+def _gap(gap: GapRecord) -> Row:
+    detail = gap.detail if gap.origin_zone is None else f"{gap.detail} (offsets of {gap.origin_zone})".strip()
+    return range_text(gap.first, gap.last), str(gap.reason), time_text(gap.at_unix_ms), detail
+
+
+def _quarantined(item: QuarantineInfo) -> Row:
+    key = f"{item.from_zone} {item.message_id}"
+    return str(item.id), item.reason, key, str(item.existing_offset), time_text(item.at_unix_ms)
+
+
+def _list(title: str, columns: Row, rows: list[Row]) -> None:
+    """Print a list when there is anything in it; a narrow terminal does without the names of files."""
+    if not rows:
+        return
+    if columns[0] == "file" and not _wide():
+        columns, rows = columns[1:], [row[1:] for row in rows]
+    result = table(*columns, right=("size", "keys"))
+    shown = rows if len(rows) <= LISTED else [*rows[: LISTED // 2], *rows[-LISTED // 2 :]]
+    for at, row in enumerate(shown):
+        if len(rows) > LISTED and at == LISTED // 2:
+            result.add_row(f"… {count_text(len(rows) - LISTED)} more", *[""] * (len(columns) - 1))
+        result.add_row(*(Text(cell) for cell in row))
+    console().print(Text(title, "bold"))
+    console().print(result)

@@ -1,0 +1,144 @@
+"""`bsfg verify`: is everything in a data folder whole, in its place and unaltered?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from bsfg.cli.folder import checked_folder
+from bsfg.cli.output import WIDE_COLUMNS, console, count_text, examples, print_json, progress_bar, range_text, table
+
+if TYPE_CHECKING:
+    from bsfg.stores.log.verify import Problem, Report
+
+app = typer.Typer()
+
+ADVICE = {
+    "log_damaged": "Restore the folder from a backup, or fetch the range again from where it came.",
+    "entries_lost": "These entries are gone and recorded as a gap; fetch the range again or accept the loss.",
+    "chain_broken": "Files were replaced or mixed: compare with a backup and find out who wrote here.",
+    "digest_mismatch": "The fact was altered after it was sealed; restore it from a backup or from its origin.",
+    "stored_twice": "One key is there twice, which BSFG never does: find out what else wrote into the folder.",
+    "keys_missing": "Restore the key segment from a backup; until then a repeat from that range may be taken as new.",
+    "keys_damaged": "Restore the key segment from a backup; until then a repeat from that range may be taken as new.",
+    "foreign_log": "A file of another log was copied here; move it back to where it belongs.",
+    "format_unsupported": "Use a version of BSFG at least as new as the one that wrote the folder.",
+    "storage_failed": "Check the disk (dmesg, smartctl) before anything else.",
+    "torn_tail": "Normal after a crash: nothing of it was acknowledged, and it is cut at the next open.",
+    "index_stale": "Normal after a crash: the index is derived, and is rebuilt at the next open.",
+    "cursor_ahead": "The log was restored from an older copy; reconcile this consumer before you rely on it.",
+}
+"""What to do about each finding."""
+
+EPILOG = examples(
+    ("bsfg verify data", "check the folder of a zone, also while its node runs"),
+    ("bsfg verify data --json | jq .problems", "the same for a program; the exit code is 1 when there are any"),
+)
+
+
+@app.command(epilog=EPILOG)
+def verify(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The data folder of a zone: the one with bsfg.json in it.")
+    ],
+    json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Check a data folder: every checksum, the hash chain, digests, key segments, index and cursors.
+
+    It only reads, so it can run beside the writer and on a folder that is mounted read-only. The exit code is 0 when
+    everything is sound and 1 when something is damaged or lost. What a crash leaves behind and the next open repairs
+    by itself is a note, not a problem.
+    """
+    from bsfg.stores.log.verify import verify as verify_folder
+
+    checked_folder(folder)
+    with progress_bar("verifying") as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.update(bar.task_ids[0], completed=done, total=total)
+
+        report = verify_folder(folder, progress=progress)
+    if json:
+        print_json(as_dict(folder, report))
+    else:
+        _show(folder, report)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def as_dict(folder: Path, report: Report) -> dict[str, Any]:
+    """Give the JSON form of a report."""
+    return {
+        "folder": str(folder),
+        "ok": report.ok,
+        "logs": report.logs,
+        "problems": [_finding(problem) for problem in report.problems],
+        "notes": [_finding(problem) for problem in report.notes],
+    }
+
+
+def _finding(problem: Problem) -> dict[str, Any]:
+    return {
+        "code": problem.code,
+        "where": problem.where,
+        "first": problem.first,
+        "last": problem.last,
+        "detail": problem.detail,
+        "hint": ADVICE.get(problem.code, ""),
+    }
+
+
+def _show(folder: Path, report: Report) -> None:
+    out = console()
+    if report.logs:
+        out.print(_logs_table(report))
+    _show_findings("Problems", report.problems, "red")
+    _show_findings("Notes", report.notes, "yellow")
+    if report.ok:
+        facts = count_text(sum(log.facts for log in report.logs))
+        out.print(Text.assemble(("sound", "bold green"), f": {facts} facts in {_logs_text(report)} of {folder}"))
+        return
+    codes = ", ".join(f"{code} ×{number}" for code, number in Counter(p.code for p in report.problems).items())
+    out.print(Text.assemble(("not sound", "bold red"), f": {codes}"))
+
+
+def _logs_text(report: Report) -> str:
+    return "1 log" if len(report.logs) == 1 else f"{len(report.logs)} logs"
+
+
+def _logs_table(report: Report) -> Any:
+    extra = ("frames", "gaps", "aside") if console().width >= WIDE_COLUMNS else ()
+    numbers = ("facts", "segments", *extra)
+    result = table("log", "offsets", *numbers, "", right=numbers)
+    for log in report.logs:
+        path = f"streams/{log.stream}/{log.buffer}"
+        bad = sum(problem.where.startswith(path) for problem in report.problems)
+        counts = {"facts": log.facts, "segments": log.segments, "frames": log.frames, "gaps": log.gaps}
+        counts["aside"] = log.quarantined
+        result.add_row(
+            f"{log.stream}/{log.buffer}",
+            range_text(log.start, log.end - 1) if log.end > log.start else "–",
+            *(count_text(counts[name]) for name in numbers),
+            Text(f"✗ {bad}", "bold red") if bad else Text("✓", "green"),
+        )
+    return result
+
+
+def _show_findings(title: str, findings: list[Problem], style: str) -> None:
+    if not findings:
+        return
+    out = console()
+    out.print(Text(title, f"bold {style}"))
+    for finding in findings:
+        entries = f"  entries {range_text(finding.first, finding.last)}" if finding.first is not None else ""
+        out.print(Text.assemble("  ", (finding.code, style), entries))
+        out.print(Text(f"    {finding.where}", "dim"), soft_wrap=True)
+        out.print(Text(f"    {finding.detail}"), soft_wrap=True)
+    for code in dict.fromkeys(finding.code for finding in findings):
+        if code in ADVICE:
+            out.print(Text.assemble((f"  {code}: ", "bold"), ADVICE[code]), soft_wrap=True)
+    out.print()
