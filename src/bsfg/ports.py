@@ -20,6 +20,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from bsfg.artifacts import ArtifactStore as ArtifactStore
 from bsfg.batch import EntryBatch, FactBatch
 from bsfg.fact import Entry, Key
 from bsfg.frontier import Range
