@@ -2,11 +2,10 @@
 
 import asyncio
 import inspect
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.journey.zones import BACKENDS, Zone
+from tests.journey.zones import BACKENDS, Backend, Zone
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -16,12 +15,37 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     names = pyfuncitem._fixtureinfo.argnames
     arguments = {name: pyfuncitem.funcargs[name] for name in names}
-    asyncio.run(pyfuncitem.obj(**arguments))
+
+    async def run() -> None:
+        try:
+            await pyfuncitem.obj(**arguments)
+        finally:
+            if isinstance(zones := arguments.get("make_zone"), Zones):
+                await zones.close()
+
+    asyncio.run(run())
     return True
 
 
+class Zones:
+    """Makes zones by name, each with a storage of its own, and closes them after the test."""
+
+    def __init__(self, backend: Backend, path: Path) -> None:
+        self._backend, self._path = backend, path
+        self._made: list[Zone] = []
+
+    def __call__(self, name: str) -> Zone:
+        zone = Zone(name, self._backend(self._path / name))
+        self._made.append(zone)
+        return zone
+
+    async def close(self) -> None:
+        """Close the storages of all zones."""
+        for zone in self._made:
+            await zone.restart()
+
+
 @pytest.fixture(params=sorted(BACKENDS))
-def make_zone(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], Zone]:
-    """Make zones by name, each with a storage of its own."""
-    backend = BACKENDS[request.param]
-    return lambda name: Zone(name, backend(tmp_path / name))
+def make_zone(request: pytest.FixtureRequest, tmp_path: Path) -> Zones:
+    """Make zones over one of the backends."""
+    return Zones(BACKENDS[request.param], tmp_path)

@@ -231,7 +231,7 @@ async def test_peer_heads_are_exchanged(make_zone: MakeZone) -> None:
     position = await inbound.memory.recall()
     assert position.chain_head == outcome.chain_head
     assert position == PeerPosition(
-        log_id=(await plant.store()).log_id, next_offset=3, acknowledged=2, end=3, chain_head=outcome.chain_head
+        log_id=(await plant.store()).log_id, latest_start=3, acknowledged=2, end=3, chain_head=outcome.chain_head
     )
 
 

@@ -28,6 +28,7 @@ from bsfg.ports import (
     StoreBuffer,
 )
 from bsfg.retention import Policy
+from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.memory import Medium, MemoryStorage
 from bsfg.testing.clock import START_UNIX_MS, FakeClock
 
@@ -48,12 +49,21 @@ def memory_backend(path: Path) -> Opener:
     return open_storage
 
 
+def log_backend(path: Path) -> Opener:
+    """Open a storage in a folder."""
+
+    async def open_storage(clock: Clock) -> Storage:
+        return await LogStorage.open(path, clock=clock)
+
+    return open_storage
+
+
 def origin_span(zone: str, first: int, count: int) -> OriginSpan:
     """Say that facts come from a zone, at consecutive offsets."""
     return OriginSpan(zone, np.arange(first, first + count), np.full(count, START_UNIX_MS))
 
 
-BACKENDS: dict[str, Backend] = {"memory": memory_backend}
+BACKENDS: dict[str, Backend] = {"log": log_backend, "memory": memory_backend}
 
 
 class Zone:

@@ -89,16 +89,17 @@ class PeerLink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PeerPosition:
-    """What a receiver remembers of a sender: its history, and what must come next from it.
+    """What a receiver remembers of a sender: its history, and from where it may go on.
 
-    None stands for what is not known yet. ``next_offset`` follows the last offset that was handled here,
-    ``acknowledged`` is the last one of which the sender said that it counts as confirmed; a sender that forgets that
-    has lost history. ``end`` and ``chain_head`` are the sender's own as it last told them, kept as evidence.
+    None stands for what is not known yet. ``latest_start`` is the highest offset at which an answer can rightly start,
+    since everything below it may have been confirmed; what starts later skips something. ``acknowledged`` is the last
+    offset of which the sender said that it counts as confirmed; an answer that starts there or before comes from a
+    sender that lost history. ``end`` and ``chain_head`` are the sender's own as it last told them, kept as evidence.
     ``suspect`` is an offset whose bytes did not match their digest once.
     """
 
     log_id: str | None = None
-    next_offset: int | None = None
+    latest_start: int | None = None
     acknowledged: int | None = None
     end: int = 0
     chain_head: bytes | None = None

@@ -107,11 +107,13 @@ async def pull_once(
 
 def _advanced(position: PeerPosition, fetched: Fetched, put: Put, suspect: int | None) -> PeerPosition:
     """Give the position after the answer was stored; it must be remembered before the sender can act on a confirm."""
-    next_offset = max(put.through + 1, position.next_offset or 0)
+    # Before the first answer nothing is known: a confirmation sent by an earlier life of this zone may still be on its
+    # way, for anything that the sender had by then.
+    latest_start = fetched.end if position.latest_start is None else position.latest_start
     return replace(
         position,
         log_id=fetched.log_id,
-        next_offset=next_offset,
+        latest_start=max(put.through + 1, latest_start),
         end=fetched.end,
         chain_head=fetched.chain_head,
         suspect=suspect,

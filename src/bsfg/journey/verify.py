@@ -103,8 +103,8 @@ def check_order(fetched: Fetched, position: PeerPosition) -> None:
     """Raise `FrameInvalid` unless the frames follow each other, from where they may start, to the end or before it."""
     if fetched.start < 0 or fetched.start > fetched.end:
         raise FrameInvalid(f"the answer starts at {fetched.start} of a log that ends before {fetched.end}")
-    if position.next_offset is not None and fetched.start > position.next_offset:
-        raise FrameInvalid(f"the answer starts at {fetched.start}, {position.next_offset} is expected next")
+    if position.latest_start is not None and fetched.start > position.latest_start:
+        raise FrameInvalid(f"the answer starts at {fetched.start}, {position.latest_start} is expected next")
     expected = fetched.start
     for frame in fetched.frames:
         if frame.first != expected or frame.last < frame.first:
