@@ -134,7 +134,8 @@ def _links(config: ZoneConfig) -> Iterator[Problem]:
         path = ("links", name)
         if link.zone == config.zone.name:
             yield Problem((*path, "zone"), "is this zone; a link pulls from another one")
-        yield from _server(config, link, path)
+        else:
+            yield from _server(config, link, path)
         yield from _known_streams(config, link, path)
         if link.normal_backlog > link.reconciliation_backlog:
             yield Problem((*path, "normal_backlog"), "must not be above reconciliation_backlog")
