@@ -13,7 +13,7 @@ def binary_parts(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     buffers = array.buffers()
     if buffers[1] is None or buffers[1].size == 0:
         return np.zeros(len(array) + 1, dtype=np.int32), _EMPTY
-    offsets = np.frombuffer(buffers[1], dtype=np.int32)[array.offset : array.offset + len(array) + 1]
+    offsets = np.frombuffer(buffers[1], dtype=np.int32, count=len(array) + 1, offset=4 * array.offset)
     data = np.frombuffer(buffers[2], dtype=np.uint8) if buffers[2] is not None and buffers[2].size else _EMPTY
     return offsets, data
 

@@ -10,6 +10,8 @@ import pyarrow as pa
 
 from bsfg.errors import InvalidFact
 from bsfg.fact import Entry, Message
+from bsfg.ipc import decode, encode
+from bsfg.model import DEFAULT_LIMITS, Limits
 from bsfg.rows import Row, entry_of, is_plain, message_of, record_batch_of, row_of
 from bsfg.schema import AT, ENTRY_SCHEMA, FACT_SCHEMA, ORIGIN_FIELDS
 
@@ -43,8 +45,10 @@ class FactBatch:
     def of_rows(rows: list[Row], *, sealed: bool = False) -> FactBatch:
         """Make a batch of rows that hold exactly the types of the schema (see `bsfg.rows.is_plain`)."""
         batch = FactBatch.__new__(FactBatch)
-        batch._rows, batch.sealed = rows, sealed
-        batch._record_batch = None if len(rows) <= SMALL_BATCH_FACTS else record_batch_of(rows)
+        small = len(rows) <= SMALL_BATCH_FACTS
+        batch._rows = rows if small else None
+        batch._record_batch = None if small else record_batch_of(rows)
+        batch.sealed = sealed
         return batch
 
     @property
@@ -128,6 +132,8 @@ class FactBatch:
     @classmethod
     def concat(cls, batches: Sequence[Self]) -> Self:
         """Put batches one after the other."""
+        if not batches:
+            return cls.empty()
         if len(batches) == 1:
             return batches[0]
         sealed = all(batch.sealed for batch in batches)
@@ -149,6 +155,18 @@ class FactBatch:
         if len(rows) <= SMALL_BATCH_FACTS and all(map(is_plain, rows)):
             return FactBatch.of_rows(rows)
         return FactBatch(record_batch_of(rows))
+
+    @classmethod
+    def from_ipc(cls, data: bytes | memoryview | pa.Buffer, limits: Limits = DEFAULT_LIMITS) -> Self:
+        """Read a batch from an Arrow IPC stream of anybody; it is safe to look at, and unsealed.
+
+        Raises `FrameInvalid` or `FactTooLarge` when the bytes are not exactly that (see `bsfg.ipc.decode`).
+        """
+        return cls(decode(data, cls.schema, limits))
+
+    def to_ipc(self) -> pa.Buffer:
+        """Write the batch as an Arrow IPC stream."""
+        return encode(self.record_batch)
 
     def to_messages(self) -> list[Message]:
         """Make Python messages of the rows."""

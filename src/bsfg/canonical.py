@@ -172,10 +172,10 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def write_literals(value: Any) -> bytes:
-    """Write what `parse_literals` gave in canonical form; texts with lone surrogates raise `NotJson`."""
+    """Write what `parse_literals` gave in canonical form; lone surrogates and nesting without end raise `NotJson`."""
     try:
         return _write(value).encode()
-    except (TypeError, UnicodeEncodeError) as error:
+    except (TypeError, UnicodeEncodeError, RecursionError) as error:
         raise NotJson(f"not valid JSON: {error}") from None
 
 

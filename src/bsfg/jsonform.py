@@ -67,6 +67,8 @@ def entry_to_dict(entry: Entry) -> dict[str, Any]:
     return result | message_to_dict(entry.message)
 
 
+# What an exported entry adds is accepted and not used, so that an export can be read in again.
+_MESSAGE_FIELDS = frozenset({"envelope", "fact", "offset", "appended_at_unix_ms", "digest", "origin"})
 _ENVELOPE_FIELDS = frozenset(Envelope.__dataclass_fields__)
 _FACT_FIELDS = frozenset({"subject", "predicate", "object", "object_json", "object_base64", "artifact"})
 _ARTIFACT_FIELDS = frozenset(ArtifactRef.__dataclass_fields__)
@@ -77,12 +79,10 @@ def message_from_json(line: bytes, **defaults: Any) -> Message:
 
     Numbers inside ``object`` keep their literals: 1.10 stays 1.10.
     """
-    try:
-        data = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        raise _invalid("message", f"not valid JSON: {error}") from None
+    data, literal = _parsed(line)
     if not isinstance(data, dict) or not isinstance(data.get("fact"), dict):
         raise _invalid("message", 'must be an object with "envelope" and "fact"')
+    _no_unknown("message", data, _MESSAGE_FIELDS)
     envelope, fact = data.get("envelope", {}), data["fact"]
     if not isinstance(envelope, dict):
         raise _invalid("envelope", "must be an object")
@@ -93,9 +93,24 @@ def message_from_json(line: bytes, **defaults: Any) -> Message:
         if name not in merged:
             raise _invalid(name, "is required")
     head = _checked_envelope(merged)
-    body = _object_bytes(fact, line, head.object_media_type)
+    body = _object_bytes(fact, literal, head.object_media_type)
     artifact = _artifact(fact.get("artifact"))
     return Message(head, Fact(_text(fact, "subject"), _text(fact, "predicate"), body, artifact))
+
+
+def _parsed(line: bytes) -> tuple[Any, Any]:
+    """Parse a line as plain values and, unless it serialises back to itself, also with its number literals kept."""
+    try:
+        data = orjson.loads(line)
+        if orjson.dumps(data) == line.strip():
+            return data, None
+        return data, parse_literals(line)
+    except NotJson as problem:
+        raise _invalid("message", str(problem)) from None
+    except orjson.JSONDecodeError as error:
+        raise _invalid("message", f"not valid JSON: {error}") from None
+    except orjson.JSONEncodeError:
+        raise _invalid("message", "containers are nested too deep") from None
 
 
 def _checked_envelope(merged: dict[str, Any]) -> Envelope:
@@ -111,19 +126,20 @@ def _checked_envelope(merged: dict[str, Any]) -> Envelope:
     return Envelope(**merged)
 
 
-def _object_bytes(fact: dict[str, Any], line: bytes, media_type: str) -> bytes:
+def _object_bytes(fact: dict[str, Any], literal: Any, media_type: str) -> bytes:
     given = [name for name in ("object", "object_json", "object_base64") if name in fact]
     if len(given) > 1:
         raise _invalid("object", f"give one of object, object_json, object_base64, not {' and '.join(given)}")
     try:
         if "object_base64" in fact:
-            return base64.b64decode(_text(fact, "object_base64"), validate=True)
+            data = base64.b64decode(_text(fact, "object_base64"), validate=True)
+            return canonicalize(data) if is_json(media_type) else data
+        if given and not is_json(media_type):
+            raise _invalid("object", f"{media_type} is not JSON: give object_base64")
         if "object_json" in fact:
             return canonicalize(_text(fact, "object_json").encode())
         if "object" in fact:
-            if not is_json(media_type):
-                raise _invalid("object", f"{media_type} is not JSON: give object_base64")
-            return _embedded_object(fact["object"], line)
+            return canonicalize(_written(fact["object"], literal))
     except NotJson as problem:
         raise _invalid("object", str(problem)) from None
     except ValueError as error:
@@ -131,11 +147,10 @@ def _object_bytes(fact: dict[str, Any], line: bytes, media_type: str) -> bytes:
     raise _invalid("object", "is required (object, object_json or object_base64)")
 
 
-def _embedded_object(value: Any, line: bytes) -> bytes:
-    """Take the object out of the line with its number literals as they were written."""
-    if orjson.dumps(orjson.loads(line)) == line.strip():
+def _written(value: Any, literal: Any) -> bytes:
+    if literal is None:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
-    return write_literals(parse_literals(line)["fact"]["object"])
+    return write_literals(literal["fact"]["object"])
 
 
 def _artifact(data: Any) -> ArtifactRef | None:

@@ -91,15 +91,20 @@ def digest_mismatches(batch: FactBatch, hasher: Hasher = SHA256) -> np.ndarray:
 
 
 def reseal(batch: FactBatch, *, hasher: Hasher = SHA256, limits: Limits = DEFAULT_LIMITS) -> FactBatch:
-    """Accept facts that another zone sealed: valid and with right digests, ids and bytes as they came.
+    """Accept facts that another zone sealed: valid, canonical and with right digests, ids and bytes as they came.
 
-    Raises `InvalidFact` for a broken rule and `DigestMismatch` for altered bytes.
+    Raises `InvalidFact` for a broken rule and `DigestMismatch` for altered bytes; the rows before the first altered
+    one are then good.
     """
     check(batch, limits)
     row = batch.first_null("message_id")
     if row is not None:
         raise invalid(row, "message_id", "is required in facts from another zone")
     wrong = digest_mismatches(batch, hasher)
+    # Damage on the way may break the JSON too and must still be called damage: only what has its digest is looked at.
+    changed = _changed_objects(batch.slice(0, int(wrong[0])) if len(wrong) else batch)
+    if changed:
+        raise invalid(min(changed), "object", "is not canonical JSON")
     if len(wrong):
         raise DigestMismatch(f"{len(wrong)} of {len(batch)} facts do not match their digests", rows=wrong[:10].tolist())
     return batch.as_sealed()
@@ -107,27 +112,31 @@ def reseal(batch: FactBatch, *, hasher: Hasher = SHA256, limits: Limits = DEFAUL
 
 def _canonical(batch: FactBatch) -> FactBatch:
     """Give the batch with every JSON object canonical: the same batch when they all are as they stand."""
+    changed = _changed_objects(batch)
+    if not changed:
+        return batch
+    if batch.has_rows:
+        rows = list(batch.rows())
+        for number, data in changed.items():
+            rows[number] = (*rows[number][:_OBJECT], data, *rows[number][_OBJECT + 1 :])
+        return FactBatch.of_rows(rows)
+    objects = batch.values("object")
+    for number, data in changed.items():
+        objects[number] = data
+    return batch.with_columns(object=pa.array(objects, type=_BINARY))
+
+
+def _changed_objects(batch: FactBatch) -> dict[int, bytes]:
+    """Give the canonical form of each JSON object that is not canonical, by row."""
     rows = _doubtful_json(batch)
     if not rows:
-        return batch
+        return {}
     objects = batch.values("object")
     changed, problems = canonicalize_all([objects[row] for row in rows])
     if problems:
         at, problem = min(problems.items())
         raise invalid(rows[at], "object", str(problem))
-    if not changed:
-        return batch
-    where = {rows[at]: data for at, data in changed.items()}
-    if batch.has_rows:
-        return FactBatch.of_rows(
-            [
-                (*row[:_OBJECT], where[number], *row[_OBJECT + 1 :]) if number in where else row
-                for number, row in enumerate(batch.rows())
-            ]
-        )
-    for row, data in where.items():
-        objects[row] = data
-    return batch.with_columns(object=pa.array(objects, type=_BINARY))
+    return {rows[at]: data for at, data in changed.items()}
 
 
 def _doubtful_json(batch: FactBatch) -> Sequence[int]:
