@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bsfg.batch import FactBatch
+from bsfg.batch import EntryBatch, FactBatch
 from bsfg.errors import (
     BsfgError,
     BufferFull,
@@ -89,7 +89,8 @@ class LogBuffer:
     async def _append(self, item: AppendItem) -> Receipt:
         if not item.batch.sealed:
             raise InvalidArgument("a buffer takes sealed batches only; see bsfg.sealing.seal")
-        receipt: Receipt = await self._submit(item)
+        facts = item.batch.facts if isinstance(item.batch, EntryBatch) else item.batch
+        receipt: Receipt = await self._submit(AppendItem(facts, item.origin))
         return receipt
 
     def _process(self, items: Sequence[AppendItem | Step]) -> list[Any]:
@@ -181,6 +182,7 @@ class LogBuffer:
         try:
             return await asyncio.wait_for(future, timeout_seconds)
         except TimeoutError:
+            self._check_open()
             return False
         finally:
             with self._waiters_lock:
@@ -246,6 +248,8 @@ class LogBuffer:
         """Make a gap record durable."""
         if gap.first < 0 or gap.last < gap.first:
             raise InvalidArgument(f"{gap.first}..{gap.last} is not a range of offsets")
+        if gap.origin_zone is None and gap.last >= self.end:
+            raise OffsetOutOfRange(f"a gap up to {gap.last} reaches beyond the end {self.end}", end=self.end)
         await self._submit(Step(lambda: self._writer.notes.add_gaps([gap])))
 
     async def quarantine(self) -> list[Quarantined]:
@@ -309,10 +313,17 @@ class LogBuffer:
         self._closed = True
         await self._committer.close()
         self._writer.close()
+        with self._waiters_lock:
+            waiting, self._waiters = self._waiters, []
+        for _, future in waiting:
+            if not future.done():
+                future.set_exception(StorageClosed(f"{self.stream}/{self.buffer} is closed"))
 
     def _check_open(self) -> None:
         if self._closed:
             raise StorageClosed(f"{self.stream}/{self.buffer} is closed")
+        if self._writer.failure is not None:
+            raise StorageClosed(f"{self.stream}/{self.buffer} closed itself: {self._writer.failure.message}")
 
 
 class LogStoreBuffer(LogBuffer):
@@ -340,8 +351,7 @@ class LogForwardBuffer(LogBuffer):
     async def get(self, key: Key) -> Entry | None:
         """Give the entry of a key."""
         self._check_open()
-        found: Entry | None = await self._submit(Step(lambda: find_key(self._writer, key)))
-        return found
+        return await asyncio.to_thread(find_key, self._writer, key)
 
     async def query_by_time_range(self, start_unix_ms: int, end_unix_ms: int) -> AsyncIterator[Frame]:
         """Give the entries that became durable in a span of time."""

@@ -192,7 +192,7 @@ class LogCursors:
 
     async def create(self, spec: ConsumerSpec) -> ConsumerState:
         """Create a consumer durably, or give the identical one that exists."""
-        check_name("consumer", spec.name, r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+        check_name("consumer", spec.name, r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
         existing = self._cursors.get(spec.name)
         if existing is None:
             buffer = await self._resolve(spec.stream, spec.buffer)
@@ -252,7 +252,10 @@ class LogCursors:
     async def sent(self, name: str, next_to_send: int) -> None:
         """Note how far the consumer has been served."""
         cursor = self._known(name)
-        cursor.next_to_send = max(cursor.next_to_send, next_to_send)
+        buffer = await self._resolve(cursor.spec.stream, cursor.spec.buffer)
+        if not 0 <= next_to_send <= buffer.end:
+            raise OffsetOutOfRange(f"offset {next_to_send} is not in 0 to {buffer.end}", end=buffer.end)
+        cursor.next_to_send = next_to_send
 
     async def checkpoint(self, name: str) -> Checkpoint:
         """Give where a consumer stands."""
@@ -313,8 +316,8 @@ class LogCursors:
         if fresh:
             self._make_durable([cursor.record() for cursor in fresh.values()])
             for name, cursor in fresh.items():
-                served = self._cursors[name].next_to_send if name in self._cursors else 0
-                cursor.next_to_send = max(cursor.next_to_send, served)
+                if name in self._cursors:
+                    cursor.next_to_send = self._cursors[name].next_to_send
                 self._cursors[name] = cursor
         if self._journal.wants_compaction:
             self._journal.compact()

@@ -9,6 +9,7 @@ compared in the log. See docs/adr/0003-key-index.md for what else was measured.
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -110,10 +111,14 @@ def merged(runs: list[Run], *, with_filter: bool) -> Run:
 
 
 class KeyIndex:
-    """All runs of one log, newest first, and the recent keys in memory."""
+    """All runs of one log, newest first, and the recent keys in memory.
+
+    The writer changes it and readers look keys up in it; ``lock`` keeps them apart, and is never held during a sync.
+    """
 
     def __init__(self, run_keys: int) -> None:
         self._run_keys = run_keys
+        self.lock = threading.RLock()
         self.recent: list[Run] = []
         self.recent_keys = 0
         self._newest: dict[int, list[int]] = {}

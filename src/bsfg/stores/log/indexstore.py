@@ -6,7 +6,6 @@ log and the key segments.
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -30,7 +29,6 @@ class IndexStore:
         self._pool: ThreadPoolExecutor | None = None
         self._merging: Future[tuple[list[Run], Run]] | None = None
         self._serial = 0
-        self._lock = threading.Lock()
 
     def load(self, start: int, end: int, trusted_before: int, chain_at: dict[int, bytes]) -> int:
         """Take over the runs on disk that fit the log; give the offset from which keys must be added again.
@@ -85,6 +83,10 @@ class IndexStore:
 
     def add(self, hashes: np.ndarray, offsets: np.ndarray, end: int, chain: bytes) -> None:
         """Add the sorted keys of entries up to ``end``, which are durable; ``chain`` is the chain value there."""
+        with self.keys.lock:
+            self._add(hashes, offsets, end, chain)
+
+    def _add(self, hashes: np.ndarray, offsets: np.ndarray, end: int, chain: bytes) -> None:
         self.keys.add(hashes, offsets, self.covered, end - 1)
         self.covered = end
         if self.keys.recent_keys >= self._run_keys:
@@ -147,12 +149,13 @@ class IndexStore:
 
     def forget_before(self, offset: int) -> None:
         """Drop runs that lie wholly below an offset."""
-        if self._merging is not None:
-            self._merging.result()
-            self._merge()
-        for run in self.keys.forget_before(offset):
-            if run.name:
-                self._files.remove(f"{self._folder}/{run.name}")
+        with self.keys.lock:
+            if self._merging is not None:
+                self._merging.result()
+                self._merge()
+            for run in self.keys.forget_before(offset):
+                if run.name:
+                    self._files.remove(f"{self._folder}/{run.name}")
 
     def close(self) -> None:
         """End the background thread; what it was merging is simply not used."""

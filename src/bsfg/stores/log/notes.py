@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +13,7 @@ from bsfg.errors import InvalidArgument
 from bsfg.fact import Key
 from bsfg.ports import GapRecord, Quarantined
 from bsfg.retention import GapReason
+from bsfg.sealing import bodies
 from bsfg.stores.log.files import Files
 from bsfg.stores.log.journal import Journal, Record, read_journal
 
@@ -76,8 +77,13 @@ class Notes:
 
     def add_quarantined(self, items: list[Quarantined]) -> None:
         """Keep refused facts durably."""
-        known = {(item.reason, item.key, item.facts.digests()[0]) for item in self.quarantined.values()}
-        fresh = [item for item in items if (item.reason, item.key, item.facts.digests()[0]) not in known]
+        known = {_identity(item) for item in self.quarantined.values()}
+        fresh: list[Quarantined] = []
+        for item in items:
+            identity = _identity(item)
+            if identity not in known:
+                known.add(identity)
+                fresh.append(replace(item, id=self.next_quarantine_id + len(fresh)))
         if fresh:
             self._write([_quarantine(item) for item in fresh])
 
@@ -156,6 +162,11 @@ def _anchor_head(anchor: Anchor) -> dict[str, Any]:
 
 def _gap(gap: GapRecord) -> Record:
     return Record({"kind": "gap", **{name: getattr(gap, name) for name in GapRecord.__dataclass_fields__}})
+
+
+def _identity(item: Quarantined) -> tuple[str, Key, bytes]:
+    """What makes two refused facts the same one: a fact that is sent again is not kept twice."""
+    return item.reason, item.key, bodies(item.facts)[0]
 
 
 def _quarantine(item: Quarantined) -> Record:

@@ -49,7 +49,7 @@ class LogStorage:
     ) -> None:
         self.files = files
         self._release: Callable[[], None] | None = release
-        self._clock, self._hasher, self._options = clock, hasher, options
+        self.clock, self.hasher, self._options = clock, hasher, options
         self._buffers: dict[tuple[str, Buffer], LogStoreBuffer | LogForwardBuffer] = {}
         self._opening = asyncio.Lock()
         self.cursors = LogCursors(files, clock, self._resolve)
@@ -129,7 +129,7 @@ class LogStorage:
         self.files.make_folder(folder)
         for parent in (STREAMS, f"{STREAMS}/{stream}", folder):
             self.files.sync_folder(parent)
-        recovery = Recovery(self.files, folder, buffer, options=self._options, clock=self._clock)
+        recovery = Recovery(self.files, folder, buffer, options=self._options, clock=self.clock)
         state = recovery.run(self.cursors.floor(stream, buffer))
         writer = LogWriter(
             self.files,
@@ -138,7 +138,7 @@ class LogStorage:
             buffer=buffer,
             policy=policy,
             options=self._options,
-            clock=self._clock,
+            clock=self.clock,
             boot_id=boot_id(),
         )
         writer.finish_removal()

@@ -232,11 +232,11 @@ class LogWriter:
         if self.buffer == Buffer.FORWARD:
             rows = np.flatnonzero(verdict.results == Result.CONFLICT).tolist()
         items = []
-        for number, row in enumerate(rows, self.notes.next_quarantine_id):
+        for row in rows:
             facts = batch.slice(row, 1)
             key = Key(facts.column("from_zone")[0].as_py(), facts.column("message_id")[0].as_py())
             reason = "hash_collision" if row in verdict.collisions else "conflict"
-            items.append(Quarantined(number, now, reason, key, int(verdict.offsets[row]), facts))
+            items.append(Quarantined(0, now, reason, key, int(verdict.offsets[row]), facts))
         if items:
             self.notes.add_quarantined(items)
 

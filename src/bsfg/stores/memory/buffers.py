@@ -49,7 +49,7 @@ class MemoryBuffer:
     async def replay(self, start: int, *, end: int | None = None, max_facts: int = 10_000) -> AsyncIterator[Frame]:
         """Give everything from ``start`` up to ``end``, removed ranges as gap records."""
         self._storage.check_open()
-        if start < 0 or max_facts < 1 or (end is not None and end < 0):
+        if start < 0 or max_facts < 1 or (end is not None and end < start):
             raise InvalidArgument(f"cannot replay from {start} to {end} in steps of {max_facts}")
         if start > self._state.end:
             raise OffsetOutOfRange(f"offset {start} lies beyond the end {self._state.end}", end=self._state.end)
@@ -273,6 +273,8 @@ class MemoryForwardBuffer(MemoryBuffer):
     async def query_by_time_range(self, start_unix_ms: int, end_unix_ms: int) -> AsyncIterator[Frame]:
         """Give the retained entries of a time range."""
         self._storage.check_open()
+        if end_unix_ms < start_unix_ms:
+            raise InvalidArgument("the end of a time range lies before its start")
         first, stop = self._state.offset_at(start_unix_ms), self._state.offset_at(end_unix_ms)
         async for frame in self.replay(first, end=stop):
             if frame.entries is not None:

@@ -1,0 +1,236 @@
+"""The file layer of the artifact folder: the only way it touches a disk, so that tests can break it.
+
+Paths are relative to the folder and use forward slashes. What is written is durable after a sync of the file, and
+names (new, renamed, removed) after a sync of their folder.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from bsfg.artifacts import Bytes
+from bsfg.errors import BsfgError, DiskFull, FolderLocked, StorageFailed, StorageReadOnly
+
+
+class WriteFile(Protocol):
+    """A new file that is being written."""
+
+    def write(self, parts: Sequence[Bytes]) -> None:
+        """Write the parts one after the other at the end of the file."""
+        ...
+
+    def sync(self) -> None:
+        """Return when everything written so far will survive a power loss."""
+        ...
+
+    def close(self) -> None:
+        """Release the file; a second time is harmless."""
+        ...
+
+
+class ReadFile(Protocol):
+    """A file that is being read; it stays readable when it is removed or replaced meanwhile."""
+
+    def read(self, count: int) -> bytes:
+        """Give the next bytes, at most ``count``, none at the end."""
+        ...
+
+    def close(self) -> None:
+        """Release the file; a second time is harmless."""
+        ...
+
+
+class Files(Protocol):
+    """A folder tree with the durability rules of POSIX."""
+
+    def create(self, path: str) -> WriteFile:
+        """Make a new, empty file; an existing one is an error (`FileExistsError`)."""
+        ...
+
+    def open_read(self, path: str) -> ReadFile:
+        """Open a file for reading."""
+        ...
+
+    def size(self, path: str) -> int:
+        """Give the size of a file."""
+        ...
+
+    def exists(self, path: str) -> bool:
+        """Tell whether a file or folder is there."""
+        ...
+
+    def list(self, path: str) -> list[str]:
+        """List the names in a folder, sorted; none when the folder is missing."""
+        ...
+
+    def touched_unix_ms(self, path: str) -> int:
+        """Give the time that `touch` set last."""
+        ...
+
+    def touch(self, path: str, unix_ms: int) -> None:
+        """Set the time of a file; a missing file is fine. Durable only with the file's next sync."""
+        ...
+
+    def make_folder(self, path: str) -> None:
+        """Make a folder and its parents; an existing one is fine. Durable after `sync_folder` of its parent."""
+        ...
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename a file, replacing any other. Durable after `sync_folder` of the new place."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Remove a file; a missing one is fine. Durable after `sync_folder`."""
+        ...
+
+    def sync_folder(self, path: str) -> None:
+        """Return when the names in a folder will survive a power loss."""
+        ...
+
+    def lock(self, path: str) -> Callable[[], None]:
+        """Become the one writer; give the function that ends it, or raise `FolderLocked`."""
+        ...
+
+
+def translated(error: OSError, doing: str) -> BsfgError:
+    """Turn an operating-system error into one of ours; the only place where errno is read."""
+    text = f"{doing}: {error.strerror or error}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(text, hint="Free space on the volume or lower capacity in [artifacts].")
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return StorageReadOnly(text, hint="Make the folder of artifacts writable for this user.")
+    return StorageFailed(text, hint="Check the disk (dmesg, smartctl), then open the folder again.", errno=error.errno)
+
+
+@contextmanager
+def translating(doing: str) -> Iterator[None]:
+    """Turn operating-system errors inside into ours."""
+    try:
+        yield
+    except OSError as error:
+        raise translated(error, doing) from error
+
+
+class DiskWriteFile:
+    """A real file opened for writing."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
+
+    def write(self, parts: Sequence[Bytes]) -> None:
+        """Write all parts, however many calls that takes."""
+        for part in parts:
+            view = memoryview(part).cast("B")
+            while view:
+                view = view[os.write(self._fd, view) :]
+
+    def sync(self) -> None:
+        """Sync contents and attributes to the disk."""
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+
+class DiskReadFile:
+    """A real file opened for reading."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDONLY)
+
+    def read(self, count: int) -> bytes:
+        """Give the next bytes."""
+        return os.read(self._fd, count)
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+
+class DiskFiles:
+    """A folder of the local file system."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root)
+
+    def create(self, path: str) -> DiskWriteFile:
+        """Make a new, empty file."""
+        return DiskWriteFile(self.root / path)
+
+    def open_read(self, path: str) -> DiskReadFile:
+        """Open a file for reading."""
+        return DiskReadFile(self.root / path)
+
+    def size(self, path: str) -> int:
+        """Give the size of a file."""
+        return (self.root / path).stat().st_size
+
+    def exists(self, path: str) -> bool:
+        """Tell whether something is there."""
+        return (self.root / path).exists()
+
+    def list(self, path: str) -> list[str]:
+        """List the names in a folder."""
+        try:
+            return sorted(os.listdir(self.root / path))
+        except FileNotFoundError:
+            return []
+
+    def touched_unix_ms(self, path: str) -> int:
+        """Give the file's time of modification."""
+        return (self.root / path).stat().st_mtime_ns // 1_000_000
+
+    def touch(self, path: str, unix_ms: int) -> None:
+        """Set the file's time of modification."""
+        try:
+            os.utime(self.root / path, ns=(unix_ms * 1_000_000, unix_ms * 1_000_000))
+        except FileNotFoundError:
+            return
+
+    def make_folder(self, path: str) -> None:
+        """Make a folder and its parents."""
+        (self.root / path).mkdir(parents=True, exist_ok=True, mode=0o750)
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename a file."""
+        (self.root / old).replace(self.root / new)
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        (self.root / path).unlink(missing_ok=True)
+
+    def sync_folder(self, path: str) -> None:
+        """Sync a directory."""
+        fd = os.open(self.root / path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def lock(self, path: str) -> Callable[[], None]:
+        """Take an exclusive lock that the kernel gives back when this process ends, however it ends."""
+        fd = os.open(self.root / path, os.O_RDWR | os.O_CREAT, 0o640)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(fd)
+            raise FolderLocked(f"{self.root} is being written by process {holder}", pid=holder) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, str(os.getpid()).encode(), 0)
+
+        def release() -> None:
+            os.close(fd)
+
+        return release

@@ -1,0 +1,151 @@
+"""The embedded log keeps the contract of every port, on a real folder and on a disk that breaks on demand."""
+
+import errno
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+from bsfg.hashing import Hasher
+from bsfg.ports import Buffer, Clock, Storage
+from bsfg.stores.log.files import DiskFile, DiskFiles, Files
+from bsfg.stores.log.storage import LogStorage
+from bsfg.stores.log.writer import LogOptions
+from bsfg.testing.conformance import (
+    BrokenMediumContract,
+    CursorTrackerContract,
+    ForwardBufferContract,
+    HeldMediumContract,
+    MediumFault,
+    RandomOperationsContract,
+    SetsAsideContract,
+    StorageCase,
+    StorageContract,
+    StoreBufferContract,
+)
+from bsfg.testing.disk import SimulatedDisk
+
+OPTIONS = LogOptions(segment_bytes=65_536, index_run_keys=64)
+
+
+class PatientFile(DiskFile):
+    """A file whose syncs wait while the gate is closed."""
+
+    gate: threading.Event
+
+    def sync(self) -> None:
+        """Wait for the gate, then sync."""
+        self.gate.wait()
+        super().sync()
+
+
+class PatientFiles(DiskFiles):
+    """A folder whose files can be made to wait before they are durable."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def _patient(self, file: DiskFile) -> PatientFile:
+        patient = PatientFile(file._fd)
+        patient.gate = self.gate
+        return patient
+
+    def create(self, path: str) -> DiskFile:
+        """Make a file that waits."""
+        return self._patient(super().create(path))
+
+    def open_append(self, path: str) -> DiskFile:
+        """Open a file that waits."""
+        return self._patient(super().open_append(path))
+
+
+class FolderCase(StorageCase):
+    """The log in a real folder."""
+
+    async def make(self, tmp_path: Path, *, clock: Clock, hasher: Hasher) -> Storage:
+        return await LogStorage.open(PatientFiles(tmp_path), clock=clock, hasher=hasher, options=OPTIONS)
+
+    async def reopen(self, storage: Storage) -> Storage:
+        old = cast(LogStorage, storage)
+        await old.close()
+        return await LogStorage.open(old.files, clock=old.clock, hasher=old.hasher, options=OPTIONS)
+
+    def hold_medium(self, storage: Storage) -> Callable[[], None]:
+        gate = cast(PatientFiles, cast(LogStorage, storage).files).gate
+        gate.clear()
+        return gate.set
+
+
+class SimulatedCase(StorageCase):
+    """The log on a simulated disk; every reopening is that of a process that was killed."""
+
+    async def make(self, tmp_path: Path, *, clock: Clock, hasher: Hasher) -> Storage:
+        return await LogStorage.open(cast(Files, SimulatedDisk()), clock=clock, hasher=hasher, options=OPTIONS)
+
+    async def reopen(self, storage: Storage) -> Storage:
+        old = cast(LogStorage, storage)
+        disk = cast(Files, cast(SimulatedDisk, old.files).killed())
+        return await LogStorage.open(disk, clock=old.clock, hasher=old.hasher, options=OPTIONS)
+
+    def break_medium(self, storage: Storage, fault: MediumFault) -> None:
+        disk = cast(SimulatedDisk, cast(LogStorage, storage).files)
+        if fault == "sync_fails":
+            disk.fail("sync")
+        else:
+            disk.fail("write", error=errno.ENOSPC if fault == "no_space" else errno.EIO)
+
+
+class TestStoreBuffer(FolderCase, StoreBufferContract):
+    """The store buffer in a folder."""
+
+
+class TestForwardBuffer(FolderCase, ForwardBufferContract):
+    """The forward buffer in a folder."""
+
+
+class TestCursors(FolderCase, CursorTrackerContract):
+    """The cursors in a folder."""
+
+
+class TestStorage(FolderCase, StorageContract):
+    """The storage as a whole in a folder."""
+
+
+class TestHeldMedium(FolderCase, HeldMediumContract):
+    """A disk that takes its time."""
+
+
+class TestSetsAside(FolderCase, SetsAsideContract):
+    """Facts set aside without being put."""
+
+    kind = Buffer.FORWARD
+
+
+class TestKilledStoreBuffer(SimulatedCase, StoreBufferContract):
+    """The store buffer of a process that is killed at every reopening."""
+
+
+class TestKilledForwardBuffer(SimulatedCase, ForwardBufferContract):
+    """The forward buffer of a process that is killed at every reopening."""
+
+
+class TestKilledCursors(SimulatedCase, CursorTrackerContract):
+    """The cursors of a process that is killed at every reopening."""
+
+
+class TestBrokenStore(SimulatedCase, BrokenMediumContract):
+    """A disk that breaks under a store buffer."""
+
+
+class TestBrokenForward(SimulatedCase, BrokenMediumContract):
+    """A disk that breaks under a forward buffer."""
+
+    kind = Buffer.FORWARD
+
+
+class TestRandomOperations(SimulatedCase, RandomOperationsContract):
+    """Random operations against the model."""
+
+    seeds = range(20)
