@@ -333,6 +333,8 @@ CONTRADICTIONS = [
     ("[serve.enterprise]\nbuffers = []", "serve.enterprise.buffers", "names no buffer"),
     ('[streams."operational.forward"]', "serve.enterprise", "would also be that of"),
     (f"[streams.{'s' * 52}]", "serve.enterprise", "longer than 64"),
+    ('[identities.enterprise]\nzone="plant-a"\nroles=["consumer"]', "identities.enterprise", "could confirm as"),
+    ('[identities.mes]\nconsumers = ["enter*"]', "identities.mes", "could confirm as 'enterprise.operational'"),
     ('[alerts]\nwebhook = "http://alarms.example/x"', "alerts.webhook", "https"),
     ("[limits]\nconcurrent_requests = 10", "limits.concurrent_per_identity", "above"),
     ('[artifacts]\ncapacity = "1GiB"', "artifacts.max_artifact", "above capacity"),

@@ -15,7 +15,7 @@ from typing import Any
 from bsfg.errors import BsfgError, IdentityRevoked, IdentityUnknown, PermissionRefused
 from bsfg.node.config.access import Identity
 from bsfg.node.config.kinds import ANY
-from bsfg.node.config.settings import ZoneConfig, consumer_name
+from bsfg.node.config.settings import ZoneConfig
 from bsfg.node.config.words import IdentityFrom, Role
 from bsfg.ports import Buffer
 from bsfg.wire.peer import PeerNames
@@ -253,7 +253,7 @@ class Matrix:
         return _not_in_force(sender, now_unix_ms) or _zones(sender, request)
 
     def _consumer(self, row: Identity, request: Request) -> tuple[Rule, BsfgError] | None:
-        if owns_consumer(row, request.consumer or "", request.stream, request.buffer):
+        if row.owns_consumer(request.consumer or "", request.stream, request.buffer):
             return None
         says = f"may not {request.action} as the consumer {request.consumer!r}, which is not its own"
         return _refused(row, request, Rule.CONSUMER, says)
@@ -266,23 +266,6 @@ class Matrix:
             return None
         says = f"may not have the forward buffer of {request.stream!r}: [serve.{row.zone}] buffers does not name it"
         return _refused(row, request, Rule.RELAY, says)
-
-
-def owns_consumer(row: Identity, consumer: str, stream: str | None, buffer: Buffer) -> bool:
-    """Tell whether a durable consumer belongs to an identity.
-
-    Names are compared as a whole, never by prefix unless the row says so with ``*``: whoever may confirm for another
-    zone could let its facts be truncated.
-    """
-    if row.consumers:
-        return any(
-            consumer.startswith(pattern[:-1]) if pattern.endswith("*") else consumer == pattern
-            for pattern in row.consumers
-        )
-    owner = row.zone if Role.PEER in row.roles else row.name
-    if stream is not None and consumer == consumer_name(owner, stream, buffer):
-        return True
-    return Role.PEER not in row.roles and consumer == row.name.lower()
 
 
 def _not_in_force(row: Identity, now_unix_ms: int) -> tuple[Rule, BsfgError] | None:

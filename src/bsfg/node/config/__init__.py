@@ -14,13 +14,13 @@ import tomllib
 from pathlib import Path
 
 from bsfg.errors import ConfigInvalid
-from bsfg.node.config.access import Identity, Listen, Tls, Zone
+from bsfg.node.config.access import Identity, Listen, Tls, Zone, consumer_name
 from bsfg.node.config.checks import problems_of
 from bsfg.node.config.declare import Problem, Reader
 from bsfg.node.config.kinds import Address
 from bsfg.node.config.lanes import Link, Serve, Stream
 from bsfg.node.config.positions import lines_of
-from bsfg.node.config.settings import Alerts, Artifacts, Limits, Log, ZoneConfig, consumer_name
+from bsfg.node.config.settings import Alerts, Artifacts, Limits, Log, ZoneConfig
 from bsfg.node.config.words import Engine, IdentityFrom, LogFormat, LogLevel, Role, Safety, Start
 
 __all__ = [

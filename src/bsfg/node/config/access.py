@@ -28,6 +28,12 @@ from bsfg.node.config.kinds import (
     one_of,
 )
 from bsfg.node.config.words import IdentityFrom, Role, TlsVersion
+from bsfg.ports import Buffer
+
+
+def consumer_name(zone: str, stream: str, buffer: Buffer = Buffer.STORE) -> str:
+    """Give the name of the durable consumer by which a peer zone pulls a stream; both sides derive it alike."""
+    return f"{zone.lower()}.{stream}" + (".forward" if buffer == Buffer.FORWARD else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,3 +137,19 @@ class Identity:
     reason: str = setting(
         TEXT, "", says="Why it was revoked; required then, and shown in every refusal.", example="laptop lost"
     )
+
+    def owns_consumer(self, consumer: str, stream: str | None, buffer: Buffer) -> bool:
+        """Tell whether a durable consumer belongs to this identity.
+
+        Names are compared as a whole, never by prefix unless the row says so with ``*``: whoever may confirm for
+        another zone could let its facts be truncated.
+        """
+        if self.consumers:
+            return any(
+                consumer.startswith(pattern[:-1]) if pattern.endswith("*") else consumer == pattern
+                for pattern in self.consumers
+            )
+        owner = self.zone if Role.PEER in self.roles else self.name
+        if stream is not None and consumer == consumer_name(owner, stream, buffer):
+            return True
+        return Role.PEER not in self.roles and consumer == self.name.lower()

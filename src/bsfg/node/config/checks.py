@@ -7,12 +7,12 @@ from urllib.parse import urlsplit
 
 from bsfg.errors import PolicyInvalid
 from bsfg.keys import IdStrategy
-from bsfg.node.config.access import Identity
+from bsfg.node.config.access import Identity, consumer_name
 from bsfg.node.config.declare import Problem
 from bsfg.node.config.kinds import ANY, Address, nearest
 from bsfg.node.config.lanes import Link, Serve, Stream
 from bsfg.node.config.positions import Path
-from bsfg.node.config.settings import ZoneConfig, consumer_name
+from bsfg.node.config.settings import ZoneConfig
 from bsfg.node.config.words import Role, Safety
 from bsfg.ports import Buffer
 from bsfg.retention import Overflow
@@ -174,7 +174,7 @@ def _serve(config: ZoneConfig) -> Iterator[Problem]:
 
 
 def _consumer_names(config: ZoneConfig) -> Iterator[Problem]:
-    """Two peers must never share a consumer, and its name must be one that the cursors accept."""
+    """Two owners must never share a consumer, and a name must be one that the cursors accept."""
     owners: dict[str, tuple[str, str, Buffer]] = {}
     for zone, serve in config.serve.items():
         for stream in config.streams_of(serve):
@@ -187,6 +187,16 @@ def _consumer_names(config: ZoneConfig) -> Iterator[Problem]:
                     other = owners[name]
                     says = f"the consumer {name!r} would also be that of zone {other[0]!r}, stream {other[1]!r}"
                     yield Problem(("serve", zone), says)
+    for row in config.identities.values():
+        foreign = sorted(name for name, lane in owners.items() if lane[0] != row.zone and _owns(config, row, name))
+        if foreign:
+            says = f"could confirm as {foreign[0]!r}, the consumer of zone {owners[foreign[0]][0]!r}"
+            yield Problem(("identities", row.name), f"{says}; rename the identity or change its consumers")
+
+
+def _owns(config: ZoneConfig, row: Identity, consumer: str) -> bool:
+    """Tell whether a consumer would be an identity's own on any stream and buffer."""
+    return any(row.owns_consumer(consumer, stream, buffer) for stream in config.streams_of(row) for buffer in Buffer)
 
 
 def _rest(config: ZoneConfig) -> Iterator[Problem]:

@@ -27,7 +27,6 @@ from bsfg.node.config.kinds import (
 )
 from bsfg.node.config.lanes import Link, Serve, Stream
 from bsfg.node.config.words import LogFormat, LogLevel
-from bsfg.ports import Buffer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,8 +128,3 @@ class ZoneConfig:
         return (
             tuple(self.streams) if ANY in row.streams else tuple(name for name in self.streams if name in row.streams)
         )
-
-
-def consumer_name(zone: str, stream: str, buffer: Buffer = Buffer.STORE) -> str:
-    """Give the name of the durable consumer by which a peer zone pulls a stream; both sides derive it alike."""
-    return f"{zone.lower()}.{stream}" + (".forward" if buffer == Buffer.FORWARD else "")
