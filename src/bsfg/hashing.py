@@ -11,12 +11,16 @@ import numpy as np
 import pyarrow as pa
 
 from bsfg.arrays import binary_parts, constant_value
+from bsfg.errors import InvalidArgument
 from bsfg.schema import DIGEST_BYTES
 
 __all__ = ["DIGEST_BYTES", "Hasher", "KeyHash", "Sha256"]
 
 
+MIN_SECRET_BYTES = 16
 _FEW = 16
+_MANY = 1 << 16
+_ID_WORDS = 256 // 4 + 1
 
 
 class Hasher(Protocol):
@@ -57,9 +61,14 @@ class KeyHash:
     """
 
     def __init__(self, secret: bytes) -> None:
+        if not MIN_SECRET_BYTES <= len(secret) <= hashlib.blake2b.MAX_KEY_SIZE:
+            raise InvalidArgument(
+                f"the secret of a key hash has {len(secret)} bytes, it needs {MIN_SECRET_BYTES} to 64"
+            )
         self._secret = secret
-        self._coefficients = np.empty((0, 2), dtype=np.uint64)
-        self._as_ints: list[tuple[int, int]] = []
+        # Made at once for the longest id there is: threads share this object, and a table that grows could tear.
+        self._coefficients = self._drawn(_ID_WORDS)
+        self._as_ints = [(int(high), int(low)) for high, low in self._coefficients]
         self._zones: dict[str, np.uint64] = {}
 
     def of(self, from_zone: pa.Array, message_id: pa.Array) -> np.ndarray:
@@ -67,6 +76,9 @@ class KeyHash:
         if len(message_id) <= _FEW:
             pairs = zip(from_zone.to_pylist(), message_id.to_pylist(), strict=True)
             return np.array([self.of_one(zone, text) for zone, text in pairs], dtype=np.uint64)
+        if len(message_id) > _MANY:
+            parts = range(0, len(message_id), _MANY)
+            return np.concatenate([self.of(from_zone.slice(at, _MANY), message_id.slice(at, _MANY)) for at in parts])
         words = _padded_words(message_id)
         coefficients = self._for_width(words.shape[1])
         sums = words @ coefficients
@@ -78,10 +90,11 @@ class KeyHash:
         data = message_id.encode()
         width = (len(data) + 3) // 4
         words = (len(data) + 1, *struct.unpack(f"<{width}I", data.ljust(4 * width, b"\0")))
-        if len(self._as_ints) < len(words):
-            self._as_ints = [(int(high), int(low)) for high, low in self._for_width(len(words))]
+        coefficients = self._as_ints
+        if len(coefficients) < len(words):
+            coefficients = [(int(high), int(low)) for high, low in self._drawn(len(words))]
         high = low = 0
-        for word, (first, second) in zip(words, self._as_ints, strict=False):
+        for word, (first, second) in zip(words, coefficients, strict=False):
             high += word * first
             low += word * second
         mixed = (high & 0xFFFFFFFF00000000) | ((low >> 32) & 0xFFFFFFFF)
@@ -98,21 +111,22 @@ class KeyHash:
     def _zone_term(self, zone: str) -> np.uint64:
         term = self._zones.get(zone)
         if term is None:
-            raw = hashlib.blake2b(zone.encode(), digest_size=8, key=self._secret[:64], person=b"zone").digest()
+            raw = hashlib.blake2b(zone.encode(), digest_size=8, key=self._secret, person=b"zone").digest()
             term = np.uint64(int.from_bytes(raw, "little"))
             if len(self._zones) < 4096:
                 self._zones[zone] = term
         return term
 
     def _for_width(self, width: int) -> np.ndarray:
-        while len(self._coefficients) < width:
-            block = len(self._coefficients) // 4
-            raw = hashlib.blake2b(
-                block.to_bytes(8, "little"), digest_size=64, key=self._secret[:64], person=b"words"
-            ).digest()
-            more = np.frombuffer(raw, dtype=np.uint64).reshape(4, 2)
-            self._coefficients = np.concatenate([self._coefficients, more])
-        return self._coefficients[:width]
+        return self._coefficients[:width] if width <= _ID_WORDS else self._drawn(width)
+
+    def _drawn(self, width: int) -> np.ndarray:
+        """Draw pairs of coefficients from the secret, the same ones for every width."""
+        blocks = [
+            hashlib.blake2b(block.to_bytes(8, "little"), digest_size=64, key=self._secret, person=b"words").digest()
+            for block in range((width + 3) // 4)
+        ]
+        return np.frombuffer(b"".join(blocks), dtype="<u8").reshape(-1, 2)[:width]
 
 
 def _padded_words(strings: pa.Array) -> np.ndarray:
