@@ -6,6 +6,7 @@ when its content was last needed; a collection goes by that.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -120,10 +121,16 @@ class Contents:
         self.shards = Shards(self.files, CONTENT)
 
     def load(self) -> None:
-        """Count what is there."""
+        """Count what is there; under a writer's hands it may be gone the next moment."""
         for digits in self.shards.files():
-            self.artifacts += 1
-            self.used_bytes += self.files.size(self.shards.path(digits))
+            with contextlib.suppress(FileNotFoundError):
+                self.used_bytes += self.files.size(self.shards.path(digits))
+                self.artifacts += 1
+
+    def exists(self, digits: str) -> bool:
+        """Tell whether a content is here; one that is just getting its place is waited for."""
+        with self._stripes.of(digits):
+            return self.size(digits) is not None
 
     def size(self, digits: str) -> int | None:
         """Give the size of a content, None when it is not here."""
@@ -163,14 +170,18 @@ class Contents:
         return found
 
     def remove(self, digits: str, grace: Grace, remove_names: Callable[[], None]) -> int | None:
-        """Remove a content and its names unless it is needed again; give its size when it went."""
+        """Remove a content and its names unless it is needed again; give the bytes that went, None when none did.
+
+        Names that stand for content which is not here go too: nothing can be got by them.
+        """
         with self._stripes.of(digits):
             size = self.size(digits)
-            if size is None or not self._is_old(digits, grace):
+            if size is not None and not self._is_old(digits, grace):
                 return None
             remove_names()
-            self.files.remove(self.shards.path(digits))
-            self._count(-1, -size)
+            if size is not None:
+                self.files.remove(self.shards.path(digits))
+                self._count(-1, -size)
             return size
 
     def forget_claims(self, grace: Grace) -> None:

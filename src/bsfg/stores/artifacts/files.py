@@ -49,6 +49,10 @@ class ReadFile(Protocol):
 class Files(Protocol):
     """A folder tree with the durability rules of POSIX."""
 
+    def prepare(self) -> None:
+        """Make the folder itself durably, with its parents."""
+        ...
+
     def create(self, path: str) -> WriteFile:
         """Make a new, empty file; an existing one is an error (`FileExistsError`)."""
         ...
@@ -164,6 +168,13 @@ class DiskFiles:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
 
+    def prepare(self) -> None:
+        """Make the folder and sync the parents of everything that was made."""
+        missing = [folder for folder in (self.root, *self.root.parents) if not folder.exists()]
+        self.root.mkdir(parents=True, exist_ok=True, mode=0o750)
+        for folder in reversed(missing):
+            _sync_folder(folder.parent)
+
     def create(self, path: str) -> DiskWriteFile:
         """Make a new, empty file."""
         return DiskWriteFile(self.root / path)
@@ -212,11 +223,7 @@ class DiskFiles:
 
     def sync_folder(self, path: str) -> None:
         """Sync a directory."""
-        fd = os.open(self.root / path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        _sync_folder(self.root / path)
 
     def lock(self, path: str) -> Callable[[], None]:
         """Take an exclusive lock that the kernel gives back when this process ends, however it ends."""
@@ -234,3 +241,11 @@ class DiskFiles:
             os.close(fd)
 
         return release
+
+
+def _sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -40,7 +40,9 @@ class Names:
 
     def read(self, bucket: str, key: str) -> StoredArtifact | None:
         """Give what a name stands for, None when nothing; raises `DigestMismatch` for a damaged record."""
-        return self._read(hashed(bucket, key))
+        digits = hashed(bucket, key)
+        with self._stripes.of(digits):
+            return self._read(digits)
 
     def check_free(self, bucket: str, key: str, digest: str) -> None:
         """Raise `ArtifactConflict` when a name stands for another digest."""

@@ -59,7 +59,7 @@ def _masks(hashes: np.ndarray) -> np.ndarray:
     return np.asarray((np.uint8(1) << (low & np.uint8(7))) | (np.uint8(1) << (low >> np.uint8(3))), dtype=np.uint8)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Run:
     """Sorted hashes with their offsets, covering the offsets from ``first`` to ``last``."""
 
@@ -244,11 +244,16 @@ def encode_run(run: Run, owner: bytes, chain_after_last: bytes) -> list[Bytes]:
     """Write a run, bound to its log's secret and to the chain value at its end."""
     assert run.filter is not None
     parts = [run.hashes.tobytes(), run.offsets.tobytes(), run.filter.table.tobytes()]
-    crc = 0
+
+    def head(crc: int) -> bytes:
+        assert run.filter is not None
+        shift, count = run.filter.shift, len(run.hashes)
+        return _HEADER.pack(_MAGIC, crc, shift, count, run.first, run.last, owner, chain_after_last)
+
+    crc = crc32c.crc32c(head(0))
     for part in parts:
         crc = crc32c.crc32c(part, crc)
-    head = _HEADER.pack(_MAGIC, crc, run.filter.shift, len(run.hashes), run.first, run.last, owner, chain_after_last)
-    return [head, *parts]
+    return [head(crc), *parts]
 
 
 def decode_run(data: Bytes, owner: bytes, *, in_memory: bool) -> tuple[Run, bytes] | None:
@@ -259,7 +264,8 @@ def decode_run(data: Bytes, owner: bytes, *, in_memory: bool) -> tuple[Run, byte
     table_bytes = 1 << (64 - shift) if 0 < shift < 64 else 0
     if magic != _MAGIC or found != owner or len(data) != _HEADER.size + 16 * count + table_bytes:
         return None
-    if crc32c.crc32c(data[_HEADER.size :]) != crc:
+    unsigned = _HEADER.pack(magic, 0, shift, count, first, last, found, chain)
+    if crc32c.crc32c(data[_HEADER.size :], crc32c.crc32c(unsigned)) != crc:
         return None
     body = bytes(data[_HEADER.size :]) if in_memory else memoryview(data)[_HEADER.size :]
     hashes = np.frombuffer(body, dtype=np.uint64, count=count)

@@ -1,0 +1,347 @@
+"""`ArtifactFolder`: the artifacts of a zone in one folder, written by one process.
+
+::
+
+    artifacts.json         the format
+    lock                   who writes
+    incoming/              uploads under way; what a crash left here goes at the next start
+    content/ab/ab12...     one plain file per digest
+    names/cd/cd34....json  one record per bucket and key
+    references             what is known of the facts that name artifacts
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Sequence
+from collections.abc import Set as AbstractSet
+from concurrent.futures import ThreadPoolExecutor
+from typing import Self, TypeVar
+
+import orjson
+
+from bsfg.artifacts import (
+    DEFAULT_MEDIA_TYPE,
+    ArtifactStats,
+    Bytes,
+    Collected,
+    StoredArtifact,
+    StoredContent,
+    check_digest,
+    check_media_type,
+    check_name,
+)
+from bsfg.clock import SystemClock
+from bsfg.errors import (
+    ArtifactMissing,
+    ArtifactStoreFull,
+    FormatUnsupported,
+    InvalidArgument,
+    NotAFolder,
+    OutcomeUnknown,
+    StorageClosed,
+    StorageReadOnly,
+)
+from bsfg.ports import Clock
+from bsfg.stores.artifacts.collection import Collector
+from bsfg.stores.artifacts.contents import CONTENT, INCOMING, Contents, Grace
+from bsfg.stores.artifacts.files import DiskFiles, Files, translated, translating
+from bsfg.stores.artifacts.intake import Announced, Intake, closing
+from bsfg.stores.artifacts.names import NAMES, Names
+from bsfg.stores.artifacts.transfer import Incoming, Outgoing, write_whole
+
+FORMAT = 1
+MARK = "artifacts.json"
+REFERENCES = "references"
+THREADS = 4
+SYSTEM_CLOCK = SystemClock()
+
+Answer = TypeVar("Answer")
+
+
+class ArtifactFolder:
+    """The artifact store of a zone; open it with `ArtifactFolder.open`."""
+
+    def __init__(
+        self,
+        files: Files,
+        *,
+        clock: Clock,
+        max_artifact_bytes: int | None,
+        capacity_bytes: int | None,
+        read_only: bool,
+    ) -> None:
+        self._files, self._clock, self._read_only = files, clock, read_only
+        self._max_bytes, self._capacity_bytes = max_artifact_bytes, capacity_bytes
+        self._contents = Contents(files, clock, durable=not read_only)
+        self._names = Names(files, self._write_whole, durable=not read_only)
+        self._uploads: set[str] = set()
+        self._collector = Collector(files, self._contents, self._names, self._uploads)
+        self._collecting = asyncio.Lock()
+        self._reserved_bytes = 0
+        self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="bsfg-artifacts")
+        self._release: Callable[[], None] | None = None
+        self._closed = False
+        self.references = FolderMemory(self)
+
+    @classmethod
+    async def open(
+        cls,
+        where: str | os.PathLike[str] | Files,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        max_artifact_bytes: int | None = None,
+        capacity_bytes: int | None = None,
+        read_only: bool = False,
+    ) -> Self:
+        """Open a folder, making it when it is not there, and remove what a crash left of uploads.
+
+        One process writes (`FolderLocked`); any number may read with ``read_only``, whether a writer lives or not.
+        """
+        files = DiskFiles(where) if isinstance(where, (str, os.PathLike)) else where
+        limits = {"max_artifact_bytes": max_artifact_bytes, "capacity_bytes": capacity_bytes}
+        store = cls(files, clock=clock, read_only=read_only, **limits)
+        try:
+            await store._run(store._open)
+        except BaseException:
+            await store.close()
+            raise
+        return store
+
+    async def put(
+        self,
+        bucket: str,
+        key: str,
+        content: AsyncIterable[Bytes],
+        *,
+        media_type: str = DEFAULT_MEDIA_TYPE,
+        digest: str | None = None,
+        size_bytes: int | None = None,
+    ) -> StoredArtifact:
+        """Store content under a name."""
+        async with closing(content) as pieces:
+            check_name(bucket, key)
+            check_media_type(media_type)
+            announced = Announced(digest, size_bytes)
+            announced.check(self._max_bytes)
+            if digest is not None:
+                await self._write(lambda: self._names.check_free(bucket, key, digest))
+            stored = await self._add(pieces, announced)
+            return await self._bind(bucket, key, stored, media_type)
+
+    async def add(
+        self, content: AsyncIterable[Bytes], *, digest: str | None = None, size_bytes: int | None = None
+    ) -> StoredContent:
+        """Store content without a name."""
+        async with closing(content) as pieces:
+            return await self._add(pieces, Announced(digest, size_bytes))
+
+    async def link(self, bucket: str, key: str, digest: str, *, media_type: str = DEFAULT_MEDIA_TYPE) -> StoredArtifact:
+        """Give a name to content that is here."""
+        check_name(bucket, key)
+        check_media_type(media_type)
+        digits = check_digest(digest)
+        size = await self._write(lambda: self._contents.claim(digits))
+        if size is None:
+            raise ArtifactMissing(f"no content with the digest {digest} is here", digest=digest)
+        return await self._bind(bucket, key, StoredContent(digest, size), media_type)
+
+    async def stat(self, bucket: str, key: str) -> StoredArtifact | None:
+        """Give what a name stands for."""
+        check_name(bucket, key)
+        return await self._run(lambda: self._names.read(bucket, key))
+
+    async def exists(self, digest: str) -> bool:
+        """Tell whether content with this digest is here."""
+        digits = check_digest(digest)
+        return await self._run(lambda: self._contents.exists(digits))
+
+    async def claim(self, digests: Sequence[str]) -> list[int | None]:
+        """Give the sizes of what is here and keep it from being collected."""
+        all_digits = [check_digest(digest) for digest in digests]
+        return await self._write(lambda: [self._contents.claim(digits) for digits in all_digits])
+
+    async def get(self, digest: str) -> AsyncGenerator[bytes, None]:
+        """Give content piece by piece, verified."""
+        path = self._contents.shards.path(check_digest(digest))
+        outgoing = Outgoing(self._files, path, digest)
+        try:
+            await self._run(outgoing.open)
+            while piece := await self._run(outgoing.next):
+                yield piece
+        finally:
+            outgoing.close()
+
+    async def names(self, bucket: str | None = None, *, prefix: str = "") -> AsyncIterator[StoredArtifact]:
+        """List names by bucket and key."""
+        if bucket is not None:
+            check_name(bucket, "any")
+
+        def matching() -> list[StoredArtifact]:
+            every = (artifact for _, artifact in self._names.all())
+            found = [each for each in every if bucket in (None, each.bucket) and each.key.startswith(prefix)]
+            return sorted(found, key=lambda each: (each.bucket, each.key))
+
+        for artifact in await self._run(matching):
+            yield artifact
+
+    async def collect(self, referenced: AbstractSet[str], *, now_unix_ms: int, grace_seconds: float) -> Collected:
+        """Remove orphans."""
+        if grace_seconds < 0:
+            raise InvalidArgument(f"grace_seconds {grace_seconds} is negative")
+        async with self._collecting:
+            return await self._write(lambda: self._collector.collect(referenced, Grace(now_unix_ms, grace_seconds)))
+
+    async def stats(self) -> ArtifactStats:
+        """Describe the store at this moment."""
+        self._check_open()
+        return ArtifactStats(self._contents.artifacts, self._contents.used_bytes, self._capacity_bytes)
+
+    async def close(self) -> None:
+        """Refuse everything from now on, wait for what is under way, and let the next writer in."""
+        self._closed = True
+        await asyncio.to_thread(self._executor.shutdown)
+        if self._release is not None:
+            release, self._release = self._release, None
+            release()
+
+    # What happens in the threads.
+
+    def _open(self) -> None:
+        with translating("opening the folder of artifacts"):
+            if not self._read_only:
+                self._prepare()
+            elif not self._files.exists(MARK):
+                raise NotAFolder("the folder holds no artifacts", hint="Give the folder that contains artifacts.json.")
+            check_mark(self._read_whole(MARK))
+            self._contents.load()
+
+    def _prepare(self) -> None:
+        self._files.prepare()
+        self._release = self._files.lock("lock")
+        for folder in (INCOMING, CONTENT, NAMES):
+            self._files.make_folder(folder)
+        self._files.sync_folder("")
+        self._collector.clear_incoming()
+        if not self._files.exists(MARK):
+            self._write_whole(MARK, orjson.dumps({"format": FORMAT}), lambda: self._files.sync_folder(""))
+
+    def _write_whole(self, path: str, data: bytes, sync_folder: Callable[[], None]) -> None:
+        write_whole(self._files, path, data, sync_folder)
+
+    def _read_whole(self, path: str) -> bytes:
+        file = self._files.open_read(path)
+        try:
+            return b"".join(iter(lambda: file.read(1 << 20), b""))
+        finally:
+            file.close()
+
+    # What happens in the event loop.
+
+    async def _add(self, pieces: AsyncIterator[bytes], announced: Announced) -> StoredContent:
+        intake = Intake(announced, self._max_bytes)
+        known = announced.digest is not None and await self.exists(announced.digest)
+        incoming = Incoming(self._files)
+        self._uploads.add(incoming.path)
+        reserved = 0
+        try:
+            async for piece in pieces:
+                intake.count(piece)
+                reserved += self._reserve(0 if known else len(piece))
+                await self._write(lambda piece=piece: incoming.write(piece, intake))  # type: ignore[misc]
+            content = intake.finish()
+            await self._write(lambda: incoming.place(self._contents, content))
+            return content
+        finally:
+            self._reserved_bytes -= reserved
+            await self._discard(incoming)
+            self._uploads.discard(incoming.path)
+
+    def _reserve(self, size_bytes: int) -> int:
+        """Take room for a piece, counting what other uploads have taken."""
+        taken = self._contents.used_bytes + self._reserved_bytes
+        if size_bytes and self._capacity_bytes is not None and taken + size_bytes > self._capacity_bytes:
+            raise ArtifactStoreFull(
+                f"the store holds {taken} of {self._capacity_bytes} bytes, uploads under way included",
+                capacity_bytes=self._capacity_bytes,
+            )
+        self._reserved_bytes += size_bytes
+        return size_bytes
+
+    async def _bind(self, bucket: str, key: str, content: StoredContent, media_type: str) -> StoredArtifact:
+        now_unix_ms = self._clock.now_unix_ms()
+        artifact = StoredArtifact(bucket, key, content.digest, content.size_bytes, media_type, now_unix_ms)
+        return await self._write(lambda: self._names.bind(artifact))
+
+    async def _discard(self, incoming: Incoming) -> None:
+        if self._closed:
+            incoming.discard()
+        else:
+            await self._run(incoming.discard)
+
+    async def _write(self, work: Callable[[], Answer]) -> Answer:
+        if self._read_only:
+            raise StorageReadOnly("the folder of artifacts was opened for reading only")
+        return await self._run(work)
+
+    async def _run(self, work: Callable[[], Answer]) -> Answer:
+        """Do blocking work in a thread; who gives up waiting still waits for the thread, which uses open files."""
+        self._check_open()
+        future = asyncio.get_running_loop().run_in_executor(self._executor, work)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            while not future.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([future])
+            future.exception()  # looked at, so that nobody is warned of it
+            raise
+        except OutcomeUnknown:
+            self._closed = True
+            raise
+        except OSError as error:
+            raise translated(error, "using the folder of artifacts") from error
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StorageClosed("the store of artifacts is closed", hint="Open it again; check the disk first.")
+
+
+def check_mark(data: bytes) -> None:
+    """Raise `FormatUnsupported` unless the mark of a folder names the format that is read here."""
+    try:
+        mark = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        mark = None
+    found = mark.get("format") if isinstance(mark, dict) else None
+    if found != FORMAT:
+        raise FormatUnsupported(f"the folder of artifacts has the format {found}, this version reads {FORMAT}")
+
+
+class FolderMemory:
+    """A `bsfg.artifacts.ReferenceMemory` in a file of an artifact folder."""
+
+    def __init__(self, store: ArtifactFolder) -> None:
+        self._store = store
+
+    async def recall(self) -> bytes | None:
+        """Give what was remembered last; what does not match its own digest counts as forgotten."""
+        return await self._store._run(self._read)
+
+    async def remember(self, data: bytes) -> None:
+        """Replace the file."""
+        store = self._store
+        whole = hashlib.sha256(data).digest() + data
+        await store._write(lambda: store._write_whole(REFERENCES, whole, lambda: store._files.sync_folder("")))
+
+    def _read(self) -> bytes | None:
+        with translating("reading the references of artifacts"):
+            try:
+                whole = self._store._read_whole(REFERENCES)
+            except FileNotFoundError:
+                return None
+        check, data = whole[:32], whole[32:]
+        return data if hashlib.sha256(data).digest() == check else None

@@ -1,0 +1,130 @@
+"""Files on their way into and out of an artifact folder, one blocking step at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import secrets
+from collections.abc import Callable
+
+from bsfg.artifacts import StoredContent, check_digest
+from bsfg.errors import ArtifactMissing, DigestMismatch
+from bsfg.stores.artifacts.contents import INCOMING, Contents
+from bsfg.stores.artifacts.files import Files, ReadFile, WriteFile, translating
+from bsfg.stores.artifacts.intake import PIECE_BYTES, Intake
+
+SYNC_EVERY_BYTES = 64 << 20
+"""How much may wait to be written at most: the disk starts early, and a full or broken one is noticed early."""
+
+
+class Incoming:
+    """An upload under way: a file that nobody sees until it is complete, synced and given its place."""
+
+    def __init__(self, files: Files) -> None:
+        # The name is never used again, so a late `discard` cannot hit the file of somebody else.
+        self.path = f"{INCOMING}/{secrets.token_hex(16)}"
+        self._files = files
+        self._file: WriteFile | None = None
+        self._unsynced_bytes = 0
+
+    def write(self, piece: bytes, intake: Intake) -> None:
+        """Digest a piece and write it."""
+        intake.digest(piece)
+        self._write(piece)
+        if self._unsynced_bytes >= SYNC_EVERY_BYTES:
+            self._sync()
+
+    def place(self, contents: Contents, content: StoredContent) -> None:
+        """Make the file durable and let it be the content with its digest."""
+        with translating("storing an artifact"):
+            if self._file is None:
+                self._write(b"")
+            self._files.touch(self.path, contents.clock.now_unix_ms())
+            self._sync()
+            self._close()
+            contents.admit(self.path, content, check_digest(content.digest))
+
+    def place_whole(self, path: str, data: bytes, sync_folder: Callable[[], None]) -> None:
+        """Make a small file durable and give it its place."""
+        with translating(f"writing {path}"):
+            self._write(data)
+            self._sync()
+            self._close()
+            self._files.rename(self.path, path)
+            sync_folder()
+
+    def discard(self) -> None:
+        """Remove the file if it has not got its place; what cannot be removed now goes at the next start."""
+        with contextlib.suppress(OSError):
+            self._close()
+        with contextlib.suppress(OSError):
+            self._files.remove(self.path)
+
+    def _write(self, piece: bytes) -> None:
+        with translating("writing an artifact"):
+            if self._file is None:
+                self._file = self._files.create(self.path)
+            self._file.write([piece])
+            self._unsynced_bytes += len(piece)
+
+    def _sync(self) -> None:
+        with translating("syncing an artifact"):
+            if self._file is not None:
+                self._file.sync()
+            self._unsynced_bytes = 0
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def write_whole(files: Files, path: str, data: bytes, sync_folder: Callable[[], None]) -> None:
+    """Make a file with this content durable, replacing any other of that name."""
+    incoming = Incoming(files)
+    try:
+        incoming.place_whole(path, data, sync_folder)
+    finally:
+        incoming.discard()
+
+
+class Outgoing:
+    """A download under way: pieces of a file, the last of which is held back until the digest is known to be right."""
+
+    def __init__(self, files: Files, path: str, digest: str) -> None:
+        self._files, self._path, self._digest = files, path, digest
+        self._file: ReadFile | None = None
+        self._sha256 = hashlib.sha256()
+        self._held = b""
+
+    def open(self) -> None:
+        """Open the file, or raise `ArtifactMissing`."""
+        with translating("reading an artifact"):
+            try:
+                self._file = self._files.open_read(self._path)
+            except FileNotFoundError:
+                raise ArtifactMissing(f"no content with the digest {self._digest} is here") from None
+        self._held = self._read()
+
+    def next(self) -> bytes:
+        """Give the next piece, none at the end; raises `DigestMismatch` in place of the last."""
+        piece, self._held = self._held, self._read() if self._held else b""
+        if not self._held and (found := f"sha256:{self._sha256.hexdigest()}") != self._digest:
+            raise DigestMismatch(
+                f"the content stored as {self._digest} has the digest {found}",
+                hint="The copy in this zone is damaged: upload it again, or restore it from another zone.",
+                digest=found,
+                announced=self._digest,
+            )
+        return piece
+
+    def close(self) -> None:
+        """Release the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def _read(self) -> bytes:
+        assert self._file is not None
+        with translating("reading an artifact"):
+            piece = self._file.read(PIECE_BYTES)
+        self._sha256.update(piece)
+        return piece

@@ -1,0 +1,142 @@
+"""The key index answers like a dict, whatever mixture of single keys, batches, merges and restarts made it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bsfg.stores.log.files import DiskFiles
+from bsfg.stores.log.index import Filter, decode_run, encode_run, merged
+from bsfg.stores.log.indexstore import IndexStore
+
+OWNER = b"o" * 16
+RUN_KEYS = 64
+
+
+def opened(folder: Path, *, memory_bytes: int = 1 << 20, end: int = 0) -> IndexStore:
+    """Open the index in a folder for a log that ends at ``end``."""
+    (folder / "index").mkdir(exist_ok=True)
+    store = IndexStore(DiskFiles(folder), ".", OWNER, memory_bytes, RUN_KEYS)
+    store.load(0, end, end, {})
+    return store
+
+
+def settle(store: IndexStore) -> None:
+    """Let background merges end."""
+    while store._merging is not None:
+        store._merging.result()
+        with store.keys.lock:
+            store._merge()
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("memory_bytes", [0, 1 << 20])
+def test_index_agrees_with_a_dict(tmp_path: Path, seed: int, memory_bytes: int) -> None:
+    """Every key that was added is found with all its offsets, and no key that was not is ever claimed."""
+    rng = np.random.default_rng(seed)
+    store = opened(tmp_path, memory_bytes=memory_bytes)
+    model: dict[int, set[int]] = defaultdict(set)
+    end = 0
+    for step in range(120):
+        count = int(rng.choice([1, 2, 5, 9, 30, 200]))
+        # A narrow range of hashes makes equal hashes with different offsets, which stand for collisions.
+        hashes = np.sort(rng.integers(0, 5_000, size=count).astype(np.uint64) << np.uint64(51))
+        offsets = rng.permutation(count) + end
+        end += count
+        store.add(hashes, offsets, end, bytes(32))
+        for value, offset in zip(hashes.tolist(), offsets.tolist(), strict=True):
+            model[value].add(offset)
+        if step % 10 == 0:
+            settle(store)
+            check(store, model, rng)
+    assert len(store.keys) == end
+    assert len(store.keys.runs) < end / RUN_KEYS
+    store.close()
+
+
+def check(store: IndexStore, model: dict[int, set[int]], rng: np.random.Generator) -> None:
+    """Ask for keys that are there and keys that are not, few and many at a time."""
+    for count in (1, 8, 9, 300):
+        asked = np.sort(rng.integers(0, 6_000, size=count).astype(np.uint64) << np.uint64(51))
+        rows, offsets = store.keys.candidates(asked)
+        found: dict[int, set[int]] = defaultdict(set)
+        for row, offset in zip(rows.tolist(), offsets.tolist(), strict=True):
+            found[row].add(offset)
+        for row, value in enumerate(asked.tolist()):
+            assert found[row] == model.get(value, set())
+
+
+def test_runs_are_taken_over_by_the_next_opening(tmp_path: Path) -> None:
+    """What was written is found again after a restart, and only the rest must be added."""
+    store = opened(tmp_path)
+    hashes = np.sort(np.random.default_rng(1).integers(0, 2**64, size=1_000, dtype=np.uint64))
+    for at in range(0, 1_000, 20):
+        store.add(hashes[at : at + 20], np.arange(at, at + 20), at + 20, bytes(32))
+        settle(store)
+    store.close()
+    again = opened(tmp_path, end=1_000)
+    assert 900 <= again.covered <= 1_000
+    rows, offsets = again.keys.candidates(hashes)
+    assert sorted(offsets.tolist()) == list(range(again.covered))
+    assert len(rows) == again.covered
+    again.close()
+
+
+def test_a_run_ahead_of_the_log_is_refused(tmp_path: Path) -> None:
+    """A run that names entries behind the end of the log, or disagrees with its chain, is removed."""
+    store = opened(tmp_path)
+    hashes = np.arange(RUN_KEYS, dtype=np.uint64) << np.uint64(50)
+    store.add(hashes, np.arange(RUN_KEYS), RUN_KEYS, b"a" * 32)
+    store.close()
+    behind = IndexStore(DiskFiles(tmp_path), ".", OWNER, 1 << 20, RUN_KEYS)
+    assert behind.load(0, RUN_KEYS, 0, {RUN_KEYS: b"b" * 32}) == 0
+    assert not list((tmp_path / "index").iterdir())
+
+
+def test_a_run_survives_its_encoding() -> None:
+    """A run that is written and read is the same; one with a flipped bit or another owner is refused."""
+    store_hashes = np.sort(np.random.default_rng(3).integers(0, 2**64, size=500, dtype=np.uint64))
+    from bsfg.stores.log.index import Run
+
+    table = Filter(500)
+    table.add(store_hashes)
+    run = Run(store_hashes, np.arange(500), 0, 499, table)
+    data = b"".join(bytes(part) for part in encode_run(run, OWNER, b"c" * 32))
+    for in_memory in (False, True):
+        decoded = decode_run(data, OWNER, in_memory=in_memory)
+        assert decoded is not None
+        assert decoded[1] == b"c" * 32
+        assert (decoded[0].hashes == store_hashes).all()
+        assert (decoded[0].first, decoded[0].last) == (0, 499)
+    assert decode_run(data, b"x" * 16, in_memory=True) is None
+    for at in [*range(100), *range(100, len(data), 97)]:
+        damaged = bytearray(data)
+        damaged[at] ^= 1
+        assert decode_run(bytes(damaged), OWNER, in_memory=True) is None
+
+
+def test_filter_never_denies_what_is_there() -> None:
+    """A filter may claim too much, and here does so seldom, but never forgets a key."""
+    rng = np.random.default_rng(5)
+    present = np.sort(rng.integers(0, 2**64, size=10_000, dtype=np.uint64))
+    absent = rng.integers(0, 2**64, size=10_000, dtype=np.uint64)
+    table = Filter(10_000)
+    table.add(present)
+    assert len(table.maybe(present)) == len(present)
+    assert all(table.maybe_one(value) for value in present[:100].tolist())
+    assert len(table.maybe(absent)) < 0.06 * len(absent)
+
+
+def test_merging_keeps_the_order_of_equal_hashes() -> None:
+    """Merged runs are sorted and hold every pair of their parts."""
+    from bsfg.stores.log.index import Run
+
+    first = Run(np.array([1, 5, 5], dtype=np.uint64), np.array([0, 1, 2]), 0, 2)
+    second = Run(np.array([0, 5, 9], dtype=np.uint64), np.array([3, 4, 5]), 3, 5)
+    both = merged([first, second], with_filter=True)
+    assert both.hashes.tolist() == [0, 1, 5, 5, 5, 9]
+    assert both.offsets.tolist() == [3, 0, 1, 2, 4, 5]
+    assert (both.first, both.last) == (0, 5)
