@@ -13,6 +13,7 @@ COMMANDS: dict[str, str] = {
     "certs": "bsfg.cli.certs",
     "verify": "bsfg.cli.verify",
     "inspect": "bsfg.cli.inspect",
+    "bench": "bsfg.cli.bench",
 }
 """Every command and the module that has its ``app``, in the order in which `bsfg --help` lists them."""
 

@@ -1,0 +1,130 @@
+"""From samples to numbers with names, and from numbers to a verdict."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+import bsfg
+from bsfg.cli.bench.measure import MILLION, Samples
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What is hoped for in one respect, and what was measured; ``at_least`` tells the direction."""
+
+    name: str
+    measured: float
+    aim: float
+    unit: str
+    at_least: bool = True
+
+    @property
+    def met(self) -> bool:
+        """Whether the measurement reaches the aim."""
+        return self.measured >= self.aim if self.at_least else self.measured <= self.aim
+
+
+def results(samples: Samples, folder: Path, seconds: float) -> dict[str, Any]:
+    """Give every number of one run by its stable name."""
+    sha256 = median(samples.sha256_rates)
+    append = sum(samples.append_facts) / sum(samples.append_seconds)
+    by_million = [count / taken for count, taken in zip(samples.append_facts, samples.append_seconds, strict=True)]
+    fdatasync_ms = _percentile(samples.fdatasync_ms, 50)
+    numbers: dict[str, Any] = {
+        "facts": samples.facts,
+        "sha256_per_second": sha256,
+        "append_per_second": append,
+        "put_if_absent_per_second": samples.put_rate,
+        "duplicates_per_second": samples.duplicates_rate,
+        "replay_per_second": samples.replay_rate,
+        "single_append_ms_p50": _percentile(samples.single_ms, 50),
+        "single_append_ms_p99": _percentile(samples.single_ms, 99),
+        "fdatasync_ms_p50": fdatasync_ms,
+        "concurrent_append_per_second": samples.concurrent_rate,
+        "reopen_seconds": samples.reopen_seconds,
+        "index_bytes_per_key": samples.index_bytes_per_key,
+        "append_per_second_by_million": by_million,
+        "append_ratio": append / sha256,
+        "put_if_absent_ratio": samples.put_rate / sha256,
+        "duplicates_ratio": samples.duplicates_rate / sha256,
+        "replay_ratio": samples.replay_rate / sha256,
+        "single_append_limit_ms": 1.5 * fdatasync_ms + 0.5,
+        "last_to_first_million_ratio": by_million[-1] / by_million[0] if _has_a_second_million(samples) else None,
+    }
+    rounded = {name: _rounded(value) for name, value in numbers.items()}
+    aims = [
+        {
+            "name": aim.name,
+            "measured": aim.measured,
+            "aim": f"{'>=' if aim.at_least else '<='} {aim.aim:g}",
+            "met": aim.met,
+        }
+        for aim in aims_of(rounded)
+    ]
+    return rounded | {"aims": aims, "seconds": round(seconds, 1), "machine": machine(folder)}
+
+
+def _has_a_second_million(samples: Samples) -> bool:
+    return len(samples.append_facts) > 1 and samples.append_facts[-1] >= MILLION // 2
+
+
+def aims_of(numbers: dict[str, Any]) -> list[Aim]:
+    """Hold the numbers against what is hoped for."""
+    aims = [
+        Aim("append_ratio", numbers["append_ratio"], 0.2, "of SHA-256"),
+        Aim("put_if_absent_ratio", numbers["put_if_absent_ratio"], 0.2, "of SHA-256"),
+        Aim("duplicates_ratio", numbers["duplicates_ratio"], 0.1, "of SHA-256"),
+        Aim("replay_ratio", numbers["replay_ratio"], 1.0, "of SHA-256"),
+        Aim("single_append_ms_p50", numbers["single_append_ms_p50"], numbers["single_append_limit_ms"], "ms", False),
+        Aim("reopen_seconds", numbers["reopen_seconds"], 5.0, "s", False),
+        Aim("index_bytes_per_key", numbers["index_bytes_per_key"], 24.0, "bytes", False),
+    ]
+    if numbers["last_to_first_million_ratio"] is not None:
+        aims.append(Aim("last_to_first_million_ratio", numbers["last_to_first_million_ratio"], 0.7, "of the first"))
+    return aims
+
+
+def _percentile(samples: list[float], percent: float) -> float:
+    return float(np.percentile(samples, percent))
+
+
+def _rounded(value: Any) -> Any:
+    """Keep what a measurement can mean: four digits."""
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def machine(folder: Path) -> dict[str, Any]:
+    """Describe where this was measured, as far as it matters."""
+    return {
+        "cpus": len(os.sched_getaffinity(0)),
+        "file_system": file_system(folder),
+        "python": platform.python_version(),
+        "pyarrow": pa.__version__,
+        "bsfg": bsfg.__version__,
+    }
+
+
+def file_system(folder: Path) -> str:
+    """Give the type of the file system that holds a folder."""
+    path = os.path.realpath(folder)
+    best, kind = "", "unknown"
+    try:
+        with open("/proc/mounts", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                where, found = line.split()[1:3]
+                inside = path == where or path.startswith(where.rstrip("/") + "/")
+                if inside and len(where) >= len(best):
+                    best, kind = where, found
+    except OSError:
+        pass
+    return kind

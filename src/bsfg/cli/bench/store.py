@@ -1,0 +1,118 @@
+"""`bsfg bench store`: the embedded log against this machine's SHA-256 and its disk."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from bsfg.cli.output import console, examples, print_json, progress_bar, table
+from bsfg.errors import InvalidArgument
+
+DEFAULT_FACTS = 400_000
+
+EPILOG = examples(
+    ("bsfg bench store", "a first impression, well under a minute"),
+    ("bsfg bench store --facts 10000000 --json > bench.json", "how it is with ten million keys"),
+    ("bsfg bench store --dir data-disk --plot bench.svg", "measure another disk, with a picture"),
+)
+
+
+def store(
+    facts: Annotated[int, typer.Option(metavar="N", min=1, help="How many facts to append.")] = DEFAULT_FACTS,
+    folder: Annotated[
+        Path | None,
+        typer.Option("--dir", metavar="D", help="Where to put the temporary data folder; this disk is measured."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw rate and latency into an .svg or .png file.")
+    ] = None,
+) -> None:
+    """Measure the embedded log: append, put-if-absent, repeats, replay, latency, and coming back after a kill.
+
+    Facts have 200-byte JSON objects and come in prebuilt batches of 2,000. Everything a producer waits for is timed:
+    validation, the canonical check, digest, dedupe, hash chain and fdatasync. The yardstick is hashlib's SHA-256 over
+    the same objects on the same machine, so that results of different machines can be compared. The data folder is
+    removed at the end.
+    """
+    from bsfg.cli.bench.plot import checked_path, draw
+    from bsfg.cli.bench.results import results
+
+    if plot is not None:
+        checked_path(plot)
+    started = time.perf_counter()
+    place = _temporary(folder)
+    try:
+        samples = _measured(place, facts)
+        numbers = results(samples, place, time.perf_counter() - started)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    if plot is not None:
+        draw(plot, numbers, samples)
+    if json:
+        print_json(numbers)
+    else:
+        show(numbers)
+
+
+def _temporary(folder: Path | None) -> Path:
+    """Make a folder of our own, so that nothing of anybody else's is ever removed."""
+    try:
+        return Path(tempfile.mkdtemp(prefix="bsfg-bench-", dir=folder))
+    except OSError as error:
+        raise InvalidArgument(f"cannot make a folder in {folder}: {error.strerror}") from None
+
+
+def _measured(place: Path, facts: int) -> Any:
+    from bsfg.cli.bench import measure
+    from bsfg.cli.bench.reopen import reopen_seconds
+
+    samples = measure.Samples(facts)
+    with progress_bar("starting") as bar:
+        task = bar.task_ids[0]
+        bar.update(task, total=measure.planned(facts))
+
+        def step(phase: str, done: int) -> None:
+            bar.update(task, description=phase, advance=done)
+
+        asyncio.run(measure.run(place / "data", samples, step))
+        bar.update(task, description="killing and reopening")
+        samples.reopen_seconds = reopen_seconds(place / "data")
+    return samples
+
+
+def show(numbers: dict[str, Any]) -> None:
+    """Print what was measured beside what is hoped for."""
+    from bsfg.cli.bench.results import aims_of
+
+    out = console()
+    rates = table("", "facts/s", "of SHA-256", right=("facts/s", "of SHA-256"))
+    rates.add_row("SHA-256 of the objects", f"{numbers['sha256_per_second']:,.0f}", "1")
+    for name in ("append", "put_if_absent", "duplicates", "replay", "concurrent_append"):
+        rate = numbers[f"{name}_per_second"]
+        rates.add_row(name, f"{rate:,.0f}", f"{rate / numbers['sha256_per_second']:.2f}")
+    for number, rate in enumerate(numbers["append_per_second_by_million"], 1):
+        if len(numbers["append_per_second_by_million"]) > 1:
+            rates.add_row(f"  append, million {number}", f"{rate:,.0f}", f"{rate / numbers['sha256_per_second']:.2f}")
+    out.print(rates)
+    verdict = table("", "measured", "aim", "", right=("measured", "aim"))
+    for aim in aims_of(numbers):
+        mark = Text("✓", "green") if aim.met else Text("✗", "red")
+        sign = "≥" if aim.at_least else "≤"
+        verdict.add_row(aim.name, f"{aim.measured:.4g}", f"{sign} {aim.aim:.4g} {aim.unit}", mark)
+    out.print(verdict)
+    where = numbers["machine"]
+    out.print(
+        f"one append: p50 {numbers['single_append_ms_p50']:.2f} ms, p99 {numbers['single_append_ms_p99']:.2f} ms; "
+        f"bare fdatasync: p50 {numbers['fdatasync_ms_p50']:.2f} ms"
+    )
+    out.print(f"{numbers['facts']:,} facts on {where['file_system']}, {where['cpus']} CPUs, in {numbers['seconds']} s")
+    if where["file_system"] in ("tmpfs", "ramfs"):
+        out.print(Text("This folder is memory: fdatasync costs nothing here. Give --dir on a real disk.", "yellow"))
