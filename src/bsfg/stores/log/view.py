@@ -16,6 +16,7 @@ from bsfg.retention import GapReason
 from bsfg.stores.log.frame import Damaged, Torn
 from bsfg.stores.log.segments import FrameRef, SegmentFile
 
+_WORTH_A_STEP = 1_000
 _ABSENT = (
     GapReason.EVICTED,
     GapReason.EXPIRED,
@@ -57,11 +58,14 @@ class LogView:
         return self._collect(segment, index, at, end, max_facts)
 
     def _collect(self, segment: SegmentFile, index: int, at: int, end: int, max_facts: int) -> Frame:
-        """Read one frame, and the small ones after it, into one batch of at most ``max_facts`` entries."""
+        """Read one frame, and the small ones after it, into one batch of at most ``max_facts`` entries.
+
+        Joining copies, so it stops once there is enough to be worth a step.
+        """
         parts: list[EntryBatch] = []
-        first = at
-        for ref in segment.frames[index:]:
-            if ref.base > at or at >= end or (parts and at - first + ref.count > max_facts):
+        first, enough = at, min(max_facts, _WORTH_A_STEP)
+        for ref in segment.frames[index : index + enough]:
+            if ref.base > at or at >= end or (parts and (at - first >= enough or at - first + ref.count > max_facts)):
                 break
             try:
                 entries = segment.entries(ref)
