@@ -43,10 +43,13 @@ class BsfgError(Exception):
     def from_dict(data: dict[str, Any]) -> BsfgError:
         """Rebuild an error that crossed the wire; an unknown code keeps its code as a detail."""
         cls = BsfgError.registry.get(str(data.get("code")), RemoteError)
-        details = dict(data.get("details") or {})
+        error = cls(str(data.get("message", "")), hint=str(data.get("hint") or "") or None)
+        details = data.get("details")
+        # Set, not passed: a stranger's detail may be called like an argument.
+        error.details = dict(details) if isinstance(details, dict) else {}
         if cls is RemoteError:
-            details.setdefault("remote_code", data.get("code"))
-        return cls(str(data.get("message", "")), hint=data.get("hint"), **details)
+            error.details.setdefault("remote_code", data.get("code"))
+        return error
 
 
 class RemoteError(BsfgError):
@@ -396,6 +399,14 @@ class UnknownLink(BsfgError):
 
     code = "unknown_link"
     default_hint = "List the links with `bsfg gate`; inbound ones are named in [links], outbound ones in [serve]."
+
+
+class GateHeld(BsfgError):
+    """An operator holds the gate of this link; ``details`` name it."""
+
+    code = "gate_held"
+    retryable = True
+    default_hint = "Wait until the gate is released; `bsfg gate` shows who holds it and why."
 
 
 class LeaseHeld(BsfgError):

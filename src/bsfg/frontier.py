@@ -36,8 +36,7 @@ class Frontier:
             raise InvalidArgument(f"offset {offset} is negative")
         if offset <= self.committed:
             return False
-        self.committed = offset
-        self._absorb()
+        self.committed, self.ranges = _swept(offset, self.ranges)
         return True
 
     def confirm(self, ranges: Iterable[Range]) -> bool:
@@ -45,22 +44,18 @@ class Frontier:
 
         Either all ranges are taken or, when too many islands would stay open, none is.
         """
-        merged = list(self.ranges)
-        committed = self.committed
-        for first, last in ranges:
+        new = list(ranges)
+        for first, last in new:
             if first < 0 or last < first:
                 raise InvalidArgument(f"range {first}..{last} is not a range of offsets")
-            if last > committed:
-                _insert(merged, (max(first, committed + 1), last))
-                if merged[0][0] == committed + 1:
-                    committed = merged.pop(0)[1]
-        if len(merged) > self.max_ranges:
+        committed, islands = _swept(self.committed, sorted(self.ranges + new))
+        if len(islands) > self.max_ranges:
             raise TooManyRanges(
-                f"{len(merged)} open ranges beyond offset {committed}, the limit is {self.max_ranges}",
+                f"{len(islands)} open ranges beyond offset {committed}, the limit is {self.max_ranges}",
                 first_missing=committed + 1,
             )
-        changed = committed != self.committed or merged != self.ranges
-        self.committed, self.ranges = committed, merged
+        changed = committed != self.committed or islands != self.ranges
+        self.committed, self.ranges = committed, islands
         return changed
 
     def is_confirmed(self, offset: int) -> bool:
@@ -87,19 +82,15 @@ class Frontier:
         """Give an independent copy."""
         return Frontier(self.committed, list(self.ranges), self.max_ranges)
 
-    def _absorb(self) -> None:
-        while self.ranges and self.ranges[0][0] <= self.committed + 1:
-            self.committed = max(self.committed, self.ranges.pop(0)[1])
 
-
-def _insert(ranges: list[Range], new: Range) -> None:
-    """Merge one range into a sorted list of disjoint, non-adjacent ranges."""
-    first, last = new
-    start = bisect_left(ranges, (first,))
-    if start and ranges[start - 1][1] >= first - 1:
-        start -= 1
-    end = start
-    while end < len(ranges) and ranges[end][0] <= last + 1:
-        first, last = min(first, ranges[end][0]), max(last, ranges[end][1])
-        end += 1
-    ranges[start:end] = [(first, last)]
+def _swept(committed: int, ranges: Iterable[Range]) -> tuple[int, list[Range]]:
+    """Extend a frontier over sorted ranges, which may overlap, and give what stays as islands beyond it."""
+    islands: list[Range] = []
+    for first, last in ranges:
+        if not islands and first <= committed + 1:
+            committed = max(committed, last)
+        elif islands and first <= islands[-1][1] + 1:
+            islands[-1] = (islands[-1][0], max(islands[-1][1], last))
+        else:
+            islands.append((first, last))
+    return committed, islands

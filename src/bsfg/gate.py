@@ -57,6 +57,8 @@ TABLE: dict[tuple[Mode, Event], Mode] = {
 }
 """Every move a gate can make; a pair that is not here is refused with `invalid_transition`."""
 
+NETWORK_EVENTS = frozenset({Event.PEER_LOST, Event.PEER_FOUND, Event.BACKLOG_CLEARED, Event.BACKLOG_GREW})
+
 
 @dataclass(frozen=True, slots=True)
 class Gate:
@@ -69,9 +71,9 @@ class Gate:
     held_until_unix_ms: int | None = None
 
     def on(self, event: Event, now_unix_ms: int, reason: str = "") -> Gate:
-        """Give the gate after a network event; use `hold` and `release` for an operator's."""
+        """Give the gate after a network event; `hold` and `release` are an operator's, `tick` ends a hold."""
         target = TABLE.get((self.mode, event))
-        if target is None or event in (Event.HOLD, Event.RELEASE):
+        if target is None or event not in NETWORK_EVENTS:
             raise InvalidTransition(f"a gate in mode {self.mode} cannot follow {event}", mode=self.mode, event=event)
         if target == self.mode:
             return self

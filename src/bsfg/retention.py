@@ -121,23 +121,24 @@ def removable_before(
 ) -> Removal:
     """Decide what retention and expiry remove.
 
-    ``committed`` is the lowest frontier of the required consumers (-1 when nothing is confirmed). Confirmed pieces
-    go once retention allows and while the link is open. Unconfirmed ones go only when they are older than max age,
-    never on a `sil` stream, and never while the clock is in doubt.
+    ``committed`` is the lowest frontier of the required consumers (-1 when nothing is confirmed). What is confirmed
+    goes once retention allows and while the link is open. What is not goes only when it is older than max age, never
+    on a `sil` stream. Nothing goes while the clock is in doubt. A buffer loses its oldest first and nothing from
+    its middle, so what stands behind a piece that stays, stays too.
     """
-    start = pieces[0].first if pieces else 0
-    before, gaps = start, []
+    before = pieces[0].first if pieces else 0
+    gaps: list[Gap] = []
     for piece in pieces:
         age_seconds = (now_unix_ms - piece.newest_unix_ms) / 1000
         confirmed = piece.last <= committed
-        if confirmed and link_open and clock_trusted and age_seconds >= policy.retention_seconds:
-            before = piece.last + 1
-            continue
-        expired = age_seconds > policy.max_age_seconds and not policy.is_sil and clock_trusted and not confirmed
-        if not expired:
+        old = age_seconds >= policy.retention_seconds if confirmed else age_seconds > policy.max_age_seconds
+        if not old or not clock_trusted:
+            break
+        if (piece.first <= committed and not link_open) or (not confirmed and policy.is_sil):
             break
         before = piece.last + 1
-        gaps.append(Gap(max(piece.first, committed + 1), piece.last, GapReason.EXPIRED))
+        if not confirmed:
+            gaps.append(Gap(max(piece.first, committed + 1), piece.last, GapReason.EXPIRED))
     return Removal(before, tuple(_merged(gaps)))
 
 
@@ -180,10 +181,14 @@ def _merged(gaps: Sequence[Gap]) -> list[Gap]:
 
 @dataclass(slots=True)
 class ClockGuard:
-    """Notices a wall clock that jumps, by holding it against the monotonic clock.
+    """Notices a wall clock that jumps forward, by holding it against the monotonic clock.
 
-    A clock that jumped forward would make everything look expired, so expiry is suspended until the clock agrees
-    with the monotonic one again or an operator accepts the new time.
+    Such a clock would make everything look expired, so expiry is suspended until the clock is back where the
+    monotonic one says it should be, or an operator accepts the new time. A clock that goes back makes things look
+    younger, which is harmless: it is believed at once, and a later leap forward counts from there. Small steps are
+    corrections; each is judged by itself, so that a year of them does not add up to a jump.
+
+    A guard knows nothing of the time before its first reading: what a wrong clock says at start-up is believed.
     """
 
     tolerance_ms: int = 60_000
@@ -193,12 +198,11 @@ class ClockGuard:
 
     def observe(self, wall_unix_ms: int, monotonic_ms: int) -> bool:
         """Take a reading of both clocks and tell whether ages can be trusted."""
-        if self._wall_ms is None:
-            self._wall_ms, self._monotonic_ms = wall_unix_ms, monotonic_ms
-        expected = self._wall_ms + (monotonic_ms - self._monotonic_ms)
-        self.trusted = wall_unix_ms - expected <= self.tolerance_ms
-        if wall_unix_ms < expected - self.tolerance_ms:
-            self._wall_ms, self._monotonic_ms = wall_unix_ms, monotonic_ms
+        elapsed_ms = monotonic_ms - self._monotonic_ms
+        if self._wall_ms is None or wall_unix_ms - (self._wall_ms + elapsed_ms) <= self.tolerance_ms:
+            self.accept(wall_unix_ms, monotonic_ms)
+        else:
+            self.trusted = False
         return self.trusted
 
     def accept(self, wall_unix_ms: int, monotonic_ms: int) -> None:
