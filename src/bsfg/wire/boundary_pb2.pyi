@@ -453,14 +453,14 @@ class PutObjectResponse(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., size_bytes: _Optional[int] = ..., already_exists: _Optional[bool] = ...) -> None: ...
 
 class GetObjectRequest(_message.Message):
-    __slots__ = ("bucket", "key", "start_byte")
+    __slots__ = ("bucket", "key", "digest")
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
-    START_BYTE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     bucket: str
     key: str
-    start_byte: int
-    def __init__(self, bucket: _Optional[str] = ..., key: _Optional[str] = ..., start_byte: _Optional[int] = ...) -> None: ...
+    digest: str
+    def __init__(self, bucket: _Optional[str] = ..., key: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class GetObjectResponse(_message.Message):
     __slots__ = ("description", "chunk")

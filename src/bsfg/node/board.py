@@ -1,0 +1,175 @@
+"""The board of the links: the gate of each side, who holds the lease, and what was reported last.
+
+The board is memory only. Gates start closed and find out for themselves; what an operator holds is kept by whoever
+owns the node, through ``on_move``.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from bsfg.errors import GateHeld, InvalidArgument, LeaseHeld, LeaseLost, UnknownLink
+from bsfg.gate import Event, Gate
+from bsfg.ports import Clock
+from bsfg.wire.service import GateView, LeaseView, LinkReport
+
+RECEIVER, SENDER = "receiver", "sender"
+TTL_MS_MIN, TTL_MS_MAX = 1_000, 300_000
+
+OnMove = Callable[[GateView, Gate], None]
+"""Is told every change of a gate: the gate as it is now, and as it was."""
+
+
+@dataclass(slots=True)
+class _Lease:
+    holder: str
+    token: str
+    ends_ms: int
+
+
+@dataclass(slots=True)
+class Board:
+    """Gates, leases and reports of all links of one node."""
+
+    clock: Clock
+    on_move: OnMove = lambda view, before: None
+    _gates: dict[tuple[str, str], Gate] = field(default_factory=dict)
+    _fetched: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _leases: dict[str, _Lease] = field(default_factory=dict)
+    _reports: dict[tuple[str, str], tuple[int, LinkReport]] = field(default_factory=dict)
+
+    def add(self, link: str, side: str = RECEIVER, gate: Gate | None = None) -> None:
+        """Put up a link's gate on one side; one that is there already stays as it is."""
+        self._gates.setdefault((link, side), gate or Gate(since_unix_ms=self.clock.now_unix_ms()))
+
+    def gates(self) -> list[GateView]:
+        """List all gates, holds that have ended let go first."""
+        return [self.gate(link, side) for link, side in sorted(self._gates)]
+
+    def gate(self, link: str, side: str = RECEIVER) -> GateView:
+        """Give one gate as it is now, or raise `UnknownLink`."""
+        found = self._gates.get((link, side))
+        if found is None:
+            raise UnknownLink(f"there is no link {link[:80]!r} on the {side[:80]}'s side", link=link[:80])
+        return self._moved(link, side, found.tick(self.clock.now_unix_ms()))
+
+    def on(self, link: str, side: str, event: Event, reason: str = "") -> GateView:
+        """Tell a gate what happened."""
+        gate = self.gate(link, side).gate
+        return self._moved(link, side, gate.on(event, self.clock.now_unix_ms(), reason))
+
+    def hold(self, link: str, side: str, *, by: str, reason: str, until_unix_ms: int | None = None) -> GateView:
+        """Close a gate until it is released, or until a time."""
+        gate = self.gate(link, side).gate
+        now_unix_ms = self.clock.now_unix_ms()
+        return self._moved(link, side, gate.hold(now_unix_ms, by=by, reason=reason, until_unix_ms=until_unix_ms))
+
+    def release(self, link: str, side: str, *, by: str, reason: str) -> GateView:
+        """Open a held gate."""
+        gate = self.gate(link, side).gate
+        return self._moved(link, side, gate.release(self.clock.now_unix_ms(), by=by, reason=reason))
+
+    def _moved(self, link: str, side: str, gate: Gate) -> GateView:
+        before, view = self._gates[link, side], GateView(link, side, gate)
+        if gate != before:
+            self._gates[link, side] = gate
+            self.on_move(view, before)
+        return view
+
+    def check_open(self, link: str) -> None:
+        """Raise `GateHeld` while an operator holds the receiver's gate of a link."""
+        gate = self.gate(link).gate
+        if not gate.allows_fetch:
+            raise GateHeld(f"the gate of {link} is held by {gate.held_by}: {gate.reason}", link=link)
+
+    # The sender's side: gates are named after the zone that pulls.
+
+    def check_serving(self, consumer: str, zone: str) -> None:
+        """Raise `GateHeld` while an operator holds the gate to a zone that pulls from here."""
+        if (zone, SENDER) in self._gates:
+            gate = self.gate(zone, SENDER).gate
+            if not gate.allows_fetch:
+                raise GateHeld(f"the gate to {zone} is held by {gate.held_by}: {gate.reason}", consumer=consumer)
+
+    def fetched(self, consumer: str, backlog: int) -> None:
+        """Note that a consumer has fetched, and how much it had left."""
+        self._fetched[consumer] = (self.clock.now_unix_ms(), backlog)
+
+    def last_fetch(self, consumer: str) -> tuple[int, int] | None:
+        """Give when a consumer last fetched and how much it had left then, None when it did not since the start."""
+        return self._fetched.get(consumer)
+
+    # Leases: one pipeline at a time moves a link.
+
+    def acquire(self, link: str, holder: str, ttl_ms: int) -> LeaseView:
+        """Take the lease of a link for a while, or raise `LeaseHeld`."""
+        self._check_ttl(ttl_ms)
+        view = self.gate(link)
+        held = self._live(link)
+        if held is not None:
+            left_ms = held.ends_ms - self.clock.monotonic_ms()
+            raise LeaseHeld(
+                f"{held.holder} holds the lease of {link} for at most {left_ms} ms more",
+                holder=held.holder,
+                left_ms=left_ms,
+            )
+        return self._granted(view, holder, secrets.token_hex(16), ttl_ms)
+
+    def renew(self, link: str, token: str, ttl_ms: int) -> LeaseView:
+        """Keep a lease. After a restart of the node the first who asks with a token keeps his."""
+        self._check_ttl(ttl_ms)
+        view = self.gate(link)
+        held = self._leases.get(link)
+        if held is None:
+            return self._granted(view, "unknown", token, ttl_ms)
+        if held.token != token:
+            raise LeaseLost(f"the lease of {link} is held by {held.holder}", holder=held.holder)
+        return self._granted(view, held.holder, token, ttl_ms)
+
+    def give_back(self, link: str, token: str) -> None:
+        """End a lease."""
+        held = self._leases.get(link)
+        if held is not None and held.token == token:
+            del self._leases[link]
+
+    def check_lease(self, link: str, token: str | None) -> None:
+        """Raise `LeaseLost` when somebody else holds the lease of a link."""
+        held = self._live(link)
+        if held is not None and held.token != token:
+            raise LeaseLost(f"the lease of {link} is held by {held.holder}", holder=held.holder)
+
+    def holder(self, link: str) -> str | None:
+        """Say who holds the lease of a link."""
+        held = self._live(link)
+        return held.holder if held else None
+
+    def _live(self, link: str) -> _Lease | None:
+        held = self._leases.get(link)
+        return held if held is not None and held.ends_ms > self.clock.monotonic_ms() else None
+
+    def _granted(self, view: GateView, holder: str, token: str, ttl_ms: int) -> LeaseView:
+        self._leases[view.link] = _Lease(holder, token, self.clock.monotonic_ms() + ttl_ms)
+        return LeaseView(view.link, holder, token, ttl_ms, str(view.gate.mode))
+
+    @staticmethod
+    def _check_ttl(ttl_ms: int) -> None:
+        if not TTL_MS_MIN <= ttl_ms <= TTL_MS_MAX:
+            raise InvalidArgument(f"a lease lasts {TTL_MS_MIN} to {TTL_MS_MAX} ms, not {ttl_ms}")
+
+    # Reports.
+
+    def report(self, report: LinkReport) -> GateView:
+        """Take what a pipeline tells of a link, and give the gate that follows from it."""
+        self.check_lease(report.link, report.lease)
+        view = self.gate(report.link)
+        self._reports[report.link, report.stream] = (self.clock.now_unix_ms(), report)
+        if report.hold_code:
+            reason = f"{report.hold_code}: {report.hold_detail}".rstrip(": ")
+            return self.hold(report.link, RECEIVER, by="pipeline", reason=reason)
+        return self.on(report.link, RECEIVER, report.event) if report.event else view
+
+    def reports(self) -> Iterable[tuple[int, LinkReport]]:
+        """Give the last report of every link and stream, with its time."""
+        return [self._reports[name] for name in sorted(self._reports)]

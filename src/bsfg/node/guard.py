@@ -1,0 +1,57 @@
+"""The door of the node: who a caller is, whether he may, and a record of every refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bsfg.errors import IdentityUnknown, PermissionRefused
+from bsfg.node.authorize import Decision, Matrix, Request, Rule
+from bsfg.node.config.access import Identity
+from bsfg.node.config.words import Role
+from bsfg.ports import Clock
+from bsfg.wire.service import Caller
+
+Audit = Callable[[Decision, Caller], None]
+"""Takes every refusal; it must not raise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """Decides by the matrix; a caller without TLS acts as the one identity that the configuration names for it."""
+
+    matrix: Matrix
+    clock: Clock
+    audit: Audit
+    plaintext_identity: str | None = None
+
+    def check(self, caller: Caller, request: Request) -> Identity:
+        """Give the identity of a caller who may do this, or record the refusal and raise it."""
+        decision = self._decide(caller, request)
+        if not decision.allowed:
+            self.audit(decision, caller)
+        return self.matrix.identities[decision.checked().identity]
+
+    def identity(self, caller: Caller) -> str:
+        """Give the name by which a caller is known here, for records; his own words when he is not."""
+        if caller.names is None:
+            return self.plaintext_identity or "plaintext"
+        try:
+            return self.matrix.name_of(caller.names)
+        except IdentityUnknown:
+            return str(caller.names)
+
+    def _decide(self, caller: Caller, request: Request) -> Decision:
+        now_unix_ms = self.clock.now_unix_ms()
+        if caller.names is not None:
+            return self.matrix.decide_peer(caller.names, request, now_unix_ms)
+        if self.plaintext_identity is not None:
+            return self.matrix.decide(self.plaintext_identity, request, now_unix_ms)
+        # A listener with TLS never lets such a caller through; this is the second lock on the same door.
+        error = PermissionRefused("callers without a certificate are not served here")
+        return Decision("plaintext", None, request, Rule.UNKNOWN, error)
+
+
+def is_peer(row: Identity) -> bool:
+    """Tell whether an identity is another zone's node."""
+    return Role.PEER in row.roles

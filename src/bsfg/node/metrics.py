@@ -1,0 +1,101 @@
+"""The metrics of a node, in the words of the alarm list.
+
+Names and labels are part of the product: dashboards and alarms are built on them. Labels only ever take values that
+are configured or counted by the node itself, never a caller's words.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from bsfg.gate import Mode
+from bsfg.ports import Buffer, BufferStats, Receipt, Result
+
+SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+LAG_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0, 300.0, 3600.0, 86400.0)
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_FILL = {Buffer.STORE: "bsfg_store_buffer_fill_percent", Buffer.FORWARD: "bsfg_forward_buffer_fill_percent"}
+
+
+class Metrics:
+    """All counters, gauges and histograms of one node, in a registry of their own."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+        self._highest_lag: dict[tuple[str, str], float] = {}
+
+        def counter(name: str, says: str, *labels: str) -> Counter:
+            return Counter(name, says, labels, registry=registry)
+
+        def gauge(name: str, says: str, *labels: str) -> Gauge:
+            return Gauge(name, says, labels, registry=registry)
+
+        def histogram(name: str, says: str, *labels: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
+            return Histogram(name, says, labels, registry=registry, buckets=buckets)
+
+        self.append_requests = counter("bsfg_append_requests_total", "Appends asked for.", "stream")
+        self.append_failures = counter("bsfg_append_failures_total", "Appends refused or failed.", "stream", "code")
+        self.append_latency = histogram("bsfg_append_latency_seconds", "From request to durable.", "stream")
+        self.facts = counter("bsfg_facts_total", "Facts by what became of them.", "stream", "buffer", "result")
+        self.fetch_requests = counter("bsfg_fetch_requests_total", "Fetches served.", "stream", "buffer")
+        self.fetched_facts = counter("bsfg_fetched_facts_total", "Facts given to consumers.", "stream", "buffer")
+        self.confirm_requests = counter("bsfg_confirm_requests_total", "Confirmations taken.", "stream", "buffer")
+        self.refusals = counter("bsfg_refused_requests_total", "Requests that were not allowed.", "rule")
+        self.request_failures = counter("bsfg_request_failures_total", "Requests that ended in an error.", "code")
+        self.fsync_latency = histogram("bsfg_fsync_latency_seconds", "Making a write durable.")
+        self.lag = gauge("bsfg_replication_lag_seconds", "From append at the sender to here.", "link", "stream")
+        self.lag_high = gauge("bsfg_replication_lag_high_watermark", "The worst lag since start.", "link", "stream")
+        self.lags = histogram("bsfg_replication_lags_seconds", "All lags.", "link", "stream", buckets=LAG_SECONDS)
+        self.link_backlog = gauge("bsfg_link_backlog", "Facts the sender has left.", "link", "stream")
+        self.gate_state = gauge("bsfg_gate_state", "1 for the mode a gate is in.", "link", "side", "mode")
+        self.gate_moves = counter("bsfg_gate_transitions_total", "Changes of mode.", "link", "side", "mode")
+        self.frontier = gauge("bsfg_frontier_offset", "Confirmed through, by consumer.", "consumer")
+        self.backlog = gauge("bsfg_consumer_backlog", "Facts not confirmed, by consumer.", "consumer")
+        self.fill = {buffer: gauge(name, f"Fill of the {buffer} buffer.", "stream") for buffer, name in _FILL.items()}
+        self.end = gauge("bsfg_buffer_end_offset", "The offset the next entry gets.", "stream", "buffer")
+        self.gaps = gauge("bsfg_gap_records", "Gap records.", "stream", "buffer")
+        self.quarantined = gauge("bsfg_quarantined", "Facts in quarantine.", "stream", "buffer")
+        self.in_flight = gauge("bsfg_requests_in_flight", "Requests being served.")
+        self.certificate_expiry = gauge("bsfg_certificate_expiry_seconds", "Time left.", "certificate")
+
+    def appended(self, stream: str, receipt: Receipt, seconds: float) -> None:
+        """Count one append that was answered."""
+        self.append_latency.labels(stream).observe(seconds)
+        self.stored(stream, Buffer.STORE, receipt)
+
+    def stored(self, stream: str, buffer: Buffer, receipt: Receipt) -> None:
+        """Count facts by their results."""
+        if not receipt.results.any():
+            self.facts.labels(stream, str(buffer), "inserted").inc(len(receipt.results))
+            return
+        for result in Result:
+            if count := receipt.count(result):
+                self.facts.labels(stream, str(buffer), result.name.lower()).inc(count)
+
+    def lagged(self, link: str, stream: str, seconds: float) -> None:
+        """Note the lag of a link and stream."""
+        self.lag.labels(link, stream).set(seconds)
+        self.lags.labels(link, stream).observe(seconds)
+        if seconds > self._highest_lag.get((link, stream), -1.0):
+            self._highest_lag[link, stream] = seconds
+            self.lag_high.labels(link, stream).set(seconds)
+
+    def gate_moved(self, link: str, side: str, mode: Mode, *, moved: bool = True) -> None:
+        """Note the mode of a gate."""
+        for each in Mode:
+            self.gate_state.labels(link, side, str(each)).set(1 if each == mode else 0)
+        if moved:
+            self.gate_moves.labels(link, side, str(mode)).inc()
+
+    def buffer_seen(self, stats: BufferStats) -> None:
+        """Note what a buffer holds."""
+        labels = (stats.stream, str(stats.buffer))
+        self.fill[stats.buffer].labels(stats.stream).set(stats.fill_percent)
+        self.end.labels(*labels).set(stats.end)
+        self.gaps.labels(*labels).set(stats.gaps)
+        self.quarantined.labels(*labels).set(stats.quarantined)
+
+    def text(self) -> bytes:
+        """Write everything in the form that Prometheus reads."""
+        return generate_latest(self.registry)

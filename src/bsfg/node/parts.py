@@ -1,0 +1,105 @@
+"""What the services of one node share: its storage, its settings, its door, and the counters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from bsfg.errors import UnknownStream
+from bsfg.journey.append import Plausibility
+from bsfg.keys import EXPLICIT, MessageIds
+from bsfg.model import DEFAULT_LIMITS, Limits
+from bsfg.node.board import Board
+from bsfg.node.config import Link, Stream, ZoneConfig
+from bsfg.node.guard import Guard
+from bsfg.node.metrics import Metrics
+from bsfg.ports import ArtifactStore, Buffer, Clock, ForwardBuffer, Storage, StoreBuffer
+from bsfg.retention import Policy
+from bsfg.wire.limits import WireLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """The settings of one stream; ``max_age_seconds`` is None where nothing expires."""
+
+    store_policy: Policy = field(default_factory=Policy)
+    forward_policy: Policy = field(default_factory=Policy)
+    limits: Limits = DEFAULT_LIMITS
+    plausibility: Plausibility | None = None
+    max_age_seconds: float | None = None
+
+    @staticmethod
+    def of(stream: Stream) -> Lane:
+        """Derive a lane from its table in the configuration."""
+        past, future = stream.plausible_past_seconds, stream.plausible_future_seconds
+        policy = stream.store_policy
+        return Lane(
+            store_policy=policy,
+            forward_policy=stream.forward_policy,
+            limits=stream.fact_limits,
+            plausibility=None if past is None and future is None else Plausibility(past, future),
+            max_age_seconds=None if policy.is_sil else stream.max_age_seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the services go by."""
+
+    zone: str
+    lanes: Mapping[str, Lane]
+    ids: MessageIds = EXPLICIT
+    links: Mapping[str, Link] = field(default_factory=dict)
+    limits: WireLimits = field(default_factory=WireLimits)
+
+    @staticmethod
+    def of(config: ZoneConfig) -> Settings:
+        """Derive the settings from a configuration."""
+        limits = config.limits
+        return Settings(
+            zone=config.zone.name,
+            lanes={name: Lane.of(stream) for name, stream in config.streams.items()},
+            ids=config.zone.ids,
+            links=config.links,
+            limits=WireLimits(
+                message_bytes=limits.message_bytes,
+                concurrent_requests=limits.concurrent_requests,
+                concurrent_per_identity=limits.concurrent_per_identity,
+                connections=limits.connections,
+                request_timeout_seconds=limits.request_timeout_seconds,
+                idle_timeout_seconds=limits.idle_timeout_seconds,
+                fetch_wait_max_seconds=limits.fetch_wait_max_seconds,
+            ),
+        )
+
+    def lane(self, stream: str) -> Lane:
+        """Give the settings of a stream, or raise `UnknownStream`."""
+        lane = self.lanes.get(stream)
+        if lane is None:
+            raise UnknownStream(f"there is no stream {stream[:80]!r} here", stream=stream[:80])
+        return lane
+
+
+@dataclass(slots=True)
+class Parts:
+    """The parts of a running node."""
+
+    storage: Storage
+    settings: Settings
+    guard: Guard
+    clock: Clock
+    board: Board
+    metrics: Metrics = field(default_factory=Metrics)
+    artifacts: ArtifactStore | None = None
+
+    async def store(self, stream: str) -> StoreBuffer:
+        """Give the store buffer of a stream."""
+        return await self.storage.store(stream, self.settings.lane(stream).store_policy)
+
+    async def forward(self, stream: str) -> ForwardBuffer:
+        """Give the forward buffer of a stream."""
+        return await self.storage.forward(stream, self.settings.lane(stream).forward_policy)
+
+    async def buffer(self, stream: str, buffer: Buffer) -> StoreBuffer | ForwardBuffer:
+        """Give one of the two buffers of a stream."""
+        return await (self.store(stream) if buffer == Buffer.STORE else self.forward(stream))

@@ -1,0 +1,131 @@
+"""What a pipeline brings of a link, put by the rules of that link.
+
+It is the same step as the native handoff (`bsfg.journey.pull`), with the pipeline in the place of the network: what it
+brings is judged as if it had been fetched, and what would be confirmed is told to the pipeline instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bsfg.batch import EntryBatch
+from bsfg.errors import BufferFull, ZoneNotAllowed
+from bsfg.journey.link import Fetched, FetchRequest, PeerPosition, Refusal, SessionMemory
+from bsfg.journey.pull import Progress, pull_once
+from bsfg.journey.verify import LinkRules
+from bsfg.node.authorize import Action, Request
+from bsfg.node.objects import Objects
+from bsfg.node.parts import Parts
+from bsfg.node.spans import zones_of
+from bsfg.ports import Buffer, Confirmation, Frame
+from bsfg.wire.service import Caller, PutCall, PutOutcome
+
+
+@dataclass(slots=True)
+class _Brought:
+    """One frame in the form of a link: it is fetched once, and its confirmation is kept."""
+
+    zone: str
+    fetched: Fetched
+    confirmation: Confirmation | None = None
+    refusals: Sequence[Refusal] = field(default_factory=list)
+
+    async def fetch(self, request: FetchRequest) -> Fetched:
+        """Give the frame."""
+        return self.fetched
+
+    async def confirm(self, confirmation: Confirmation, refusals: Sequence[Refusal] = ()) -> int:
+        """Keep what would be confirmed; the pipeline tells the sender."""
+        self.confirmation, self.refusals = confirmation, refusals
+        assert confirmation.through is not None
+        return confirmation.through
+
+
+class Putting:
+    """Puts frames for pipelines."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._objects = Objects(parts)
+
+    async def put(self, caller: Caller, call: PutCall) -> PutOutcome:
+        """Put one frame; what holds the link is part of the outcome, a full buffer an error."""
+        parts = self._parts
+        parts.guard.check(caller, Request(Action.PUT, call.stream, Buffer.FORWARD, link=call.link))
+        lane = parts.settings.lane(call.stream)
+        parts.board.check_lease(call.link, call.lease)
+        parts.board.check_open(call.link)
+        frame = Frame(call.first, call.last, gap=call.gap)
+        if call.entries:
+            entries = await asyncio.to_thread(EntryBatch.from_ipc, call.entries, lane.limits)
+            frame = Frame(call.first, call.last, entries)
+        refused = self._zones_refused(call, frame.entries)
+        if refused is not None:
+            return PutOutcome(call.first - 1, held_code=ZoneNotAllowed.code, held_detail=refused)
+        brought = _Brought(self._peer_zone(call.link), _fetched(call, frame))
+        progress = await pull_once(
+            brought,
+            await parts.forward(call.stream),
+            SessionMemory(PeerPosition(log_id=call.log_id)),
+            self._rules(call, frame.entries),
+            clock=parts.clock,
+            before_put=self._objects.claim,
+        )
+        return self._outcome(call, brought, progress)
+
+    def _outcome(self, call: PutCall, brought: _Brought, progress: Progress) -> PutOutcome:
+        if isinstance(progress.paused, BufferFull):
+            raise progress.paused
+        if progress.held is not None:
+            return PutOutcome(call.first - 1, held_code=progress.held.code, held_detail=progress.held.detail)
+        facts = self._parts.metrics.facts
+        for result, count in (("inserted", progress.inserted), ("already_exists", progress.repeated)):
+            facts.labels(call.stream, str(Buffer.FORWARD), result).inc(count)
+        confirmed = brought.confirmation
+        return PutOutcome(
+            through=progress.through if progress.through is not None else call.first - 1,
+            inserted=progress.inserted,
+            repeated=progress.repeated,
+            refusals=progress.refused,
+            chain_head=(confirmed.peer_head or b"") if confirmed else b"",
+            refetch_at=progress.refetch_at,
+        )
+
+    def _peer_zone(self, link: str) -> str:
+        matrix = self._parts.guard.matrix
+        return matrix.identities[matrix.link_servers[link]].zone
+
+    def _zones_refused(self, call: PutCall, entries: EntryBatch | None) -> str | None:
+        """Say which zone the link's peer may not bring, None when it may bring all."""
+        parts = self._parts
+        from_zones = _zones(call, entries) - {parts.settings.zone}
+        to_zones = zones_of(entries, "to_zone") if entries is not None else frozenset()
+        decision = parts.guard.matrix.decide_link(
+            call.link, call.stream, from_zones, to_zones, parts.clock.now_unix_ms()
+        )
+        if decision.error is None:
+            return None
+        parts.guard.audit(decision, Caller(address=f"link {call.link}"))
+        return decision.error.message
+
+    def _rules(self, call: PutCall, entries: EntryBatch | None) -> LinkRules:
+        parts, lane = self._parts, self._parts.settings.lane(call.stream)
+        max_age_seconds = lane.max_age_seconds
+        link = parts.settings.links.get(call.link)
+        if max_age_seconds is not None and link is not None and link.max_age_seconds is not None:
+            max_age_seconds = link.max_age_seconds
+        # These were allowed one by one before; the step itself only needs to know them.
+        zones = _zones(call, entries) | {self._peer_zone(call.link)}
+        return LinkRules(parts.settings.zone, zones, max_age_seconds, limits=lane.limits)
+
+
+def _zones(call: PutCall, entries: EntryBatch | None) -> frozenset[str]:
+    """Give the zones that a call brings facts or gap records of."""
+    relayed = frozenset(gap.origin_zone for gap in call.gaps if gap.origin_zone is not None)
+    return relayed | (zones_of(entries, "from_zone") if entries is not None else frozenset())
+
+
+def _fetched(call: PutCall, frame: Frame) -> Fetched:
+    return Fetched(call.log_id, call.first, call.last + 1, b"", [frame], call.gaps)

@@ -1,0 +1,220 @@
+"""The boundary of a zone as a service: who may, which step of the journey, and what is counted.
+
+It knows nothing of gRPC or HTTP; the listeners of `bsfg.wire` call it. Each operation decides first whether the caller
+may, as far as that can be known, and only then looks at what he sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+from bsfg.batch import FactBatch
+from bsfg.errors import BsfgError, FactNotFound, InvalidArgument
+from bsfg.fact import Entry, Key
+from bsfg.journey.append import AppendOutcome, AppendRules, append
+from bsfg.journey.carriage import Carriage
+from bsfg.journey.confirm import confirm_receipt
+from bsfg.journey.link import Fetched, FetchRequest, Refusal
+from bsfg.journey.serve import serve, serve_range
+from bsfg.keys import IdStrategy
+from bsfg.node.authorize import Action, Request
+from bsfg.node.config.access import Identity
+from bsfg.node.guard import is_peer
+from bsfg.node.objects import Objects
+from bsfg.node.parts import Lane, Parts
+from bsfg.node.putting import Putting
+from bsfg.node.spans import offsets_of_span, zones_of
+from bsfg.ports import Buffer, Confirmation, ConsumerState, ForwardBuffer, StoreBuffer
+from bsfg.sealing import seal
+from bsfg.wire.service import Caller, ObjectInfo, Prepared, PutCall, PutOutcome, Reading
+
+THREAD_FACTS = 256
+THREAD_BYTES = 64 << 10
+"""From these sizes on, decoding and sealing leave the event loop to others meanwhile."""
+
+FETCH_FACTS_MAX = 100_000
+
+
+class NodeService:
+    """The operations of producers, consumers, peers and pipelines; see `bsfg.wire.service.BoundaryService`."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._putting = Putting(parts)
+        self._objects = Objects(parts)
+
+    # Append.
+
+    async def prepare(self, caller: Caller, stream: str, facts: FactBatch | bytes) -> Prepared:
+        """Decide whether the caller may append these facts, and seal them."""
+        metrics = self._parts.metrics
+        try:
+            # The role first: a stranger learns nothing of streams and costs no decoding.
+            self._check(caller, Request(Action.APPEND, stream))
+            lane = self._parts.settings.lane(stream)
+            metrics.append_requests.labels(stream).inc()
+            sealed = await self._sealed(facts, lane)
+            zones = Request(
+                Action.APPEND, stream, from_zones=zones_of(sealed, "from_zone"), to_zones=zones_of(sealed, "to_zone")
+            )
+            self._check(caller, zones)
+            await self._objects.claim(sealed)
+        except BsfgError as error:
+            self._append_failed(stream, error)
+            raise
+        return Prepared(stream, sealed, self._parts.settings.ids.strategy != IdStrategy.EXPLICIT)
+
+    async def _sealed(self, facts: FactBatch | bytes, lane: Lane) -> FactBatch:
+        ids = self._parts.settings.ids
+
+        def work() -> FactBatch:
+            batch = facts if isinstance(facts, FactBatch) else FactBatch.from_ipc(facts, lane.limits)
+            return seal(batch, ids=ids, limits=lane.limits)
+
+        large = len(facts) > (THREAD_FACTS if isinstance(facts, FactBatch) else THREAD_BYTES)
+        return await asyncio.to_thread(work) if large else work()
+
+    async def commit(self, prepared: Prepared) -> AppendOutcome:
+        """Make prepared facts durable."""
+        started = time.perf_counter()
+        parts, stream = self._parts, prepared.stream
+        try:
+            rules = AppendRules(plausibility=parts.settings.lane(stream).plausibility)
+            outcome = await append(await parts.store(stream), prepared.facts, clock=parts.clock, rules=rules)
+        except BsfgError as error:
+            self._append_failed(stream, error)
+            raise
+        parts.metrics.appended(stream, outcome.receipt, time.perf_counter() - started)
+        return outcome
+
+    def _append_failed(self, stream: str, error: BsfgError) -> None:
+        known = stream if stream in self._parts.settings.lanes else "unknown"
+        self._parts.metrics.append_failures.labels(known, error.code).inc()
+
+    # Fetch and read.
+
+    async def fetch(
+        self, caller: Caller, consumer: str, request: FetchRequest, carry_only: frozenset[str] | None = None
+    ) -> Fetched:
+        """Give what follows the last confirmed offset of a durable consumer."""
+        parts = self._parts
+        row, state, buffer = await self._consumer(caller, Action.FETCH, consumer)
+        parts.board.check_serving(consumer, row.zone)
+        wanted = replace(
+            request,
+            max_facts=min(request.max_facts, FETCH_FACTS_MAX),
+            wait_seconds=min(request.wait_seconds, parts.settings.limits.fetch_wait_max_seconds),
+        )
+        carriage = self._carriage(row, carry_only)
+        fetched = await serve(buffer, parts.storage.cursors, consumer, wanted, carriage=carriage)
+        labels = (state.spec.stream, str(state.spec.buffer))
+        parts.metrics.fetch_requests.labels(*labels).inc()
+        facts = sum(len(frame.entries) for frame in fetched.frames if frame.entries is not None)
+        parts.metrics.fetched_facts.labels(*labels).inc(facts)
+        parts.board.fetched(consumer, fetched.end - fetched.start)
+        return fetched
+
+    async def read_offsets(
+        self,
+        caller: Caller,
+        stream: str,
+        buffer: Buffer,
+        first: int,
+        end: int | None,
+        *,
+        max_facts: int,
+        carry_only: frozenset[str] | None = None,
+    ) -> Reading:
+        """Read a range of offsets."""
+        row = self._check(caller, Request(Action.READ, stream, buffer))
+        found = await self._parts.buffer(stream, buffer)
+        stats = await found.stats()
+        end = stats.end if end is None else min(end, stats.end)
+        if first < 0 or end < first:
+            raise InvalidArgument(f"{first} to {end} is not a range below the end {stats.end}", end=stats.end)
+        frames = serve_range(found, first, end, max_facts=max_facts, carriage=self._carriage(row, carry_only))
+        return Reading(Fetched(found.log_id, first, stats.end, stats.chain_head), frames)
+
+    async def read_times(
+        self,
+        caller: Caller,
+        stream: str,
+        buffer: Buffer,
+        start_unix_ms: int,
+        end_unix_ms: int,
+        *,
+        max_facts: int,
+        carry_only: frozenset[str] | None = None,
+    ) -> Reading:
+        """Read what became durable in a span of time."""
+        row = self._check(caller, Request(Action.READ, stream, buffer))
+        found = await self._parts.buffer(stream, buffer)
+        if start_unix_ms < 0 or end_unix_ms < start_unix_ms:
+            raise InvalidArgument(f"{start_unix_ms} to {end_unix_ms} is not a span of time")
+        stats = await found.stats()
+        first, end = await offsets_of_span(found, start_unix_ms, end_unix_ms)
+        frames = serve_range(found, first, end, max_facts=max_facts, carriage=self._carriage(row, carry_only))
+        return Reading(Fetched(found.log_id, first, stats.end, stats.chain_head), frames)
+
+    async def get(self, caller: Caller, stream: str, key: Key, buffer: Buffer) -> Entry:
+        """Give the entry of a key."""
+        self._check(caller, Request(Action.READ, stream, buffer))
+        if buffer != Buffer.FORWARD:
+            raise InvalidArgument("facts are looked up by key in the forward buffer")
+        entry = await (await self._parts.forward(stream)).get(key)
+        if entry is None:
+            raise FactNotFound(f"{key.message_id!r} of {key.from_zone!r} is not retained in {stream}")
+        return entry
+
+    # Confirm.
+
+    async def confirm(
+        self, caller: Caller, consumer: str, confirmation: Confirmation, refusals: Sequence[Refusal] = ()
+    ) -> int:
+        """Record a confirmation."""
+        parts = self._parts
+        row, state, buffer = await self._consumer(caller, Action.CONFIRM, consumer)
+        clock, peer = parts.clock, row.zone if is_peer(row) else row.name
+        advanced_to = await confirm_receipt(
+            buffer, parts.storage.cursors, consumer, confirmation, refusals, clock=clock, peer=peer
+        )
+        parts.metrics.confirm_requests.labels(state.spec.stream, str(state.spec.buffer)).inc()
+        parts.metrics.frontier.labels(consumer).set(advanced_to)
+        return advanced_to
+
+    # What the zone's own pipeline brings, and artifacts.
+
+    async def put(self, caller: Caller, call: PutCall) -> PutOutcome:
+        """Put what a link brought into the forward buffer."""
+        return await self._putting.put(caller, call)
+
+    async def put_object(self, caller: Caller, info: ObjectInfo, chunks: AsyncIterator[bytes]) -> ObjectInfo:
+        """Store an artifact."""
+        return await self._objects.put(caller, info, chunks)
+
+    async def get_object(
+        self, caller: Caller, bucket: str, key: str, digest: str | None = None
+    ) -> tuple[ObjectInfo, AsyncIterator[bytes]]:
+        """Give an artifact and its bytes."""
+        return await self._objects.get(caller, bucket, key, digest)
+
+    # What the operations share.
+
+    def _check(self, caller: Caller, request: Request) -> Identity:
+        return self._parts.guard.check(caller, request)
+
+    async def _consumer(
+        self, caller: Caller, action: Action, consumer: str
+    ) -> tuple[Identity, ConsumerState, StoreBuffer | ForwardBuffer]:
+        """Give a consumer and its buffer to a caller who may act as it."""
+        state = await self._parts.storage.cursors.consumer(consumer)
+        spec = state.spec
+        row = self._check(caller, Request(action, spec.stream, spec.buffer, consumer=consumer))
+        return row, state, await self._parts.buffer(spec.stream, spec.buffer)
+
+    def _carriage(self, row: Identity, carry_only: frozenset[str] | None) -> Carriage:
+        """Give what a caller is served: a peer never gets back what its own zone said."""
+        return Carriage(carry_only, row.zone if is_peer(row) else None)

@@ -1,0 +1,218 @@
+"""The service `bsfg.v1.Admin`: status, consumers, gates, leases, reports, gap records and quarantine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from bsfg.errors import InvalidArgument
+from bsfg.gate import Event
+from bsfg.ports import Buffer, ConsumerSpec, StartAt
+from bsfg.wire import admin_pb2 as pb
+from bsfg.wire.calls import Calls, Unary
+from bsfg.wire.convert import buffer_number, buffer_of, gap_message
+from bsfg.wire.frames import encode
+from bsfg.wire.methods import ADMIN, ADMIN_SERVICE, snake
+from bsfg.wire.service import AdminService, Caller, ConsumerView, GateView, LeaseView, LinkReport, QuarantinedView
+
+
+class AdminServicer:
+    """Answers the methods of the administration."""
+
+    def __init__(self, service: AdminService, calls: Calls) -> None:
+        self._service, self._calls = service, calls
+
+    def handlers(self) -> Any:
+        """Give the handlers to be added to a gRPC server."""
+        behaviours: Mapping[str, Unary] = {name: self._timed(getattr(self, snake(name))) for name in ADMIN}
+        return self._calls.handlers(ADMIN_SERVICE, ADMIN, behaviours)
+
+    def _timed(self, behaviour: Unary) -> Unary:
+        async def call(request: Any, caller: Caller) -> Any:
+            async with self._calls.timeout():
+                return await behaviour(request, caller)
+
+        return call
+
+    async def status(self, request: pb.StatusRequest, caller: Caller) -> pb.StatusResponse:
+        """Describe the node."""
+        return pb.StatusResponse(status_json=orjson.dumps(await self._service.status(caller)))
+
+    async def list_consumers(self, request: pb.ListConsumersRequest, caller: Caller) -> pb.ListConsumersResponse:
+        """List all durable consumers."""
+        views = await self._service.consumers(caller)
+        return pb.ListConsumersResponse(consumers=[consumer_message(view) for view in views])
+
+    async def create_consumer(self, request: pb.CreateConsumerRequest, caller: Caller) -> pb.Consumer:
+        """Create a durable consumer."""
+        spec = ConsumerSpec(
+            name=request.name,
+            stream=request.stream,
+            buffer=buffer_of(request.buffer, Buffer.FORWARD),
+            start=_start(request.start),
+            start_value=request.start_value,
+            required=request.required,
+        )
+        return consumer_message(await self._service.create_consumer(caller, spec))
+
+    async def retire_consumer(self, request: pb.RetireConsumerRequest, caller: Caller) -> pb.RetireConsumerResponse:
+        """End a consumer for good."""
+        gaps = await self._service.retire_consumer(caller, request.name, request.reason)
+        return pb.RetireConsumerResponse(gaps=[gap_message(gap) for gap in gaps])
+
+    async def list_gates(self, request: pb.ListGatesRequest, caller: Caller) -> pb.ListGatesResponse:
+        """List the gates of all links."""
+        return pb.ListGatesResponse(gates=[gate_message(view) for view in await self._service.gates(caller)])
+
+    async def hold_gate(self, request: pb.HoldGateRequest, caller: Caller) -> pb.Gate:
+        """Close a gate."""
+        until = request.until_unix_ms if request.HasField("until_unix_ms") else None
+        side = request.side or "receiver"
+        return gate_message(await self._service.hold_gate(caller, request.link, side, request.reason, until))
+
+    async def release_gate(self, request: pb.ReleaseGateRequest, caller: Caller) -> pb.Gate:
+        """Open a held gate."""
+        side = request.side or "receiver"
+        return gate_message(await self._service.release_gate(caller, request.link, side, request.reason))
+
+    async def acquire_lease(self, request: pb.AcquireLeaseRequest, caller: Caller) -> pb.Lease:
+        """Take the lease of a link."""
+        return lease_message(
+            await self._service.acquire_lease(caller, request.link, request.holder[:200], request.ttl_ms)
+        )
+
+    async def renew_lease(self, request: pb.RenewLeaseRequest, caller: Caller) -> pb.Lease:
+        """Keep a lease."""
+        return lease_message(await self._service.renew_lease(caller, request.link, request.token, request.ttl_ms))
+
+    async def release_lease(self, request: pb.ReleaseLeaseRequest, caller: Caller) -> pb.ReleaseLeaseResponse:
+        """Give a lease back."""
+        await self._service.release_lease(caller, request.link, request.token)
+        return pb.ReleaseLeaseResponse()
+
+    async def report_link(self, request: pb.ReportLinkRequest, caller: Caller) -> pb.ReportLinkResponse:
+        """Take a report about a link."""
+        return pb.ReportLinkResponse(mode=await self._service.report_link(caller, link_report(request)))
+
+    async def list_gaps(self, request: pb.ListGapsRequest, caller: Caller) -> pb.ListGapsResponse:
+        """List the gap records of a buffer."""
+        gaps = await self._service.gaps(caller, request.stream, buffer_of(request.buffer, Buffer.STORE))
+        return pb.ListGapsResponse(gaps=[gap_message(gap) for gap in gaps])
+
+    async def list_quarantine(self, request: pb.ListQuarantineRequest, caller: Caller) -> pb.ListQuarantineResponse:
+        """List what is in quarantine."""
+        stream = request.stream if request.HasField("stream") else None
+        views = await self._service.quarantine(caller, stream)
+        return pb.ListQuarantineResponse(quarantined=[quarantined_message(view) for view in views])
+
+    async def show_quarantined(self, request: pb.ShowQuarantinedRequest, caller: Caller) -> pb.Quarantined:
+        """Give one quarantined fact with its bytes."""
+        buffer = buffer_of(request.buffer, Buffer.FORWARD)
+        view = await self._service.quarantined(caller, request.stream, buffer, request.id)
+        message = quarantined_message(view)
+        message.facts = encode(view.quarantined.facts)
+        return message
+
+    async def retry_quarantined(
+        self, request: pb.SettleQuarantinedRequest, caller: Caller
+    ) -> pb.SettleQuarantinedResponse:
+        """Put a quarantined fact again."""
+        buffer = buffer_of(request.buffer, Buffer.FORWARD)
+        settled, result = await self._service.retry_quarantined(
+            caller, request.stream, buffer, request.id, request.reason
+        )
+        return pb.SettleQuarantinedResponse(settled=settled, result=int(result))  # type: ignore[arg-type]
+
+    async def drop_quarantined(
+        self, request: pb.SettleQuarantinedRequest, caller: Caller
+    ) -> pb.SettleQuarantinedResponse:
+        """Give up a quarantined fact."""
+        buffer = buffer_of(request.buffer, Buffer.FORWARD)
+        await self._service.drop_quarantined(caller, request.stream, buffer, request.id, request.reason)
+        return pb.SettleQuarantinedResponse(settled=True)
+
+
+def consumer_message(view: ConsumerView) -> pb.Consumer:
+    """Write a consumer."""
+    state = view.state
+    spec = state.spec
+    return pb.Consumer(
+        name=spec.name,
+        stream=spec.stream,
+        buffer=buffer_number(spec.buffer),
+        required=spec.required,
+        committed=state.checkpoint.committed,
+        next_to_send=state.checkpoint.next_to_send,
+        ranges=[{"first": first, "last": last} for first, last in state.ranges],
+        log_id=state.log_id,
+        created_unix_ms=state.created_unix_ms,
+        retired_reason=state.retired_reason,
+        backlog=view.backlog,
+        start=spec.start,
+        start_value=spec.start_value,
+    )
+
+
+def gate_message(view: GateView) -> pb.Gate:
+    """Write a gate."""
+    gate = view.gate
+    return pb.Gate(
+        link=view.link,
+        side=view.side,
+        mode=gate.mode,
+        since_unix_ms=gate.since_unix_ms,
+        reason=gate.reason,
+        held_by=gate.held_by,
+        held_until_unix_ms=gate.held_until_unix_ms,
+    )
+
+
+def lease_message(view: LeaseView) -> pb.Lease:
+    """Write a lease."""
+    return pb.Lease(link=view.link, holder=view.holder, token=view.token, ttl_ms=view.ttl_ms, mode=view.mode)
+
+
+def link_report(found: pb.ReportLinkRequest) -> LinkReport:
+    """Read a report."""
+    try:
+        event = Event(found.event) if found.event else None
+    except ValueError:
+        raise InvalidArgument(f"{found.event[:80]!r} is no event of a gate") from None
+    return LinkReport(
+        link=found.link,
+        stream=found.stream,
+        event=event,
+        backlog=found.backlog,
+        inserted=found.inserted,
+        repeated=found.repeated,
+        refused=found.refused,
+        lag_seconds=found.lag_seconds if found.lag_seconds >= 0 else None,
+        hold_code=found.hold_code[:80],
+        hold_detail=found.hold_detail[:500],
+        lease=found.lease if found.HasField("lease") else None,
+    )
+
+
+def quarantined_message(view: QuarantinedView) -> pb.Quarantined:
+    """Write a quarantined fact without its bytes."""
+    found = view.quarantined
+    return pb.Quarantined(
+        stream=view.stream,
+        buffer=buffer_number(view.buffer),
+        id=found.id,
+        at_unix_ms=found.at_unix_ms,
+        reason=found.reason,
+        from_zone=found.key.from_zone,
+        message_id=found.key.message_id,
+        existing_offset=found.existing_offset,
+        detail=found.detail,
+    )
+
+
+def _start(word: str) -> StartAt:
+    try:
+        return StartAt(word or StartAt.EARLIEST)
+    except ValueError:
+        raise InvalidArgument(f"a consumer starts at earliest, latest, offset or time, not {word[:80]!r}") from None

@@ -1,0 +1,87 @@
+"""What every call of the gRPC services has in common: who calls, whether there is room, time limits and errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+import structlog
+
+from bsfg.errors import BsfgError, TimedOut
+from bsfg.wire.limits import Admission, WireLimits
+from bsfg.wire.methods import Method
+from bsfg.wire.peer import names_in_auth_context
+from bsfg.wire.service import Caller
+from bsfg.wire.status import ERROR_METADATA, encoded, grpc_status
+
+log = structlog.get_logger("bsfg.wire")
+
+Context = Any
+Unary = Callable[[Any, Caller], Awaitable[Any]]
+Stream = Callable[[Any, Caller], AsyncIterator[Any]]
+
+
+def caller_of(context: Context) -> Caller:
+    """Give who is at the other end of a call."""
+    return Caller(names_in_auth_context(context.auth_context()), context.peer())
+
+
+class Calls:
+    """Wraps the behaviours of a service into gRPC handlers."""
+
+    def __init__(self, limits: WireLimits, admission: Admission) -> None:
+        self.limits, self.admission = limits, admission
+
+    def handlers(self, service: str, methods: Mapping[str, Method], behaviours: Mapping[str, Unary | Stream]) -> Any:
+        """Give one service's handlers; every method has its behaviour."""
+        wrapped = {
+            name: method.handler(
+                self._stream(name, behaviours[name]) if method.response_streams else self._unary(name, behaviours[name])
+            )
+            for name, method in methods.items()
+        }
+        return grpc.method_handlers_generic_handler(service, wrapped)
+
+    def _unary(self, name: str, behaviour: Any) -> Callable[[Any, Context], Awaitable[Any]]:
+        async def call(request: Any, context: Context) -> Any:
+            try:
+                caller = caller_of(context)
+                with self.admission.enter(str(caller)):
+                    return await behaviour(request, caller)
+            except Exception as error:
+                await abort(context, name, error)
+
+        return call
+
+    def _stream(self, name: str, behaviour: Any) -> Callable[[Any, Context], AsyncIterator[Any]]:
+        async def call(request: Any, context: Context) -> AsyncIterator[Any]:
+            try:
+                caller = caller_of(context)
+                with self.admission.enter(str(caller)):
+                    async with aclosing(behaviour(request, caller)) as answers:
+                        async for answer in answers:
+                            yield answer
+            except Exception as error:
+                await abort(context, name, error)
+
+        return call
+
+    def timeout(self, extra_seconds: float = 0.0) -> asyncio.Timeout:
+        """Bound the time of what is inside; running out of it is answered as `timed_out`."""
+        return asyncio.timeout(self.limits.request_timeout_seconds + extra_seconds)
+
+
+async def abort(context: Context, name: str, error: Exception) -> None:
+    """End a call with an error: its own status and JSON form, or ``internal`` for what nobody expected."""
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    if isinstance(error, TimeoutError):
+        error = TimedOut("the node did not finish in time")
+    if not isinstance(error, BsfgError):
+        log.error("request_failed", method=name, exc_info=error)
+        error = BsfgError("the node failed to answer; its log has the details")
+    metadata = ((ERROR_METADATA, encoded(error)),)
+    await context.abort(grpc_status(error), error.message[:200], metadata)

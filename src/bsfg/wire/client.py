@@ -1,0 +1,297 @@
+"""The caller's side of the boundary: typed methods over batches and frames, errors as `BsfgError`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from bsfg.batch import FactBatch
+from bsfg.errors import FactNotFound, FrameInvalid
+from bsfg.fact import Entry, Key, Message
+from bsfg.journey.append import AppendedFact
+from bsfg.journey.link import Fetched, FetchRequest, Refusal
+from bsfg.model import Limits
+from bsfg.ports import Buffer, Confirmation, Frame, GapRecord, Result
+from bsfg.wire import boundary_pb2 as pb
+from bsfg.wire.clientstreams import Appended, AppendStream, PutStream
+from bsfg.wire.connection import Connection
+from bsfg.wire.convert import (
+    buffer_number,
+    confirm_request,
+    entry_of,
+    envelope_message,
+    fact_message,
+    gap_of,
+    refusal_message,
+)
+from bsfg.wire.frames import THREAD_BYTES, read_frame, read_head
+from bsfg.wire.objects import CHUNK_BYTES, description_message, object_info
+from bsfg.wire.service import ObjectInfo
+
+WAIT_MARGIN_SECONDS = 5.0
+"""How much longer than the wait that it asks for a fetch may take."""
+
+RECEIVED = Limits(max_object_bytes=1 << 30)
+"""What a node may send in one frame; the link's own rules judge it more strictly."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedEntries:
+    """The next facts of a consumer: confirm through ``next_offset - 1`` when they are handled."""
+
+    entries: list[Entry]
+    gaps: list[GapRecord]
+    start: int
+    next_offset: int
+    end: int
+    log_id: str
+    chain_head: bytes
+
+
+class BoundaryClient:
+    """What producers, consumers, peers and pipelines call on a node.
+
+    Every method raises only `bsfg.errors.BsfgError`: the node's own error, or `PeerUnreachable` and `TimedOut`.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._appending: dict[str, AppendStream] = {}
+
+    async def append_fact(self, stream: str, message: Message) -> AppendedFact:
+        """Append one fact; raises `ConflictingDuplicate` when its id is taken by another body."""
+        request = pb.AppendRequest(
+            stream=stream, envelope=envelope_message(message.envelope), fact=fact_message(message.fact)
+        )
+        answer = await self.connection.call("AppendFact", request)
+        return AppendedFact(Result(answer.result), answer.offset, answer.message_id, answer.digest)
+
+    async def append(self, stream: str, facts: FactBatch) -> Appended:
+        """Append a batch over a stream that is kept open for the next one; concurrent calls are pipelined."""
+        appending = self._appending.get(stream)
+        if appending is None or not appending.is_open:
+            appending = self._appending[stream] = self.append_stream(stream)
+        return await appending.append(facts)
+
+    def append_stream(self, stream: str, *, window_frames: int = 16) -> AppendStream:
+        """Open a stream of batches of its own."""
+        return AppendStream(self.connection, stream, window_frames=window_frames)
+
+    async def fetch_entries(
+        self,
+        consumer: str,
+        *,
+        limit: int = 100,
+        wait_seconds: float = 0.0,
+        max_bytes: int = 0,
+        carry_only: Sequence[str] = (),
+    ) -> FetchedEntries:
+        """Fetch the next facts of a consumer one by one; for applications."""
+        request = pb.FetchRequest(
+            consumer=consumer,
+            limit=limit,
+            max_bytes=max_bytes,
+            wait_ms=int(wait_seconds * 1000),
+            carry_only=carry_only,
+        )
+        answer = await self.connection.call("FetchFacts", request, timeout_seconds=self._timeout(wait_seconds))
+        return FetchedEntries(
+            [entry_of(entry) for entry in answer.entries],
+            [gap_of(gap) for gap in answer.gaps],
+            answer.start,
+            answer.next_offset,
+            answer.end,
+            answer.log_id,
+            answer.chain_head,
+        )
+
+    async def fetch(self, consumer: str, request: FetchRequest, carry_only: Sequence[str] = ()) -> Fetched:
+        """Fetch the next facts of a consumer as frames; for links and pipelines."""
+        message = pb.FetchFramesRequest(
+            consumer=pb.ConsumerSelection(
+                consumer=consumer, wait_ms=int(request.wait_seconds * 1000), gaps_after=request.gaps_after
+            ),
+            max_facts=request.max_facts,
+            max_bytes=request.max_bytes,
+            carry_only=carry_only,
+        )
+        head: pb.FetchFrame | None = None
+        frames: list[Frame] = []
+        async for answer in self._answers("FetchFrames", message, self._timeout(request.wait_seconds)):
+            if head is None:
+                head = answer
+            else:
+                frames.append(await _decoded(answer))
+        if head is None:
+            raise FrameInvalid("an answer begins with its head")
+        return read_head(head, frames)
+
+    async def read_offsets(
+        self,
+        stream: str,
+        first: int,
+        end: int | None = None,
+        *,
+        buffer: Buffer = Buffer.STORE,
+        max_facts: int = 0,
+        carry_only: Sequence[str] = (),
+    ) -> AsyncIterator[Frame]:
+        """Read a range of offsets (``end`` exclusive), moving no cursor."""
+        selection = pb.OffsetSelection(
+            stream=stream,
+            buffer=buffer_number(buffer),
+            first=first,
+            end=end,
+        )
+        request = pb.FetchFramesRequest(offsets=selection, max_facts=max_facts, carry_only=carry_only)
+        async for frame in self._frames(request):
+            yield frame
+
+    async def read_times(
+        self,
+        stream: str,
+        start_unix_ms: int,
+        end_unix_ms: int,
+        *,
+        buffer: Buffer = Buffer.FORWARD,
+        max_facts: int = 0,
+        carry_only: Sequence[str] = (),
+    ) -> AsyncIterator[Frame]:
+        """Read what became durable in a span of time (its end exclusive), moving no cursor."""
+        selection = pb.TimeSelection(
+            stream=stream,
+            buffer=buffer_number(buffer),
+            start_unix_ms=start_unix_ms,
+            end_unix_ms=end_unix_ms,
+        )
+        request = pb.FetchFramesRequest(times=selection, max_facts=max_facts, carry_only=carry_only)
+        async for frame in self._frames(request):
+            yield frame
+
+    async def get_fact(self, stream: str, key: Key, *, buffer: Buffer = Buffer.FORWARD) -> Entry | None:
+        """Give the fact of a key, None when it is not retained."""
+        request = pb.GetFactRequest(
+            stream=stream,
+            from_zone=key.from_zone,
+            message_id=key.message_id,
+            buffer=buffer_number(buffer),
+        )
+        try:
+            return entry_of((await self.connection.call("GetFact", request)).entry)
+        except FactNotFound:
+            return None
+
+    async def confirm(self, consumer: str, confirmation: Confirmation, refusals: Sequence[Refusal] = ()) -> int:
+        """Confirm what is durable here; give the offset through which the node counts it."""
+        request = confirm_request(consumer, confirmation)
+        request.refusals.extend(refusal_message(refusal) for refusal in refusals)
+        answer = await self.connection.call("ConfirmReceipt", request)
+        return int(answer.cursor_advanced_to)
+
+    def put_stream(
+        self, link: str, stream: str, log_id: str, *, lease: str | None = None, window_frames: int = 4
+    ) -> PutStream:
+        """Open a stream of frames that a link brought."""
+        return PutStream(self.connection, link, stream, log_id, lease=lease, window_frames=window_frames)
+
+    async def put_object(self, info: ObjectInfo, content: AsyncIterable[bytes]) -> ObjectInfo:
+        """Upload an artifact; it is durable and can be named by facts when this returns."""
+
+        async def parts() -> AsyncIterator[pb.PutObjectRequest]:
+            yield pb.PutObjectRequest(description=description_message(info))
+            async for piece in content:
+                for start in range(0, len(piece), CHUNK_BYTES):
+                    yield pb.PutObjectRequest(chunk=piece[start : start + CHUNK_BYTES])
+
+        try:
+            answer = await self.connection.method("PutObject")(parts())
+        except grpc.aio.AioRpcError as error:
+            raise self.connection.translated(error) from None
+        return ObjectInfo(
+            info.bucket,
+            info.key,
+            info.media_type,
+            info.file_name,
+            answer.digest,
+            answer.size_bytes,
+            already_exists=answer.already_exists,
+        )
+
+    async def get_object(
+        self, bucket: str, key: str, *, digest: str | None = None
+    ) -> tuple[ObjectInfo, AsyncIterator[bytes]]:
+        """Download an artifact by name, or by digest alone: its description, and its bytes as they come."""
+        request = pb.GetObjectRequest(bucket=bucket, key=key, digest=digest)
+        answers = self._answers("GetObject", request, None)
+        first = await anext(answers, None)
+        if first is None or first.WhichOneof("part") != "description":
+            raise FrameInvalid("a download begins with its description")
+
+        async def chunks() -> AsyncIterator[bytes]:
+            async for answer in answers:
+                yield answer.chunk
+
+        return object_info(first.description), chunks()
+
+    async def close(self) -> None:
+        """End open streams and the connection."""
+        await asyncio.gather(*(each.close() for each in self._appending.values()), return_exceptions=True)
+        await self.connection.close()
+
+    async def __aenter__(self) -> BoundaryClient:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def _frames(self, request: pb.FetchFramesRequest) -> AsyncIterator[Frame]:
+        head = None
+        async for answer in self._answers("FetchFrames", request, None):
+            if head is None:
+                head = read_head(answer)
+            else:
+                yield await _decoded(answer)
+
+    async def _answers(self, name: str, request: Any, timeout_seconds: float | None) -> AsyncIterator[Any]:
+        call = self.connection.method(name)(request, timeout=timeout_seconds)
+        try:
+            async for answer in call:
+                yield answer
+        except grpc.aio.AioRpcError as error:
+            raise self.connection.translated(error) from None
+        finally:
+            call.cancel()
+
+    def _timeout(self, wait_seconds: float) -> float:
+        return self.connection.request_timeout_seconds + wait_seconds + WAIT_MARGIN_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLink:
+    """A `bsfg.journey.link.PeerLink` that was dialled from here: one consumer at one node.
+
+    ``zone`` is the zone of the node that was meant; TLS has proved that it is that node.
+    """
+
+    zone: str
+    consumer: str
+    client: BoundaryClient
+    carry_only: tuple[str, ...] = ()
+
+    async def fetch(self, request: FetchRequest) -> Fetched:
+        """Ask for what comes next."""
+        return await self.client.fetch(self.consumer, request, self.carry_only)
+
+    async def confirm(self, confirmation: Confirmation, refusals: Sequence[Refusal] = ()) -> int:
+        """Tell what is durable here and what was refused."""
+        return await self.client.confirm(self.consumer, confirmation, refusals)
+
+
+async def _decoded(message: pb.FetchFrame) -> Frame:
+    if len(message.entries) > THREAD_BYTES:
+        return await asyncio.to_thread(read_frame, message, RECEIVED)
+    return read_frame(message, RECEIVED)

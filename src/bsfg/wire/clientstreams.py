@@ -1,0 +1,130 @@
+"""The caller's streams: batches of facts to append, and frames that a link brought."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bsfg.batch import FactBatch
+from bsfg.ports import Frame, GapRecord, Receipt
+from bsfg.wire import boundary_pb2 as pb
+from bsfg.wire.connection import Connection
+from bsfg.wire.convert import gap_message, refusal_of
+from bsfg.wire.frames import THREAD_BYTES, encode, read_ack
+from bsfg.wire.framestream import FrameStream
+from bsfg.wire.service import PutOutcome
+from bsfg.wire.status import error_of
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """What became of the facts of a frame; everything it names is durable.
+
+    ``digests`` has a row of 32 bytes per fact. ``message_ids`` is None where the ids are those that were sent.
+    """
+
+    receipt: Receipt
+    digests: np.ndarray
+    message_ids: list[str] | None = None
+
+    def __len__(self) -> int:
+        return len(self.receipt.offsets)
+
+
+class AppendStream:
+    """Appends batches to one stream of a node, many in flight; see `FrameStream` for what happens when it breaks."""
+
+    def __init__(self, connection: Connection, stream: str, *, window_frames: int = 16) -> None:
+        self._stream = stream
+        self._frames = FrameStream(connection, "AppendFacts", _appended, window_frames=window_frames)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether batches can be sent."""
+        return self._frames.is_open
+
+    async def send(self, facts: FactBatch) -> asyncio.Future[Appended]:
+        """Send a batch and give the future of its answer; an error of the batch alone is the future's."""
+        data = await asyncio.to_thread(encode, facts) if _is_large(facts) else encode(facts)
+        return await self._frames.send(lambda number: pb.AppendFrame(stream=self._stream, facts=data, sequence=number))
+
+    async def append(self, facts: FactBatch) -> Appended:
+        """Send a batch and wait for its answer."""
+        return await (await self.send(facts))
+
+    async def close(self) -> None:
+        """Wait for the answers to what was sent and end the call."""
+        await self._frames.close()
+
+    async def __aenter__(self) -> AppendStream:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+
+class PutStream:
+    """Puts what a link brought into the forward buffer of the zone's own node; for pipelines."""
+
+    def __init__(
+        self, connection: Connection, link: str, stream: str, log_id: str, *, lease: str | None, window_frames: int
+    ) -> None:
+        self._fixed = {"link": link, "stream": stream, "log_id": log_id, "lease": lease}
+        self._frames = FrameStream(connection, "PutFacts", _put, window_frames=window_frames)
+
+    async def send(self, frame: Frame, gaps: Sequence[GapRecord] = ()) -> asyncio.Future[PutOutcome]:
+        """Send a frame as it was fetched, and give the future of its outcome."""
+        data = b""
+        if frame.entries is not None:
+            large = _is_large(frame.entries)
+            data = await asyncio.to_thread(encode, frame.entries) if large else encode(frame.entries)
+        gap = gap_message(frame.gap) if frame.gap is not None else None
+        more = [gap_message(each) for each in gaps]
+        return await self._frames.send(
+            lambda number: pb.PutFrame(
+                **self._fixed, sequence=number, first=frame.first, last=frame.last, entries=data, gap=gap, gaps=more
+            )
+        )
+
+    async def put(self, frame: Frame, gaps: Sequence[GapRecord] = ()) -> PutOutcome:
+        """Send a frame and wait for its outcome."""
+        return await (await self.send(frame, gaps))
+
+    async def close(self) -> None:
+        """Wait for the answers to what was sent and end the call."""
+        await self._frames.close()
+
+    async def __aenter__(self) -> PutStream:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+
+def _appended(ack: pb.AppendAck) -> Appended:
+    if ack.HasField("error"):
+        raise error_of(ack.error)
+    receipt, digests = read_ack(ack)
+    return Appended(receipt, digests, list(ack.message_ids) or None)
+
+
+def _put(ack: pb.PutAck) -> PutOutcome:
+    if ack.HasField("error") and not ack.held:
+        raise error_of(ack.error)
+    return PutOutcome(
+        through=ack.through,
+        inserted=ack.inserted,
+        repeated=ack.repeated,
+        refusals=[refusal_of(each) for each in ack.refusals],
+        chain_head=ack.chain_head,
+        refetch_at=ack.refetch_at if ack.HasField("refetch_at") else None,
+        held_code=ack.error.code if ack.held else "",
+        held_detail=ack.error.message if ack.held else "",
+    )
+
+
+def _is_large(batch: FactBatch) -> bool:
+    return not batch.has_rows and batch.nbytes > THREAD_BYTES

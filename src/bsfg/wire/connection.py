@@ -1,0 +1,123 @@
+"""A caller's connection to one node: made when it is needed, renewed when the certificate files change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import grpc
+
+from bsfg.errors import BsfgError, PeerUnreachable
+from bsfg.wire.methods import ADMIN, BOUNDARY, Method
+from bsfg.wire.status import from_rpc_error
+from bsfg.wire.tls import Watched, grpc_channel_credentials, grpc_channel_options
+
+MESSAGE_BYTES = 64 << 20
+REQUEST_TIMEOUT_SECONDS = 30.0
+OLD_CHANNEL_SECONDS = 120.0
+"""How long calls that were under way when the certificate changed may go on."""
+
+_METHODS: Mapping[str, Method] = {**BOUNDARY, **ADMIN}
+
+
+def channel_options(message_bytes: int) -> list[tuple[str, Any]]:
+    """Give the options of a caller's channel.
+
+    gRPC's own retries are off: it does not know that an append must be repeated with the same ids.
+    """
+    return [
+        ("grpc.max_receive_message_length", message_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.enable_retries", 0),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 5_000),
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+
+
+class Connection:
+    """The way to one node.
+
+    Without ``watched`` files it is plaintext, which nodes accept on loopback only. ``server_name`` is the name that
+    the node's certificate must carry.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        watched: Watched | None = None,
+        server_name: str | None = None,
+        message_bytes: int = MESSAGE_BYTES,
+        request_timeout_seconds: float = REQUEST_TIMEOUT_SECONDS,
+    ) -> None:
+        self.address = address
+        self.request_timeout_seconds = request_timeout_seconds
+        self._watched, self._server_name = watched, server_name
+        self._options = channel_options(message_bytes)
+        self._channel: grpc.aio.Channel | None = None
+        self._callables: dict[str, Any] = {}
+        self._version = 0
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def call(self, name: str, request: Any, *, timeout_seconds: float | None = None) -> Any:
+        """Make a call with one request and one answer; raises only `BsfgError`."""
+        timeout = self.request_timeout_seconds if timeout_seconds is None else timeout_seconds
+        try:
+            return await self.method(name)(request, timeout=timeout)
+        except grpc.aio.AioRpcError as error:
+            raise self.translated(error) from None
+
+    def method(self, name: str) -> Any:
+        """Give a method of the node, to be called with what gRPC takes."""
+        self._renew()
+        found = self._callables.get(name)
+        if found is None:
+            assert self._channel is not None
+            found = self._callables[name] = _METHODS[name].callable(self._channel)
+        return found
+
+    def translated(self, error: grpc.aio.AioRpcError) -> BsfgError:
+        """Give the error that a failed call stands for."""
+        return from_rpc_error(error, where=self.address)
+
+    async def close(self) -> None:
+        """End all calls and the connection; repeats are harmless."""
+        self._closed = True
+        channel, self._channel = self._channel, None
+        for task in self._retiring:
+            task.cancel()
+        await asyncio.gather(*self._retiring, return_exceptions=True)
+        if channel is not None:
+            await channel.close()
+
+    def _renew(self) -> None:
+        """Make the channel, again when the files have changed."""
+        if self._closed:
+            raise PeerUnreachable(f"the connection to {self.address} was closed here")
+        version = self._watched.refresh() if self._watched else 0
+        if self._channel is not None and version == self._version:
+            return
+        if self._channel is not None:
+            task = asyncio.create_task(_retire(self._channel))
+            self._retiring.add(task)
+            task.add_done_callback(self._retiring.discard)
+        self._version, self._callables = version, {}
+        if self._watched is None:
+            self._channel = grpc.aio.insecure_channel(self.address, self._options)
+            return
+        options = [*self._options, *(grpc_channel_options(self._server_name) if self._server_name else [])]
+        credentials = grpc_channel_credentials(self._watched.material)
+        self._channel = grpc.aio.secure_channel(self.address, credentials, options)
+
+
+async def _retire(channel: grpc.aio.Channel) -> None:
+    try:
+        await asyncio.sleep(OLD_CHANNEL_SECONDS)
+    finally:
+        await channel.close()

@@ -1,0 +1,188 @@
+"""Between the messages of the protocol and the values of the product."""
+
+from __future__ import annotations
+
+import orjson
+
+from bsfg.batch import FactBatch
+from bsfg.errors import FrameInvalid, InvalidArgument, InvalidFact
+from bsfg.fact import JSON_MEDIA_TYPE, ArtifactRef, Entry, Envelope, Fact, Message, Origin
+from bsfg.journey.link import Refusal
+from bsfg.jsonform import artifact_to_dict
+from bsfg.ports import Buffer, Confirmation, GapRecord
+from bsfg.retention import GapReason
+from bsfg.wire import boundary_pb2 as pb
+
+_BUFFERS: dict[int, Buffer] = {pb.BUFFER_STORE: Buffer.STORE, pb.BUFFER_FORWARD: Buffer.FORWARD}
+_NUMBERS: dict[Buffer, pb.Buffer] = {Buffer.STORE: pb.BUFFER_STORE, Buffer.FORWARD: pb.BUFFER_FORWARD}
+
+
+def buffer_of(number: int, default: Buffer) -> Buffer:
+    """Give the buffer a message means."""
+    if number == pb.BUFFER_UNSPECIFIED:
+        return default
+    found = _BUFFERS.get(number)
+    if found is None:
+        raise InvalidArgument(f"there is no buffer number {number}")
+    return found
+
+
+def buffer_number(buffer: Buffer) -> pb.Buffer:
+    """Give the number of a buffer in messages."""
+    return _NUMBERS[buffer]
+
+
+def single_fact(request: pb.AppendRequest) -> FactBatch:
+    """Lay the one fact of a request out as a batch; the cheapest way from the wire to a buffer."""
+    if not request.HasField("envelope") or not request.HasField("fact"):
+        raise InvalidFact("a message has an envelope and a fact", rule="is required")
+    envelope, fact = request.envelope, request.fact
+    artifact = artifact_of(fact.artifact) if fact.HasField("artifact") else None
+    labels = dict(envelope.labels)
+    row = (
+        envelope.message_id if envelope.HasField("message_id") else None,
+        envelope.from_zone,
+        envelope.to_zone,
+        envelope.produced_at_unix_ms,
+        envelope.correlation_id if envelope.HasField("correlation_id") else None,
+        envelope.causation_id if envelope.HasField("causation_id") else None,
+        orjson.dumps(labels, option=orjson.OPT_SORT_KEYS).decode() if labels else None,
+        envelope.object_media_type if envelope.HasField("object_media_type") else JSON_MEDIA_TYPE,
+        envelope.object_schema if envelope.HasField("object_schema") else None,
+        envelope.signature if envelope.HasField("signature") else None,
+        fact.subject,
+        fact.predicate,
+        fact.object,
+        orjson.dumps(artifact_to_dict(artifact), option=orjson.OPT_SORT_KEYS).decode() if artifact else None,
+        artifact.digest if artifact else None,
+        None,
+    )
+    return FactBatch.of_rows([row])
+
+
+def envelope_message(envelope: Envelope) -> pb.Envelope:
+    """Write an envelope."""
+    return pb.Envelope(
+        message_id=envelope.message_id,
+        from_zone=envelope.from_zone,
+        to_zone=envelope.to_zone,
+        produced_at_unix_ms=envelope.produced_at_unix_ms,
+        correlation_id=envelope.correlation_id,
+        causation_id=envelope.causation_id,
+        labels=dict(envelope.labels),
+        object_media_type=envelope.object_media_type,
+        object_schema=envelope.object_schema,
+        signature=envelope.signature,
+    )
+
+
+def envelope_of(found: pb.Envelope) -> Envelope:
+    """Read an envelope."""
+    return Envelope(
+        from_zone=found.from_zone,
+        to_zone=found.to_zone,
+        produced_at_unix_ms=found.produced_at_unix_ms,
+        message_id=found.message_id if found.HasField("message_id") else None,
+        correlation_id=found.correlation_id if found.HasField("correlation_id") else None,
+        causation_id=found.causation_id if found.HasField("causation_id") else None,
+        labels=dict(found.labels),
+        object_media_type=found.object_media_type if found.HasField("object_media_type") else JSON_MEDIA_TYPE,
+        object_schema=found.object_schema if found.HasField("object_schema") else None,
+        signature=found.signature if found.HasField("signature") else None,
+    )
+
+
+def fact_message(fact: Fact) -> pb.Fact:
+    """Write a fact."""
+    artifact = pb.ArtifactRef(**artifact_to_dict(fact.artifact)) if fact.artifact is not None else None
+    return pb.Fact(subject=fact.subject, predicate=fact.predicate, object=fact.object, artifact=artifact)
+
+
+def fact_of(found: pb.Fact) -> Fact:
+    """Read a fact."""
+    artifact = artifact_of(found.artifact) if found.HasField("artifact") else None
+    return Fact(found.subject, found.predicate, found.object, artifact)
+
+
+def artifact_of(found: pb.ArtifactRef) -> ArtifactRef:
+    """Read an artifact reference."""
+    file_name = found.file_name if found.HasField("file_name") else None
+    return ArtifactRef(found.bucket, found.key, found.digest, found.size_bytes, found.media_type, file_name)
+
+
+def entry_message(entry: Entry) -> pb.Entry:
+    """Write an entry."""
+    origin = None
+    if entry.origin is not None:
+        found = entry.origin
+        origin = pb.Origin(zone=found.zone, offset=found.offset, appended_at_unix_ms=found.appended_at_unix_ms)
+    return pb.Entry(
+        offset=entry.offset,
+        appended_at_unix_ms=entry.appended_at_unix_ms,
+        envelope=envelope_message(entry.message.envelope),
+        fact=fact_message(entry.message.fact),
+        digest=entry.digest,
+        origin=origin,
+    )
+
+
+def entry_of(found: pb.Entry) -> Entry:
+    """Read an entry."""
+    origin = None
+    if found.HasField("origin"):
+        origin = Origin(found.origin.zone, found.origin.offset, found.origin.appended_at_unix_ms)
+    message = Message(envelope_of(found.envelope), fact_of(found.fact))
+    return Entry(found.offset, found.appended_at_unix_ms, message, found.digest, origin)
+
+
+def gap_message(gap: GapRecord) -> pb.GapRecord:
+    """Write a gap record."""
+    return pb.GapRecord(
+        first=gap.first,
+        last=gap.last,
+        reason=gap.reason,
+        at_unix_ms=gap.at_unix_ms,
+        detail=gap.detail,
+        origin_zone=gap.origin_zone,
+    )
+
+
+def gap_of(found: pb.GapRecord) -> GapRecord:
+    """Read a gap record; a reason that nobody knows makes the frame invalid."""
+    try:
+        reason = GapReason(found.reason)
+    except ValueError:
+        raise FrameInvalid(f"a gap record has the unknown reason {found.reason[:80]!r}") from None
+    origin_zone = found.origin_zone if found.HasField("origin_zone") else None
+    return GapRecord(found.first, found.last, reason, found.at_unix_ms, found.detail, origin_zone)
+
+
+def refusal_message(refusal: Refusal) -> pb.Refusal:
+    """Write a refusal."""
+    return pb.Refusal(first=refusal.first, last=refusal.last, reason=refusal.reason, detail=refusal.detail)
+
+
+def refusal_of(found: pb.Refusal) -> Refusal:
+    """Read a refusal."""
+    return Refusal(found.first, found.last, found.reason, found.detail)
+
+
+def confirm_request(consumer: str, confirmation: Confirmation) -> pb.ConfirmRequest:
+    """Write a confirmation, without refusals."""
+    return pb.ConfirmRequest(
+        consumer=consumer,
+        through=confirmation.through,
+        ranges=[pb.Range(first=first, last=last) for first, last in confirmation.ranges],
+        log_id=confirmation.log_id,
+        peer_head=confirmation.peer_head,
+    )
+
+
+def confirmation_of(found: pb.ConfirmRequest) -> Confirmation:
+    """Read a confirmation."""
+    return Confirmation(
+        through=found.through if found.HasField("through") else None,
+        ranges=tuple((each.first, each.last) for each in found.ranges),
+        log_id=found.log_id if found.HasField("log_id") else None,
+        peer_head=found.peer_head if found.HasField("peer_head") else None,
+    )

@@ -1,0 +1,139 @@
+"""Frames on the wire: batches as Arrow streams of bounded size, and acks as packed columns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+import numpy as np
+
+from bsfg.arrays import fixed_rows
+from bsfg.batch import EntryBatch, FactBatch
+from bsfg.errors import FrameInvalid
+from bsfg.journey.append import AppendOutcome
+from bsfg.journey.link import Fetched
+from bsfg.model import DEFAULT_LIMITS, Limits
+from bsfg.ports import Frame, Receipt, Result
+from bsfg.schema import DIGEST_BYTES
+from bsfg.wire import boundary_pb2 as pb
+from bsfg.wire.convert import gap_message, gap_of
+
+THREAD_BYTES = 256 << 10
+"""From this size on, encoding and decoding are left to a thread: Arrow does them without holding up the loop."""
+
+_INT64 = np.dtype("<i8")
+
+
+def encode(batch: FactBatch) -> bytes:
+    """Write a batch as the bytes of a message field."""
+    data: bytes = batch.to_ipc().to_pybytes()
+    return data
+
+
+def pieces(entries: EntryBatch, max_bytes: int) -> Iterator[EntryBatch]:
+    """Give entries in pieces of about a size at most, each of at least one."""
+    size = entries.nbytes
+    if size <= max_bytes or len(entries) == 1:
+        yield entries
+        return
+    step = max(1, len(entries) * max_bytes // size)
+    if step >= len(entries):
+        step = len(entries) // 2
+    for start in range(0, len(entries), step):
+        # One fact may be far larger than the others, so each piece is looked at again.
+        yield from pieces(entries.slice(start, min(step, len(entries) - start)), max_bytes)
+
+
+def head_message(fetched: Fetched) -> pb.FetchFrame:
+    """Write what the frames of an answer belong to."""
+    head = pb.FetchHead(
+        log_id=fetched.log_id,
+        start=fetched.start,
+        end=fetched.end,
+        chain_head=fetched.chain_head,
+        gaps=[gap_message(gap) for gap in fetched.gaps],
+        gaps_token=fetched.gaps_token,
+    )
+    return pb.FetchFrame(first=fetched.start, last=fetched.start - 1, head=head)
+
+
+async def frame_messages(frame: Frame, max_bytes: int) -> AsyncIterator[pb.FetchFrame]:
+    """Write one frame as one message, or as several when it is large."""
+    if frame.entries is None:
+        gap = gap_message(frame.gap) if frame.gap is not None else None
+        yield pb.FetchFrame(first=frame.first, last=frame.last, gap=gap)
+        return
+    first = frame.first
+    for piece in pieces(frame.entries, max_bytes):
+        last = first + len(piece) - 1
+        data = await asyncio.to_thread(encode, piece) if piece.nbytes > THREAD_BYTES else encode(piece)
+        yield pb.FetchFrame(first=first, last=last, entries=data)
+        first = last + 1
+
+
+def read_frame(message: pb.FetchFrame, limits: Limits = DEFAULT_LIMITS) -> Frame:
+    """Read a frame that a server sent; raises `FrameInvalid` unless it is one."""
+    content = message.WhichOneof("content")
+    if content == "gap":
+        return Frame(message.first, message.last, gap=gap_of(message.gap))
+    if content != "entries":
+        raise FrameInvalid("a frame holds neither entries nor a gap record")
+    return Frame(message.first, message.last, EntryBatch.from_ipc(message.entries, limits))
+
+
+def read_head(message: pb.FetchFrame, frames: Sequence[Frame] = ()) -> Fetched:
+    """Read the head that an answer begins with."""
+    if message.WhichOneof("content") != "head":
+        raise FrameInvalid("an answer begins with its head")
+    head = message.head
+    gaps = [gap_of(gap) for gap in head.gaps]
+    return Fetched(head.log_id, head.start, head.end, head.chain_head, frames, gaps, head.gaps_token)
+
+
+def ack_message(sequence: int, outcome: AppendOutcome, *, ids_derived: bool = False) -> pb.AppendAck:
+    """Write the answer to a frame: columns where facts differ, one number where they do not."""
+    receipt, facts = outcome.receipt, outcome.facts
+    count = len(facts)
+    ack = pb.AppendAck(
+        sequence=sequence,
+        count=count,
+        chain_head=receipt.chain_head,
+        appended_at_unix_ms=receipt.appended_at_unix_ms,
+    )
+    if count == 0:
+        return ack
+    offsets = receipt.offsets
+    ack.first_offset = int(offsets[0])
+    if receipt.results.any():
+        ack.results = receipt.results.astype(np.uint8).tobytes()
+        ack.offsets = offsets.astype(_INT64).tobytes()
+    elif int(offsets[-1]) - ack.first_offset != count - 1:
+        ack.offsets = offsets.astype(_INT64).tobytes()
+    ack.digests = _packed_digests(facts)
+    if ids_derived:
+        ack.message_ids.extend(facts.values("message_id"))
+    return ack
+
+
+def _packed_digests(facts: FactBatch) -> bytes:
+    if facts.has_rows:
+        return b"".join(facts.digests())
+    return fixed_rows(facts.column("digest")).tobytes()
+
+
+def read_ack(ack: pb.AppendAck) -> tuple[Receipt, np.ndarray]:
+    """Read the answer to a frame: its receipt, and the digests as rows of bytes."""
+    count = ack.count
+    if len(ack.digests) != count * DIGEST_BYTES or len(ack.results) not in (0, count):
+        raise FrameInvalid("an ack does not hold a result and a digest per fact")
+    if ack.offsets:
+        if len(ack.offsets) != count * _INT64.itemsize:
+            raise FrameInvalid("an ack does not hold an offset per fact")
+        offsets = np.frombuffer(ack.offsets, dtype=_INT64)
+    else:
+        offsets = np.arange(ack.first_offset, ack.first_offset + count, dtype=np.int64)
+    results = np.frombuffer(ack.results, dtype=np.uint8) if ack.results else np.zeros(count, dtype=np.uint8)
+    if len(results) and int(results.max()) > Result.CONFLICT:
+        raise FrameInvalid("an ack holds an unknown result")
+    digests = np.frombuffer(ack.digests, dtype=np.uint8).reshape(count, DIGEST_BYTES)
+    return Receipt(offsets, results, ack.chain_head, ack.appended_at_unix_ms), digests

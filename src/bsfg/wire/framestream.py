@@ -1,0 +1,133 @@
+"""A caller's stream of frames: many on their way, an answer to each in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import grpc
+
+from bsfg.errors import BsfgError, FrameInvalid, PeerUnreachable
+from bsfg.wire.connection import Connection
+
+Ack = TypeVar("Ack")
+
+
+class FrameStream(Generic[Ack]):
+    """One call with frames one way and acks the other.
+
+    When it breaks, every frame without an ack fails with the same error: whether it was stored is not known, and it
+    is to be sent again with the same ids, on a new stream. A node ends a stream that was silent for long; then
+    ``is_open`` is false and nothing is lost.
+    """
+
+    def __init__(
+        self, connection: Connection, method: str, read: Callable[[Any], Ack], *, window_frames: int = 16
+    ) -> None:
+        self._connection, self._read_ack = connection, read
+        self._window = asyncio.Semaphore(window_frames)
+        self._writing = asyncio.Lock()
+        self._waiting: deque[tuple[int, asyncio.Future[Ack]]] = deque()
+        self._next = 0
+        self._failure: BsfgError | None = None
+        self._call = connection.method(method)()
+        self._reader = asyncio.create_task(self._read())
+
+    @property
+    def is_open(self) -> bool:
+        """Whether frames can be sent."""
+        return self._failure is None
+
+    async def send(self, make: Callable[[int], Any]) -> asyncio.Future[Ack]:
+        """Send the frame that ``make`` gives for its number, and give the future of its ack.
+
+        This waits while as many frames as the window allows are on their way.
+        """
+        await self._window.acquire()
+        future: asyncio.Future[Ack] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(self._settled)
+        try:
+            async with self._writing:
+                if self._failure is not None:
+                    raise self._failure
+                number = self._next
+                self._next += 1
+                self._waiting.append((number, future))
+                await self._call.write(make(number))
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            # The reader learns the reason; a write only learns that the call has ended.
+            await asyncio.wait([self._reader])
+            future.cancel()
+            raise self._failure or PeerUnreachable(f"{self._connection.address} ended the call") from error
+        except BaseException:
+            future.cancel()
+            raise
+        return future
+
+    async def close(self) -> None:
+        """Send no more, wait for the acks of what was sent, and end the call."""
+        if self._failure is None:
+            try:
+                async with self._writing:
+                    await self._call.done_writing()
+                await asyncio.wait([self._reader], timeout=self._connection.request_timeout_seconds)
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                pass
+        self.abandon()
+        await asyncio.wait([self._reader])
+
+    def abandon(self) -> None:
+        """End the call at once; frames without an ack fail."""
+        self._call.cancel()
+
+    async def __aenter__(self) -> FrameStream[Ack]:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    def _settled(self, future: asyncio.Future[Ack]) -> None:
+        self._window.release()
+        if not future.cancelled():
+            future.exception()  # a caller that does not ask is not reminded
+
+    async def _read(self) -> None:
+        error: BsfgError = PeerUnreachable(f"{self._connection.address} ended the stream")
+        try:
+            while (message := await self._call.read()) is not grpc.aio.EOF:
+                self._take(message)
+            code = await self._call.code()
+            if code != grpc.StatusCode.OK:
+                error = self._ended_with(code)
+        except grpc.aio.AioRpcError as failure:
+            error = self._connection.translated(failure)
+        except BsfgError as failure:
+            error = failure
+            self._call.cancel()
+        except asyncio.CancelledError:
+            error = PeerUnreachable(f"the connection to {self._connection.address} was closed here")
+        finally:
+            self._fail(error)
+
+    def _ended_with(self, code: grpc.StatusCode) -> BsfgError:
+        return PeerUnreachable(f"{self._connection.address} ended the stream: {code.name.lower()}")
+
+    def _take(self, message: Any) -> None:
+        if not self._waiting or self._waiting[0][0] != message.sequence:
+            raise FrameInvalid(f"{self._connection.address} acknowledged a frame that was not sent")
+        _, future = self._waiting.popleft()
+        if future.done():
+            return
+        try:
+            future.set_result(self._read_ack(message))
+        except BsfgError as error:
+            future.set_exception(error)
+
+    def _fail(self, error: BsfgError) -> None:
+        self._failure = error
+        while self._waiting:
+            _, future = self._waiting.popleft()
+            if not future.done():
+                future.set_exception(error)

@@ -1,0 +1,103 @@
+"""The gRPC listener: both services, health and reflection behind one port, with a limit on everything."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from bsfg.errors import PeerUnreachable
+from bsfg.wire.admin import AdminServicer
+from bsfg.wire.calls import Calls
+from bsfg.wire.limits import Admission, ByteBudget, WireLimits
+from bsfg.wire.methods import ADMIN_SERVICE, BOUNDARY_SERVICE
+from bsfg.wire.server import BoundaryServicer
+from bsfg.wire.service import AdminService, BoundaryService
+
+METADATA_BYTES_MAX = 8 << 10
+
+
+def server_options(limits: WireLimits) -> list[tuple[str, int]]:
+    """Give the channel options of a server.
+
+    Compression is off, because a few compressed bytes can become very many; ports are not shared, because two nodes on
+    one port would answer in turns.
+    """
+    idle_ms = int(limits.idle_timeout_seconds * 1000)
+    return [
+        ("grpc.max_receive_message_length", limits.message_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_metadata_size", METADATA_BYTES_MAX),
+        ("grpc.absolute_max_metadata_size", 2 * METADATA_BYTES_MAX),
+        ("grpc.max_concurrent_streams", limits.concurrent_per_identity),
+        ("grpc.server_handshake_timeout_ms", int(limits.handshake_timeout_seconds * 1000)),
+        ("grpc.max_connection_idle_ms", 5 * idle_ms),
+        ("grpc.keepalive_time_ms", idle_ms),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.max_ping_strikes", 5),
+        ("grpc.compression_enabled_algorithms_bitset", 1),
+        ("grpc.so_reuseport", 0),
+    ]
+
+
+class GrpcListener:
+    """A gRPC server that is started once and stopped once."""
+
+    def __init__(
+        self,
+        boundary: BoundaryService,
+        admin: AdminService,
+        limits: WireLimits,
+        *,
+        admission: Admission | None = None,
+        credentials: Any = None,
+    ) -> None:
+        self.admission = admission or Admission(limits)
+        self.budget = ByteBudget(limits.in_flight_bytes)
+        self._credentials = credentials
+        # The server's own limit is only the last resort: it refuses without a word, the admission with a hint.
+        self._server = grpc.aio.server(
+            options=server_options(limits), maximum_concurrent_rpcs=2 * limits.concurrent_requests
+        )
+        calls = Calls(limits, self.admission)
+        handlers = (
+            BoundaryServicer(boundary, calls, self.budget).handlers(),
+            AdminServicer(admin, calls).handlers(),
+        )
+        self._server.add_generic_rpc_handlers(handlers)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (BOUNDARY_SERVICE, ADMIN_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+        self.port = 0
+
+    async def start(self, address: str) -> int:
+        """Listen on ``host:port`` and give the port, which is a free one for port 0."""
+        try:
+            if self._credentials is None:
+                self.port = self._server.add_insecure_port(address)
+            else:
+                self.port = self._server.add_secure_port(address, self._credentials)
+        except RuntimeError as error:
+            raise PeerUnreachable(
+                f"cannot listen on {address}: {error}", hint="Stop what uses the port, or configure another one."
+            ) from None
+        await self._server.start()
+        await self.serving(True)
+        return self.port
+
+    async def serving(self, ready: bool) -> None:
+        """Tell health checks whether the node is ready."""
+        status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", BOUNDARY_SERVICE, ADMIN_SERVICE):
+            await self._health.set(name, status)
+
+    async def stop(self, grace_seconds: float = 5.0) -> None:
+        """Refuse new calls, let those under way finish for a while, and close."""
+        await self._health.enter_graceful_shutdown()
+        await asyncio.shield(self._server.stop(grace_seconds))

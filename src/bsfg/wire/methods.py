@@ -1,0 +1,75 @@
+"""The methods of the two services as the protocol files state them, for servers and callers alike.
+
+Handlers and callables are made from the descriptors, so there is nothing beside the generated messages that could
+fall out of step with the protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf.message_factory import GetMessageClass  # type: ignore[import-untyped]
+
+from bsfg.wire import admin_pb2, boundary_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One method: its path, which sides stream, and how its messages become bytes and back."""
+
+    service: str
+    name: str
+    request_streams: bool
+    response_streams: bool
+    request_type: Any
+    response_type: Any
+
+    @property
+    def path(self) -> str:
+        """The path by which gRPC calls it."""
+        return f"/{self.service}/{self.name}"
+
+    def handler(self, behaviour: Callable[..., Any]) -> Any:
+        """Give the server's handler of this method."""
+        make = (
+            (grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler),
+            (grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler),
+        )[self.request_streams][self.response_streams]
+        return make(behaviour, self.request_type.FromString, self.response_type.SerializeToString)
+
+    def callable(self, channel: grpc.aio.Channel) -> Any:
+        """Give what a caller calls on a channel."""
+        make = (
+            (channel.unary_unary, channel.unary_stream),
+            (channel.stream_unary, channel.stream_stream),
+        )[self.request_streams][self.response_streams]
+        return make(self.path, self.request_type.SerializeToString, self.response_type.FromString)
+
+
+def _methods(file: Any, service: str) -> dict[str, Method]:
+    found = file.services_by_name[service]
+    return {
+        method.name: Method(
+            found.full_name,
+            method.name,
+            method.client_streaming,
+            method.server_streaming,
+            GetMessageClass(method.input_type),
+            GetMessageClass(method.output_type),
+        )
+        for method in found.methods
+    }
+
+
+BOUNDARY: Mapping[str, Method] = _methods(boundary_pb2.DESCRIPTOR, "Boundary")
+ADMIN: Mapping[str, Method] = _methods(admin_pb2.DESCRIPTOR, "Admin")
+BOUNDARY_SERVICE = "bsfg.v1.Boundary"
+ADMIN_SERVICE = "bsfg.v1.Admin"
+
+
+def snake(name: str) -> str:
+    """Give the name of a method in the form of Python: AppendFact is append_fact."""
+    return "".join("_" + char.lower() if char.isupper() else char for char in name).lstrip("_")

@@ -1,0 +1,79 @@
+"""Artifacts on the wire: a description, then chunks, in bounded memory whatever their size."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from bsfg.artifacts import DEFAULT_MEDIA_TYPE
+from bsfg.errors import InvalidArgument, TimedOut
+from bsfg.wire import boundary_pb2 as pb
+from bsfg.wire.service import BoundaryService, Caller, ObjectInfo
+
+CHUNK_BYTES = 256 << 10
+
+
+def description_message(info: ObjectInfo) -> pb.ObjectDescription:
+    """Write the description of an artifact."""
+    return pb.ObjectDescription(
+        bucket=info.bucket,
+        key=info.key,
+        media_type=info.media_type,
+        file_name=info.file_name,
+        digest=info.digest,
+        size_bytes=info.size_bytes,
+    )
+
+
+def object_info(found: pb.ObjectDescription) -> ObjectInfo:
+    """Read the description of an artifact."""
+    return ObjectInfo(
+        bucket=found.bucket,
+        key=found.key,
+        media_type=found.media_type or DEFAULT_MEDIA_TYPE,
+        file_name=found.file_name if found.HasField("file_name") else None,
+        digest=found.digest if found.HasField("digest") else None,
+        size_bytes=found.size_bytes if found.HasField("size_bytes") else None,
+    )
+
+
+async def upload(
+    service: BoundaryService, requests: AsyncIterator[pb.PutObjectRequest], caller: Caller, idle_timeout_seconds: float
+) -> pb.PutObjectResponse:
+    """Take an upload; a caller that falls silent in the middle gets `timed_out`, and nothing is stored."""
+    iterator = aiter(requests)
+
+    async def next_part() -> pb.PutObjectRequest | None:
+        try:
+            async with asyncio.timeout(idle_timeout_seconds):
+                return await anext(iterator)
+        except StopAsyncIteration:
+            return None
+        except TimeoutError:
+            raise TimedOut("the upload fell silent before its end") from None
+
+    async def chunks() -> AsyncIterator[bytes]:
+        while (part := await next_part()) is not None:
+            if part.WhichOneof("part") != "chunk":
+                raise InvalidArgument("an upload has one description, then chunks")
+            yield part.chunk
+
+    first = await next_part()
+    if first is None or first.WhichOneof("part") != "description":
+        raise InvalidArgument("an upload begins with its description")
+    stored = await service.put_object(caller, object_info(first.description), chunks())
+    return pb.PutObjectResponse(
+        digest=stored.digest or "", size_bytes=stored.size_bytes or 0, already_exists=stored.already_exists
+    )
+
+
+async def download(
+    service: BoundaryService, request: pb.GetObjectRequest, caller: Caller
+) -> AsyncIterator[pb.GetObjectResponse]:
+    """Give an artifact: its description, then its bytes."""
+    digest = request.digest if request.HasField("digest") else None
+    info, data = await service.get_object(caller, request.bucket, request.key, digest)
+    yield pb.GetObjectResponse(description=description_message(info))
+    async for piece in data:
+        for start in range(0, len(piece), CHUNK_BYTES):
+            yield pb.GetObjectResponse(chunk=piece[start : start + CHUNK_BYTES])

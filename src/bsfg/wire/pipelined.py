@@ -1,0 +1,99 @@
+"""A stream of frames with one answer each, in order, while later frames are already being read.
+
+The ordered part of a frame's work (checking, sealing, queueing) is done frame by frame; the waiting part (for the
+disk) overlaps. The window bounds how many frames and bytes may be between the two, so a sender that is too fast
+feels it in its connection and not in the node's memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Generic, TypeVar
+
+from bsfg.wire.limits import ByteBudget
+
+Request = TypeVar("Request")
+Answer = TypeVar("Answer")
+
+Begin = Callable[[Request], Awaitable[Awaitable[Answer]]]
+"""Does the ordered part of a frame's work and gives what is to be waited for; neither may raise."""
+
+
+class Pipelined(Generic[Request, Answer]):
+    """Answers the frames of one stream."""
+
+    def __init__(
+        self,
+        begin: Begin[Request, Answer],
+        *,
+        size: Callable[[Request], int],
+        budget: ByteBudget,
+        window_frames: int,
+        idle_timeout_seconds: float,
+    ) -> None:
+        self._begin, self._size, self._budget = begin, size, budget
+        self._idle_timeout_seconds = idle_timeout_seconds
+        self._queue: asyncio.Queue[tuple[asyncio.Future[Answer], int] | None] = asyncio.Queue(window_frames)
+        self._failure: Exception | None = None
+
+    async def answers(self, requests: AsyncIterator[Request]) -> AsyncIterator[Answer]:
+        """Give the answers in the order of the requests, until those end or fall silent."""
+        reader = asyncio.create_task(self._read(requests))
+        try:
+            while (item := await self._queue.get()) is not None:
+                future, held = item
+                try:
+                    # What was begun is finished also when nobody waits for the answer any more.
+                    answer = await asyncio.shield(future)
+                finally:
+                    self._budget.release(held)
+                yield answer
+            if self._failure is not None:
+                raise self._failure
+        finally:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+            self._discard()
+
+    async def _read(self, requests: AsyncIterator[Request]) -> None:
+        try:
+            await self._read_all(aiter(requests))
+        except Exception as error:
+            self._failure = error
+        await self._queue.put(None)
+
+    async def _read_all(self, iterator: AsyncIterator[Request]) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self._idle_timeout_seconds):
+                    request = await anext(iterator)
+            except (StopAsyncIteration, TimeoutError):
+                return
+            held = await self._budget.acquire(self._size(request))
+            try:
+                work = asyncio.ensure_future(await self._begin(request))
+            except BaseException:
+                self._budget.release(held)
+                raise
+            await self._put(work, held)
+
+    async def _put(self, work: asyncio.Future[Answer], held: int) -> None:
+        try:
+            await self._queue.put((work, held))
+        except asyncio.CancelledError:
+            self._budget.release(held)
+            _forget(work)
+            raise
+
+    def _discard(self) -> None:
+        while not self._queue.empty():
+            item = self._queue.get_nowait()
+            if item is not None:
+                _forget(item[0])
+                self._budget.release(item[1])
+
+
+def _forget(work: asyncio.Future[Answer]) -> None:
+    """Let work end on its own; what becomes of it nobody needs to know."""
+    work.add_done_callback(lambda done: done.cancelled() or done.exception())

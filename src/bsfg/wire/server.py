@@ -1,0 +1,260 @@
+"""The service `bsfg.v1.Boundary`: requests become calls of the node, and its answers messages."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from typing import Any
+
+from bsfg.errors import BsfgError, FrameInvalid, InvalidArgument
+from bsfg.fact import Key
+from bsfg.journey.append import AppendOutcome
+from bsfg.journey.link import FetchRequest
+from bsfg.ports import Buffer
+from bsfg.wire import boundary_pb2 as pb
+from bsfg.wire.calls import Calls, Stream, Unary
+from bsfg.wire.convert import (
+    buffer_of,
+    confirmation_of,
+    entry_message,
+    gap_message,
+    gap_of,
+    refusal_message,
+    refusal_of,
+    single_fact,
+)
+from bsfg.wire.frames import ack_message, frame_messages, head_message
+from bsfg.wire.limits import ByteBudget
+from bsfg.wire.methods import BOUNDARY, BOUNDARY_SERVICE, snake
+from bsfg.wire.objects import download, upload
+from bsfg.wire.pipelined import Pipelined
+from bsfg.wire.service import BoundaryService, Caller, Prepared, PutCall, PutOutcome
+from bsfg.wire.status import error_message
+
+FACTS_DEFAULT = 100
+FETCH_BYTES_DEFAULT = 1 << 20
+FRAMES_FACTS_DEFAULT = 10_000
+FRAMES_BYTES_DEFAULT = 8 << 20
+
+
+class BoundaryServicer:
+    """Answers the methods of the boundary."""
+
+    def __init__(self, service: BoundaryService, calls: Calls, budget: ByteBudget) -> None:
+        self._service, self._calls, self._budget = service, calls, budget
+        self._limits = calls.limits
+
+    def handlers(self) -> Any:
+        """Give the handlers to be added to a gRPC server."""
+        behaviours: Mapping[str, Unary | Stream] = {name: getattr(self, snake(name)) for name in BOUNDARY}
+        return self._calls.handlers(BOUNDARY_SERVICE, BOUNDARY, behaviours)
+
+    async def append_fact(self, request: pb.AppendRequest, caller: Caller) -> pb.AppendResponse:
+        """Append one fact."""
+        async with self._calls.timeout():
+            prepared = await self._service.prepare(caller, request.stream, single_fact(request))
+            outcome = await self._service.commit(prepared)
+        return append_response(outcome)
+
+    def append_facts(self, requests: AsyncIterator[pb.AppendFrame], caller: Caller) -> AsyncIterator[pb.AppendAck]:
+        """Append batches, many in flight."""
+
+        async def begin(frame: pb.AppendFrame) -> Awaitable[pb.AppendAck]:
+            try:
+                prepared = await self._service.prepare(caller, frame.stream, frame.facts)
+            except BsfgError as error:
+                return _given(pb.AppendAck(sequence=frame.sequence, error=error_message(error)))
+            return self._committed(frame.sequence, prepared)
+
+        pipelined = Pipelined(
+            begin,
+            size=lambda frame: len(frame.facts),
+            budget=self._budget,
+            window_frames=self._limits.window_frames,
+            idle_timeout_seconds=self._limits.idle_timeout_seconds,
+        )
+        return pipelined.answers(requests)
+
+    async def _committed(self, sequence: int, prepared: Prepared) -> pb.AppendAck:
+        try:
+            outcome = await self._service.commit(prepared)
+        except BsfgError as error:
+            return pb.AppendAck(sequence=sequence, error=error_message(error))
+        return ack_message(sequence, outcome, ids_derived=prepared.ids_derived)
+
+    async def fetch_facts(self, request: pb.FetchRequest, caller: Caller) -> pb.FetchResponse:
+        """Give the next facts of a consumer as messages."""
+        wanted = FetchRequest(
+            max_facts=request.limit or FACTS_DEFAULT,
+            max_bytes=min(request.max_bytes or FETCH_BYTES_DEFAULT, self._limits.frame_bytes),
+            wait_seconds=self._wait_seconds(request.wait_ms),
+        )
+        async with self._calls.timeout(wanted.wait_seconds):
+            fetched = await self._service.fetch(caller, request.consumer, wanted, _zones(request.carry_only))
+        response = pb.FetchResponse(
+            start=fetched.start,
+            next_offset=fetched.frames[-1].last + 1 if fetched.frames else fetched.start,
+            log_id=fetched.log_id,
+            end=fetched.end,
+            chain_head=fetched.chain_head,
+        )
+        for frame in fetched.frames:
+            if frame.entries is not None:
+                response.entries.extend(entry_message(entry) for entry in frame.entries.to_entries())
+            elif frame.gap is not None:
+                response.gaps.append(gap_message(frame.gap))
+        return response
+
+    async def fetch_frames(self, request: pb.FetchFramesRequest, caller: Caller) -> AsyncIterator[pb.FetchFrame]:
+        """Give facts as frames: a consumer's next ones, a range of offsets, or a span of time."""
+        selection = request.WhichOneof("selection")
+        if selection == "consumer":
+            answers = self._consumer_frames(request, caller)
+        elif selection in ("offsets", "times"):
+            answers = self._range_frames(request, caller)
+        else:
+            raise InvalidArgument("name a consumer, a range of offsets or a span of time")
+        async for answer in answers:
+            yield answer
+
+    async def _consumer_frames(self, request: pb.FetchFramesRequest, caller: Caller) -> AsyncIterator[pb.FetchFrame]:
+        wanted = FetchRequest(
+            max_facts=request.max_facts or FRAMES_FACTS_DEFAULT,
+            max_bytes=min(request.max_bytes or FRAMES_BYTES_DEFAULT, self._limits.in_flight_bytes),
+            wait_seconds=self._wait_seconds(request.consumer.wait_ms),
+            gaps_after=request.consumer.gaps_after,
+        )
+        zones = _zones(request.carry_only)
+        async with self._calls.timeout(wanted.wait_seconds):
+            fetched = await self._service.fetch(caller, request.consumer.consumer, wanted, zones)
+        yield head_message(fetched)
+        for frame in fetched.frames:
+            async for message in frame_messages(frame, self._limits.frame_bytes):
+                yield message
+
+    async def _range_frames(self, request: pb.FetchFramesRequest, caller: Caller) -> AsyncIterator[pb.FetchFrame]:
+        reading = await self._reading(request, caller)
+        yield head_message(reading.head)
+        max_bytes = min(request.max_bytes or self._limits.frame_bytes, self._limits.frame_bytes)
+        async for frame in reading.frames:
+            async for message in frame_messages(frame, max_bytes):
+                yield message
+
+    async def _reading(self, request: pb.FetchFramesRequest, caller: Caller) -> Any:
+        options: dict[str, Any] = {
+            "max_facts": min(request.max_facts or FRAMES_FACTS_DEFAULT, FRAMES_FACTS_DEFAULT),
+            "carry_only": _zones(request.carry_only),
+        }
+        async with self._calls.timeout():
+            if request.WhichOneof("selection") == "offsets":
+                range_ = request.offsets
+                buffer, end = buffer_of(range_.buffer, Buffer.STORE), range_.end if range_.HasField("end") else None
+                return await self._service.read_offsets(caller, range_.stream, buffer, range_.first, end, **options)
+            span = request.times
+            buffer = buffer_of(span.buffer, Buffer.FORWARD)
+            return await self._service.read_times(
+                caller, span.stream, buffer, span.start_unix_ms, span.end_unix_ms, **options
+            )
+
+    async def get_fact(self, request: pb.GetFactRequest, caller: Caller) -> pb.GetFactResponse:
+        """Give the fact of a key."""
+        key, buffer = Key(request.from_zone, request.message_id), buffer_of(request.buffer, Buffer.FORWARD)
+        async with self._calls.timeout():
+            entry = await self._service.get(caller, request.stream, key, buffer)
+        return pb.GetFactResponse(entry=entry_message(entry))
+
+    async def confirm_receipt(self, request: pb.ConfirmRequest, caller: Caller) -> pb.ConfirmResponse:
+        """Record a confirmation."""
+        refusals = [refusal_of(each) for each in request.refusals]
+        async with self._calls.timeout():
+            advanced_to = await self._service.confirm(caller, request.consumer, confirmation_of(request), refusals)
+        return pb.ConfirmResponse(cursor_advanced_to=advanced_to)
+
+    def put_facts(self, requests: AsyncIterator[pb.PutFrame], caller: Caller) -> AsyncIterator[pb.PutAck]:
+        """Put what a link brought, frame by frame: order matters here more than overlap."""
+
+        async def begin(frame: pb.PutFrame) -> Awaitable[pb.PutAck]:
+            try:
+                outcome = await self._service.put(caller, put_call(frame))
+            except BsfgError as error:
+                ack = pb.PutAck(sequence=frame.sequence, through=frame.first - 1, error=error_message(error))
+                return _given(ack)
+            return _given(put_ack(frame.sequence, outcome))
+
+        pipelined = Pipelined(
+            begin,
+            size=lambda frame: len(frame.entries),
+            budget=self._budget,
+            window_frames=self._limits.window_frames,
+            idle_timeout_seconds=self._limits.idle_timeout_seconds,
+        )
+        return pipelined.answers(requests)
+
+    async def put_object(self, requests: AsyncIterator[pb.PutObjectRequest], caller: Caller) -> pb.PutObjectResponse:
+        """Upload an artifact."""
+        return await upload(self._service, requests, caller, self._limits.idle_timeout_seconds)
+
+    def get_object(self, request: pb.GetObjectRequest, caller: Caller) -> AsyncIterator[pb.GetObjectResponse]:
+        """Download an artifact."""
+        return download(self._service, request, caller)
+
+    def _wait_seconds(self, wait_ms: int) -> float:
+        return min(wait_ms / 1000, self._limits.fetch_wait_max_seconds)
+
+
+def append_response(outcome: AppendOutcome) -> pb.AppendResponse:
+    """Write the answer to a single fact; a conflict is an error."""
+    for conflict in outcome.conflicts():
+        raise conflict
+    [appended] = outcome.results()
+    return pb.AppendResponse(
+        offset=appended.offset,
+        result=int(appended.result),  # type: ignore[arg-type]
+        digest=appended.digest,
+        chain_head=outcome.chain_head,
+        appended_at_unix_ms=outcome.receipt.appended_at_unix_ms,
+        message_id=appended.message_id,
+    )
+
+
+def put_call(frame: pb.PutFrame) -> PutCall:
+    """Read a frame of a pipeline."""
+    gap = gap_of(frame.gap) if frame.HasField("gap") else None
+    if (gap is None) == (not frame.entries):
+        raise FrameInvalid("a frame holds either entries or a gap record")
+    return PutCall(
+        link=frame.link,
+        stream=frame.stream,
+        log_id=frame.log_id,
+        first=frame.first,
+        last=frame.last,
+        entries=frame.entries,
+        gap=gap,
+        gaps=[gap_of(each) for each in frame.gaps],
+        lease=frame.lease if frame.HasField("lease") else None,
+    )
+
+
+def put_ack(sequence: int, outcome: PutOutcome) -> pb.PutAck:
+    """Write the answer to a frame of a pipeline."""
+    held = None
+    if outcome.held_code:
+        held = pb.Error(code=outcome.held_code, message=outcome.held_detail)
+    return pb.PutAck(
+        sequence=sequence,
+        inserted=outcome.inserted,
+        repeated=outcome.repeated,
+        refusals=[refusal_message(each) for each in outcome.refusals],
+        through=outcome.through,
+        chain_head=outcome.chain_head,
+        refetch_at=outcome.refetch_at,
+        error=held,
+        held=bool(outcome.held_code),
+    )
+
+
+async def _given(answer: Any) -> Any:
+    return answer
+
+
+def _zones(names: Any) -> frozenset[str] | None:
+    return frozenset(names) or None

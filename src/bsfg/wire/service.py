@@ -1,0 +1,298 @@
+"""What the listeners need from the node behind them, whatever carries the requests.
+
+`bsfg.node.service` implements it. Every call names its caller; the implementation decides whether he may, does it,
+counts it, and raises only `bsfg.errors.BsfgError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from bsfg.artifacts import DEFAULT_MEDIA_TYPE
+from bsfg.batch import FactBatch
+from bsfg.fact import Entry, Key
+from bsfg.gate import Event, Gate
+from bsfg.journey.append import AppendOutcome
+from bsfg.journey.link import Fetched, FetchRequest, Refusal
+from bsfg.ports import (
+    Buffer,
+    Confirmation,
+    ConsumerSpec,
+    ConsumerState,
+    Frame,
+    GapRecord,
+    Quarantined,
+    Result,
+)
+from bsfg.wire.peer import PeerNames
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who is at the other end: the names in his certificate, None without TLS, and where he called from."""
+
+    names: PeerNames | None = None
+    address: str = ""
+
+    def __str__(self) -> str:
+        return str(self.names) if self.names else "plaintext"
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Facts that were checked and sealed for one caller and wait to be made durable."""
+
+    stream: str
+    facts: FactBatch
+    ids_derived: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A range or span that is read without moving a cursor: what it belongs to, and its frames."""
+
+    head: Fetched
+    frames: AsyncIterator[Frame]
+
+
+@dataclass(frozen=True, slots=True)
+class PutCall:
+    """What a pipeline brings of one link: a range of the sender's offsets as entries or as a gap record."""
+
+    link: str
+    stream: str
+    log_id: str
+    first: int
+    last: int
+    entries: bytes = b""
+    gap: GapRecord | None = None
+    gaps: Sequence[GapRecord] = ()
+    lease: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PutOutcome:
+    """What became of it: see the message `PutAck`."""
+
+    through: int
+    inserted: int = 0
+    repeated: int = 0
+    refusals: Sequence[Refusal] = ()
+    chain_head: bytes = b""
+    refetch_at: int | None = None
+    held_code: str = ""
+    held_detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """An artifact by name: what it is, and once it is stored its digest and size."""
+
+    bucket: str
+    key: str
+    media_type: str = DEFAULT_MEDIA_TYPE
+    file_name: str | None = None
+    digest: str | None = None
+    size_bytes: int | None = None
+    already_exists: bool = False
+
+
+class BoundaryService(Protocol):
+    """The operations of producers, consumers, peers and the zone's own pipeline."""
+
+    async def prepare(self, caller: Caller, stream: str, facts: FactBatch | bytes) -> Prepared:
+        """Decide whether the caller may append these facts, and seal them; bytes are an Arrow stream.
+
+        Calls for one stream of frames are made one after the other, so that a later frame never overtakes.
+        """
+        ...
+
+    async def commit(self, prepared: Prepared) -> AppendOutcome:
+        """Make prepared facts durable; commits begin in the order of the calls."""
+        ...
+
+    async def fetch(
+        self, caller: Caller, consumer: str, request: FetchRequest, carry_only: frozenset[str] | None = None
+    ) -> Fetched:
+        """Give what follows the last confirmed offset of a durable consumer, waiting as long as the request says."""
+        ...
+
+    async def read_offsets(
+        self,
+        caller: Caller,
+        stream: str,
+        buffer: Buffer,
+        first: int,
+        end: int | None,
+        *,
+        max_facts: int,
+        carry_only: frozenset[str] | None = None,
+    ) -> Reading:
+        """Read a range of offsets."""
+        ...
+
+    async def read_times(
+        self,
+        caller: Caller,
+        stream: str,
+        buffer: Buffer,
+        start_unix_ms: int,
+        end_unix_ms: int,
+        *,
+        max_facts: int,
+        carry_only: frozenset[str] | None = None,
+    ) -> Reading:
+        """Read what became durable in a span of time."""
+        ...
+
+    async def get(self, caller: Caller, stream: str, key: Key, buffer: Buffer) -> Entry:
+        """Give the entry of a key, or raise `FactNotFound`."""
+        ...
+
+    async def confirm(
+        self, caller: Caller, consumer: str, confirmation: Confirmation, refusals: Sequence[Refusal] = ()
+    ) -> int:
+        """Record a confirmation and give the offset through which nothing is missing."""
+        ...
+
+    async def put(self, caller: Caller, call: PutCall) -> PutOutcome:
+        """Put what a link brought into the forward buffer."""
+        ...
+
+    async def put_object(self, caller: Caller, info: ObjectInfo, chunks: AsyncIterator[bytes]) -> ObjectInfo:
+        """Store an artifact; it is there when this returns."""
+        ...
+
+    async def get_object(
+        self, caller: Caller, bucket: str, key: str, digest: str | None = None
+    ) -> tuple[ObjectInfo, AsyncIterator[bytes]]:
+        """Give an artifact by name, or by digest alone, and its bytes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GateView:
+    """The gate of one side of a link, ``receiver`` or ``sender``."""
+
+    link: str
+    side: str
+    gate: Gate
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerView:
+    """A consumer and how much it has not confirmed."""
+
+    state: ConsumerState
+    backlog: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseView:
+    """A lease as its holder sees it, with the mode of the link it is for."""
+
+    link: str
+    holder: str
+    token: str
+    ttl_ms: int
+    mode: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkReport:
+    """How one stream of a link is doing, as the pipeline that moves it tells."""
+
+    link: str
+    stream: str = ""
+    event: Event | None = None
+    backlog: int = 0
+    inserted: int = 0
+    repeated: int = 0
+    refused: int = 0
+    lag_seconds: float | None = None
+    hold_code: str = ""
+    hold_detail: str = ""
+    lease: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantinedView:
+    """A quarantined fact and the buffer it is in."""
+
+    stream: str
+    buffer: Buffer
+    quarantined: Quarantined
+
+
+class AdminService(Protocol):
+    """The operations of operators and viewers, and of pipelines about their links."""
+
+    async def status(self, caller: Caller) -> Mapping[str, Any]:
+        """Describe the node in a document of JSON values."""
+        ...
+
+    async def consumers(self, caller: Caller) -> list[ConsumerView]:
+        """List all durable consumers."""
+        ...
+
+    async def create_consumer(self, caller: Caller, spec: ConsumerSpec) -> ConsumerView:
+        """Create a durable consumer."""
+        ...
+
+    async def retire_consumer(self, caller: Caller, name: str, reason: str) -> list[GapRecord]:
+        """End a consumer and give the gap records it leaves."""
+        ...
+
+    async def gates(self, caller: Caller) -> list[GateView]:
+        """List the gates of all links."""
+        ...
+
+    async def hold_gate(
+        self, caller: Caller, link: str, side: str, reason: str, until_unix_ms: int | None = None
+    ) -> GateView:
+        """Close a gate."""
+        ...
+
+    async def release_gate(self, caller: Caller, link: str, side: str, reason: str) -> GateView:
+        """Open a held gate."""
+        ...
+
+    async def acquire_lease(self, caller: Caller, link: str, holder: str, ttl_ms: int) -> LeaseView:
+        """Take the lease of a link, or raise `LeaseHeld`."""
+        ...
+
+    async def renew_lease(self, caller: Caller, link: str, token: str, ttl_ms: int) -> LeaseView:
+        """Keep a lease, or raise `LeaseLost`."""
+        ...
+
+    async def release_lease(self, caller: Caller, link: str, token: str) -> None:
+        """Give a lease back; one that is not held any more is no error."""
+        ...
+
+    async def report_link(self, caller: Caller, report: LinkReport) -> str:
+        """Take a report and give the mode of the link's gate."""
+        ...
+
+    async def gaps(self, caller: Caller, stream: str, buffer: Buffer) -> list[GapRecord]:
+        """List the gap records of a buffer."""
+        ...
+
+    async def quarantine(self, caller: Caller, stream: str | None) -> list[QuarantinedView]:
+        """List what is in quarantine."""
+        ...
+
+    async def quarantined(self, caller: Caller, stream: str, buffer: Buffer, id: int) -> QuarantinedView:
+        """Give one quarantined fact."""
+        ...
+
+    async def retry_quarantined(
+        self, caller: Caller, stream: str, buffer: Buffer, id: int, reason: str
+    ) -> tuple[bool, Result]:
+        """Put a quarantined fact again; tell whether it left quarantine, and the result."""
+        ...
+
+    async def drop_quarantined(self, caller: Caller, stream: str, buffer: Buffer, id: int, reason: str) -> None:
+        """Give up a quarantined fact."""
+        ...

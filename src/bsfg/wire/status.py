@@ -1,0 +1,176 @@
+"""How an error crosses the wire: one table from its code to the statuses of gRPC and HTTP, and back.
+
+The status is for proxies and generic clients. What BSFG itself goes by is the code in the error's JSON form: in the
+trailing metadata of gRPC, in the body of an HTTP answer, or inside an ack.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import orjson
+
+from bsfg.errors import (
+    BsfgError,
+    CertificateInvalid,
+    MessageTooLarge,
+    Overloaded,
+    PeerUnreachable,
+    RemoteError,
+    TimedOut,
+)
+from bsfg.wire import boundary_pb2 as pb
+
+ERROR_METADATA = "bsfg-error-bin"
+ERROR_BYTES_MAX = 4_096
+"""gRPC refuses more than 8 KiB of metadata in all."""
+
+MESSAGE_CHARACTERS_MAX = 1_000
+
+Status = grpc.StatusCode
+
+STATUSES: dict[str, tuple[grpc.StatusCode, int]] = {
+    "internal": (Status.INTERNAL, 500),
+    "remote_error": (Status.UNKNOWN, 502),
+    # What a caller sent.
+    "invalid_fact": (Status.INVALID_ARGUMENT, 422),
+    "fact_too_large": (Status.INVALID_ARGUMENT, 413),
+    "invalid_argument": (Status.INVALID_ARGUMENT, 400),
+    "conflicting_duplicate": (Status.ALREADY_EXISTS, 409),
+    "hash_collision": (Status.ALREADY_EXISTS, 409),
+    "digest_mismatch": (Status.INVALID_ARGUMENT, 422),
+    "artifact_missing": (Status.NOT_FOUND, 404),
+    "artifact_conflict": (Status.ALREADY_EXISTS, 409),
+    "artifact_too_large": (Status.INVALID_ARGUMENT, 413),
+    "implausible_time": (Status.INVALID_ARGUMENT, 422),
+    "frame_invalid": (Status.INVALID_ARGUMENT, 400),
+    "message_too_large": (Status.RESOURCE_EXHAUSTED, 413),
+    # What a buffer cannot do now.
+    "buffer_full": (Status.RESOURCE_EXHAUSTED, 503),
+    "artifact_store_full": (Status.RESOURCE_EXHAUSTED, 503),
+    "disk_full": (Status.RESOURCE_EXHAUSTED, 507),
+    "outcome_unknown": (Status.UNAVAILABLE, 503),
+    "storage_closed": (Status.UNAVAILABLE, 503),
+    "storage_failed": (Status.INTERNAL, 500),
+    "storage_read_only": (Status.FAILED_PRECONDITION, 500),
+    "folder_locked": (Status.FAILED_PRECONDITION, 500),
+    "not_a_data_folder": (Status.FAILED_PRECONDITION, 500),
+    "format_unsupported": (Status.FAILED_PRECONDITION, 500),
+    "log_damaged": (Status.DATA_LOSS, 500),
+    "hasher_mismatch": (Status.FAILED_PRECONDITION, 500),
+    "policy_invalid": (Status.FAILED_PRECONDITION, 500),
+    "file_exists": (Status.ALREADY_EXISTS, 409),
+    # Positions.
+    "foreign_log": (Status.FAILED_PRECONDITION, 409),
+    "offset_out_of_range": (Status.OUT_OF_RANGE, 416),
+    "truncate_refused": (Status.FAILED_PRECONDITION, 409),
+    "unknown_consumer": (Status.NOT_FOUND, 404),
+    "consumer_exists": (Status.ALREADY_EXISTS, 409),
+    "consumer_retired": (Status.FAILED_PRECONDITION, 410),
+    "too_many_ranges": (Status.RESOURCE_EXHAUSTED, 429),
+    "fact_not_found": (Status.NOT_FOUND, 404),
+    "unknown_stream": (Status.NOT_FOUND, 404),
+    # Gates and leases.
+    "invalid_transition": (Status.FAILED_PRECONDITION, 409),
+    "gate_held": (Status.FAILED_PRECONDITION, 409),
+    "unknown_link": (Status.NOT_FOUND, 404),
+    "lease_held": (Status.FAILED_PRECONDITION, 409),
+    "lease_lost": (Status.FAILED_PRECONDITION, 409),
+    # Who may do what.
+    "zone_not_allowed": (Status.PERMISSION_DENIED, 403),
+    "identity_unknown": (Status.UNAUTHENTICATED, 401),
+    "identity_revoked": (Status.UNAUTHENTICATED, 401),
+    "permission_denied": (Status.PERMISSION_DENIED, 403),
+    "config_invalid": (Status.FAILED_PRECONDITION, 500),
+    "certificate_invalid": (Status.UNAUTHENTICATED, 401),
+    "server_identity_mismatch": (Status.UNAUTHENTICATED, 502),
+    "tls_not_hardened": (Status.FAILED_PRECONDITION, 500),
+    # The node and the way to it.
+    "overloaded": (Status.RESOURCE_EXHAUSTED, 429),
+    "timed_out": (Status.DEADLINE_EXCEEDED, 504),
+    "not_ready": (Status.UNAVAILABLE, 503),
+    "peer_unreachable": (Status.UNAVAILABLE, 502),
+}
+
+
+def grpc_status(error: BsfgError) -> grpc.StatusCode:
+    """Give the gRPC status of an error; a code that is not in the table counts as internal."""
+    return STATUSES.get(error.code, STATUSES["internal"])[0]
+
+
+def http_status(error: BsfgError) -> int:
+    """Give the HTTP status of an error."""
+    return STATUSES.get(error.code, STATUSES["internal"])[1]
+
+
+def encoded(error: BsfgError) -> bytes:
+    """Write an error as JSON that fits into metadata: a message that is too long is cut, details may be left out."""
+    whole = error.to_dict()
+    whole["message"] = whole["message"][:MESSAGE_CHARACTERS_MAX]
+    data = orjson.dumps(whole, default=str)
+    if len(data) > ERROR_BYTES_MAX:
+        whole.pop("details", None)
+        data = orjson.dumps(whole, default=str)
+    return data
+
+
+def decoded(data: bytes) -> BsfgError:
+    """Rebuild an error that somebody else wrote, whatever he wrote."""
+    try:
+        found = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        found = None
+    if not isinstance(found, dict):
+        return RemoteError("the other side reported an error that cannot be read")
+    return _rebuilt(found, found.get("details"))
+
+
+def error_message(error: BsfgError) -> pb.Error:
+    """Give the form of an error inside a stream."""
+    found = error.to_dict()
+    details = orjson.dumps(found["details"], default=str).decode() if "details" in found else ""
+    return pb.Error(
+        code=error.code,
+        message=error.message[:MESSAGE_CHARACTERS_MAX],
+        retryable=error.retryable,
+        hint=error.hint,
+        details_json=details,
+    )
+
+
+def error_of(message: pb.Error) -> BsfgError:
+    """Rebuild an error from its form inside a stream."""
+    try:
+        details = orjson.loads(message.details_json) if message.details_json else None
+    except orjson.JSONDecodeError:
+        details = None
+    return _rebuilt({"code": message.code, "message": message.message, "hint": message.hint}, details)
+
+
+def _rebuilt(found: dict[str, Any], details: Any) -> BsfgError:
+    texts = {name: str(found.get(name) or "") for name in ("code", "message", "hint")}
+    known = details if isinstance(details, dict) else {}
+    # These would collide with the arguments of the error's own constructor.
+    safe = {name: value for name, value in known.items() if name not in ("self", "message", "hint")}
+    return BsfgError.from_dict({**texts, "hint": texts["hint"] or None, "details": safe})
+
+
+def from_rpc_error(error: grpc.aio.AioRpcError, *, where: str = "the other side") -> BsfgError:
+    """Give the error that a failed call stands for: the one the server wrote, or what gRPC says happened."""
+    for name, value in error.trailing_metadata() or ():
+        if name == ERROR_METADATA:
+            return decoded(bytes(value))
+    text = (error.details() or "")[:MESSAGE_CHARACTERS_MAX]
+    status = error.code()
+    if status == Status.DEADLINE_EXCEEDED:
+        return TimedOut(f"{where} did not answer in time")
+    if status == Status.RESOURCE_EXHAUSTED:
+        return MessageTooLarge(f"{where}: {text}") if "arger than max" in text else Overloaded(f"{where}: {text}")
+    if status == Status.UNAVAILABLE:
+        if "CERTIFICATE_VERIFY_FAILED" in text or "is not in peer certificate" in text:
+            return CertificateInvalid(f"the certificate of {where} is refused: {text}")
+        return PeerUnreachable(f"{where} cannot be reached: {text}")
+    if status == Status.CANCELLED:
+        return PeerUnreachable(f"{where} ended the call: {text}")
+    return RemoteError(f"{where}: {status.name.lower()}: {text}", remote_code=status.name.lower())
