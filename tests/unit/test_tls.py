@@ -108,8 +108,8 @@ def grpc_server(credentials: grpc.ServerCredentials) -> Iterator[int]:
 
 
 @contextmanager
-def https_server(context: ssl.SSLContext) -> Iterator[int]:
-    """Run a TLS listener of the standard library that tells callers who they are."""
+def https_server(context: ssl.SSLContext, shaken: list[str] | None = None) -> Iterator[int]:
+    """Run a TLS listener of the standard library that tells callers who they are and notes every handshake."""
     listener = socket.create_server(("127.0.0.1", 0))
     closing = threading.Event()
 
@@ -119,6 +119,8 @@ def https_server(context: ssl.SSLContext) -> Iterator[int]:
             with plain:
                 try:
                     with context.wrap_socket(plain, server_side=True) as secured:
+                        if shaken is not None:
+                            shaken.append(str(secured.version()))
                         secured.sendall(str(names_in_ssl_object(secured)).encode())
                 except OSError:
                     continue
@@ -231,9 +233,11 @@ def test_grpc_client_refuses_tls_1_2(live: Live, tmp_path: Path, kind: str) -> N
     context.sni_callback = None
     context.set_alpn_protocols(["h2"])
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
-    with https_server(context) as port:
+    shaken: list[str] = []
+    with https_server(context, shaken) as port:
         assert shake(port, speaking(files, ssl.TLSVersion.TLSv1_2)) == "TLSv1.2"
         assert call(port, files, "plant-a-bsfg") == "UNAVAILABLE"
+    assert shaken == ["TLSv1.2"]
 
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
