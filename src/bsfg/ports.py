@@ -20,7 +20,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from bsfg.artifacts import ArtifactStore as ArtifactStore
+from bsfg.artifacts import ArtifactStore as ArtifactStore  # noqa: PLC0414 (given on: it is a port)
 from bsfg.batch import EntryBatch, FactBatch
 from bsfg.fact import Entry, Key
 from bsfg.frontier import Range

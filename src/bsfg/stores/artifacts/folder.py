@@ -51,7 +51,7 @@ from bsfg.stores.artifacts.contents import CONTENT, INCOMING, Contents, Grace
 from bsfg.stores.artifacts.files import DiskFiles, Files, translated, translating
 from bsfg.stores.artifacts.intake import Announced, Intake, closing
 from bsfg.stores.artifacts.names import NAMES, Names
-from bsfg.stores.artifacts.transfer import Incoming, Outgoing, write_whole
+from bsfg.stores.artifacts.transfer import Incoming, Outgoing
 
 FORMAT = 1
 MARK = "artifacts.json"
@@ -78,8 +78,8 @@ class ArtifactFolder:
         self._max_bytes, self._capacity_bytes = max_artifact_bytes, capacity_bytes
         self._contents = Contents(files, clock, durable=not read_only)
         self._names = Names(files, self._write_whole, durable=not read_only)
-        self._uploads: set[str] = set()
-        self._collector = Collector(files, self._contents, self._names, self._uploads)
+        self._in_use: set[str] = set()
+        self._collector = Collector(files, self._contents, self._names, self._in_use)
         self._collecting = asyncio.Lock()
         self._reserved_bytes = 0
         self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="bsfg-artifacts")
@@ -230,7 +230,12 @@ class ArtifactFolder:
             self._write_whole(MARK, orjson.dumps({"format": FORMAT}), lambda: self._files.sync_folder(""))
 
     def _write_whole(self, path: str, data: bytes, sync_folder: Callable[[], None]) -> None:
-        write_whole(self._files, path, data, sync_folder)
+        """Make a small file durable, replacing any other of that name."""
+        incoming = Incoming(self._files, self._in_use)
+        try:
+            incoming.place_whole(path, data, sync_folder)
+        finally:
+            incoming.discard()
 
     def _read_whole(self, path: str) -> bytes:
         file = self._files.open_read(path)
@@ -244,8 +249,7 @@ class ArtifactFolder:
     async def _add(self, pieces: AsyncIterator[bytes], announced: Announced) -> StoredContent:
         intake = Intake(announced, self._max_bytes)
         known = announced.digest is not None and await self.exists(announced.digest)
-        incoming = Incoming(self._files)
-        self._uploads.add(incoming.path)
+        incoming = Incoming(self._files, self._in_use)
         reserved = 0
         try:
             async for piece in pieces:
@@ -258,7 +262,6 @@ class ArtifactFolder:
         finally:
             self._reserved_bytes -= reserved
             await self._discard(incoming)
-            self._uploads.discard(incoming.path)
 
     def _reserve(self, size_bytes: int) -> int:
         """Take room for a piece, counting what other uploads have taken."""

@@ -18,12 +18,16 @@ SYNC_EVERY_BYTES = 64 << 20
 
 
 class Incoming:
-    """An upload under way: a file that nobody sees until it is complete, synced and given its place."""
+    """An upload under way: a file that nobody sees until it is complete, synced and given its place.
 
-    def __init__(self, files: Files) -> None:
+    While it is under way its path is among ``in_use``, so that a collection leaves it alone.
+    """
+
+    def __init__(self, files: Files, in_use: set[str]) -> None:
         # The name is never used again, so a late `discard` cannot hit the file of somebody else.
         self.path = f"{INCOMING}/{secrets.token_hex(16)}"
-        self._files = files
+        self._files, self._in_use = files, in_use
+        in_use.add(self.path)
         self._file: WriteFile | None = None
         self._unsynced_bytes = 0
 
@@ -59,6 +63,7 @@ class Incoming:
             self._close()
         with contextlib.suppress(OSError):
             self._files.remove(self.path)
+        self._in_use.discard(self.path)
 
     def _write(self, piece: bytes) -> None:
         with translating("writing an artifact"):
@@ -76,15 +81,6 @@ class Incoming:
     def _close(self) -> None:
         if self._file is not None:
             self._file.close()
-
-
-def write_whole(files: Files, path: str, data: bytes, sync_folder: Callable[[], None]) -> None:
-    """Make a file with this content durable, replacing any other of that name."""
-    incoming = Incoming(files)
-    try:
-        incoming.place_whole(path, data, sync_folder)
-    finally:
-        incoming.discard()
 
 
 class Outgoing:
