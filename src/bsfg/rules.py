@@ -60,13 +60,15 @@ def _check_size(batch: FactBatch, limits: Limits) -> None:
 
 
 def _bytes_at_most(batch: FactBatch, max_bytes: int) -> bool:
-    """Compare the size of a batch with a limit, without making columns of rows that are clearly small enough."""
+    """Compare the size of a batch with a limit; the exact size is costly and rarely needed."""
     if batch.has_rows:
         # A character has at most 4 bytes in UTF-8; the rest is more than Arrow needs for offsets and bitmaps.
         texts = sum(len(value) for row in batch.rows() for value in row if isinstance(value, (str, bytes)))
-        if 4 * texts + 1024 * (len(batch) + 1) <= max_bytes:
-            return True
-    return batch.nbytes <= max_bytes
+        bound = 4 * texts + 1024 * (len(batch) + 1)
+    else:
+        # No column can refer to more than all buffers together.
+        bound = len(batch.schema) * int(batch.record_batch.get_total_buffer_size())
+    return bound <= max_bytes or batch.nbytes <= max_bytes
 
 
 def check_encoding(batch: FactBatch) -> None:
