@@ -42,11 +42,13 @@ class CapacityContract(StorageCase):
 
     @scenario
     async def test_a_full_buffer_still_knows_repeats(self, rig: Rig) -> None:
-        """A retry of what is stored needs no room."""
+        """A retry of what is stored needs no room, even when the capacity was lowered below what is used."""
         lane = await self._lane(rig, Overflow.REJECT_NEW)
         await self._fill(lane)
-        receipt = await lane.write(self._batch(0))
-        assert receipt.count(Result.ALREADY_EXISTS) == FACTS_PER_WRITE
+        lowered = Policy(capacity_bytes=self.capacity_bytes // 2)
+        async for lane in rig.across_restart(lowered):
+            receipt = await lane.write(self._batch(0))
+            assert receipt.count(Result.ALREADY_EXISTS) == FACTS_PER_WRITE
 
     @scenario
     async def test_room_comes_back_with_confirmation(self, rig: Rig) -> None:
