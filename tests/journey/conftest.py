@@ -20,8 +20,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         try:
             await pyfuncitem.obj(**arguments)
         finally:
-            if isinstance(zones := arguments.get("make_zone"), Zones):
-                await zones.close()
+            for zones in arguments.values():
+                if isinstance(zones, Zones):
+                    await zones.close()
 
     asyncio.run(run())
     return True
@@ -49,3 +50,9 @@ class Zones:
 def make_zone(request: pytest.FixtureRequest, tmp_path: Path) -> Zones:
     """Make zones over one of the backends."""
     return Zones(BACKENDS[request.param], tmp_path)
+
+
+@pytest.fixture
+def make_memory_zone(tmp_path: Path) -> Zones:
+    """Make zones in memory, for what does not depend on the backend."""
+    return Zones(BACKENDS["memory"], tmp_path)

@@ -18,12 +18,13 @@ from bsfg.errors import BsfgError, PeerUnreachable
 from bsfg.fact import Entry, Message
 from bsfg.gate import Mode
 from bsfg.journey.append import append
+from bsfg.journey.carriage import Carriage
 from bsfg.journey.confirm import confirm_receipt
 from bsfg.journey.consume import consume_once
 from bsfg.journey.link import Fetched, FetchRequest, Refusal, SessionMemory
 from bsfg.journey.pull import pull_once
 from bsfg.journey.recover import recover
-from bsfg.journey.serve import Carriage, serve
+from bsfg.journey.serve import serve
 from bsfg.journey.truncate import keep_forward, truncate
 from bsfg.journey.verify import LinkRules
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec, Result

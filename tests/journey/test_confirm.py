@@ -75,10 +75,10 @@ BAD: dict[str, tuple[Confirmation, Sequence[Refusal], type[BsfgError]]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-async def test_refused_without_effect(make_zone: MakeZone, case: str) -> None:
+async def test_refused_without_effect(make_memory_zone: MakeZone, case: str) -> None:
     """A confirmation that cannot be right is refused as a whole: no cursor moves and nothing is recorded."""
     confirmation, refusals, error = BAD[case]
-    zone = await zone_with(make_zone, 10)
+    zone = await zone_with(make_memory_zone, 10)
     await confirm(zone, Confirmation(through=1))
     with pytest.raises(error):
         await confirm(zone, confirmation, refusals)

@@ -10,7 +10,8 @@ from tests.journey.zones import DirectLink, Inbound, Zone, connect
 
 from bsfg.batch import EntryBatch
 from bsfg.errors import ForeignLog
-from bsfg.journey.link import DETAIL_CHARACTERS_MAX, Fetched, FetchRequest, Refusal
+from bsfg.journey.link import DETAIL_CHARACTERS_MAX, Fetched, FetchRequest, PeerPosition, Refusal
+from bsfg.journey.verify import LinkHeld, LinkRules, Put, judge
 from bsfg.ports import Confirmation, Frame, GapRecord
 from bsfg.retention import GapReason
 from bsfg.testing.facts import messages
@@ -193,10 +194,10 @@ LIES: dict[str, tuple[Alteration, str]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-async def test_a_lie_holds_the_link_and_stores_nothing(make_zone: MakeZone, lie: str) -> None:
+async def test_a_lie_holds_the_link_and_stores_nothing(make_memory_zone: MakeZone, lie: str) -> None:
     """Faults of history, framing and identity hold the link at once: nothing is put, recorded or confirmed."""
     alter, code = LIES[lie]
-    plant, enterprise, inbound, link = await lied_to(make_zone, alter)
+    plant, enterprise, inbound, link = await lied_to(make_memory_zone, alter)
     before = await inbound.memory.recall()
     progress = await inbound.pull()
     assert progress.held is not None
@@ -209,9 +210,9 @@ async def test_a_lie_holds_the_link_and_stores_nothing(make_zone: MakeZone, lie:
 
 
 @pytest.mark.parametrize("lie", LIES)
-async def test_an_honest_answer_after_a_lie_is_taken(make_zone: MakeZone, lie: str) -> None:
+async def test_an_honest_answer_after_a_lie_is_taken(make_memory_zone: MakeZone, lie: str) -> None:
     """Once the sender is in order again and the link is released, everything arrives, once and in order."""
-    plant, enterprise, inbound, link = await lied_to(make_zone, LIES[lie][0])
+    plant, enterprise, inbound, link = await lied_to(make_memory_zone, LIES[lie][0])
     await inbound.pull()
     link.alter = None
     await inbound.pull_all()
@@ -344,3 +345,14 @@ async def test_restored_sender_is_noticed(make_zone: MakeZone) -> None:
     assert progress.held is not None
     assert progress.held.code == "foreign_log"
     assert "went back" in progress.held.detail
+
+
+def test_log_that_became_shorter_is_noticed() -> None:
+    """A sender whose log ends earlier than it did is held, also when nothing was confirmed yet."""
+    position = PeerPosition(log_id="a", latest_start=9, end=9)
+    fetched = Fetched("a", 0, 8, b"")
+    rules = LinkRules("enterprise", frozenset({"plant"}))
+    held = judge(fetched, position, rules, "plant")
+    assert isinstance(held, LinkHeld)
+    assert held.code == "foreign_log"
+    assert isinstance(judge(replace(fetched, end=9), position, rules, "plant"), Put)

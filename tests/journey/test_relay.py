@@ -6,8 +6,8 @@ from dataclasses import replace
 from tests.journey.zones import STREAM, Inbound, Zone, connect, origin_span
 
 from bsfg.fact import Message
+from bsfg.journey.carriage import Carriage
 from bsfg.journey.link import SessionMemory
-from bsfg.journey.serve import Carriage
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec, GapRecord, Result
 from bsfg.retention import GapReason, Overflow, Policy
 from bsfg.testing.facts import altered, message, messages, sealed
@@ -81,6 +81,23 @@ async def test_fact_does_not_return_to_its_zone(make_zone: MakeZone) -> None:
     assert (progress.inserted, progress.acknowledged) == (2, 4)
     assert await enterprise.received_ids() == ["0-000000", "0-000001"]
     assert bare(await enterprise.forward_gaps()) == [(2, 4, GapReason.SKIPPED, "idmz")]
+
+
+async def test_returning_facts_leave_one_record_per_answer(make_zone: MakeZone) -> None:
+    """Where two zones talk through a third, returning facts lie between all others; an answer leaves one record."""
+    plant, idmz, enterprise = make_zone("plant"), make_zone("idmz"), make_zone("enterprise")
+    from_plant, from_enterprise = await connect(plant, idmz), await connect(enterprise, idmz)
+    to_enterprise = await connect(idmz, enterprise, relayed=["plant"], buffer=Buffer.FORWARD)
+    for number in range(5):
+        await plant.append(messages(1, first=number))
+        await enterprise.append(messages(1, first=number, seed=1, from_zone="enterprise"))
+        await from_plant.pull()
+        await from_enterprise.pull()
+    progress = await to_enterprise.pull()
+    assert (progress.inserted, progress.acknowledged) == (5, 9)
+    (gap,) = await enterprise.forward_gaps()
+    assert (gap.first, gap.last, gap.origin_zone) == (1, 9, "idmz")
+    assert gap.detail == "returns to its from_zone: 5 of these offsets"
 
 
 async def test_returned_fact_is_refused_even_if_sent(make_zone: MakeZone) -> None:

@@ -11,10 +11,10 @@ from tests.journey.zones import STREAM, Zone, connect, memory_backend
 from bsfg.batch import EntryBatch
 from bsfg.errors import ConsumerRetired, InvalidArgument, OffsetOutOfRange, UnknownConsumer
 from bsfg.fact import Message
+from bsfg.journey.carriage import RETURNING, Carriage
 from bsfg.journey.link import Fetched, FetchRequest
 from bsfg.journey.serve import (
     SCANNED_PER_FACT,
-    Carriage,
     gap_token,
     relayed_gaps,
     serve,
@@ -105,6 +105,25 @@ async def test_long_poll_may_end_empty(make_zone: MakeZone) -> None:
     await (await zone.storage()).cursors.commit(CONSUMER, Confirmation(through=1))
     fetched = await fetch(zone, FetchRequest(wait_seconds=0.01))
     assert (fetched.frames, fetched.start, fetched.end) == ([], 2, 2)
+
+
+async def test_long_poll_waits_on_over_what_is_left_out(make_zone: MakeZone) -> None:
+    """Facts that the link does not carry do not end a wait; they are reported with the first that it does carry."""
+    zone = await zone_with(make_zone, [])
+    carriage = Carriage(frozenset({"enterprise"}))
+    waiting = asyncio.create_task(fetch(zone, FetchRequest(wait_seconds=60), carriage))
+    for number in range(3):
+        await zone.append([message(f"lab-{number}", number, to_zone="lab")])
+    assert not waiting.done()
+    await zone.append([message("mine", 1)])
+    assert shape(list((await waiting).frames)) == [(0, 2, "skipped"), (3, 3, "entries")]
+
+
+async def test_what_is_left_out_is_reported_when_the_wait_ends(make_zone: MakeZone) -> None:
+    """When nothing else comes, the skipped range is the answer, so that the frontier can pass it."""
+    zone = await zone_with(make_zone, messages(4))
+    fetched = await fetch(zone, FetchRequest(wait_seconds=0.01), Carriage(frozenset({"moon"})))
+    assert shape(list(fetched.frames)) == [(0, 3, "skipped")]
 
 
 async def test_requests_for_nothing_are_refused(make_zone: MakeZone) -> None:
@@ -255,7 +274,8 @@ def test_relayed_gaps_follow_the_token() -> None:
     own = GapRecord(0, 1, GapReason.EVICTED, 1)
     plant = [GapRecord(n, n, GapReason.SKIPPED, n, origin_zone="plant") for n in range(3)]
     back = GapRecord(0, 0, GapReason.SKIPPED, 1, origin_zone="enterprise")
-    gaps = [own, plant[0], back, plant[1], plant[2]]
+    returned = GapRecord(5, 9, GapReason.SKIPPED, 1, f"{RETURNING}: 3 of these offsets", origin_zone="plant")
+    gaps = [own, plant[0], back, plant[1], returned, plant[2]]
     assert relayed_gaps(gaps, "", "enterprise") == plant
     assert relayed_gaps(gaps, gap_token(plant[1]), "enterprise") == plant[2:]
     assert relayed_gaps(gaps, gap_token(plant[2]), "enterprise") == []

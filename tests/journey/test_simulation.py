@@ -23,7 +23,7 @@ def run_campaign(seed: int, backend: Backend, path: Path, steps: int) -> int:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("name", "short", "steps"), [("memory", 40, 150), ("log", 3, 60)])
+@pytest.mark.parametrize(("name", "short", "steps"), [("memory", 10, 150), ("log", 2, 60)])
 def test_nothing_lost_nothing_twice_in_order(
     name: str, short: int, steps: int, tmp_path: Path, soak_size: Callable[[int, int], int]
 ) -> None:

@@ -11,10 +11,11 @@ import numpy as np
 from bsfg.errors import PeerUnreachable
 from bsfg.fact import Entry, Message
 from bsfg.journey.append import AppendOutcome, append
+from bsfg.journey.carriage import EVERYTHING, Carriage
 from bsfg.journey.confirm import confirm_receipt
 from bsfg.journey.link import Fetched, FetchRequest, PeerMemory, Refusal, SessionMemory
 from bsfg.journey.pull import Progress, pull_once
-from bsfg.journey.serve import EVERYTHING, Carriage, serve
+from bsfg.journey.serve import serve
 from bsfg.journey.verify import LinkRules
 from bsfg.ports import (
     Buffer,

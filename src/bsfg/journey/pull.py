@@ -8,7 +8,7 @@ buffer knows them by their keys.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from bsfg.batch import EntryBatch, FactBatch
 from bsfg.errors import BsfgError, BufferFull, ForeignLog, FrameInvalid, InvalidArgument, ZoneNotAllowed
 from bsfg.fact import Key
+from bsfg.journey.carriage import RETURNING
 from bsfg.journey.link import Fetched, FetchRequest, PeerLink, PeerMemory, PeerPosition, Refusal, merged_refusals
 from bsfg.journey.verify import LinkHeld, LinkRules, Put, Refetch, judge
 from bsfg.ports import Clock, Confirmation, ForwardBuffer, GapRecord, OriginSpan, Result, SetsAside
@@ -156,7 +157,7 @@ async def _store(
         entries = await _set_expired_aside(stored, entries, forward, rules, peer, clock.now_unix_ms())
         if len(entries):
             await _put_entries(stored, entries, forward, peer, before_put)
-    for gap in put.gaps:
+    for gap in condensed(put.gaps, peer):
         await forward.record_gap(gap)
     for refusal in stored.refusals:
         detail = f"{refusal.reason}: {refusal.detail}" if refusal.detail else refusal.reason
@@ -212,6 +213,23 @@ async def _set_expired_aside(
     await forward.set_aside(entries.take(expired).facts, EXPIRED, f"{detail}, from {peer} {offsets[0]}..{offsets[-1]}")
     stored.refusals += merged_refusals(Refusal(offset, offset, EXPIRED, detail) for offset in offsets)
     return entries.take(np.setdiff1d(np.arange(len(entries)), expired))
+
+
+def condensed(gaps: Sequence[GapRecord], peer: str) -> list[GapRecord]:
+    """Make one record of all ranges in a peer's answer that return to this zone.
+
+    Nothing is missing there, since this zone said it itself. Where two zones talk through a third such ranges lie
+    between all others, and a record for each would soon outgrow the facts.
+    """
+    kind = (GapReason.SKIPPED, RETURNING, peer)
+    returning = [gap for gap in gaps if (gap.reason, gap.detail, gap.origin_zone) == kind]
+    if len(returning) < 2:
+        return list(gaps)
+    first, last = returning[0], returning[-1]
+    count = sum(gap.last - gap.first + 1 for gap in returning)
+    detail = f"{RETURNING}: {count} of these offsets"
+    rest = [gap for gap in gaps if gap not in returning]
+    return [*rest, replace(last, first=first.first, detail=detail)]
 
 
 def _origin(entries: EntryBatch, peer: str) -> OriginSpan:

@@ -9,16 +9,12 @@ that the link does not carry, so that the receiver sees one sequence of offsets 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from bsfg.arrays import constant_value
 from bsfg.batch import EntryBatch
 from bsfg.errors import ForeignLog, InvalidArgument
+from bsfg.journey.carriage import EVERYTHING, RETURNING, Carriage
 from bsfg.journey.link import Fetched, FetchRequest
 from bsfg.journey.position import check_consumer
 from bsfg.ports import Buffer, CursorTracker, ForwardBuffer, Frame, GapRecord, Replayable
@@ -28,38 +24,6 @@ SCANNED_PER_FACT = 16
 """A link that carries little looks at this many facts per fact asked for, then answers with what it has."""
 
 RELAYED_GAPS_MAX = 1_000
-
-_CARRIED, _OTHER_ZONE, _RETURNING = 0, 1, 2
-_SKIPPED_DETAIL = {_OTHER_ZONE: "to_zone is not carried by this link", _RETURNING: "returns to its from_zone"}
-
-
-@dataclass(frozen=True, slots=True)
-class Carriage:
-    """What a link carries: facts for some zones or (None) for all, and none that return to the receiver's zone."""
-
-    to_zones: frozenset[str] | None = None
-    receiver_zone: str | None = None
-
-    def split(self, frame: Frame) -> Iterator[Frame]:
-        """Give a frame as runs of entries that the link carries and gap records for those it leaves out."""
-        if frame.entries is None or (self.to_zones is None and self.receiver_zone is None):
-            yield frame
-            return
-        verdicts = self._verdicts(frame.entries)
-        edges = np.flatnonzero(np.diff(verdicts)) + 1
-        for start, stop in zip([0, *edges], [*edges, len(verdicts)], strict=True):
-            yield _run(frame, int(start), int(stop), int(verdicts[start]))
-
-    def _verdicts(self, entries: EntryBatch) -> np.ndarray:
-        verdicts = np.full(len(entries), _CARRIED, dtype=np.int8)
-        if self.to_zones is not None:
-            verdicts[~_is_in(entries.column("to_zone"), self.to_zones)] = _OTHER_ZONE
-        if self.receiver_zone is not None:
-            verdicts[_is_in(entries.column("from_zone"), frozenset({self.receiver_zone}))] = _RETURNING
-        return verdicts
-
-
-EVERYTHING = Carriage()
 
 
 async def serve(
@@ -72,22 +36,25 @@ async def serve(
 ) -> Fetched:
     """Answer one fetch of a named durable consumer: what follows the last offset it confirmed without a gap.
 
-    When there is nothing yet, wait for it as long as the request says; then the answer may have no frames. Raises
-    `UnknownConsumer`, `ConsumerRetired`, and `ForeignLog` when the consumer's position is not one of this buffer.
+    When there is nothing yet, wait for it as long as the request says; then the answer may have no frames. Ranges that
+    the link leaves out are not worth an answer of their own while there is time to wait. Raises `UnknownConsumer`,
+    `ConsumerRetired`, and `ForeignLog` when the consumer's position is not one of this buffer.
     """
     check_request(request)
     state = await cursors.consumer(consumer)
     check_consumer(state, buffer)
     start = state.checkpoint.committed + 1
     gaps = relayed_gaps(await _gaps(buffer), request.gaps_after, carriage.receiver_zone)
-    await buffer.wait_for(start, 0 if gaps else request.wait_seconds)
-    stats = await buffer.stats()
-    if start > stats.end:
-        raise ForeignLog(f"{consumer} confirmed offset {start - 1}, but this log ends before {stats.end}")
-    collector = _Collector(request)
-    async for frame in buffer.replay(start, end=stats.end, max_facts=request.max_facts):
-        if not collector.take(carriage.split(frame)):
-            break
+    collector = _Collector(request, start)
+    deadline = _now_seconds() + (0 if gaps else request.wait_seconds)
+    more = True
+    while more:
+        there = await buffer.wait_for(collector.next_offset, max(0.0, deadline - _now_seconds()))
+        stats = await buffer.stats()
+        if start > stats.end:
+            raise ForeignLog(f"{consumer} confirmed offset {start - 1}, but this log ends before {stats.end}")
+        wants_more = await collector.gather(buffer, carriage, stats.end)
+        more = there and wants_more and not collector.is_worth_an_answer and _now_seconds() < deadline
     frames = collector.frames()
     if frames:
         await cursors.sent(consumer, frames[-1].last + 1)
@@ -126,9 +93,11 @@ def relayed_gaps(gaps: Sequence[GapRecord], after: str, receiver_zone: str | Non
     """Choose the gap records of other zones that follow the one the receiver stored last.
 
     A token that is not found, because the list was restored or shortened, gives all of them again: storing one twice
-    does no harm, leaving one out would.
+    does no harm, leaving one out would. What merely returned to this zone is nobody else's concern.
     """
-    foreign = [gap for gap in gaps if gap.origin_zone is not None and gap.origin_zone != receiver_zone]
+    foreign = [
+        gap for gap in gaps if gap.origin_zone not in (None, receiver_zone) and not gap.detail.startswith(RETURNING)
+    ]
     known = next((at + 1 for at in range(len(foreign) - 1, -1, -1) if gap_token(foreign[at]) == after), 0)
     return foreign[known : known + RELAYED_GAPS_MAX]
 
@@ -143,17 +112,31 @@ async def _gaps(buffer: Replayable) -> list[GapRecord]:
     return await buffer.gaps() if buffer.buffer == Buffer.FORWARD else []
 
 
+def _now_seconds() -> float:
+    """Give the event loop's time, by which the buffers wait."""
+    return asyncio.get_running_loop().time()
+
+
 class _Collector:
     """Gathers frames until a request is satisfied, joining neighbours so that small ones travel together."""
 
-    def __init__(self, request: FetchRequest) -> None:
-        self._facts = request.max_facts
+    def __init__(self, request: FetchRequest, start: int) -> None:
+        self.next_offset = start
+        self.is_worth_an_answer = False
+        self._max_facts = self._facts = request.max_facts
         self._bytes = request.max_bytes
         self._scanned = request.max_facts * SCANNED_PER_FACT
         self._frames: list[Frame] = []
         self._pending: list[EntryBatch] = []
 
-    def take(self, pieces: Iterator[Frame]) -> bool:
+    async def gather(self, buffer: Replayable, carriage: Carriage, end: int) -> bool:
+        """Take what the buffer has up to an end; tell whether more would be taken."""
+        async for frame in buffer.replay(self.next_offset, end=end, max_facts=self._max_facts):
+            if not self._take(carriage.split(frame)):
+                return False
+        return True
+
+    def _take(self, pieces: Iterator[Frame]) -> bool:
         """Take frames in order, the last one perhaps in part; tell whether more are wanted."""
         for piece in pieces:
             if piece.entries is not None:
@@ -177,17 +160,23 @@ class _Collector:
         if count == 0 and not self._pending and not self._frames:
             count = 1
         if count:
-            self._pending.append(entries.slice(0, count))
+            taken = entries.slice(0, count)
+            self._pending.append(taken)
+            self._bytes -= taken.nbytes
+            self.is_worth_an_answer = True
         self._facts -= count
         self._scanned -= count
-        self._bytes -= entries.slice(0, count).nbytes
+        self.next_offset += count
         return count == len(entries) and self._facts > 0
 
     def _take_gap(self, piece: Frame) -> None:
         assert piece.gap is not None
         frames = self.frames()
+        self.next_offset = piece.last + 1
         if piece.gap.reason == GapReason.SKIPPED:
             self._scanned -= piece.last - piece.first + 1
+        else:
+            self.is_worth_an_answer = True
         if frames and (joined := _joined(frames[-1], piece)):
             frames[-1] = joined
         else:
@@ -217,22 +206,3 @@ def _count_within(entries: EntryBatch, max_bytes: int, max_facts: int) -> int:
         else:
             too_many = middle
     return fits
-
-
-def _run(frame: Frame, start: int, stop: int, verdict: int) -> Frame:
-    """Give the rows from ``start`` to ``stop`` as entries, or as the gap record for leaving them out."""
-    assert frame.entries is not None
-    rows = frame.entries.slice(start, stop - start)
-    first, last = int(rows.offsets[0]), int(rows.offsets[-1])
-    if verdict == _CARRIED:
-        return Frame(first, last, rows)
-    # The time of the last fact, not of this answer: a repeated answer is then the same.
-    at_unix_ms = int(rows.column("appended_at_unix_ms")[-1].as_py())
-    return Frame(first, last, gap=GapRecord(first, last, GapReason.SKIPPED, at_unix_ms, _SKIPPED_DETAIL[verdict]))
-
-
-def _is_in(column: pa.Array, zones: frozenset[str]) -> np.ndarray:
-    single = constant_value(column)
-    if single is not None:
-        return np.full(len(column), single in zones)
-    return np.asarray(pc.is_in(column, value_set=pa.array(sorted(zones), pa.string())).to_numpy(zero_copy_only=False))

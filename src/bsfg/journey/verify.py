@@ -18,6 +18,7 @@ from bsfg.arrays import constant_value
 from bsfg.batch import EntryBatch
 from bsfg.errors import BsfgError, DigestMismatch, ForeignLog, FrameInvalid, ZoneNotAllowed
 from bsfg.hashing import Hasher
+from bsfg.journey.carriage import RETURNING
 from bsfg.journey.link import DETAIL_CHARACTERS_MAX, Fetched, PeerPosition
 from bsfg.ports import Frame, GapRecord
 from bsfg.retention import GapReason
@@ -172,8 +173,7 @@ def _leave_out_own(put: Put, entries: EntryBatch, rules: LinkRules, peer_zone: s
         if own[start]:
             at_unix_ms = int(rows.column("appended_at_unix_ms")[-1].as_py())
             first, last = int(rows.offsets[0]), int(rows.offsets[-1])
-            detail = "returns to its from_zone"
-            put.gaps.append(GapRecord(first, last, GapReason.SKIPPED, at_unix_ms, detail, peer_zone))
+            put.gaps.append(GapRecord(first, last, GapReason.SKIPPED, at_unix_ms, RETURNING, peer_zone))
         else:
             put.entries.append(rows)
 
