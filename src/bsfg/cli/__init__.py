@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 COMMANDS: dict[str, str] = {
+    "demo": "bsfg.cli.demo",
     "init": "bsfg.cli.init",
     "certs": "bsfg.cli.certs",
     "verify": "bsfg.cli.verify",

@@ -26,7 +26,13 @@ FIRST = 3 * 10**13
 def reopen_seconds(folder: Path) -> float:
     """Kill a writer in mid-stream and measure, in a fresh process, how long it takes until an append is answered."""
     acknowledged = 0
-    child = subprocess.Popen(_command("append", folder, FIRST), stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        _command("append", folder, FIRST),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
     try:
         assert child.stdout is not None
         for _ in child.stdout:
@@ -41,9 +47,10 @@ def reopen_seconds(folder: Path) -> float:
     if acknowledged < ACKNOWLEDGED_BATCHES:
         raise StorageFailed(f"the writing process ended by itself with code {child.returncode}")
     last = FIRST + (acknowledged - 1) * BATCH_FACTS
-    done = subprocess.run(_command("open", folder, last), stdout=subprocess.PIPE, text=True, check=False)
+    command = _command("open", folder, last)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, start_new_session=True)
     if done.returncode:
-        raise StorageFailed(f"the folder could not be opened again: exit code {done.returncode}")
+        raise StorageFailed(f"the folder could not be opened again: {done.stderr.strip().splitlines()[-1:]}")
     return float(done.stdout)
 
 
