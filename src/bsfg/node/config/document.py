@@ -35,6 +35,23 @@ How values are written:
 | list | `["operational", "audit"]`; `"*"` stands for all where it is allowed |
 """
 
+_CERTIFICATES = """\
+## Certificates
+
+- **Names.** A node's certificate has the name `<zone>-bsfg` as common name and as DNS name. The common name is looked
+  up in `[identities]`. The DNS name lets a caller insist on the server it means, at whatever address: TLS itself
+  refuses a server without it. `bsfg certs issue` writes both. Hosts added with `--host` are for browsers and curl.
+- **Other authorities.** A certificate that has the identity as common name only can be used too: the caller then
+  checks the common name once and insists on the DNS name beside it.
+- **Versions.** Only TLS 1.3 is spoken, and both sides show a certificate. gRPC takes its settings when it is loaded, so
+  a program that uses the SDK imports `bsfg` before `grpc`.
+- **Renewal.** Replace the files, best by renaming new ones over them. The next connection uses them. Files that cannot
+  be used are reported and leave the old ones in use.
+- **Revocation.** Set `revoked = true` with a `reason` in every zone that knows the identity. Certificate revocation
+  lists are not read.
+
+"""
+
 _ROLES = """\
 ## What each role may do
 
@@ -52,7 +69,7 @@ def reference() -> str:
         parts.append(
             f"{heading}| Key | Type | Default | Meaning |\n|---|---|---|---|\n{rows}{_reference_example(table)}"
         )
-    parts.append(_ROLES + _roles())
+    parts.append(_CERTIFICATES + _ROLES + _roles())
     return "\n".join(parts)
 
 
