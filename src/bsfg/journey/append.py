@@ -6,6 +6,7 @@ same ids is answered as a repeat, so a producer that heard nothing simply sends 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,9 @@ from bsfg.keys import EXPLICIT, MessageIds
 from bsfg.ports import Clock, Receipt, Result, StoreBuffer
 from bsfg.rules import DEFAULT_LIMITS, Limits
 from bsfg.sealing import SHA256, seal
+
+INLINE_FACTS_MAX = 256
+"""Larger batches are sealed in a thread, so that the event loop goes on serving others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +108,22 @@ async def append(
     its own fact alone: look at `AppendOutcome.conflicts`.
     """
     batch = facts if isinstance(facts, FactBatch) else FactBatch.from_messages(facts)
+    if len(batch) > INLINE_FACTS_MAX:
+        sealed = await asyncio.to_thread(admit, batch, rules, clock.now_unix_ms())
+    else:
+        sealed = admit(batch, rules, clock.now_unix_ms())
+    return AppendOutcome(sealed, await store.append(sealed))
+
+
+def admit(batch: FactBatch, rules: AppendRules, now_unix_ms: int) -> FactBatch:
+    """Check a batch against the rules of its caller and seal it, or raise what is wrong with its first bad row."""
     # Sealing comes first because it proves that the columns can be read at all.
     sealed = seal(batch, hasher=rules.hasher, ids=rules.ids, limits=rules.limits)
     check_zones(sealed, "from_zone", rules.from_zones)
     check_zones(sealed, "to_zone", rules.to_zones)
     if rules.plausibility is not None:
-        check_produced_at(sealed, rules.plausibility, clock.now_unix_ms())
-    return AppendOutcome(sealed, await store.append(sealed))
+        check_produced_at(sealed, rules.plausibility, now_unix_ms)
+    return sealed
 
 
 def check_zones(batch: FactBatch, column: str, allowed: frozenset[str] | None) -> None:

@@ -8,6 +8,7 @@ buffer knows them by their keys.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,12 +20,14 @@ from bsfg.errors import BsfgError, BufferFull, ForeignLog, FrameInvalid, Invalid
 from bsfg.fact import Key
 from bsfg.journey.carriage import RETURNING
 from bsfg.journey.link import Fetched, FetchRequest, PeerLink, PeerMemory, PeerPosition, Refusal, merged_refusals
-from bsfg.journey.verify import LinkHeld, LinkRules, Put, Refetch, judge
+from bsfg.journey.verify import Decision, LinkHeld, LinkRules, Put, Refetch, judge
 from bsfg.ports import Clock, Confirmation, ForwardBuffer, GapRecord, OriginSpan, Result, SetsAside
 from bsfg.retention import GapReason
 
 HOLDING = (ForeignLog, FrameInvalid, ZoneNotAllowed)
 """Errors of a sender that say its history or this zone's right is in question: more tries would not help."""
+
+INLINE_FACTS_MAX = 256
 
 CONFLICT = "conflict"
 HASH_COLLISION = "hash_collision"
@@ -92,7 +95,7 @@ async def pull_once(
         fetched = await link.fetch(asked)
     except HOLDING as error:
         return Progress(held=LinkHeld(error.code, error.message))
-    decision = judge(fetched, position, rules, link.zone)
+    decision = await _judged(fetched, position, rules, link.zone)
     if isinstance(decision, LinkHeld):
         return Progress(held=decision)
     put, suspect = (decision.before, decision.at) if isinstance(decision, Refetch) else (decision, None)
@@ -104,6 +107,13 @@ async def pull_once(
     position = _advanced(position, fetched, put, suspect)
     await memory.remember(position)
     return await _confirm(link, memory, position, fetched, put, stored)
+
+
+async def _judged(fetched: Fetched, position: PeerPosition, rules: LinkRules, peer: str) -> Decision:
+    """Judge an answer, a large one in a thread: its digests take long, and the event loop has others to serve."""
+    if sum(len(frame.entries) for frame in fetched.frames if frame.entries is not None) > INLINE_FACTS_MAX:
+        return await asyncio.to_thread(judge, fetched, position, rules, peer)
+    return judge(fetched, position, rules, peer)
 
 
 def _advanced(position: PeerPosition, fetched: Fetched, put: Put, suspect: int | None) -> PeerPosition:
