@@ -138,6 +138,21 @@ class CapacityContract(StorageCase):
         assert receipt.offsets.tolist() == list(range(FACTS_PER_WRITE))
 
     @scenario
+    async def test_a_reader_that_is_overtaken_by_evictions_sees_every_offset(self, rig: Rig) -> None:
+        """A reader slower than the writer gets each offset once, in order, as an entry or as an eviction."""
+        lane = await self._lane(rig, Overflow.DROP_OLDEST)
+        at = end = 0
+        while end * OBJECT_BYTES < 3 * self.capacity_bytes:
+            for _ in range(4):
+                await lane.write(self._batch(end))
+                end += FACTS_PER_WRITE
+            frames = await lane.frames(at, end=at + FACTS_PER_WRITE)
+            for frame in frames:
+                assert frame.gap is None or frame.gap.reason == GapReason.EVICTED
+            at = frames[-1].last + 1
+        assert (await lane.stats()).start > at
+
+    @scenario
     async def test_the_fill_is_told(self, rig: Rig) -> None:
         """The fill in percent and its verdict follow what is used."""
         lane = await self._lane(rig, Overflow.REJECT_NEW)
