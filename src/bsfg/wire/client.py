@@ -270,7 +270,7 @@ class BoundaryClient:
         return self.connection.request_timeout_seconds + wait_seconds + WAIT_MARGIN_SECONDS
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ClientLink:
     """A `bsfg.journey.link.PeerLink` that was dialled from here: one consumer at one node.
 

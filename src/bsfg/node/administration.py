@@ -1,0 +1,211 @@
+"""The administration of a node as a service: what operators and viewers see and decide, and pipelines report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import structlog
+
+from bsfg.errors import InvalidArgument
+from bsfg.journey.truncate import retire
+from bsfg.model import check_name
+from bsfg.node.authorize import Action, Request
+from bsfg.node.config.access import Identity
+from bsfg.node.config.kinds import ANY
+from bsfg.node.parts import Parts
+from bsfg.node.status import Rates, all_stats, backlog_of, consumer_views, document
+from bsfg.ports import (
+    Buffer,
+    ConsumerSpec,
+    ForwardBuffer,
+    GapRecord,
+    OriginSpan,
+    Quarantined,
+    Receipt,
+    Result,
+    StoreBuffer,
+)
+from bsfg.sealing import reseal
+from bsfg.wire.service import (
+    Caller,
+    ConsumerView,
+    GateView,
+    LeaseView,
+    LinkReport,
+    QuarantinedView,
+)
+
+log = structlog.get_logger("bsfg.node")
+
+UNKNOWN_ORIGIN = -1
+"""The origin offset of a fact that an operator took out of quarantine: the quarantine does not keep it."""
+
+
+class Administration:
+    """The operations of operators, viewers and pipelines; see `bsfg.wire.service.AdminService`."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._rates = Rates()
+        self._started_unix_ms = parts.clock.now_unix_ms()
+
+    # What viewers see.
+
+    async def status(self, caller: Caller) -> Mapping[str, Any]:
+        """Describe the node."""
+        self._check(caller, Action.VIEW)
+        return await document(self._parts, self._rates, self._started_unix_ms)
+
+    async def metrics(self, caller: Caller) -> bytes:
+        """Give the metrics as text, buffers and consumers looked at anew."""
+        await self.status(caller)
+        return self._parts.metrics.text()
+
+    async def consumers(self, caller: Caller) -> list[ConsumerView]:
+        """List all durable consumers."""
+        self._check(caller, Action.VIEW)
+        return await consumer_views(self._parts, await all_stats(self._parts))
+
+    async def gates(self, caller: Caller) -> list[GateView]:
+        """List the gates of all links."""
+        self._check(caller, Action.VIEW)
+        return self._parts.board.gates()
+
+    async def gaps(self, caller: Caller, stream: str, buffer: Buffer) -> list[GapRecord]:
+        """List the gap records of a buffer."""
+        self._check(caller, Action.VIEW, stream)
+        return await (await self._parts.buffer(stream, buffer)).gaps()
+
+    async def quarantine(self, caller: Caller, stream: str | None) -> list[QuarantinedView]:
+        """List what is in quarantine, in one stream or in all that the caller may see."""
+        row = self._check(caller, Action.VIEW, stream)
+        visible = [name for name in self._parts.settings.lanes if ANY in row.streams or name in row.streams]
+        views = []
+        for name, buffer in await self._parts.storage.streams():
+            if name in visible and stream in (None, name):
+                found = await self._parts.buffer(name, buffer)
+                views += [QuarantinedView(name, buffer, each) for each in await found.quarantine()]
+        return views
+
+    async def quarantined(self, caller: Caller, stream: str, buffer: Buffer, id: int) -> QuarantinedView:
+        """Give one quarantined fact."""
+        self._check(caller, Action.VIEW, stream)
+        found = await _find(await self._parts.buffer(stream, buffer), id)
+        return QuarantinedView(stream, buffer, found)
+
+    # What operators decide.
+
+    async def create_consumer(self, caller: Caller, spec: ConsumerSpec) -> ConsumerView:
+        """Create a durable consumer."""
+        row = self._check(caller, Action.ACT, spec.stream)
+        check_name("consumer", spec.name)
+        buffer = await self._parts.buffer(spec.stream, spec.buffer)
+        state = await self._parts.storage.cursors.create(spec)
+        log.info("consumer_created", consumer=spec.name, stream=spec.stream, buffer=str(spec.buffer), by=row.name)
+        return ConsumerView(state, backlog_of(state, await buffer.stats()))
+
+    async def retire_consumer(self, caller: Caller, name: str, reason: str) -> list[GapRecord]:
+        """End a consumer for good."""
+        row = self._check(caller, Action.ACT)
+        state = await self._parts.storage.cursors.consumer(name)
+        self._check(caller, Action.ACT, state.spec.stream)
+        gaps = await retire(self._parts.storage.cursors, name, reason)
+        missed = sum(gap.last - gap.first + 1 for gap in gaps)
+        log.warning("consumer_retired", consumer=name, reason=reason, missed=missed, by=row.name)
+        return gaps
+
+    async def hold_gate(
+        self, caller: Caller, link: str, side: str, reason: str, until_unix_ms: int | None = None
+    ) -> GateView:
+        """Close a gate."""
+        row = self._check(caller, Action.ACT)
+        return self._parts.board.hold(link, side, by=row.name, reason=reason, until_unix_ms=until_unix_ms)
+
+    async def release_gate(self, caller: Caller, link: str, side: str, reason: str) -> GateView:
+        """Open a held gate."""
+        row = self._check(caller, Action.ACT)
+        return self._parts.board.release(link, side, by=row.name, reason=reason)
+
+    async def retry_quarantined(
+        self, caller: Caller, stream: str, buffer: Buffer, id: int, reason: str
+    ) -> tuple[bool, Result]:
+        """Put a quarantined fact again; what is taken, or is there already, leaves quarantine."""
+        row = self._check(caller, Action.ACT, stream)
+        note = f"put again by {row.name}: {_given(reason)}"
+        found = await self._parts.buffer(stream, buffer)
+        quarantined = await _find(found, id)
+        receipt = await _put_again(found, quarantined)
+        result = Result(int(receipt.results.max())) if len(receipt.results) else Result.ALREADY_EXISTS
+        settled = result != Result.CONFLICT
+        if settled:
+            await found.release_quarantined(id, note)
+        log.warning("quarantine_retried", stream=stream, id=id, result=result.name.lower(), by=row.name)
+        return settled, result
+
+    async def drop_quarantined(self, caller: Caller, stream: str, buffer: Buffer, id: int, reason: str) -> None:
+        """Give up a quarantined fact."""
+        row = self._check(caller, Action.ACT, stream)
+        found = await self._parts.buffer(stream, buffer)
+        await found.release_quarantined(id, f"dropped by {row.name}: {_given(reason)}")
+        log.warning("quarantine_dropped", stream=stream, id=id, reason=reason, by=row.name)
+
+    # What pipelines tell.
+
+    async def acquire_lease(self, caller: Caller, link: str, holder: str, ttl_ms: int) -> LeaseView:
+        """Take the lease of a link."""
+        row = self._check(caller, Action.REPORT)
+        lease = self._parts.board.acquire(link, holder or row.name, ttl_ms)
+        log.info("lease_granted", link=link, holder=lease.holder, by=row.name)
+        return lease
+
+    async def renew_lease(self, caller: Caller, link: str, token: str, ttl_ms: int) -> LeaseView:
+        """Keep a lease."""
+        self._check(caller, Action.REPORT)
+        return self._parts.board.renew(link, token, ttl_ms)
+
+    async def release_lease(self, caller: Caller, link: str, token: str) -> None:
+        """Give a lease back."""
+        self._check(caller, Action.REPORT)
+        self._parts.board.give_back(link, token)
+
+    async def report_link(self, caller: Caller, report: LinkReport) -> str:
+        """Take a report about one stream of a link and give the mode of its gate."""
+        self._check(caller, Action.REPORT)
+        if report.stream:
+            self._parts.settings.lane(report.stream)
+        view = self._parts.board.report(report)
+        if report.stream:
+            metrics = self._parts.metrics
+            metrics.link_backlog.labels(report.link, report.stream).set(report.backlog)
+            if report.lag_seconds is not None:
+                metrics.lagged(report.link, report.stream, report.lag_seconds)
+        return str(view.gate.mode)
+
+    def _check(self, caller: Caller, action: Action, stream: str | None = None) -> Identity:
+        return self._parts.guard.check(caller, Request(action, stream))
+
+
+async def _find(buffer: StoreBuffer | ForwardBuffer, id: int) -> Quarantined:
+    found = next((each for each in await buffer.quarantine() if each.id == id), None)
+    if found is None:
+        raise InvalidArgument(f"nothing in the quarantine of {buffer.stream} has the number {id}", id=id)
+    return found
+
+
+async def _put_again(buffer: StoreBuffer | ForwardBuffer, quarantined: Quarantined) -> Receipt:
+    facts = reseal(quarantined.facts)
+    if buffer.buffer == Buffer.STORE:
+        return await buffer.append(facts)  # type: ignore[union-attr]
+    count = len(facts)
+    origin = OriginSpan(
+        quarantined.key.from_zone, np.full(count, UNKNOWN_ORIGIN), np.full(count, quarantined.at_unix_ms)
+    )
+    return await buffer.put_if_absent(facts, origin)  # type: ignore[union-attr]
+
+
+def _given(reason: str) -> str:
+    if not reason.strip():
+        raise InvalidArgument("settling a quarantined fact needs a reason")
+    return reason

@@ -1,0 +1,77 @@
+"""The node's log: one JSON object per line on standard error, with event names that stay.
+
+Events are names for machines; ``EVENTS`` says what each means. What other libraries log goes the same way, as the
+event ``library``.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any, TextIO
+
+import orjson
+import structlog
+
+EVENTS: dict[str, str] = {
+    "alert": "Something needs a person: `alert` says what, with its details.",
+    "certificate_reloaded": "Changed certificate files are in use.",
+    "certificate_unusable": "Changed certificate files cannot be used; the old ones stay in use.",
+    "consumer_created": "An operator or the node itself created a durable consumer.",
+    "consumer_retired": "An operator ended a durable consumer; what it had not confirmed became gap records.",
+    "gate_moved": "The gate of one side of a link changed its mode.",
+    "lease_granted": "A pipeline took the lease of a link.",
+    "library": "A library that the node uses said something.",
+    "listening": "A listener is open.",
+    "node_started": "The node serves.",
+    "node_stopped": "The node has stopped and released its storage.",
+    "quarantine_dropped": "An operator gave up a quarantined fact.",
+    "quarantine_retried": "An operator had a quarantined fact put again.",
+    "request_failed": "A request failed for a reason that nobody expected; this is a defect.",
+    "request_refused": "A caller asked for what it may not: the audit record of a refusal.",
+}
+
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+_SHARED: list[Any] = [
+    structlog.stdlib.add_log_level,
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+    structlog.processors.format_exc_info,
+]
+
+
+def configure(level: str = "info", form: str = "json", stream: TextIO | None = None) -> None:
+    """Send the node's own records and those of libraries to one stream, in one form."""
+    out = stream or sys.stderr
+    render: Any = _json if form == "json" else structlog.dev.ConsoleRenderer(colors=out.isatty())
+    structlog.configure(
+        processors=[*_SHARED, render],
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+        logger_factory=structlog.PrintLoggerFactory(out),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[_as_library, *_SHARED],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, render],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(max(LEVELS[level], logging.WARNING))
+
+
+def _as_library(logger: Any, name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    record = event.get("_record")
+    event["message"] = event.pop("event", "")
+    event["event"] = "library"
+    event["library"] = record.name if record is not None else name
+    return event
+
+
+def _json(logger: Any, name: str, event: MutableMapping[str, Any]) -> str:
+    """Write a record with event, level and time first, so that people can read it too."""
+    first = {key: event.pop(key) for key in ("timestamp", "level", "event") if key in event}
+    return orjson.dumps({**first, **event}, default=str).decode()

@@ -1,0 +1,338 @@
+"""JSON over HTTP: the operations of producers and consumers for curl and small clients, and what monitors ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Protocol
+
+import orjson
+import structlog
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from bsfg.batch import FactBatch
+from bsfg.errors import BsfgError, InvalidArgument, MessageTooLarge, NotReady, TimedOut
+from bsfg.fact import Key
+from bsfg.journey.append import AppendOutcome
+from bsfg.journey.link import Fetched, FetchRequest, Refusal
+from bsfg.jsonform import entry_to_dict
+from bsfg.jsonlines import read_jsonl
+from bsfg.model import Limits
+from bsfg.ports import Buffer, Confirmation, GapRecord
+from bsfg.wire.limits import Admission, WireLimits
+from bsfg.wire.routes import JSON, JSON_LINES, OPERATIONS, PROBLEM, Operation, openapi
+from bsfg.wire.service import AdminService, BoundaryService, Caller, ObjectInfo
+from bsfg.wire.status import http_status
+
+log = structlog.get_logger("bsfg.wire")
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+RETRY_AFTER_SECONDS = "1"
+
+Handler = Callable[[Request, Caller], Awaitable[Response]]
+
+
+class HttpService(AdminService, Protocol):
+    """What the HTTP listener needs besides the boundary."""
+
+    async def metrics(self, caller: Caller) -> bytes:
+        """Give the metrics as text."""
+        ...
+
+
+class HttpBoundary:
+    """Answers the operations of the table."""
+
+    def __init__(
+        self,
+        boundary: BoundaryService,
+        admin: HttpService,
+        limits: WireLimits,
+        admission: Admission,
+        *,
+        zone: str,
+        ready: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._boundary, self._admin, self._limits, self._admission = boundary, admin, limits, admission
+        self._zone, self._ready = zone, ready
+
+    def app(self) -> Starlette:
+        """Give the application, one route per operation."""
+        routes = [Route(each.path, self._endpoint(each), methods=[each.method]) for each in OPERATIONS]
+        return Starlette(routes=routes, exception_handlers={HTTPException: _not_an_operation})
+
+    def _endpoint(self, operation: Operation) -> Callable[[Request], Awaitable[Response]]:
+        handler: Handler = getattr(self, operation.name)
+
+        async def endpoint(request: Request) -> Response:
+            caller = caller_of(request)
+            try:
+                if operation.open:
+                    return await handler(request, caller)
+                with self._admission.enter(str(caller)):
+                    return await handler(request, caller)
+            except BsfgError as error:
+                return problem(error)
+            except TimeoutError:
+                return problem(TimedOut("the node did not finish in time"))
+            except ClientDisconnect:
+                return Response(status_code=499)
+            except Exception:
+                log.exception("request_failed", method=operation.name)
+                return problem(BsfgError("the node failed to answer; its log has the details"))
+
+        return endpoint
+
+    async def append(self, request: Request, caller: Caller) -> Response:
+        """Append one fact, or many."""
+        stream = request.path_params["stream"]
+        many = _media_type(request) in (JSON_LINES, "application/jsonl")
+        async with asyncio.timeout(self._limits.request_timeout_seconds):
+            body = await self._body(request)
+            facts = await asyncio.to_thread(_facts, body, self._zone, many)
+            outcome = await self._boundary.commit(await self._boundary.prepare(caller, stream, facts))
+        if not many:
+            for conflict in outcome.conflicts():
+                raise conflict
+        return _json(_appended(outcome))
+
+    async def get(self, request: Request, caller: Caller) -> Response:
+        """Give the fact of a key."""
+        path = request.path_params
+        key = Key(path["from_zone"], path["message_id"])
+        async with asyncio.timeout(self._limits.request_timeout_seconds):
+            entry = await self._boundary.get(caller, path["stream"], key, _buffer(request))
+        return _json(entry_to_dict(entry))
+
+    async def fetch(self, request: Request, caller: Caller) -> Response:
+        """Give the next facts of a consumer."""
+        wait_ms = _integer(request, "wait_ms", 0, 0, 1 << 31)
+        wanted = FetchRequest(
+            max_facts=_integer(request, "limit", 100, 1, 100_000),
+            max_bytes=min(_integer(request, "max_bytes", 1 << 20, 1, 1 << 40), self._limits.frame_bytes),
+            wait_seconds=min(wait_ms / 1000, self._limits.fetch_wait_max_seconds),
+        )
+        async with asyncio.timeout(self._limits.request_timeout_seconds + wanted.wait_seconds):
+            fetched = await self._boundary.fetch(caller, request.path_params["consumer"], wanted)
+        if JSON_LINES in request.headers.get("accept", ""):
+            lines = (orjson.dumps(each, option=orjson.OPT_APPEND_NEWLINE) for each in _entries(fetched))
+            return Response(b"".join(lines), media_type=JSON_LINES)
+        return _json(_fetched(fetched))
+
+    async def confirm(self, request: Request, caller: Caller) -> Response:
+        """Record a confirmation."""
+        async with asyncio.timeout(self._limits.request_timeout_seconds):
+            confirmation, refusals = _confirmation(await self._body(request))
+            consumer = request.path_params["consumer"]
+            advanced_to = await self._boundary.confirm(caller, consumer, confirmation, refusals)
+        return _json({"cursor_advanced_to": advanced_to})
+
+    async def put_object(self, request: Request, caller: Caller) -> Response:
+        """Upload an artifact."""
+        length = request.headers.get("content-length")
+        info = ObjectInfo(
+            request.path_params["bucket"],
+            request.path_params["key"],
+            _media_type(request) or ObjectInfo("", "").media_type,
+            digest=request.query_params.get("digest"),
+            size_bytes=int(length) if length and length.isdigit() else None,
+        )
+        stored = await self._boundary.put_object(caller, info, self._chunks(request))
+        return _json(
+            {
+                "bucket": stored.bucket,
+                "key": stored.key,
+                "digest": stored.digest,
+                "size_bytes": stored.size_bytes,
+                "already_exists": stored.already_exists,
+            }
+        )
+
+    async def get_object(self, request: Request, caller: Caller) -> Response:
+        """Download an artifact."""
+        info, data = await self._boundary.get_object(caller, request.path_params["bucket"], request.path_params["key"])
+        headers = {"content-length": str(info.size_bytes), "etag": f'"{info.digest}"'}
+        return StreamingResponse(data, media_type=info.media_type, headers=headers)
+
+    async def status(self, request: Request, caller: Caller) -> Response:
+        """Describe the node."""
+        return _json(await self._admin.status(caller))
+
+    async def metrics(self, request: Request, caller: Caller) -> Response:
+        """Give the metrics."""
+        return Response(await self._admin.metrics(caller), media_type=METRICS_TYPE)
+
+    async def healthz(self, request: Request, caller: Caller) -> Response:
+        """Say that the process works."""
+        return _json({"status": "ok"})
+
+    async def readyz(self, request: Request, caller: Caller) -> Response:
+        """Say whether the node serves."""
+        if not self._ready():
+            raise NotReady("the node is starting, stopping, or has lost its storage")
+        return _json({"status": "ready"})
+
+    async def openapi(self, request: Request, caller: Caller) -> Response:
+        """Give the OpenAPI document."""
+        return _json(openapi())
+
+    async def _body(self, request: Request) -> bytes:
+        """Read a whole body, within the limit and without long silences."""
+        parts: list[bytes] = []
+        size = 0
+        async for chunk in self._chunks(request):
+            size += len(chunk)
+            if size > self._limits.message_bytes:
+                raise MessageTooLarge(f"the body has more than {self._limits.message_bytes} bytes")
+            parts.append(chunk)
+        return b"".join(parts)
+
+    async def _chunks(self, request: Request) -> AsyncIterator[bytes]:
+        iterator = aiter(request.stream())
+        while True:
+            try:
+                async with asyncio.timeout(self._limits.idle_timeout_seconds):
+                    chunk = await anext(iterator)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                raise TimedOut("the body fell silent before its end") from None
+            if chunk:
+                yield chunk
+
+
+def caller_of(request: Request) -> Caller:
+    """Give who is at the other end; the listener's protocol put the certificate's names into the state."""
+    client = request.client
+    address = f"{client.host}:{client.port}" if client else ""
+    return Caller(request.scope.get("state", {}).get("peer"), address)
+
+
+def problem(error: BsfgError, status: int | None = None) -> Response:
+    """Write an error as a problem document (RFC 9457) with BSFG's own fields beside the standard ones."""
+    status = status or http_status(error)
+    found = error.to_dict()
+    body = {"type": "about:blank", "title": error.code.replace("_", " "), "status": status, "detail": error.message}
+    body |= {name: value for name, value in found.items() if name != "message"}
+    headers = {"retry-after": RETRY_AFTER_SECONDS} if error.retryable else None
+    return Response(orjson.dumps(body, default=str), status, headers, media_type=PROBLEM)
+
+
+async def _not_an_operation(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    what = f"{request.method} {request.url.path[:200]}"
+    hint = "GET /openapi.json lists the operations."
+    answer = problem(InvalidArgument(f"{what} is not an operation here", hint=hint), error.status_code)
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+def _json(value: Any) -> Response:
+    return Response(orjson.dumps(value), media_type=JSON)
+
+
+def _media_type(request: Request) -> str:
+    return request.headers.get("content-type", "").split(";")[0].strip().lower()
+
+
+def _facts(body: bytes, zone: str, many: bool) -> FactBatch:
+    lines = io.BytesIO(body) if many else [body]
+    # The node's own limits are applied to the whole; here lines only have to be readable.
+    limits = Limits(max_object_bytes=max(1, len(body)))
+    batches = list(read_jsonl(lines, {"from_zone": zone}, limits=limits, batch_facts=1_000_000))
+    if not batches:
+        raise InvalidArgument("the body holds no fact")
+    return FactBatch.concat(batches)
+
+
+def _appended(outcome: AppendOutcome) -> dict[str, Any]:
+    return {
+        "results": [
+            {
+                "result": each.result.name.lower(),
+                "offset": each.offset,
+                "message_id": each.message_id,
+                "digest": "sha256:" + each.digest.hex(),
+            }
+            for each in outcome.results()
+        ],
+        "chain_head": outcome.chain_head.hex(),
+        "appended_at_unix_ms": outcome.receipt.appended_at_unix_ms,
+    }
+
+
+def _entries(fetched: Fetched) -> list[dict[str, Any]]:
+    return [
+        entry_to_dict(entry)
+        for frame in fetched.frames
+        if frame.entries is not None
+        for entry in frame.entries.to_entries()
+    ]
+
+
+def _fetched(fetched: Fetched) -> dict[str, Any]:
+    return {
+        "entries": _entries(fetched),
+        "gaps": [_gap(frame.gap) for frame in fetched.frames if frame.gap is not None],
+        "start": fetched.start,
+        "next_offset": fetched.frames[-1].last + 1 if fetched.frames else fetched.start,
+        "end": fetched.end,
+        "log_id": fetched.log_id,
+    }
+
+
+def _gap(gap: GapRecord) -> dict[str, Any]:
+    return {
+        "first": gap.first,
+        "last": gap.last,
+        "reason": str(gap.reason),
+        "at_unix_ms": gap.at_unix_ms,
+        "detail": gap.detail,
+        "origin_zone": gap.origin_zone,
+    }
+
+
+def _confirmation(body: bytes) -> tuple[Confirmation, list[Refusal]]:
+    try:
+        found = orjson.loads(body)
+        confirmation = Confirmation(
+            through=_optional(found, "through", int),
+            ranges=tuple((int(first), int(last)) for first, last in found.get("ranges", ())),
+            log_id=_optional(found, "log_id", str),
+        )
+        refusals = [
+            Refusal(each["first"], each["last"], str(each["reason"]), str(each.get("detail", "")))
+            for each in found.get("refusals", ())
+        ]
+    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InvalidArgument(f"not a confirmation: {error}") from None
+    if confirmation.through is None and not confirmation.ranges:
+        raise InvalidArgument("a confirmation names `through`, `ranges` or both")
+    return confirmation, refusals
+
+
+def _optional(found: Mapping[str, Any], name: str, kind: type) -> Any:
+    value = found.get(name)
+    if value is not None and type(value) is not kind:
+        raise TypeError(f"{name} must be of type {kind.__name__}")
+    return value
+
+
+def _integer(request: Request, name: str, default: int, least: int, most: int) -> int:
+    text = request.query_params.get(name, str(default))
+    if not text.isascii() or not text.isdigit() or not least <= int(text[:20]) <= most:
+        raise InvalidArgument(f"{name} must be a number from {least} to {most}")
+    return int(text)
+
+
+def _buffer(request: Request) -> Buffer:
+    word = request.query_params.get("buffer", Buffer.FORWARD)
+    try:
+        return Buffer(word)
+    except ValueError:
+        raise InvalidArgument("buffer must be store or forward") from None

@@ -1,0 +1,157 @@
+"""The HTTP listener: uvicorn with the caller's certificate in each request, and no patience for those who dawdle."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from bsfg.errors import PeerUnreachable
+from bsfg.wire.limits import WireLimits
+from bsfg.wire.peer import names_in_ssl_object
+
+BACKLOG = 1_024
+
+
+class BoundedProtocol(H11Protocol):
+    """A connection that tells who calls, and ends when the head of a request takes too long."""
+
+    limits: ClassVar[WireLimits] = WireLimits()
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Read the caller's certificate and start to wait for his first request."""
+        super().connection_made(transport)
+        if len(self.connections) > self.limits.connections:
+            transport.abort()
+            return
+        names = names_in_ssl_object(transport.get_extra_info("ssl_object"))
+        self.app_state = {**self.app_state, "peer": names}
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes, and see whether the head of a request is complete."""
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting."""
+        self._stop_watching()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        """End the connection when a request is answered before all of it was read: the rest may have no end."""
+        if self.conn.their_state is h11.SEND_BODY:
+            self.transport.close()
+        super().on_response_complete()
+
+    def _watch(self) -> None:
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_watching()
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.limits.handshake_timeout_seconds, self._give_up)
+
+    def _stop_watching(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _give_up(self) -> None:
+        # Between two requests the keep-alive timer of uvicorn decides; this one is for a head that never ends.
+        self._head_timer = None
+        if self.conn.their_state is h11.IDLE and self.timeout_keep_alive_task is None:
+            self.transport.abort()
+
+
+class _Server(uvicorn.Server):
+    """A uvicorn server inside somebody else's process: it leaves signals alone and bounds TLS handshakes."""
+
+    def __init__(self, config: uvicorn.Config, context: ssl.SSLContext | None, limits: WireLimits) -> None:
+        super().__init__(config)
+        self._context, self._limits = context, limits
+        self.open = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.lifespan.startup()
+        loop = asyncio.get_running_loop()
+
+        def create() -> Any:
+            make: Any = self.config.http_protocol_class
+            return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state, _loop=loop)
+
+        timeout = self._limits.handshake_timeout_seconds if self._context else None
+        self.servers = [
+            await loop.create_server(
+                create, sock=each, ssl=self._context, ssl_handshake_timeout=timeout, backlog=BACKLOG
+            )
+            for each in sockets or ()
+        ]
+        self.started = True
+        self.open.set()
+
+
+class HttpListener:
+    """An HTTP server that is started once and stopped once."""
+
+    def __init__(self, app: Any, limits: WireLimits, *, context: ssl.SSLContext | None = None) -> None:
+        config = uvicorn.Config(
+            _patient(app, limits.idle_timeout_seconds),
+            http=type("Protocol", (BoundedProtocol,), {"limits": limits}),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=max(1, int(min(limits.idle_timeout_seconds, 75))),
+            timeout_graceful_shutdown=5,
+        )
+        self._server = _Server(config, context, limits)
+        self._task: asyncio.Task[None] | None = None
+        self.port = 0
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen and give the port, which is a free one for port 0."""
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        except OSError as error:
+            raise PeerUnreachable(
+                f"cannot listen on {host}:{port}: {error.strerror}",
+                hint="Stop what uses the port, or configure another one.",
+            ) from None
+        listening.setblocking(False)
+        self.port = listening.getsockname()[1]
+        self._task = asyncio.create_task(self._server.serve([listening]))
+        await self._server.open.wait()
+        return self.port
+
+    async def stop(self) -> None:
+        """Take no more requests, let those under way finish for a while, and close."""
+        self._server.should_exit = True
+        if self._task is not None:
+            await self._task
+
+
+def _patient(app: Any, idle_timeout_seconds: float) -> Any:
+    """Bound how long a caller may take to accept a piece of an answer."""
+
+    async def bounded(scope: Any, receive: Any, send: Any) -> None:
+        async def send_in_time(message: Any) -> None:
+            async with asyncio.timeout(idle_timeout_seconds):
+                await send(message)
+
+        await app(scope, receive, send_in_time)
+
+    return bounded

@@ -1,0 +1,53 @@
+"""Both listeners of a node, opened and closed together, with one count of what is being served."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from bsfg.wire.grpclisten import GrpcListener
+from bsfg.wire.http import HttpBoundary, HttpService
+from bsfg.wire.httplisten import HttpListener
+from bsfg.wire.limits import Admission, WireLimits
+from bsfg.wire.service import BoundaryService
+from bsfg.wire.tls import Watched, grpc_server_credentials, server_context
+
+Address = tuple[str, int]
+
+
+class Listeners:
+    """The gRPC and the HTTP listener of one node.
+
+    Without ``watched`` certificate files both are plaintext; whether that is allowed is for the configuration to say.
+    """
+
+    def __init__(
+        self,
+        boundary: BoundaryService,
+        admin: HttpService,
+        limits: WireLimits,
+        *,
+        zone: str,
+        watched: Watched | None = None,
+        ready: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.admission = Admission(limits)
+        credentials = grpc_server_credentials(watched) if watched else None
+        self.grpc = GrpcListener(boundary, admin, limits, admission=self.admission, credentials=credentials)
+        app = HttpBoundary(boundary, admin, limits, self.admission, zone=zone, ready=ready).app()
+        self.http = HttpListener(app, limits, context=server_context(watched) if watched else None)
+
+    async def start(self, grpc: Address, http: Address | None) -> None:
+        """Open the listeners; their ports are then ``grpc.port`` and ``http.port``."""
+        host, port = grpc
+        await self.grpc.start(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        if http is not None:
+            try:
+                await self.http.start(*http)
+            except BaseException:
+                await self.grpc.stop(0)
+                raise
+
+    async def stop(self, grace_seconds: float = 5.0) -> None:
+        """Take no more requests, let those under way finish for a while, and close."""
+        await asyncio.gather(self.grpc.stop(grace_seconds), self.http.stop())
