@@ -370,7 +370,10 @@ class Clock(Protocol):
 class Storage(Protocol):
     """All buffers and cursors of one zone; the unit that is opened, locked and closed."""
 
-    cursors: CursorTracker
+    @property
+    def cursors(self) -> CursorTracker:
+        """The positions of all consumers."""
+        ...
 
     async def store(self, stream: str, policy: Policy | None = None) -> StoreBuffer:
         """Open (or create durably) the store buffer of a stream; the policy of the first call stands until close."""

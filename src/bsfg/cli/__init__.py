@@ -12,6 +12,7 @@ COMMANDS: dict[str, str] = {
     "demo": "bsfg.cli.demo",
     "init": "bsfg.cli.init",
     "certs": "bsfg.cli.certs",
+    "node": "bsfg.cli.node",
     "verify": "bsfg.cli.verify",
     "inspect": "bsfg.cli.inspect",
     "bench": "bsfg.cli.bench",

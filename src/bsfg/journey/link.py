@@ -76,7 +76,10 @@ class PeerLink(Protocol):
     then have happened or not. They raise only `bsfg.errors.BsfgError`.
     """
 
-    zone: str
+    @property
+    def zone(self) -> str:
+        """Who the other side proved to be."""
+        ...
 
     async def fetch(self, request: FetchRequest) -> Fetched:
         """Ask for what comes next; the sender decides where that starts."""

@@ -47,6 +47,7 @@ class Metrics:
         self.lag = gauge("bsfg_replication_lag_seconds", "From append at the sender to here.", "link", "stream")
         self.lag_high = gauge("bsfg_replication_lag_high_watermark", "The worst lag since start.", "link", "stream")
         self.lags = histogram("bsfg_replication_lags_seconds", "All lags.", "link", "stream", buckets=LAG_SECONDS)
+        self.link_failures = counter("bsfg_link_failures_total", "Turns of a link that failed.", "link", "code")
         self.link_backlog = gauge("bsfg_link_backlog", "Facts the sender has left.", "link", "stream")
         self.gate_state = gauge("bsfg_gate_state", "1 for the mode a gate is in.", "link", "side", "mode")
         self.gate_moves = counter("bsfg_gate_transitions_total", "Changes of mode.", "link", "side", "mode")
@@ -57,6 +58,8 @@ class Metrics:
         self.gaps = gauge("bsfg_gap_records", "Gap records.", "stream", "buffer")
         self.quarantined = gauge("bsfg_quarantined", "Facts in quarantine.", "stream", "buffer")
         self.in_flight = gauge("bsfg_requests_in_flight", "Requests being served.")
+        self.autonomy = gauge("bsfg_autonomy_hours", "Hours until the store buffer is full at this rate.", "stream")
+        self.alerts = counter("bsfg_alerts_total", "Alerts raised.", "alert")
         self.certificate_expiry = gauge("bsfg_certificate_expiry_seconds", "Time left.", "certificate")
 
     def appended(self, stream: str, receipt: Receipt, seconds: float) -> None:

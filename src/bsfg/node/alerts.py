@@ -1,0 +1,130 @@
+"""Alerts: what an operator must hear of, as a log record, a metric and, where configured, a webhook or a command.
+
+An alert is raised when its condition begins, repeated while it lasts, and cleared when it ends. Delivery never delays
+the node: it happens in tasks of its own, and a failed one is itself a log record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from bsfg.node.config import Alerts
+from bsfg.node.metrics import Metrics
+from bsfg.ports import Clock
+
+Note = Callable[..., None]
+
+
+@dataclass(slots=True)
+class Raised:
+    """An alert that lasts."""
+
+    name: str
+    about: str
+    severity: str
+    text: str
+    since_unix_ms: int
+    sent_ms: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the form that is delivered and shown."""
+        return {
+            "alert": self.name,
+            "about": self.about,
+            "severity": self.severity,
+            "text": self.text,
+            "since_unix_ms": self.since_unix_ms,
+        }
+
+
+class AlertBoard:
+    """All alerts of a node that last at this moment."""
+
+    def __init__(self, zone: str, settings: Alerts, metrics: Metrics, clock: Clock, note: Note) -> None:
+        self._zone, self._settings, self._metrics = zone, settings, metrics
+        self._clock, self._note = clock, note
+        self._raised: dict[tuple[str, str], Raised] = {}
+        self._deliveries: set[asyncio.Task[None]] = set()
+
+    def active(self) -> list[dict[str, Any]]:
+        """List what lasts, the oldest first."""
+        return [each.to_dict() for each in sorted(self._raised.values(), key=lambda each: each.since_unix_ms)]
+
+    def update(self, name: str, about: str, text: str | None, *, severity: str = "alert") -> None:
+        """Say whether a condition holds: ``text`` describes it, None means that it does not hold."""
+        key = (name, about)
+        lasting = self._raised.get(key)
+        if text is None:
+            if lasting is not None:
+                del self._raised[key]
+                self._note("alert_cleared", alert=name, about=about)
+                self._deliver({**lasting.to_dict(), "cleared": True})
+            return
+        now_ms = self._clock.monotonic_ms()
+        if lasting is None or lasting.severity != severity:
+            since = lasting.since_unix_ms if lasting else self._clock.now_unix_ms()
+            self._raised[key] = lasting = Raised(name, about, severity, text, since, now_ms)
+            self._metrics.alerts.labels(name).inc()
+            self._send(lasting)
+            return
+        lasting.text = text
+        if now_ms - lasting.sent_ms >= 1000 * self._settings.repeat_every_seconds:
+            lasting.sent_ms = now_ms
+            self._send(lasting)
+
+    def event(self, name: str, about: str, text: str) -> None:
+        """Report something that happened once, such as a refused identity."""
+        self._metrics.alerts.labels(name).inc()
+        self._send(Raised(name, about, "alert", text, self._clock.now_unix_ms(), self._clock.monotonic_ms()))
+
+    async def close(self) -> None:
+        """Wait for deliveries that are under way, as long as they may take."""
+        if self._deliveries:
+            await asyncio.wait(self._deliveries, timeout=self._settings.timeout_seconds)
+
+    def _send(self, raised: Raised) -> None:
+        self._note("alert_raised", **raised.to_dict())
+        self._deliver(raised.to_dict())
+
+    def _deliver(self, document: dict[str, Any]) -> None:
+        if self._settings.webhook is None and self._settings.command is None:
+            return
+        task = asyncio.create_task(self._deliver_now({"zone": self._zone, **document}))
+        self._deliveries.add(task)
+        task.add_done_callback(self._deliveries.discard)
+
+    async def _deliver_now(self, document: dict[str, Any]) -> None:
+        data = orjson.dumps(document)
+        try:
+            if self._settings.webhook is not None:
+                await asyncio.to_thread(_post, self._settings.webhook, data, self._settings.timeout_seconds)
+            if self._settings.command is not None:
+                await asyncio.wait_for(_run(self._settings.command, data), self._settings.timeout_seconds)
+        except (OSError, ValueError, RuntimeError, TimeoutError) as error:
+            self._note("alert_not_delivered", alert=document["alert"], problem=f"{type(error).__name__}: {error}"[:300])
+
+
+def _post(url: str, data: bytes, timeout_seconds: float) -> None:
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=timeout_seconds):
+        pass
+
+
+async def _run(command: tuple[str, ...], data: bytes) -> None:
+    """Run a command with the alert as JSON on its standard input."""
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+        await process.communicate(data)
+    except asyncio.CancelledError:
+        process.kill()
+        raise
+    if process.returncode:
+        raise RuntimeError(f"the command ended with {process.returncode}")

@@ -1,0 +1,262 @@
+"""The native engine: for each inbound link a loop per stream that pulls, puts and confirms.
+
+A loop per stream, so that the backlog of one never delays the live facts of another. They share the link's connection,
+its gate, its lease and its rate limit. Every turn is `bsfg.journey.pull.pull_once`, which may be interrupted anywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from bsfg.errors import BsfgError, LeaseHeld, LeaseLost
+from bsfg.gate import Event, Gate, Mode
+from bsfg.journey.link import FetchRequest, PeerLink, PeerMemory
+from bsfg.journey.pull import HOLDING, BeforePut, Progress, pull_once
+from bsfg.journey.verify import LinkRules
+from bsfg.node.board import RECEIVER
+from bsfg.node.config import Link
+from bsfg.node.config.kinds import ANY
+from bsfg.node.parts import Parts
+from bsfg.ports import Buffer
+from bsfg.wire.service import LinkReport
+
+LEASE_TTL_MS = 15_000
+LEASE_RENEW_SECONDS = 5.0
+HELD_LOOK_SECONDS = 0.25
+"""How often a loop that stands still looks whether it may go on."""
+
+Note = Callable[..., None]
+"""Takes an event's name and its fields, for the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPull:
+    """What one loop works with."""
+
+    stream: str
+    peer: PeerLink
+    memory: PeerMemory
+    rules: LinkRules
+    before_put: BeforePut
+
+
+class RateLimit:
+    """A budget of facts per second that the streams of a link share; it never lets a burst exceed one second."""
+
+    def __init__(self, facts_per_second: int) -> None:
+        self._rate = facts_per_second
+        self._free_at = 0.0
+
+    def batch(self, most: int) -> int:
+        """Give the largest batch to ask for, so that a turn costs about a tenth of a second of the budget."""
+        return most if not self._rate else max(1, min(most, self._rate // 10))
+
+    async def spend(self, facts: int) -> None:
+        """Wait until so many facts more are within the rate."""
+        if not self._rate or not facts:
+            return
+        now = asyncio.get_running_loop().time()
+        self._free_at = max(self._free_at, now - 1.0) + facts / self._rate
+        if self._free_at > now:
+            await asyncio.sleep(self._free_at - now)
+
+
+class Backoff:
+    """Pauses that double, with jitter, so that many links do not come back at the same moment."""
+
+    def __init__(self, first_seconds: float, max_seconds: float, rng: random.Random) -> None:
+        self._first, self._max, self._rng = first_seconds, max_seconds, rng
+        self.failures = 0
+
+    def reset(self) -> None:
+        """Begin again after a success."""
+        self.failures = 0
+
+    def next_seconds(self) -> float:
+        """Give the next pause: between half of and the whole of the doubled one."""
+        whole = min(self._max, self._first * float(2 ** min(self.failures, 30)))
+        self.failures += 1
+        return whole * self._rng.uniform(0.5, 1.0)
+
+
+class NativeHandoff:
+    """One inbound link, moved by the node itself."""
+
+    def __init__(
+        self, link: Link, parts: Parts, pulls: list[StreamPull], *, note: Note, rng: random.Random | None = None
+    ) -> None:
+        self.link, self._parts, self._pulls, self._note = link, parts, pulls, note
+        self._rng = rng or random.Random()
+        self._rate = RateLimit(link.rate_limit)
+        self._backlogs: dict[str, int] = {}
+        self._failures: dict[str, int] = {}
+        self._lease: str | None = None
+        self._stopping = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Begin to pull."""
+        self._tasks = [asyncio.create_task(self._keep_lease())]
+        self._tasks += [asyncio.create_task(self._loop(pull)) for pull in self._pulls]
+
+    async def stop(self) -> None:
+        """End all loops; whatever is under way is abandoned, which is safe at any point."""
+        self._stopping.set()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._lease is not None:
+            self._parts.board.give_back(self.link.name, self._lease)
+
+    # The lease: a pipeline elsewhere may be moving this link.
+
+    async def _keep_lease(self) -> None:
+        board, name = self._parts.board, self.link.name
+        while not self._stopping.is_set():
+            try:
+                if self._lease is None:
+                    self._lease = board.acquire(name, "native", LEASE_TTL_MS).token
+                    self._note("lease_taken", link=name)
+                else:
+                    board.renew(name, self._lease, LEASE_TTL_MS)
+            except LeaseHeld as held:
+                self._note("lease_waited_for", link=name, holder=held.details.get("holder"))
+            except LeaseLost as lost:
+                self._lease = None
+                self._note("lease_lost", link=name, holder=lost.details.get("holder"))
+            await self._pause(LEASE_RENEW_SECONDS if self._lease else 1.0)
+
+    # The loops.
+
+    async def _loop(self, pull: StreamPull) -> None:
+        backoff = Backoff(self.link.backoff_first_seconds, self.link.backoff_max_seconds, self._rng)
+        while not self._stopping.is_set():
+            gate = self._gate()
+            if self._lease is None or not gate.allows_fetch:
+                await self._pause(HELD_LOOK_SECONDS)
+                continue
+            try:
+                progress = await self._turn(pull, gate)
+            except HOLDING as error:
+                self._hold(error.code, error.message)
+                continue
+            except BsfgError as error:
+                await self._failed(pull, error, backoff)
+                continue
+            await self._went_well(pull, progress, backoff)
+
+    async def _turn(self, pull: StreamPull, gate: Gate) -> Progress:
+        # A gate that is closed finds out quickly whether the peer is back; an open one may wait long for new facts.
+        wait_seconds = self.link.fetch_wait_seconds if gate.mode == Mode.NORMAL else 0.0
+        request = FetchRequest(max_facts=self._rate.batch(self.link.batch_facts), wait_seconds=wait_seconds)
+        forward = await self._parts.forward(pull.stream)
+        return await pull_once(
+            pull.peer,
+            forward,
+            pull.memory,
+            pull.rules,
+            clock=self._parts.clock,
+            request=request,
+            before_put=pull.before_put,
+        )
+
+    async def _went_well(self, pull: StreamPull, progress: Progress, backoff: Backoff) -> None:
+        self._failures.pop(pull.stream, None)
+        if progress.held is not None:
+            self._hold(progress.held.code, progress.held.detail)
+            return
+        self._backlogs[pull.stream] = progress.backlog
+        self._report(pull, progress)
+        self._move_gate()
+        if progress.paused is not None:
+            self._note("link_paused", link=self.link.name, stream=pull.stream, code=progress.paused.code)
+            await self._pause(backoff.next_seconds())
+            return
+        backoff.reset()
+        await self._rate.spend(progress.inserted + progress.repeated)
+        if not progress.moved and progress.refetch_at is None and self._gate().mode != Mode.NORMAL:
+            await self._pause(HELD_LOOK_SECONDS)
+
+    async def _failed(self, pull: StreamPull, error: BsfgError, backoff: Backoff) -> None:
+        failures = self._failures[pull.stream] = self._failures.get(pull.stream, 0) + 1
+        self._parts.metrics.link_failures.labels(self.link.name, error.code).inc()
+        self._note("fetch_failed", link=self.link.name, stream=pull.stream, failures=failures, **_brief(error))
+        if failures == self.link.lost_after_failures:
+            self._parts.board.on(self.link.name, RECEIVER, Event.PEER_LOST, f"{error.code}: {error.message}"[:300])
+        await self._pause(backoff.next_seconds())
+
+    # Gate and reports.
+
+    def _gate(self) -> Gate:
+        return self._parts.board.gate(self.link.name).gate
+
+    def _hold(self, code: str, detail: str) -> None:
+        """Close the gate: an operator must look before this link goes on."""
+        reason = f"{code}: {detail}"[:500]
+        self._note("link_held", link=self.link.name, code=code, detail=detail)
+        self._parts.board.hold(self.link.name, RECEIVER, by="bsfg", reason=reason)
+
+    def _move_gate(self) -> None:
+        board, name, backlog = self._parts.board, self.link.name, sum(self._backlogs.values())
+        board.on(name, RECEIVER, Event.PEER_FOUND)
+        if backlog > self.link.reconciliation_backlog:
+            board.on(name, RECEIVER, Event.BACKLOG_GREW, f"backlog {backlog}")
+        elif backlog <= self.link.normal_backlog and len(self._backlogs) == len(self._pulls):
+            board.on(name, RECEIVER, Event.BACKLOG_CLEARED, f"backlog {backlog}")
+
+    def _report(self, pull: StreamPull, progress: Progress) -> None:
+        metrics, name = self._parts.metrics, self.link.name
+        facts = metrics.facts
+        for result, count in (("inserted", progress.inserted), ("already_exists", progress.repeated)):
+            if count:
+                facts.labels(pull.stream, str(Buffer.FORWARD), result).inc(count)
+        metrics.link_backlog.labels(name, pull.stream).set(progress.backlog)
+        lag_seconds = None
+        if progress.newest_origin_unix_ms is not None:
+            lag_seconds = max(0.0, (self._parts.clock.now_unix_ms() - progress.newest_origin_unix_ms) / 1000)
+            metrics.lagged(name, pull.stream, lag_seconds)
+        refused = sum(refusal.last - refusal.first + 1 for refusal in progress.refused)
+        if refused:
+            self._note("facts_refused", link=name, stream=pull.stream, refusals=[str(r) for r in progress.refused[:10]])
+        report = LinkReport(
+            link=name,
+            stream=pull.stream,
+            backlog=progress.backlog,
+            inserted=progress.inserted,
+            repeated=progress.repeated,
+            refused=refused,
+            lag_seconds=lag_seconds,
+            lease=self._lease,
+        )
+        with suppress(LeaseLost):
+            self._parts.board.report(report)
+
+    async def _pause(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+
+
+def _brief(error: BsfgError) -> dict[str, object]:
+    return {"code": error.code, "message": error.message[:300]}
+
+
+class EveryZone(frozenset[str]):
+    """The zones of a peer that may relay for anybody."""
+
+    def __contains__(self, zone: object) -> bool:
+        return True
+
+
+def rules_of(link: Link, parts: Parts, stream: str) -> LinkRules:
+    """Give what a link may bring into a stream of this zone: what its peer's row in the configuration allows."""
+    lane = parts.settings.lane(stream)
+    max_age_seconds = lane.max_age_seconds
+    if max_age_seconds is not None and link.max_age_seconds is not None:
+        max_age_seconds = float(link.max_age_seconds)
+    relayed = parts.guard.matrix.identities[link.expected_server].relay_for
+    from_zones = EveryZone() if ANY in relayed else frozenset({link.zone, *relayed})
+    return LinkRules(parts.settings.zone, from_zones, max_age_seconds, limits=lane.limits)

@@ -1,0 +1,242 @@
+"""The node of a zone: the one place where its parts are made, connected, started and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import structlog
+
+import bsfg
+from bsfg.clock import SystemClock
+from bsfg.errors import BsfgError
+from bsfg.gate import Gate, Mode
+from bsfg.journey.recover import recover
+from bsfg.node.administration import Administration
+from bsfg.node.alerts import AlertBoard
+from bsfg.node.authorize import Decision, Matrix
+from bsfg.node.board import RECEIVER, SENDER, Board
+from bsfg.node.bringing import Bringing
+from bsfg.node.config import Engine, Link, ZoneConfig, consumer_name
+from bsfg.node.guard import Guard
+from bsfg.node.handoff import NativeHandoff, StreamPull, rules_of
+from bsfg.node.metrics import Metrics
+from bsfg.node.parts import Parts, Settings
+from bsfg.node.service import NodeService
+from bsfg.node.state import NodeState
+from bsfg.node.upkeep import Upkeep
+from bsfg.ports import Clock, ConsumerSpec, StartAt
+from bsfg.stores.artifacts.folder import ArtifactFolder
+from bsfg.stores.log.storage import LogStorage
+from bsfg.wire.client import BoundaryClient, ClientLink
+from bsfg.wire.connection import Connection
+from bsfg.wire.grpclisten import GrpcListener
+from bsfg.wire.limits import Admission
+from bsfg.wire.service import Caller, GateView
+from bsfg.wire.tls import Material, TlsFiles, Watched, grpc_server_credentials
+
+log = structlog.get_logger("bsfg.node")
+
+
+class Node:
+    """A running node; use it as an async context manager, or call `start` and `stop`."""
+
+    def __init__(self, config: ZoneConfig, *, clock: Clock | None = None) -> None:
+        self.config = config
+        self.clock = clock or SystemClock()
+        self.parts: Parts
+        self.grpc_port = self.http_port = 0
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Node:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Open the storage, recover, listen, and begin to pull."""
+        try:
+            await self._start()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+
+    async def stop(self) -> None:
+        """Stop in the opposite order: no new calls, finish what is under way, release the storage."""
+        await self._stack.aclose()
+        log.info("node_stopped", zone=self.config.zone.name)
+
+    async def _start(self) -> None:
+        config = self.config
+        watched = self._watched()
+        storage = await LogStorage.open(config.data_folder, clock=self.clock)
+        self._stack.push_async_callback(storage.close)
+        state = NodeState(config.data_folder)
+        self._stack.callback(state.close)
+        metrics = Metrics()
+        self.alerts = AlertBoard(config.zone.name, config.alerts, metrics, self.clock, _note)
+        self._stack.push_async_callback(self.alerts.close)
+        board = self._board(state, metrics)
+        guard = Guard(Matrix.of(config), self.clock, self._audit(metrics), config.listen.plaintext_identity)
+        artifacts = await ArtifactFolder.open(
+            config.artifacts_folder,
+            clock=self.clock,
+            max_artifact_bytes=config.artifacts.max_artifact_bytes,
+            capacity_bytes=config.artifacts.capacity_bytes,
+        )
+        self._stack.push_async_callback(artifacts.close)
+        self.parts = Parts(storage, Settings.of(config), guard, self.clock, board, metrics, artifacts)
+        await self._recover()
+        await self._create_consumers()
+        await self._listen(watched)
+        upkeep = Upkeep(config, self.parts, self.alerts, _note)
+        await upkeep.start()
+        self._stack.push_async_callback(upkeep.stop)
+        for link in config.links.values():
+            if link.engine == Engine.NATIVE:
+                await self._pull(link, state, watched)
+        log.info("node_started", zone=config.zone.name, version=bsfg.__version__, grpc_port=self.grpc_port)
+
+    # Identity.
+
+    def _watched(self) -> Watched | None:
+        tls, config = self.config.tls, self.config
+        if config.listen.plaintext or tls.ca is None or tls.certificate is None or tls.key is None:
+            return None
+        files = TlsFiles(config.path(tls.ca), config.path(tls.certificate), config.path(tls.key))
+        return Watched(files, _certificate_unusable, _certificate_reloaded)
+
+    def _audit(self, metrics: Metrics) -> Callable[[Decision, Caller], None]:
+        def audit(decision: Decision, caller: Caller) -> None:
+            metrics.refusals.labels(str(decision.rule)).inc()
+            log.warning(
+                "request_refused",
+                identity=decision.identity,
+                zone=decision.zone,
+                rule=str(decision.rule),
+                action=str(decision.request.action),
+                stream=decision.request.stream,
+                consumer=decision.request.consumer,
+                caller=str(caller.address),
+                code=decision.error.code if decision.error else None,
+            )
+
+        return audit
+
+    # Gates.
+
+    def _board(self, state: NodeState, metrics: Metrics) -> Board:
+        def on_move(view: GateView, before: Gate) -> None:
+            state.keep_gate(view.link, view.side, view.gate)
+            metrics.gate_moved(view.link, view.side, view.gate.mode)
+            log.info(
+                "gate_moved",
+                link=view.link,
+                side=view.side,
+                before=str(before.mode),
+                mode=str(view.gate.mode),
+                reason=view.gate.reason,
+            )
+
+        board = Board(self.clock, on_move)
+        held = state.held_gates()
+        sides = [(name, RECEIVER) for name in self.config.links] + [(zone, SENDER) for zone in self.config.serve]
+        for link, side in sides:
+            board.add(link, side, held.get((link, side)))
+            metrics.gate_moved(
+                link, side, held[link, side].mode if (link, side) in held else Mode.AUTONOMOUS, moved=False
+            )
+        return board
+
+    # Storage.
+
+    async def _recover(self) -> None:
+        """Open every buffer before anyone can call, and say what was found."""
+        for stream in self.parts.settings.lanes:
+            for buffer in (await self.parts.store(stream), await self.parts.forward(stream)):
+                for problem in getattr(buffer, "problems", []):
+                    log.error("storage_problem", stream=stream, buffer=str(buffer.buffer), problem=problem)
+                    self.alerts.event("storage_problem", f"{stream}/{buffer.buffer}", problem)
+        report = await recover(self.parts.storage)
+        log.info("storage_recovered", buffers=len(report.buffers), consumers=len(report.consumers))
+
+    async def _create_consumers(self) -> None:
+        """Create the consumers of the peers that the configuration names; those that exist stay as they are."""
+        known = {state.spec.name for state in await self.parts.storage.cursors.consumers()}
+        for zone, serve in self.config.serve.items():
+            for stream in self.config.streams_of(serve):
+                for buffer in serve.buffers:
+                    name = consumer_name(zone, stream, buffer)
+                    if name in known:
+                        continue
+                    spec = ConsumerSpec(name, stream, buffer, StartAt(str(serve.start)), 0, serve.required)
+                    await self.parts.storage.cursors.create(spec)
+                    log.info("consumer_created", consumer=name, stream=stream, buffer=str(buffer), by="configuration")
+
+    # Listeners.
+
+    async def _listen(self, watched: Watched | None) -> None:
+        service, administration = NodeService(self.parts), Administration(self.parts)
+        limits = self.parts.settings.limits
+        admission = Admission(limits)
+        credentials = grpc_server_credentials(watched) if watched is not None else None
+        listener = GrpcListener(service, administration, limits, admission=admission, credentials=credentials)
+        self.grpc_port = await listener.start(str(self.config.listen.grpc))
+        self._stack.push_async_callback(listener.stop)
+        log.info("listening", what="grpc", address=str(self.config.listen.grpc), port=self.grpc_port)
+
+    # Pulling.
+
+    async def _pull(self, link: Link, state: NodeState, watched: Watched | None) -> None:
+        connection = Connection(
+            str(link.address),
+            watched=watched,
+            server_name=link.expected_server if watched is not None else None,
+            request_timeout_seconds=link.request_timeout_seconds,
+        )
+        client = BoundaryClient(connection)
+        self._stack.push_async_callback(client.close)
+        pulls = [self._stream_pull(link, stream, client, state) for stream in self.config.streams_of(link)]
+        handoff = NativeHandoff(link, self.parts, pulls, note=_note)
+        await handoff.start()
+        self._stack.push_async_callback(handoff.stop)
+
+    def _stream_pull(self, link: Link, stream: str, client: BoundaryClient, state: NodeState) -> StreamPull:
+        consumer = consumer_name(self.config.zone.name, stream, link.buffer)
+        peer = ClientLink(link.zone, consumer, client, link.carry_only)
+        bringing = Bringing(self.parts, link.name, stream, client)
+        return StreamPull(stream, peer, state.peer(link.name, stream), rules_of(link, self.parts, stream), bringing)
+
+
+def _note(event: str, **fields: Any) -> None:
+    level = log.info if event in QUIET else log.warning
+    level(event, **fields)
+
+
+QUIET = frozenset({"lease_taken", "alert_cleared"})
+
+
+def _certificate_unusable(error: BsfgError) -> None:
+    log.error("certificate_unusable", **error.to_dict())
+
+
+def _certificate_reloaded(material: Material) -> None:
+    log.info("certificate_reloaded")
+
+
+async def run(config: ZoneConfig, ready: Callable[[Node], None] | None = None) -> None:
+    """Run a node until it is told to stop by SIGINT or SIGTERM."""
+    import signal
+
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopping.set)
+    async with Node(config) as node:
+        if ready is not None:
+            ready(node)
+        await stopping.wait()

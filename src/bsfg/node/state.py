@@ -1,0 +1,106 @@
+"""What a node must remember besides its buffers: what it knows of each sender, and which gates an operator holds.
+
+All of it is a handful of small values by name, each replaced as a whole, in one journal that is synced on every write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bsfg.gate import Gate, Mode
+from bsfg.journey.link import PeerPosition
+from bsfg.stores.log.files import DiskFiles, translated
+from bsfg.stores.log.journal import Journal, Record
+
+_PEER, _GATE = "peer", "gate"
+
+
+class NodeState:
+    """The durable values of one node; open it before anything else of the node starts."""
+
+    def __init__(self, folder: Path) -> None:
+        files = DiskFiles(folder)
+        files.make_folder("node")
+        self._values: dict[tuple[str, str], dict[str, Any]] = {}
+        self._lock = threading.Lock()
+        self._journal = Journal(files, "node/state.journal", self._snapshot)
+        try:
+            for record in self._journal.open():
+                self._values[record.head["kind"], record.head["name"]] = record.head["value"]
+        except OSError as error:
+            raise translated(error, f"opening the state of the node in {folder}") from None
+
+    @property
+    def problems(self) -> list[str]:
+        """What was wrong with the journal when it was opened."""
+        return self._journal.problems
+
+    def peer(self, link: str, stream: str) -> StoredMemory:
+        """Give the memory of one stream of a link."""
+        return StoredMemory(self, f"{link}/{stream}")
+
+    def held_gates(self) -> dict[tuple[str, str], Gate]:
+        """Give the gates that were held when the node last ran, by link and side."""
+        result = {}
+        for (kind, name), value in self._values.items():
+            if kind == _GATE and value["mode"] == Mode.HELD:
+                link, _, side = name.rpartition("/")
+                result[link, side] = Gate(**{**value, "mode": Mode.HELD})
+        return result
+
+    def keep_gate(self, link: str, side: str, gate: Gate) -> None:
+        """Remember a gate that an operator holds, or that it is held no more."""
+        name, held = (_GATE, f"{link}/{side}"), gate.mode == Mode.HELD
+        if held or self._values.get(name, {}).get("mode") == Mode.HELD:
+            self.put(*name, {**asdict(gate), "mode": str(gate.mode)})
+
+    def get(self, kind: str, name: str) -> dict[str, Any] | None:
+        """Give a value."""
+        return self._values.get((kind, name))
+
+    def put(self, kind: str, name: str, value: dict[str, Any]) -> None:
+        """Replace a value and return when it is durable."""
+        with self._lock:
+            try:
+                self._journal.append([Record({"kind": kind, "name": name, "value": value})])
+                self._values[kind, name] = value
+                if self._journal.wants_compaction:
+                    self._journal.compact()
+            except OSError as error:
+                raise translated(error, "writing the state of the node") from None
+
+    def close(self) -> None:
+        """Release the journal."""
+        with self._lock:
+            self._journal.close()
+
+    def _snapshot(self) -> Iterator[Record]:
+        for (kind, name), value in self._values.items():
+            yield Record({"kind": kind, "name": name, "value": value})
+
+
+class StoredMemory:
+    """The `PeerMemory` of one stream of a link, kept in the state of the node."""
+
+    def __init__(self, state: NodeState, name: str) -> None:
+        self._state, self._name = state, name
+
+    async def recall(self) -> PeerPosition:
+        """Give the position."""
+        value = self._state.get(_PEER, self._name)
+        if value is None:
+            return PeerPosition()
+        head = value["chain_head"]
+        return PeerPosition(**{**value, "chain_head": bytes.fromhex(head) if head else None})
+
+    async def remember(self, position: PeerPosition) -> None:
+        """Keep the position; the same one again costs nothing."""
+        head = position.chain_head
+        value = {**asdict(position), "chain_head": head.hex() if head else None}
+        if value != self._state.get(_PEER, self._name):
+            await asyncio.to_thread(self._state.put, _PEER, self._name, value)

@@ -1,0 +1,133 @@
+"""Upkeep: what a node looks after by itself, once a second and once a minute.
+
+Gates of the sender's side, fill levels and their alerts, hours of autonomy, retention, certificates, orphans.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from bsfg.errors import BsfgError
+from bsfg.gate import Event, Mode
+from bsfg.node.alerts import AlertBoard, Note
+from bsfg.node.board import SENDER
+from bsfg.node.config import Serve, ZoneConfig, consumer_name
+from bsfg.node.parts import Parts
+from bsfg.node.status import Rates, all_stats, consumer_views, hours_left
+from bsfg.ports import Buffer, BufferStats
+from bsfg.retention import Fill
+
+LOOK_SECONDS = 1.0
+RETENTION_EVERY = 60
+NORMAL_BACKLOG = 100
+BACKLOG_ALERT = 10_000
+
+
+class Upkeep:
+    """The housekeeping of one node."""
+
+    def __init__(self, config: ZoneConfig, parts: Parts, alerts: AlertBoard, note: Note) -> None:
+        self._config, self._parts, self._alerts, self._note = config, parts, alerts, note
+        self._rates = Rates()
+        self._stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to look after things."""
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """End it."""
+        self._stopping.set()
+        if self._task is not None:
+            await self._task
+
+    async def _run(self) -> None:
+        turn = 0
+        while not self._stopping.is_set():
+            try:
+                await self.look()
+                if turn % RETENTION_EVERY == 0:
+                    await self.enforce_retention()
+            except BsfgError as error:
+                self._note("upkeep_failed", **error.to_dict())
+            turn += 1
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), LOOK_SECONDS)
+
+    async def look(self) -> None:
+        """Look once at gates, buffers and consumers."""
+        for zone, serve in self._config.serve.items():
+            await self._look_at_peer(zone, serve)
+        now_ms = self._parts.clock.monotonic_ms()
+        stats = await all_stats(self._parts)
+        for each in stats:
+            self._rates.observe(each, now_ms)
+            self._parts.metrics.buffer_seen(each)
+            self._look_at_fill(each)
+            if each.buffer == Buffer.STORE:
+                hours = hours_left(each, self._rates.facts_per_second(each, now_ms))
+                self._parts.metrics.autonomy.labels(each.stream).set(float("inf") if hours is None else hours)
+        await self._look_at_consumers(stats)
+        self._look_at_links()
+
+    async def _look_at_peer(self, zone: str, serve: Serve) -> None:
+        """Turn the sender's gate: closed by silence of a required consumer, opened by its fetches."""
+        board, clock = self._parts.board, self._parts.clock
+        gate = board.gate(zone, SENDER).gate
+        if gate.mode == Mode.HELD:
+            return
+        last_ms, backlog = 0, 0
+        for stream in self._config.streams_of(serve):
+            for buffer in serve.buffers:
+                seen = board.last_fetch(consumer_name(zone, stream, buffer))
+                if seen is not None:
+                    last_ms, backlog = max(last_ms, seen[0]), backlog + seen[1]
+        silent_ms = clock.now_unix_ms() - last_ms
+        if not last_ms or silent_ms > 1000 * serve.lost_after_seconds:
+            board.on(
+                zone, SENDER, Event.PEER_LOST, "no fetch" if not last_ms else f"no fetch for {silent_ms // 1000} s"
+            )
+            return
+        board.on(zone, SENDER, Event.PEER_FOUND)
+        cleared = backlog <= NORMAL_BACKLOG
+        board.on(zone, SENDER, Event.BACKLOG_CLEARED if cleared else Event.PEER_FOUND, f"backlog {backlog}")
+
+    def _look_at_fill(self, stats: BufferStats) -> None:
+        about = f"{stats.stream}/{stats.buffer}"
+        text = None
+        if stats.fill != Fill.HEALTHY:
+            text = f"{about} is {stats.fill_percent:.1f} % full ({stats.used_bytes} of {stats.capacity_bytes} bytes)"
+        self._alerts.update("buffer_fill", about, text, severity=str(stats.fill))
+
+    async def _look_at_consumers(self, stats: list[BufferStats]) -> None:
+        for view in await consumer_views(self._parts, stats):
+            name, state = view.state.spec.name, view.state
+            if state.retired_reason is not None:
+                continue
+            self._parts.metrics.frontier.labels(name).set(state.checkpoint.committed)
+            self._parts.metrics.backlog.labels(name).set(view.backlog)
+            text = f"{name} has {view.backlog} facts to confirm" if view.backlog > BACKLOG_ALERT else None
+            self._alerts.update("consumer_backlog", name, text)
+
+    def _look_at_links(self) -> None:
+        for view in self._parts.board.gates():
+            held = view.gate.mode == Mode.HELD
+            text = f"{view.link} is held by {view.gate.held_by}: {view.gate.reason}" if held else None
+            self._alerts.update("gate_held", f"{view.link}/{view.side}", text)
+
+    async def enforce_retention(self) -> None:
+        """Let go what age and the consumers allow."""
+        for stream in self._parts.settings.lanes:
+            for kind in Buffer:
+                buffer = await self._parts.buffer(stream, kind)
+                await buffer.enforce_retention(link_open=self._links_open(stream, kind))
+
+    def _links_open(self, stream: str, buffer: Buffer) -> bool:
+        """Tell whether every required peer of a buffer is in touch; what no peer pulls is not held back by one."""
+        return all(
+            self._parts.board.gate(zone, SENDER).gate.allows_truncation
+            for zone, serve in self._config.serve.items()
+            if serve.required and buffer in serve.buffers and stream in self._config.streams_of(serve)
+        )
