@@ -112,8 +112,7 @@ def _chunk_is_canonical(chunk: Sequence[bytes], separator: bytes, token: str) ->
     joined = b"[" + separator.join(chunk) + b"]"
     try:
         values = orjson.loads(joined)
-        count = len(chunk)
-        if len(values) != 2 * count - 1 or values[1::2] != [token] * (count - 1):
+        if values[1::2] != [token] * (len(chunk) - 1):
             return False
         return bool(orjson.dumps(values, option=_SORTED) == joined)
     except (ValueError, TypeError, RecursionError):

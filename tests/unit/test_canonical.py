@@ -198,6 +198,23 @@ def test_accepts_nesting_up_to_the_limit(number: bytes) -> None:
     assert canonicalize_all([data, data]) == ({}, {}) or number == b"1.10"
 
 
+def test_the_limit_of_depth_is_exact() -> None:
+    """Wide and deep at once: the limit passes and one level more does not, alone and in company."""
+    for extra, fine in ((0, True), (1, False)):
+        inner = MAX_DEPTH - 2 + extra
+        data = b"[[" + b"[]," * 50 + b"[" * inner + b"]" * inner + b"]]"
+        assert (outcome(data) == data) == fine
+        assert (model(data) == data) == fine
+        assert sorted(canonicalize_all([b"1", data, data])[1]) == ([] if fine else [1, 2])
+
+
+@pytest.mark.parametrize("count", [MAX_DEPTH + 1, 200, 253, 254, 1000])
+def test_company_does_not_hide_depth(count: int) -> None:
+    """A text that is nested too deeply is refused among others too."""
+    deep = b"[" * count + b"]" * count
+    assert list(canonicalize_all([b"1", deep, b"2"])[1]) == [1]
+
+
 def test_depth_ignores_brackets_in_strings() -> None:
     """Brackets inside strings do not count as nesting, escaped quotes or not."""
     data = orjson.dumps(["[" * 500, '\\"[{' * 200, {"{" * 300: "]"}])
@@ -228,7 +245,10 @@ def test_many_at_once_agree_with_one_by_one(objects: list[bytes]) -> None:
             assert (place in changed) == (expected != data)
 
 
-@pytest.mark.parametrize("parts", [[b"[1", b"2]"], [b'{"a":[1', b"2]}"], [b'"x', b'y"'], [b"1,2", b"3"], [b"[", b"]"]])
+@pytest.mark.parametrize(
+    "parts",
+    [[b"[1", b"2]"], [b'{"a":[1', b"2]}"], [b'"x', b'y"'], [b"1,2", b"3"], [b"[", b"]"], [b"1,2,3", b"[4", b"5]"]],
+)
 def test_parts_that_only_together_are_json_are_refused(parts: list[bytes]) -> None:
     """Two texts that would make valid JSON when joined are each refused."""
     changed, problems = canonicalize_all([b"1", *parts, b"2"])

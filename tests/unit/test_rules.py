@@ -238,7 +238,7 @@ def test_artifact_references(reference: str | None, digest: str | None, blamed: 
 
 def test_batch_limits_hold_alike_for_rows_and_columns() -> None:
     """A batch at its limit of bytes or facts passes and one beyond fails, rows and columns alike."""
-    rows = [row(number) for number in range(10)]
+    rows = [row(number, object=b"x" * 10_000) for number in range(10)]
     size = columns(rows).nbytes
     for batch in (columns(rows), FactBatch.of_rows(rows)):
         check(batch, Limits(max_batch_bytes=size, max_batch_facts=10))
