@@ -16,7 +16,7 @@ from bsfg.retention import GapReason
 from bsfg.stores.log.files import DiskFiles, Files, translated
 from bsfg.stores.log.frame import Damaged, Torn
 from bsfg.stores.log.notes import Notes
-from bsfg.stores.log.recovery import boot_id, read_identity, read_watermark
+from bsfg.stores.log.recovery import LogIdentity, boot_id, read_identity, read_watermark
 from bsfg.stores.log.segments import (
     SegmentFile,
     check_owner,
@@ -27,6 +27,8 @@ from bsfg.stores.log.segments import (
 )
 from bsfg.stores.log.storage import listed_logs, log_folder, read_mark
 from bsfg.stores.log.view import LogView
+
+_LOOKS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,35 @@ class LogFolder:
 
     def view(self) -> LogView:
         """Look at the log as it stands now."""
+        return self.look()[0]
+
+    def look(self) -> tuple[LogView, Notes]:
+        """Look at the log and its notes as they stand now, whatever the writer does meanwhile.
+
+        The order of the looks makes them one: entries below the watermark are in files that are listed after it was
+        read, and a file that is not listed any more was noted as truncated before it went.
+        """
         identity = read_identity(self.files, self.path)
-        notes = self.notes()
+        for _ in range(_LOOKS):
+            watermark = self._watermark()
+            segments = self._segments(identity)
+            notes = self.notes()
+            end = notes.start if watermark is None and not segments else watermark
+            if end is None:
+                end = self._scanned_end(segments[-1])
+            if end >= notes.start:
+                break
+        segments = [segment for segment in segments if segment.base <= end]
+        for segment in segments:
+            segment.until = end
+        return LogView(tuple(segments), notes.start, max(end, notes.start), tuple(notes.gaps), _damage), notes
+
+    def _watermark(self) -> int | None:
+        """Give how far the writer says the log is durable; None when nobody wrote since the machine was started."""
+        watermark = read_watermark(self.files, self.path)
+        return watermark[1] if watermark is not None and watermark[0] == boot_id() else None
+
+    def _segments(self, identity: LogIdentity | None) -> list[SegmentFile]:
         segments: list[SegmentFile] = []
         for base in segment_bases(self.files, self.path):
             path = f"{self.path}/{segment_name(base)}"
@@ -63,16 +92,9 @@ class LogFolder:
             if identity is not None:
                 check_owner(header, identity.log_id, path)
             segments.append(SegmentFile(self.files, path, header, size))
-        return LogView(tuple(segments), notes.start, self._end(segments, notes), tuple(notes.gaps), _damage)
+        return segments
 
-    def _end(self, segments: list[SegmentFile], notes: Notes) -> int:
-        if not segments:
-            return notes.start
-        watermark = read_watermark(self.files, self.path)
-        active = segments[-1]
-        if watermark is not None and watermark[0] == boot_id() and watermark[1] >= active.base:
-            active.size_bytes = min(active.size_bytes, watermark[2]) if watermark[2] else active.size_bytes
-            return watermark[1]
+    def _scanned_end(self, active: SegmentFile) -> int:
         scan = scan_segment(bytes(self.files.read(active.path)), active.header, tail_may_be_torn=True)
         active.size_bytes = scan.sound_bytes
         active.know(scan)

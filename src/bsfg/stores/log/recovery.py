@@ -40,6 +40,8 @@ from bsfg.stores.log.segments import (
 from bsfg.stores.log.writer import FORWARD_SCHEMA, STORE_SCHEMA, WATERMARK, LogOptions, LogState
 
 FORMAT = 1
+_WATERMARK_LOOKS = 100
+"""A watermark that fails its check is being written just now, unless it fails every time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +85,14 @@ def read_watermark(files: Files, folder: str) -> tuple[bytes, int, int] | None:
     path = f"{folder}/durable"
     if not files.exists(path):
         return None
-    data = files.read_at(path, 0, WATERMARK.size)
-    if len(data) < WATERMARK.size:
-        return None
-    boot, end, size, crc = WATERMARK.unpack(data)
-    return (boot, end, size) if crc32c.crc32c(data[:-4]) == crc else None
+    for _ in range(_WATERMARK_LOOKS):
+        data = files.read_at(path, 0, WATERMARK.size)
+        if len(data) < WATERMARK.size:
+            return None
+        boot, end, size, crc = WATERMARK.unpack(data)
+        if crc32c.crc32c(data[:-4]) == crc:
+            return boot, end, size
+    return None
 
 
 class Recovery:

@@ -71,6 +71,16 @@ class Scan:
         ends = [ref.end for ref in self.frames[-1:]] + [hole.last + 1 for hole in self.holes[-1:]]
         return max(ends, default=-1)
 
+    def forget_from(self, offset: int | None) -> None:
+        """Leave out what begins at an offset or later."""
+        if offset is None:
+            return
+        later = [ref for ref in self.frames if ref.base >= offset]
+        if later:
+            self.chain = later[0].header.chain_before
+        self.frames = [ref for ref in self.frames if ref.base < offset]
+        self.holes = [hole for hole in self.holes if hole.first < offset]
+
 
 def segment_name(base: int) -> str:
     """Give the file name of the segment that begins at an offset."""
@@ -204,6 +214,8 @@ class SegmentFile:
         self.path = path
         self.header = header
         self.size_bytes = size_bytes
+        self.until: int | None = None
+        """Entries from here on are not to be seen, because they may not be durable; None means all of them are."""
         self._frames: list[FrameRef] | None = None
         self.holes: list[Hole] = []
 
@@ -236,13 +248,14 @@ class SegmentFile:
         """Hop from header to header; only when one is wrong is the whole segment read."""
         found: list[FrameRef] = []
         at, expected = self.header.size_bytes, self.base
-        while at < self.size_bytes:
+        while at < self.size_bytes and (self.until is None or expected < self.until):
             try:
                 header = decode_frame_header(self.files.read_at(self.path, at, FRAME_HEADER_BYTES))
             except (Torn, Damaged):
                 header = None
             if header is None or header.base != expected:
                 scan = scan_segment(bytes(self.files.read(self.path)), self.header, tail_may_be_torn=False)
+                scan.forget_from(self.until)
                 self.holes = scan.holes
                 return scan.frames
             found.append(FrameRef(header.base, header.count, at, header))

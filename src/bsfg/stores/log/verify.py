@@ -5,6 +5,7 @@ It only reads, and works while the node runs.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,19 +14,19 @@ import numpy as np
 
 from bsfg.batch import FactBatch
 from bsfg.errors import BsfgError
-from bsfg.frontier import Frontier
 from bsfg.hashing import Hasher, KeyHash, Sha256
 from bsfg.sealing import digest_mismatches
 from bsfg.stores.log import keysegments
 from bsfg.stores.log.cursors import CURSORS, cursor_from
-from bsfg.stores.log.files import Files, translated
+from bsfg.stores.log.files import translated
 from bsfg.stores.log.frame import FRAME_HEADER_BYTES, Damaged, Torn, decode_payload
 from bsfg.stores.log.index import decode_run
-from bsfg.stores.log.journal import read_journal
+from bsfg.stores.log.journal import Record, read_journal
 from bsfg.stores.log.notes import Notes
 from bsfg.stores.log.reader import LogFolder, open_folder
 from bsfg.stores.log.recovery import read_identity
-from bsfg.stores.log.segments import SegmentFile, scan_segment
+from bsfg.stores.log.segments import SegmentFile, scan_segment, segment_bases, segment_name
+from bsfg.stores.log.view import LogView
 
 Progress = Callable[[int, int], None]
 """Told the bytes verified so far and in all."""
@@ -82,6 +83,8 @@ def verify(where: Any, *, hasher: Hasher | None = None, progress: Progress | Non
     total = sum(_size(folder) for folder in folders)
     done = 0
     ends: dict[tuple[str, str], int] = {}
+    # What is confirmed is read before what is there, so that a busy writer cannot make it look ahead of the log.
+    cursors = read_journal(folders[0].files, CURSORS) if folders else ([], 0, [])
     for folder in folders:
         check = _LogCheck(folder, report, hasher or Sha256())
         for size in check.run():
@@ -89,13 +92,16 @@ def verify(where: Any, *, hasher: Hasher | None = None, progress: Progress | Non
             if progress is not None:
                 progress(done, total)
         ends[folder.stream, str(folder.buffer)] = check.summary.end
-    if folders:
-        _check_cursors(folders[0].files, ends, report)
+    _check_cursors(cursors[0], cursors[2], ends, report)
     return report
 
 
 def _size(folder: LogFolder) -> int:
-    return sum(folder.files.size(f"{folder.path}/{name}") for name in folder.files.list(folder.path) if ".seg" in name)
+    total = 0
+    for base in segment_bases(folder.files, folder.path):
+        with contextlib.suppress(FileNotFoundError):  # truncated while we were looking
+            total += folder.files.size(f"{folder.path}/{segment_name(base)}")
+    return total
 
 
 class _LogCheck:
@@ -120,32 +126,29 @@ class _LogCheck:
         else:
             self.summary.log_id = identity.log_id.hex()
             self._key_hash = KeyHash(identity.secret)
-        notes = Notes(folder.files, folder.path)
-        for text in notes.read():
+        for text in Notes(folder.files, folder.path).read():
             self._problem("log_damaged", f"{folder.path}/notes.journal", text)
         try:
-            view = folder.view()
+            view, notes = folder.look()
         except BsfgError as error:
             self._problem(error.code, folder.path, error.message)
             return
         self.summary.start, self.summary.end = view.start, view.end
         self.summary.gaps, self.summary.quarantined = len(notes.gaps), len(notes.quarantined)
-        yield from self._segments(list(view.segments), notes)
+        yield from self._segments(view, notes)
         self._keys(notes)
         self._index(identity.index_owner if identity else b"")
 
-    def _segments(self, segments: list[SegmentFile], notes: Notes) -> Iterator[int]:
+    def _segments(self, view: LogView, notes: Notes) -> Iterator[int]:
         chain, expected = b"", notes.start
-        for at, segment in enumerate(segments):
-            last = at == len(segments) - 1
-            try:
-                data = self._folder.files.read_at(segment.path, 0, segment.size_bytes)
-            except FileNotFoundError:
-                continue  # truncated while we were reading
-            except OSError as error:
-                self._problem("storage_failed", segment.path, translated(error, "reading").message)
+        for segment in view.segments:
+            data = self._read(segment)
+            if data is None:
+                # Truncated while we were reading; if it was not, its entries are missed below.
+                chain, expected = b"", max(expected, self._folder.notes().start)
                 continue
-            scan = scan_segment(data, segment.header, tail_may_be_torn=last)
+            scan = scan_segment(data, segment.header, tail_may_be_torn=segment is view.segments[-1])
+            scan.forget_from(view.end)
             for hole in scan.holes:
                 self._problem("log_damaged", segment.path, hole.why, hole.first, hole.last)
             if scan.torn:
@@ -160,14 +163,34 @@ class _LogCheck:
             self.summary.segments += 1
             yield segment.size_bytes
         self.summary.chain_head = chain.hex()
+        self._check_end(view, notes, expected)
+
+    def _read(self, segment: SegmentFile) -> bytes | None:
+        """Read a segment as it is now; None when it is gone or cannot be read."""
+        try:
+            return bytes(self._folder.files.read(segment.path))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._problem("storage_failed", segment.path, translated(error, "reading").message)
+            return None
+
+    def _check_end(self, view: LogView, notes: Notes, expected: int) -> None:
+        """Everything up to the end was acknowledged, so it must be there or be explained."""
+        if expected < view.end and not self._explained(notes, expected, view.end - 1):
+            detail = "acknowledged entries are missing at the end"
+            self._problem("log_damaged", self._folder.path, detail, expected, view.end - 1)
         for gap in notes.gaps:
             if gap.reason in ("damaged", "lost") and gap.origin_zone is None and gap.last >= notes.start:
                 self._problem("entries_lost", self._folder.path, f"{gap.reason}: {gap.detail}", gap.first, gap.last)
 
     def _explained(self, notes: Notes, first: int, last: int) -> bool:
-        covered = Frontier(first - 1)
-        covered.confirm((max(gap.first, first), gap.last) for gap in notes.gaps if gap.last >= first)
-        return covered.committed >= last
+        """Tell whether gap records account for every entry of a range."""
+        at = first
+        for gap in sorted(notes.gaps, key=lambda gap: gap.first):
+            if gap.origin_zone is None and gap.first <= at <= gap.last:
+                at = gap.last + 1
+        return at > last
 
     def _frames(self, segment: SegmentFile, data: bytes) -> None:
         """Check the digests of all facts and remember their keys for the index."""
@@ -195,8 +218,8 @@ class _LogCheck:
         names = keysegments.listed(folder.files, folder.path)
         self.summary.key_segments = len(names)
         for name in names:
-            if keysegments.read(folder.files, folder.path, name) is None:
-                where = f"{folder.path}/keys/{name.file_name}"
+            where = f"{folder.path}/keys/{name.file_name}"
+            if keysegments.read(folder.files, folder.path, name) is None and folder.files.exists(where):
                 self._problem("keys_damaged", where, "the key segment fails its checks", name.first, name.last)
         known = {(name.first, name.last) for name in names}
         for anchor in notes.anchors:
@@ -232,8 +255,9 @@ class _LogCheck:
             self._problem("stored_twice", self._folder.path, f"{repeated} keys are stored more than once")
 
 
-def _check_cursors(files: Files, ends: dict[tuple[str, str], int], report: Report) -> None:
-    records, _, problems = read_journal(files, CURSORS)
+def _check_cursors(
+    records: list[Record], problems: list[str], ends: dict[tuple[str, str], int], report: Report
+) -> None:
     for text in problems:
         report.problems.append(Problem("log_damaged", CURSORS, text))
     for record in records:

@@ -31,9 +31,10 @@ from bsfg.stores.log.frame import (
     padded,
 )
 from bsfg.stores.log.indexstore import IndexStore
-from bsfg.stores.log.keysegments import KeySegmentName, KeySegments, as_facts, keys_of
+from bsfg.stores.log.keysegments import KeySegmentName, KeySegments, keys_of
 from bsfg.stores.log.notes import Anchor, Notes
 from bsfg.stores.log.segments import FrameRef, SegmentFile, segment_name
+from bsfg.stores.log.stored import stored_facts
 from bsfg.stores.log.view import LogView
 
 STORE_SCHEMA = FACT_SCHEMA
@@ -138,7 +139,7 @@ class LogWriter:
         batch = FactBatch.concat([item.batch for item in items])
         hashes = self._key_hash.of(batch.column("from_zone"), batch.column("message_id"))
         order = np.argsort(hashes, kind="stable")
-        verdict = judge(batch, hashes, order, self.index.keys, self._fetch)
+        verdict = judge(batch, hashes, order, self.index.keys, stored_facts(self.view(), self.keys))
         now = max(self.clock.now_unix_ms(), self.newest_unix_ms)
         fresh = np.flatnonzero(verdict.results == Result.INSERTED)
         base = self.end
@@ -239,45 +240,6 @@ class LogWriter:
             items.append(Quarantined(0, now, reason, key, int(verdict.offsets[row]), facts))
         if items:
             self.notes.add_quarantined(items)
-
-    # Looking up what is stored.
-
-    def _fetch(self, offsets: np.ndarray) -> tuple[FactBatch, np.ndarray, np.ndarray]:
-        """Give the stored facts at sorted offsets; below the start only their keys and digests are left."""
-        found = np.zeros(len(offsets), dtype=bool)
-        parts: list[FactBatch] = []
-        retained: list[np.ndarray] = []
-        at = 0
-        view = self.view()
-        while at < len(offsets):
-            rows, count, kept = self._fetch_from(view, offsets, at)
-            if rows is not None:
-                facts, mask = rows
-                found[at : at + count] = mask
-                parts.append(facts)
-                retained.append(np.full(len(facts), kept))
-            at += count
-        if not parts:
-            return FactBatch.empty(), found, np.zeros(0, dtype=bool)
-        return FactBatch.concat(parts), found, np.concatenate(retained)
-
-    def _fetch_from(
-        self, view: LogView, offsets: np.ndarray, at: int
-    ) -> tuple[tuple[FactBatch, np.ndarray] | None, int, bool]:
-        """Fetch all offsets that lie in the same frame or key segment as the one at ``at``."""
-        offset = int(offsets[at])
-        name = self.keys.covering(offset)
-        if name is not None:
-            count = int(np.searchsorted(offsets, name.last, side="right")) - at
-            rows = self.keys.rows(name, offsets[at : at + count])
-            return ((as_facts(rows[0]), rows[1]) if rows else None), count, False
-        frame = view.frame_at(offset)
-        if frame is None:
-            return None, 1, False
-        facts, base, end = frame
-        count = int(np.searchsorted(offsets, end, side="left")) - at
-        chosen = facts.take(offsets[at : at + count] - base)
-        return (chosen, np.ones(count, dtype=bool)), count, True
 
     # Space.
 
