@@ -1,0 +1,176 @@
+"""Beside the facts: their artifacts are there before they are, in every zone they come to.
+
+A producer uploads first and appends then (`require_artifacts`); a receiver brings what it lacks before it puts the
+facts (`bring_artifacts`), so that a confirmed fact never names what is not there. Content is known by its digest.
+Bucket and key are what the zone that uploaded it calls it: where another zone uses that name for something else, the
+content still arrives and is read by its digest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from bsfg.artifacts import ArtifactSource, ArtifactStore, Collected, check_name
+from bsfg.batch import FactBatch
+from bsfg.errors import ArtifactConflict, ArtifactMissing, BsfgError, DigestMismatch, InvalidArgument
+from bsfg.fact import ArtifactRef
+from bsfg.model import artifact_problem
+from bsfg.rules import invalid
+
+
+@dataclass(frozen=True, slots=True)
+class NamedArtifact:
+    """A reference to an artifact and the first row of a batch that holds it."""
+
+    row: int
+    reference: ArtifactRef
+
+
+@dataclass(frozen=True, slots=True)
+class Replicated:
+    """What became of one artifact: the bytes that were brought, and whether it has its name here too."""
+
+    reference: ArtifactRef
+    transferred_bytes: int
+    named: bool
+
+
+def named_artifacts(batch: FactBatch) -> list[NamedArtifact]:
+    """Give each different reference to an artifact in a batch once, in order; rows without one cost nothing.
+
+    Raises `InvalidFact` for a reference that is none.
+    """
+    first_rows: dict[tuple[str | None, str | None], int] = {}
+    for row, pair in _pairs(batch):
+        first_rows.setdefault(pair, row)
+    found = []
+    for (text, digest), row in first_rows.items():
+        problem = artifact_problem(text, digest)
+        if problem is not None:
+            raise invalid(row, *problem)
+        found.append(NamedArtifact(row, ArtifactRef(**orjson.loads(text or ""))))
+    return found
+
+
+def _pairs(batch: FactBatch) -> list[tuple[int, tuple[str | None, str | None]]]:
+    """Give row, reference and digest of the rows that have an artifact."""
+    if batch.has_rows:
+        pairs = zip(batch.values("artifact"), batch.values("artifact_digest"), strict=True)
+        return [(row, pair) for row, pair in enumerate(pairs) if pair != (None, None)]
+    texts, digests = batch.column("artifact"), batch.column("artifact_digest")
+    if texts.null_count == digests.null_count == len(batch):
+        return []
+    rows = np.flatnonzero(~(texts.is_null().to_numpy(False) & digests.is_null().to_numpy(False)))
+    columns = [_taken(column, name, rows) for name, column in (("artifact", texts), ("artifact_digest", digests))]
+    return list(zip(rows.tolist(), zip(*columns, strict=True), strict=True))
+
+
+def _taken(column: pa.Array, name: str, rows: np.ndarray) -> list[str | None]:
+    """Give some values of a column that may come from anywhere."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise invalid(int(rows[0]), name, f"is malformed: {error}") from None
+    values: list[str | None] = column.take(pa.array(rows)).to_pylist()
+    return values
+
+
+async def require_artifacts(batch: FactBatch, store: ArtifactStore) -> None:
+    """Raise unless every artifact that a producer's facts name is here, under that name and with that digest.
+
+    `ArtifactMissing` when it was not uploaded, `DigestMismatch` when the name stands for other content or the size
+    differs, `InvalidFact` for what cannot be a name. What is here is claimed: no orphan collection takes it until
+    the facts are durable, provided that they become so within the grace period. Call it right before the append.
+    """
+    named = named_artifacts(batch)
+    if not named:
+        return
+    sizes = await store.claim([each.reference.digest for each in named])
+    for each, size_bytes in zip(named, sizes, strict=True):
+        await _require(each, size_bytes, store)
+
+
+async def _require(named: NamedArtifact, size_bytes: int | None, store: ArtifactStore) -> None:
+    reference, row = named.reference, named.row
+    try:
+        check_name(reference.bucket, reference.key)
+    except InvalidArgument as error:
+        raise invalid(row, "artifact", error.message) from None
+    stored = await store.stat(reference.bucket, reference.key)
+    if stored is not None and stored.digest != reference.digest:
+        raise _problem(DigestMismatch, named, f"is here with the digest {stored.digest}, not {reference.digest}")
+    if stored is None or size_bytes is None:
+        raise _problem(ArtifactMissing, named, "is not here")
+    if size_bytes != reference.size_bytes:
+        raise _problem(DigestMismatch, named, f"has {size_bytes} bytes here, not {reference.size_bytes}")
+
+
+def _problem(kind: type[BsfgError], named: NamedArtifact, says: str) -> BsfgError:
+    reference = named.reference
+    return kind(
+        f"row {named.row}: artifact {reference.bucket}/{reference.key} {says}",
+        row=named.row,
+        bucket=reference.bucket,
+        key=reference.key,
+        digest=reference.digest,
+    )
+
+
+async def missing_artifacts(batch: FactBatch, store: ArtifactStore) -> list[ArtifactRef]:
+    """Give what must be brought before these facts are put and confirmed; what is here already is claimed."""
+    references: dict[str, ArtifactRef] = {}
+    for named in named_artifacts(batch):
+        references.setdefault(named.reference.digest, named.reference)
+    sizes = await store.claim(list(references))
+    return [reference for reference, size in zip(references.values(), sizes, strict=True) if size is None]
+
+
+async def replicate_artifact(source: ArtifactSource, target: ArtifactStore, reference: ArtifactRef) -> Replicated:
+    """Bring one artifact from another zone, verified and in bounded memory; what is here already is not sent again.
+
+    The content is there when this answers. It has its name here too, unless that stands for something else or is
+    none; then facts still get at it by digest. Raises `ArtifactMissing` when the source has lost it,
+    `DigestMismatch` when what arrives, or what is here, is not what the reference says, and what `ArtifactStore.add`
+    raises.
+    """
+    transferred_bytes = 0
+    (size_bytes,) = await target.claim([reference.digest])
+    if size_bytes is None:
+        content = source.get(reference.digest)
+        added = await target.add(content, digest=reference.digest, size_bytes=reference.size_bytes)
+        transferred_bytes = added.size_bytes
+    elif size_bytes != reference.size_bytes:
+        raise DigestMismatch(
+            f"{reference.digest} has {size_bytes} bytes here, the reference says {reference.size_bytes}",
+            digest=reference.digest,
+        )
+    try:
+        await target.link(reference.bucket, reference.key, reference.digest, media_type=reference.media_type)
+    except (ArtifactConflict, InvalidArgument):
+        return Replicated(reference, transferred_bytes, named=False)
+    return Replicated(reference, transferred_bytes, named=True)
+
+
+async def bring_artifacts(batch: FactBatch, source: ArtifactSource, target: ArtifactStore) -> list[Replicated]:
+    """Bring every artifact that received facts name and this zone lacks; the step before they are put.
+
+    After any exception the next call goes on where this one stopped. Give `bsfg.journey.pull.pull_once` a function
+    that calls this as ``before_put``.
+    """
+    return [await replicate_artifact(source, target, named.reference) for named in named_artifacts(batch)]
+
+
+async def collect_orphans(
+    store: ArtifactStore, referenced: AbstractSet[str], now_unix_ms: int, grace_seconds: float
+) -> Collected:
+    """Remove what no retained fact has named for the grace period.
+
+    ``referenced`` comes from `bsfg.journey.references.References.scan`, made right before. A fact that became
+    durable after that scan is safe all the same, because whoever stored it claimed its artifact first.
+    """
+    return await store.collect(referenced, now_unix_ms=now_unix_ms, grace_seconds=grace_seconds)
