@@ -1,0 +1,203 @@
+"""The caller's side of the administration: for operators' tools, dashboards and pipelines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from bsfg.batch import FactBatch
+from bsfg.errors import FrameInvalid
+from bsfg.fact import Key
+from bsfg.gate import Gate, Mode
+from bsfg.ports import (
+    Buffer,
+    Checkpoint,
+    ConsumerSpec,
+    ConsumerState,
+    GapRecord,
+    Quarantined,
+    Result,
+    StartAt,
+)
+from bsfg.wire import admin_pb2 as pb
+from bsfg.wire.connection import Connection
+from bsfg.wire.convert import buffer_number, buffer_of, gap_of
+from bsfg.wire.service import ConsumerView, GateView, LeaseView, LinkReport, QuarantinedView
+
+
+@dataclass(frozen=True, slots=True)
+class AdminClient:
+    """What operators, viewers and pipelines call on a node; every method raises only `BsfgError`."""
+
+    connection: Connection
+
+    async def status(self) -> dict[str, Any]:
+        """Describe the node in a document of JSON values."""
+        answer = await self.connection.call("Status", pb.StatusRequest())
+        try:
+            found = orjson.loads(answer.status_json)
+        except orjson.JSONDecodeError:
+            found = None
+        if not isinstance(found, dict):
+            raise FrameInvalid("the status is not a JSON object")
+        return found
+
+    async def consumers(self) -> list[ConsumerView]:
+        """List all durable consumers."""
+        answer = await self.connection.call("ListConsumers", pb.ListConsumersRequest())
+        return [_consumer(each) for each in answer.consumers]
+
+    async def create_consumer(self, spec: ConsumerSpec) -> ConsumerView:
+        """Create a durable consumer; the same again gives what is there."""
+        request = pb.CreateConsumerRequest(
+            name=spec.name,
+            stream=spec.stream,
+            buffer=buffer_number(spec.buffer),
+            start=spec.start,
+            start_value=spec.start_value,
+            required=spec.required,
+        )
+        return _consumer(await self.connection.call("CreateConsumer", request))
+
+    async def retire_consumer(self, name: str, reason: str) -> list[GapRecord]:
+        """End a consumer for good; give the gap records of what it had not confirmed."""
+        answer = await self.connection.call("RetireConsumer", pb.RetireConsumerRequest(name=name, reason=reason))
+        return [gap_of(gap) for gap in answer.gaps]
+
+    async def gates(self) -> list[GateView]:
+        """List the gates of all links."""
+        answer = await self.connection.call("ListGates", pb.ListGatesRequest())
+        return [_gate(each) for each in answer.gates]
+
+    async def hold_gate(
+        self, link: str, reason: str, *, side: str = "receiver", until_unix_ms: int | None = None
+    ) -> GateView:
+        """Close a gate, until it is released or until a time."""
+        request = pb.HoldGateRequest(link=link, side=side, reason=reason, until_unix_ms=until_unix_ms)
+        return _gate(await self.connection.call("HoldGate", request))
+
+    async def release_gate(self, link: str, reason: str, *, side: str = "receiver") -> GateView:
+        """Open a held gate."""
+        request = pb.ReleaseGateRequest(link=link, side=side, reason=reason)
+        return _gate(await self.connection.call("ReleaseGate", request))
+
+    async def acquire_lease(self, link: str, holder: str, ttl_ms: int) -> LeaseView:
+        """Take the lease of a link; `LeaseHeld` when somebody else has it."""
+        request = pb.AcquireLeaseRequest(link=link, holder=holder, ttl_ms=ttl_ms)
+        return _lease(await self.connection.call("AcquireLease", request))
+
+    async def renew_lease(self, link: str, token: str, ttl_ms: int) -> LeaseView:
+        """Keep a lease; `LeaseLost` when it is somebody else's by now."""
+        request = pb.RenewLeaseRequest(link=link, token=token, ttl_ms=ttl_ms)
+        return _lease(await self.connection.call("RenewLease", request))
+
+    async def release_lease(self, link: str, token: str) -> None:
+        """Give a lease back."""
+        await self.connection.call("ReleaseLease", pb.ReleaseLeaseRequest(link=link, token=token))
+
+    async def report_link(self, report: LinkReport) -> str:
+        """Tell how a link is doing and learn the mode of its gate."""
+        request = pb.ReportLinkRequest(
+            link=report.link,
+            stream=report.stream,
+            event=report.event or "",
+            backlog=report.backlog,
+            inserted=report.inserted,
+            repeated=report.repeated,
+            refused=report.refused,
+            lag_seconds=-1.0 if report.lag_seconds is None else report.lag_seconds,
+            hold_code=report.hold_code,
+            hold_detail=report.hold_detail,
+            lease=report.lease,
+        )
+        return str((await self.connection.call("ReportLink", request)).mode)
+
+    async def gaps(self, stream: str, buffer: Buffer = Buffer.STORE) -> list[GapRecord]:
+        """List the gap records of a buffer."""
+        request = pb.ListGapsRequest(stream=stream, buffer=buffer_number(buffer))
+        return [gap_of(gap) for gap in (await self.connection.call("ListGaps", request)).gaps]
+
+    async def quarantine(self, stream: str | None = None) -> list[QuarantinedView]:
+        """List what is in quarantine, without the facts themselves."""
+        answer = await self.connection.call("ListQuarantine", pb.ListQuarantineRequest(stream=stream))
+        return [_quarantined(each) for each in answer.quarantined]
+
+    async def quarantined(self, stream: str, id: int, buffer: Buffer = Buffer.FORWARD) -> QuarantinedView:
+        """Give one quarantined fact, bytes included."""
+        request = pb.ShowQuarantinedRequest(stream=stream, buffer=buffer_number(buffer), id=id)
+        return _quarantined(await self.connection.call("ShowQuarantined", request))
+
+    async def retry_quarantined(
+        self, stream: str, id: int, reason: str, buffer: Buffer = Buffer.FORWARD
+    ) -> tuple[bool, Result]:
+        """Have a quarantined fact put again; tell whether it left quarantine, and the result."""
+        request = pb.SettleQuarantinedRequest(stream=stream, buffer=buffer_number(buffer), id=id, reason=reason)
+        answer = await self.connection.call("RetryQuarantined", request)
+        return answer.settled, Result(answer.result)
+
+    async def drop_quarantined(self, stream: str, id: int, reason: str, buffer: Buffer = Buffer.FORWARD) -> None:
+        """Give up a quarantined fact, which is recorded."""
+        request = pb.SettleQuarantinedRequest(stream=stream, buffer=buffer_number(buffer), id=id, reason=reason)
+        await self.connection.call("DropQuarantined", request)
+
+    async def close(self) -> None:
+        """End the connection."""
+        await self.connection.close()
+
+    async def __aenter__(self) -> AdminClient:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+
+def _consumer(found: pb.Consumer) -> ConsumerView:
+    spec = ConsumerSpec(
+        found.name,
+        found.stream,
+        buffer_of(found.buffer, Buffer.STORE),
+        _word(StartAt, found.start),
+        found.start_value,
+        found.required,
+    )
+    state = ConsumerState(
+        spec,
+        Checkpoint(found.next_to_send, found.committed),
+        tuple((each.first, each.last) for each in found.ranges),
+        found.log_id,
+        found.created_unix_ms,
+        found.retired_reason if found.HasField("retired_reason") else None,
+    )
+    return ConsumerView(state, found.backlog)
+
+
+def _gate(found: pb.Gate) -> GateView:
+    until = found.held_until_unix_ms if found.HasField("held_until_unix_ms") else None
+    gate = Gate(_word(Mode, found.mode), found.since_unix_ms, found.reason, found.held_by, until)
+    return GateView(found.link, found.side, gate)
+
+
+def _lease(found: pb.Lease) -> LeaseView:
+    return LeaseView(found.link, found.holder, found.token, found.ttl_ms, found.mode)
+
+
+def _quarantined(found: pb.Quarantined) -> QuarantinedView:
+    quarantined = Quarantined(
+        id=found.id,
+        at_unix_ms=found.at_unix_ms,
+        reason=found.reason,
+        key=Key(found.from_zone, found.message_id),
+        existing_offset=found.existing_offset,
+        facts=FactBatch.from_ipc(found.facts) if found.facts else FactBatch.empty(),
+        detail=found.detail,
+    )
+    return QuarantinedView(found.stream, buffer_of(found.buffer, Buffer.STORE), quarantined)
+
+
+def _word(kind: Any, word: str) -> Any:
+    try:
+        return kind(word)
+    except ValueError:
+        raise FrameInvalid(f"the node answered with {word[:80]!r}, which is not known here") from None
