@@ -151,7 +151,7 @@ class FactBatch:
     @classmethod
     def from_messages(cls, messages: Iterable[Message]) -> FactBatch:
         """Make an unsealed batch of Python messages."""
-        rows = [row_of(message) for message in messages]
+        rows = [row_of(message, number) for number, message in enumerate(messages)]
         if len(rows) <= SMALL_BATCH_FACTS and all(map(is_plain, rows)):
             return FactBatch.of_rows(rows)
         return FactBatch(record_batch_of(rows))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -20,8 +20,8 @@ _REFUSED = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, Ove
 _NULLS_KEPT = 64
 
 
-def row_of(message: Message) -> Row:
-    """Lay one message out as a row without a digest."""
+def row_of(message: Message, number: int = 0) -> Row:
+    """Lay one message out as a row without a digest; ``number`` is how an error calls it."""
     envelope, fact = message.envelope, message.fact
     artifact = fact.artifact
     return (
@@ -31,21 +31,25 @@ def row_of(message: Message) -> Row:
         envelope.produced_at_unix_ms,
         envelope.correlation_id,
         envelope.causation_id,
-        _labels_text(envelope.labels) if envelope.labels else None,
+        _text_of(number, "labels", dict, envelope.labels) if envelope.labels else None,
         envelope.object_media_type,
         envelope.object_schema,
         envelope.signature,
         fact.subject,
         fact.predicate,
         fact.object,
-        orjson.dumps(artifact_to_dict(artifact), option=orjson.OPT_SORT_KEYS).decode() if artifact else None,
+        _text_of(number, "artifact", artifact_to_dict, artifact) if artifact else None,
         artifact.digest if artifact else None,
         None,
     )
 
 
-def _labels_text(labels: Mapping[str, str]) -> str:
-    return orjson.dumps(dict(labels), option=orjson.OPT_SORT_KEYS).decode()
+def _text_of(number: int, name: str, to_dict: Callable[[Any], dict[str, Any]], value: Any) -> str:
+    try:
+        return orjson.dumps(to_dict(value), option=orjson.OPT_SORT_KEYS).decode()
+    except (TypeError, ValueError, AttributeError) as error:
+        rule = f"cannot be written as JSON: {error}"
+        raise InvalidFact(f"row {number}, {name}: {rule}", row=number, field=name, rule=rule) from None
 
 
 def is_plain(row: Row) -> bool:
@@ -77,7 +81,7 @@ def _kind(type_: pa.DataType) -> type:
     return str if pa.types.is_string(type_) else bytes
 
 
-_KINDS = tuple(_kind(field.type) for field in FACT_SCHEMA)
+_KINDS: tuple[Any, ...] = tuple(_kind(field.type) for field in FACT_SCHEMA)
 _NULLS: dict[tuple[int, pa.DataType], pa.Array] = {}
 
 

@@ -1,5 +1,6 @@
 """`FactBatch`: the same facts as messages, rows and columns, whichever way they are cut and joined."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,11 @@ def test_first_null() -> None:
         ({"message_id": 5}, "message_id"),
         ({"message_id": "\ud800"}, "message_id"),
         ({"correlation_id": ["a"]}, "correlation_id"),
+        ({"labels": {1: "a"}}, "labels"),
+        ({"labels": {"a": "\ud800"}}, "labels"),
+        ({"labels": "ab"}, "labels"),
+        ({"artifact": "a.pdf"}, "artifact"),
+        ({"artifact": replace(ARTIFACT, key="\ud800")}, "artifact"),
     ],
 )
 @pytest.mark.parametrize("count", [2, 100])
