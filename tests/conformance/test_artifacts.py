@@ -5,7 +5,7 @@ from pathlib import Path
 from bsfg.artifacts import ArtifactStore
 from bsfg.ports import Clock
 from bsfg.stores.artifacts import ArtifactFolder, MemoryArtifacts
-from bsfg.testing.conformance.artifacts import ArtifactStoreContract
+from bsfg.testing.conformance import ArtifactStoreContract
 
 
 class TestMemory(ArtifactStoreContract):

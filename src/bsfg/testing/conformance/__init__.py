@@ -9,6 +9,10 @@ from __future__ import annotations
 import pytest
 
 _MODULES = (
+    "artifact_case",
+    "artifact_history",
+    "artifact_uploads",
+    "artifacts",
     "capacity",
     "case",
     "commits",
@@ -27,6 +31,7 @@ _MODULES = (
 # Assertions explain themselves only in modules that pytest rewrites, and it rewrites what is announced in time.
 pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _MODULES))
 
+from bsfg.testing.conformance.artifacts import ArtifactStoreContract  # noqa: E402
 from bsfg.testing.conformance.case import Lane, Rig, StorageCase, scenario  # noqa: E402
 from bsfg.testing.conformance.cursors import CursorTrackerContract  # noqa: E402
 from bsfg.testing.conformance.faults import BrokenMediumContract, HeldMediumContract, MediumFault  # noqa: E402
@@ -37,6 +42,7 @@ from bsfg.testing.conformance.storage import StorageContract  # noqa: E402
 from bsfg.testing.conformance.store_buffer import StoreBufferContract  # noqa: E402
 
 __all__ = [
+    "ArtifactStoreContract",
     "BrokenMediumContract",
     "CursorTrackerContract",
     "ForwardBufferContract",
