@@ -1,0 +1,320 @@
+"""The options by which a command finds a node and shows it a certificate, and the call itself.
+
+A command takes a `Target` and is decorated with `connects`, which puts the options in its place::
+
+    @app.command()
+    @connects("operator", "viewer")
+    def status(node: Target) -> None:
+        document = node.run(lambda connection: AdminClient(connection).status())
+
+The roles say which certificate is meant when the options leave it open: that of the first identity of the zone's file
+with the first of these roles whose certificate lies beside the node's, as `bsfg certs issue` puts it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from bsfg.errors import BsfgError, CertificateInvalid, InvalidArgument, PeerUnreachable
+
+if TYPE_CHECKING:
+    from bsfg.node.config import ZoneConfig
+    from bsfg.wire.connection import Connection
+    from bsfg.wire.tls import TlsFiles
+
+T = TypeVar("T")
+
+DEFAULT_CONFIG = Path("zone.toml")
+PANEL = "Which node, and as whom"
+
+_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+def _option(*names: str, env: str, says: str, metavar: str) -> Any:
+    return typer.Option(*names, envvar=env, help=says, metavar=metavar, rich_help_panel=PANEL, show_default=False)
+
+
+_OPTIONS: dict[str, Any] = {
+    "config": Annotated[
+        Path | None,
+        _option(
+            "--config",
+            "-c",
+            env="BSFG_CONFIG",
+            metavar="FILE",
+            says="The zone's configuration, which says where its node is. Default: zone.toml, if it is here.",
+        ),
+    ],
+    "identity": Annotated[
+        str | None,
+        _option(
+            "--identity",
+            env="BSFG_IDENTITY",
+            metavar="NAME",
+            says="Call as this row of the configuration's \\[identities]; its certificate lies beside the node's.",
+        ),
+    ],
+    "address": Annotated[
+        str | None,
+        _option("--address", env="BSFG_ADDRESS", metavar="HOST:PORT", says="Where the node listens for gRPC."),
+    ],
+    "ca": Annotated[
+        Path | None,
+        _option("--ca", env="BSFG_CA", metavar="FILE", says="The authority that signed the node's certificate."),
+    ],
+    "cert": Annotated[
+        Path | None, _option("--cert", env="BSFG_CERT", metavar="FILE", says="The certificate to call with.")
+    ],
+    "key": Annotated[Path | None, _option("--key", env="BSFG_KEY", metavar="FILE", says="Its private key.")],
+    "server_name": Annotated[
+        str | None,
+        _option(
+            "--server-name",
+            env="BSFG_SERVER_NAME",
+            metavar="NAME",
+            says="The name that the node's certificate must carry, such as plant-a-bsfg.",
+        ),
+    ],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a user said of the node and of himself; None where he left it open."""
+
+    config: Path | None = None
+    identity: str | None = None
+    address: str | None = None
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    server_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A node and the certificate to call it with; without files the call is plaintext, for loopback only."""
+
+    address: str
+    files: TlsFiles | None = None
+    server_name: str | None = None
+
+    def connection(self) -> Connection:
+        """Make a connection; whoever asks closes it."""
+        _quiet()
+        from bsfg.wire.connection import Connection
+        from bsfg.wire.tls import Watched
+
+        watched = Watched(self.files) if self.files is not None else None
+        return Connection(self.address, watched=watched, server_name=self.server_name)
+
+    def run(self, call: Callable[[Connection], Awaitable[T]]) -> T:
+        """Connect, make calls, and disconnect; a failure to connect says what is really wrong."""
+
+        async def connected() -> T:
+            connection = self.connection()
+            try:
+                return await call(connection)
+            finally:
+                await connection.close()
+
+        try:
+            return asyncio.run(connected())
+        except (PeerUnreachable, CertificateInvalid) as error:
+            raise self.explained(error) from None
+
+    def explained(self, error: BsfgError) -> BsfgError:
+        """Find out by a handshake of its own why a connection failed, since gRPC says "unavailable" to everything."""
+        from bsfg.wire.probe import probe, verify_server
+
+        host, port = _host_port(self.address)
+        try:
+            if self.files is None:
+                _knock(host, port)
+            elif self.server_name is None:
+                probe(host, port, self.files)
+            else:
+                _verify(verify_server, host, port, self.files, self.server_name)
+        except BsfgError as found:
+            return found
+        return error
+
+
+def _verify(verify: Callable[..., str], host: str, port: int, files: TlsFiles, name: str) -> None:
+    """Check the server's name as TLS does: among the alternative names, or else as the common name."""
+    try:
+        verify(host, port, files, name, by_alternative_name=True)
+    except BsfgError as error:
+        if error.code != "server_identity_mismatch":
+            raise
+        verify(host, port, files, name)
+
+
+def _knock(host: str, port: int) -> None:
+    import socket
+
+    try:
+        socket.create_connection((host, port), timeout=5.0).close()
+    except OSError as error:
+        raise PeerUnreachable(f"{host}:{port} cannot be reached: {error.strerror or error}") from None
+
+
+def connects(*roles: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Give a command the options that name a node, and the command the `Target` that they mean as ``node``."""
+
+    def decorate(function: Callable[..., T]) -> Callable[..., T]:
+        own = inspect.signature(function, eval_str=True)
+        parameters = [parameter for name, parameter in own.parameters.items() if name != "node"]
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters += [inspect.Parameter(n, kind, default=None, annotation=a) for n, a in _OPTIONS.items()]
+
+        @wraps(function)
+        def command(**given: Any) -> T:
+            choice = Choice(**{name: given.pop(name) for name in _OPTIONS})
+            return function(**given, node=resolve(choice, roles))
+
+        described: Any = command
+        described.__signature__ = own.replace(parameters=parameters)
+        described.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return command
+
+    return decorate
+
+
+def resolve(choice: Choice, roles: Sequence[str]) -> Target:
+    """Find the node and the certificate that a choice means; what an option says goes before the zone's file."""
+    if choice.config is None and (choice.address is None or choice.identity is not None):
+        if not DEFAULT_CONFIG.is_file():
+            hint = "Give --config zone.toml, or --address with --ca, --cert and --key; BSFG_CONFIG and so on work too."
+            raise InvalidArgument("which node is not said, and there is no zone.toml here", hint=hint)
+        choice = _with_config(choice, DEFAULT_CONFIG)
+    if choice.config is not None:
+        return _from_config(choice, roles)
+    assert choice.address is not None
+    given = (choice.ca, choice.cert, choice.key)
+    if not any(given):
+        _loopback_only(choice.address)
+        return Target(_checked_address(choice.address))
+    return Target(_checked_address(choice.address), _files(choice, *given), choice.server_name)
+
+
+def _with_config(choice: Choice, path: Path) -> Choice:
+    from dataclasses import replace
+
+    return replace(choice, config=path)
+
+
+def _from_config(choice: Choice, roles: Sequence[str]) -> Target:
+    from bsfg.node.config import load
+
+    assert choice.config is not None
+    config = load(choice.config)
+    address = _checked_address(choice.address) if choice.address else _own_address(config)
+    if config.listen.plaintext and not (choice.ca or choice.cert or choice.key):
+        return Target(address)
+    tls = config.tls
+    ca = choice.ca or (config.path(tls.ca) if tls.ca else None)
+    cert, key = choice.cert, choice.key
+    if cert is None and key is None:
+        cert, key = _identity_files(config, choice.identity, roles)
+    return Target(address, _files(choice, ca, cert, key), choice.server_name or _server_name(config))
+
+
+def _own_address(config: ZoneConfig) -> str:
+    from bsfg.node.config import Address
+
+    listen = config.listen.grpc
+    if not listen.port:
+        hint = "Give --address with the port that the node's log names."
+        raise InvalidArgument(f"{config.source} lets the node take any free port", hint=hint)
+    return str(Address(_ANY_ADDRESS.get(listen.host, listen.host), listen.port))
+
+
+def _identity_files(config: ZoneConfig, wanted: str | None, roles: Sequence[str]) -> tuple[Path, Path]:
+    """Give certificate and key of the identity that is meant: one that was named, or one with a fitting role."""
+    from bsfg.node.config.kinds import nearest
+
+    folder = config.path(config.tls.certificate).parent if config.tls.certificate else config.source.parent
+    if wanted is not None and wanted not in config.identities:
+        hint = f"There are {', '.join(config.identities) or 'none'}."
+        says = f"{wanted!r} has no row in [identities] of {config.source}{nearest(wanted, config.identities)}"
+        raise InvalidArgument(says, hint=hint)
+    names = [wanted] if wanted is not None else [*_fitting(config, roles)]
+    for name in names:
+        files = folder / f"{name}.crt", folder / f"{name}.key"
+        if all(path.is_file() for path in files):
+            return files
+    who = f"the identity {wanted}" if wanted else f"an identity with the role {' or '.join(roles)}"
+    name = names[0] if names else f"{config.zone.name}-{roles[0]}"
+    role = config.identities[name].roles[0] if name in config.identities else roles[0]
+    row = "" if names else f", after adding [identities.{name}] to {config.source}"
+    hint = f"Give --cert and --key, or issue one: bsfg certs issue {folder} {name} --role-hint {role}{row}"
+    raise InvalidArgument(f"no certificate of {who} lies in {folder}", hint=hint)
+
+
+def _fitting(config: ZoneConfig, roles: Sequence[str]) -> list[str]:
+    rows = [row for row in config.identities.values() if not row.revoked and row.zone == config.zone.name]
+    return list(dict.fromkeys(row.name for role in roles for row in rows if role in row.roles))
+
+
+def _server_name(config: ZoneConfig) -> str:
+    """Give the name by which TLS can insist on the node of a zone."""
+    from bsfg.wire.certcheck import names_in_file
+
+    usual = f"{config.zone.name}-bsfg"
+    if config.tls.certificate is None:
+        return usual
+    try:
+        names = names_in_file(config.path(config.tls.certificate))
+    except BsfgError:
+        return usual
+    known = [name for name in (usual, *names.common_names) if name in names.alternative_names]
+    return (known or [*names.alternative_names, usual])[0]
+
+
+def _files(choice: Choice, ca: Path | None, cert: Path | None, key: Path | None) -> TlsFiles:
+    from bsfg.wire.tls import TlsFiles
+
+    missing = [name for name, path in (("--ca", ca), ("--cert", cert), ("--key", key)) if path is None]
+    if ca is None or cert is None or key is None:
+        hint = "TLS needs all three: the authority, a certificate and its key."
+        raise InvalidArgument(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing", hint=hint)
+    return TlsFiles(ca, cert, key)
+
+
+def _checked_address(text: str) -> str:
+    from bsfg.node.config.kinds import ADDRESS, WrongValue
+
+    try:
+        return str(ADDRESS.read(text))
+    except WrongValue as problem:
+        raise InvalidArgument(f"--address {problem}") from None
+
+
+def _host_port(address: str) -> tuple[str, int]:
+    from bsfg.node.config.kinds import ADDRESS
+
+    found = ADDRESS.read(address)
+    return found.host, found.port
+
+
+def _loopback_only(text: str) -> None:
+    from bsfg.node.config.kinds import ADDRESS
+
+    if not ADDRESS.read(_checked_address(text)).is_loopback:
+        hint = "Give --ca, --cert and --key. Nodes answer without TLS on loopback only, for trials."
+        raise InvalidArgument(f"{text} is not on this machine, so a certificate is needed", hint=hint)
+
+
+def _quiet() -> None:
+    """Keep gRPC from writing its own lines to stderr; it reads this when it is loaded."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
