@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,11 +44,16 @@ UNKNOWN_ORIGIN = -1
 
 
 class Administration:
-    """The operations of operators, viewers and pipelines; see `bsfg.wire.service.AdminService`."""
+    """The operations of operators, viewers and pipelines; see `bsfg.wire.service.AdminService`.
 
-    def __init__(self, parts: Parts) -> None:
+    ``rates`` are those that the node's upkeep observes all the time, ``alerts`` gives those that last.
+    """
+
+    def __init__(
+        self, parts: Parts, rates: Rates | None = None, alerts: Callable[[], Sequence[Mapping[str, Any]]] = tuple
+    ) -> None:
         self._parts = parts
-        self._rates = Rates()
+        self._rates, self._alerts = rates or Rates(), alerts
         self._started_unix_ms = parts.clock.now_unix_ms()
 
     # What viewers see.
@@ -56,7 +61,7 @@ class Administration:
     async def status(self, caller: Caller) -> Mapping[str, Any]:
         """Describe the node."""
         self._check(caller, Action.VIEW)
-        return await document(self._parts, self._rates, self._started_unix_ms)
+        return await document(self._parts, self._rates, self._started_unix_ms, self._alerts())
 
     async def metrics(self, caller: Caller) -> bytes:
         """Give the metrics as text, buffers and consumers looked at anew."""

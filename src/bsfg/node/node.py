@@ -26,6 +26,7 @@ from bsfg.node.metrics import Metrics
 from bsfg.node.parts import Parts, Settings
 from bsfg.node.service import NodeService
 from bsfg.node.state import NodeState
+from bsfg.node.status import Rates
 from bsfg.node.upkeep import Upkeep
 from bsfg.ports import Clock, ConsumerSpec, StartAt
 from bsfg.stores.artifacts.folder import ArtifactFolder
@@ -48,6 +49,7 @@ class Node:
         self.clock = clock or SystemClock()
         self.parts: Parts
         self.grpc_port = self.http_port = 0
+        self._rates = Rates()
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Node:
@@ -93,7 +95,7 @@ class Node:
         await self._recover()
         await self._create_consumers()
         await self._listen(watched)
-        upkeep = Upkeep(config, self.parts, self.alerts, _note)
+        upkeep = Upkeep(config, self.parts, self.alerts, _note, self._rates)
         await upkeep.start()
         self._stack.push_async_callback(upkeep.stop)
         for link in config.links.values():
@@ -180,7 +182,8 @@ class Node:
     # Listeners.
 
     async def _listen(self, watched: Watched | None) -> None:
-        service, administration = NodeService(self.parts), Administration(self.parts)
+        service = NodeService(self.parts)
+        administration = Administration(self.parts, self._rates, self.alerts.active)
         limits = self.parts.settings.limits
         admission = Admission(limits)
         credentials = grpc_server_credentials(watched) if watched is not None else None

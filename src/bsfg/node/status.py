@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -71,7 +72,9 @@ def backlog_of(state: ConsumerState, stats: BufferStats | None) -> int:
     return look_at(state, RecoveredBuffer(stats, {}) if stats is not None else None).backlog
 
 
-async def document(parts: Parts, rates: Rates, started_unix_ms: int) -> dict[str, Any]:
+async def document(
+    parts: Parts, rates: Rates, started_unix_ms: int, alerts: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
     """Describe the node at this moment."""
     stats = await all_stats(parts)
     now_ms = parts.clock.monotonic_ms()
@@ -88,6 +91,7 @@ async def document(parts: Parts, rates: Rates, started_unix_ms: int) -> dict[str
         "consumers": [_consumer(parts, view) for view in views],
         "links": _links(parts),
         "artifacts": asdict(await parts.artifacts.stats()) if parts.artifacts is not None else None,
+        "alerts": list(alerts),
     }
 
 

@@ -27,9 +27,11 @@ BACKLOG_ALERT = 10_000
 class Upkeep:
     """The housekeeping of one node."""
 
-    def __init__(self, config: ZoneConfig, parts: Parts, alerts: AlertBoard, note: Note) -> None:
+    def __init__(
+        self, config: ZoneConfig, parts: Parts, alerts: AlertBoard, note: Note, rates: Rates | None = None
+    ) -> None:
         self._config, self._parts, self._alerts, self._note = config, parts, alerts, note
-        self._rates = Rates()
+        self._rates = rates or Rates()
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
