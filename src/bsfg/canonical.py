@@ -24,6 +24,8 @@ MAX_DEPTH = 128
 _CHUNK = 32
 _SORTED = orjson.OPT_SORT_KEYS
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_STRINGS_OR_SPACES = re.compile(rb'("(?:[^"\\]|\\.)*")|[ \t\r\n]+', re.DOTALL)
+_SPACES = b" \t\r\n"
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
@@ -45,10 +47,24 @@ def canonicalize(data: bytes) -> bytes:
     except (ValueError, RecursionError) as error:
         raise NotJson(_reason(data, error)) from None
     _check_depth(data)
-    if orjson.dumps(parsed, option=_SORTED) == data:
+    ordered = orjson.dumps(parsed, option=_SORTED)
+    if ordered == data:
         return data
+    # When only whitespace and the order of keys differ, the parsed value holds everything that was written.
+    if orjson.dumps(parsed) == _without_spaces(data):
+        return ordered
     canonical = write_literals(parse_literals(data))
     return data if canonical == data else canonical
+
+
+def _without_spaces(data: bytes) -> bytes:
+    """Take insignificant whitespace out of valid JSON."""
+    if b"\\" in data:
+        return _STRINGS_OR_SPACES.sub(rb"\1", data)
+    # Without escapes every second part between quotes is a string.
+    parts = data.split(b'"')
+    parts[::2] = [part.translate(None, delete=_SPACES) for part in parts[::2]]
+    return b'"'.join(parts)
 
 
 def canonicalize_value(value: Any) -> bytes:

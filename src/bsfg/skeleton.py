@@ -23,13 +23,13 @@ MIN_ROWS = 128
 _MAX_TEMPLATE_BYTES = 4096
 _MAX_VALUES = 64
 _MAX_KINDS = 8
-# A number of fewer digits than this cannot overflow a double, which would have to be refused.
-_MAX_SLACK_BYTES = 300
+# A number of fewer digits than this cannot overflow a double, which would have to be refused, even with its exponent.
+_MAX_SLACK_BYTES = 200
 
 _TOKEN = re.compile(rb'("(?:[^"\\]|\\.)*")(:?)|-?[0-9][-+.0-9eE]*|true|false|null|[\[\]{},]')
 # Nothing in these strings needs an escape, and the column is known to be UTF-8.
 _STRING = r'"[^"\\\x00-\x1f]*"'
-_NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?"
+_NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,2})?"
 # Any value may be null in the next object, and a null may be any value there.
 _TEXT = f"(?:{_STRING}|null)"
 _PLAIN = f"(?:{_NUMBER}|true|false|null)"
