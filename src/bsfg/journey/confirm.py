@@ -90,7 +90,10 @@ def _open_within(confirmed: Frontier, refusal: Refusal) -> bool:
 
 
 async def _record_refusals(buffer: Replayable, refusals: Sequence[Refusal], peer: str, now_unix_ms: int) -> None:
+    gaps = []
     for refusal in merged_refusals(refusals):
         detail = f"{peer}: {refusal.reason}" + (f": {refusal.detail}" if refusal.detail else "")
         detail = detail[:DETAIL_CHARACTERS_MAX]
-        await buffer.record_gap(GapRecord(refusal.first, refusal.last, GapReason.QUARANTINED, now_unix_ms, detail))
+        gaps.append(GapRecord(refusal.first, refusal.last, GapReason.QUARANTINED, now_unix_ms, detail))
+    if gaps:
+        await buffer.record_gaps(gaps)

@@ -167,12 +167,13 @@ async def _store(
         entries = await _set_expired_aside(stored, entries, forward, rules, peer, clock.now_unix_ms())
         if len(entries):
             await _put_entries(stored, entries, forward, peer, before_put)
-    for gap in condensed(put.gaps, peer):
-        await forward.record_gap(gap)
+    gaps = list(condensed(put.gaps, peer))
     for refusal in stored.refusals:
         detail = f"{refusal.reason}: {refusal.detail}" if refusal.detail else refusal.reason
         reason, now_unix_ms = GapReason.QUARANTINED, clock.now_unix_ms()
-        await forward.record_gap(GapRecord(refusal.first, refusal.last, reason, now_unix_ms, detail, peer))
+        gaps.append(GapRecord(refusal.first, refusal.last, reason, now_unix_ms, detail, peer))
+    if gaps:
+        await forward.record_gaps(gaps)
     stored.chain_head = stored.chain_head or (await forward.stats()).chain_head
     return stored
 

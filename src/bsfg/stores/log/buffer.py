@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from bsfg.batch import EntryBatch, FactBatch
 from bsfg.errors import (
@@ -25,6 +25,8 @@ from bsfg.stores.log.committer import Committer
 from bsfg.stores.log.files import translated
 from bsfg.stores.log.lookup import find_key
 from bsfg.stores.log.writer import AppendItem, LogWriter
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class LogBuffer:
         self._waiters: list[tuple[int, asyncio.Future[bool]]] = []
         self._waiters_lock = threading.Lock()
         self._closed = False
+        self._oldest: tuple[int, int | None] | None = None
         self._committer: Committer[AppendItem | Step, Any] = Committer(
             f"bsfg-{self.stream}-{self.buffer}",
             self._process,
@@ -72,12 +75,22 @@ class LogBuffer:
 
     async def offset_at_time(self, unix_ms: int) -> int:
         """Give the first offset that became durable at a time or later."""
-        return await asyncio.to_thread(self._writer.view().first_at_time, unix_ms)
+        return await self._look(lambda: self._writer.view().first_at_time(unix_ms))
 
     async def key_at(self, offset: int) -> Key | None:
         """Give the key of the entry at an offset, or None when it is not retained."""
-        rows = await asyncio.to_thread(self._writer.view().rows_at, offset)
+        rows = await self._look(lambda: self._writer.view().rows_at(offset))
         return rows.to_entries()[0].key if rows is not None else None
+
+    async def _look(self, look: Callable[[], Found]) -> Found:
+        """Read in another thread; when a segment is truncated meanwhile, look once more."""
+        try:
+            try:
+                return await asyncio.to_thread(look)
+            except FileNotFoundError:
+                return await asyncio.to_thread(look)
+        except OSError as error:
+            raise translated(error, f"reading {self.stream}/{self.buffer}") from None
 
     # Writing.
 
@@ -246,11 +259,17 @@ class LogBuffer:
 
     async def record_gap(self, gap: GapRecord) -> None:
         """Make a gap record durable."""
-        if gap.first < 0 or gap.last < gap.first:
-            raise InvalidArgument(f"{gap.first}..{gap.last} is not a range of offsets")
-        if gap.origin_zone is None and gap.last >= self.end:
-            raise OffsetOutOfRange(f"a gap up to {gap.last} reaches beyond the end {self.end}", end=self.end)
-        await self._submit(Step(lambda: self._writer.notes.add_gaps([gap])))
+        await self.record_gaps([gap])
+
+    async def record_gaps(self, gaps: Sequence[GapRecord]) -> None:
+        """Make gap records durable with one sync."""
+        for gap in gaps:
+            if gap.first < 0 or gap.last < gap.first:
+                raise InvalidArgument(f"{gap.first}..{gap.last} is not a range of offsets")
+            if gap.origin_zone is None and gap.last >= self.end:
+                raise OffsetOutOfRange(f"a gap up to {gap.last} reaches beyond the end {self.end}", end=self.end)
+        if gaps:
+            await self._submit(Step(lambda: self._writer.notes.add_gaps(list(gaps))))
 
     async def quarantine(self) -> list[Quarantined]:
         """List what was refused for good."""
@@ -283,9 +302,7 @@ class LogBuffer:
         self._check_open()
         writer = self._writer
         percent, fill = writer.policy.fill(writer.used_bytes)
-        oldest = None
-        if writer.end > writer.start:
-            oldest = await asyncio.to_thread(_time_of, writer, writer.start)
+        oldest = await self._oldest_unix_ms() if writer.end > writer.start else None
         return BufferStats(
             stream=self.stream,
             buffer=self.buffer,
@@ -305,6 +322,13 @@ class LogBuffer:
             quarantined=len(writer.notes.quarantined),
             chain_head=writer.chain,
         )
+
+    async def _oldest_unix_ms(self) -> int | None:
+        """Give the time of the first entry, which is read once for every start of the log."""
+        start = self._writer.start
+        if self._oldest is None or self._oldest[0] != start:
+            self._oldest = (start, await self._look(lambda: _time_of(self._writer, start)))
+        return self._oldest[1]
 
     async def close(self) -> None:
         """Finish what is queued and release the files."""
@@ -351,7 +375,7 @@ class LogForwardBuffer(LogBuffer):
     async def get(self, key: Key) -> Entry | None:
         """Give the entry of a key."""
         self._check_open()
-        return await asyncio.to_thread(find_key, self._writer, key)
+        return await self._look(lambda: find_key(self._writer, key))
 
     async def query_by_time_range(self, start_unix_ms: int, end_unix_ms: int) -> AsyncIterator[Frame]:
         """Give the entries that became durable in a span of time."""

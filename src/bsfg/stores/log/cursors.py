@@ -61,8 +61,8 @@ class Positions(Protocol):
         """Give the key of an entry, or None when it is not retained."""
         ...
 
-    async def record_gap(self, gap: GapRecord) -> None:
-        """Make a gap record durable."""
+    async def record_gaps(self, gaps: Sequence[GapRecord]) -> None:
+        """Make gap records durable."""
         ...
 
 
@@ -217,8 +217,7 @@ class LogCursors:
             GapRecord(first, last, GapReason.RETIRED, now, detail)
             for first, last in cursor.frontier.missing(buffer.end)
         ]
-        for gap in gaps:
-            await buffer.record_gap(gap)
+        await buffer.record_gaps(gaps)
         await self._submit(Change(name, lambda there: replace(_there(there), retired_reason=reason)))
         return gaps
 

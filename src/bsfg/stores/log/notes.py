@@ -44,7 +44,7 @@ class Notes:
         self.quarantined: dict[int, Quarantined] = {}
         self.released: list[dict[str, Any]] = []
         self.next_quarantine_id = 1
-        self._known_gaps: set[tuple[int, int, str, str | None]] = set()
+        self._known_gaps: set[tuple[int, int, str, str, str | None]] = set()
 
     @property
     def problems(self) -> list[str]:
@@ -109,7 +109,7 @@ class Notes:
         self._journal.close()
 
     def _knows(self, gap: GapRecord) -> bool:
-        return (gap.first, gap.last, str(gap.reason), gap.origin_zone) in self._known_gaps
+        return _gap_identity(gap) in self._known_gaps
 
     def _write(self, records: list[Record]) -> None:
         self._journal.append(records)
@@ -132,7 +132,7 @@ class Notes:
         elif kind == "gap":
             gap = GapRecord(**{**head, "reason": GapReason(head["reason"])})
             if not self._knows(gap):
-                self._known_gaps.add((gap.first, gap.last, str(gap.reason), gap.origin_zone))
+                self._known_gaps.add(_gap_identity(gap))
                 self.gaps.append(gap)
         elif kind == "quarantined":
             item = _quarantined(head, record.blob)
@@ -158,6 +158,10 @@ class Notes:
 
 def _anchor_head(anchor: Anchor) -> dict[str, Any]:
     return {name: getattr(anchor, name) for name in Anchor.__dataclass_fields__}
+
+
+def _gap_identity(gap: GapRecord) -> tuple[int, int, str, str, str | None]:
+    return gap.first, gap.last, str(gap.reason), gap.detail, gap.origin_zone
 
 
 def _gap(gap: GapRecord) -> Record:

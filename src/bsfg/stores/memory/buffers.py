@@ -102,13 +102,19 @@ class MemoryBuffer:
 
     async def record_gap(self, gap: GapRecord) -> None:
         """Keep a gap record once."""
-        if gap.first < 0 or gap.last < gap.first:
-            raise InvalidArgument(f"{gap.first}..{gap.last} is not a range of offsets")
+        await self.record_gaps([gap])
+
+    async def record_gaps(self, gaps: Sequence[GapRecord]) -> None:
+        """Keep gap records once."""
+        for gap in gaps:
+            if gap.first < 0 or gap.last < gap.first:
+                raise InvalidArgument(f"{gap.first}..{gap.last} is not a range of offsets")
         async with self._storage.writing() as write:
-            if gap.origin_zone is None and gap.last >= self._state.end:
-                raise OffsetOutOfRange(f"offset {gap.last} is not below the end {self._state.end}")
-            if not self._state.has_gap(gap):
-                await write(lambda: self._state.add_gaps([gap]))
+            highest = max((gap.last for gap in gaps if gap.origin_zone is None), default=-1)
+            if highest >= self._state.end:
+                raise OffsetOutOfRange(f"offset {highest} is not below the end {self._state.end}")
+            if any(not self._state.has_gap(gap) for gap in gaps):
+                await write(lambda: self._state.add_gaps(gaps))
 
     async def quarantine(self) -> list[Quarantined]:
         """List what was refused for good."""

@@ -154,7 +154,7 @@ class BufferState:
                 self.gaps.append(gap)
 
     def has_gap(self, gap: GapRecord) -> bool:
-        """Tell whether a gap record of this range, reason and origin is there."""
+        """Tell whether a gap record of this range, reason, detail and origin is there."""
         return any(_gap_identity(gap) == _gap_identity(other) for other in self.gaps)
 
     def set_aside(self, facts: Iterable[Quarantined]) -> None:
@@ -190,8 +190,8 @@ class BufferState:
         return Frame(at, last, gap=GapRecord(at, last, GapReason.TRUNCATED, self.removed_unix_ms))
 
 
-def _gap_identity(gap: GapRecord) -> tuple[int, int, GapReason, str | None]:
-    return gap.first, gap.last, gap.reason, gap.origin_zone
+def _gap_identity(gap: GapRecord) -> tuple[int, int, GapReason, str, str | None]:
+    return gap.first, gap.last, gap.reason, gap.detail, gap.origin_zone
 
 
 def key_columns(facts: FactBatch) -> tuple[list[str], list[str]]:

@@ -32,12 +32,13 @@ class RecordsContract(StorageCase):
 
     @scenario
     async def test_a_gap_record_is_not_repeated(self, rig: Rig) -> None:
-        """The same range, reason and origin is recorded once; another origin or reason is another record."""
+        """The same range, reason, detail and origin is recorded once, whenever; any of them changed is another record."""
         lane = await rig.lane()
         await lane.write(batch(10))
         first = GapRecord(2, 3, GapReason.SKIPPED, 1_000, "first")
-        again = GapRecord(2, 3, GapReason.SKIPPED, 2_000, "again")
+        again = GapRecord(2, 3, GapReason.SKIPPED, 2_000, "first")
         others = [
+            GapRecord(2, 3, GapReason.SKIPPED, 1_000, "second"),
             GapRecord(2, 3, GapReason.SKIPPED, 1_000, "", "field"),
             GapRecord(2, 3, GapReason.LOST, 1_000),
             GapRecord(2, 4, GapReason.SKIPPED, 1_000),
