@@ -176,7 +176,7 @@ def test_every_fault_is_an_error_of_ours_and_a_repeat_succeeds(operation: str, e
             count += 1
         return count
 
-    assert asyncio.run(campaign()) > 5
+    assert asyncio.run(campaign()) > 2
 
 
 def test_a_full_disk_leaves_the_store_usable() -> None:

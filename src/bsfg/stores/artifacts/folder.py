@@ -280,7 +280,7 @@ class ArtifactFolder:
         return await self._write(lambda: self._names.bind(artifact))
 
     async def _discard(self, incoming: Incoming) -> None:
-        if self._closed:
+        if self._closed or incoming.placed:
             incoming.discard()
         else:
             await self._run(incoming.discard)

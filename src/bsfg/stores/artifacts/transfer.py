@@ -30,6 +30,7 @@ class Incoming:
         in_use.add(self.path)
         self._file: WriteFile | None = None
         self._unsynced_bytes = 0
+        self.placed = False
 
     def write(self, piece: bytes, intake: Intake) -> None:
         """Digest a piece and write it."""
@@ -47,6 +48,7 @@ class Incoming:
             self._sync()
             self._close()
             contents.admit(self.path, content, check_digest(content.digest))
+        self._done()
 
     def place_whole(self, path: str, data: bytes, sync_folder: Callable[[], None]) -> None:
         """Make a small file durable and give it its place."""
@@ -56,13 +58,20 @@ class Incoming:
             self._close()
             self._files.rename(self.path, path)
             sync_folder()
+        self._done()
 
     def discard(self) -> None:
         """Remove the file if it has not got its place; what cannot be removed now goes at the next start."""
+        if self.placed:
+            return
         with contextlib.suppress(OSError):
             self._close()
         with contextlib.suppress(OSError):
             self._files.remove(self.path)
+        self._in_use.discard(self.path)
+
+    def _done(self) -> None:
+        self.placed = True
         self._in_use.discard(self.path)
 
     def _write(self, piece: bytes) -> None:

@@ -146,7 +146,7 @@ def scenario(test: Callable[[Case, ArtifactRig], Coroutine[Any, Any, None]]) -> 
 
         asyncio.run(whole_test())
 
-    del run.__wrapped__  # type: ignore[attr-defined]  # pytest would look for fixtures in its signature
+    del run.__wrapped__  # pytest would look for fixtures in its signature
     return cast(Callable[[Case, Path], None], run)
 
 
