@@ -165,7 +165,7 @@ def _describe(folder: LogFolder, info: LogInfo) -> None:
     info.gaps, info.removed = notes.gaps, notes.anchors
     info.quarantine = [_quarantined(item) for item in notes.quarantined.values()]
     info.key_segments = _key_segments(files, path)
-    info.index = _index(files, path, identity.log_id if identity is not None else b"")
+    info.index = _index(files, path, identity.index_owner if identity is not None else b"")
     info.aside = [FileInfo(name, _size(files, f"{path}/aside/{name}")) for name in files.list(f"{path}/aside")]
     view = folder.view()
     info.start, info.end = view.start, view.end
@@ -201,14 +201,14 @@ def _key_segments(files: Files, path: str) -> list[KeySegmentInfo]:
     ]
 
 
-def _index(files: Files, path: str, log_id: bytes) -> list[RunInfo]:
+def _index(files: Files, path: str, owner: bytes) -> list[RunInfo]:
     result = []
     for name in files.list(f"{path}/index"):
         try:
             data = files.read(f"{path}/index/{name}")
         except FileNotFoundError:
             continue  # merged while we were looking
-        decoded = decode_run(data, log_id, in_memory=False)
+        decoded = decode_run(data, owner, in_memory=False)
         if decoded is not None:
             run = decoded[0]
             result.append(RunInfo(name, run.first, run.last, len(run.hashes), len(data)))

@@ -65,9 +65,7 @@ class LogFolder:
             watermark = self._watermark()
             segments = self._segments(identity)
             notes = self.notes()
-            end = notes.start if watermark is None and not segments else watermark
-            if end is None:
-                end = self._scanned_end(segments[-1])
+            end = self._scanned_end(segments) if watermark is None else watermark
             if end >= notes.start:
                 break
         segments = [segment for segment in segments if segment.base <= end]
@@ -94,7 +92,11 @@ class LogFolder:
             segments.append(SegmentFile(self.files, path, header, size))
         return segments
 
-    def _scanned_end(self, active: SegmentFile) -> int:
+    def _scanned_end(self, segments: list[SegmentFile]) -> int:
+        """Find the end in the files themselves."""
+        if not segments:
+            return 0
+        active = segments[-1]
         scan = scan_segment(bytes(self.files.read(active.path)), active.header, tail_may_be_torn=True)
         active.size_bytes = scan.sound_bytes
         active.know(scan)
