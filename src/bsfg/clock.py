@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+_MONOTONIC = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
 
 class SystemClock:
     """Wall and monotonic time of this machine."""
@@ -13,5 +15,5 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
     def monotonic_ms(self) -> int:
-        """Give the monotonic clock in milliseconds."""
-        return time.monotonic_ns() // 1_000_000
+        """Give the monotonic clock in milliseconds; it counts the time that the machine was suspended, too."""
+        return time.clock_gettime_ns(_MONOTONIC) // 1_000_000

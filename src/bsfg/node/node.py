@@ -33,10 +33,9 @@ from bsfg.stores.artifacts.folder import ArtifactFolder
 from bsfg.stores.log.storage import LogStorage
 from bsfg.wire.client import BoundaryClient, ClientLink
 from bsfg.wire.connection import Connection
-from bsfg.wire.grpclisten import GrpcListener
-from bsfg.wire.limits import Admission
+from bsfg.wire.listeners import Listeners
 from bsfg.wire.service import Caller, GateView
-from bsfg.wire.tls import Material, TlsFiles, Watched, grpc_server_credentials
+from bsfg.wire.tls import Material, TlsFiles, Watched
 
 log = structlog.get_logger("bsfg.node")
 
@@ -75,11 +74,11 @@ class Node:
     async def _start(self) -> None:
         config = self.config
         watched = self._watched()
-        storage = await LogStorage.open(config.data_folder, clock=self.clock)
+        metrics = Metrics()
+        storage = await LogStorage.open(config.data_folder, clock=self.clock, on_sync=metrics.fsync_latency.observe)
         self._stack.push_async_callback(storage.close)
         state = NodeState(config.data_folder)
         self._stack.callback(state.close)
-        metrics = Metrics()
         self.alerts = AlertBoard(config.zone.name, config.alerts, metrics, self.clock, _note)
         self._stack.push_async_callback(self.alerts.close)
         board = self._board(state, metrics)
@@ -184,13 +183,13 @@ class Node:
     async def _listen(self, watched: Watched | None) -> None:
         service = NodeService(self.parts)
         administration = Administration(self.parts, self._rates, self.alerts.active)
-        limits = self.parts.settings.limits
-        admission = Admission(limits)
-        credentials = grpc_server_credentials(watched) if watched is not None else None
-        listener = GrpcListener(service, administration, limits, admission=admission, credentials=credentials)
-        self.grpc_port = await listener.start(str(self.config.listen.grpc))
-        self._stack.push_async_callback(listener.stop)
-        log.info("listening", what="grpc", address=str(self.config.listen.grpc), port=self.grpc_port)
+        listen, limits = self.config.listen, self.parts.settings.limits
+        listeners = Listeners(service, administration, limits, zone=self.config.zone.name, watched=watched)
+        http = (listen.http.host, listen.http.port) if listen.http_enabled else None
+        await listeners.start((listen.grpc.host, listen.grpc.port), http)
+        self._stack.push_async_callback(listeners.stop)
+        self.grpc_port, self.http_port = listeners.grpc.port, listeners.http.port
+        log.info("listening", grpc_port=self.grpc_port, http_port=self.http_port, tls=watched is not None)
 
     # Pulling.
 

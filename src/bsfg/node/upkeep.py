@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from datetime import UTC, datetime
 
 from bsfg.errors import BsfgError
 from bsfg.gate import Event, Mode
@@ -17,6 +18,8 @@ from bsfg.node.parts import Parts
 from bsfg.node.status import Rates, all_stats, consumer_views, hours_left
 from bsfg.ports import Buffer, BufferStats
 from bsfg.retention import Fill
+from bsfg.wire.certcheck import Expiry, lifetime
+from bsfg.wire.certs import load_certificates
 
 LOOK_SECONDS = 1.0
 RETENTION_EVERY = 60
@@ -51,6 +54,7 @@ class Upkeep:
             try:
                 await self.look()
                 if turn % RETENTION_EVERY == 0:
+                    self._look_at_certificates()
                     await self.enforce_retention()
             except BsfgError as error:
                 self._note("upkeep_failed", **error.to_dict())
@@ -112,6 +116,23 @@ class Upkeep:
             self._parts.metrics.backlog.labels(name).set(view.backlog)
             text = f"{name} has {view.backlog} facts to confirm" if view.backlog > BACKLOG_ALERT else None
             self._alerts.update("consumer_backlog", name, text)
+
+    def _look_at_certificates(self) -> None:
+        """Warn before a certificate ends, and as soon as it has."""
+        config = self._config
+        if config.listen.plaintext:
+            return
+        now = datetime.fromtimestamp(self._parts.clock.now_unix_ms() / 1000, UTC)
+        for path in (config.tls.certificate, config.tls.ca):
+            if path is None:
+                continue
+            for certificate in load_certificates(config.path(path)):
+                life = lifetime(certificate, now, config.tls.expiry_warning_seconds)
+                self._parts.metrics.certificate_expiry.labels(str(path)).set(life.left_seconds)
+                text = None
+                if life.expiry != Expiry.OK:
+                    text = f"{path} is {life.expiry}: {life.left_days} days left"
+                self._alerts.update("certificate_expiry", str(path), text)
 
     def _look_at_links(self) -> None:
         for view in self._parts.board.gates():

@@ -20,7 +20,7 @@ from bsfg.stores.log.buffer import LogForwardBuffer, LogStoreBuffer
 from bsfg.stores.log.cursors import LogCursors
 from bsfg.stores.log.files import DiskFiles, Files, translated
 from bsfg.stores.log.recovery import FORMAT, Recovery, boot_id
-from bsfg.stores.log.writer import LogOptions, LogWriter
+from bsfg.stores.log.writer import LogOptions, LogWriter, OnSync
 
 MARK = "bsfg.json"
 STREAMS = "streams"
@@ -45,11 +45,18 @@ class LogStorage:
     """The embedded storage of a zone; open it with `LogStorage.open`."""
 
     def __init__(
-        self, files: Files, release: Callable[[], None], *, clock: Clock, hasher: Hasher, options: LogOptions
+        self,
+        files: Files,
+        release: Callable[[], None],
+        *,
+        clock: Clock,
+        hasher: Hasher,
+        options: LogOptions,
+        on_sync: OnSync,
     ) -> None:
         self.files = files
         self._release: Callable[[], None] | None = release
-        self.clock, self.hasher, self._options = clock, hasher, options
+        self.clock, self.hasher, self._options, self._on_sync = clock, hasher, options, on_sync
         self._buffers: dict[tuple[str, Buffer], LogStoreBuffer | LogForwardBuffer] = {}
         self._opening = asyncio.Lock()
         self.cursors = LogCursors(files, clock, self._resolve)
@@ -62,6 +69,7 @@ class LogStorage:
         clock: Clock | None = None,
         hasher: Hasher | None = None,
         options: LogOptions | None = None,
+        on_sync: OnSync = lambda seconds: None,
     ) -> Self:
         """Open a data folder as its one writer, making it when it is empty or missing."""
         files: Files = DiskFiles(where) if isinstance(where, str | os.PathLike) else where
@@ -70,7 +78,14 @@ class LogStorage:
             release = await asyncio.to_thread(_prepare, files, hasher)
         except OSError as error:
             raise translated(error, f"opening {where}") from None
-        storage = cls(files, release, clock=clock or SystemClock(), hasher=hasher, options=options or LogOptions())
+        storage = cls(
+            files,
+            release,
+            clock=clock or SystemClock(),
+            hasher=hasher,
+            options=options or LogOptions(),
+            on_sync=on_sync,
+        )
         try:
             await asyncio.to_thread(storage.cursors.open)
         except OSError as error:
@@ -140,6 +155,7 @@ class LogStorage:
             options=self._options,
             clock=self.clock,
             boot_id=boot_id(),
+            on_sync=self._on_sync,
         )
         writer.finish_removal()
         return writer

@@ -7,7 +7,8 @@ whole values, so that they never see half of a change.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import crc32c
@@ -41,6 +42,9 @@ STORE_SCHEMA = FACT_SCHEMA
 FORWARD_SCHEMA = pa.schema([*FACT_SCHEMA, *ORIGIN_FIELDS])
 _MIN_SEGMENT_BYTES = 65_536
 WATERMARK = struct.Struct("<16sqqI")
+
+OnSync = Callable[[float], None]
+"""Is told how long each sync of a frame took, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,7 @@ class LogWriter:
         options: LogOptions,
         clock: Clock,
         boot_id: bytes,
+        on_sync: OnSync = lambda seconds: None,
     ) -> None:
         self.files, self.stream, self.buffer = files, stream, buffer
         self.policy, self.options, self.clock = policy, options, clock
@@ -104,7 +109,7 @@ class LogWriter:
         self._schema = STORE_SCHEMA if buffer == Buffer.STORE else FORWARD_SCHEMA
         self._key_hash = KeyHash(state.secret)
         self._segment_bytes = max(_MIN_SEGMENT_BYTES, min(options.segment_bytes, policy.capacity_bytes // 8))
-        self._boot_id = boot_id
+        self._boot_id, self._on_sync = boot_id, on_sync
         self._slot: Slot = files.slot(f"{self.folder}/durable", WATERMARK.size)
         self._file: OpenFile | None = files.open_append(self.segments[-1].path) if self.segments else None
         self._publish_watermark()
@@ -220,12 +225,14 @@ class LogWriter:
             if failure.code != "disk_full":
                 self.failure = failure
             raise failure from None
+        started = time.perf_counter()
         try:
             self._file.sync()
         except OSError as error:
             # After a failed sync nobody can know what is on disk, and a second sync would not tell either.
             self.failure = translated(error, f"syncing {active.path}")
             raise OutcomeUnknown(f"{self.failure.message}; the log is closed until it is opened again") from None
+        self._on_sync(time.perf_counter() - started)
 
     def _quarantine(self, batch: FactBatch, verdict: Verdict, now: int) -> None:
         """Keep collisions, and in a forward buffer every conflict, before anyone is told of them."""
