@@ -358,11 +358,16 @@ def uploads_until_killed(folder: Path, first: int, uploads: int, random: Random)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         acknowledged = [process.stdout.readline() for _ in range(uploads)]
-        incoming = folder / "incoming"
-        # The moment is chosen by what the process has written so far, so that it is in the middle of an upload.
+        # The moment is chosen by what the process has written so far, so that it is in the middle of an upload. It
+        # is stopped while it is looked at: otherwise it might be done before it is killed.
         wanted = random.randrange(1, 1_500_000)
-        while process.poll() is None and not any(size > wanted for size in sizes_in(incoming)):
-            pass
+        while True:
+            process.send_signal(signal.SIGSTOP)
+            _, status = os.waitpid(process.pid, os.WUNTRACED)
+            assert os.WIFSTOPPED(status)
+            if any(size > wanted for size in sizes_in(folder / "incoming")):
+                break
+            process.send_signal(signal.SIGCONT)
         process.send_signal(signal.SIGKILL)
         acknowledged += process.stdout.readlines()
     lines = [line.split() for line in acknowledged if line.endswith("\n")]
