@@ -119,22 +119,34 @@ class Recovery:
         chain, newest, end = genesis(identity.log_id), 0, notes.start
         scan = None
         if segments:
-            scan = self._scan_active(segments[-1])
+            scan = self._scan_active(segments[-1], notes)
             chain = scan.chain or segments[-1].header.chain_before
             times = [ref.header.appended_at_unix_ms for ref in scan.frames[-1:]]
             newest = max([segments[-1].header.time_before_unix_ms, *times])
             end = max(scan.end, segments[-1].base)
         end = self._never_reuse(end, floor, notes)
+        # The reason for a range without entries is durable before anything is written behind it.
+        notes.add_gaps(self._gaps)
         if not segments or end > max(scan.end if scan else -1, segments[-1].base):
             segments.append(self._fresh_segment(identity.log_id, end, chain, newest, segments))
             scan = None
         files.sync_folder(folder)
-        notes.add_gaps(self._gaps)
         keys = KeySegments(files, folder)
         self._check_keys(notes, keys)
         index = self._index(identity, segments, keys, scan, end, chain)
         return LogState(
-            folder, identity.log_id, identity.secret, segments, end, chain, newest, notes, keys, index, self.problems
+            folder,
+            identity.log_id,
+            identity.secret,
+            segments,
+            end,
+            chain,
+            newest,
+            notes,
+            keys,
+            index,
+            boot_id(),
+            self.problems,
         )
 
     def _identity(self) -> LogIdentity:
@@ -198,7 +210,7 @@ class Recovery:
             self.problems.append(f"entries {first} to {last}: {why}")
             self._gaps.append(GapRecord(first, last, GapReason.LOST, self._clock.now_unix_ms(), why))
 
-    def _scan_active(self, active: SegmentFile) -> Scan:
+    def _scan_active(self, active: SegmentFile, notes: Notes) -> Scan:
         """Check every frame of the last segment, cut a torn tail, and make what stays durable."""
         data = bytes(self._files.read(active.path))
         scan = scan_segment(data, active.header, tail_may_be_torn=True)
@@ -212,19 +224,32 @@ class Recovery:
             first, last = scan.torn_range
             why = f"the last frame before a crash is not whole: {scan.torn}"
             self._gaps.append(GapRecord(first, last, GapReason.TORN, self._clock.now_unix_ms(), why))
-        file = self._files.open_append(active.path)
-        try:
-            if scan.sound_bytes < len(data):
-                self._set_aside(active.path, scan.sound_bytes, len(data) - scan.sound_bytes, "torn")
-                self.problems.append(f"{active.path}: {len(data) - scan.sound_bytes} torn bytes cut: {scan.torn}")
-                file.truncate(scan.sound_bytes)
-            # The frames may have been written by a process that was killed before it could sync them.
-            file.sync()
-        finally:
-            file.close()
+        notes.add_gaps(self._gaps)
+        if scan.sound_bytes < len(data):
+            self._set_aside(active.path, scan.sound_bytes, len(data) - scan.sound_bytes, "torn")
+            self.problems.append(f"{active.path}: {len(data) - scan.sound_bytes} torn bytes cut: {scan.torn}")
+        self._settle(active.path, data, scan)
         active.size_bytes = scan.sound_bytes
         active.know(scan)
         return scan
+
+    def _settle(self, path: str, data: bytes, scan: Scan) -> None:
+        """Make the sound part of the active segment durable, and nothing else.
+
+        Frames that the last writer did not see synced may be in the page cache alone. When its sync failed, the system
+        takes them for written and no further sync would write them, so the segment is written anew.
+        """
+        watermark = read_watermark(self._files, self._folder)
+        if watermark is None or (watermark[0] == boot_id() and watermark[1] < scan.end):
+            write_whole(self._files, path, memoryview(data)[: scan.sound_bytes])
+            return
+        file = self._files.open_append(path)
+        try:
+            if scan.sound_bytes < len(data):
+                file.truncate(scan.sound_bytes)
+            file.sync()
+        finally:
+            file.close()
 
     def _set_aside(self, path: str, start: int, count: int, kind: str) -> None:
         """Keep bytes that are about to be cut or that cannot be read."""

@@ -19,7 +19,7 @@ from bsfg.stores.log.atomic import write_whole
 from bsfg.stores.log.buffer import LogForwardBuffer, LogStoreBuffer
 from bsfg.stores.log.cursors import LogCursors
 from bsfg.stores.log.files import DiskFiles, Files, translated
-from bsfg.stores.log.recovery import FORMAT, Recovery, boot_id
+from bsfg.stores.log.recovery import FORMAT, Recovery
 from bsfg.stores.log.writer import LogOptions, LogWriter, OnSync
 
 MARK = "bsfg.json"
@@ -154,7 +154,6 @@ class LogStorage:
             policy=policy,
             options=self._options,
             clock=self.clock,
-            boot_id=boot_id(),
             on_sync=self._on_sync,
         )
         writer.finish_removal()

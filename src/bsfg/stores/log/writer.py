@@ -79,6 +79,7 @@ class LogState:
     notes: Notes
     keys: KeySegments
     index: IndexStore
+    boot_id: bytes
     problems: list[str] = field(default_factory=list)
 
 
@@ -95,7 +96,6 @@ class LogWriter:
         policy: Policy,
         options: LogOptions,
         clock: Clock,
-        boot_id: bytes,
         on_sync: OnSync = lambda seconds: None,
     ) -> None:
         self.files, self.stream, self.buffer = files, stream, buffer
@@ -109,7 +109,7 @@ class LogWriter:
         self._schema = STORE_SCHEMA if buffer == Buffer.STORE else FORWARD_SCHEMA
         self._key_hash = KeyHash(state.secret)
         self._segment_bytes = max(_MIN_SEGMENT_BYTES, min(options.segment_bytes, policy.capacity_bytes // 8))
-        self._boot_id, self._on_sync = boot_id, on_sync
+        self._boot_id, self._on_sync = state.boot_id, on_sync
         self._slot: Slot = files.slot(f"{self.folder}/durable", WATERMARK.size)
         self._file: OpenFile | None = files.open_append(self.segments[-1].path) if self.segments else None
         self._publish_watermark()
