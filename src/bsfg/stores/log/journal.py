@@ -1,18 +1,19 @@
 """A small append-only file of records, each with its own checksum: cursors, gap records, quarantine.
 
-A record is a JSON head and optional bytes. Appending syncs; a torn last record is cut at the next open. The file is
-rewritten through a rename when most of it is history.
+A record is a JSON head and optional bytes. Appending syncs; records that are appended together are there together or
+not at all. A torn end is cut at the next open. The file is rewritten through a rename when most of it is history.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import crc32c
 import orjson
 
+from bsfg.stores.log.atomic import write_whole
 from bsfg.stores.log.files import Files, OpenFile
 
 _HEAD = struct.Struct("<4sIII")
@@ -36,6 +37,25 @@ def encode(record: Record) -> bytes:
     return _HEAD.pack(_MAGIC, crc, len(head), len(record.blob)) + body
 
 
+def encode_together(records: Sequence[Record]) -> bytes:
+    """Write records under one checksum, so that a torn write leaves all of them or none."""
+    if len(records) == 1:
+        return encode(records[0])
+    head = {"together": [record.head for record in records], "sizes": [len(record.blob) for record in records]}
+    return encode(Record(head, b"".join(record.blob for record in records)))
+
+
+def _apart(record: Record) -> list[Record]:
+    """Give the records that were written together as one."""
+    if "together" not in record.head:
+        return [record]
+    result, at = [], 0
+    for head, size in zip(record.head["together"], record.head["sizes"], strict=True):
+        result.append(Record(head, record.blob[at : at + size]))
+        at += size
+    return result
+
+
 def decode_all(data: bytes) -> tuple[list[Record], int, list[str]]:
     """Read all records; give them, how many bytes are sound, and what is wrong.
 
@@ -49,7 +69,7 @@ def decode_all(data: bytes) -> tuple[list[Record], int, list[str]]:
         step = _decode_at(data, at)
         if step is not None:
             record, size = step
-            records.append(record)
+            records += _apart(record)
             at += size
             sound = at
             continue
@@ -108,34 +128,30 @@ class Journal:
         self.problems: list[str] = []
 
     def open(self) -> list[Record]:
-        """Read what is there, cut a torn tail, and be ready to append."""
-        self._files.remove(self._path + ".new")
-        if not self._files.exists(self._path):
-            self._file = self._files.create(self._path)
-            self._file.sync()
-            self._files.sync_folder(self._folder)
-            return []
-        records, sound, self.problems = read_journal(self._files, self._path)
+        """Read what is there, cut a torn end, and be ready to append."""
+        data = bytes(self._files.read(self._path)) if self._files.exists(self._path) else b""
+        records, sound, self.problems = decode_all(data)
+        if sound < len(data):
+            self.problems.append(f"{len(data) - sound} torn bytes cut at {sound}")
+        # What was read may be in the page cache alone and must be durable before anyone acts on it. Syncing is not
+        # enough: after a sync that failed in another process the system takes it for written.
+        write_whole(self._files, self._path, data[:sound])
         self._file = self._files.open_append(self._path)
-        if sound < self._files.size(self._path):
-            self._file.truncate(sound)
-        # What was read may still be in the page cache only; it must be durable before anyone acts on it.
-        self._file.sync()
         self._size = sound
         self._compact_at = max(_COMPACT_ABOVE_BYTES, 4 * sound)
         return records
 
-    def append(self, records: Iterable[Record]) -> None:
-        """Write records and return when they are durable."""
+    def append(self, records: Sequence[Record]) -> None:
+        """Write records, all of them or none, and return when they are durable."""
         assert self._file is not None
-        parts = [encode(record) for record in records]
+        data = encode_together(records)
         try:
-            self._file.write(parts)
+            self._file.write([data])
         except OSError:
             self._file.truncate(self._size)
             raise
         self._file.sync()
-        self._size += sum(map(len, parts))
+        self._size += len(data)
 
     @property
     def wants_compaction(self) -> bool:
@@ -144,6 +160,7 @@ class Journal:
 
     def compact(self) -> None:
         """Replace the file by one that holds only the present state."""
+        self._files.remove(self._path + ".new")
         fresh = self._files.create(self._path + ".new")
         parts = [encode(record) for record in self._snapshot()]
         fresh.write(parts)
