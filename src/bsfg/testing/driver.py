@@ -37,7 +37,7 @@ from bsfg.retention import Overflow, Policy
 from bsfg.testing.clock import FakeClock
 from bsfg.testing.facts import altered, messages, sealed
 from bsfg.testing.ledger import BufferLedger, CursorLedger, Ledger, Place
-from bsfg.testing.observed import Row, batch_of, expect, observe, rows_of, shown
+from bsfg.testing.observed import Row, batch_of, expect, identity, observe, rows_of, shown
 
 UNCERTAIN = (OutcomeUnknown, StorageClosed, StorageFailed, StorageReadOnly)
 
@@ -48,17 +48,27 @@ CROWDED: Place = ("audit", Buffer.STORE)
 
 KEYS_FOREVER_SECONDS = 10**9
 CROWDED_BYTES = 100_000
+ROOMY_BYTES = 1 << 40
 
 
 def default_policies() -> dict[Place, Policy]:
     """Give the buffers that a campaign uses: plenty of room, the receiving side, and one that evicts."""
-    usual = Policy(retention_seconds=60, max_age_seconds=3_600, key_horizon_seconds=KEYS_FOREVER_SECONDS)
+    usual = Policy(
+        capacity_bytes=ROOMY_BYTES,
+        retention_seconds=60,
+        max_age_seconds=3_600,
+        key_horizon_seconds=KEYS_FOREVER_SECONDS,
+    )
     crowded = replace(usual, capacity_bytes=CROWDED_BYTES, overflow=Overflow.DROP_OLDEST)
     return {SENT: usual, RECEIVED: usual, CROWDED: crowded}
 
 
 class MediumFailed(Exception):
     """The storage reported that its medium failed; it must be opened again."""
+
+
+class RefusedToOpen(Exception):
+    """The storage reported damage by not opening."""
 
 
 @dataclass(slots=True)
@@ -81,16 +91,25 @@ class Driver:
 
     async def open_buffers(self) -> None:
         """Open every buffer, which makes those that are not there yet."""
+        with self._medium():
+            await self._open_buffers()
+
+    async def _open_buffers(self) -> None:
         for place, policy in self.policies.items():
-            with self._medium():
-                if place[1] == Buffer.STORE:
-                    self.stores[place] = await self.storage.store(place[0], policy)
-                else:
-                    self.forwards[place] = await self.storage.forward(place[0], policy)
+            if place[1] == Buffer.STORE:
+                self.stores[place] = await self.storage.store(place[0], policy)
+            else:
+                self.forwards[place] = await self.storage.forward(place[0], policy)
             with self.ledger.lock:
                 self.ledger.opened.add(place)
-                book = self.ledger.book(place)
-                book.may_evict |= policy.capacity_bytes < 1 << 40
+                self.ledger.book(place).may_evict |= policy.capacity_bytes < ROOMY_BYTES
+
+    async def open_damaged(self) -> None:
+        """Open every buffer of a damaged disk; an error reports the damage, which is all that is asked."""
+        try:
+            await self._open_buffers()
+        except BsfgError as error:
+            raise RefusedToOpen(str(error)) from error
 
     def buffer(self, place: Place) -> StoreBuffer | ForwardBuffer:
         """Give an open buffer."""
@@ -181,7 +200,7 @@ class Driver:
             with self.ledger.lock:
                 cursor.retired_reason, cursor.may_be_retired = "gone for good", False
                 book = self.ledger.book((cursor.spec.stream, cursor.spec.buffer))
-                book.gaps |= {(gap.first, gap.last, gap.reason, gap.origin_zone) for gap in gaps}
+                book.gaps |= {identity(gap) for gap in gaps}
 
     # Space and notes.
 
@@ -213,7 +232,7 @@ class Driver:
         with self._unless_full(), self._medium():
             await self.buffer(place).record_gap(gap)
             with self.ledger.lock:
-                self.ledger.book(place).gaps.add((gap.first, gap.last, gap.reason, gap.origin_zone))
+                self.ledger.book(place).gaps.add(identity(gap))
 
     async def release(self, place: Place, random: Random) -> None:
         """Release one quarantined fact, if there is any."""
@@ -264,7 +283,7 @@ class Driver:
         with self._medium():
             entry = await self.forwards[place].get(key)
         offset = book.offsets.get(key)
-        if offset is None or offset < book.start:
+        if offset is None or offset < book.start or (entry is None and book.damaged):
             return
         expect(entry is not None and entry.offset == offset, f"{key} at {offset} cannot be looked up: {entry}")
 
@@ -277,13 +296,13 @@ class Driver:
     def _medium(self) -> Iterator[None]:
         try:
             yield
-        except UNCERTAIN as error:
+        except BsfgError as error:
+            if not isinstance(error, UNCERTAIN):
+                allowed = (BufferFull, TruncateRefused, *((DiskFull,) if self.faulty else ()))
+                expect(isinstance(error, allowed), f"an unexpected error: {error.code}: {error}")
+                raise
             expect(self.faulty, f"an error although the disk is sound: {error.code}: {error}")
             raise MediumFailed(str(error)) from error
-        except BsfgError as error:
-            allowed = (BufferFull, TruncateRefused, *((DiskFull,) if self.faulty else ()))
-            expect(isinstance(error, allowed), f"an unexpected error: {error.code}: {error}")
-            raise
 
     @contextmanager
     def _unless_full(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ LEFT = (GapReason.EVICTED, GapReason.EXPIRED)
 BROKEN = (GapReason.DAMAGED, GapReason.LOST)
 CUT = (*BROKEN, GapReason.TORN)
 
-GapIdentity = tuple[int, int, GapReason, str | None]
+GapIdentity = tuple[int, int, GapReason, str, str | None]
 Refused = tuple[Key, bytes]
 """A quarantined fact: its key and digest."""
 
@@ -101,7 +101,7 @@ class Observation:
 
 def identity(gap: GapRecord) -> GapIdentity:
     """Give what makes two gap records the same."""
-    return gap.first, gap.last, gap.reason, gap.origin_zone
+    return gap.first, gap.last, gap.reason, gap.detail, gap.origin_zone
 
 
 async def observe(buffer: Replayable, name: str) -> Observation:

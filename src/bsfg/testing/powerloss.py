@@ -8,22 +8,29 @@ on, and loses power again. A failure names its seed and crash point; replay it w
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import errno
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from random import Random
 
-from bsfg.errors import BsfgError, DiskFull
+from bsfg.errors import BsfgError, NotAFolder
 from bsfg.ports import Clock, Storage
 from bsfg.stores.log.files import Files
-from bsfg.testing.clock import START_UNIX_MS, FakeClock
+from bsfg.stores.log.storage import LogStorage
+from bsfg.stores.log.verify import verify
+from bsfg.stores.log.writer import LogOptions
+from bsfg.testing.clock import FakeClock
 from bsfg.testing.disk import SimulatedDisk
-from bsfg.testing.driver import Driver, MediumFailed
+from bsfg.testing.driver import Driver, MediumFailed, RefusedToOpen
 from bsfg.testing.ledger import Ledger
 from bsfg.testing.observed import BrokenPromise, expect
 from bsfg.testing.workload import script, work
 
+SEGMENT_BYTES = 16_384
 FAULTS = ("full", "sync", "write", "read", "create", "rename", "sync_folder", "remove", "truncate")
 
 Open = Callable[[Files, Clock], Awaitable[Storage]]
@@ -62,15 +69,16 @@ class Photographer:
         self.operations += 1
         if self.points is not None:
             if self.operations in self.points:
-                self.taken.append(self._photograph(disk, f"{kind} {path}"))
+                self.taken.append(self.photograph(disk, f"{kind} {path}"))
             return
         at = self.random.randrange(self.operations)
         if len(self.taken) < self.count:
-            self.taken.append(self._photograph(disk, f"{kind} {path}"))
+            self.taken.append(self.photograph(disk, f"{kind} {path}"))
         elif at < self.count:
-            self.taken[at] = self._photograph(disk, f"{kind} {path}")
+            self.taken[at] = self.photograph(disk, f"{kind} {path}")
 
-    def _photograph(self, disk: SimulatedDisk, label: str) -> Photograph:
+    def photograph(self, disk: SimulatedDisk, label: str) -> Photograph:
+        """Take a photograph now."""
         return Photograph(self.operations, label, disk.killed(), self.ledger.copy(), self.clock.now_unix_ms())
 
 
@@ -86,88 +94,79 @@ class Campaign:
         """Count the operations of the script: the number of its crash points."""
         return (await self._photographed_script(frozenset()))[0]
 
-    async def crash_script_at(self, points: Sequence[int], *, variants: int = 2) -> int:
-        """Lose power at points of the script, each in several ways; give the number of losses."""
+    async def crash_script_at(self, points: Iterable[int], *, variants: int = 2, generations: int = 2) -> int:
+        """Lose power at points of the script, each in several ways; give the number of losses.
+
+        In every second variant the process is killed there, and the power goes later.
+        """
         _, photographs = await self._photographed_script(frozenset(points))
         for photograph in photographs:
             for variant in range(variants):
                 random = Random(f"script/{photograph.point}/{variant}")
                 where = f"script crash_point={photograph.point} variant={variant}"
-                await self._aftermath(photograph, random, where, generations=2)
+                await self._aftermath(photograph, random, where, generations, killed=variant % 2 == 1)
         return len(photographs) * variants
 
     async def _photographed_script(self, points: frozenset[int]) -> tuple[int, list[Photograph]]:
-        ledger, clock = Ledger(), FakeClock()
-        photographer = Photographer(ledger, clock, Random(0), points=points)
+        photographer = Photographer(Ledger(), FakeClock(), Random(0), points=points)
         disk = SimulatedDisk()
         disk.hook = photographer
-        storage = await self.open(disk, clock)
-        await script(Driver(storage, ledger, clock))
-        await storage.close()
+        async with self._driver(disk, photographer) as driver:
+            await script(driver)
         return photographer.operations, photographer.taken
 
     async def run_seed(self, seed: int, *, crash_point: int | None = None, faults: bool = False) -> int:
-        """Run a random workload and lose power at a few points of it; give the number of losses."""
+        """Run a random workload and lose power at a few points of it; give the number of losses.
+
+        With ``faults`` the disk fails now and then before it loses power.
+        """
         random = Random(f"work/{seed}/{faults}")
         points = None if crash_point is None else frozenset((crash_point,))
-        ledger, clock = Ledger(), FakeClock()
-        photographer = Photographer(ledger, clock, Random(f"photographs/{seed}"), count=3, points=points)
+        photographer = Photographer(Ledger(), FakeClock(), Random(f"photographs/{seed}"), count=3, points=points)
         where = f"seed={seed}{' faults' if faults else ''}"
         run = self._faulty_run if faults else self._run
         try:
             await run(SimulatedDisk(seed), photographer, random, seed)
         except Exception as error:
-            raise _located(error, f"{where} before any power loss, operation {photographer.operations}") from error
+            raise _located(error, f"{where} operation={photographer.operations} before any power loss") from error
         for photograph in photographer.taken:
             again = Random(f"aftermath/{seed}/{photograph.point}")
             located = f"{where} crash_point={photograph.point}"
-            await self._aftermath(photograph, again, located, generations=self.generations, seed=seed)
+            await self._aftermath(photograph, again, located, self.generations, killed=again.random() < 0.25, seed=seed)
         return len(photographer.taken)
 
     async def _run(self, disk: SimulatedDisk, photographer: Photographer, random: Random, seed: int) -> None:
-        ledger, clock, disk.hook = photographer.ledger, photographer.clock, photographer
+        disk.hook = photographer
         for _ in range(random.randint(1, 3)):
-            storage = await self.open(disk, clock)
-            driver = Driver(storage, ledger, clock, seed=seed)
-            await driver.open_buffers()
-            await driver.check()
-            await work(driver, random, random.randint(5, 25))
-            await driver.check()
-            await storage.close()
+            async with self._driver(disk, photographer, seed=seed) as driver:
+                await driver.open_buffers()
+                await driver.check()
+                await work(driver, random, random.randint(5, 25), alone=_is_repeatable(seed))
+                await driver.check()
 
     async def _faulty_run(self, disk: SimulatedDisk, photographer: Photographer, random: Random, seed: int) -> None:
         """Work on a disk that fails now and then; after each failure a new process takes over."""
-        ledger, clock = photographer.ledger, photographer.clock
         for _ in range(random.randint(2, 5)):
             disk.hook = photographer
-            storage: Storage | None = None
-            with suppress(MediumFailed, DiskFull):
-                try:
-                    if random.random() < 0.3:
-                        disturb(disk, random)
-                    storage = await self.open(disk, clock)
-                except BsfgError:
-                    storage = None
-                if storage is not None:
-                    driver = Driver(storage, ledger, clock, faulty=True, seed=seed)
+            if random.random() < 0.3:
+                disturb(disk, random)
+            with suppress(MediumFailed, BsfgError):
+                async with self._driver(disk, photographer, seed=seed, faulty=True) as driver:
                     await driver.open_buffers()
                     await driver.check()
                     for _ in range(random.randint(1, 4)):
                         disturb(disk, random)
-                        await work(driver, random, random.randint(2, 8))
-            if storage is not None:
-                with suppress(BsfgError):
-                    await storage.close()
+                        await work(driver, random, random.randint(2, 8), alone=_is_repeatable(seed))
             disk.repair()
-            if random.random() < 0.5 or storage is None:
+            # The storage must be able to open again in its own process, too.
+            if random.random() < 0.5:
                 disk = disk.killed()
 
     async def _aftermath(
-        self, photograph: Photograph, random: Random, where: str, *, generations: int, seed: int = 0
+        self, photograph: Photograph, random: Random, where: str, generations: int, *, killed: bool, seed: int = 0
     ) -> None:
-        """Open what a power loss left, check it, work on, lose power again."""
+        """Open what a power loss or a kill left, check it, work on, and lose power again."""
         for generation in range(generations):
-            killed = random.random() < 0.25
             disk = photograph.disk.killed() if killed else photograph.disk.crash(random)
             disk.repair()
             located = f"{where} generation={generation} ({photograph.label}, {'killed' if killed else 'power lost'})"
@@ -175,61 +174,76 @@ class Campaign:
                 photograph = await self._reopened(disk, photograph, random, seed)
             except Exception as error:
                 raise _located(error, located) from error
+            killed = not killed and random.random() < 0.25
 
     async def _reopened(self, disk: SimulatedDisk, photograph: Photograph, random: Random, seed: int) -> Photograph:
-        ledger = photograph.ledger.copy()
         clock = FakeClock(photograph.now_unix_ms + random.choice((0, 1, 5_000)))
-        photographer = Photographer(ledger, clock, random=Random(random.random()))
+        photographer = Photographer(photograph.ledger.copy(), clock, Random(random.random()))
         disk.hook = photographer
-        storage = await self.open(disk, clock)
-        driver = Driver(storage, ledger, clock, seed=seed)
-        await driver.open_buffers()
-        unanswered = ledger.unanswered()
-        await driver.check()
-        await driver.probe(random)
-        if random.random() < 0.7:
-            await driver.retry(unanswered)
-        await work(driver, random, random.randint(0, 6))
-        await driver.check()
-        await storage.close()
-        problems = self.verify(disk)
-        expect(not problems, f"verification finds problems after a plain power loss: {problems}")
-        return photographer.taken[0]
+        self._verify(disk)
+        async with self._driver(disk, photographer, seed=seed) as driver:
+            await driver.open_buffers()
+            unanswered = driver.ledger.unanswered()
+            await driver.check()
+            await driver.probe(random)
+            if random.random() < 0.7:
+                await driver.retry(unanswered)
+            await work(driver, random, random.randint(0, 6), alone=_is_repeatable(seed))
+            await driver.check()
+        self._verify(disk)
+        return random.choice((photographer.taken[0], photographer.photograph(disk, "closed")))
+
+    @asynccontextmanager
+    async def _driver(
+        self, disk: SimulatedDisk, photographer: Photographer, *, seed: int = 0, faulty: bool = False
+    ) -> AsyncIterator[Driver]:
+        """Open a storage with a driver, and close it whatever happens."""
+        storage = await self.open(disk, photographer.clock)
+        try:
+            yield Driver(storage, photographer.ledger, photographer.clock, seed=seed, faulty=faulty)
+        finally:
+            with suppress(BsfgError) if faulty else nullcontext():
+                await storage.close()
+
+    def _verify(self, disk: SimulatedDisk) -> None:
+        problems = self.verify(disk.killed())
+        expect(not problems, f"verification finds damage after a plain power loss: {problems}")
 
     async def damage_seed(self, seed: int) -> int:
-        """Turn bits over in what is durable, and see that all that is lost is reported; give the number of losses."""
+        """Turn bits over in what is durable, and see that all that is lost is reported; give the facts lost."""
         random = Random(f"damage/{seed}")
-        ledger, clock = Ledger(), FakeClock(START_UNIX_MS)
-        photographer = Photographer(ledger, clock, Random(f"photographs/{seed}"), points=frozenset())
+        photographer = Photographer(Ledger(), FakeClock(), Random(0), points=frozenset())
         disk = SimulatedDisk(seed)
         await self._run(disk, photographer, random, seed)
         disk = disk.crash(random)
         hit = disk.flip_bits(random, random.choice((1, 1, 2, 20)))
         try:
-            return await self._damaged(disk, ledger, clock, random)
+            return await self._damaged(disk, photographer, random)
         except Exception as error:
             raise _located(error, f"damage seed={seed} in {sorted(hit)}") from error
 
-    async def _damaged(self, disk: SimulatedDisk, ledger: Ledger, clock: FakeClock, random: Random) -> int:
+    async def _damaged(self, disk: SimulatedDisk, photographer: Photographer, random: Random) -> int:
         problems = list(self.verify(disk.killed()))
+        ledger = photographer.ledger
         for book in ledger.buffers.values():
             book.damaged = True
-        known = {place: set(book.offsets) for place, book in ledger.buffers.items()}
-        try:
-            storage = await self.open(disk, clock)
-            driver = Driver(storage, ledger, clock)
-            await driver.open_buffers()
-        except BsfgError:
-            return 1
-        problems += reported(driver)
-        await driver.check()
-        await driver.probe(random)
-        await work(driver, random, 5)
-        await driver.check()
-        await storage.close()
+        known = sum(len(book.offsets) for book in ledger.buffers.values())
+        with suppress(RefusedToOpen, BsfgError):
+            async with self._driver(disk, photographer) as driver:
+                await driver.open_damaged()
+                problems += reported(driver)
+                await driver.check()
+                await driver.probe(random)
+                await work(driver, random, 5)
+                await driver.check()
         silent = ledger.set_back or any(book.cut_off or book.notes_lost for book in ledger.buffers.values())
-        expect(not silent or bool(problems), "damage has taken something, and verification reports nothing")
-        return sum(len(keys - set(ledger.book(place).offsets)) for place, keys in known.items())
+        expect(not silent or bool(problems), "damage has taken something, and nothing reports it")
+        return known - sum(len(book.offsets) for book in ledger.buffers.values())
+
+
+def _is_repeatable(seed: int) -> bool:
+    """Tell whether a seed's workload has no concurrent calls, so that its operations always have the same numbers."""
+    return seed % 4 != 3
 
 
 def reported(driver: Driver) -> list[str]:
@@ -252,3 +266,62 @@ def disturb(disk: SimulatedDisk, random: Random) -> None:
 
 def _located(error: Exception, where: str) -> BrokenPromise:
     return BrokenPromise(f"{where}: {error if isinstance(error, BrokenPromise) else repr(error)}")
+
+
+async def open_log(files: Files, clock: Clock) -> Storage:
+    """Open the embedded log with segments so small that a short workload fills several."""
+    return await LogStorage.open(files, clock=clock, options=LogOptions(segment_bytes=SEGMENT_BYTES))
+
+
+async def open_log_with_small_index(files: Files, clock: Clock) -> Storage:
+    """Open the embedded log so that its key index lives on disk, too."""
+    options = LogOptions(segment_bytes=SEGMENT_BYTES, index_run_keys=16, index_memory_bytes=1_024)
+    return await LogStorage.open(files, clock=clock, options=options)
+
+
+def verify_log(files: Files) -> list[str]:
+    """List the damage in the folder of an embedded log; a folder that was never finished has none."""
+    try:
+        report = verify(files)
+    except NotAFolder:
+        return []
+    return [f"{problem.code} in {problem.where}: {problem.detail}" for problem in report.problems]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run or replay seeds of the campaign against the embedded log."""
+    parser = argparse.ArgumentParser(prog="python -m bsfg.testing.powerloss", description=main.__doc__)
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--seeds", type=int, default=1, help="how many seeds")
+    parser.add_argument("--crash-point", type=int, help="lose power only at this operation")
+    parser.add_argument("--script", action="store_true", help="crash the script instead, at one point or at all")
+    parser.add_argument("--faults", action="store_true", help="let the disk fail before it loses power")
+    parser.add_argument("--damage", action="store_true", help="turn bits over in what is durable")
+    parser.add_argument("--small-index", action="store_true", help="keep the key index on disk")
+    chosen = parser.parse_args(arguments)
+    campaign = Campaign(open_log_with_small_index if chosen.small_index else open_log, verify_log)
+    try:
+        losses = asyncio.run(_chosen(campaign, chosen))
+    except BrokenPromise as broken:
+        print(broken, file=sys.stderr)
+        return 1
+    print(f"{losses} {'facts lost, all reported' if chosen.damage else 'power losses, every promise kept'}")
+    return 0
+
+
+async def _chosen(campaign: Campaign, chosen: argparse.Namespace) -> int:
+    if chosen.script:
+        last = await campaign.operations_of_script()
+        points = range(1, last + 1) if chosen.crash_point is None else [chosen.crash_point]
+        return await campaign.crash_script_at(points)
+    losses = 0
+    for seed in range(chosen.seed, chosen.seed + chosen.seeds):
+        if chosen.damage:
+            losses += await campaign.damage_seed(seed)
+        else:
+            losses += await campaign.run_seed(seed, crash_point=chosen.crash_point, faults=chosen.faults)
+    return losses
+
+
+if __name__ == "__main__":
+    sys.exit(main())

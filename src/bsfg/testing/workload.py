@@ -61,9 +61,9 @@ async def script(driver: Driver) -> None:
     await driver.check()
 
 
-async def work(driver: Driver, random: Random, steps: int) -> None:
-    """Do some random steps, most of them writes."""
-    kinds, weights = zip(*STEPS, strict=True)
+async def work(driver: Driver, random: Random, steps: int, *, alone: bool = False) -> None:
+    """Do some random steps, most of them writes; ``alone`` means one call at a time."""
+    kinds, weights = zip(*((step, weight) for step, weight in STEPS if not (alone and step is together)), strict=True)
     for step in random.choices(kinds, weights, k=steps):
         driver.clock.advance(random.choice((0, 0.001, 1)))
         await step(driver, random)
