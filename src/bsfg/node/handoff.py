@@ -29,6 +29,9 @@ LEASE_RENEW_SECONDS = 5.0
 HELD_LOOK_SECONDS = 0.25
 """How often a loop that stands still looks whether it may go on."""
 
+ARTIFACT_FAULTS = frozenset({"artifact_missing", "artifact_conflict", "digest_mismatch"})
+"""Faults of what the peer sent beside its facts: after a few tries they hold the link."""
+
 Note = Callable[..., None]
 """Takes an event's name and its fields, for the log."""
 
@@ -185,6 +188,9 @@ class NativeHandoff:
         failures = self._failures[pull.stream] = self._failures.get(pull.stream, 0) + 1
         self._parts.metrics.link_failures.labels(self.link.name, error.code).inc()
         self._note("fetch_failed", link=self.link.name, stream=pull.stream, failures=failures, **_brief(error))
+        if error.code in ARTIFACT_FAULTS and failures >= self.link.lost_after_failures:
+            self._hold(error.code, error.message)
+            return
         if failures == self.link.lost_after_failures:
             self._parts.board.on(self.link.name, RECEIVER, Event.PEER_LOST, f"{error.code}: {error.message}"[:300])
         await self._pause(backoff.next_seconds())

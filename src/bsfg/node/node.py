@@ -219,7 +219,7 @@ def _note(event: str, **fields: Any) -> None:
     level(event, **fields)
 
 
-QUIET = frozenset({"lease_taken", "alert_cleared"})
+QUIET = frozenset({"lease_taken", "alert_cleared", "orphans_collected"})
 
 
 def _certificate_unusable(error: BsfgError) -> None:

@@ -8,6 +8,7 @@ import orjson
 
 from bsfg.batch import FactBatch
 from bsfg.errors import ArtifactMissing, DigestMismatch, InvalidArgument
+from bsfg.journey.artifacts import named_artifacts, require_artifacts
 from bsfg.node.authorize import Action, Request
 from bsfg.node.parts import Parts
 from bsfg.ports import ArtifactStore
@@ -59,6 +60,11 @@ class Objects:
             raise ArtifactMissing(f"there is no artifact {bucket}/{key} here", bucket=bucket, key=key)
         info = ObjectInfo(bucket, key, found.media_type, None, found.digest, found.size_bytes)
         return info, store.get(found.digest)
+
+    async def require(self, facts: FactBatch) -> None:
+        """Raise unless every artifact that a producer's facts name was uploaded here under that name."""
+        if self._parts.artifacts is not None or named_artifacts(facts):
+            await require_artifacts(facts, self._store())
 
     async def claim(self, facts: FactBatch) -> None:
         """Raise unless every artifact that facts name is here and has the size they say; keep those that are."""

@@ -61,7 +61,7 @@ class NodeService:
                 Action.APPEND, stream, from_zones=zones_of(sealed, "from_zone"), to_zones=zones_of(sealed, "to_zone")
             )
             self._check(caller, zones)
-            await self._objects.claim(sealed)
+            await self._objects.require(sealed)
         except BsfgError as error:
             self._append_failed(stream, error)
             raise

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 
 from bsfg.errors import BsfgError
 from bsfg.gate import Event, Mode
+from bsfg.journey.artifacts import collect_orphans
+from bsfg.journey.references import References, all_buffers
 from bsfg.node.alerts import AlertBoard, Note
 from bsfg.node.board import SENDER
 from bsfg.node.config import Serve, ZoneConfig, consumer_name
@@ -23,6 +26,7 @@ from bsfg.wire.certs import load_certificates
 
 LOOK_SECONDS = 1.0
 RETENTION_EVERY = 60
+ORPHANS_EVERY = 3600
 NORMAL_BACKLOG = 100
 BACKLOG_ALERT = 10_000
 
@@ -35,6 +39,8 @@ class Upkeep:
     ) -> None:
         self._config, self._parts, self._alerts, self._note = config, parts, alerts, note
         self._rates = rates or Rates()
+        memory = getattr(parts.artifacts, "references", None)
+        self._references = References(memory)
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -56,6 +62,8 @@ class Upkeep:
                 if turn % RETENTION_EVERY == 0:
                     self._look_at_certificates()
                     await self.enforce_retention()
+                if turn % ORPHANS_EVERY == ORPHANS_EVERY - 1:
+                    await self.collect_orphans()
             except BsfgError as error:
                 self._note("upkeep_failed", **error.to_dict())
             turn += 1
@@ -146,6 +154,22 @@ class Upkeep:
             for kind in Buffer:
                 buffer = await self._parts.buffer(stream, kind)
                 await buffer.enforce_retention(link_open=self._links_open(stream, kind))
+
+    async def collect_orphans(self) -> None:
+        """Remove artifacts that no retained fact names, after their grace period."""
+        store = self._parts.artifacts
+        if store is None:
+            return
+        lanes = self._parts.settings.lanes
+        policies = {
+            (name, kind): lane.store_policy if kind == Buffer.STORE else lane.forward_policy
+            for name, lane in lanes.items()
+            for kind in Buffer
+        }
+        referenced = await self._references.scan(await all_buffers(self._parts.storage, policies))
+        grace_seconds = self._config.artifacts.orphan_grace_seconds
+        collected = await collect_orphans(store, referenced, self._parts.clock.now_unix_ms(), grace_seconds)
+        self._note("orphans_collected", **asdict(collected))
 
     def _links_open(self, stream: str, buffer: Buffer) -> bool:
         """Tell whether every required peer of a buffer is in touch; what no peer pulls is not held back by one."""
