@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from bsfg.cli.complete import Complete, identities
 from bsfg.errors import BsfgError, CertificateInvalid, InvalidArgument, PeerUnreachable
 
 if TYPE_CHECKING:
@@ -39,8 +40,16 @@ PANEL = "Which node, and as whom"
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
-def _option(*names: str, env: str, says: str, metavar: str) -> Any:
-    return typer.Option(*names, envvar=env, help=says, metavar=metavar, rich_help_panel=PANEL, show_default=False)
+def _option(*names: str, env: str, says: str, metavar: str, complete: Complete | None = None) -> Any:
+    return typer.Option(
+        *names,
+        envvar=env,
+        help=says,
+        metavar=metavar,
+        rich_help_panel=PANEL,
+        show_default=False,
+        autocompletion=complete,
+    )
 
 
 _OPTIONS: dict[str, Any] = {
@@ -60,7 +69,8 @@ _OPTIONS: dict[str, Any] = {
             "--identity",
             env="BSFG_IDENTITY",
             metavar="NAME",
-            says="Call as this row of the configuration's \\[identities]; its certificate lies beside the node's.",
+            complete=identities,
+            says="Call as this row of the configuration's [identities]; its certificate lies beside the node's.",
         ),
     ],
     "address": Annotated[

@@ -1,0 +1,228 @@
+"""`bsfg consumers`: list, add and retire the named durable consumers of a node."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from bsfg.cli.complete import consumers as known_consumers
+from bsfg.cli.complete import streams as known_streams
+from bsfg.cli.connection import Target, connects
+from bsfg.cli.groups import Json, ListsByDefault, Reason, checked_reason, suggestion
+from bsfg.cli.output import (
+    WIDE_COLUMNS,
+    console,
+    count_text,
+    examples,
+    print_json,
+    range_text,
+    table,
+    time_text,
+)
+from bsfg.errors import InvalidArgument, UnknownConsumer, UnknownStream
+
+if TYPE_CHECKING:
+    from bsfg.ports import ConsumerSpec, GapRecord, StartAt
+    from bsfg.wire.adminclient import AdminClient
+    from bsfg.wire.connection import Connection
+    from bsfg.wire.service import ConsumerView
+
+app = typer.Typer(
+    cls=ListsByDefault,
+    help="List, add and retire the named durable consumers of a node.",
+    epilog=examples(
+        ("bsfg consumers", "who reads what, how far, and what each has left"),
+        ("bsfg consumers add historian --stream operational", "an application that reads what other zones sent"),
+        ("bsfg consumers add replay --stream audit --start time:2026-03-01T06:00:00Z --optional", "from a moment on"),
+        ("bsfg consumers retire historian --reason 'replaced by historian-2'", "end one that never comes back"),
+    ),
+)
+
+
+class BufferName(StrEnum):
+    """The two buffers of a stream."""
+
+    STORE = "store"
+    FORWARD = "forward"
+
+
+START_FORMS = "earliest, latest, offset:N or time:2026-03-01T06:00:00Z"
+
+
+@app.command("list")
+@connects("viewer", "operator")
+def list_consumers(node: Target, json: Json = False) -> None:
+    """List all consumers, retired ones included: position, backlog, and whether facts are kept for them."""
+    found = node.run(lambda connection: _admin(connection).consumers())
+    if json:
+        print_json([as_dict(view) for view in found])
+    elif found:
+        console().print(_table(found))
+    else:
+        console().print("No consumer yet; make one with `bsfg consumers add NAME --stream STREAM`.")
+
+
+@app.command("add")
+@connects("operator")
+def add(
+    node: Target,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, which stays taken even when it is retired.")],
+    stream: Annotated[
+        str, typer.Option(metavar="S", help="The stream it reads.", autocompletion=known_streams, show_default=False)
+    ],
+    buffer: Annotated[
+        BufferName, typer.Option(help="forward: what other zones sent. store: what this zone produced.")
+    ] = BufferName.FORWARD,
+    start: Annotated[str, typer.Option(metavar="WHERE", help=f"Where it begins: {START_FORMS}.")] = "earliest",
+    required: Annotated[
+        bool,
+        typer.Option("--required/--optional", help="Whether facts are kept until it has confirmed them."),
+    ] = True,
+    json: Json = False,
+) -> None:
+    """Create a durable consumer; the same again changes nothing.
+
+    A required consumer keeps facts in the buffer until it has confirmed them, however long that takes: retire it when
+    it will not come back. An optional one may find that facts have left, and is told which.
+    """
+    from bsfg.ports import Buffer, ConsumerSpec
+
+    at, value = parse_start(start)
+    spec = ConsumerSpec(name, stream, Buffer(buffer.value), at, value, required)
+
+    async def call(connection: Connection) -> tuple[ConsumerView, bool]:
+        admin = _admin(connection)
+        known = {view.state.spec.name for view in await admin.consumers()}
+        return await _create(admin, spec), name in known
+
+    view, there = node.run(call)
+    if json:
+        print_json({**as_dict(view), "already_there": there})
+        return
+    what = "was there already, and is as you say" if there else "is there now"
+    where = f"{view.state.spec.stream}/{view.state.spec.buffer}"
+    text = f"Consumer {name} of {where} {what}; next offset {view.state.checkpoint.next_to_send}"
+    console().print(Text(f"{text}, backlog {count_text(view.backlog)}."), soft_wrap=True)
+
+
+@app.command("retire")
+@connects("operator")
+def retire(
+    node: Target,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Which one.", autocompletion=known_consumers)],
+    reason: Reason,
+    json: Json = False,
+) -> None:
+    """End a consumer for good: it holds nothing back any longer, and what it had not confirmed is on record.
+
+    This cannot be undone, and the name cannot be used again.
+    """
+    why = checked_reason(reason)
+
+    async def call(connection: Connection) -> list[GapRecord]:
+        admin = _admin(connection)
+        try:
+            return await admin.retire_consumer(name, why)
+        except UnknownConsumer as error:
+            names = [view.state.spec.name for view in await admin.consumers()]
+            raise UnknownConsumer(error.message, hint=suggestion(name, names, "consumer")) from None
+
+    gaps = node.run(call)
+    missed = sum(gap.last - gap.first + 1 for gap in gaps)
+    if json:
+        print_json({"name": name, "missed": missed, "gaps": gaps})
+        return
+    left = f"It had not confirmed {count_text(missed)} facts: " if missed else "It had confirmed everything."
+    ranges = ", ".join(range_text(gap.first, gap.last) for gap in gaps)
+    console().print(Text(f"Consumer {name} is retired. {left}{ranges}{', recorded as gaps.' if missed else ''}"))
+
+
+def parse_start(text: str) -> tuple[StartAt, int]:
+    """Read a start position: ``earliest``, ``latest``, ``offset:42`` or ``time:2026-03-01T06:00:00Z``."""
+    from bsfg.ports import StartAt
+
+    word, colon, value = text.partition(":")
+    if not colon and word in (StartAt.EARLIEST, StartAt.LATEST):
+        return StartAt(word), 0
+    if word == StartAt.OFFSET and value.isascii() and value.isdigit():
+        return StartAt.OFFSET, int(value)
+    if word == StartAt.TIME and colon:
+        return StartAt.TIME, _unix_ms(value)
+    raise InvalidArgument(f"--start {text!r} is none of {START_FORMS}")
+
+
+def _unix_ms(text: str) -> int:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidArgument(f"--start: {text!r} is not a time such as 2026-03-01T06:00:00Z") from None
+    if moment.tzinfo is None:
+        if text != date.isoformat(moment.date()):
+            hint = "Add Z for UTC, or an offset such as +01:00."
+            raise InvalidArgument(f"--start: the time {text!r} needs a time zone", hint=hint)
+        moment = moment.replace(tzinfo=UTC)
+    return max(0, int(moment.timestamp() * 1000))
+
+
+def as_dict(view: ConsumerView) -> dict[str, Any]:
+    """Give the JSON form of a consumer."""
+    state = view.state
+    spec = state.spec
+    return {
+        "name": spec.name,
+        "stream": spec.stream,
+        "buffer": str(spec.buffer),
+        "required": spec.required,
+        "start": str(spec.start),
+        "start_value": spec.start_value,
+        "committed": state.checkpoint.committed,
+        "next_to_send": state.checkpoint.next_to_send,
+        "ranges": state.ranges,
+        "backlog": view.backlog,
+        "log_id": state.log_id,
+        "created_unix_ms": state.created_unix_ms,
+        "retired_reason": state.retired_reason,
+    }
+
+
+def _admin(connection: Connection) -> AdminClient:
+    from bsfg.wire.adminclient import AdminClient
+
+    return AdminClient(connection)
+
+
+async def _create(admin: AdminClient, spec: ConsumerSpec) -> ConsumerView:
+    try:
+        return await admin.create_consumer(spec)
+    except UnknownStream as error:
+        names = [buffer["stream"] for buffer in (await admin.status())["buffers"]]
+        raise UnknownStream(error.message, hint=suggestion(spec.stream, names, "stream")) from None
+
+
+def _table(views: list[ConsumerView]) -> Any:
+    from bsfg.cli.status.health import backlog_level
+    from bsfg.cli.status.view import STYLES
+
+    wide = console().width >= WIDE_COLUMNS
+    extra = ("start", "created") if wide else ()
+    result = table("consumer", "of", "confirmed", "backlog", "kind", *extra, right=("confirmed", "backlog"))
+    for view in views:
+        state, spec = view.state, view.state.spec
+        backlog = Text(count_text(view.backlog), STYLES[backlog_level(view.backlog)])
+        kind = Text("required" if spec.required else "optional")
+        if state.retired_reason is not None:
+            backlog, kind = Text("–", "dim"), Text(f"retired: {state.retired_reason}", "dim")
+        where = f"{spec.start}:{spec.start_value}" if spec.start in ("offset", "time") else str(spec.start)
+        row: list[str | Text] = [
+            spec.name,
+            f"{spec.stream}/{spec.buffer}",
+            str(state.checkpoint.committed),
+            backlog,
+            kind,
+        ]
+        result.add_row(*row, *((where, time_text(state.created_unix_ms)) if wide else ()))
+    return result

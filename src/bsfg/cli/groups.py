@@ -1,0 +1,47 @@
+"""What groups of commands share: `bsfg gate` alone lists, names get suggestions, a decision needs a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from bsfg.errors import InvalidArgument
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Reason = Annotated[
+    str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; it is recorded with your name.", show_default=False)
+]
+
+
+class ListsByDefault(TyperGroup):
+    """A group that lists when it is given no command: `bsfg gate --json` is `bsfg gate list --json`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the command ``list`` where there is none."""
+        if not args or (args[0].startswith("-") and not {"--help", "-h"} & set(args)):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+def checked_reason(reason: str) -> str:
+    """Give a reason, or say that one is needed."""
+    if not reason.strip():
+        raise InvalidArgument(
+            "--reason is empty", hint="Say in a few words why; whoever looks at the record later will ask."
+        )
+    return reason.strip()
+
+
+def suggestion(word: str, known: Iterable[str], what: str) -> str:
+    """Give a hint for a name that is not there: the one that was probably meant, and all there are if they are few."""
+    from bsfg.node.config.kinds import nearest
+
+    names = sorted(set(known))
+    if not names:
+        return f"There is no {what} here."
+    meant = nearest(word, names).removeprefix("; ").capitalize()
+    listed = f"There are {', '.join(names[:8])}{' and others' if len(names) > 8 else ''}."
+    return f"{meant} {listed}".strip()

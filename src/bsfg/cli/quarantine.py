@@ -1,0 +1,262 @@
+"""`bsfg quarantine`: facts that were refused for good and kept aside: look, try again, take them out, give them up."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import orjson
+import typer
+from rich.text import Text
+
+from bsfg.cli.complete import streams
+from bsfg.cli.connection import Target, connects
+from bsfg.cli.groups import Json, ListsByDefault, Reason, checked_reason, suggestion
+from bsfg.cli.output import WIDE_COLUMNS, console, count_text, examples, pairs, print_json, table, time_text
+from bsfg.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from bsfg.wire.adminclient import AdminClient
+    from bsfg.wire.connection import Connection
+    from bsfg.wire.service import QuarantinedView
+
+app = typer.Typer(
+    cls=ListsByDefault,
+    help="See, retry, export and drop facts that were refused for good and kept aside.",
+    epilog=examples(
+        ("bsfg quarantine", "what is in quarantine, and why"),
+        ("bsfg quarantine show operational/forward/3", "one of them with its fact"),
+        ("bsfg quarantine retry 3 --reason 'the other copy was dropped'", "put it again"),
+        ("bsfg quarantine export > quarantine.jsonl", "all of them as JSON Lines, for whoever must decide"),
+        ("bsfg quarantine drop 3 --reason 'agreed with plant-a, ticket 815'", "give it up, which is recorded"),
+    ),
+)
+
+Id = Annotated[str, typer.Argument(metavar="ID", help="As listed: stream/buffer/number; the number if it is clear.")]
+Ids = Annotated[list[str] | None, typer.Argument(metavar="ID...", help="As listed; the number alone if it is clear.")]
+All = Annotated[bool, typer.Option("--all", help="All of them, or all of --stream.")]
+StreamOption = Annotated[
+    str | None, typer.Option(metavar="S", help="Only this stream.", autocompletion=streams, show_default=False)
+]
+
+
+@app.command("list")
+@connects("viewer", "operator")
+def list_quarantine(node: Target, stream: StreamOption = None, json: Json = False) -> None:
+    """List what is in quarantine: which fact, why it was refused, and where the one stands that was there first."""
+    found = node.run(lambda connection: _admin(connection).quarantine(stream))
+    if json:
+        print_json([as_dict(view) for view in found])
+    elif found:
+        console().print(_table(found))
+    else:
+        console().print("Nothing is in quarantine.")
+
+
+@app.command("show")
+@connects("viewer", "operator")
+def show(node: Target, id: Id, json: Json = False) -> None:
+    """Show one quarantined fact with its content, and the reason it was refused for."""
+
+    async def call(connection: Connection) -> QuarantinedView:
+        admin = _admin(connection)
+        [listed] = await _chosen(admin, [id], stream=None, everything=False)
+        return await _whole(admin, listed)
+
+    view = node.run(call)
+    if json:
+        print_json({**as_dict(view), "facts": _messages(view)})
+    else:
+        _show(view)
+
+
+@app.command("retry")
+@connects("operator")
+def retry(
+    node: Target,
+    reason: Reason,
+    ids: Ids = None,
+    everything: All = False,
+    stream: StreamOption = None,
+    json: Json = False,
+) -> None:
+    """Put quarantined facts again; what is taken now, or is there already, leaves quarantine.
+
+    A fact whose id is taken by another one conflicts again and stays. Ends with 1 if any stays.
+    """
+    why = checked_reason(reason)
+
+    async def settle(admin: AdminClient, view: QuarantinedView) -> dict[str, Any]:
+        settled, result = await admin.retry_quarantined(view.stream, view.quarantined.id, why, view.buffer)
+        return {"id": name_of(view), "settled": settled, "result": result.name.lower()}
+
+    done = _settle(node, ids or [], stream, everything, settle)
+    words = {
+        "inserted": "is stored now",
+        "already_exists": "was stored already",
+        "conflict": "conflicts again: it stays",
+    }
+    _report(done, json, lambda row: words[row["result"]])
+    if not all(row["settled"] for row in done):
+        raise typer.Exit(1)
+
+
+@app.command("drop")
+@connects("operator")
+def drop(
+    node: Target,
+    reason: Reason,
+    ids: Ids = None,
+    everything: All = False,
+    stream: StreamOption = None,
+    json: Json = False,
+) -> None:
+    """Give quarantined facts up for good; who did it and why stays on record. Export them first if in doubt."""
+    why = checked_reason(reason)
+
+    async def settle(admin: AdminClient, view: QuarantinedView) -> dict[str, Any]:
+        await admin.drop_quarantined(view.stream, view.quarantined.id, why, view.buffer)
+        return {"id": name_of(view), "settled": True}
+
+    _report(_settle(node, ids or [], stream, everything, settle), json, lambda row: "is dropped")
+
+
+@app.command("export")
+@connects("viewer", "operator")
+def export(
+    node: Target,
+    ids: Ids = None,
+    stream: StreamOption = None,
+    facts: Annotated[
+        bool, typer.Option("--facts", help="Only the facts, in the form that `bsfg append` reads.")
+    ] = False,
+) -> None:
+    """Write quarantined facts to stdout as JSON Lines, one object a fact, with what is known of its refusal."""
+
+    async def call(connection: Connection) -> None:
+        admin = _admin(connection)
+        for listed in await _chosen(admin, ids or [], stream, everything=not ids):
+            view = await _whole(admin, listed)
+            for message in _messages(view):
+                line = message if facts else {"quarantined": as_dict(view), **message}
+                sys.stdout.buffer.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+        sys.stdout.buffer.flush()
+
+    node.run(call)
+
+
+def name_of(view: QuarantinedView) -> str:
+    """Give the full name of a quarantined fact; numbers count per buffer."""
+    return f"{view.stream}/{view.buffer}/{view.quarantined.id}"
+
+
+def as_dict(view: QuarantinedView) -> dict[str, Any]:
+    """Give the JSON form of a quarantined fact, without its content."""
+    found = view.quarantined
+    return {
+        "id": name_of(view),
+        "stream": view.stream,
+        "buffer": str(view.buffer),
+        "number": found.id,
+        "at_unix_ms": found.at_unix_ms,
+        "reason": found.reason,
+        "from_zone": found.key.from_zone,
+        "message_id": found.key.message_id,
+        "existing_offset": found.existing_offset if found.existing_offset >= 0 else None,
+        "detail": found.detail,
+    }
+
+
+def _admin(connection: Connection) -> AdminClient:
+    from bsfg.wire.adminclient import AdminClient
+
+    return AdminClient(connection)
+
+
+async def _whole(admin: AdminClient, listed: QuarantinedView) -> QuarantinedView:
+    return await admin.quarantined(listed.stream, listed.quarantined.id, listed.buffer)
+
+
+def _settle(
+    node: Target,
+    ids: list[str],
+    stream: str | None,
+    everything: bool,
+    settle: Callable[[AdminClient, QuarantinedView], Awaitable[dict[str, Any]]],
+) -> list[dict[str, Any]]:
+    if not ids and not everything:
+        raise InvalidArgument(
+            "which one is not said", hint="Give one or more ids, or --all; `bsfg quarantine` lists them."
+        )
+
+    async def call(connection: Connection) -> list[dict[str, Any]]:
+        admin = _admin(connection)
+        return [await settle(admin, view) for view in await _chosen(admin, ids, stream, everything)]
+
+    return node.run(call)
+
+
+async def _chosen(admin: AdminClient, ids: list[str], stream: str | None, everything: bool) -> list[QuarantinedView]:
+    """Find what ids mean; a number alone means the one fact that has it."""
+    views = await admin.quarantine(stream)
+    if everything and not ids:
+        return views
+    found = []
+    for id in dict.fromkeys(ids):
+        fits = [view for view in views if id in (name_of(view), str(view.quarantined.id))]
+        if not fits:
+            hint = suggestion(id, [name_of(view) for view in views], "fact in quarantine")
+            raise InvalidArgument(f"nothing in quarantine is called {id!r}", hint=hint)
+        if len(fits) > 1:
+            hint = f"Give the whole id: {' or '.join(name_of(view) for view in fits)}."
+            raise InvalidArgument(f"{id!r} could be several facts in quarantine", hint=hint)
+        found += fits
+    return found
+
+
+def _messages(view: QuarantinedView) -> list[dict[str, Any]]:
+    from bsfg.jsonform import message_to_dict
+
+    return [message_to_dict(message) for message in view.quarantined.facts.to_messages()]
+
+
+def _report(done: list[dict[str, Any]], json: bool, words: Callable[[dict[str, Any]], str]) -> None:
+    if json:
+        print_json(done)
+        return
+    for row in done:
+        style = "green" if row["settled"] else "yellow"
+        console().print(Text.assemble(f"{row['id']} ", (words(row), style)), soft_wrap=True)
+    if not done:
+        console().print("Nothing is in quarantine.")
+
+
+def _show(view: QuarantinedView) -> None:
+    from rich.markup import escape
+
+    found = as_dict(view)
+    there = found["existing_offset"]
+    rows = {
+        "refused": f"{time_text(found['at_unix_ms'])}, {found['reason']}",
+        "fact": f"{found['from_zone']} {found['message_id']}",
+        "there first": "–" if there is None else f"offset {there} of {view.stream}/{view.buffer}",
+        "detail": found["detail"] or "–",
+    }
+    out = console()
+    out.print(pairs(name_of(view), {name: escape(value) for name, value in rows.items()}))
+    for message in _messages(view):
+        text = orjson.dumps(message, option=orjson.OPT_INDENT_2).decode()
+        out.print(Text(text), soft_wrap=True)
+
+
+def _table(views: list[QuarantinedView]) -> Any:
+    wide = console().width >= WIDE_COLUMNS
+    extra = ("refused", "there first") if wide else ()
+    result = table("id", "reason", "fact", *extra, right=("there first",))
+    for view in views:
+        found = as_dict(view)
+        row = [name_of(view), found["reason"], Text(f"{found['from_zone']} {found['message_id']}")]
+        there = "–" if found["existing_offset"] is None else count_text(found["existing_offset"])
+        result.add_row(*row, *((time_text(found["at_unix_ms"]), there) if wide else ()))
+    return result

@@ -1,0 +1,155 @@
+"""What the status of a node means: which of its values are as they should be, and which need somebody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from bsfg.gate import Mode
+from bsfg.ports import Buffer
+
+LAG_WARNING_SECONDS, LAG_ALERT_SECONDS = 0.1, 1.0
+BACKLOG_WARNING, BACKLOG_ALERT = 100, 10_000
+REPORT_FRESH_MS = 60_000
+AUTONOMY_WARNING_HOURS = 24.0
+SENDER = "sender"
+
+Document = Mapping[str, Any]
+
+
+class Level(StrEnum):
+    """How a value counts; `worst` gives the highest."""
+
+    OK = "ok"
+    WARNING = "warning"
+    ALERT = "alert"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that needs attention: what kind, about what, and in words."""
+
+    level: Level
+    alert: str
+    about: str
+    says: str
+
+
+def findings(document: Document) -> list[Finding]:
+    """List what is not as it should be, the worst first: what the node itself raised, and what its values show."""
+    found = {(each.alert, each.about): each for each in _seen(document)}
+    # The node knows the thresholds of its configuration, so its word stands.
+    found |= {(each.alert, each.about): each for each in _raised(document)}
+    return sorted(found.values(), key=lambda each: (each.level != Level.ALERT, each.alert, each.about))
+
+
+def worst(found: list[Finding]) -> Level:
+    """Give the highest level among findings."""
+    levels = {each.level for each in found}
+    return next((level for level in (Level.ALERT, Level.WARNING) if level in levels), Level.OK)
+
+
+def autonomy(document: Document) -> tuple[str, float] | None:
+    """Give the stream whose store buffer is full first at the present rate, and in how many hours; None if none is."""
+    left = [
+        (float(buffer["hours_left"]), str(buffer["stream"]))
+        for buffer in document["buffers"]
+        if buffer["buffer"] == Buffer.STORE and buffer["hours_left"] is not None
+    ]
+    if not left:
+        return None
+    hours, stream = min(left)
+    return stream, hours
+
+
+def as_json(document: Document) -> dict[str, Any]:
+    """Give the document with what it means."""
+    found, soonest = findings(document), autonomy(document)
+    return {
+        **document,
+        "health": str(worst(found)),
+        "findings": [asdict(each) for each in found],
+        "autonomy_hours": None if soonest is None else soonest[1],
+    }
+
+
+def lag_level(seconds: float) -> Level:
+    """Judge the time from the sender's append to here."""
+    if seconds > LAG_ALERT_SECONDS:
+        return Level.ALERT
+    return Level.WARNING if seconds >= LAG_WARNING_SECONDS else Level.OK
+
+
+def backlog_level(count: int) -> Level:
+    """Judge how much a consumer has not confirmed."""
+    if count > BACKLOG_ALERT:
+        return Level.ALERT
+    return Level.WARNING if count > BACKLOG_WARNING else Level.OK
+
+
+def mode_level(mode: str) -> Level:
+    """Judge the mode of a gate: a held one waits for an operator, an autonomous one for the other side."""
+    if mode == Mode.HELD:
+        return Level.ALERT
+    return Level.OK if mode == Mode.NORMAL else Level.WARNING
+
+
+def is_fresh(report: Document, document: Document) -> bool:
+    """Tell whether a link's report speaks of the present."""
+    return bool(document["now_unix_ms"] - report["at_unix_ms"] <= REPORT_FRESH_MS)
+
+
+def _raised(document: Document) -> Iterator[Finding]:
+    for alert in document.get("alerts", ()):
+        level = Level.WARNING if alert["severity"] == Level.WARNING else Level.ALERT
+        yield Finding(level, str(alert["alert"]), str(alert["about"]), str(alert["text"]))
+
+
+def _seen(document: Document) -> Iterator[Finding]:
+    for buffer in document["buffers"]:
+        yield from _buffer(buffer)
+    for consumer in document["consumers"]:
+        level = backlog_level(consumer["backlog"])
+        if level != Level.OK and consumer["retired_reason"] is None:
+            says = f"{consumer['name']} has {consumer['backlog']:,} facts to confirm"
+            yield Finding(level, "consumer_backlog", consumer["name"], says)
+    for link in document["links"]:
+        yield from _link(link, document)
+    yield from _autonomy(document)
+
+
+def _buffer(buffer: Document) -> Iterator[Finding]:
+    about = f"{buffer['stream']}/{buffer['buffer']}"
+    if buffer["fill"] != "healthy":
+        level = Level.WARNING if buffer["fill"] == "warning" else Level.ALERT
+        yield Finding(level, "buffer_fill", about, f"{about} is {buffer['fill_percent']:.1f} % full")
+    if buffer["quarantined"]:
+        says = f"{buffer['quarantined']:,} facts wait in quarantine; see `bsfg quarantine list`"
+        yield Finding(Level.WARNING, "quarantine", about, says)
+
+
+def _link(link: Document, document: Document) -> Iterator[Finding]:
+    about, mode = f"{link['link']}/{link['side']}", link["mode"]
+    if mode == Mode.HELD:
+        yield Finding(Level.ALERT, "gate_held", about, f"{link['link']} is held by {link['held_by']}: {link['reason']}")
+    elif mode != Mode.NORMAL:
+        reason = f": {link['reason']}" if link["reason"] else ""
+        yield Finding(Level.WARNING, f"link_{mode}", about, f"{link['link']} is in {mode}{reason}")
+    for report in link["reports"]:
+        lag_seconds = report["lag_seconds"]
+        if lag_seconds is None or not is_fresh(report, document) or lag_level(lag_seconds) == Level.OK:
+            continue
+        says = f"{report['stream']} over {link['link']} lags {lag_seconds:.3g} s"
+        yield Finding(lag_level(lag_seconds), "replication_lag", f"{link['link']}/{report['stream']}", says)
+
+
+def _autonomy(document: Document) -> Iterator[Finding]:
+    """The end of autonomy is news only while somebody who should pull is away."""
+    away = any(link["side"] == SENDER and link["mode"] in (Mode.AUTONOMOUS, Mode.HELD) for link in document["links"])
+    soonest = autonomy(document)
+    if away and soonest is not None and soonest[1] < AUTONOMY_WARNING_HOURS:
+        stream, hours = soonest
+        says = f"the store buffer of {stream} is full in {hours:.1f} h at the present rate"
+        yield Finding(Level.WARNING, "autonomy", stream, says)

@@ -1,0 +1,178 @@
+"""The status of a node as tables: one look must be enough."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from bsfg.cli.output import WIDE_COLUMNS, console, count_text, size_text, table, time_text
+from bsfg.cli.status.health import (
+    AUTONOMY_WARNING_HOURS,
+    Document,
+    Finding,
+    Level,
+    autonomy,
+    backlog_level,
+    findings,
+    is_fresh,
+    lag_level,
+    mode_level,
+    worst,
+)
+
+STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.ALERT: "bold red"}
+WORDS = {Level.OK: "healthy", Level.WARNING: "warning", Level.ALERT: "ALERT"}
+_FILL_LEVELS = {"healthy": Level.OK, "warning": Level.WARNING}
+_CAPACITY_BAR, _NARROW_BAR = 20, 8
+
+
+def render(document: Document, *, width: int | None = None) -> RenderableType:
+    """Draw a status document for a terminal of a width; unimportant columns go first."""
+    wide = (console().width if width is None else width) >= WIDE_COLUMNS
+    found = findings(document)
+    parts: list[RenderableType] = [_head(document, found)]
+    if found:
+        parts += [_findings(found)]
+    parts += [Text(), Text("Streams", "bold"), _buffers(document, wide)]
+    if document["consumers"]:
+        parts += [Text("Consumers", "bold"), _consumers(document, wide)]
+    if document["links"]:
+        parts += [Text("Links", "bold"), _links(document, wide)]
+    return Group(*parts)
+
+
+def mode_text(mode: str) -> Text:
+    """Write the mode of a gate as a coloured word."""
+    return Text(mode, STYLES[mode_level(mode)])
+
+
+def duration_text(seconds: float) -> str:
+    """Write a span of time in the unit that suits it."""
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
+    for limit, unit, size in ((120, "s", 1), (7_200, "min", 60), (172_800, "h", 3_600)):
+        if seconds < limit:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} d"
+
+
+def hours_text(hours: float) -> str:
+    """Write hours of autonomy, in days when there are many."""
+    if hours < 10:
+        return f"{hours:.1f} h"
+    if hours < 96:
+        return f"{hours:.0f} h"
+    days = hours / 24
+    return f"{days:,.0f} days" if days < 3_650 else "over 10 years"
+
+
+def bar(percent: float, width: int, style: str) -> Text:
+    """Draw how full something is; what is not empty shows at least one block."""
+    full = min(width, max(1 if percent > 0 else 0, round(percent * width / 100)))
+    return Text.assemble(("█" * full, style), ("░" * (width - full), "dim"))
+
+
+def _head(document: Document, found: list[Finding]) -> Text:
+    level, soonest = worst(found), autonomy(document)
+    up_seconds = (document["now_unix_ms"] - document["started_unix_ms"]) / 1000
+    head = Text.assemble((str(document["zone"]), "bold"), "  ", (f"● {WORDS[level]}", STYLES[level]))
+    head.append(f"  {time_text(document['now_unix_ms'])}\n", "dim")
+    head.append(f"bsfg {document['version']}, up {duration_text(up_seconds)}; ")
+    if soonest is None:
+        head.append("autonomy: no store buffer grows at present")
+    else:
+        stream, hours = soonest
+        style = "yellow" if hours < AUTONOMY_WARNING_HOURS else "green"
+        head.append("autonomy: ")
+        head.append(hours_text(hours), style)
+        head.append(f" at the present rate ({stream})")
+    return head
+
+
+def _findings(found: list[Finding]) -> RenderableType:
+    lines = [
+        Text.assemble("  ", (WORDS[each.level], STYLES[each.level]), f" {each.alert}: {each.says}") for each in found
+    ]
+    return Group(Text(), *lines)
+
+
+def _buffers(document: Document, wide: bool) -> RenderableType:
+    extra = ("offsets", "gaps", "aside") if wide else ()
+    result = table("stream", "fill", "", "rate", "full in", *extra, right=("", "rate", "full in", "gaps", "aside"))
+    for buffer in document["buffers"]:
+        style = STYLES[_FILL_LEVELS.get(buffer["fill"], Level.ALERT)]
+        hours = buffer["hours_left"]
+        row: list[str | Text] = [
+            f"{buffer['stream']}/{buffer['buffer']}",
+            bar(buffer["fill_percent"], _CAPACITY_BAR if wide else _NARROW_BAR, style),
+            Text(_fill_text(buffer, wide), style),
+            f"{buffer['facts_per_second']:,.0f}/s" if buffer["facts_per_second"] >= 0.5 else "–",
+            "–" if hours is None else hours_text(hours),
+        ]
+        if wide:
+            row += [_offsets(buffer), _some(buffer["gaps"]), _some(buffer["quarantined"])]
+        result.add_row(*row)
+    return result
+
+
+def _fill_text(buffer: Document, wide: bool) -> str:
+    percent = f"{buffer['fill_percent']:.1f} %"
+    return f"{percent} of {size_text(buffer['capacity_bytes'])}" if wide else percent
+
+
+def _offsets(buffer: Document) -> str:
+    return f"{buffer['start']}–{buffer['end'] - 1}" if buffer["end"] > buffer["start"] else "–"
+
+
+def _some(count: int) -> Text:
+    return Text(count_text(count), "yellow" if count else "dim")
+
+
+def _consumers(document: Document, wide: bool) -> RenderableType:
+    extra = ("kind", "fetched") if wide else ()
+    result = table("consumer", "of", "frontier", "backlog", *extra, right=("frontier", "backlog", "fetched"))
+    for consumer in document["consumers"]:
+        row: list[str | Text] = [
+            consumer["name"],
+            f"{consumer['stream']}/{consumer['buffer']}",
+            str(consumer["committed"]),
+        ]
+        row += _retired(consumer) if consumer["retired_reason"] is not None else _active(consumer, document)
+        result.add_row(*row[: len(result.columns)])
+    return result
+
+
+def _retired(consumer: Document) -> list[str | Text]:
+    return [Text("retired", "dim"), Text(str(consumer["retired_reason"]), "dim"), ""]
+
+
+def _active(consumer: Document, document: Document) -> list[str | Text]:
+    backlog = Text(count_text(consumer["backlog"]), STYLES[backlog_level(consumer["backlog"])])
+    return [backlog, "required" if consumer["required"] else "optional", _ago(consumer, document)]
+
+
+def _ago(consumer: Document, document: Document) -> str:
+    last = consumer["last_fetch_unix_ms"]
+    return "–" if last is None else f"{duration_text(max(0, document['now_unix_ms'] - last) / 1000)} ago"
+
+
+def _links(document: Document, wide: bool) -> RenderableType:
+    extra = ("moved by",) if wide else ()
+    result = table("link", "side", "mode", "lag", "backlog", *extra, right=("lag", "backlog"))
+    for link in document["links"]:
+        reports = [report for report in link["reports"] if is_fresh(report, document)]
+        row: list[str | Text] = [link["link"], link["side"], mode_text(link["mode"]), _lag(reports)]
+        row.append(count_text(sum(report["backlog"] for report in reports)) if reports else "–")
+        if wide:
+            row.append(link["lease"] or ("nobody" if link["side"] == "receiver" else "–"))
+        result.add_row(*row)
+    return result
+
+
+def _lag(reports: list[dict[str, Any]]) -> Text:
+    lags = [report["lag_seconds"] for report in reports if report["lag_seconds"] is not None]
+    if not lags:
+        return Text("–", "dim")
+    return Text(duration_text(max(lags)), STYLES[lag_level(max(lags))])
