@@ -3,49 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
-import pytest
-from tests.e2e.zones import Zone, pair, settled
+from tests.e2e.zones import Zone, settled
 
 from bsfg.ports import Buffer
 from bsfg.testing.facts import batch, messages
 
 
-@pytest.fixture
-def zones(tmp_path: Path) -> tuple[Zone, Zone]:
-    """Two zones, stopped after the test however it ends."""
-    plant, enterprise = pair(tmp_path)
-    yield plant, enterprise  # type: ignore[misc]
-    for zone in (plant, enterprise):
-        zone.kill()
-
-
-def test_partition_and_reconciliation(zones: tuple[Zone, Zone]) -> None:
+async def test_partition_and_reconciliation(zones: tuple[Zone, Zone]) -> None:
     """Both sides go on while the other is away, and end up equal and in order when it is back."""
     plant, enterprise = zones
-
-    async def story() -> None:
-        plant.start()
+    plant.start(by_command=True)
+    enterprise.start()
+    async with plant.client() as at_plant, enterprise.client() as at_enterprise:
+        await at_plant.append("operational", batch(500, from_zone="plant-a"))
+        await at_enterprise.append("operational", batch(300, seed=1, from_zone="enterprise"))
+        await asyncio.gather(settled(plant, enterprise), settled(enterprise, plant))
+        enterprise.kill()
+        await at_plant.append("operational", batch(700, first=500, from_zone="plant-a"))
         enterprise.start()
-        async with plant.client() as at_plant, enterprise.client() as at_enterprise:
-            await at_plant.append("operational", batch(500, from_zone="plant-a"))
-            await at_enterprise.append("operational", batch(300, seed=1, from_zone="enterprise"))
-            await asyncio.gather(settled(plant, enterprise), settled(enterprise, plant))
-            enterprise.kill()
-            await at_plant.append("operational", batch(700, first=500, from_zone="plant-a"))
-            enterprise.start()
-            await settled(plant, enterprise)
-        async with enterprise.client() as at_enterprise:
-            plant.kill()
-            await at_enterprise.append("operational", batch(400, seed=1, first=300, from_zone="enterprise"))
-            plant.start()
-            await settled(enterprise, plant)
-
-    asyncio.run(story())
-    for zone in zones:
-        zone.stop()
+        await settled(plant, enterprise)
+    async with enterprise.client() as at_enterprise:
+        plant.kill()
+        await at_enterprise.append("operational", batch(400, seed=1, first=300, from_zone="enterprise"))
+        plant.start()
+        await settled(enterprise, plant)
+    plant.stop()
+    enterprise.stop()
     assert enterprise.messages(Buffer.FORWARD) == messages(1200, from_zone="plant-a")
     assert plant.messages(Buffer.FORWARD) == messages(700, seed=1, from_zone="enterprise")
-    modes = [event["mode"] for event in enterprise.events("gate_moved") if event["side"] == "receiver"]
-    assert "normal" in modes
+    assert "normal" in enterprise.modes("from-plant-a")

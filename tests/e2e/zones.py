@@ -10,22 +10,30 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import orjson
+from tests.e2e.nursery import nursery
 
 from bsfg.errors import BsfgError
-from bsfg.fact import Message
-from bsfg.ports import Buffer
-from bsfg.stores.log.reader import open_folder
+from bsfg.fact import Entry, Message
+from bsfg.ports import Buffer, GapRecord
+from bsfg.stores.log.reader import LogFolder, open_folder
+from bsfg.wire.adminclient import AdminClient
+from bsfg.wire.certs import create_authority, issue
 from bsfg.wire.client import BoundaryClient
 from bsfg.wire.connection import Connection
 from bsfg.wire.tls import TlsFiles, Watched
 
 READY_SECONDS = 60.0
 SETTLE_SECONDS = 120.0
+"""How long something that must happen may take before a test gives up; it is never what is measured."""
+
+ROLES = ("producer", "consumer", "operator", "viewer")
 
 
 def free_port() -> int:
@@ -35,9 +43,22 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def bsfg(*args: str) -> None:
-    """Run a command of ours and insist that it works."""
-    subprocess.run([sys.executable, "-m", "bsfg.cli", *args], check=True, capture_output=True, timeout=60)
+def bsfg(*args: str) -> bytes:
+    """Run a command of ours, insist that it works, and give what it printed."""
+    done = subprocess.run([sys.executable, "-m", "bsfg.cli", *args], capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, (args, done.stdout[-2000:], done.stderr[-2000:])
+    return done.stdout
+
+
+async def until(condition: Callable[[], object], what: str = "", *, timeout_seconds: float = SETTLE_SECONDS) -> Any:
+    """Wait until a condition holds and give its value; what is not there yet counts as not holding."""
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        with contextlib.suppress(BsfgError, OSError):
+            if found := condition():
+                return found
+        assert time.monotonic() < deadline, f"waited in vain for {what or condition}"
+        await asyncio.sleep(0.02)
 
 
 @dataclass
@@ -53,6 +74,8 @@ class Zone:
     serve: str = ""
     streams: str = "[streams.operational]\n"
     identities: str = ""
+    more: str = ""
+    pid: int | None = None
     process: subprocess.Popen[bytes] | None = None
     starts: int = 0
 
@@ -60,6 +83,11 @@ class Zone:
     def folder(self) -> Path:
         """Where its files are."""
         return self.root / self.name
+
+    @property
+    def data(self) -> Path:
+        """Where its buffers are."""
+        return self.folder / "data"
 
     @property
     def log_path(self) -> Path:
@@ -97,101 +125,167 @@ roles = ["viewer"]
 {self.streams}
 {self.links}
 {self.serve}
+{self.more}
 """
         )
 
-    def start(self) -> None:
-        """Start the node and wait until it serves."""
+    # Its process.
+
+    def start(self, *, by_command: bool = False) -> None:
+        """Start the node and wait until it serves; ``by_command`` runs `bsfg node` as a person would."""
+        assert self.pid is None, f"{self.name} runs already"
         self.starts += 1
         ready = self.folder / f"ready-{self.starts}"
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        if by_command:
+            self.pid = self._run_command(ready.name)
+        else:
+            self.pid = nursery().start(self.folder, self.log_path, ready.name)
+        deadline = time.monotonic() + READY_SECONDS
+        while not (ready.exists() and ready.read_bytes()):
+            assert _runs(self.pid), self.log_path.read_text()[-3000:]
+            assert time.monotonic() < deadline, "the node did not start"
+            time.sleep(0.01)
+
+    def _run_command(self, ready: str) -> int:
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "bsfg.cli", "node", "-c", "zone.toml", "--ready-file", ready.name],
+                [sys.executable, "-m", "bsfg.cli", "node", "-c", "zone.toml", "--ready-file", ready],
                 cwd=self.folder,
-                env=environment,
                 stdout=log,
                 stderr=log,
             )
-        deadline = time.monotonic() + READY_SECONDS
-        while not (ready.exists() and ready.read_bytes()):
-            assert self.process.poll() is None, self.log_path.read_text()[-3000:]
-            assert time.monotonic() < deadline, "the node did not start"
-            time.sleep(0.02)
+        return self.process.pid
 
     def kill(self) -> None:
         """End the node as a power switch would end the process."""
-        if self.process is not None:
-            self.process.send_signal(signal.SIGKILL)
-            self.process.wait()
-            self.process = None
+        self._end(signal.SIGKILL)
 
     def stop(self) -> None:
         """Stop the node as an operator would, and insist that it ends well."""
+        if self.pid is not None:
+            assert self._end(signal.SIGTERM) == 0, self.log_path.read_text()[-3000:]
+
+    def restart(self) -> None:
+        """Stop the node well and start it again, with its configuration as it is now."""
+        self.stop()
+        self.write()
+        self.start()
+
+    def _end(self, how: signal.Signals) -> int:
+        pid, self.pid = self.pid, None
+        if pid is None:
+            return 0
+        os.kill(pid, how)
         if self.process is not None:
-            self.process.terminate()
-            code = self.process.wait(timeout=30)
-            self.process = None
-            assert code == 0, self.log_path.read_text()[-3000:]
+            process, self.process = self.process, None
+            return process.wait(30)
+        return nursery().wait(pid)
+
+    # Calls.
 
     def files(self, identity: str | None = None) -> TlsFiles:
         """Give the certificate files of an identity, by default the node's own."""
         name = identity or f"{self.name}-bsfg"
         return TlsFiles(self.certs / "ca.crt", self.certs / f"{name}.crt", self.certs / f"{name}.key")
 
-    @contextlib.asynccontextmanager
-    async def client(self, identity: str = "producer", *, whole: bool = False) -> AsyncIterator[BoundaryClient]:
-        """Call the node as one of its identities."""
-        name = identity if whole else f"{self.name}-{identity}"
-        connection = Connection(
-            f"127.0.0.1:{self.port}", watched=Watched(self.files(name)), server_name=f"{self.name}-bsfg"
+    def connection(self, identity: str, *, request_timeout_seconds: float = 30.0) -> Connection:
+        """Give a connection to the node as one of the identities of this zone, or of another with its whole name."""
+        name = f"{self.name}-{identity}" if identity in ROLES else identity
+        return Connection(
+            f"127.0.0.1:{self.port}",
+            watched=Watched(self.files(name)),
+            server_name=f"{self.name}-bsfg",
+            request_timeout_seconds=request_timeout_seconds,
         )
-        async with BoundaryClient(connection) as client:
+
+    @contextlib.asynccontextmanager
+    async def client(self, identity: str = "producer") -> AsyncIterator[BoundaryClient]:
+        """Call the node as one of its identities."""
+        async with BoundaryClient(self.connection(identity)) as client:
             yield client
 
-    def end(self, buffer: Buffer, stream: str = "operational") -> int:
-        """Give where a buffer ends, read from its folder."""
-        for log in open_folder(self.folder / "data"):
+    @contextlib.asynccontextmanager
+    async def admin(self, identity: str = "operator") -> AsyncIterator[AdminClient]:
+        """Call the node's administration."""
+        async with AdminClient(self.connection(identity)) as client:
+            yield client
+
+    # Its folder, read without asking the node.
+
+    def log(self, buffer: Buffer, stream: str = "operational") -> LogFolder:
+        """Open one of its logs for reading."""
+        for log in open_folder(self.data):
             if (log.stream, log.buffer) == (stream, buffer):
-                return log.view().end
-        return 0
+                return log
+        raise FileNotFoundError(f"{self.name} has no {buffer} buffer of {stream}")
+
+    def end(self, buffer: Buffer, stream: str = "operational") -> int:
+        """Give where a buffer ends; 0 when it is not there yet."""
+        try:
+            return self.log(buffer, stream).view().end
+        except FileNotFoundError:
+            return 0
+
+    def entries(self, buffer: Buffer, stream: str = "operational") -> list[Entry]:
+        """Read everything that a buffer holds."""
+        frames = self.log(buffer, stream).frames()
+        return [entry for frame in frames if frame.entries is not None for entry in frame.entries.to_entries()]
 
     def messages(self, buffer: Buffer, stream: str = "operational") -> list[Message]:
-        """Read everything that a buffer holds, from its folder."""
-        for log in open_folder(self.folder / "data"):
-            if (log.stream, log.buffer) == (stream, buffer):
-                batches = [frame.entries for frame in log.frames(0) if frame.entries is not None]
-                return [entry.message for batch in batches for entry in batch.to_entries()]
-        return []
+        """Read the messages that a buffer holds."""
+        return [entry.message for entry in self.entries(buffer, stream)]
 
-    def events(self, name: str | None = None) -> list[dict[str, object]]:
+    def gaps(self, buffer: Buffer, stream: str = "operational") -> list[GapRecord]:
+        """Read the gap records of a buffer."""
+        return self.log(buffer, stream).notes().gaps
+
+    def events(self, name: str | None = None, **fields: object) -> list[dict[str, Any]]:
         """Read the log records of the node, of all its lives."""
         found = []
         for line in self.log_path.read_bytes().splitlines():
             with contextlib.suppress(orjson.JSONDecodeError):
                 record = orjson.loads(line)
-                if name is None or record.get("event") == name:
+                if (name is None or record.get("event") == name) and fields.items() <= record.items():
                     found.append(record)
         return found
 
+    def modes(self, link: str, side: str = "receiver") -> list[str]:
+        """Give the modes that a gate has gone through, in order."""
+        return [event["mode"] for event in self.events("gate_moved", link=link, side=side)]
 
-def authority(root: Path, *names: str) -> Path:
+    async def seen(self, name: str, *, count: int = 1, **fields: object) -> dict[str, Any]:
+        """Wait until the node has logged something, and give its last such record."""
+        return (await until(lambda: (e := self.events(name, **fields))[count - 1 :] and e, f"{name} {fields}"))[-1]
+
+    async def mode(self, link: str, mode: str, side: str = "receiver") -> None:
+        """Wait until a gate is in a mode."""
+        await until(lambda: self.modes(link, side)[-1:] == [mode], f"{self.name}: {link}/{side} to be {mode}")
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def certificates(root: Path, *zones: str, folder: str = "certs") -> Path:
     """Make an authority and certificates for the nodes and users of some zones."""
-    certs = root / "certs"
-    bsfg("certs", "init-ca", str(certs))
-    for name in names:
-        bsfg("certs", "issue", str(certs), f"{name}-bsfg", "--host", "127.0.0.1")
-        for role in ("producer", "consumer", "operator", "viewer"):
-            bsfg("certs", "issue", str(certs), f"{name}-{role}")
+    certs, now = root / folder, datetime.now(UTC)
+    create_authority(certs, name=f"the authority of {folder}", days=30, now=now)
+    for zone in zones:
+        issue(certs, f"{zone}-bsfg", days=20, now=now, hosts=["127.0.0.1"])
+        for role in ROLES:
+            issue(certs, f"{zone}-{role}", days=20, now=now, serves=False)
     return certs
 
 
-def link_to(sender: Zone, *, stream: str = "operational", more: str = "") -> str:
-    """Write the inbound link of a receiver, and the row of the peer."""
+def link_to(sender: Zone, *, name: str | None = None, port: int | None = None, more: str = "") -> str:
+    """Write the inbound link of a receiver; ``port`` is that of something between the two."""
     return f"""
-[links.from-{sender.name}]
+[links.{name or f"from-{sender.name}"}]
 zone = "{sender.name}"
-address = "127.0.0.1:{sender.port}"
+address = "127.0.0.1:{port or sender.port}"
 engine = "native"
 fetch_wait = "1s"
 backoff_first = "50ms"
@@ -201,7 +295,7 @@ backoff_max = "500ms"
 
 
 def peer(zone: str, more: str = "") -> str:
-    """Write the row of a peer and what it is served."""
+    """Write the row of a peer."""
     return f"""
 [identities.{zone}-bsfg]
 zone = "{zone}"
@@ -210,28 +304,29 @@ roles = ["peer"]
 """
 
 
-def pair(root: Path, *, more: str = "") -> tuple[Zone, Zone]:
+def serve(zone: str, more: str = "") -> str:
+    """Write what a peer is served."""
+    return f"""
+[serve.{zone}]
+lost_after = "3s"
+{more}
+"""
+
+
+def pair(root: Path, *, more: str = "", streams: str = "[streams.operational]\n") -> tuple[Zone, Zone]:
     """Make two zones that pull from each other."""
-    certs = authority(root, "plant-a", "enterprise")
-    plant, enterprise = Zone("plant-a", root, certs), Zone("enterprise", root, certs)
+    certs = certificates(root, "plant-a", "enterprise")
+    plant, enterprise = (Zone(name, root, certs, streams=streams) for name in ("plant-a", "enterprise"))
     plant.links, enterprise.links = link_to(enterprise, more=more), link_to(plant, more=more)
     for zone, other in ((plant, enterprise), (enterprise, plant)):
-        zone.identities = peer(other.name)
-        zone.serve = f"[serve.{other.name}]\nlost_after = '3s'\n"
+        zone.identities, zone.serve = peer(other.name), serve(other.name)
         zone.write()
     return plant, enterprise
 
 
 async def settled(sender: Zone, receiver: Zone, stream: str = "operational") -> None:
     """Wait until the receiver holds as many facts as the sender produced."""
-    deadline = time.monotonic() + SETTLE_SECONDS
-    while True:
-        with contextlib.suppress(BsfgError, OSError):
-            if receiver.end(Buffer.FORWARD, stream) >= sender.end(Buffer.STORE, stream):
-                return
-        assert time.monotonic() < deadline, (
-            receiver.end(Buffer.FORWARD, stream),
-            sender.end(Buffer.STORE, stream),
-            receiver.log_path.read_text()[-2000:],
-        )
-        await asyncio.sleep(0.05)
+    await until(
+        lambda: receiver.end(Buffer.FORWARD, stream) >= sender.end(Buffer.STORE, stream),
+        f"{receiver.name} to have what {sender.name} has",
+    )

@@ -1,0 +1,82 @@
+"""Nodes are killed at random moments while producers append on both sides; nothing is lost and nothing comes twice."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from random import Random
+
+import pytest
+from tests.e2e.producing import Insistent, calm, check_sound, expected, history
+from tests.e2e.zones import Zone, until
+
+from bsfg.ports import Buffer
+
+
+def seed_of_run() -> int:
+    """Give the seed of a campaign: the same in every short run, another in each long one unless BSFG_SEED is set."""
+    long = os.environ.get("BSFG_SOAK") == "long"
+    return int(os.environ.get("BSFG_SEED", Random().randrange(10**6) if long else 7))
+
+
+class Killer:
+    """Kills one node or both, again and again, each time in the middle of a handoff."""
+
+    def __init__(self, plant: Zone, enterprise: Zone, random: Random) -> None:
+        self.plant, self.enterprise, self._random = plant, enterprise, random
+        self.kills = 0
+
+    async def run(self, kills: int) -> None:
+        """Kill until so many nodes were killed."""
+        while self.kills < kills:
+            victims = self._random.choice(([self.plant], [self.enterprise], [self.plant, self.enterprise]))
+            await self._handoff_seen()
+            await asyncio.sleep(self._random.uniform(0, 0.1))
+            for victim in victims:
+                victim.kill()
+                self.kills += 1
+            await asyncio.sleep(self._random.choice((0, self._random.uniform(0, 0.2))))
+            for victim in victims:
+                await asyncio.to_thread(victim.start)
+
+    async def _handoff_seen(self) -> None:
+        """Wait until facts arrive on one of the sides: only then is there something to interrupt."""
+        before = self._ends()
+        await until(lambda: self._ends() != before, "any facts to arrive")
+
+    def _ends(self) -> tuple[int, int]:
+        return self.plant.end(Buffer.FORWARD), self.enterprise.end(Buffer.FORWARD)
+
+
+@pytest.mark.soak
+async def test_kills_at_random_moments(zones: tuple[Zone, Zone], soak_size: Callable[[int, int], int]) -> None:
+    """Sender, receiver or both are killed in mid-batch; afterwards both sides are equal, in order and sound."""
+    seed = seed_of_run()
+    print(f"BSFG_SEED={seed}")
+    plant, enterprise = zones
+    plant.start()
+    enterprise.start()
+    producers = Insistent(plant, seed), Insistent(enterprise, seed + 1)
+    killer = Killer(plant, enterprise, Random(seed))
+    tasks = [asyncio.create_task(producer.run()) for producer in producers]
+    killing = asyncio.create_task(killer.run(soak_size(60, 1_000)))
+    done, _ = await asyncio.wait([killing, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    for each in done:
+        each.result()
+    for producer in producers:
+        producer.stop()
+    await asyncio.gather(*tasks)
+    await asyncio.gather(calm(plant, enterprise), calm(enterprise, plant))
+    plant.stop()
+    enterprise.stop()
+    check_sound(plant, enterprise)
+    at_plant, at_enterprise = map(expected, producers)
+    assert history(plant, Buffer.STORE) == history(enterprise, Buffer.FORWARD) == at_plant
+    assert history(enterprise, Buffer.STORE) == history(plant, Buffer.FORWARD) == at_enterprise
+    for zone in zones:
+        origins = [entry.origin.offset for entry in zone.entries(Buffer.FORWARD) if entry.origin]
+        assert origins == list(range(len(origins)))
+    print(
+        f"{killer.kills} kills, {sum(p.count for p in producers)} facts, {sum(p.repeated for p in producers)} repeats"
+    )
