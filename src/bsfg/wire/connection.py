@@ -31,7 +31,8 @@ def channel_options(message_bytes: int) -> list[tuple[str, Any]]:
         ("grpc.max_send_message_length", -1),
         ("grpc.enable_retries", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        # Despite its name this is how long one attempt may take, handshake included; a slow line needs seconds.
+        ("grpc.min_reconnect_backoff_ms", 10_000),
         ("grpc.max_reconnect_backoff_ms", 5_000),
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),
