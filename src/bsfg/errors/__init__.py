@@ -1,0 +1,133 @@
+"""Every error a user of BSFG can meet, each with a stable code, a retry verdict and a hint.
+
+The codes are part of the product: the same string appears in Python, gRPC details, JSON bodies, log records and
+``--json`` output. A duplicate is a result, never an error.
+"""
+
+from bsfg.errors.access import (
+    CertificateInvalid,
+    ConfigInvalid,
+    FileExists,
+    IdentityRevoked,
+    IdentityUnknown,
+    PeerUnreachable,
+    PermissionRefused,
+    ServerIdentityMismatch,
+    TlsNotHardened,
+)
+from bsfg.errors.artifacts import (
+    ArtifactConflict,
+    ArtifactMissing,
+    ArtifactStoreFull,
+    ArtifactTooLarge,
+)
+from bsfg.errors.base import (
+    BsfgError,
+    RemoteError,
+)
+from bsfg.errors.boundary import (
+    FrameInvalid,
+    ImplausibleTime,
+    ZoneNotAllowed,
+)
+from bsfg.errors.positions import (
+    ConsumerExists,
+    ConsumerRetired,
+    InvalidTransition,
+    OffsetOutOfRange,
+    TooManyRanges,
+    TruncateRefused,
+    UnknownConsumer,
+)
+from bsfg.errors.sent import (
+    ConflictingDuplicate,
+    DigestMismatch,
+    FactTooLarge,
+    HashCollision,
+    InvalidArgument,
+    InvalidFact,
+)
+from bsfg.errors.serving import (
+    FactNotFound,
+    GateHeld,
+    LeaseHeld,
+    LeaseLost,
+    MessageTooLarge,
+    NotReady,
+    Overloaded,
+    TimedOut,
+    UnknownLink,
+    UnknownStream,
+)
+from bsfg.errors.storage import (
+    BufferFull,
+    DiskFull,
+    FolderLocked,
+    ForeignLog,
+    FormatUnsupported,
+    HasherMismatch,
+    LogDamaged,
+    NotAFolder,
+    OutcomeUnknown,
+    PolicyInvalid,
+    StorageClosed,
+    StorageFailed,
+    StorageReadOnly,
+)
+
+__all__ = [
+    "ArtifactConflict",
+    "ArtifactMissing",
+    "ArtifactStoreFull",
+    "ArtifactTooLarge",
+    "BsfgError",
+    "BufferFull",
+    "CertificateInvalid",
+    "ConfigInvalid",
+    "ConflictingDuplicate",
+    "ConsumerExists",
+    "ConsumerRetired",
+    "DigestMismatch",
+    "DiskFull",
+    "FactNotFound",
+    "FactTooLarge",
+    "FileExists",
+    "FolderLocked",
+    "ForeignLog",
+    "FormatUnsupported",
+    "FrameInvalid",
+    "GateHeld",
+    "HashCollision",
+    "HasherMismatch",
+    "IdentityRevoked",
+    "IdentityUnknown",
+    "ImplausibleTime",
+    "InvalidArgument",
+    "InvalidFact",
+    "InvalidTransition",
+    "LeaseHeld",
+    "LeaseLost",
+    "LogDamaged",
+    "MessageTooLarge",
+    "NotAFolder",
+    "NotReady",
+    "OffsetOutOfRange",
+    "OutcomeUnknown",
+    "Overloaded",
+    "PeerUnreachable",
+    "PermissionRefused",
+    "PolicyInvalid",
+    "RemoteError",
+    "ServerIdentityMismatch",
+    "StorageClosed",
+    "StorageFailed",
+    "StorageReadOnly",
+    "TimedOut",
+    "TlsNotHardened",
+    "TooManyRanges",
+    "TruncateRefused",
+    "UnknownConsumer",
+    "UnknownLink",
+    "UnknownStream",
+    "ZoneNotAllowed",
+]

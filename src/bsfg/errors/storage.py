@@ -1,0 +1,100 @@
+"""Errors of a storage: what it cannot do, now or at all."""
+
+from __future__ import annotations
+
+from bsfg.errors.base import BsfgError
+
+
+class BufferFull(BsfgError):
+    """The buffer has reached its capacity and its policy is to reject new facts."""
+
+    code = "buffer_full"
+    retryable = True
+    default_hint = "Keep the fact and retry; see why the frontier does not move, or raise capacity_bytes."
+
+
+class OutcomeUnknown(BsfgError):
+    """The medium failed while the batch was being made durable: it may or may not be stored."""
+
+    code = "outcome_unknown"
+    retryable = True
+    default_hint = "Send the same facts with the same message ids again: what was stored is answered as a repeat."
+
+
+class StorageClosed(BsfgError):
+    """The storage is closed, or closed itself after a failed fsync."""
+
+    code = "storage_closed"
+    retryable = True
+    default_hint = "Reopen the storage; if it closed itself, check the disk first (dmesg, smartctl)."
+
+
+class DiskFull(BsfgError):
+    """The file system has no space left; nothing of the batch was stored."""
+
+    code = "disk_full"
+    retryable = True
+    default_hint = "Free space on the volume or lower capacity_bytes; facts stored so far are intact."
+
+
+class StorageFailed(BsfgError):
+    """The medium reported an input/output error."""
+
+    code = "storage_failed"
+    default_hint = "Check the disk (dmesg, smartctl), then reopen and run `bsfg verify` on the folder."
+
+
+class StorageReadOnly(BsfgError):
+    """The folder cannot be written."""
+
+    code = "storage_read_only"
+    default_hint = "Make the folder writable for this user, or open it with LocalReader for reading only."
+
+
+class FolderLocked(BsfgError):
+    """Another process is the writer of this folder."""
+
+    code = "folder_locked"
+    default_hint = "Stop the other process, or read the folder with LocalReader; one folder has one writer."
+
+
+class NotAFolder(BsfgError):
+    """The path holds no BSFG data folder."""
+
+    code = "not_a_data_folder"
+    default_hint = "Give the data folder of a zone: the one that contains bsfg.json."
+
+
+class FormatUnsupported(BsfgError):
+    """The folder was written in a format that this version does not read."""
+
+    code = "format_unsupported"
+    default_hint = "Use a version of BSFG at least as new as the one that wrote the folder."
+
+
+class LogDamaged(BsfgError):
+    """Stored bytes fail their checks; what they covered is reported as a gap, never skipped."""
+
+    code = "log_damaged"
+    default_hint = "Run `bsfg verify` for the full list; restore the folder from a backup or fetch the range again."
+
+
+class ForeignLog(BsfgError):
+    """The history on the other side is not the one this position belongs to."""
+
+    code = "foreign_log"
+    default_hint = "The folder was restored or replaced: reconcile the link before you release its gate."
+
+
+class HasherMismatch(BsfgError):
+    """The folder was written with another digest function."""
+
+    code = "hasher_mismatch"
+    default_hint = "Open the folder with the hasher named in its bsfg.json."
+
+
+class PolicyInvalid(BsfgError):
+    """A stream's settings contradict each other."""
+
+    code = "policy_invalid"
+    default_hint = 'Keep retention <= max age <= key horizon, and reject_new for streams with safety = "sil".'
