@@ -12,7 +12,9 @@ import pytest
 from bsfg.ports import Confirmation, ConsumerSpec
 from bsfg.retention import GapReason
 from bsfg.stores.log.files import Bytes, DiskFiles
+from bsfg.stores.log.index import Filter, Run, decode_run, encode_run
 from bsfg.stores.log.reader import open_folder
+from bsfg.stores.log.recovery import read_identity
 from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.log.verify import Report, verify
 from bsfg.stores.log.writer import LogOptions
@@ -204,3 +206,47 @@ def test_bytes_behind_the_end_are_a_note(tmp_path: Path) -> None:
     report = verify(tmp_path)
     assert report.ok
     assert [item.code for item in report.notes] == ["torn_tail"]
+
+
+@pytest.mark.parametrize("path", ["cursors/cursors.journal", f"streams/{STREAM}/store/notes.journal"])
+def test_a_journal_with_a_bad_end_is_named(tmp_path: Path, path: str) -> None:
+    """A last record that fails its check may be torn or damaged: verify says so instead of passing over it."""
+
+    async def write() -> None:
+        storage = await LogStorage.open(tmp_path, options=SMALL)
+        store = await storage.store(STREAM)
+        await store.append(batch(PER_BATCH))
+        await storage.cursors.create(ConsumerSpec("erp", STREAM))
+        await storage.cursors.retire("erp", "gone")
+        await storage.close()
+
+    asyncio.run(write())
+    flip(tmp_path / path, -3)
+    assert [(item.code, item.where) for item in verify(tmp_path).notes] == [("torn_tail", path)]
+
+
+def test_an_index_that_lacks_a_key_is_a_problem(tmp_path: Path) -> None:
+    """A run that is whole but misses a key it claims to cover would let a repeat in, so it is damage."""
+
+    async def write() -> None:
+        options = LogOptions(segment_bytes=65_536, index_run_keys=200)
+        storage = await LogStorage.open(tmp_path, options=options)
+        store = await storage.store(STREAM)
+        for first in range(0, 400, PER_BATCH):
+            await store.append(batch(PER_BATCH, first=first))
+        await storage.close()
+
+    asyncio.run(write())
+    assert verify(tmp_path).ok
+    [log] = open_folder(tmp_path)
+    identity = read_identity(log.files, log.path)
+    assert identity is not None
+    path = sorted((tmp_path / log.path / "index").iterdir())[0]
+    decoded = decode_run(path.read_bytes(), identity.index_owner, in_memory=True)
+    assert decoded is not None
+    run, chain = decoded
+    fewer = Run(run.hashes[1:], run.offsets[1:], run.first, run.last, Filter(len(run.hashes) - 1))
+    assert fewer.filter is not None
+    fewer.filter.add(fewer.hashes)
+    path.write_bytes(b"".join(bytes(part) for part in encode_run(fewer, identity.index_owner, chain)))
+    assert [item.code for item in verify(tmp_path).problems] == ["index_damaged"]

@@ -60,6 +60,12 @@ class LogFolder:
         The order of the looks makes them one: entries below the watermark are in files that are listed after it was
         read, and a file that is not listed any more was noted as truncated before it went.
         """
+        try:
+            return self._look()
+        except OSError as error:
+            raise translated(error, f"reading {self.path}") from None
+
+    def _look(self) -> tuple[LogView, Notes]:
         identity = read_identity(self.files, self.path)
         for _ in range(_LOOKS):
             watermark = self._watermark()

@@ -18,9 +18,9 @@ from bsfg.hashing import Hasher, KeyHash, Sha256
 from bsfg.sealing import digest_mismatches
 from bsfg.stores.log import keysegments
 from bsfg.stores.log.cursors import CURSORS, cursor_from
-from bsfg.stores.log.files import translated
+from bsfg.stores.log.files import Files, translated
 from bsfg.stores.log.frame import FRAME_HEADER_BYTES, Damaged, Torn, decode_payload
-from bsfg.stores.log.index import decode_run
+from bsfg.stores.log.index import Run, decode_run
 from bsfg.stores.log.journal import Record, read_journal
 from bsfg.stores.log.notes import Notes
 from bsfg.stores.log.reader import LogFolder, open_folder
@@ -84,7 +84,7 @@ def verify(where: Any, *, hasher: Hasher | None = None, progress: Progress | Non
     done = 0
     ends: dict[tuple[str, str], int] = {}
     # What is confirmed is read before what is there, so that a busy writer cannot make it look ahead of the log.
-    cursors = read_journal(folders[0].files, CURSORS) if folders else ([], 0, [])
+    records = _read_cursors(folders[0].files, report) if folders else []
     for folder in folders:
         check = _LogCheck(folder, report, hasher or Sha256())
         for size in check.run():
@@ -92,14 +92,14 @@ def verify(where: Any, *, hasher: Hasher | None = None, progress: Progress | Non
             if progress is not None:
                 progress(done, total)
         ends[folder.stream, str(folder.buffer)] = check.summary.end
-    _check_cursors(cursors[0], cursors[2], ends, report)
+    _check_cursors(records, ends, report)
     return report
 
 
 def _size(folder: LogFolder) -> int:
     total = 0
     for base in segment_bases(folder.files, folder.path):
-        with contextlib.suppress(FileNotFoundError):  # truncated while we were looking
+        with contextlib.suppress(OSError):  # truncated while we were looking, or reported when it is read
             total += folder.files.size(f"{folder.path}/{segment_name(base)}")
     return total
 
@@ -112,22 +112,32 @@ class _LogCheck:
         self.summary = LogReport(folder.stream, str(folder.buffer))
         report.logs.append(self.summary)
         self._key_hash: KeyHash | None = None
-        self._hashes: list[np.ndarray] = []
+        self._hashes: list[tuple[int, np.ndarray]] = []
 
     def _problem(self, code: str, where: str, detail: str, first: int | None = None, last: int | None = None) -> None:
         self._report.problems.append(Problem(code, where, detail, first, last))
 
     def run(self) -> Iterator[int]:
         """Check everything; give the sizes of the segments as they are done."""
+        try:
+            yield from self._run()
+        except OSError as error:
+            failure = translated(error, "reading")
+            self._problem(failure.code, str(error.filename or self._folder.path), failure.message)
+
+    def _run(self) -> Iterator[int]:
         folder = self._folder
         identity = read_identity(folder.files, folder.path)
+        if identity is None and not segment_bases(folder.files, folder.path):
+            detail = "the log was being made when its writer stopped; nothing was stored in it yet"
+            self._report.notes.append(Problem("log_unfinished", folder.path, detail))
+            return
         if identity is None:
             self._problem("log_damaged", f"{folder.path}/log.json", "the identity of the log is missing or damaged")
         else:
             self.summary.log_id = identity.log_id.hex()
             self._key_hash = KeyHash(identity.secret)
-        for text in Notes(folder.files, folder.path).read():
-            self._problem("log_damaged", f"{folder.path}/notes.journal", text)
+        _checked_journal(folder.files, f"{folder.path}/notes.journal", self._report)
         try:
             view, notes = folder.look()
         except BsfgError as error:
@@ -152,7 +162,7 @@ class _LogCheck:
             for hole in scan.holes:
                 self._problem("log_damaged", segment.path, hole.why, hole.first, hole.last)
             if scan.torn:
-                self._report.notes.append(Problem("torn_tail", segment.path, scan.torn))
+                self._note("torn_tail", segment.path, scan.torn)
             if chain and segment.header.chain_before != chain:
                 self._problem("chain_broken", segment.path, "the chain does not continue from the segment before")
             if segment.base > expected and not self._explained(notes, expected, segment.base - 1):
@@ -211,7 +221,8 @@ class _LogCheck:
             self.summary.facts += ref.count
             self.summary.frames += 1
             if self._key_hash is not None:
-                self._hashes.append(self._key_hash.of(facts.column("from_zone"), facts.column("message_id")))
+                hashes = self._key_hash.of(facts.column("from_zone"), facts.column("message_id"))
+                self._hashes.append((ref.base, hashes))
 
     def _keys(self, notes: Notes) -> None:
         folder = self._folder
@@ -230,9 +241,9 @@ class _LogCheck:
                 )
 
     def _index(self, owner: bytes) -> None:
-        """Check that every run is whole and that none lacks a key it claims to cover."""
+        """Check that every run is whole, and that none lacks a key it claims to cover."""
         folder = self._folder
-        stored = np.sort(np.concatenate(self._hashes)) if self._hashes else np.empty(0, dtype=np.uint64)
+        stored = np.sort(np.concatenate([hashes for _, hashes in self._hashes] or [np.empty(0, dtype=np.uint64)]))
         self._duplicates(stored)
         for name in folder.files.list(f"{folder.path}/index"):
             where = f"{folder.path}/index/{name}"
@@ -241,12 +252,31 @@ class _LogCheck:
             except FileNotFoundError:
                 continue  # merged while we were reading
             if decoded is None:
-                self._report.notes.append(Problem("index_stale", where, "not usable; it is rebuilt at the next open"))
+                self._note("index_stale", where, "not usable; it is rebuilt at the next open")
                 continue
             self.summary.index_runs += 1
-            run = decoded[0]
-            if len(run.hashes) > 1 and not (run.hashes[:-1] <= run.hashes[1:]).all():
-                self._report.notes.append(Problem("index_stale", where, "its hashes are not in order"))
+            self._check_run(decoded[0], where)
+
+    def _check_run(self, run: Run, where: str) -> None:
+        if len(run.hashes) > 1 and not (run.hashes[:-1] <= run.hashes[1:]).all():
+            self._note("index_stale", where, "its hashes are not in order")
+            return
+        if run.last >= self.summary.end and run.last >= self._folder.view().end:
+            self._note("index_stale", where, "it is ahead of the log; it is rebuilt at the next open", run)
+            return
+        for base, hashes in self._hashes:
+            part = np.sort(hashes[max(0, run.first - base) : max(0, run.last + 1 - base)])
+            places = np.searchsorted(run.hashes, part)
+            found = places < len(run.hashes)
+            found[found] = run.hashes[places[found]] == part[found]
+            if not found.all():
+                lacking = int(np.count_nonzero(~found))
+                self._problem("index_damaged", where, f"lacks {lacking} keys it should have", run.first, run.last)
+                return
+
+    def _note(self, code: str, where: str, detail: str, run: Run | None = None) -> None:
+        first, last = (run.first, run.last) if run is not None else (None, None)
+        self._report.notes.append(Problem(code, where, detail, first, last))
 
     def _duplicates(self, ordered: np.ndarray) -> None:
         """A key stored twice shows as a hash that appears twice (or, once in 2^64, as chance)."""
@@ -255,11 +285,30 @@ class _LogCheck:
             self._problem("stored_twice", self._folder.path, f"{repeated} keys are stored more than once")
 
 
-def _check_cursors(
-    records: list[Record], problems: list[str], ends: dict[tuple[str, str], int], report: Report
-) -> None:
-    for text in problems:
-        report.problems.append(Problem("log_damaged", CURSORS, text))
+def _read_cursors(files: Files, report: Report) -> list[Record]:
+    try:
+        return _checked_journal(files, CURSORS, report)
+    except OSError as error:
+        failure = translated(error, "reading")
+        report.problems.append(Problem(failure.code, CURSORS, failure.message))
+        return []
+
+
+def _checked_journal(files: Files, path: str, report: Report) -> list[Record]:
+    """Read a journal and report what is wrong with it; an end that a writer is just adding is looked at again."""
+    records, sound, problems = read_journal(files, path)
+    torn = files.size(path) - sound if files.exists(path) else 0
+    if torn:
+        records, again, problems = read_journal(files, path)
+        torn = torn if again == sound else 0
+    report.problems += [Problem("log_damaged", path, text) for text in problems]
+    if torn:
+        detail = f"the last {torn} bytes are no record: torn by a crash, or the last record was damaged"
+        report.notes.append(Problem("torn_tail", path, detail))
+    return records
+
+
+def _check_cursors(records: list[Record], ends: dict[tuple[str, str], int], report: Report) -> None:
     for record in records:
         cursor = cursor_from(record)
         end = ends.get((cursor.spec.stream, str(cursor.spec.buffer)))
