@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from typer.core import TyperGroup
 from typer.main import get_command
 
@@ -40,7 +41,7 @@ class LazyGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Load a command."""
         if cmd_name in COMMANDS and cmd_name not in self.commands:
-            self.commands[cmd_name] = load(cmd_name)
+            self.commands[cmd_name] = _escaped(load(cmd_name))
         return self.commands.get(cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -63,8 +64,11 @@ class LazyGroup(TyperGroup):
 
 def load(name: str) -> Any:
     """Import the module of a command and build the command."""
-    command = get_command(import_module(COMMANDS[name]).app)
+    module = import_module(COMMANDS[name])
+    command = get_command(module.app)
     command.name = name
+    if not command.epilog and isinstance(module.app.info.epilog, str):
+        command.epilog = module.app.info.epilog
     command.params = [param for param in command.params if not (param.name or "").endswith("_completion")]
     _reflow_help(command)
     return command
@@ -77,6 +81,17 @@ def _reflow_help(command: Any) -> None:
         command.help = "\n\n".join(" ".join(text.split()) for text in paragraphs)
     for child in getattr(command, "commands", {}).values():
         _reflow_help(child)
+
+
+def _escaped(command: Any) -> Any:
+    """Keep square brackets in help texts, which would be taken for markup: a section [identities] is no style."""
+    command.help = escape(command.help) if command.help else None
+    for param in command.params:
+        if getattr(param, "help", None):
+            param.help = escape(param.help)
+    for child in getattr(command, "commands", {}).values():
+        _escaped(child)
+    return command
 
 
 app = typer.Typer(

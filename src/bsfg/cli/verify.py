@@ -25,10 +25,12 @@ ADVICE = {
     "stored_twice": "One key is there twice, which BSFG never does: find out what else wrote into the folder.",
     "keys_missing": "Restore the key segment from a backup; until then a repeat from that range may be taken as new.",
     "keys_damaged": "Restore the key segment from a backup; until then a repeat from that range may be taken as new.",
+    "index_damaged": "Stop the writer and remove the folder `index`: it is derived, and is rebuilt at the next open.",
     "foreign_log": "A file of another log was copied here; move it back to where it belongs.",
     "format_unsupported": "Use a version of BSFG at least as new as the one that wrote the folder.",
     "storage_failed": "Check the disk (dmesg, smartctl) before anything else.",
     "torn_tail": "Normal after a crash: nothing of it was acknowledged, and it is cut at the next open.",
+    "log_unfinished": "Normal after a crash: the next open goes on where the writer stopped.",
     "index_stale": "Normal after a crash: the index is derived, and is rebuilt at the next open.",
     "cursor_ahead": "The log was restored from an older copy; reconcile this consumer before you rely on it.",
 }

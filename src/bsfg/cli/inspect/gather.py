@@ -154,6 +154,8 @@ def describe(folder: LogFolder) -> LogInfo:
         _describe(folder, info)
     except BsfgError as error:
         info.error = error.to_dict()
+    except OSError as error:
+        info.error = translated(error, f"reading {folder.path}").to_dict()
     return info
 
 
