@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 
@@ -186,6 +186,10 @@ class Replayable(Protocol):
 
     async def quarantine(self) -> list[Quarantined]:
         """List what was refused for good, oldest first."""
+        ...
+
+    async def set_aside(self, facts: FactBatch, reason: str, detail: str = "") -> None:
+        """Quarantine sealed facts that were never put, durably; one already there is not repeated."""
         ...
 
     async def release_quarantined(self, id: int, reason: str) -> None:
@@ -393,13 +397,4 @@ class Storage(Protocol):
 
     async def close(self) -> None:
         """Finish what is under way (a receipt or `StorageClosed`) and release the storage; repeats are harmless."""
-        ...
-
-
-@runtime_checkable
-class SetsAside(Protocol):
-    """A buffer that can keep facts aside which were never put: expired ones, for instance."""
-
-    async def set_aside(self, facts: FactBatch, reason: str, detail: str = "") -> None:
-        """Quarantine sealed facts durably; one that is already there (same key, digest and reason) is not repeated."""
         ...

@@ -16,12 +16,12 @@ import numpy as np
 import pyarrow.compute as pc
 
 from bsfg.batch import EntryBatch, FactBatch
-from bsfg.errors import BsfgError, BufferFull, ForeignLog, FrameInvalid, InvalidArgument, ZoneNotAllowed
+from bsfg.errors import BsfgError, BufferFull, ForeignLog, FrameInvalid, ZoneNotAllowed
 from bsfg.fact import Key
 from bsfg.journey.carriage import RETURNING
 from bsfg.journey.link import Fetched, FetchRequest, PeerLink, PeerMemory, PeerPosition, Refusal, merged_refusals
 from bsfg.journey.verify import Decision, LinkHeld, LinkRules, Put, Refetch, judge
-from bsfg.ports import Clock, Confirmation, ForwardBuffer, GapRecord, OriginSpan, Result, SetsAside
+from bsfg.ports import Clock, Confirmation, ForwardBuffer, GapRecord, OriginSpan, Result
 from bsfg.retention import GapReason
 
 HOLDING = (ForeignLog, FrameInvalid, ZoneNotAllowed)
@@ -217,8 +217,6 @@ async def _set_expired_aside(
     expired = [int(row) for row, key in zip(old, keys, strict=True) if await forward.get(key) is None]
     if not expired:
         return entries
-    if not isinstance(forward, SetsAside):
-        raise InvalidArgument("this storage cannot keep expired facts aside: leave max_age_seconds unset")
     detail = f"older than {rules.max_age_seconds:g} s"
     offsets = entries.offsets[expired].tolist()
     await forward.set_aside(entries.take(expired).facts, EXPIRED, f"{detail}, from {peer} {offsets[0]}..{offsets[-1]}")
