@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from bsfg.batch import FactBatch
@@ -36,6 +37,9 @@ THREAD_BYTES = 64 << 10
 """From these sizes on, decoding and sealing leave the event loop to others meanwhile."""
 
 FETCH_FACTS_MAX = 100_000
+
+# Two, however many callers there are: the event loop then always has at least a third of the interpreter's time.
+_WORKERS = ThreadPoolExecutor(2, thread_name_prefix="bsfg-seal")
 
 
 class NodeService:
@@ -75,7 +79,7 @@ class NodeService:
             return seal(batch, ids=ids, limits=lane.limits)
 
         large = len(facts) > (THREAD_FACTS if isinstance(facts, FactBatch) else THREAD_BYTES)
-        return await asyncio.to_thread(work) if large else work()
+        return await asyncio.get_running_loop().run_in_executor(_WORKERS, work) if large else work()
 
     async def commit(self, prepared: Prepared) -> AppendOutcome:
         """Make prepared facts durable."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from bsfg.ports import Frame, GapRecord, Receipt
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.connection import Connection
 from bsfg.wire.convert import gap_message, refusal_of
-from bsfg.wire.frames import THREAD_BYTES, encode, read_ack
+from bsfg.wire.frames import THREAD_BYTES, read_ack, with_batch
 from bsfg.wire.framestream import FrameStream
 from bsfg.wire.service import PutOutcome
 from bsfg.wire.status import error_of
@@ -48,8 +49,9 @@ class AppendStream:
 
     async def send(self, facts: FactBatch) -> asyncio.Future[Appended]:
         """Send a batch and give the future of its answer; an error of the batch alone is the future's."""
-        data = await asyncio.to_thread(encode, facts) if _is_large(facts) else encode(facts)
-        return await self._frames.send(lambda number: pb.AppendFrame(stream=self._stream, facts=data, sequence=number))
+        number = self._frames.number()
+        message = pb.AppendFrame(stream=self._stream, sequence=number)
+        return await self._frames.send(number, await _with_batch(message, "facts", facts))
 
     async def append(self, facts: FactBatch) -> Appended:
         """Send a batch and wait for its answer."""
@@ -72,22 +74,18 @@ class PutStream:
     def __init__(
         self, connection: Connection, link: str, stream: str, log_id: str, *, lease: str | None, window_frames: int
     ) -> None:
-        self._fixed = {"link": link, "stream": stream, "log_id": log_id, "lease": lease}
+        self._fixed: dict[str, Any] = {"link": link, "stream": stream, "log_id": log_id, "lease": lease}
         self._frames = FrameStream(connection, "PutFacts", _put, window_frames=window_frames)
 
     async def send(self, frame: Frame, gaps: Sequence[GapRecord] = ()) -> asyncio.Future[PutOutcome]:
         """Send a frame as it was fetched, and give the future of its outcome."""
-        data = b""
-        if frame.entries is not None:
-            large = _is_large(frame.entries)
-            data = await asyncio.to_thread(encode, frame.entries) if large else encode(frame.entries)
+        number = self._frames.number()
         gap = gap_message(frame.gap) if frame.gap is not None else None
         more = [gap_message(each) for each in gaps]
-        return await self._frames.send(
-            lambda number: pb.PutFrame(
-                **self._fixed, sequence=number, first=frame.first, last=frame.last, entries=data, gap=gap, gaps=more
-            )
-        )
+        message = pb.PutFrame(**self._fixed, sequence=number, first=frame.first, last=frame.last, gap=gap, gaps=more)
+        if frame.entries is None:
+            return await self._frames.send(number, message)
+        return await self._frames.send(number, await _with_batch(message, "entries", frame.entries))
 
     async def put(self, frame: Frame, gaps: Sequence[GapRecord] = ()) -> PutOutcome:
         """Send a frame and wait for its outcome."""
@@ -126,5 +124,7 @@ def _put(ack: pb.PutAck) -> PutOutcome:
     )
 
 
-def _is_large(batch: FactBatch) -> bool:
-    return not batch.has_rows and batch.nbytes > THREAD_BYTES
+async def _with_batch(message: Any, field: str, batch: FactBatch) -> bytes:
+    if not batch.has_rows and batch.nbytes > THREAD_BYTES:
+        return await asyncio.to_thread(with_batch, message, field, batch)
+    return with_batch(message, field, batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -30,7 +31,7 @@ class FrameStream(Generic[Ack]):
         self._window = asyncio.Semaphore(window_frames)
         self._writing = asyncio.Lock()
         self._waiting: deque[tuple[int, asyncio.Future[Ack]]] = deque()
-        self._next = 0
+        self._numbers = itertools.count()
         self._failure: BsfgError | None = None
         self._call = connection.method(method)()
         self._reader = asyncio.create_task(self._read())
@@ -40,11 +41,12 @@ class FrameStream(Generic[Ack]):
         """Whether frames can be sent."""
         return self._failure is None
 
-    async def send(self, make: Callable[[int], Any]) -> asyncio.Future[Ack]:
-        """Send the frame that ``make`` gives for its number, and give the future of its ack.
+    def number(self) -> int:
+        """Give a number for a frame, to be found again in its ack."""
+        return next(self._numbers)
 
-        This waits while as many frames as the window allows are on their way.
-        """
+    async def send(self, number: int, frame: Any) -> asyncio.Future[Ack]:
+        """Send a frame and give the future of its ack; wait while as many as the window allows are on their way."""
         await self._window.acquire()
         future: asyncio.Future[Ack] = asyncio.get_running_loop().create_future()
         future.add_done_callback(self._settled)
@@ -52,10 +54,8 @@ class FrameStream(Generic[Ack]):
             async with self._writing:
                 if self._failure is not None:
                     raise self._failure
-                number = self._next
-                self._next += 1
                 self._waiting.append((number, future))
-                await self._call.write(make(number))
+                await self._call.write(frame)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             # The reader learns the reason; a write only learns that the call has ended.
             await asyncio.wait([self._reader])

@@ -38,7 +38,7 @@ class Method:
             (grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler),
             (grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler),
         )[self.request_streams][self.response_streams]
-        return make(behaviour, self.request_type.FromString, self.response_type.SerializeToString)
+        return make(behaviour, self.request_type.FromString, serialized)
 
     def callable(self, channel: grpc.aio.Channel) -> Any:
         """Give what a caller calls on a channel."""
@@ -46,7 +46,15 @@ class Method:
             (channel.unary_unary, channel.unary_stream),
             (channel.stream_unary, channel.stream_stream),
         )[self.request_streams][self.response_streams]
-        return make(self.path, self.request_type.SerializeToString, self.response_type.FromString)
+        return make(self.path, serialized, self.response_type.FromString)
+
+
+def serialized(message: Any) -> bytes:
+    """Give the bytes of a message; large ones may come as bytes already, to save copies (see `bsfg.wire.frames`)."""
+    if type(message) is bytes:
+        return message
+    data: bytes = message.SerializeToString()
+    return data
 
 
 def _methods(file: Any, service: str) -> dict[str, Method]:

@@ -9,7 +9,7 @@ from bsfg.errors import BsfgError, FrameInvalid, InvalidArgument
 from bsfg.fact import Key
 from bsfg.journey.append import AppendOutcome
 from bsfg.journey.link import FetchRequest
-from bsfg.ports import Buffer
+from bsfg.ports import Buffer, Result
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.calls import Calls, Stream, Unary
 from bsfg.wire.convert import (
@@ -34,6 +34,9 @@ FACTS_DEFAULT = 100
 FETCH_BYTES_DEFAULT = 1 << 20
 FRAMES_FACTS_DEFAULT = 10_000
 FRAMES_BYTES_DEFAULT = 8 << 20
+
+
+Frames = AsyncIterator[pb.FetchFrame | bytes]
 
 
 class BoundaryServicer:
@@ -104,7 +107,7 @@ class BoundaryServicer:
                 response.gaps.append(gap_message(frame.gap))
         return response
 
-    async def fetch_frames(self, request: pb.FetchFramesRequest, caller: Caller) -> AsyncIterator[pb.FetchFrame]:
+    async def fetch_frames(self, request: pb.FetchFramesRequest, caller: Caller) -> Frames:
         """Give facts as frames: a consumer's next ones, a range of offsets, or a span of time."""
         selection = request.WhichOneof("selection")
         if selection == "consumer":
@@ -116,7 +119,7 @@ class BoundaryServicer:
         async for answer in answers:
             yield answer
 
-    async def _consumer_frames(self, request: pb.FetchFramesRequest, caller: Caller) -> AsyncIterator[pb.FetchFrame]:
+    async def _consumer_frames(self, request: pb.FetchFramesRequest, caller: Caller) -> Frames:
         wanted = FetchRequest(
             max_facts=request.max_facts or FRAMES_FACTS_DEFAULT,
             max_bytes=min(request.max_bytes or FRAMES_BYTES_DEFAULT, self._limits.in_flight_bytes),
@@ -131,7 +134,7 @@ class BoundaryServicer:
             async for message in frame_messages(frame, self._limits.frame_bytes):
                 yield message
 
-    async def _range_frames(self, request: pb.FetchFramesRequest, caller: Caller) -> AsyncIterator[pb.FetchFrame]:
+    async def _range_frames(self, request: pb.FetchFramesRequest, caller: Caller) -> Frames:
         reading = await self._reading(request, caller)
         yield head_message(reading.head)
         max_bytes = min(request.max_bytes or self._limits.frame_bytes, self._limits.frame_bytes)
@@ -203,9 +206,9 @@ class BoundaryServicer:
 
 def append_response(outcome: AppendOutcome) -> pb.AppendResponse:
     """Write the answer to a single fact; a conflict is an error."""
-    for conflict in outcome.conflicts():
-        raise conflict
     [appended] = outcome.results()
+    if appended.result == Result.CONFLICT:
+        raise outcome.conflicts()[0]
     return pb.AppendResponse(
         offset=appended.offset,
         result=int(appended.result),  # type: ignore[arg-type]
