@@ -179,8 +179,8 @@ class Replayable(Protocol):
     async def record_gaps(self, gaps: Sequence[GapRecord]) -> None:
         """Make gap records durable together, all or none of them.
 
-        One that is already there (same range, reason, detail and origin) is not repeated. With an ``origin_zone`` the range counts that zone's offsets; without, it must lie below the end of this
-        buffer (`OffsetOutOfRange`).
+        One that is already there (same range, reason, detail and origin) is not repeated. With an ``origin_zone`` the
+        range counts that zone's offsets; without, it must lie below the end of this buffer (`OffsetOutOfRange`).
         """
         ...
 

@@ -32,7 +32,7 @@ class RecordsContract(StorageCase):
 
     @scenario
     async def test_a_gap_record_is_not_repeated(self, rig: Rig) -> None:
-        """The same range, reason, detail and origin is recorded once, whenever; any of them changed is another record."""
+        """The same range, reason, detail and origin is recorded once; with any of them changed it is another record."""
         lane = await rig.lane()
         await lane.write(batch(10))
         first = GapRecord(2, 3, GapReason.SKIPPED, 1_000, "first")
