@@ -4,36 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
+from tests.e2e.cleanup import Cleanup
 from tests.e2e.zones import Zone, pair
-
-Closed = TypeVar("Closed")
-
-
-class Cleanup:
-    """Zones and other things that are ended when a test ends, however it ends."""
-
-    def __init__(self) -> None:
-        self._endings: list[Callable[[], object]] = []
-
-    def zone(self, zone: Zone) -> Zone:
-        """Kill a zone's node in the end."""
-        self._endings.append(zone.kill)
-        return zone
-
-    def closing(self, thing: Closed) -> Closed:
-        """Close something in the end."""
-        self._endings.append(thing.close)  # type: ignore[attr-defined]
-        return thing
-
-    def run(self) -> None:
-        """End everything, the last first."""
-        for ending in reversed(self._endings):
-            ending()
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from random import Random
 
 from tests.e2e.zones import Zone, bsfg, settled
@@ -14,6 +15,12 @@ from bsfg.testing.facts import batch
 from bsfg.wire.client import BoundaryClient
 
 CALL_SECONDS = 5.0
+
+
+def seed_of_run() -> int:
+    """Give the seed of a campaign: the same in every short run, another in each long one unless BSFG_SEED is set."""
+    long = os.environ.get("BSFG_SOAK") == "long"
+    return int(os.environ.get("BSFG_SEED", Random().randrange(10**6) if long else 7))
 
 
 class Insistent:

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 from random import Random
 
 import pytest
-from tests.e2e.producing import Insistent, calm, check_sound, expected, history
+from tests.e2e.producing import Insistent, calm, check_sound, expected, history, seed_of_run
 from tests.e2e.zones import Zone, until
 
 from bsfg.ports import Buffer
-
-
-def seed_of_run() -> int:
-    """Give the seed of a campaign: the same in every short run, another in each long one unless BSFG_SEED is set."""
-    long = os.environ.get("BSFG_SOAK") == "long"
-    return int(os.environ.get("BSFG_SEED", Random().randrange(10**6) if long else 7))
 
 
 class Killer:
@@ -60,7 +53,7 @@ async def test_kills_at_random_moments(zones: tuple[Zone, Zone], soak_size: Call
     producers = Insistent(plant, seed), Insistent(enterprise, seed + 1)
     killer = Killer(plant, enterprise, Random(seed))
     tasks = [asyncio.create_task(producer.run()) for producer in producers]
-    killing = asyncio.create_task(killer.run(soak_size(60, 1_000)))
+    killing = asyncio.create_task(killer.run(soak_size(50, 1_000)))
     done, _ = await asyncio.wait([killing, *tasks], return_when=asyncio.FIRST_COMPLETED)
     for each in done:
         each.result()
@@ -77,6 +70,5 @@ async def test_kills_at_random_moments(zones: tuple[Zone, Zone], soak_size: Call
     for zone in zones:
         origins = [entry.origin.offset for entry in zone.entries(Buffer.FORWARD) if entry.origin]
         assert origins == list(range(len(origins)))
-    print(
-        f"{killer.kills} kills, {sum(p.count for p in producers)} facts, {sum(p.repeated for p in producers)} repeats"
-    )
+    facts, repeats = (sum(getattr(each, name) for each in producers) for name in ("count", "repeated"))
+    print(f"{killer.kills} kills, {facts} facts, {repeats} repeats")
