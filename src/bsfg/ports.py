@@ -174,7 +174,6 @@ class Replayable(Protocol):
 
     async def record_gap(self, gap: GapRecord) -> None:
         """Make one gap record durable; see `record_gaps`."""
-        ...
 
     async def record_gaps(self, gaps: Sequence[GapRecord]) -> None:
         """Make gap records durable together, all or none of them.
