@@ -51,7 +51,7 @@ Advance = Callable[[int], None]
 def put(
     node: Target,
     bucket: Bucket,
-    key: Key,
+    object_key: Key,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What to upload; - reads standard input.")],
     media_type: Annotated[
         str | None, typer.Option(metavar="TYPE", help="Its media type. Default: by the ending of its name.")
@@ -66,7 +66,7 @@ def put(
     from bsfg.wire.service import ObjectInfo
 
     name = None if str(file) == STANDARD else file.name
-    kind = media_type or mimetypes.guess_type(name or key)[0] or DEFAULT_MEDIA_TYPE
+    kind = media_type or mimetypes.guess_type(name or object_key)[0] or DEFAULT_MEDIA_TYPE
     with _source(file) as source:
         size = os.fstat(source.fileno()).st_size if name else None
         digest = hashlib.sha256()
@@ -74,7 +74,7 @@ def put(
         async def call(connection: Connection) -> ObjectInfo:
             from bsfg.wire.client import BoundaryClient
 
-            info = ObjectInfo(bucket, key, kind, name, size_bytes=size)
+            info = ObjectInfo(bucket, object_key, kind, name, size_bytes=size)
             return await BoundaryClient(connection).put_object(info, _pieces(source, digest.update, advance))
 
         with _progress(f"uploading {file}", size) as advance:
@@ -88,7 +88,7 @@ def put(
 def get(
     node: Target,
     bucket: Bucket,
-    key: Key,
+    object_key: Key,
     file: Annotated[
         Path | None,
         typer.Argument(metavar="[FILE]", help="Where to write it; - for standard output. Default: the end of its key."),
@@ -97,7 +97,7 @@ def get(
     json: Json = False,
 ) -> None:
     """Download an artifact; the file appears when all of it is there and its digest is right."""
-    target = file or Path(key.rsplit("/", 1)[-1])
+    target = file or Path(object_key.rsplit("/", 1)[-1])
     to_stdout = str(target) == STANDARD
     if to_stdout and json:
         raise InvalidArgument("--json and the content would both go to standard output", hint="Give a file name.")
@@ -106,7 +106,7 @@ def get(
     part = target.with_name(f"{target.name}.part")
     try:
         with nullcontext(sys.stdout.buffer) if to_stdout else part.open("wb") as sink:
-            info = node.run(lambda connection: _download(connection, bucket, key, sink))
+            info = node.run(lambda connection: _download(connection, bucket, object_key, sink))
             if not to_stdout:
                 os.fsync(sink.fileno())
         if not to_stdout:
@@ -122,13 +122,13 @@ def get(
 
 @app.command("show")
 @connects("consumer", "pipeline")
-def show(node: Target, bucket: Bucket, key: Key, json: Json = False) -> None:
+def show(node: Target, bucket: Bucket, object_key: Key, json: Json = False) -> None:
     """Show an artifact's digest, size and media type, without its content."""
 
     async def call(connection: Connection) -> ObjectInfo:
         from bsfg.wire.client import BoundaryClient
 
-        info, _ = await BoundaryClient(connection).get_object(bucket, key)
+        info, _ = await BoundaryClient(connection).get_object(bucket, object_key)
         return info
 
     _show(node.run(call), json, "")

@@ -130,8 +130,9 @@ class Target:
     def run(self, call: Callable[[Connection], Awaitable[T]]) -> T:
         """Connect, make calls, and disconnect; a failure to connect says what is really wrong."""
 
+        connection = self.connection()
+
         async def connected() -> T:
-            connection = self.connection()
             try:
                 return await call(connection)
             finally:
@@ -150,7 +151,9 @@ class Target:
         try:
             if self.files is None:
                 _knock(host, port)
-            elif self.server_name is None:
+                hint = "It probably wants TLS: give --ca, --cert and --key, or --config."
+                return PeerUnreachable(f"{self.address} does not answer calls without TLS", hint=hint)
+            if self.server_name is None:
                 probe(host, port, self.files)
             else:
                 _verify(verify_server, host, port, self.files, self.server_name)

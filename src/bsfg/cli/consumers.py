@@ -23,7 +23,7 @@ from bsfg.cli.output import (
     table,
     time_text,
 )
-from bsfg.errors import InvalidArgument, UnknownConsumer, UnknownStream
+from bsfg.errors import ConsumerExists, InvalidArgument, UnknownConsumer, UnknownStream
 
 if TYPE_CHECKING:
     from bsfg.ports import ConsumerSpec, GapRecord, StartAt
@@ -198,9 +198,23 @@ def _admin(connection: Connection) -> AdminClient:
 async def _create(admin: AdminClient, spec: ConsumerSpec) -> ConsumerView:
     try:
         return await admin.create_consumer(spec)
+    except ConsumerExists as error:
+        there = [view.state.spec for view in await admin.consumers() if view.state.spec.name == spec.name]
+        raise ConsumerExists(f"consumer {spec.name} exists as {_settings(there[0])}", hint=error.hint) from None
     except UnknownStream as error:
         names = [buffer["stream"] for buffer in (await admin.status())["buffers"]]
         raise UnknownStream(error.message, hint=suggestion(spec.stream, names, "stream")) from None
+
+
+def _settings(spec: ConsumerSpec) -> str:
+    kind = "required" if spec.required else "optional"
+    return f"a consumer of {spec.stream}/{spec.buffer} from {_start_text(spec)}, {kind}"
+
+
+def _start_text(spec: ConsumerSpec) -> str:
+    if spec.start == "offset":
+        return f"offset:{spec.start_value}"
+    return f"time:{time_text(spec.start_value)}" if spec.start == "time" else str(spec.start)
 
 
 def _table(views: list[ConsumerView]) -> Any:
@@ -208,21 +222,18 @@ def _table(views: list[ConsumerView]) -> Any:
     from bsfg.cli.status.view import STYLES
 
     wide = console().width >= WIDE_COLUMNS
-    extra = ("start", "created") if wide else ()
-    result = table("consumer", "of", "confirmed", "backlog", "kind", *extra, right=("confirmed", "backlog"))
+    columns: tuple[str, ...] = ("consumer", "confirmed", "backlog", "kind")
+    if wide:
+        columns = ("consumer", "of", "confirmed", "backlog", "kind", "start", "created")
+    result = table(*columns, right=("confirmed", "backlog"))
     for view in views:
         state, spec = view.state, view.state.spec
         backlog = Text(count_text(view.backlog), STYLES[backlog_level(view.backlog)])
         kind = Text("required" if spec.required else "optional")
         if state.retired_reason is not None:
-            backlog, kind = Text("–", "dim"), Text(f"retired: {state.retired_reason}", "dim")
-        where = f"{spec.start}:{spec.start_value}" if spec.start in ("offset", "time") else str(spec.start)
-        row: list[str | Text] = [
-            spec.name,
-            f"{spec.stream}/{spec.buffer}",
-            str(state.checkpoint.committed),
-            backlog,
-            kind,
-        ]
-        result.add_row(*row, *((where, time_text(state.created_unix_ms)) if wide else ()))
+            backlog, kind = Text("–", "dim"), Text(f"retired: {state.retired_reason}" if wide else "retired", "dim")
+        where = f"{spec.stream}/{spec.buffer}"
+        row: list[str | Text] = [spec.name, where] if wide else [f"{spec.name}\n  {where}"]
+        row += [str(state.checkpoint.committed), backlog, kind]
+        result.add_row(*row, *((_start_text(spec), time_text(state.created_unix_ms)) if wide else ()))
     return result

@@ -44,4 +44,6 @@ def suggestion(word: str, known: Iterable[str], what: str) -> str:
         return f"There is no {what} here."
     meant = nearest(word, names).removeprefix("; ").capitalize()
     listed = f"There are {', '.join(names[:8])}{' and others' if len(names) > 8 else ''}."
+    if len(names) == 1:
+        listed = "" if meant else f"There is only {names[0]}."
     return f"{meant} {listed}".strip()

@@ -69,8 +69,8 @@ def hours_text(hours: float) -> str:
 
 
 def bar(percent: float, width: int, style: str) -> Text:
-    """Draw how full something is; what is not empty shows at least one block."""
-    full = min(width, max(1 if percent > 0 else 0, round(percent * width / 100)))
+    """Draw how full something is; from half a percent on it shows at least one block."""
+    full = min(width, max(1 if percent >= 0.5 else 0, round(percent * width / 100)))
     return Text.assemble(("█" * full, style), ("░" * (width - full), "dim"))
 
 
@@ -131,14 +131,14 @@ def _some(count: int) -> Text:
 
 
 def _consumers(document: Document, wide: bool) -> RenderableType:
-    extra = ("kind", "fetched") if wide else ()
-    result = table("consumer", "of", "frontier", "backlog", *extra, right=("frontier", "backlog", "fetched"))
+    columns: tuple[str, ...] = ("consumer", "frontier", "backlog")
+    if wide:
+        columns = ("consumer", "of", "frontier", "backlog", "kind", "fetched")
+    result = table(*columns, right=("frontier", "backlog", "fetched"))
     for consumer in document["consumers"]:
-        row: list[str | Text] = [
-            consumer["name"],
-            f"{consumer['stream']}/{consumer['buffer']}",
-            str(consumer["committed"]),
-        ]
+        name, where = consumer["name"], f"{consumer['stream']}/{consumer['buffer']}"
+        row: list[str | Text] = [name, where] if wide else [f"{name}\n  {where}"]
+        row.append(str(consumer["committed"]))
         row += _retired(consumer) if consumer["retired_reason"] is not None else _active(consumer, document)
         result.add_row(*row[: len(result.columns)])
     return result
@@ -159,16 +159,20 @@ def _ago(consumer: Document, document: Document) -> str:
 
 
 def _links(document: Document, wide: bool) -> RenderableType:
-    extra = ("moved by",) if wide else ()
-    result = table("link", "side", "mode", "lag", "backlog", *extra, right=("lag", "backlog"))
+    columns = ("link", "side", "mode", "lag", "backlog", "moved by") if wide else ("link", "mode", "lag", "backlog")
+    result = table(*columns, right=("lag", "backlog"))
+    leases = []
     for link in document["links"]:
         reports = [report for report in link["reports"] if is_fresh(report, document)]
-        row: list[str | Text] = [link["link"], link["side"], mode_text(link["mode"]), _lag(reports)]
+        name, receives = link["link"], link["side"] == "receiver"
+        row: list[str | Text] = [name, link["side"]] if wide else [f"{'from' if receives else 'to'}: {name}"]
+        row += [mode_text(link["mode"]), _lag(reports)]
         row.append(count_text(sum(report["backlog"] for report in reports)) if reports else "–")
-        if wide:
-            row.append(link["lease"] or ("nobody" if link["side"] == "receiver" else "–"))
-        result.add_row(*row)
-    return result
+        lease = link["lease"] or ("nobody" if receives else "–")
+        result.add_row(*row, *([lease] if wide else []))
+        if receives and not wide:
+            leases.append(Text(f"  {name} is moved by {lease}"))
+    return Group(result, *leases)
 
 
 def _lag(reports: list[dict[str, Any]]) -> Text:
