@@ -1,0 +1,237 @@
+"""Operators, viewers and pipelines over gRPC: every operation of the administration against a real server."""
+
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+import pytest
+from tests.wire.conftest import Sites
+from tests.wire.site import STREAM, Site
+
+from bsfg.batch import FactBatch
+from bsfg.errors import (
+    BsfgError,
+    ConsumerExists,
+    ConsumerRetired,
+    InvalidArgument,
+    InvalidTransition,
+    LeaseHeld,
+    LeaseLost,
+    PermissionRefused,
+    UnknownConsumer,
+    UnknownLink,
+    UnknownStream,
+)
+from bsfg.gate import Event, Mode
+from bsfg.ports import Buffer, ConsumerSpec, OriginSpan, Result, StartAt
+from bsfg.retention import GapReason
+from bsfg.testing.facts import altered, messages, sealed
+from bsfg.wire.adminclient import AdminClient
+from bsfg.wire.service import LinkReport
+
+LINK = "from-enterprise"
+
+
+async def operated(sites: Sites, **settings: object) -> tuple[Site, AdminClient]:
+    """Open a site and call it as its operator."""
+    site = await sites(**settings)
+    site.act_as("operator")
+    return site, site.admin_client()
+
+
+async def append(site: Site, count: int) -> None:
+    """Append facts at the site itself."""
+    await (await site.parts.store(STREAM)).append(sealed(messages(count)))
+
+
+@pytest.mark.parametrize("storage", ["memory", "log"])
+async def test_consumers_are_created_listed_and_retired(sites: Sites, storage: str) -> None:
+    """A consumer begins where it is told to, shows its backlog, and leaves gap records when it is retired."""
+    site, admin = await operated(sites, storage=storage)
+    await append(site, 10)
+    spec = ConsumerSpec("mes", STREAM, Buffer.STORE, StartAt.OFFSET, 4, required=False)
+    created = await admin.create_consumer(spec)
+    assert (created.state.spec, created.backlog, created.state.checkpoint.committed) == (spec, 6, 3)
+    assert await admin.create_consumer(spec) == created
+    assert await admin.consumers() == [created]
+    with pytest.raises(ConsumerExists):
+        await admin.create_consumer(ConsumerSpec("mes", STREAM, Buffer.FORWARD))
+    [gap] = await admin.retire_consumer("mes", "line was scrapped")
+    assert (gap.first, gap.last, gap.reason) == (4, 9, GapReason.RETIRED)
+    assert await admin.gaps(STREAM) == [gap]
+    [listed] = await admin.consumers()
+    assert listed.state.retired_reason == "line was scrapped"
+    with pytest.raises(ConsumerRetired):
+        await admin.retire_consumer("mes", "again")
+
+
+async def test_impossible_consumers_are_refused(sites: Sites) -> None:
+    """Bad names, unknown streams and consumers, and a missing reason have their own errors."""
+    _, admin = await operated(sites)
+    calls: list[tuple[type[BsfgError], Callable[[], Awaitable[object]]]] = [
+        (InvalidArgument, lambda: admin.create_consumer(ConsumerSpec("Bad Name", STREAM))),
+        (UnknownStream, lambda: admin.create_consumer(ConsumerSpec("x", "nowhere"))),
+        (UnknownConsumer, lambda: admin.retire_consumer("nobody", "because")),
+        (InvalidArgument, lambda: admin.gaps("nowhere", Buffer.STORE)),
+    ]
+    for error, call in calls[:3]:
+        with pytest.raises(error):
+            await call()
+    with pytest.raises(UnknownStream):
+        await calls[3][1]()
+    await admin.create_consumer(ConsumerSpec("x", STREAM))
+    with pytest.raises(InvalidArgument, match="needs a reason"):
+        await admin.retire_consumer("x", " ")
+
+
+async def test_gates_are_held_and_released_with_reasons(sites: Sites) -> None:
+    """A gate shows who holds it, why and until when; without a reason or out of turn nothing moves."""
+    site, admin = await operated(sites)
+    assert [(view.link, view.side, view.gate.mode) for view in await admin.gates()] == [
+        ("enterprise", "sender", Mode.AUTONOMOUS),
+        (LINK, "receiver", Mode.AUTONOMOUS),
+    ]
+    until = site.parts.clock.now_unix_ms() + 60_000
+    held = await admin.hold_gate(LINK, "drill", until_unix_ms=until)
+    assert (held.gate.mode, held.gate.held_by, held.gate.reason) == (Mode.HELD, "operator", "drill")
+    assert held.gate.held_until_unix_ms == until
+    assert (await admin.gates())[1] == held
+    released = await admin.release_gate(LINK, "drill is over")
+    assert (released.gate.mode, released.gate.reason) == (Mode.AUTONOMOUS, "released by operator: drill is over")
+    with pytest.raises(InvalidTransition):
+        await admin.release_gate(LINK, "again")
+    with pytest.raises(InvalidArgument):
+        await admin.hold_gate(LINK, "")
+    with pytest.raises(UnknownLink):
+        await admin.hold_gate("nowhere", "x")
+    with pytest.raises(UnknownLink):
+        await admin.hold_gate("enterprise", "x", side="receiver")
+
+
+async def test_one_pipeline_at_a_time_has_the_lease(sites: Sites) -> None:
+    """A second pipeline is told who has the lease; it gets it when the first gives it back."""
+    site = await sites()
+    site.act_as("pipeline")
+    admin = site.admin_client()
+    lease = await admin.acquire_lease(LINK, "spark-1", 5_000)
+    assert (lease.holder, lease.ttl_ms, lease.mode) == ("spark-1", 5_000, "autonomous")
+    with pytest.raises(LeaseHeld, match="spark-1") as caught:
+        await admin.acquire_lease(LINK, "spark-2", 5_000)
+    assert 0 < caught.value.details["left_ms"] <= 5_000
+    assert (await admin.renew_lease(LINK, lease.token, 9_000)).ttl_ms == 9_000
+    with pytest.raises(LeaseLost):
+        await admin.renew_lease(LINK, "another token", 5_000)
+    with pytest.raises(InvalidArgument):
+        await admin.acquire_lease(LINK, "spark-2", 1)
+    with pytest.raises(UnknownLink):
+        await admin.acquire_lease("nowhere", "spark-2", 5_000)
+    await admin.release_lease(LINK, "another token")
+    with pytest.raises(LeaseHeld):
+        await admin.acquire_lease(LINK, "spark-2", 5_000)
+    await admin.release_lease(LINK, lease.token)
+    await admin.release_lease(LINK, lease.token)
+    assert (await admin.acquire_lease(LINK, "spark-2", 5_000)).token != lease.token
+
+
+async def test_reports_move_the_gate(sites: Sites) -> None:
+    """What a pipeline reports turns the gate, shows in the status, and a fault holds the link."""
+    site = await sites()
+    site.act_as("pipeline")
+    admin = site.admin_client()
+    report = LinkReport(LINK, STREAM, Event.PEER_FOUND, backlog=500, inserted=10, lag_seconds=0.25)
+    assert await admin.report_link(report) == "reconciliation"
+    assert await admin.report_link(LinkReport(LINK, STREAM, Event.BACKLOG_CLEARED)) == "normal"
+    assert await admin.report_link(LinkReport(LINK, STREAM, backlog=3, lag_seconds=0.5)) == "normal"
+    status = await admin.status()
+    [receiver] = [link for link in status["links"] if link["side"] == "receiver"]
+    assert receiver["reports"][0]["lag_seconds"] == 0.5
+    held = LinkReport(LINK, STREAM, hold_code="foreign_log", hold_detail="it was another log")
+    assert await admin.report_link(held) == "held"
+    [gate] = [view.gate for view in await admin.gates() if view.side == "receiver"]
+    assert gate.reason == "foreign_log: it was another log"
+    lease = await admin.acquire_lease(LINK, "spark-1", 5_000)
+    with pytest.raises(LeaseLost):
+        await admin.report_link(report)
+    assert await admin.report_link(LinkReport(LINK, lease=lease.token)) == "held"
+    with pytest.raises(UnknownStream):
+        await admin.report_link(LinkReport(LINK, "nowhere", lease=lease.token))
+
+
+@pytest.mark.parametrize("storage", ["memory", "log"])
+async def test_quarantine_is_listed_shown_retried_and_dropped(sites: Sites, storage: str) -> None:
+    """A conflict stays in quarantine when it is retried, leaves it when it is dropped; what expired can be taken."""
+    site, admin = await operated(sites, storage=storage)
+    forward = await site.parts.forward(STREAM)
+    facts = messages(3, from_zone="enterprise")
+    origin = OriginSpan("enterprise", np.arange(1), np.full(1, 1_700_000_000_000))
+    await forward.put_if_absent(sealed(facts[:1]), origin)
+    await forward.put_if_absent(sealed(altered(facts[:1])), origin)
+    await forward.set_aside(sealed(facts[1:2]), "expired", "too old")  # type: ignore[attr-defined]
+    conflict, expired = await admin.quarantine()
+    assert (conflict.quarantined.reason, expired.quarantined.reason) == ("conflict", "expired")
+    assert conflict.quarantined.key.message_id == "0-000000"
+    assert await admin.quarantine("audit") == []
+    shown = await admin.quarantined(STREAM, conflict.quarantined.id)
+    assert shown.quarantined.facts == FactBatch(sealed(altered(facts[:1])).record_batch)
+    settled = await admin.retry_quarantined(STREAM, conflict.quarantined.id, "try")
+    assert settled == (False, Result.CONFLICT)
+    assert await admin.retry_quarantined(STREAM, expired.quarantined.id, "late but wanted") == (True, Result.INSERTED)
+    assert await forward.get(expired.quarantined.key) is not None
+    with pytest.raises(InvalidArgument, match="reason"):
+        await admin.drop_quarantined(STREAM, conflict.quarantined.id, "")
+    await admin.drop_quarantined(STREAM, conflict.quarantined.id, "looked at it")
+    assert await admin.quarantine() == []
+    with pytest.raises(InvalidArgument):
+        await admin.quarantined(STREAM, 99)
+
+
+async def test_the_status_tells_what_matters(sites: Sites) -> None:
+    """The status has streams with fill, consumers with backlog and links with modes."""
+    site, admin = await operated(sites, storage="log")
+    await append(site, 10)
+    await site.consumer()
+    status = await admin.status()
+    assert status["zone"] == "plant"
+    store = next(each for each in status["buffers"] if (each["stream"], each["buffer"]) == (STREAM, "store"))
+    assert (store["end"], store["fill"]) == (10, "healthy")
+    assert store["used_bytes"] > 0
+    [consumer] = status["consumers"]
+    assert (consumer["name"], consumer["backlog"], consumer["committed"]) == ("historian", 10, -1)
+    assert {link["mode"] for link in status["links"]} == {"autonomous"}
+
+
+async def test_a_viewer_sees_and_does_not_act(sites: Sites) -> None:
+    """A viewer gets every list and is refused every decision; a producer gets neither."""
+    site = await sites()
+    await site.consumer()
+    admin = site.admin_client()
+    views: list[Callable[[], Awaitable[object]]] = [
+        admin.status,
+        admin.consumers,
+        admin.gates,
+        admin.quarantine,
+        lambda: admin.gaps(STREAM),
+    ]
+    decisions: list[Callable[[], Awaitable[object]]] = [
+        lambda: admin.create_consumer(ConsumerSpec("x", STREAM)),
+        lambda: admin.retire_consumer("historian", "because"),
+        lambda: admin.hold_gate(LINK, "because"),
+        lambda: admin.release_gate(LINK, "because"),
+        lambda: admin.retry_quarantined(STREAM, 1, "because"),
+        lambda: admin.drop_quarantined(STREAM, 1, "because"),
+        lambda: admin.acquire_lease(LINK, "me", 5_000),
+        lambda: admin.renew_lease(LINK, "token", 5_000),
+        lambda: admin.release_lease(LINK, "token"),
+        lambda: admin.report_link(LinkReport(LINK)),
+    ]
+    site.act_as("viewer")
+    for view in views:
+        await view()
+    for decision in decisions:
+        with pytest.raises(PermissionRefused):
+            await decision()
+    site.act_as("app")
+    for call in views + decisions:
+        with pytest.raises(PermissionRefused):
+            await call()
+    assert len(site.refusals) == len(decisions) + len(views + decisions)
+    assert (await site.parts.storage.cursors.consumer("historian")).retired_reason is None

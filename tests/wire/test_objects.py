@@ -1,0 +1,122 @@
+"""Artifacts over both listeners: streamed up and down, immutable, and named by facts only when they are there."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.wire.conftest import Sites
+from tests.wire.site import STREAM, until
+
+from bsfg.errors import (
+    ArtifactConflict,
+    ArtifactMissing,
+    DigestMismatch,
+    InvalidArgument,
+    PermissionRefused,
+    TimedOut,
+)
+from bsfg.fact import ArtifactRef, Envelope, Fact, Message
+from bsfg.ports import Result
+from bsfg.wire import boundary_pb2 as pb
+from bsfg.wire.service import ObjectInfo
+
+CONTENT = bytes(range(256)) * 4_000
+DIGEST = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
+INFO = ObjectInfo("batch-files", "B1042/report.pdf", "application/pdf")
+
+
+async def pieces(data: bytes, size: int = 100_000) -> AsyncIterator[bytes]:
+    """Give bytes piece by piece."""
+    for start in range(0, len(data), size):
+        yield data[start : start + size]
+
+
+async def joined(data: AsyncIterator[bytes]) -> bytes:
+    """Put pieces together."""
+    return b"".join([piece async for piece in data])
+
+
+def naming(digest: str, size_bytes: int = len(CONTENT)) -> Message:
+    """Make a fact that names the artifact."""
+    reference = ArtifactRef(INFO.bucket, INFO.key, digest, size_bytes, INFO.media_type)
+    return Message(Envelope("plant", "enterprise", 1, "a"), Fact("batch:B1042", "report_written", b"{}", reference))
+
+
+async def test_an_artifact_is_uploaded_and_downloaded(sites: Sites) -> None:
+    """What was uploaded comes back bit by bit, by name and by digest; the same again is no error, other content is."""
+    site = await sites()
+    client = site.client()
+    stored = await client.put_object(INFO, pieces(CONTENT))
+    assert (stored.digest, stored.size_bytes, stored.already_exists) == (DIGEST, len(CONTENT), False)
+    assert (await client.put_object(INFO, pieces(CONTENT))).already_exists
+    info, data = await client.get_object(INFO.bucket, INFO.key)
+    assert (info.digest, info.size_bytes, info.media_type) == (DIGEST, len(CONTENT), "application/pdf")
+    assert await joined(data) == CONTENT
+    info, data = await client.get_object("", "", digest=DIGEST)
+    assert await joined(data) == CONTENT
+    with pytest.raises(ArtifactConflict):
+        await client.put_object(INFO, pieces(b"other"))
+    with pytest.raises(ArtifactMissing):
+        await client.get_object(INFO.bucket, "nothing")
+
+
+async def test_an_upload_must_be_what_was_announced(sites: Sites) -> None:
+    """Another digest, another size or a bad name store nothing."""
+    site = await sites()
+    client = site.client()
+    with pytest.raises(DigestMismatch):
+        await client.put_object(ObjectInfo("b", "k", digest="sha256:" + 64 * "0"), pieces(CONTENT))
+    with pytest.raises(DigestMismatch):
+        await client.put_object(ObjectInfo("b", "k", size_bytes=7), pieces(CONTENT))
+    with pytest.raises(InvalidArgument):
+        await client.put_object(ObjectInfo("b", "../k"), pieces(CONTENT))
+    with pytest.raises(ArtifactMissing):
+        await client.get_object("b", "k")
+
+
+async def test_uploads_that_are_none_are_refused(sites: Sites) -> None:
+    """An upload without a description, or with a second one, is refused; a silent one ends with `timed_out`."""
+    site = await sites(idle_timeout_seconds=0.2)
+    method = site.client().connection
+
+    async def parts(*messages: pb.PutObjectRequest, silent: bool = False) -> AsyncIterator[pb.PutObjectRequest]:
+        for message in messages:
+            yield message
+        if silent:
+            await asyncio.Event().wait()
+
+    description = pb.PutObjectRequest(description=pb.ObjectDescription(bucket="b", key="k"))
+    with pytest.raises(InvalidArgument, match="begins with its description"):
+        await method.call("PutObject", parts(pb.PutObjectRequest(chunk=b"x")))
+    with pytest.raises(InvalidArgument, match="one description"):
+        await method.call("PutObject", parts(description, description))
+    with pytest.raises(TimedOut, match="silent"):
+        await method.call("PutObject", parts(description, pb.PutObjectRequest(chunk=b"x"), silent=True))
+    await until(lambda: site.listeners.admission.serving == 0)
+
+
+async def test_a_fact_needs_its_artifact(sites: Sites) -> None:
+    """A fact that names a missing artifact, or one of another size, is refused; after the upload it is taken."""
+    site = await sites()
+    client = site.client()
+    with pytest.raises(ArtifactMissing):
+        await client.append_fact(STREAM, naming(DIGEST))
+    await client.put_object(INFO, pieces(CONTENT))
+    with pytest.raises(DigestMismatch):
+        await client.append_fact(STREAM, naming(DIGEST, 5))
+    assert (await client.append_fact(STREAM, naming(DIGEST))).result == Result.INSERTED
+
+
+async def test_roles_decide_about_artifacts(sites: Sites) -> None:
+    """A viewer may neither upload nor download, a peer may only download."""
+    site = await sites()
+    client = site.client()
+    await client.put_object(INFO, pieces(CONTENT))
+    site.act_as("enterprise-bsfg")
+    with pytest.raises(PermissionRefused):
+        await client.put_object(INFO, pieces(CONTENT))
+    assert await joined((await client.get_object(INFO.bucket, INFO.key))[1]) == CONTENT
+    site.act_as("viewer")
+    with pytest.raises(PermissionRefused):
+        await client.get_object(INFO.bucket, INFO.key)
