@@ -50,6 +50,7 @@ class BufferLedger:
     may_truncate_before: int = 0
     may_evict: bool = False
     damaged: bool = False
+    shown: set[int] = field(default_factory=set)
     cut_off: set[int] = field(default_factory=set)
     notes_lost: bool = False
     _tokens: int = 0
@@ -109,7 +110,7 @@ class BufferLedger:
         """Tell whether damage explains an answer: keys whose bytes had left may be lost, lost bytes' keys may not."""
         if result != Result.INSERTED:
             return key not in self.rows
-        if self.offsets.get(key, self.start) < self.start:
+        if key in self.offsets and self.offsets[key] not in self.shown:
             self.notes_lost = True
             self.forget(key)
         return False
@@ -137,6 +138,7 @@ class BufferLedger:
         if row.key in self.rows:
             expect(self.rows[row.key].digest == row.digest, f"{what} has another body than the one acknowledged")
         self.stored[offset] = at_unix_ms, row
+        self.shown.add(offset)
         self.offsets[row.key], self.rows[row.key] = offset, row
         self.end = max(self.end, offset + 1)
 
@@ -149,6 +151,7 @@ class BufferLedger:
         self.log_id, self.notes_lost = seen.log_id, self.notes_lost or other
         self._check_ends(seen)
         self.take_seen(seen.entries)
+        self.shown = set(seen.entries)
         self._check_missing(seen, confirmed_through)
         self._check_doubts(seen)
         self._check_notes(seen)

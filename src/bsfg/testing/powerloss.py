@@ -94,18 +94,20 @@ class Campaign:
         """Count the operations of the script: the number of its crash points."""
         return (await self._photographed_script(frozenset()))[0]
 
-    async def crash_script_at(self, points: Iterable[int], *, variants: int = 2, generations: int = 2) -> int:
+    async def crash_script_at(
+        self, points: Iterable[int], *, variants: Sequence[int] = (0, 1), generations: int = 2
+    ) -> int:
         """Lose power at points of the script, each in several ways; give the number of losses.
 
-        In every second variant the process is killed there, and the power goes later.
+        In the variants with odd numbers the process is killed there, and the power goes later.
         """
         _, photographs = await self._photographed_script(frozenset(points))
         for photograph in photographs:
-            for variant in range(variants):
+            for variant in variants:
                 random = Random(f"script/{photograph.point}/{variant}")
                 where = f"script crash_point={photograph.point} variant={variant}"
                 await self._aftermath(photograph, random, where, generations, killed=variant % 2 == 1)
-        return len(photographs) * variants
+        return len(photographs) * len(variants)
 
     async def _photographed_script(self, points: frozenset[int]) -> tuple[int, list[Photograph]]:
         photographer = Photographer(Ledger(), FakeClock(), Random(0), points=points)

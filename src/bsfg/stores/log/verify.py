@@ -104,6 +104,12 @@ def _size(folder: LogFolder) -> int:
     return total
 
 
+def _retained(view: LogView) -> list[SegmentFile]:
+    """Give the segments that hold something retained; a crash may bring back any file that was removed before them."""
+    gone = sum(following.base <= view.start for following in view.segments[1:])
+    return list(view.segments[gone:])
+
+
 class _LogCheck:
     """The walk through one log."""
 
@@ -151,7 +157,7 @@ class _LogCheck:
 
     def _segments(self, view: LogView, notes: Notes) -> Iterator[int]:
         chain, expected = b"", notes.start
-        for segment in view.segments:
+        for segment in _retained(view):
             data = self._read(segment)
             if data is None:
                 # Truncated while we were reading; if it was not, its entries are missed below.
