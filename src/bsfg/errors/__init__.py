@@ -46,6 +46,7 @@ from bsfg.errors.sent import (
     HashCollision,
     InvalidArgument,
     InvalidFact,
+    SignatureInvalid,
 )
 from bsfg.errors.serving import (
     FactNotFound,
@@ -119,6 +120,7 @@ __all__ = [
     "PolicyInvalid",
     "RemoteError",
     "ServerIdentityMismatch",
+    "SignatureInvalid",
     "StorageClosed",
     "StorageFailed",
     "StorageReadOnly",

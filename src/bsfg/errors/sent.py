@@ -45,3 +45,10 @@ class DigestMismatch(BsfgError):
 
     code = "digest_mismatch"
     default_hint = "The content was altered or damaged on its way; fetch or send it again from its origin."
+
+
+class SignatureInvalid(BsfgError):
+    """A fact is not signed as the keys that are trusted for its zone demand."""
+
+    code = "signature_invalid"
+    default_hint = "Find out who wrote the fact; add the public key of its signer if it is one that you trust."
