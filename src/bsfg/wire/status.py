@@ -87,6 +87,11 @@ STATUSES: dict[str, tuple[grpc.StatusCode, int]] = {
     "certificate_invalid": (Status.UNAUTHENTICATED, 401),
     "server_identity_mismatch": (Status.UNAUTHENTICATED, 502),
     "tls_not_hardened": (Status.FAILED_PRECONDITION, 500),
+    # What happens in a pipeline and is only ever told to its own caller.
+    "facts_missing": (Status.FAILED_PRECONDITION, 409),
+    "java_missing": (Status.FAILED_PRECONDITION, 500),
+    "link_stopped": (Status.FAILED_PRECONDITION, 409),
+    "spool_not_shared": (Status.FAILED_PRECONDITION, 500),
     # The node and the way to it.
     "overloaded": (Status.RESOURCE_EXHAUSTED, 429),
     "timed_out": (Status.DEADLINE_EXCEEDED, 504),

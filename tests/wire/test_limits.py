@@ -1,0 +1,193 @@
+"""Limits: who is let in, how bytes under way are bounded, and streams of frames that keep their order."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.wire.site import until
+
+from bsfg.errors import Overloaded
+from bsfg.wire.limits import Admission, ByteBudget, WireLimits
+from bsfg.wire.pipelined import Pipelined
+
+
+def test_too_many_requests_are_refused() -> None:
+    """One caller cannot take all places, all callers together cannot take more than there are."""
+    admission = Admission(WireLimits(concurrent_requests=3, concurrent_per_identity=2))
+    with admission.enter("a"), admission.enter("a"):
+        with pytest.raises(Overloaded) as caught, admission.enter("a"):
+            pass
+        assert caught.value.details["limit"] == "concurrent_per_identity"
+        with admission.enter("b"):
+            with pytest.raises(Overloaded) as caught, admission.enter("c"):
+                pass
+            assert caught.value.details["limit"] == "concurrent_requests"
+        with admission.enter("c"):
+            pass
+    assert (admission.serving, admission.refused) == (0, 2)
+
+
+async def test_places_are_given_back_after_a_failure() -> None:
+    """A request that fails leaves its place."""
+    admission = Admission(WireLimits(concurrent_requests=1))
+    for _ in range(3):
+        with pytest.raises(ValueError, match="no"), admission.enter("a"):
+            raise ValueError("no")
+
+
+async def test_bytes_wait_for_room_in_turn() -> None:
+    """Who finds no room waits, and a small one does not overtake a large one for ever."""
+    budget = ByteBudget(10)
+    order: list[str] = []
+
+    async def hold(name: str, size: int, release: asyncio.Event) -> None:
+        async with budget.take(size):
+            order.append(name)
+            await release.wait()
+
+    first, rest = asyncio.Event(), asyncio.Event()
+    tasks = [asyncio.create_task(hold("first", 8, first))]
+    await until(lambda: order == ["first"])
+    tasks += [asyncio.create_task(hold("large", 9, rest)), asyncio.create_task(hold("small", 1, rest))]
+    await asyncio.sleep(0)
+    assert order == ["first"]
+    first.set()
+    await until(lambda: len(order) == 3)
+    assert order == ["first", "large", "small"]
+    rest.set()
+    await asyncio.gather(*tasks)
+    assert budget.used == 0
+
+
+async def test_more_than_all_there_is_still_passes() -> None:
+    """A message larger than the whole budget gets all of it instead of waiting for ever."""
+    budget = ByteBudget(10)
+    assert await budget.acquire(1_000) == 10
+    budget.release(10)
+
+
+async def test_cancelled_waiters_take_nothing() -> None:
+    """A waiter that gives up leaves no trace, whether it was served in the same moment or not."""
+    budget = ByteBudget(10)
+    held = await budget.acquire(10)
+    waiting = [asyncio.create_task(budget.acquire(5)) for _ in range(3)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    budget.release(held)
+    waiting[1].cancel()
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert isinstance(results[0], asyncio.CancelledError)
+    assert results[2] == 5
+    used = 5 + (5 if results[1] == 5 else 0)
+    assert budget.used == used
+
+
+class Work:
+    """Frames that are finished by hand, and a record of what was begun."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.doing: dict[int, asyncio.Future[int]] = {}
+
+    async def begin(self, frame: int) -> Awaitable[int]:
+        """Begin a frame."""
+        self.begun.append(frame)
+        self.doing[frame] = asyncio.get_running_loop().create_future()
+        return self.doing[frame]
+
+    def pipelined(self, budget: ByteBudget, *, window: int = 4, idle: float = 60.0) -> Pipelined[int, int]:
+        """Give a pipeline of such frames, each counting as one byte."""
+        return Pipelined(
+            self.begin, size=lambda frame: 1, budget=budget, window_frames=window, idle_timeout_seconds=idle
+        )
+
+
+async def frames(count: int, *, silent: bool = False) -> AsyncIterator[int]:
+    """Give numbered frames, and perhaps no end."""
+    for number in range(count):
+        yield number
+    if silent:
+        await asyncio.Event().wait()
+
+
+@given(st.permutations(range(6)))
+def test_answers_keep_the_order_of_the_frames(order: list[int]) -> None:
+    """However the work ends, answers come in the order of the frames and each exactly once."""
+
+    async def run() -> list[int]:
+        work, budget = Work(), ByteBudget(100)
+        answers = asyncio.create_task(_collected(work.pipelined(budget, window=6).answers(frames(6))))
+        await until(lambda: len(work.begun) == 6)
+        for number in order:
+            work.doing[number].set_result(number * 10)
+        found = await answers
+        assert budget.used == 0
+        return found
+
+    assert asyncio.run(run()) == [0, 10, 20, 30, 40, 50]
+
+
+async def test_the_window_bounds_what_is_under_way() -> None:
+    """No more frames are begun than the window and the bytes allow."""
+    work, budget = Work(), ByteBudget(3)
+    answers = asyncio.create_task(_collected(work.pipelined(budget, window=50).answers(frames(10))))
+    await until(lambda: len(work.begun) == 3)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert work.begun == [0, 1, 2]
+    for number in range(10):
+        await until(lambda number=number: number in work.doing)  # type: ignore[misc]
+        work.doing[number].set_result(number)
+    assert await answers == list(range(10))
+
+
+async def test_a_silent_stream_ends_after_its_answers() -> None:
+    """A caller that sends nothing more gets what it is owed, then the end."""
+    work, budget = Work(), ByteBudget(10)
+    answers = asyncio.create_task(_collected(work.pipelined(budget, idle=0.05).answers(frames(2, silent=True))))
+    await until(lambda: len(work.begun) == 2)
+    for number in range(2):
+        work.doing[number].set_result(number)
+    assert await answers == [0, 1]
+
+
+async def test_a_caller_that_goes_leaves_nothing_behind() -> None:
+    """When nobody waits for answers any more, the room is given back and what was begun may end as it likes."""
+    work, budget = Work(), ByteBudget(10)
+    answers = work.pipelined(budget, window=2).answers(frames(9))
+    asked = asyncio.create_task(anext(answers))  # type: ignore[arg-type]
+    await until(lambda: len(work.begun) >= 3)
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
+    await answers.aclose()  # type: ignore[attr-defined]
+    assert budget.used == 0
+    assert not work.doing[0].cancelled()
+    work.doing[0].set_exception(ValueError("nobody hears this"))
+
+
+async def test_a_defect_ends_the_stream() -> None:
+    """What nobody expected ends the stream with that error, after the answers before it."""
+
+    async def begin(frame: int) -> Awaitable[int]:
+        if frame == 2:
+            raise ValueError("a defect")
+        return _given(frame)
+
+    budget = ByteBudget(10)
+    pipelined = Pipelined(begin, size=lambda frame: 1, budget=budget, window_frames=4, idle_timeout_seconds=60)
+    found: list[int] = []
+    with pytest.raises(ValueError, match="a defect"):
+        async for answer in pipelined.answers(frames(5)):
+            found.append(answer)
+    assert found == [0, 1]
+    assert budget.used == 0
+
+
+async def _given(value: int) -> int:
+    return value
+
+
+async def _collected(answers: AsyncIterator[int]) -> list[int]:
+    return [answer async for answer in answers]
