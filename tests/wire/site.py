@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from http.client import HTTPConnection, HTTPSConnection
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +30,23 @@ from bsfg.wire.client import BoundaryClient
 from bsfg.wire.connection import Connection
 from bsfg.wire.listeners import Listeners
 from bsfg.wire.service import Caller
-from bsfg.wire.tls import TlsFiles, Watched
+from bsfg.wire.tls import TlsFiles, Watched, client_context
 
 STREAM = "operational"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to an HTTP request."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        """Read the body as JSON."""
+        return json.loads(self.body)
+
 
 CONFIG = """
 [zone]
@@ -166,6 +182,34 @@ class Site:
         client = AdminClient(self.connection(name))
         self._clients.append(client)
         return client
+
+    async def http(
+        self,
+        method: str,
+        path: str,
+        body: bytes | str | None = None,
+        *,
+        name: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> Answer:
+        """Make one HTTP request, with the certificate of ``name`` when the site speaks TLS."""
+        context = None
+        if self.watched is not None:
+            context = client_context(files_of(self.folder, name or "app"))
+
+        def call() -> Answer:
+            address = ("127.0.0.1", self.listeners.http.port)
+            connection: HTTPConnection = (
+                HTTPSConnection(*address, context=context) if context else HTTPConnection(*address)
+            )
+            try:
+                connection.request(method, path, body, headers or {})
+                response = connection.getresponse()
+                return Answer(response.status, dict(response.getheaders()), response.read())
+            finally:
+                connection.close()
+
+        return await asyncio.to_thread(call)
 
     async def consumer(self, name: str = "historian", buffer: Buffer = Buffer.STORE, stream: str = STREAM) -> None:
         """Create a durable consumer."""

@@ -302,11 +302,11 @@ def _confirmation(body: bytes) -> tuple[Confirmation, list[Refusal]]:
         found = orjson.loads(body)
         confirmation = Confirmation(
             through=_optional(found, "through", int),
-            ranges=tuple((int(first), int(last)) for first, last in found.get("ranges", ())),
+            ranges=tuple((_whole(first), _whole(last)) for first, last in found.get("ranges", ())),
             log_id=_optional(found, "log_id", str),
         )
         refusals = [
-            Refusal(each["first"], each["last"], str(each["reason"]), str(each.get("detail", "")))
+            Refusal(_whole(each["first"]), _whole(each["last"]), str(each["reason"]), str(each.get("detail", "")))
             for each in found.get("refusals", ())
         ]
     except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError) as error:
@@ -320,6 +320,12 @@ def _optional(found: Mapping[str, Any], name: str, kind: type) -> Any:
     value = found.get(name)
     if value is not None and type(value) is not kind:
         raise TypeError(f"{name} must be of type {kind.__name__}")
+    return value
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError(f"{str(value)[:80]!r} is not a whole number")
     return value
 
 

@@ -1,0 +1,299 @@
+"""JSON over HTTP: every operation, errors as problem documents, and the OpenAPI document of all that."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from tests.wire.conftest import Sites
+from tests.wire.site import STREAM, Answer, until
+
+from bsfg.batch import FactBatch
+from bsfg.ports import Buffer, ConsumerSpec
+from bsfg.testing.facts import messages
+from bsfg.wire.routes import OPERATIONS, SCHEMAS, openapi
+
+FACTS = f"/v1/streams/{STREAM}/facts"
+JSON = {"content-type": "application/json"}
+LINES = {"content-type": "application/x-ndjson"}
+
+
+def form(id: str = "a", value: Any = 1, **envelope: Any) -> dict[str, Any]:
+    """Make the JSON form of a message."""
+    head = {"message_id": id, "to_zone": "enterprise", "produced_at_unix_ms": 1_700_000_000_000, **envelope}
+    return {"envelope": head, "fact": {"subject": "machine:press-1", "predicate": "measured", "object": value}}
+
+
+def lines(*forms: Any) -> str:
+    """Write forms as JSON Lines."""
+    return "".join(json.dumps(each) + "\n" for each in forms)
+
+
+def assert_problem(answer: Answer, status: int, code: str) -> dict[str, Any]:
+    """Check that an answer is a problem document with this code, and give it."""
+    assert (answer.status, answer.headers["content-type"]) == (status, "application/problem+json")
+    found: dict[str, Any] = answer.json()
+    assert (found["status"], found["code"]) == (status, code)
+    assert found["detail"]
+    assert found["hint"]
+    return found
+
+
+@pytest.mark.parametrize("storage", ["memory", "log"])
+async def test_one_fact_is_appended_once(sites: Sites, storage: str) -> None:
+    """A fact is answered with its offset; a repeat with the same, another body with a conflict."""
+    site = await sites(storage=storage)
+    first = await site.http("POST", FACTS, json.dumps(form()), headers=JSON)
+    assert first.status == 200
+    [result] = first.json()["results"]
+    assert (result["result"], result["offset"], result["message_id"]) == ("inserted", 0, "a")
+    assert result["digest"].startswith("sha256:")
+    again = await site.http("POST", FACTS, json.dumps(form()), headers=JSON)
+    assert again.json()["results"] == [{**result, "result": "already_exists"}]
+    conflict = await site.http("POST", FACTS, json.dumps(form(value=2)), headers=JSON)
+    assert assert_problem(conflict, 409, "conflicting_duplicate")["details"]["existing_offset"] == 0
+    stored = await (await site.parts.store(STREAM)).stats()
+    assert stored.end == 1
+
+
+async def test_numbers_keep_their_literals(sites: Sites) -> None:
+    """1.10 arrives as 1.10, and opaque bytes as they are."""
+    site = await sites()
+    text = json.dumps(form()).replace('"object": 1', '"object": {"b": 1.10, "a": 1e2}')
+    opaque = form("b", object_media_type="application/x-thing")
+    opaque["fact"] = {"subject": "machine:press-1", "predicate": "measured", "object_base64": "AAH/"}
+    assert (await site.http("POST", FACTS, text, headers=JSON)).status == 200
+    assert (await site.http("POST", FACTS, json.dumps(opaque), headers=JSON)).status == 200
+    frames = [frame async for frame in (await site.parts.store(STREAM)).replay(0)]
+    objects = [data for frame in frames if frame.entries for data in frame.entries.values("object")]
+    assert objects == [b'{"a":1e2,"b":1.10}', b"\x00\x01\xff"]
+
+
+async def test_many_facts_are_appended_as_json_lines(sites: Sites) -> None:
+    """Lines are appended as a whole with a result each; a wrong line names itself and nothing is stored."""
+    site = await sites()
+    body = lines(form("a"), form("b"), form("a"), form("b", 2))
+    answer = await site.http("POST", FACTS, body, headers=LINES)
+    assert [each["result"] for each in answer.json()["results"]] == [
+        "inserted",
+        "inserted",
+        "already_exists",
+        "conflict",
+    ]
+    wrong = await site.http("POST", FACTS, lines(form("c"), form("d", from_zone=7)), headers=LINES)
+    assert assert_problem(wrong, 422, "invalid_fact")["details"]["line"] == 2
+    assert (await (await site.parts.store(STREAM)).stats()).end == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "code"),
+    [
+        ("{", JSON, 422, "invalid_fact"),
+        ("[]", JSON, 422, "invalid_fact"),
+        ("", JSON, 400, "invalid_argument"),
+        ("\n\n", LINES, 400, "invalid_argument"),
+        (json.dumps(form(to_zone="no zone")), JSON, 422, "invalid_fact"),
+        (json.dumps(form(from_zone="lab")), JSON, 403, "permission_denied"),
+        (json.dumps(form()) + "\x00", JSON, 422, "invalid_fact"),
+        (b"\xff\xfe\x00", JSON, 422, "invalid_fact"),
+    ],
+)
+async def test_bodies_that_are_no_facts_are_refused(
+    sites: Sites, body: str | bytes, headers: dict[str, str], status: int, code: str
+) -> None:
+    """What is not a fact is a problem of the caller and is said so."""
+    site = await sites()
+    assert_problem(await site.http("POST", FACTS, body, headers=headers), status, code)
+
+
+async def test_a_consumer_fetches_and_confirms(sites: Sites) -> None:
+    """A consumer gets entries and gaps from its place on, and moves it by confirming."""
+    site = await sites()
+    await site.client().append(STREAM, FactBatch.from_messages(messages(5)))
+    await site.consumer()
+    path = "/v1/consumers/historian"
+    fetched = (await site.http("GET", f"{path}/facts?limit=2")).json()
+    assert [entry["offset"] for entry in fetched["entries"]] == [0, 1]
+    assert fetched["entries"][0]["envelope"]["message_id"] == "0-000000"
+    assert (fetched["start"], fetched["next_offset"], fetched["end"]) == (0, 2, 5)
+    confirmation = {"through": 1, "ranges": [[3, 4]], "log_id": fetched["log_id"]}
+    confirmed = await site.http("POST", f"{path}/confirm", json.dumps(confirmation), headers=JSON)
+    assert confirmed.json() == {"cursor_advanced_to": 1}
+    refusal = {"through": 2, "refusals": [{"first": 2, "last": 2, "reason": "conflict"}]}
+    assert (await site.http("POST", f"{path}/confirm", json.dumps(refusal))).json() == {"cursor_advanced_to": 4}
+    rest = await site.http("GET", f"{path}/facts", headers={"accept": "application/x-ndjson"})
+    assert (rest.status, rest.body) == (200, b"")
+    [gap] = await (await site.parts.store(STREAM)).gaps()
+    assert gap.detail == "app: conflict"
+
+
+async def test_fetched_facts_can_be_appended_again(sites: Sites) -> None:
+    """Entries as JSON Lines are read back as the same facts."""
+    site = await sites()
+    await site.client().append(STREAM, FactBatch.from_messages(messages(5)))
+    await site.consumer()
+    fetched = await site.http("GET", "/v1/consumers/historian/facts", headers={"accept": "application/x-ndjson"})
+    entries = [json.loads(line) for line in fetched.body.splitlines()]
+    body = lines(*({"envelope": each["envelope"], "fact": each["fact"]} for each in entries))
+    answer = await site.http("POST", FACTS, body, headers=LINES)
+    assert {each["result"] for each in answer.json()["results"]} == {"already_exists"}
+
+
+async def test_a_fetch_waits_for_facts(sites: Sites) -> None:
+    """A long poll is answered when a fact becomes durable."""
+    site = await sites()
+    await site.consumer()
+    waiting = asyncio.create_task(site.http("GET", "/v1/consumers/historian/facts?wait_ms=50000"))
+    await until(lambda: site.listeners.admission.serving == 1)
+    await site.client().append(STREAM, FactBatch.from_messages(messages(1)))
+    assert len((await waiting).json()["entries"]) == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "nonsense",
+        "[]",
+        "{}",
+        '{"through": "1"}',
+        '{"through": true}',
+        '{"ranges": [[1]]}',
+        '{"ranges": 5}',
+        '{"through": 0, "refusals": [{}]}',
+        '{"through": 0, "refusals": [{"first": "x", "last": 1, "reason": "r"}]}',
+    ],
+)
+async def test_confirmations_that_are_none_are_refused(sites: Sites, body: str) -> None:
+    """A body that is no confirmation changes nothing."""
+    site = await sites()
+    await site.consumer()
+    await site.client().append(STREAM, FactBatch.from_messages(messages(1)))
+    assert_problem(await site.http("POST", "/v1/consumers/historian/confirm", body), 400, "invalid_argument")
+    assert (await site.parts.storage.cursors.checkpoint("historian")).committed == -1
+
+
+async def test_queries_that_are_none_are_refused(sites: Sites) -> None:
+    """Numbers out of range and unknown consumers have their own problems."""
+    site = await sites()
+    await site.consumer()
+    for query in ("limit=0", "limit=x", "wait_ms=-1", "limit=99999999999999999999999", "limit=%D9%A3"):
+        assert_problem(await site.http("GET", f"/v1/consumers/historian/facts?{query}"), 400, "invalid_argument")
+    assert_problem(await site.http("GET", "/v1/consumers/nobody/facts"), 404, "unknown_consumer")
+
+
+async def test_a_fact_is_found_by_its_key(sites: Sites) -> None:
+    """A key with slashes and spaces is found; another is not."""
+    import numpy as np
+
+    from bsfg.ports import OriginSpan
+    from bsfg.testing.facts import message, sealed
+
+    site = await sites()
+    forward = await site.parts.forward(STREAM)
+    facts = sealed([message("a/b c", from_zone="enterprise")])
+    await forward.put_if_absent(facts, OriginSpan("enterprise", np.zeros(1, dtype=int), np.ones(1, dtype=int)))
+    found = await site.http("GET", f"{FACTS}/enterprise/a/b%20c")
+    assert found.json()["envelope"]["message_id"] == "a/b c"
+    assert found.json()["origin"] == {"zone": "enterprise", "offset": 0, "appended_at_unix_ms": 1}
+    assert_problem(await site.http("GET", f"{FACTS}/enterprise/other"), 404, "fact_not_found")
+    assert_problem(await site.http("GET", f"{FACTS}/enterprise/x?buffer=both"), 400, "invalid_argument")
+
+
+async def test_artifacts_go_up_and_down(sites: Sites) -> None:
+    """An artifact comes back with its media type and its digest as the ETag; a wrong digest is refused."""
+    site = await sites()
+    content = b"%PDF" * 300_000
+    path = "/v1/objects/batch-files/B1042/report%201.pdf"
+    stored = await site.http("PUT", path, content, headers={"content-type": "application/pdf"})
+    assert stored.json()["size_bytes"] == len(content)
+    found = await site.http("GET", path)
+    assert (found.status, found.body) == (200, content)
+    assert found.headers["content-type"] == "application/pdf"
+    assert found.headers["etag"] == f'"{stored.json()["digest"]}"'
+    wrong = await site.http("PUT", f"/v1/objects/b/k?digest=sha256:{64 * '0'}", content)
+    assert_problem(wrong, 422, "digest_mismatch")
+    assert_problem(await site.http("GET", "/v1/objects/b/k"), 404, "artifact_missing")
+
+
+async def test_a_body_that_is_too_large_is_refused(sites: Sites) -> None:
+    """A body beyond the limit is refused while it is read, and the connection ends."""
+    site = await sites(message_bytes=100_000)
+    reader, writer = await asyncio.open_connection("127.0.0.1", site.listeners.http.port)
+    writer.write(f"POST {FACTS} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode())
+    for _ in range(4):
+        writer.write(b"8000\r\n" + bytes(0x8000) + b"\r\n")
+    answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b'"code":"message_too_large"' in answer
+    writer.close()
+
+
+async def test_monitors_get_what_they_ask_for(sites: Sites) -> None:
+    """Health is for everybody; status and metrics are for those who may see."""
+    site = await sites()
+    await site.client().append(STREAM, FactBatch.from_messages(messages(3)))
+    assert (await site.http("GET", "/healthz")).json() == {"status": "ok"}
+    assert (await site.http("GET", "/readyz")).json() == {"status": "ready"}
+    for path in ("/metrics", "/v1/status"):
+        assert_problem(await site.http("GET", path), 403, "permission_denied")
+    site.act_as("viewer")
+    status = (await site.http("GET", "/v1/status")).json()
+    assert status["zone"] == "plant"
+    metrics = await site.http("GET", "/metrics")
+    assert metrics.headers["content-type"].startswith("text/plain")
+    text = metrics.body.decode()
+    assert 'bsfg_facts_total{buffer="store",result="inserted",stream="operational"} 3.0' in text
+    assert 'bsfg_store_buffer_fill_percent{stream="operational"}' in text
+    assert 'bsfg_append_latency_seconds_bucket{le="0.001",stream="operational"}' in text
+
+
+async def test_a_node_that_is_not_ready_says_so(sites: Sites) -> None:
+    """A node that lost its storage answers 503 with a hint to wait."""
+    site = await sites()
+    await site.parts.storage.close()
+    answer = await site.http("POST", FACTS, json.dumps(form()))
+    assert assert_problem(answer, 503, "storage_closed")["retryable"]
+    assert answer.headers["retry-after"] == "1"
+
+
+async def test_what_is_no_operation_is_said_so(sites: Sites) -> None:
+    """Unknown paths and methods are problems that point to the OpenAPI document."""
+    site = await sites()
+    assert "openapi" in assert_problem(await site.http("GET", "/v2/facts"), 404, "invalid_argument")["hint"]
+    answer = await site.http("DELETE", FACTS)
+    assert_problem(answer, 405, "invalid_argument")
+    assert "POST" in answer.headers["allow"]
+
+
+async def test_the_document_describes_the_routes(sites: Sites) -> None:
+    """The OpenAPI document names every operation with its parameters, and every schema it refers to exists."""
+    site = await sites()
+    document = (await site.http("GET", "/openapi.json")).json()
+    assert document == json.loads(json.dumps(openapi()))
+    described = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    assert described == {(each.method, each.template) for each in OPERATIONS}
+    references = {part.split('"')[0] for part in json.dumps(document).split("#/components/schemas/")[1:]}
+    assert references <= set(SCHEMAS)
+    for operation in OPERATIONS:
+        declared = document["paths"][operation.template][operation.method.lower()]
+        in_path = {each["name"] for each in declared["parameters"] if each["in"] == "path"}
+        assert in_path == set(operation.path_names)
+        assert all("{" + name + "}" in operation.template for name in in_path)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+async def test_every_operation_checks_its_caller(sites: Sites, operation: Any) -> None:
+    """Whoever is revoked gets nothing but what is open to everybody."""
+    site = await sites()
+    await site.parts.storage.cursors.create(ConsumerSpec("x", STREAM, Buffer.STORE))
+    site.act_as("gone")
+    path = operation.template.format(
+        stream=STREAM, consumer="x", bucket="b", key="k", from_zone="plant", message_id="a"
+    )
+    body = json.dumps(form()) if operation.name == "append" else '{"through": 0}'
+    answer = await site.http(operation.method, path, body if operation.bodies else None)
+    if operation.open:
+        assert answer.status == 200
+    else:
+        assert_problem(answer, 401, "identity_revoked")
+        assert len(site.refusals) == 1
