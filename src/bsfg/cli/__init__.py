@@ -18,9 +18,11 @@ COMMANDS: dict[str, str] = {
     "consumers": "bsfg.cli.consumers",
     "quarantine": "bsfg.cli.quarantine",
     "artifact": "bsfg.cli.artifact",
+    "doctor": "bsfg.cli.doctor",
     "verify": "bsfg.cli.verify",
     "inspect": "bsfg.cli.inspect",
     "bench": "bsfg.cli.bench",
+    "completion": "bsfg.cli.completion",
 }
 """Every command and the module that has its ``app``, in the order in which `bsfg --help` lists them."""
 

@@ -1,0 +1,93 @@
+"""What the checks of `bsfg doctor` say, and what they look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bsfg.node.config import ZoneConfig
+    from bsfg.wire.tls import TlsFiles
+
+
+class Level(StrEnum):
+    """How a finding counts; only a problem keeps a node from doing its work."""
+
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at: what was found and, unless it is right, what to do next."""
+
+    level: Level
+    check: str
+    says: str
+    do: str = ""
+
+    def to_dict(self) -> dict[str, str]:
+        """Give the form for ``--json``."""
+        result = {"level": str(self.level), "check": self.check, "says": self.says}
+        return result | ({"do": self.do} if self.do else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is examined: a zone's configuration on this machine, at one moment."""
+
+    config: ZoneConfig
+    now: datetime
+    writer_pid: int | None = None
+    """The process that has the data folder open for writing: the zone's own node, if it runs."""
+
+    @property
+    def tls_files(self) -> TlsFiles | None:
+        """The node's certificate files, None when it serves without TLS."""
+        from bsfg.wire.tls import TlsFiles
+
+        tls, config = self.config.tls, self.config
+        if tls.ca is None or tls.certificate is None or tls.key is None:
+            return None
+        return TlsFiles(config.path(tls.ca), config.path(tls.certificate), config.path(tls.key))
+
+
+Check = Callable[[Subject], Iterator[Finding]]
+
+
+@dataclass(frozen=True, slots=True)
+class Says:
+    """Makes the findings of one check."""
+
+    check: str
+
+    def ok(self, says: str) -> Finding:
+        """Say that something is right."""
+        return Finding(Level.OK, self.check, says)
+
+    def warning(self, says: str, do: str) -> Finding:
+        """Say that something works but should be looked at."""
+        return Finding(Level.WARNING, self.check, says, do)
+
+    def problem(self, says: str, do: str) -> Finding:
+        """Say that something does not work."""
+        return Finding(Level.PROBLEM, self.check, says, do)
+
+
+def existing_parent(path: Path) -> Path:
+    """Give the path itself, or the innermost folder above it that exists."""
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def counted(number: int, what: str) -> str:
+    """Write a number of things."""
+    plural = what[:-1] + "ies" if what.endswith("y") else what + "s"
+    return f"{number:,} {what if number == 1 else plural}"
