@@ -100,7 +100,7 @@ class FrameStream(Generic[Ack]):
                 self._take(message)
             code = await self._call.code()
             if code != grpc.StatusCode.OK:
-                error = self._ended_with(code)
+                error = await self._ended_with(code)
         except grpc.aio.AioRpcError as failure:
             error = self._connection.translated(failure)
         except BsfgError as failure:
@@ -111,8 +111,10 @@ class FrameStream(Generic[Ack]):
         finally:
             self._fail(error)
 
-    def _ended_with(self, code: grpc.StatusCode) -> BsfgError:
-        return PeerUnreachable(f"{self._connection.address} ended the stream: {code.name.lower()}")
+    async def _ended_with(self, code: grpc.StatusCode) -> BsfgError:
+        """Give what the node ended the stream with: its own words tell a caller whether trying again can help."""
+        initial, trailing = await self._call.initial_metadata(), await self._call.trailing_metadata()
+        return self._connection.translated(grpc.aio.AioRpcError(code, initial, trailing, await self._call.details()))
 
     def _take(self, message: Any) -> None:
         if not self._waiting or self._waiting[0][0] != message.sequence:
