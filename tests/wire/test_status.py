@@ -90,6 +90,7 @@ def test_unknown_codes_are_kept() -> None:
     [
         (grpc.StatusCode.UNAVAILABLE, "connection refused", "peer_unreachable"),
         (grpc.StatusCode.UNAVAILABLE, "CERTIFICATE_VERIFY_FAILED: unable to get", "certificate_invalid"),
+        (grpc.StatusCode.UNAVAILABLE, "Hostname Verification Check failed.", "server_identity_mismatch"),
         (grpc.StatusCode.DEADLINE_EXCEEDED, "", "timed_out"),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "Received message larger than max (9 vs. 4)", "message_too_large"),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!", "overloaded"),

@@ -9,4 +9,4 @@ import os
 from bsfg.wire.hardening import harden
 
 harden()
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -18,6 +18,7 @@ from bsfg.errors import (
     Overloaded,
     PeerUnreachable,
     RemoteError,
+    ServerIdentityMismatch,
     TimedOut,
 )
 from bsfg.wire import boundary_pb2 as pb
@@ -174,9 +175,16 @@ def from_rpc_error(error: grpc.aio.AioRpcError, *, where: str = "the other side"
     if status == Status.RESOURCE_EXHAUSTED:
         return MessageTooLarge(f"{where}: {text}") if "arger than max" in text else Overloaded(f"{where}: {text}")
     if status == Status.UNAVAILABLE:
-        if "CERTIFICATE_VERIFY_FAILED" in text or "is not in peer certificate" in text:
-            return CertificateInvalid(f"the certificate of {where} is refused: {text}")
-        return PeerUnreachable(f"{where} cannot be reached: {text}")
+        return _unavailable(where, text)
     if status == Status.CANCELLED:
         return PeerUnreachable(f"{where} ended the call: {text}")
     return RemoteError(f"{where}: {status.name.lower()}: {text}", remote_code=status.name.lower())
+
+
+def _unavailable(where: str, text: str) -> BsfgError:
+    """Tell an absent server, for which one waits, from a wrong one; gRPC only does so in its words."""
+    if "Hostname Verification Check failed" in text:
+        return ServerIdentityMismatch(f"the certificate of {where} carries another name than the one that is meant")
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        return CertificateInvalid(f"the certificate of {where} is refused: {text}")
+    return PeerUnreachable(f"{where} cannot be reached: {text}")
