@@ -1,0 +1,327 @@
+"""Consumers: they hand an application the facts that its zone received, in order, at least once.
+
+The blocking one and the one for asyncio have the same methods::
+
+    with Consumer("mes", endpoint) as consumer:
+        for entry in consumer:
+            store(entry.message.fact)       # must bear to be done twice with the same entry
+            consumer.confirm(entry)
+
+or, with a handler that confirms what it finished and stops at the first failure::
+
+        consumer.run(lambda entry: store(entry.message.fact))
+
+A consumer is a named position that an operator creates (``bsfg consumers add``); it belongs to no process. Several
+processes under one name would each see everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+from bsfg.errors import BsfgError, InvalidArgument
+from bsfg.fact import Entry
+from bsfg.journey.link import Refusal
+from bsfg.ports import GapRecord
+from bsfg.sdk.consuming import ConsumerCore, ConsumerOptions, Item
+from bsfg.sdk.endpoint import Endpoint
+from bsfg.sdk.feed import Feed, NodeFeed
+from bsfg.sdk.inbox import InboxFeed
+from bsfg.sdk.sender import NodeLink
+from bsfg.sdk.thread import LoopThread
+
+log = logging.getLogger("bsfg.consumer")
+
+CLOSE_SECONDS = 10.0
+
+
+def _core(endpoint: Endpoint, name: str, options: ConsumerOptions) -> ConsumerCore:
+    feed: Feed = NodeFeed(
+        NodeLink(endpoint),
+        name,
+        carry_only=options.carry_only,
+        deadline_seconds=options.deadline_seconds,
+        on_problem=options.on_problem or (lambda error: None),
+    )
+    if options.inbox is not None:
+        feed = InboxFeed(
+            feed,
+            name,
+            options.inbox,
+            capacity_bytes=options.inbox_capacity_bytes,
+            max_facts=options.prefetch_facts,
+            wait_seconds=options.fetch_wait_seconds,
+        )
+    return ConsumerCore(feed, options)
+
+
+def _range(item: Item | int) -> tuple[int, int]:
+    """Give the offsets that an item stands for."""
+    if isinstance(item, int):
+        return item, item
+    if isinstance(item, Entry):
+        return item.offset, item.offset
+    return item.first, item.last
+
+
+class _Rules:
+    """What both kinds of consumers do with items: gaps to their callback, signatures checked."""
+
+    def __init__(self, name: str, options: ConsumerOptions) -> None:
+        self._name, self._options = name, options
+
+    def on_gap(self, core: ConsumerCore, gap: GapRecord) -> None:
+        """Report a gap, and confirm it when that succeeded."""
+        if self._options.on_gap is not None:
+            self._options.on_gap(gap)
+        else:
+            where = f" of {gap.origin_zone}" if gap.origin_zone else ""
+            log.warning(
+                "consumer %s: offsets %d to %d%s are not there: %s %s",
+                self._name, gap.first, gap.last, where, gap.reason, gap.detail,
+            )  # fmt: skip
+        confirm_item(core, gap)
+
+    def check(self, item: Item) -> None:
+        """Raise `SignatureInvalid` for an entry that is not signed as it must be."""
+        if self._options.keys is not None and isinstance(item, Entry):
+            self._options.keys.verify(item)
+
+
+def confirm_item(core: ConsumerCore, item: Item | int, refusal: Refusal | None = None) -> None:
+    """Confirm one item; a gap of another zone's offsets has no place in this buffer and needs none."""
+    if isinstance(item, GapRecord) and item.origin_zone is not None:
+        return
+    core.confirm(*_range(item), refusal)
+
+
+class AsyncConsumer:
+    """A consumer for asyncio: ``async for entry in consumer``.
+
+    ``name`` is the durable consumer. ``endpoint`` is an `Endpoint`, or ``host:port`` on loopback, or None to take it
+    from the environment. The options are those of `ConsumerOptions`. Use it as an async context manager: leaving it
+    sends the confirmations that wait.
+    """
+
+    def __init__(self, name: str, endpoint: Endpoint | str | None = None, **options: Any) -> None:
+        self.name = name
+        self._endpoint = Endpoint.of(endpoint, role="consumer")
+        self._options = ConsumerOptions(**options)
+        self._rules = _Rules(name, self._options)
+        self._core: ConsumerCore | None = None
+
+    async def start(self) -> None:
+        """Begin; entering the context does it."""
+        core = _core(self._endpoint, self.name, self._options)
+        await core.open()
+        self._core = core
+
+    async def items(self, *, idle_seconds: float | None = None) -> AsyncIterator[Item]:
+        """Give entries and gap records in their order, from the first that is not confirmed.
+
+        It goes on for ever, or until nothing came for ``idle_seconds``. Confirm both kinds.
+        """
+        core = self._started()
+        core.rewind()
+        while found := await core.take(idle_seconds):
+            for item in found:
+                self._rules.check(item)
+                yield item
+
+    async def entries(self, *, idle_seconds: float | None = None) -> AsyncIterator[Entry]:
+        """Give the entries alone; gap records go to ``on_gap`` in their place."""
+        async for item in self.items(idle_seconds=idle_seconds):
+            if isinstance(item, GapRecord):
+                self._rules.on_gap(self._started(), item)
+            else:
+                yield item
+
+    def __aiter__(self) -> AsyncIterator[Entry]:
+        return self.entries()
+
+    async def run(
+        self, handler: Callable[[Entry], Awaitable[object] | object], *, idle_seconds: float | None = None
+    ) -> int:
+        """Give each entry to the handler and confirm what it finished; stop at the first failure and raise it.
+
+        The failed entry comes first the next time. Gives how many were handled.
+        """
+        count = 0
+        try:
+            async for entry in self.entries(idle_seconds=idle_seconds):
+                result = handler(entry)
+                if inspect.isawaitable(result):
+                    await result
+                self.confirm(entry)
+                count += 1
+        except Exception:
+            with contextlib.suppress(BsfgError, TimeoutError):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await self.flush()
+            raise
+        await self.flush()
+        return count
+
+    def confirm(self, item: Item | int) -> None:
+        """Confirm one item (or offset): it was handled, and does not come again. It is sent with others, soon."""
+        confirm_item(self._started(), item)
+
+    def confirm_through(self, item: Item | int) -> None:
+        """Confirm everything up to and including an item (or offset)."""
+        self._started().confirm_through(_range(item)[1])
+
+    def refuse(self, item: Item | int, reason: str, detail: str = "") -> None:
+        """Pass an entry that cannot be handled: it counts as confirmed, and the node keeps a gap record of it."""
+        confirm_item(self._started(), item, Refusal(*_range(item), _checked_reason(reason), detail))
+
+    async def flush(self) -> None:
+        """Send the confirmations that wait."""
+        await self._started().flush()
+
+    @property
+    def committed(self) -> int:
+        """The offset through which everything is confirmed; -1 when nothing is, or before the first entry came."""
+        return self._core.committed if self._core is not None else -1
+
+    @property
+    def backlog(self) -> int:
+        """How many entries there were beyond what is confirmed, when the node was last asked."""
+        return self._core.backlog if self._core is not None else 0
+
+    async def close(self, timeout_seconds: float | None = CLOSE_SECONDS) -> None:
+        """Send the confirmations that wait and end; what cannot be sent in time comes again. Repeats are harmless."""
+        if self._core is not None:
+            await self._core.close(timeout_seconds)
+
+    async def __aenter__(self) -> AsyncConsumer:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    def _started(self) -> ConsumerCore:
+        if self._core is None:
+            raise InvalidArgument("the consumer is not started", hint="Use it as a context manager, or call start().")
+        return self._core
+
+
+class Consumer:
+    """A consumer for ordinary, blocking programs: ``for entry in consumer``.
+
+    ``name`` is the durable consumer. ``endpoint`` is an `Endpoint`, or ``host:port`` on loopback, or None to take it
+    from the environment. The options are those of `ConsumerOptions`. Use it as a context manager: leaving it sends the
+    confirmations that wait. One thread iterates; any thread may confirm.
+    """
+
+    def __init__(self, name: str, endpoint: Endpoint | str | None = None, **options: Any) -> None:
+        self.name = name
+        where, self._options = Endpoint.of(endpoint, role="consumer"), ConsumerOptions(**options)
+        self._rules = _Rules(name, self._options)
+        self._thread = LoopThread("bsfg-consumer")
+
+        async def opened() -> ConsumerCore:
+            core = _core(where, name, self._options)
+            await core.open()
+            return core
+
+        try:
+            self._core = self._thread.run(opened())
+        except BaseException:
+            self._thread.stop()
+            raise
+
+    def items(self, *, idle_seconds: float | None = None) -> Iterator[Item]:
+        """Give entries and gap records in their order, from the first that is not confirmed.
+
+        It goes on for ever, or until nothing came for ``idle_seconds``. Confirm both kinds.
+        """
+        self._thread.run(self._rewind())
+        while found := self._thread.run(self._core.take(idle_seconds)):
+            for item in found:
+                self._rules.check(item)
+                yield item
+
+    async def _rewind(self) -> None:
+        self._core.rewind()
+
+    def entries(self, *, idle_seconds: float | None = None) -> Iterator[Entry]:
+        """Give the entries alone; gap records go to ``on_gap`` in their place."""
+        for item in self.items(idle_seconds=idle_seconds):
+            if isinstance(item, GapRecord):
+                self._rules.on_gap(self._core, item)
+            else:
+                yield item
+
+    def __iter__(self) -> Iterator[Entry]:
+        return self.entries()
+
+    def run(self, handler: Callable[[Entry], object], *, idle_seconds: float | None = None) -> int:
+        """Give each entry to the handler and confirm what it finished; stop at the first failure and raise it.
+
+        The failed entry comes first the next time. Gives how many were handled.
+        """
+        count = 0
+        try:
+            for entry in self.entries(idle_seconds=idle_seconds):
+                handler(entry)
+                self.confirm(entry)
+                count += 1
+        except Exception:
+            with contextlib.suppress(BsfgError):
+                self.flush(CLOSE_SECONDS)
+            raise
+        self.flush()
+        return count
+
+    def confirm(self, item: Item | int) -> None:
+        """Confirm one item (or offset): it was handled, and does not come again. It is sent with others, soon."""
+        confirm_item(self._core, item)
+
+    def confirm_through(self, item: Item | int) -> None:
+        """Confirm everything up to and including an item (or offset)."""
+        self._core.confirm_through(_range(item)[1])
+
+    def refuse(self, item: Item | int, reason: str, detail: str = "") -> None:
+        """Pass an entry that cannot be handled: it counts as confirmed, and the node keeps a gap record of it."""
+        confirm_item(self._core, item, Refusal(*_range(item), _checked_reason(reason), detail))
+
+    def flush(self, timeout_seconds: float | None = None) -> None:
+        """Send the confirmations that wait."""
+        self._thread.run(self._core.flush(), timeout_seconds)
+
+    @property
+    def committed(self) -> int:
+        """The offset through which everything is confirmed; -1 when nothing is, or before the first entry came."""
+        return self._core.committed
+
+    @property
+    def backlog(self) -> int:
+        """How many entries there were beyond what is confirmed, when the node was last asked."""
+        return self._core.backlog
+
+    def close(self, timeout_seconds: float | None = CLOSE_SECONDS) -> None:
+        """Send the confirmations that wait and end; what cannot be sent in time comes again. Repeats are harmless."""
+        if self._thread.loop.is_closed():
+            return
+        try:
+            self._thread.run(self._core.close(timeout_seconds))
+        finally:
+            self._thread.stop()
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def _checked_reason(reason: str) -> str:
+    if not reason.strip():
+        raise InvalidArgument("refusing an entry needs a reason")
+    return reason

@@ -1,0 +1,340 @@
+"""The engine of a consumer: what was handed out, what is confirmed, and what is fetched meanwhile.
+
+`Consumer` and `AsyncConsumer` stand in front of it. Its coroutines belong to one event loop; confirming may be done
+from any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from bsfg.batch import EntryBatch
+from bsfg.errors import BsfgError, ForeignLog, InvalidArgument
+from bsfg.fact import Entry
+from bsfg.frontier import Frontier
+from bsfg.journey.link import Fetched, FetchRequest, Refusal
+from bsfg.ports import Confirmation, Frame, GapRecord
+from bsfg.sdk.feed import Feed
+from bsfg.sdk.signing import TrustedKeys
+
+CHUNK_FACTS = 256
+"""How many entries are made into Python objects at a time."""
+
+_POLL_FIRST_SECONDS, _POLL_MAX_SECONDS = 0.02, 0.5
+"""How soon to look again while everything that is there waits to be confirmed."""
+
+Item = Entry | GapRecord
+OnGap = Callable[[GapRecord], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerOptions:
+    """Everything that can be set on a consumer beside its name and where its node is.
+
+    - ``on_gap``: is told each range that is not there and why, in its place among the entries. Without it a gap is
+      logged as a warning of the logger ``bsfg.consumer``.
+    - ``prefetch_facts``, ``max_fetch_bytes``: how much is fetched at once.
+    - ``confirm_every_facts``, ``confirm_interval_seconds``: how many confirmations are gathered before they are sent.
+      What was handled but not confirmed comes again after a crash.
+    - ``fetch_wait_seconds``: how long a fetch waits at the node when there is nothing new.
+    - ``deadline_seconds``: how long an absent node is waited for; None waits for ever.
+    - ``carry_only``: take only facts addressed to these zones; the rest is reported as skipped ranges.
+    - ``keys``: facts of the zones that have keys here must be signed by one of them.
+    - ``inbox``: a folder; entries are kept there and confirmed at the node as soon as they are, so that the consumer
+      goes on reading while the node is away. See the guide for what that means.
+    - ``inbox_capacity_bytes``: how large the inbox may grow before fetching pauses.
+    - ``on_problem``: is told why nothing can be fetched at the moment, each time that is tried.
+    """
+
+    on_gap: OnGap | None = None
+    prefetch_facts: int = 2_000
+    max_fetch_bytes: int = 8 << 20
+    confirm_every_facts: int = 1_000
+    confirm_interval_seconds: float = 1.0
+    fetch_wait_seconds: float = 20.0
+    deadline_seconds: float | None = None
+    carry_only: Sequence[str] = ()
+    keys: TrustedKeys | None = None
+    inbox: str | os.PathLike[str] | None = None
+    inbox_capacity_bytes: int = 1 << 32
+    on_problem: Callable[[BsfgError], None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.prefetch_facts < 1 or self.max_fetch_bytes < 1 or self.confirm_every_facts < 1:
+            raise InvalidArgument("a consumer fetches and confirms at least one fact at a time")
+
+
+class ConsumerCore:
+    """One consumer: hands out items in order, and keeps track of what is confirmed."""
+
+    def __init__(self, feed: Feed, options: ConsumerOptions) -> None:
+        self._feed, self._options = feed, options
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+        self._frontier: Frontier | None = None
+        self._refusals: list[Refusal] = []
+        self._unsent_facts = 0
+        self._dirty = asyncio.Event()
+        self._urgent = asyncio.Event()
+        self._confirmed = asyncio.Event()
+        self._poll_seconds = _POLL_FIRST_SECONDS
+        self._flushing = asyncio.Lock()
+        self._flusher: asyncio.Task[None] | None = None
+        self._items: deque[Item] = deque()
+        self._frames: deque[Frame] = deque()
+        self._fetching: asyncio.Task[Fetched] | None = None
+        self._position: int | None = None
+        self._log_id: str | None = None
+        self._gaps_token = ""
+        self._end = 0
+        self._failure: BsfgError | None = None
+        self.closing = False
+
+    async def open(self) -> None:
+        """Begin."""
+        await self._feed.open()
+        self._flusher = asyncio.create_task(self._flush_from_time_to_time())
+
+    # Handing out.
+
+    def rewind(self) -> None:
+        """Go back to the first entry that is not confirmed."""
+        self._feed.rewind()
+        self._items.clear()
+        self._frames.clear()
+        if self._fetching is not None:
+            self._fetching.cancel()
+            self._fetching = None
+        if self._frontier is not None:
+            self._position = self._frontier.committed + 1
+
+    async def take(self, wait_seconds: float | None = None) -> list[Item]:
+        """Give the next items, waiting for them at most so long; none when the time is up or the consumer closes."""
+        ends = None if wait_seconds is None else time.monotonic() + wait_seconds
+        while not self.closing:
+            self._make_items()
+            if self._items:
+                found, self._items = list(self._items), deque()
+                self._prefetch()
+                return found
+            left = None if ends is None else ends - time.monotonic()
+            if not await self._fetch(left) and ends is not None and time.monotonic() >= ends:
+                return []
+        return []
+
+    def _make_items(self) -> None:
+        """Make items of the next frame, a chunk of it when it is large; confirmed ones are left out."""
+        while self._frames and not self._items:
+            frame = self._frames.popleft()
+            if frame.entries is None:
+                assert frame.gap is not None
+                self._items.append(replace(frame.gap, first=frame.first, last=frame.last))
+                continue
+            if len(frame.entries) > CHUNK_FACTS:
+                rest = frame.entries.slice(CHUNK_FACTS)
+                self._frames.appendleft(Frame(frame.first + CHUNK_FACTS, frame.last, rest))
+            entries = frame.entries.slice(0, CHUNK_FACTS).to_entries()
+            frontier = self._frontier
+            if frontier is not None and frontier.ranges:
+                entries = [entry for entry in entries if not frontier.is_confirmed(entry.offset)]
+            self._items.extend(entries)
+
+    # Fetching.
+
+    def _prefetch(self) -> None:
+        """Fetch the next entries while the last ones are being handled, when there are more for certain."""
+        if not self._frames and self._fetching is None and self._position is not None and self._end > self._position:
+            self._fetching = asyncio.create_task(self._fetch_once(0.0))
+
+    async def _fetch(self, wait_seconds: float | None) -> bool:
+        """Fetch more frames; tell whether anything came. Waits for what is unconfirmed, if that is all there is."""
+        most = self._options.fetch_wait_seconds
+        wait = most if wait_seconds is None else min(most, max(0.0, wait_seconds))
+        fetching = self._fetching = self._fetching or asyncio.create_task(self._fetch_once(wait))
+        try:
+            fetched = await fetching
+        except asyncio.CancelledError:
+            if self.closing:
+                return False
+            raise
+        finally:
+            self._fetching = None
+        if self._took(fetched):
+            self._poll_seconds = _POLL_FIRST_SECONDS
+            return True
+        if self._outstanding():
+            await self._wait_for_confirmations(wait)
+        return False
+
+    async def _wait_for_confirmations(self, wait_seconds: float) -> None:
+        """Wait a little: the node gives what is not confirmed again and again."""
+        self._confirmed.clear()
+        try:
+            async with asyncio.timeout(min(self._poll_seconds, wait_seconds)):
+                await self._confirmed.wait()
+        except TimeoutError:
+            self._poll_seconds = min(_POLL_MAX_SECONDS, 2 * self._poll_seconds)
+
+    async def _fetch_once(self, wait_seconds: float) -> Fetched:
+        await self.flush()
+        outstanding = self._outstanding()
+        request = FetchRequest(
+            max_facts=min(100_000, outstanding + self._options.prefetch_facts),
+            max_bytes=self._options.max_fetch_bytes,
+            wait_seconds=wait_seconds,
+            gaps_after=self._gaps_token,
+        )
+        return await self._feed.take(request)
+
+    def _outstanding(self) -> int:
+        """Count what was handed out and not confirmed without a gap."""
+        if self._frontier is None or self._position is None:
+            return 0
+        return self._position - self._frontier.committed - 1
+
+    def _took(self, fetched: Fetched) -> bool:
+        """Queue what is new in an answer; tell whether anything is."""
+        if self._log_id not in (None, fetched.log_id):
+            raise ForeignLog(f"the node's log is now {fetched.log_id}, it was {self._log_id}")
+        with self._lock:
+            self._log_id = fetched.log_id
+            if self._frontier is None:
+                self._frontier = Frontier(fetched.start - 1)
+            elif fetched.start - 1 > self._frontier.committed:
+                # Somebody else confirmed for this consumer.
+                self._frontier.confirm_through(fetched.start - 1)
+        position = max(self._position or 0, self._frontier.committed + 1)
+        frames = [frame for frame in (_from(frame, position) for frame in fetched.frames) if frame is not None]
+        self._frames.extend(frames)
+        self._items.extend(fetched.gaps)
+        self._gaps_token = fetched.gaps_token
+        self._position = frames[-1].last + 1 if frames else position
+        self._end = fetched.end
+        return bool(frames or fetched.gaps)
+
+    # Confirming.
+
+    def confirm(self, first: int, last: int, refusal: Refusal | None = None) -> None:
+        """Note that a range is finished; it is sent with others, soon."""
+        with self._lock:
+            frontier = self._known(last)
+            frontier.confirm([(first, last)])
+            self._noted(last - first + 1, refusal)
+
+    def confirm_through(self, offset: int) -> None:
+        """Note that everything up to an offset is finished."""
+        with self._lock:
+            frontier = self._known(offset)
+            count = max(0, offset - frontier.committed)
+            frontier.confirm_through(offset)
+            self._noted(count, None)
+
+    def _known(self, offset: int) -> Frontier:
+        """Give the frontier for a confirmation, if it can be confirmed."""
+        if self._frontier is None or self._position is None or offset >= self._position:
+            raise InvalidArgument(f"offset {offset} was not handed out yet", offset=offset)
+        if self.closing:
+            raise InvalidArgument("the consumer is closed; what it handled and did not confirm comes again")
+        return self._frontier
+
+    def _noted(self, count: int, refusal: Refusal | None) -> None:
+        was_clean, before = not self._unsent_facts, self._unsent_facts
+        self._unsent_facts += count
+        if refusal is not None:
+            self._refusals.append(refusal)
+        every = self._options.confirm_every_facts
+        if was_clean or before < every <= self._unsent_facts:
+            self._call_in_loop(self._wake)
+
+    def _wake(self) -> None:
+        self._dirty.set()
+        self._confirmed.set()
+        if self._unsent_facts >= self._options.confirm_every_facts:
+            self._urgent.set()
+
+    def _call_in_loop(self, call: Callable[[], None]) -> None:
+        try:
+            if asyncio.get_running_loop() is self._loop:
+                call()
+                return
+        except RuntimeError:
+            pass
+        self._loop.call_soon_threadsafe(call)
+
+    async def flush(self) -> None:
+        """Send all confirmations that wait."""
+        async with self._flushing:
+            if self._failure is not None:
+                raise self._failure
+            with self._lock:
+                frontier, refusals, count = self._frontier, list(self._refusals), self._unsent_facts
+                if frontier is None or not count:
+                    return
+                state = (frontier.committed, tuple(frontier.ranges))
+            confirmation = Confirmation(state[0] if state[0] >= 0 else None, state[1], self._log_id)
+            await self._feed.confirm(confirmation, refusals)
+            with self._lock:
+                self._unsent_facts -= count
+                del self._refusals[: len(refusals)]
+
+    async def _flush_from_time_to_time(self) -> None:
+        while True:
+            await self._dirty.wait()
+            try:
+                async with asyncio.timeout(self._options.confirm_interval_seconds):
+                    await self._urgent.wait()
+            except TimeoutError:
+                pass
+            self._dirty.clear()
+            self._urgent.clear()
+            try:
+                await self.flush()
+            except BsfgError as error:
+                # It cannot pass by itself; whoever fetches or flushes next is told.
+                self._failure = error
+                return
+
+    async def close(self, timeout_seconds: float | None) -> None:
+        """Send what is confirmed and end; repeats are harmless."""
+        if self.closing:
+            return
+        self.closing = True
+        tasks = [task for task in (self._fetching, self._flusher) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self.flush()
+        except TimeoutError:
+            pass
+        finally:
+            await self._feed.close()
+
+    @property
+    def committed(self) -> int:
+        """The offset through which everything is confirmed here, -1 when nothing is or it is not known yet."""
+        return self._frontier.committed if self._frontier is not None else -1
+
+    @property
+    def backlog(self) -> int:
+        """How many entries there were beyond what is confirmed, when the consumer last asked."""
+        return max(0, self._end - self.committed - 1)
+
+
+def _from(frame: Frame, position: int) -> Frame | None:
+    """Give the part of a frame from a position on, or None when all of it lies before."""
+    if frame.last < position:
+        return None
+    if frame.first >= position:
+        return frame
+    if frame.entries is None:
+        return Frame(position, frame.last, gap=frame.gap)
+    kept: EntryBatch = frame.entries.slice(position - frame.first)
+    return Frame(position, frame.last, kept)

@@ -1,0 +1,263 @@
+"""The engine of a producer, in one event loop: lanes, senders, the outbox, and how they start and end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bsfg.artifacts import DEFAULT_MEDIA_TYPE
+from bsfg.batch import FactBatch
+from bsfg.errors import BsfgError, InvalidArgument, StorageClosed, StorageReadOnly
+from bsfg.fact import ArtifactRef
+from bsfg.keys import EXPLICIT, MessageIds
+from bsfg.sdk.endpoint import Endpoint
+from bsfg.sdk.futures import Outcome
+from bsfg.sdk.intake import BatchLimits, Intake, Lane
+from bsfg.sdk.lanes import Keeper, Straight
+from bsfg.sdk.outbox import OnRefused, Outbox, OutboxLane
+from bsfg.sdk.packing import Packer
+from bsfg.sdk.sender import NodeLink, Sender, SendOptions
+from bsfg.sdk.signing import Signer
+from bsfg.wire.service import ObjectInfo
+
+DEADLINE_SECONDS = 60.0
+PIECE_BYTES = 4 << 20
+"""Larger batches travel in several messages."""
+
+_CHUNK_BYTES = 1 << 20
+_CLOSE_GRACE_SECONDS = 2.0
+
+Content = bytes | str | os.PathLike[str] | AsyncIterable[bytes]
+"""What can be uploaded: bytes, the path of a file, or chunks as they come."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerOptions:
+    """Everything that can be set on a producer beside where it sends.
+
+    - ``linger_ms``, ``max_batch_facts``, ``max_batch_bytes``: when a batch goes. Waiting for a future sends at once.
+    - ``max_queued_bytes``: how much may wait in memory; then ``send`` waits.
+    - ``max_in_flight``: batches that are sent before the first is answered. With 1, facts never change their order, not
+      even when a full node refuses one batch and takes the next.
+    - ``deadline_seconds``: how long a fact is tried before its future fails. Left out, it is 60 without an outbox and
+      for ever (``math.inf``) with one.
+    - ``outbox``: a folder; facts are durable there before they count as accepted, and survive this process.
+    - ``outbox_capacity_bytes``: how large the outbox may grow; then ``send`` waits.
+    - ``signer``: signs each fact. It needs the ids, so a zone that derives them is described by ``ids``.
+    - ``on_refused``: is told what the node refused for good out of the outbox, also what an earlier process had sent.
+    - ``on_problem``: is told why facts cannot be sent at the moment, each time that is tried.
+    """
+
+    linger_ms: float = 5.0
+    max_batch_facts: int = 2_000
+    max_batch_bytes: int = 1 << 20
+    max_queued_bytes: int = 64 << 20
+    max_in_flight: int = 8
+    deadline_seconds: float | None = None
+    outbox: str | os.PathLike[str] | None = None
+    outbox_capacity_bytes: int = 1 << 34
+    signer: Signer | None = None
+    ids: MessageIds = EXPLICIT
+    on_refused: OnRefused | None = None
+    on_problem: Callable[[BsfgError], None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.outbox_capacity_bytes < 4 * max(self.max_batch_bytes, PIECE_BYTES):
+            raise InvalidArgument("an outbox must have room for some batches: allow at least 16 MiB")
+
+    @property
+    def deadline(self) -> float | None:
+        """How long a fact is tried; None for ever."""
+        if self.deadline_seconds is None:
+            return DEADLINE_SECONDS if self.outbox is None else None
+        return None if self.deadline_seconds == math.inf else self.deadline_seconds
+
+    @property
+    def limits(self) -> BatchLimits:
+        """When a batch goes, in the form of the intake."""
+        return BatchLimits(self.max_batch_facts, self.max_batch_bytes, self.linger_ms / 1000, self.max_queued_bytes)
+
+
+class ProducerCore:
+    """What `Producer` and `AsyncProducer` share; all methods belong to one event loop."""
+
+    def __init__(self, endpoint: Endpoint, options: ProducerOptions) -> None:
+        self._options = options
+        self._link = NodeLink(endpoint)
+        self.intake = Intake(options.limits, asyncio.get_running_loop(), deadline_seconds=options.deadline)
+        self._packer = Packer(options.signer, options.ids)
+        self._send = SendOptions(max_in_flight=options.max_in_flight, hold=options.outbox is not None)
+        self._outbox: Outbox | None = None
+        self._outbox_lanes: dict[str, OutboxLane] = {}
+        self._senders: dict[str, asyncio.Task[None]] = {}
+        self._keepers: list[asyncio.Task[None]] = []
+        self._problem: BsfgError | None = None
+        self._closed = False
+
+    async def start(self) -> None:
+        """Open the outbox and begin to send what an earlier producer left in it."""
+        options = self._options
+        self.intake.on_new_lane = self._begin
+        if options.outbox is None:
+            return
+        folder, capacity_bytes = options.outbox, options.outbox_capacity_bytes
+        self._outbox = await asyncio.to_thread(lambda: Outbox(folder, capacity_bytes=capacity_bytes))
+        try:
+            for stream in self._outbox.streams():
+                self._start_sender(await self._outbox_lane(stream))
+        except BaseException:
+            self._outbox.close()
+            raise
+
+    # Lanes.
+
+    def _begin(self, lane: Lane) -> None:
+        if self._outbox is None:
+            source = Straight(self.intake, lane, self._packer)
+            sender = Sender(self._link, lane.stream, source, self._send, self._note)
+            self._senders[lane.stream] = asyncio.create_task(sender.run())
+        else:
+            self._keepers.append(asyncio.create_task(self._keep(lane)))
+
+    async def _keep(self, lane: Lane) -> None:
+        try:
+            outbox = await self._outbox_lane(lane.stream)
+        except BsfgError as error:
+            await self._refuse_lane(lane, error)
+            return
+        self._start_sender(outbox)
+        await Keeper(self.intake, lane, self._packer, outbox, self._note).run()
+
+    async def _refuse_lane(self, lane: Lane, error: BsfgError) -> None:
+        """Let everything fail that is sent to a stream whose outbox cannot be opened."""
+        while (gathering := await self.intake.next(lane)) is not None:
+            gathering.outcome.fail(error)
+            self.intake.finish(gathering.outcome, gathering.size_bytes)
+
+    async def _outbox_lane(self, stream: str) -> OutboxLane:
+        outbox, on_refused = self._outbox, self._options.on_refused
+        assert outbox is not None
+        found = self._outbox_lanes.get(stream)
+        if found is None:
+            found = await asyncio.to_thread(outbox.lane, stream, on_refused)
+            self._outbox_lanes[stream] = found
+        return found
+
+    def _start_sender(self, lane: OutboxLane) -> None:
+        if lane.stream not in self._senders:
+            sender = Sender(self._link, lane.stream, lane, self._send, self._note)
+            self._senders[lane.stream] = asyncio.create_task(sender.run())
+
+    def _note(self, error: BsfgError) -> None:
+        self._problem = error
+        if self._options.on_problem is not None:
+            self._options.on_problem(error)
+
+    @property
+    def problem(self) -> BsfgError | None:
+        """What last kept facts from being sent."""
+        return self._problem
+
+    @property
+    def outbox_problems(self) -> list[str]:
+        """What was found wrong with the outbox."""
+        return self._outbox.problems if self._outbox is not None else []
+
+    # Sending.
+
+    def add_batch(self, stream: str, facts: FactBatch) -> list[Outcome]:
+        """Queue a caller's batch."""
+        return self.intake.add_batch(stream, list(pieces(facts))) if len(facts) else []
+
+    async def flush(self) -> None:
+        """Send everything now and wait until it is safe: at the node, or in the outbox when there is one."""
+        self.intake.hurry_all()
+        for outcome in self.intake.live():
+            await outcome.until(outcome.is_safe)
+
+    async def drain(self) -> None:
+        """Send everything now and wait until the node has answered for all of it, the outbox included."""
+        await self.flush()
+        for lane in list(self._outbox_lanes.values()):
+            await lane.emptied()
+
+    async def upload(
+        self, bucket: str, key: str, content: Content, media_type: str = DEFAULT_MEDIA_TYPE
+    ) -> ArtifactRef:
+        """Upload an artifact and give the reference that a fact needs to name it."""
+        file_name = os.path.basename(os.fspath(content)) if isinstance(content, str | os.PathLike) else None
+        info = ObjectInfo(bucket, key, media_type, file_name)
+        stored = await self._link.client.put_object(info, _chunks(content))
+        assert stored.digest is not None
+        assert stored.size_bytes is not None
+        return ArtifactRef(bucket, key, stored.digest, stored.size_bytes, media_type, file_name)
+
+    # Ending.
+
+    async def close(self, timeout_seconds: float | None = None) -> None:
+        """Take nothing more, send what is there, and stop; repeats are harmless."""
+        if self._closed:
+            return
+        self._closed = True
+        self.intake.close()
+        await _ended(self._keepers, timeout_seconds)
+        for lane in self._outbox_lanes.values():
+            lane.stop()
+        await _ended(self._senders.values(), timeout_seconds if self._outbox is None else _CLOSE_GRACE_SECONDS)
+        error = StorageClosed(
+            "the producer was closed before the node answered",
+            hint="It is unknown whether the fact was stored: send it again with the same id.",
+        )
+        for lane in self._outbox_lanes.values():
+            lane.abandon()
+        for outcome in self.intake.live():
+            outcome.fail(error)
+        await self._link.close()
+        if self._outbox is not None:
+            await asyncio.to_thread(self._outbox.close)
+
+
+async def _ended(tasks: Iterable[asyncio.Task[None]], timeout_seconds: float | None) -> None:
+    """Wait for tasks, and end those that take too long."""
+    running = list(tasks)
+    if not running:
+        return
+    _, late = await asyncio.wait(running, timeout=timeout_seconds)
+    for task in late:
+        task.cancel()
+    for task in late:
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def pieces(facts: FactBatch) -> list[FactBatch]:
+    """Cut a batch into pieces that fit a message, each of at least one fact."""
+    if facts.nbytes <= PIECE_BYTES or len(facts) == 1:
+        return [facts]
+    middle = len(facts) // 2
+    return [*pieces(facts.slice(0, middle)), *pieces(facts.slice(middle))]
+
+
+async def _chunks(content: Content) -> AsyncIterator[bytes]:
+    if isinstance(content, bytes):
+        yield content
+    elif isinstance(content, str | os.PathLike):
+        async for chunk in _file_chunks(Path(content)):
+            yield chunk
+    else:
+        async for chunk in content:
+            yield chunk
+
+
+async def _file_chunks(path: Path) -> AsyncIterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            while chunk := await asyncio.to_thread(file.read, _CHUNK_BYTES):
+                yield chunk
+    except OSError as error:
+        raise StorageReadOnly(f"{path} cannot be read: {error.strerror}", hint="Check the path.") from None

@@ -1,0 +1,303 @@
+"""Sending shipments in order: many in flight, again with the same ids when the outcome is unknown, bad facts set apart.
+
+A node answers the frames of a stream in their order. When something goes wrong, everything that was not answered is
+looked at in its order, and what is to be sent again goes first: what the node has already is answered as a repeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from bsfg.arrays import constant_value
+from bsfg.errors import BsfgError, InvalidArgument, PeerUnreachable
+from bsfg.sdk.endpoint import Endpoint
+from bsfg.sdk.shipment import Shipment
+from bsfg.wire.client import BoundaryClient
+from bsfg.wire.clientstreams import Appended, AppendStream
+
+REFUSED_FOR_GOOD = frozenset(
+    {
+        "invalid_fact",
+        "fact_too_large",
+        "message_too_large",
+        "implausible_time",
+        "digest_mismatch",
+        "artifact_missing",
+        "hash_collision",
+    }
+)
+"""What is wrong with a fact itself, so that sending it again cannot help."""
+
+REFUSED_TO_CALLER = frozenset({"permission_denied", "zone_not_allowed"})
+"""What an operator can allow; it may be about the zones of single facts."""
+
+_FOUND_BY_HALVING = frozenset({"message_too_large", "digest_mismatch", "artifact_missing", *REFUSED_TO_CALLER})
+
+
+@dataclass(frozen=True, slots=True)
+class SendOptions:
+    """How shipments are sent.
+
+    ``hold`` says what to do with an error that an operator can mend (identity, permission, an unknown stream): keep
+    everything and try again, or let the futures fail.
+    """
+
+    max_in_flight: int = 8
+    backoff_first_seconds: float = 0.1
+    backoff_max_seconds: float = 5.0
+    stall_seconds: float = 30.0
+    hold: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_in_flight < 1:
+            raise InvalidArgument("at least one batch must be in flight")
+
+
+class Source(Protocol):
+    """Where shipments come from."""
+
+    async def next(self) -> Shipment | None:
+        """Give the next shipment, waiting for it; None when there will be none."""
+        ...
+
+    def expire(self, error: BsfgError) -> None:
+        """Give up what waited too long without ever being sent."""
+        ...
+
+
+class NodeLink:
+    """The client that all senders of a producer share; a connection that hangs is replaced."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._client: BoundaryClient | None = None
+
+    @property
+    def client(self) -> BoundaryClient:
+        """The present client."""
+        if self._client is None:
+            self._client = self._endpoint.connect()
+        return self._client
+
+    async def renew(self) -> None:
+        """Drop the connection with everything on it."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.connection.close()
+
+    async def close(self) -> None:
+        """End the connection."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+
+class Sender:
+    """Sends the shipments of one stream."""
+
+    def __init__(
+        self,
+        link: NodeLink,
+        stream: str,
+        source: Source,
+        options: SendOptions,
+        on_problem: Callable[[BsfgError], None] = lambda error: None,
+    ) -> None:
+        self._link, self._stream, self._source, self._options = link, stream, source, options
+        self._on_problem = on_problem
+        self._unanswered: deque[Shipment] = deque()
+        self._errors: dict[Shipment, BsfgError] = {}
+        self._trouble = asyncio.Event()
+        self._getter: asyncio.Future[Shipment | None] | None = None
+        self._failures = 0
+        self._finished = False
+        self._last_answer = time.monotonic()
+
+    async def run(self) -> None:
+        """Send until the source has nothing more and everything is answered."""
+        try:
+            while not self._finished or self._unanswered:
+                await self._session()
+                if self._trouble.is_set():
+                    await self._after_trouble()
+        finally:
+            if self._getter is not None:
+                self._getter.cancel()
+
+    # One stream of frames.
+
+    async def _session(self) -> None:
+        """Send over one stream until there is trouble, the stream has ended, or everything is done."""
+        self._trouble.clear()
+        self._errors.clear()
+        self._last_answer = time.monotonic()
+        watching = asyncio.create_task(self._watch())
+        answers: set[asyncio.Future[Appended]] = set()
+        stream: AppendStream | None = None
+        try:
+            try:
+                stream = self._link.client.append_stream(self._stream, window_frames=self._options.max_in_flight)
+                for shipment in list(self._unanswered):
+                    await self._send(stream, shipment, answers)
+                while await self._took_next() and stream.is_open:
+                    await self._send(stream, self._unanswered[-1], answers)
+            except BsfgError as error:
+                self._failed(error)
+            if answers:
+                await asyncio.wait(answers)
+            if stream is not None:
+                await stream.close()
+        finally:
+            watching.cancel()
+
+    async def _took_next(self) -> bool:
+        """Take the next shipment as soon as there is one; tell whether there is, and no trouble."""
+        if self._getter is None:
+            self._getter = asyncio.ensure_future(self._source.next())
+        if not self._getter.done() and not self._trouble.is_set():
+            trouble = asyncio.ensure_future(self._trouble.wait())
+            waiting: set[asyncio.Future[Any]] = {self._getter, trouble}
+            try:
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                trouble.cancel()
+        if self._trouble.is_set():
+            return False
+        # A getter that is not done stays for the next session, so that nothing it takes is lost.
+        if (broken := self._getter.exception()) is not None:
+            self._on_problem(broken if isinstance(broken, BsfgError) else BsfgError(repr(broken)))
+        shipment = self._getter.result() if broken is None else None
+        if shipment is None:
+            self._finished = True
+            return False
+        self._getter = None
+        self._unanswered.append(shipment)
+        return True
+
+    async def _send(self, stream: AppendStream, shipment: Shipment, answers: set[asyncio.Future[Appended]]) -> None:
+        if self._trouble.is_set():
+            return
+        answer = await stream.send(shipment.facts)
+        answers.add(answer)
+
+        def answered(done: asyncio.Future[Appended]) -> None:
+            answers.discard(done)
+            self._answered(shipment, done)
+
+        answer.add_done_callback(answered)
+
+    def _answered(self, shipment: Shipment, answer: asyncio.Future[Appended]) -> None:
+        error = answer.exception() if not answer.cancelled() else PeerUnreachable("the connection was closed")
+        if error is None:
+            self._last_answer, self._failures = time.monotonic(), 0
+            self._drop(shipment)
+            shipment.settle(answer.result())
+        else:
+            self._failed(error if isinstance(error, BsfgError) else BsfgError(repr(error)), shipment)
+
+    def _failed(self, error: BsfgError, shipment: Shipment | None = None) -> None:
+        if shipment is not None:
+            self._errors[shipment] = error
+        elif self._unanswered:
+            # The stream as a whole: it concerns everything that was not answered for another reason.
+            for each in self._unanswered:
+                self._errors.setdefault(each, error)
+        self._trouble.set()
+
+    async def _watch(self) -> None:
+        """Replace the connection when a node takes frames but does not answer."""
+        stall_seconds = self._options.stall_seconds
+        while True:
+            await asyncio.sleep(stall_seconds / 4)
+            if not self._unanswered:
+                self._last_answer = time.monotonic()
+            elif time.monotonic() - self._last_answer > stall_seconds:
+                await self._link.renew()
+
+    # After trouble.
+
+    async def _after_trouble(self) -> None:
+        """Judge everything that was not answered, then wait before the next attempt."""
+        again: BsfgError | None = None
+        largest = max(self._unanswered, key=lambda each: each.facts.nbytes, default=None)
+        for shipment in list(self._unanswered):
+            error = self._errors.get(shipment)
+            if error is None or (error.code == "message_too_large" and shipment is not largest):
+                # A message that is too large ends the stream for all, and only the largest can be the cause.
+                continue
+            if not self._mended(shipment, error):
+                again = error
+        if again is not None:
+            self._on_problem(again)
+            await self._pause(again)
+
+    def _mended(self, shipment: Shipment, error: BsfgError) -> bool:
+        """Deal with what can be dealt with at once; tell whether the next attempt may follow immediately."""
+        if error.retryable:
+            return False
+        row = error.details.get("row")
+        if shipment.divisible and isinstance(row, int) and 0 <= row < len(shipment):
+            self._refuse(shipment, [row], error)
+            return True
+        if shipment.divisible and len(shipment) > 1 and _may_be_halved(shipment, error):
+            self._halve(shipment)
+            return True
+        if error.code in REFUSED_FOR_GOOD:
+            self._refuse(shipment, range(len(shipment)), error)
+            return True
+        if self._options.hold:
+            return False
+        self._drop(shipment)
+        shipment.give_up(error)
+        return True
+
+    def _refuse(self, shipment: Shipment, rows: range | list[int], error: BsfgError) -> None:
+        shipment.refuse(list(rows), error)
+        if not len(shipment):
+            self._drop(shipment)
+
+    def _halve(self, shipment: Shipment) -> None:
+        at = self._unanswered.index(shipment)
+        first, second = shipment.halves()
+        self._unanswered[at] = first
+        self._unanswered.insert(at + 1, second)
+
+    def _drop(self, shipment: Shipment) -> None:
+        if self._unanswered and self._unanswered[0] is shipment:
+            self._unanswered.popleft()
+        elif shipment in self._unanswered:
+            self._unanswered.remove(shipment)
+
+    async def _pause(self, error: BsfgError) -> None:
+        """Wait longer after each failure in a row, the first time not at all; give up what has no time left."""
+        options = self._options
+        pause_seconds = 0.0
+        if self._failures:
+            full = min(options.backoff_max_seconds, options.backoff_first_seconds * 2 ** min(self._failures - 1, 30))
+            pause_seconds = full * random.uniform(0.5, 1.0)
+        self._failures += 1
+        now = time.monotonic()
+        ends = [each.ends for each in self._unanswered if each.ends is not None]
+        await asyncio.sleep(max(0.0, min([pause_seconds, *(end - now for end in ends)])))
+        now = time.monotonic()
+        for shipment in list(self._unanswered):
+            if shipment.ends is not None and shipment.ends <= now:
+                self._drop(shipment)
+                shipment.give_up(error)
+        self._source.expire(error)
+
+
+def _may_be_halved(shipment: Shipment, error: BsfgError) -> bool:
+    """Tell whether an error may be about a part of the facts only."""
+    if error.code not in _FOUND_BY_HALVING:
+        return False
+    if error.code not in REFUSED_TO_CALLER:
+        return True
+    facts = shipment.facts
+    return any(constant_value(facts.column(name)) is None for name in ("from_zone", "to_zone"))

@@ -1,0 +1,63 @@
+"""An event loop in a thread of its own, for programs that do not use asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import CancelledError
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, TypeVar
+
+from bsfg.errors import InvalidArgument, StorageClosed, TimedOut
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """Runs coroutines for other threads; it ends with the program at the latest."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+        finally:
+            with contextlib.suppress(RuntimeError):
+                self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+                self.loop.run_until_complete(self.loop.shutdown_default_executor())
+            self.loop.close()
+
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout_seconds: float | None = None) -> T:
+        """Run a coroutine in the loop and give its result; raises `TimedOut`, and then it is cancelled."""
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise InvalidArgument("this would wait for its own thread", hint="Do not block inside a callback.")
+        if self.loop.is_closed() or not self._thread.is_alive():
+            coroutine.close()
+            raise StorageClosed("it is closed")
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            return future.result(timeout_seconds)
+        except FutureTimeout:
+            if future.done():
+                raise
+            future.cancel()
+            raise TimedOut(f"it was not done within {timeout_seconds} s") from None
+        except CancelledError:
+            raise StorageClosed("it was closed meanwhile") from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """End the loop and its thread; repeats are harmless."""
+        if self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):
+                self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join()
