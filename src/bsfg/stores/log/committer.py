@@ -45,7 +45,9 @@ class Committer(Generic[Item, Answer]):
                 raise StorageClosed("the storage is closed")
             self._waiting.append((item, future))
             self._changed.notify()
-        # A caller that gives up does not take back what is queued: shield the future from its cancellation.
+        # A caller that gives up does not take back what is queued: the future is shielded from its cancellation, and
+        # an error that then nobody waits for is looked at, so that asyncio does not report it as forgotten.
+        future.add_done_callback(_look_at)
         return await asyncio.shield(future)
 
     async def close(self) -> None:
@@ -80,6 +82,11 @@ class Committer(Generic[Item, Answer]):
             count += 1
         group, self._waiting = self._waiting[:count], self._waiting[count:]
         return group
+
+
+def _look_at(future: asyncio.Future[Answer]) -> None:
+    if not future.cancelled():
+        future.exception()
 
 
 def _wake(futures: Sequence[asyncio.Future[Answer]], outcomes: Sequence[Answer | BaseException]) -> None:
