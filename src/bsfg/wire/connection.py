@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bsfg.errors import BsfgError, PeerUnreachable
 from bsfg.wire.methods import ADMIN, BOUNDARY, Method
@@ -62,6 +63,7 @@ class Connection:
         self._options = channel_options(message_bytes)
         self._channel: grpc.aio.Channel | None = None
         self._callables: dict[str, Any] = {}
+        self._health: Any = None
         self._version = 0
         self._retiring: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -74,6 +76,17 @@ class Connection:
         except grpc.aio.AioRpcError as error:
             raise self.translated(error) from None
 
+    async def check_health(self) -> bool:
+        """Ask the node whether it serves: the cheapest call there is, which also opens the connection."""
+        self._renew()
+        if self._health is None:
+            self._health = health_pb2_grpc.HealthStub(self._channel).Check
+        try:
+            answer = await self._health(health_pb2.HealthCheckRequest(), timeout=self.request_timeout_seconds)
+        except grpc.aio.AioRpcError as error:
+            raise self.translated(error) from None
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
     def method(self, name: str) -> Any:
         """Give a method of the node, to be called with what gRPC takes."""
         self._renew()
@@ -82,6 +95,11 @@ class Connection:
             assert self._channel is not None
             found = self._callables[name] = _METHODS[name].callable(self._channel)
         return found
+
+    def insist_on(self, server_name: str) -> None:
+        """Expect another name in the node's certificate, from the next call on."""
+        if server_name != self._server_name:
+            self._server_name, self._version = server_name, -1
 
     def translated(self, error: grpc.aio.AioRpcError) -> BsfgError:
         """Give the error that a failed call stands for."""
@@ -108,7 +126,7 @@ class Connection:
             task = asyncio.create_task(_retire(self._channel))
             self._retiring.add(task)
             task.add_done_callback(self._retiring.discard)
-        self._version, self._callables = version, {}
+        self._version, self._callables, self._health = version, {}, None
         if self._watched is None:
             self._channel = grpc.aio.insecure_channel(self.address, self._options)
             return

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import typer
 
-from bsfg.cli.bench.store import EPILOG, store
+from bsfg.cli.bench.node import EPILOG as NODE_EPILOG
+from bsfg.cli.bench.node import node
+from bsfg.cli.bench.store import EPILOG as STORE_EPILOG
+from bsfg.cli.bench.store import store
 
 app = typer.Typer(no_args_is_help=True)
-app.command(epilog=EPILOG)(store)
+app.command(epilog=STORE_EPILOG)(store)
+app.command(epilog=NODE_EPILOG)(node)
 
 
 @app.callback()

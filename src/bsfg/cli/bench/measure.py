@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from bsfg.batch import FactBatch
-from bsfg.cli.bench.workload import BATCH_FACTS, FROM_ZONE, PRODUCED_AT_UNIX_MS, batch_of, batches_of
+from bsfg.cli.bench.workload import BATCH_FACTS, FROM_ZONE, OBJECT_BYTES, PRODUCED_AT_UNIX_MS, batch_of, batches_of
 from bsfg.errors import StorageFailed
 from bsfg.hashing import Sha256
 from bsfg.ports import OriginSpan, Receipt, Result
@@ -88,12 +88,17 @@ async def run(folder: Path, samples: Samples, step: Step) -> None:
 
 
 def yardstick(samples: Samples) -> None:
-    """Hash objects with hashlib alone; done several times, because a busy machine varies more than the log does."""
-    objects = [item for batch in batches_of(0, YARDSTICK_FACTS) for item in batch.values("object")]
+    """Measure the yardstick; done several times, because a busy machine varies more than the log does."""
+    samples.sha256_rates.append(sha256_per_second())
+
+
+def sha256_per_second(object_bytes: int = OBJECT_BYTES) -> float:
+    """Hash the objects of many facts with hashlib alone."""
+    objects = [item for batch in batches_of(0, YARDSTICK_FACTS, object_bytes) for item in batch.values("object")]
     sha256 = Sha256()
     started = time.perf_counter()
     sha256.digest_all(objects)
-    samples.sha256_rates.append(len(objects) / (time.perf_counter() - started))
+    return len(objects) / (time.perf_counter() - started)
 
 
 async def append(store: LogStoreBuffer, samples: Samples, step: Step) -> None:

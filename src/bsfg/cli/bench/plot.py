@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,11 @@ def draw(path: Path, numbers: dict[str, Any], samples: Samples) -> None:
     canvas.text((40, 30), f"bsfg bench store: {numbers['facts']:,} facts", large=True)
     _rates(canvas, numbers)
     _latencies(canvas, samples, numbers)
+    write(path, canvas)
+
+
+def write(path: Path, canvas: Canvas) -> None:
+    """Write a picture to its file."""
     try:
         path.write_bytes(canvas.encoded())
     except OSError as error:
@@ -55,26 +62,42 @@ def _rates(canvas: Canvas, numbers: dict[str, Any]) -> None:
 
 
 def _latencies(canvas: Canvas, samples: Samples, numbers: dict[str, Any]) -> None:
-    left, right = 560, 930
-    everything = np.array([*samples.single_ms, *samples.fdatasync_ms])
-    edges = np.geomspace(max(1e-3, everything.min() * 0.95), everything.max() * 1.05, BINS + 1)
-    series = (("bare fdatasync", samples.fdatasync_ms, ORANGE), ("one append", samples.single_ms, BLUE))
-    counts = [np.histogram(values, edges)[0] for _, values, _ in series]
+    median, tail = numbers["single_append_ms_p50"], numbers["single_append_ms_p99"]
+    series = [
+        Series(f"bare fdatasync: p50 {numbers['fdatasync_ms_p50']:.2f}", samples.fdatasync_ms, ORANGE),
+        Series(f"one append: p50 {median:.2f}, p99 {tail:.2f}", samples.single_ms, BLUE),
+    ]
+    histogram(canvas, (560, 930), "latency in ms (logarithmic), number of samples", series)
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Samples of one kind, with the line of text and the colour that stand for them."""
+
+    text: str
+    samples: Sequence[float]
+    colour: str
+
+
+def histogram(canvas: Canvas, sides: tuple[int, int], title: str, all_series: Sequence[Series]) -> None:
+    """Draw how often each latency occurred, all series over one logarithmic scale."""
+    left, right = sides
+    everything = np.concatenate([series.samples for series in all_series])
+    edges = np.geomspace(max(1e-3, everything.min() * 0.95), max(2e-3, everything.max() * 1.05), BINS + 1)
+    counts = [np.histogram(np.maximum(series.samples, edges[0]), edges)[0] for series in all_series]
     top = 1.15 * max(int(count.max()) for count in counts)
-    canvas.text((left, 56), "latency in ms (logarithmic), number of samples")
+    canvas.text((left, 56), title)
     _scale(canvas, left, right, [(top * part / 4, f"{top * part / 4:.0f}") for part in range(5)], top)
     step = (right - left) / BINS
-    for (_, _, colour), count in zip(series, counts, strict=True):
+    for number, (series, count) in enumerate(zip(all_series, counts, strict=True)):
         outline = []
-        for at, number in enumerate(count):
-            y = BOTTOM - (BOTTOM - TOP) * number / top
+        for at, found in enumerate(count):
+            y = BOTTOM - (BOTTOM - TOP) * found / top
             outline += [(left + at * step, y), (left + (at + 1) * step, y)]
-        canvas.line([(left, BOTTOM), *outline, (right, BOTTOM)], colour)
+        canvas.line([(left, BOTTOM), *outline, (right, BOTTOM)], series.colour)
+        canvas.text((right, 88 + 16 * number), series.text, colour=series.colour, anchor="end")
     for at in range(0, BINS + 1, BINS // 4):
         canvas.text((left + at * step, BOTTOM + 16), f"{edges[at]:.2f}", anchor="middle")
-    canvas.text((right, 88), f"bare fdatasync: p50 {numbers['fdatasync_ms_p50']:.2f}", colour=ORANGE, anchor="end")
-    median, tail = numbers["single_append_ms_p50"], numbers["single_append_ms_p99"]
-    canvas.text((right, 104), f"one append: p50 {median:.2f}, p99 {tail:.2f}", colour=BLUE, anchor="end")
 
 
 def _scale(canvas: Canvas, left: int, right: int, marks: list[tuple[float, str]], top: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -37,7 +38,7 @@ def results(samples: Samples, folder: Path, seconds: float) -> dict[str, Any]:
     sha256 = median(samples.sha256_rates)
     append = sum(samples.append_facts) / sum(samples.append_seconds)
     by_million = [count / taken for count, taken in zip(samples.append_facts, samples.append_seconds, strict=True)]
-    fdatasync_ms = _percentile(samples.fdatasync_ms, 50)
+    fdatasync_ms = percentile(samples.fdatasync_ms, 50)
     numbers: dict[str, Any] = {
         "facts": samples.facts,
         "sha256_per_second": sha256,
@@ -45,8 +46,8 @@ def results(samples: Samples, folder: Path, seconds: float) -> dict[str, Any]:
         "put_if_absent_per_second": samples.put_rate,
         "duplicates_per_second": samples.duplicates_rate,
         "replay_per_second": samples.replay_rate,
-        "single_append_ms_p50": _percentile(samples.single_ms, 50),
-        "single_append_ms_p99": _percentile(samples.single_ms, 99),
+        "single_append_ms_p50": percentile(samples.single_ms, 50),
+        "single_append_ms_p99": percentile(samples.single_ms, 99),
         "fdatasync_ms_p50": fdatasync_ms,
         "concurrent_append_per_second": samples.concurrent_rate,
         "reopen_seconds": samples.reopen_seconds,
@@ -59,7 +60,14 @@ def results(samples: Samples, folder: Path, seconds: float) -> dict[str, Any]:
         "single_append_limit_ms": 1.5 * fdatasync_ms + 0.5,
         "last_to_first_million_ratio": by_million[-1] / by_million[0] if _has_a_second_million(samples) else None,
     }
-    rounded = {name: _rounded(value) for name, value in numbers.items()}
+    return finished(numbers, aims_of, folder, seconds)
+
+
+def finished(
+    numbers: dict[str, Any], aims_of: Callable[[dict[str, Any]], list[Aim]], folder: Path, seconds: float
+) -> dict[str, Any]:
+    """Round the numbers and put to them what they are held against and where they were measured."""
+    shown = {name: rounded(value) for name, value in numbers.items()}
     aims = [
         {
             "name": aim.name,
@@ -67,9 +75,9 @@ def results(samples: Samples, folder: Path, seconds: float) -> dict[str, Any]:
             "aim": f"{'>=' if aim.at_least else '<='} {aim.aim:g}",
             "met": aim.met,
         }
-        for aim in aims_of(rounded)
+        for aim in aims_of(shown)
     ]
-    return rounded | {"aims": aims, "seconds": round(seconds, 1), "machine": machine(folder)}
+    return shown | {"aims": aims, "seconds": round(seconds, 1), "machine": machine(folder)}
 
 
 def _has_a_second_million(samples: Samples) -> bool:
@@ -92,14 +100,15 @@ def aims_of(numbers: dict[str, Any]) -> list[Aim]:
     return aims
 
 
-def _percentile(samples: list[float], percent: float) -> float:
+def percentile(samples: list[float], percent: float) -> float:
+    """Give the value below which so many percent of the samples lie."""
     return float(np.percentile(samples, percent))
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
     """Keep what a measurement can mean: four digits."""
     if isinstance(value, list):
-        return [_rounded(item) for item in value]
+        return [rounded(item) for item in value]
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 

@@ -6,14 +6,19 @@ import asyncio
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 from rich.text import Text
 
 from bsfg.cli.output import console, examples, print_json, progress_bar, table
 from bsfg.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from bsfg.cli.bench.results import Aim
 
 DEFAULT_FACTS = 400_000
 
@@ -48,7 +53,7 @@ def store(
     if plot is not None:
         checked_path(plot)
     started = time.perf_counter()
-    place = _temporary(folder)
+    place = temporary(folder)
     try:
         samples = _measured(place, facts)
         numbers = results(samples, place, time.perf_counter() - started)
@@ -62,7 +67,7 @@ def store(
         show(numbers)
 
 
-def _temporary(folder: Path | None) -> Path:
+def temporary(folder: Path | None) -> Path:
     """Make a folder of our own, so that nothing of anybody else's is ever removed."""
     try:
         return Path(tempfile.mkdtemp(prefix="bsfg-bench-", dir=folder))
@@ -102,17 +107,28 @@ def show(numbers: dict[str, Any]) -> None:
         if len(numbers["append_per_second_by_million"]) > 1:
             rates.add_row(f"  append, million {number}", f"{rate:,.0f}", f"{rate / numbers['sha256_per_second']:.2f}")
     out.print(rates)
-    verdict = table("", "measured", "aim", "", right=("measured", "aim"))
-    for aim in aims_of(numbers):
-        mark = Text("✓", "green") if aim.met else Text("✗", "red")
-        sign = "≥" if aim.at_least else "≤"
-        verdict.add_row(aim.name, f"{aim.measured:.4g}", f"{sign} {aim.aim:.4g} {aim.unit}", mark)
-    out.print(verdict)
+    out.print(verdict(aims_of(numbers)))
     where = numbers["machine"]
     out.print(
         f"one append: p50 {numbers['single_append_ms_p50']:.2f} ms, p99 {numbers['single_append_ms_p99']:.2f} ms; "
         f"bare fdatasync: p50 {numbers['fdatasync_ms_p50']:.2f} ms"
     )
     out.print(f"{numbers['facts']:,} facts on {where['file_system']}, {where['cpus']} CPUs, in {numbers['seconds']} s")
-    if where["file_system"] in ("tmpfs", "ramfs"):
-        out.print(Text("This folder is memory: fdatasync costs nothing here. Give --dir on a real disk.", "yellow"))
+    warn_of_memory(where)
+
+
+def verdict(aims: Sequence[Aim]) -> Table:
+    """Lay out what was measured beside what is hoped for."""
+    rows = table("", "measured", "aim", "", right=("measured", "aim"))
+    for aim in aims:
+        mark = Text("✓", "green") if aim.met else Text("✗", "red")
+        sign = "≥" if aim.at_least else "≤"
+        rows.add_row(aim.name, f"{aim.measured:.4g}", f"{sign} {aim.aim:.4g} {aim.unit}", mark)
+    return rows
+
+
+def warn_of_memory(machine: dict[str, Any]) -> None:
+    """Say so when what was measured is no disk."""
+    if machine["file_system"] in ("tmpfs", "ramfs"):
+        text = "This folder is memory: fdatasync costs nothing here. Give --dir on a real disk."
+        console().print(Text(text, "yellow"))

@@ -1,8 +1,9 @@
-"""The facts of the benchmark: unique, with 200-byte canonical JSON objects, made by the thousand without a loop."""
+"""The facts of the benchmarks: unique, with canonical JSON objects of one size, made by the thousand without a loop."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +13,7 @@ from bsfg.fact import JSON_MEDIA_TYPE
 from bsfg.schema import FACT_SCHEMA
 
 BATCH_FACTS = 2_000
-OBJECT_BYTES = 200
+OBJECT_BYTES, OBJECT_BYTES_MIN = 200, 64
 FROM_ZONE, TO_ZONE = "plant-a", "enterprise"
 PRODUCED_AT_UNIX_MS = 1_760_000_000_000
 
@@ -21,12 +22,13 @@ _OBJECT = (
     b'{"alarm":false,"batch":"b-NNNNNNNNNN","equipment":"press-PPP","limits":{"high":180.5,"low":12.25},'
     b'"quality":"good","sensor":"main-hydraulics","sequence":1SSSSSSSSSSSSSSS,"unit":"bar","value":1VV.VVVV}'
 )
+_PLAIN_OBJECT = b'{"sequence":1SSSSSSSSSSSSSSS,"text":"","value":1VV.VVVV}'
 _SUBJECT = b"urn:plant-a:line-7:press-PPP"
 _DIGITS = np.array([list(b"%04d" % number) for number in range(10_000)], dtype=np.uint8)
 _MESSAGE_ID = b"press-line-7-NNNNNNNNNNNNNNN"
 
 
-def batch_of(first: int, count: int = BATCH_FACTS) -> FactBatch:
+def batch_of(first: int, count: int = BATCH_FACTS, object_bytes: int = OBJECT_BYTES) -> FactBatch:
     """Make the facts numbered ``first`` and following as one unsealed batch; equal numbers give equal facts."""
     numbers = np.arange(first, first + count, dtype=np.int64)
     columns = {
@@ -37,16 +39,25 @@ def batch_of(first: int, count: int = BATCH_FACTS) -> FactBatch:
         "object_media_type": _same(JSON_MEDIA_TYPE, count),
         "subject": _filled(_SUBJECT, numbers).cast(pa.string()),
         "predicate": _same("measured", count),
-        "object": _filled(_OBJECT, numbers),
+        "object": _filled(_object(object_bytes), numbers),
     }
     arrays = [columns[field.name] if field.name in columns else pa.nulls(count, field.type) for field in FACT_SCHEMA]
     return FactBatch(pa.RecordBatch.from_arrays(arrays, schema=FACT_SCHEMA))
 
 
-def batches_of(first: int, count: int) -> Iterator[FactBatch]:
+def batches_of(first: int, count: int, object_bytes: int = OBJECT_BYTES) -> Iterator[FactBatch]:
     """Make batches of `BATCH_FACTS` that hold ``count`` facts in all."""
     for at in range(first, first + count, BATCH_FACTS):
-        yield batch_of(at, min(BATCH_FACTS, first + count - at))
+        yield batch_of(at, min(BATCH_FACTS, first + count - at), object_bytes)
+
+
+@cache
+def _object(object_bytes: int) -> bytes:
+    """Give the template of an object: the usual one, or for other sizes a plainer one filled up with text."""
+    if object_bytes == OBJECT_BYTES:
+        return _OBJECT
+    filling = b"x" * (object_bytes - len(_PLAIN_OBJECT))
+    return _PLAIN_OBJECT.replace(b'"text":"', b'"text":"' + filling)
 
 
 def _same(text: str, count: int) -> pa.Array:

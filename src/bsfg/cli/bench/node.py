@@ -1,0 +1,135 @@
+"""`bsfg bench node`: two real nodes and their producers against this machine's SHA-256, its disk and its loopback."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bsfg.cli.bench.store import temporary, verdict, warn_of_memory
+from bsfg.cli.output import console, examples, print_json, progress_bar, table
+
+DEFAULT_FACTS = 400_000
+OBJECT_BYTES, OBJECT_BYTES_MIN = 200, 64
+PHASES = 6
+
+EPILOG = examples(
+    ("bsfg bench node", "all of it, about a minute"),
+    ("bsfg bench node --seconds 120 --plot lag.svg", "two minutes of live facts, with a histogram"),
+    ("bsfg bench node --rate 5000 --size 1000 --json", "larger facts, five times as many"),
+)
+
+
+def node(
+    facts: Annotated[
+        int, typer.Option(metavar="N", min=1, help="How many facts to append as batches; half as many one by one.")
+    ] = DEFAULT_FACTS,
+    size: Annotated[
+        int, typer.Option(metavar="BYTES", min=OBJECT_BYTES_MIN, max=1 << 20, help="The size of each fact's object.")
+    ] = OBJECT_BYTES,
+    clients: Annotated[int, typer.Option(metavar="N", min=1, help="Producers at once, each a process.")] = 1,
+    rate: Annotated[float, typer.Option(metavar="N", min=1, help="Facts per second while lag is measured.")] = 1_000.0,
+    seconds: Annotated[float, typer.Option(metavar="S", min=1, help="How long lag is measured.")] = 20.0,
+    folder: Annotated[
+        Path | None,
+        typer.Option("--dir", metavar="D", help="Where to put the temporary folder; this disk is measured."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the latencies into an .svg or .png file.")
+    ] = None,
+) -> None:
+    """Measure nodes: appends under mutual TLS, the handoff from zone to zone, and how long a fact takes to cross.
+
+    Nodes and producers are processes of their own on loopback, with certificates made for this run. Every fact counts
+    when it is durable. The yardstick is hashlib's SHA-256 over the same objects; the latency of a single append is
+    held against a call that does nothing and a bare fdatasync of the same run. Lag is the time from durable in one
+    zone to durable in the other. Everything is removed at the end.
+    """
+    from bsfg.cli.bench.node_measure import Plan
+    from bsfg.cli.bench.node_plot import draw
+    from bsfg.cli.bench.node_results import results
+    from bsfg.cli.bench.plot import checked_path
+
+    if plot is not None:
+        checked_path(plot)
+    plan = Plan(facts=facts, seconds=seconds, rate=rate, clients=clients, object_bytes=size)
+    started = time.perf_counter()
+    with _ended_by_signals():
+        place = temporary(folder)
+        try:
+            samples = _measured(place, plan)
+            numbers = results(samples, place, time.perf_counter() - started)
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+    if plot is not None:
+        draw(plot, numbers, samples)
+    if json:
+        print_json(numbers)
+    else:
+        show(numbers)
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM end the command like Ctrl-C does, with everything cleaned up."""
+
+    def end(number: int, frame: Any) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _measured(place: Path, plan: Any) -> Any:
+    from bsfg.cli.bench.node_measure import run
+    from bsfg.cli.bench.node_zones import Site
+
+    site = Site(place)
+    with progress_bar("starting") as bar:
+        task = bar.task_ids[0]
+        bar.update(task, total=PHASES)
+        try:
+            return run(site, plan, lambda phase: bar.update(task, description=phase, advance=1))
+        finally:
+            site.stop()
+
+
+def show(numbers: dict[str, Any]) -> None:
+    """Print what was measured beside what is hoped for."""
+    from bsfg.cli.bench.node_results import RATES, aims_of
+
+    out = console()
+    rates = table("", "facts/s", "of SHA-256", "processor time per fact", right=("facts/s", "of SHA-256"))
+    rates.add_row("SHA-256 of the objects", f"{numbers['sha256_per_second']:,.0f}", "1", "")
+    for name in RATES:
+        cost = [
+            f"{key.removeprefix(f'{name}_').removesuffix('_cpu_us_per_fact')} {value:.1f} µs"
+            for key, value in numbers.items()
+            if key.startswith(f"{name}_") and key.endswith("_cpu_us_per_fact")
+        ]
+        rate = numbers[f"{name}_per_second"]
+        rates.add_row(name, f"{rate:,.0f}", f"{rate / numbers['sha256_per_second']:.3f}", ", ".join(cost))
+    out.print(rates)
+    out.print(verdict(aims_of(numbers)))
+    where = numbers["machine"]
+    out.print(
+        f"one append: p50 {numbers['append_ms_p50']:.2f} ms, p99 {numbers['append_ms_p99']:.2f} ms; "
+        f"a call that does nothing: p50 {numbers['rpc_floor_ms_p50']:.2f} ms; "
+        f"bare fdatasync: p50 {numbers['fdatasync_ms_p50']:.2f} ms"
+    )
+    out.print(
+        f"lag at {numbers['rate']:g} facts/s: p50 {numbers['lag_ms_p50']:.1f} ms, p99 {numbers['lag_ms_p99']:.1f} ms"
+    )
+    out.print(f"{numbers['facts']:,} facts on {where['file_system']}, {where['cpus']} CPUs, in {numbers['seconds']} s")
+    warn_of_memory(where)

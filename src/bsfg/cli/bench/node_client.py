@@ -1,0 +1,237 @@
+"""A producer of the benchmark, as a process of its own: it prepares, says that it is ready, and goes when it is told.
+
+Started as a module with a `Job` as JSON; the answer is one line of JSON. Times are of the monotonic clock, which all
+processes of a machine share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from bsfg.cli.bench.workload import OBJECT_BYTES, batch_of, batches_of
+from bsfg.errors import BsfgError, PeerUnreachable, StorageFailed
+from bsfg.fact import Message
+from bsfg.ports import Receipt, Result
+from bsfg.sdk.endpoint import Endpoint
+
+LIVE_STEP_SECONDS = 0.001
+IN_FLIGHT_FACTS = 20_000
+"""How many single facts an application keeps waiting for; more would only fill memory."""
+
+PROBE_BYTES = 1500
+"""What one fact takes in a log of its own frames; the bare fdatasync writes as much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a producer does: which kind of work, on which facts, against which node."""
+
+    kind: str
+    address: str
+    certs: str
+    identity: str
+    server_name: str
+    stream: str
+    first: int
+    count: int
+    object_bytes: int = OBJECT_BYTES
+    rate: float = 0.0
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Give the node and the certificate by which it knows the producer."""
+        folder = Path(self.certs)
+        files = (folder / "ca.crt", folder / f"{self.identity}.crt", folder / f"{self.identity}.key")
+        return Endpoint(self.address, *files, self.server_name)
+
+
+class Client:
+    """The caller's side of one producer process."""
+
+    def __init__(self, job: Job) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "bsfg.cli.bench.node_client", orjson.dumps(asdict(job)).decode()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def wait_ready(self) -> None:
+        """Wait until everything is prepared."""
+        self._line()
+
+    def go(self) -> None:
+        """Start the clock."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"go\n")
+        self._process.stdin.flush()
+
+    def result(self) -> dict[str, Any]:
+        """Wait for the end of the work and give what was measured."""
+        found: dict[str, Any] = orjson.loads(self._line())
+        if "error" in found:
+            raise BsfgError.from_dict(found["error"])
+        return found
+
+    def close(self) -> None:
+        """End the process, whatever it does."""
+        self._process.kill()
+        self._process.communicate()
+
+    def _line(self) -> bytes:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            last = self._process.communicate()[1].decode(errors="replace")[-1000:]
+            raise PeerUnreachable("a producer of the benchmark ended by itself", hint=f"Its last words: {last}")
+        return line
+
+
+def measured(jobs: Sequence[Job]) -> list[dict[str, Any]]:
+    """Run jobs at the same time and give what each measured."""
+    clients: list[Client] = []
+    try:
+        for job in jobs:
+            clients.append(Client(job))
+        for client in clients:
+            client.wait_ready()
+        for client in clients:
+            client.go()
+        return [client.result() for client in clients]
+    finally:
+        for client in clients:
+            client.close()
+
+
+# What happens in the process.
+
+
+def _ready() -> tuple[float, float]:
+    """Tell that everything is prepared, wait for the word, and give the time and the processor time by then."""
+    print("ready", flush=True)
+    if not sys.stdin.readline():
+        sys.exit(1)
+    return time.monotonic(), time.process_time()
+
+
+def _done(began: tuple[float, float], **more: Any) -> dict[str, Any]:
+    return {"started": began[0], "ended": time.monotonic(), "cpu_seconds": time.process_time() - began[1], **more}
+
+
+async def append_batches(job: Job) -> dict[str, Any]:
+    """Append prebuilt batches, as many in flight as the window allows, and wait for all receipts."""
+    batches = list(batches_of(job.first, job.count, job.object_bytes))
+    async with job.endpoint.connect() as client, client.append_stream(job.stream) as stream:
+        await client.connection.check_health()
+        began = _ready()
+        answers = [await stream.send(batch) for batch in batches]
+        for answer in answers:
+            _expect((await answer).receipt)
+        return _done(began)
+
+
+async def append_facts(job: Job) -> dict[str, Any]:
+    """Give single facts to a producer and wait for the future of each."""
+    from bsfg.sdk.producer import AsyncProducer
+
+    messages = _messages(job, 1)
+    async with AsyncProducer(job.endpoint, stream=job.stream) as producer:
+        await producer.append(messages.pop())
+        began = _ready()
+        futures: deque[Any] = deque()
+        for message in messages:
+            futures.append(await producer.send(message))
+            if len(futures) > IN_FLIGHT_FACTS:
+                await futures.popleft()
+        for future in futures:
+            _expect_one(await future)
+        return _done(began)
+
+
+async def append_singles(job: Job) -> dict[str, Any]:
+    """Append one fact per call, each beside a call that does nothing and a bare fdatasync on the same disk."""
+    probe = os.open(Path(job.certs) / "probe", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
+    append_ms: list[float] = []
+    floor_ms: list[float] = []
+    fdatasync_ms: list[float] = []
+    async with job.endpoint.connect() as client:
+        await client.connection.check_health()
+        began = _ready()
+        for message in _messages(job):
+            times = [time.perf_counter()]
+            _expect_one(await client.append_fact(job.stream, message))
+            times.append(time.perf_counter())
+            await client.connection.check_health()
+            times.append(time.perf_counter())
+            os.write(probe, bytes(PROBE_BYTES))
+            os.fdatasync(probe)
+            times.append(time.perf_counter())
+            for samples, (before, after) in zip((append_ms, floor_ms, fdatasync_ms), pairwise(times), strict=True):
+                samples.append(1000 * (after - before))
+    os.close(probe)
+    return _done(began, append_ms=append_ms, floor_ms=floor_ms, fdatasync_ms=fdatasync_ms)
+
+
+async def append_live(job: Job) -> dict[str, Any]:
+    """Give facts to a producer at a steady rate, late ones at once, as machines do that do not wait for an answer."""
+    from bsfg.sdk.producer import AsyncProducer
+
+    messages = _messages(job, 1)
+    async with AsyncProducer(job.endpoint, stream=job.stream) as producer:
+        await producer.append(messages.pop())
+        began = _ready()
+        futures: list[Any] = []
+        while len(futures) < len(messages):
+            due = min(len(messages), int((time.monotonic() - began[0]) * job.rate) + 1)
+            for message in messages[len(futures) : due]:
+                futures.append(await producer.send(message))
+            await asyncio.sleep(LIVE_STEP_SECONDS)
+        for future in futures:
+            _expect_one(await future)
+        return _done(began)
+
+
+JOBS = {"batches": append_batches, "facts": append_facts, "singles": append_singles, "live": append_live}
+
+
+def _messages(job: Job, more: int = 0) -> list[Message]:
+    """Make the facts of a job, and some more to open the connection with."""
+    return batch_of(job.first, job.count + more, job.object_bytes).to_messages()
+
+
+def _expect(receipt: Receipt) -> None:
+    """Refuse to publish the speed of a wrong answer."""
+    if receipt.count(Result.INSERTED) != len(receipt.results):
+        raise StorageFailed("some facts were not inserted")
+
+
+def _expect_one(appended: Any) -> None:
+    if appended.result != Result.INSERTED:
+        raise StorageFailed("a fact was not inserted")
+
+
+def main() -> None:
+    """Do the job of the command line."""
+    job = Job(**orjson.loads(sys.argv[1]))
+    try:
+        result = asyncio.run(JOBS[job.kind](job))
+    except BsfgError as error:
+        result = {"error": error.to_dict()}
+    sys.stdout.buffer.write(orjson.dumps(result) + b"\n")
+
+
+if __name__ == "__main__":
+    main()

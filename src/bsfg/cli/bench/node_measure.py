@@ -1,0 +1,209 @@
+"""What `bsfg bench node` measures: phase after phase, first one node alone, then two."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from bsfg.cli.bench.measure import sha256_per_second
+from bsfg.cli.bench.node_client import Job, measured
+from bsfg.cli.bench.node_zones import PRODUCER, STREAM, Site, Zone, wait_until
+from bsfg.cli.bench.workload import OBJECT_BYTES
+from bsfg.ports import Buffer
+
+SINGLES = 400
+HANDOFF_SECONDS_MAX = 600.0
+SETTLE_SECONDS_MAX = 60.0
+LOOK_SECONDS = 0.0005
+WARM_UP_SECONDS = 1.0
+"""The first part of the live phase, which does not count: gates open, connections are made, caches fill."""
+
+_SINGLES_FROM, _FACTS_FROM, _LIVE_FROM = 10**13, 2 * 10**13, 3 * 10**13
+_PER_CLIENT = 10**12
+"""Numbers of the facts, so that no two phases and no two clients have one in common."""
+
+Step = Callable[[str], None]
+"""Told which phase begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is to be measured."""
+
+    facts: int
+    singles: int = SINGLES
+    seconds: float = 20.0
+    rate: float = 1_000.0
+    clients: int = 1
+    object_bytes: int = OBJECT_BYTES
+
+
+@dataclass(slots=True)
+class Rate:
+    """How fast something went, and what it cost in processor time."""
+
+    facts: int
+    seconds: float
+    cpu_seconds: dict[str, float]
+
+    @property
+    def per_second(self) -> float:
+        """Facts per second."""
+        return self.facts / self.seconds
+
+    def cpu_us_per_fact(self, who: str) -> float:
+        """Give the processor time that a process spent on each fact."""
+        return 1e6 * self.cpu_seconds[who] / self.facts
+
+
+@dataclass(slots=True)
+class NodeSamples:
+    """What was measured, before it is summed up."""
+
+    plan: Plan
+    sha256_rates: list[float] = field(default_factory=list)
+    append_ms: list[float] = field(default_factory=list)
+    floor_ms: list[float] = field(default_factory=list)
+    fdatasync_ms: list[float] = field(default_factory=list)
+    rates: dict[str, Rate] = field(default_factory=dict)
+    lag_ms: list[float] = field(default_factory=list)
+
+
+def run(site: Site, plan: Plan, step: Step) -> NodeSamples:
+    """Measure everything; whoever calls stops the nodes."""
+    samples = NodeSamples(plan)
+    step("starting a node")
+    site.start_sender()
+    _yardstick(samples)
+    step("single appends")
+    _singles(site, samples)
+    step("facts through the producer")
+    _append(site, samples, "facts", _FACTS_FROM, max(1, plan.facts // 2))
+    _yardstick(samples)
+    step("batches")
+    _append(site, samples, "batches", 0, plan.facts)
+    _yardstick(samples)
+    step("handoff of the backlog")
+    _handoff(site, samples)
+    _yardstick(samples)
+    step(f"lag at {plan.rate:g} facts/s")
+    _live(site, samples)
+    return samples
+
+
+def _yardstick(samples: NodeSamples) -> None:
+    samples.sha256_rates += [sha256_per_second(samples.plan.object_bytes) for _ in range(2)]
+
+
+def _job(site: Site, plan: Plan, kind: str, first: int, count: int) -> Job:
+    return Job(
+        kind=kind,
+        address=f"127.0.0.1:{site.sender.port}",
+        certs=str(site.certs),
+        identity=PRODUCER,
+        server_name=f"{site.sender.name}-bsfg",
+        stream=STREAM,
+        first=first,
+        count=count,
+        object_bytes=plan.object_bytes,
+        rate=plan.rate,
+    )
+
+
+def _singles(site: Site, samples: NodeSamples) -> None:
+    [found] = measured([_job(site, samples.plan, "singles", _SINGLES_FROM, samples.plan.singles)])
+    samples.append_ms, samples.floor_ms = found["append_ms"], found["floor_ms"]
+    samples.fdatasync_ms = found["fdatasync_ms"]
+
+
+def _append(site: Site, samples: NodeSamples, kind: str, first: int, count: int) -> None:
+    """Let all clients append at the same time, each its share."""
+    clients = samples.plan.clients
+    share = -(-count // clients)
+    jobs = [_job(site, samples.plan, kind, first + _PER_CLIENT * number, share) for number in range(clients)]
+    before = site.sender.cpu_seconds()
+    found = measured(jobs)
+    seconds = max(each["ended"] for each in found) - min(each["started"] for each in found)
+    cpu_seconds = {
+        "node": site.sender.cpu_seconds() - before,
+        "client": sum(each["cpu_seconds"] for each in found),
+    }
+    samples.rates[f"append_{kind}"] = Rate(share * clients, seconds, cpu_seconds)
+
+
+def _handoff(site: Site, samples: NodeSamples) -> None:
+    """Start the receiver and watch its forward buffer fill with what the sender has."""
+    total = site.sender.end(Buffer.STORE)
+    site.start_receiver()
+    began, before = _handed_off(site, 1), _cpu_seconds(site)
+    # What came with the first look took as long as the connection did, and is not counted, unless it was everything.
+    left = total - site.receiver.end(Buffer.FORWARD)
+    seconds = max(LOOK_SECONDS, _handed_off(site, total) - began)
+    samples.rates["handoff"] = Rate(left or total, seconds, _cpu_seconds_since(site, before))
+
+
+def _handed_off(site: Site, count: int) -> float:
+    wait_until(lambda: site.receiver.end(Buffer.FORWARD) >= count, HANDOFF_SECONDS_MAX, 0.001)
+    return time.monotonic()
+
+
+def _cpu_seconds(site: Site) -> dict[str, float]:
+    return {"sender": site.sender.cpu_seconds(), "receiver": site.receiver.cpu_seconds()}
+
+
+def _cpu_seconds_since(site: Site, before: dict[str, float]) -> dict[str, float]:
+    return {name: after - before[name] for name, after in _cpu_seconds(site).items()}
+
+
+def _live(site: Site, samples: NodeSamples) -> None:
+    """Append at a steady rate and see when each fact is durable here and there."""
+    plan = samples.plan
+    count = max(1, int(plan.rate * (plan.seconds + WARM_UP_SECONDS)))
+    first = site.sender.end(Buffer.STORE)
+    before = _cpu_seconds(site)
+    watches = [Watch(site.sender, Buffer.STORE), Watch(site.receiver, Buffer.FORWARD)]
+    with watches[0], watches[1]:
+        [found] = measured([_job(site, plan, "live", _LIVE_FROM, count)])
+        total = site.sender.end(Buffer.STORE)
+        wait_until(lambda: site.receiver.end(Buffer.FORWARD) >= total, SETTLE_SECONDS_MAX)
+    samples.rates["live"] = Rate(count, found["ended"] - found["started"], _cpu_seconds_since(site, before))
+    offsets = np.arange(first + min(count - 1, int(plan.rate * WARM_UP_SECONDS)), first + count)
+    here, there = (watch.times(offsets) for watch in watches)
+    samples.lag_ms = (1000 * np.maximum(0.0, there - here)).tolist()
+
+
+class Watch:
+    """Notes when a buffer grows, by looking at its folder all the time; the node is not asked."""
+
+    def __init__(self, zone: Zone, buffer: Buffer) -> None:
+        self._zone, self._buffer = zone, buffer
+        self._seen: list[tuple[int, float]] = [(zone.end(buffer), time.monotonic())]
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def times(self, offsets: np.ndarray) -> np.ndarray:
+        """Give when each offset was first seen to be durable."""
+        ends, times = (np.array(column) for column in zip(*self._seen, strict=True))
+        return np.asarray(times[np.searchsorted(ends, offsets, side="right")])
+
+    def _look(self) -> None:
+        while not self._ended.wait(LOOK_SECONDS):
+            end, now = self._zone.end(self._buffer), time.monotonic()
+            if end > self._seen[-1][0]:
+                self._seen.append((end, now))
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self._ended.set()
+        self._thread.join()
+        end = self._zone.end(self._buffer)
+        if end > self._seen[-1][0]:
+            self._seen.append((end, time.monotonic()))

@@ -1,0 +1,138 @@
+"""`bsfg bench node` measures two real nodes, tells the truth about them, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.cli.conftest import Run, environment
+
+from bsfg.cli.bench import workload
+from bsfg.cli.bench.node import OBJECT_BYTES, OBJECT_BYTES_MIN
+from bsfg.cli.bench.node_measure import Watch
+from bsfg.cli.bench.node_results import aims_of
+from bsfg.ports import Buffer
+from bsfg.sealing import seal
+
+SMALL = ("bench", "node", "--facts", "2001", "--seconds", "1", "--rate", "100", "--clients", "2", "--size", "64")
+NUMBERS = (
+    "sha256_per_second",
+    "append_batches_per_second",
+    "append_facts_per_second",
+    "append_ms_p50",
+    "append_ms_p99",
+    "rpc_floor_ms_p50",
+    "fdatasync_ms_p50",
+    "handoff_per_second",
+    "lag_ms_p50",
+    "lag_ms_p99",
+    "append_batches_ratio",
+    "append_facts_ratio",
+    "handoff_ratio",
+    "append_limit_ms",
+    "append_batches_node_cpu_us_per_fact",
+    "handoff_receiver_cpu_us_per_fact",
+)
+
+
+def nodes_in(folder: Path) -> list[int]:
+    """Find the processes that work in a folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and (entry / "cwd").readlink().is_relative_to(folder):
+                found.append(int(entry.name))
+    return found
+
+
+def test_every_number_is_given_and_nothing_is_left_behind(bsfg: Run, tmp_path: Path) -> None:
+    """A run prints all numbers as JSON, draws its picture, and removes its folder."""
+    place = tmp_path / "place"
+    place.mkdir()
+    done = bsfg(*SMALL, "--json", "--plot", "latency.svg", "--dir", place)
+    assert done.code == 0, done
+    numbers = done.json()
+    measured = {name: numbers[name] for name in NUMBERS}
+    assert all(value > 0 for name, value in measured.items() if "cpu" not in name and "lag" not in name), measured
+    assert numbers["lag_ms_p99"] >= numbers["lag_ms_p50"] >= 0
+    assert (numbers["facts"], numbers["clients"], numbers["object_bytes"]) == (2001, 2, 64)
+    assert {aim["name"]: aim["met"] for aim in numbers["aims"]} == {aim.name: aim.met for aim in aims_of(numbers)}
+    picture = (tmp_path / "latency.svg").read_text()
+    assert picture.startswith("<svg") and "one append: p50" in picture and "lag: p50" in picture
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_run_stops_its_nodes(tmp_path: Path, number: signal.Signals) -> None:
+    """Ctrl-C and SIGTERM remove nodes and folder; even a killed benchmark leaves no node running."""
+    arguments = [sys.executable, "-m", "bsfg", *SMALL, "--seconds", "600", "--dir", str(tmp_path)]
+    with subprocess.Popen(
+        arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment(), start_new_session=True
+    ) as running:
+        ends = time.monotonic() + 120
+        while len(nodes_in(tmp_path)) < 2:
+            assert running.poll() is None and time.monotonic() < ends
+            time.sleep(0.05)
+        running.send_signal(number)
+        _, errors = running.communicate(timeout=60)
+    while number == signal.SIGKILL and nodes_in(tmp_path):
+        assert time.monotonic() < ends, "a node went on without its benchmark"
+        time.sleep(0.05)
+    assert nodes_in(tmp_path) == []
+    assert b"Traceback" not in errors
+    if number != signal.SIGKILL:
+        assert running.returncode == 128 + number
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_picture_that_cannot_be_drawn_is_refused_first(bsfg: Run) -> None:
+    """A wrong name for the picture costs no minute of measuring."""
+    assert bsfg(*SMALL, "--plot", "latency.gif").code == 1
+    assert bsfg(*SMALL, "--plot", os.path.join("missing", "latency.svg")).code == 1
+
+
+@pytest.mark.parametrize("object_bytes", [64, 65, 199, 200, 201, 5_000])
+def test_facts_of_any_size_are_canonical(object_bytes: int) -> None:
+    """Objects have exactly the size that was asked for, and sealing leaves them as they are."""
+    batch = workload.batch_of(7, 200, object_bytes)
+    assert {len(data) for data in batch.values("object")} == {object_bytes}
+    assert seal(batch).values("object") == batch.values("object")
+    assert len(set(batch.values("object"))) == 200
+
+
+def test_sizes_on_the_command_line_are_those_of_the_facts() -> None:
+    """The limits that the command line states are the ones of the workload."""
+    assert (OBJECT_BYTES, OBJECT_BYTES_MIN) == (workload.OBJECT_BYTES, workload.OBJECT_BYTES_MIN)
+
+
+class Growing:
+    """A zone whose buffer grows as a test says."""
+
+    def __init__(self, end: int) -> None:
+        self.now = end
+
+    def end(self, buffer: Buffer) -> int:
+        return self.now
+
+
+def test_a_watch_tells_when_each_offset_was_durable() -> None:
+    """Every offset has the time of the first look that saw it."""
+    zone = Growing(10)
+    watch = Watch(zone, Buffer.STORE)  # type: ignore[arg-type]
+    watch._seen += [(12, 1e9), (20, 2e9)]
+    assert watch.times(np.array([10, 11, 12, 19])).tolist() == [1e9, 1e9, 2e9, 2e9]
+
+
+def test_a_watch_sees_what_grew_until_its_end() -> None:
+    """What became durable between the last look and the end is seen too."""
+    zone = Growing(0)
+    with Watch(zone, Buffer.STORE) as watch:  # type: ignore[arg-type]
+        zone.now = 5
+    assert len(watch.times(np.arange(5))) == 5
