@@ -14,9 +14,11 @@ from typing import Any
 
 import orjson
 
+from bsfg.gate import Mode
 from bsfg.node.config import Alerts
 from bsfg.node.metrics import Metrics
 from bsfg.ports import Clock
+from bsfg.wire.service import GateView
 
 Note = Callable[..., None]
 
@@ -108,6 +110,13 @@ class AlertBoard:
                 await asyncio.wait_for(_run(self._settings.command, data), self._settings.timeout_seconds)
         except (OSError, ValueError, RuntimeError, TimeoutError) as error:
             self._note("alert_not_delivered", alert=document["alert"], problem=f"{type(error).__name__}: {error}"[:300])
+
+
+def alert_gate(alerts: AlertBoard, view: GateView) -> None:
+    """Raise an alert as long as a gate is held, by an operator or by the node itself."""
+    held = view.gate.mode == Mode.HELD
+    text = f"{view.link} is held by {view.gate.held_by}: {view.gate.reason}" if held else None
+    alerts.update("gate_held", f"{view.link}/{view.side}", text)
 
 
 def _post(url: str, data: bytes, timeout_seconds: float) -> None:

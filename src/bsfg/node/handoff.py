@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from bsfg.errors import BsfgError, LeaseHeld, LeaseLost
+from bsfg.errors import BsfgError, CertificateInvalid, LeaseHeld, LeaseLost
 from bsfg.gate import Event, Gate, Mode
 from bsfg.journey.link import FetchRequest, PeerLink, PeerMemory
-from bsfg.journey.pull import HOLDING, BeforePut, Progress, pull_once
+from bsfg.journey.pull import BeforePut, Progress, pull_once
 from bsfg.journey.verify import LinkRules
+from bsfg.node.alerts import AlertBoard
 from bsfg.node.board import RECEIVER
 from bsfg.node.config import Link
 from bsfg.node.config.kinds import ANY
+from bsfg.node.faults import Verdict, verdict
 from bsfg.node.parts import Parts
 from bsfg.ports import Buffer
 from bsfg.wire.service import LinkReport
@@ -29,11 +31,11 @@ LEASE_RENEW_SECONDS = 5.0
 HELD_LOOK_SECONDS = 0.25
 """How often a loop that stands still looks whether it may go on."""
 
-ARTIFACT_FAULTS = frozenset({"artifact_missing", "artifact_conflict", "digest_mismatch"})
-"""Faults of what the peer sent beside its facts: after a few tries they hold the link."""
-
 Note = Callable[..., None]
 """Takes an event's name and its fields, for the log."""
+
+Explain = Callable[[BsfgError], Awaitable[BsfgError]]
+"""Finds out what is behind a failed call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +92,23 @@ class NativeHandoff:
     """One inbound link, moved by the node itself."""
 
     def __init__(
-        self, link: Link, parts: Parts, pulls: list[StreamPull], *, note: Note, rng: random.Random | None = None
+        self,
+        link: Link,
+        parts: Parts,
+        pulls: list[StreamPull],
+        *,
+        note: Note,
+        alerts: AlertBoard | None = None,
+        explain: Explain | None = None,
+        rng: random.Random | None = None,
     ) -> None:
         self.link, self._parts, self._pulls, self._note = link, parts, pulls, note
+        self._alerts, self._explain = alerts, explain
         self._rng = rng or random.Random()
         self._rate = RateLimit(link.rate_limit)
         self._backlogs: dict[str, int] = {}
         self._failures: dict[str, int] = {}
+        self._failed_with: dict[str, tuple[str, int]] = {}
         self._lease: str | None = None
         self._stopping = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -144,13 +156,13 @@ class NativeHandoff:
                 continue
             try:
                 progress = await self._turn(pull, gate)
-            except HOLDING as error:
-                self._hold(error.code, error.message)
-                continue
+                await self._went_well(pull, progress, backoff)
             except BsfgError as error:
                 await self._failed(pull, error, backoff)
-                continue
-            await self._went_well(pull, progress, backoff)
+            except Exception as error:
+                # A loop that ended here would be a link that stands still and says nothing.
+                self._note("link_failed", link=self.link.name, stream=pull.stream, exc_info=error)
+                self._hold(BsfgError.code, f"{type(error).__name__}: {error}")
 
     async def _turn(self, pull: StreamPull, gate: Gate) -> Progress:
         # A gate that is closed finds out quickly whether the peer is back; an open one may wait long for new facts.
@@ -169,6 +181,8 @@ class NativeHandoff:
 
     async def _went_well(self, pull: StreamPull, progress: Progress, backoff: Backoff) -> None:
         self._failures.pop(pull.stream, None)
+        self._failed_with.pop(pull.stream, None)
+        self._alert(None)
         if progress.held is not None:
             self._hold(progress.held.code, progress.held.detail)
             return
@@ -176,24 +190,42 @@ class NativeHandoff:
         self._report(pull, progress)
         self._move_gate()
         if progress.paused is not None:
-            self._note("link_paused", link=self.link.name, stream=pull.stream, code=progress.paused.code)
-            await self._pause(backoff.next_seconds())
+            await self._no_room(pull, progress.paused, backoff)
             return
         backoff.reset()
         await self._rate.spend(progress.inserted + progress.repeated)
         if not progress.moved and progress.refetch_at is None and self._gate().mode != Mode.NORMAL:
             await self._pause(HELD_LOOK_SECONDS)
 
+    async def _no_room(self, pull: StreamPull, error: BsfgError, backoff: Backoff) -> None:
+        self._note("link_paused", link=self.link.name, stream=pull.stream, **_brief(error))
+        await self._pause(backoff.next_seconds())
+
     async def _failed(self, pull: StreamPull, error: BsfgError, backoff: Backoff) -> None:
-        failures = self._failures[pull.stream] = self._failures.get(pull.stream, 0) + 1
+        if self._explain is not None:
+            error = await self._explain(error)
         self._parts.metrics.link_failures.labels(self.link.name, error.code).inc()
-        self._note("fetch_failed", link=self.link.name, stream=pull.stream, failures=failures, **_brief(error))
-        if error.code in ARTIFACT_FAULTS and failures >= self.link.lost_after_failures:
+        decided = verdict(error, self._repeats(pull.stream, error.code), self.link.lost_after_failures)
+        if decided == Verdict.HOLD:
             self._hold(error.code, error.message)
             return
+        if decided == Verdict.PAUSE:
+            await self._no_room(pull, error, backoff)
+            return
+        failures = self._failures[pull.stream] = self._failures.get(pull.stream, 0) + 1
+        self._note("fetch_failed", link=self.link.name, stream=pull.stream, failures=failures, **_brief(error))
+        if isinstance(error, CertificateInvalid):
+            self._alert(f"{self.link.name} stays closed: {error.code}: {error.message}")
         if failures == self.link.lost_after_failures:
             self._parts.board.on(self.link.name, RECEIVER, Event.PEER_LOST, f"{error.code}: {error.message}"[:300])
         await self._pause(backoff.next_seconds())
+
+    def _repeats(self, stream: str, code: str) -> int:
+        """Count how often a stream has failed in the same way in a row, this time included."""
+        before, count = self._failed_with.get(stream, (code, 0))
+        count = count + 1 if before == code else 1
+        self._failed_with[stream] = code, count
+        return count
 
     # Gate and reports.
 
@@ -202,9 +234,16 @@ class NativeHandoff:
 
     def _hold(self, code: str, detail: str) -> None:
         """Close the gate: an operator must look before this link goes on."""
+        self._failures.clear()
+        self._failed_with.clear()
         reason = f"{code}: {detail}"[:500]
         self._note("link_held", link=self.link.name, code=code, detail=detail)
         self._parts.board.hold(self.link.name, RECEIVER, by="bsfg", reason=reason)
+
+    def _alert(self, text: str | None) -> None:
+        """Say that the peer cannot be trusted although nothing is held: it may yet show the right certificate."""
+        if self._alerts is not None:
+            self._alerts.update("peer_certificate", self.link.name, text)
 
     def _move_gate(self) -> None:
         board, name, backlog = self._parts.board, self.link.name, sum(self._backlogs.values())

@@ -11,19 +11,20 @@ import structlog
 
 import bsfg
 from bsfg.clock import SystemClock
-from bsfg.errors import BsfgError
+from bsfg.errors import BsfgError, ForeignLog
 from bsfg.gate import Gate, Mode
 from bsfg.journey.recover import recover
 from bsfg.node.administration import Administration
-from bsfg.node.alerts import AlertBoard
+from bsfg.node.alerts import AlertBoard, alert_gate
 from bsfg.node.authorize import Decision, Matrix
 from bsfg.node.board import RECEIVER, SENDER, Board
 from bsfg.node.bringing import Bringing
-from bsfg.node.config import Engine, Link, ZoneConfig, consumer_name
+from bsfg.node.config import Engine, IdentityFrom, Link, ZoneConfig, consumer_name
 from bsfg.node.guard import Guard
 from bsfg.node.handoff import NativeHandoff, StreamPull, rules_of
 from bsfg.node.metrics import Metrics
 from bsfg.node.parts import Parts, Settings
+from bsfg.node.reach import Reach
 from bsfg.node.service import NodeService
 from bsfg.node.state import NodeState
 from bsfg.node.status import Rates
@@ -133,6 +134,9 @@ class Node:
     def _board(self, state: NodeState, metrics: Metrics) -> Board:
         def on_move(view: GateView, before: Gate) -> None:
             state.keep_gate(view.link, view.side, view.gate)
+            if _forgets(view, before):
+                state.forget_peer(view.link)
+            alert_gate(self.alerts, view)
             metrics.gate_moved(view.link, view.side, view.gate.mode)
             log.info(
                 "gate_moved",
@@ -203,7 +207,10 @@ class Node:
         client = BoundaryClient(connection)
         self._stack.push_async_callback(client.close)
         pulls = [self._stream_pull(link, stream, client, state) for stream in self.config.streams_of(link)]
-        handoff = NativeHandoff(link, self.parts, pulls, note=_note)
+        by_alternative_name = self.config.tls.identity == IdentityFrom.SAN
+        reach = Reach(link.address, link.expected_server, watched, connection, by_alternative_name=by_alternative_name)
+        self._stack.callback(reach.close)
+        handoff = NativeHandoff(link, self.parts, pulls, note=_note, alerts=self.alerts, explain=reach.explained)
         await handoff.start()
         self._stack.push_async_callback(handoff.stop)
 
@@ -212,6 +219,12 @@ class Node:
         peer = ClientLink(link.zone, consumer, client, link.carry_only)
         bringing = Bringing(self.parts, link.name, stream, client)
         return StreamPull(stream, peer, state.peer(link.name, stream), rules_of(link, self.parts, stream), bringing)
+
+
+def _forgets(view: GateView, before: Gate) -> bool:
+    """Tell whether a link is released that another history of its sender had closed: the operator accepts that one."""
+    released = before.mode == Mode.HELD and view.gate.mode != Mode.HELD
+    return released and view.side == RECEIVER and before.reason.startswith(f"{ForeignLog.code}:")
 
 
 def _note(event: str, **fields: Any) -> None:

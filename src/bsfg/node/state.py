@@ -44,6 +44,12 @@ class NodeState:
         """Give the memory of one stream of a link."""
         return StoredMemory(self, f"{link}/{stream}")
 
+    def forget_peer(self, link: str) -> None:
+        """Forget what is known of the sender of a link: its next answer is taken as the beginning of its history."""
+        for kind, name in list(self._values):
+            if kind == _PEER and name.startswith(f"{link}/"):
+                self.put(kind, name, _position_value(PeerPosition()))
+
     def held_gates(self) -> dict[tuple[str, str], Gate]:
         """Give the gates that were held when the node last ran, by link and side."""
         result = {}
@@ -100,7 +106,11 @@ class StoredMemory:
 
     async def remember(self, position: PeerPosition) -> None:
         """Keep the position; the same one again costs nothing."""
-        head = position.chain_head
-        value = {**asdict(position), "chain_head": head.hex() if head else None}
+        value = _position_value(position)
         if value != self._state.get(_PEER, self._name):
             await asyncio.to_thread(self._state.put, _PEER, self._name, value)
+
+
+def _position_value(position: PeerPosition) -> dict[str, Any]:
+    head = position.chain_head
+    return {**asdict(position), "chain_head": head.hex() if head else None}

@@ -14,7 +14,7 @@ from bsfg.errors import BsfgError
 from bsfg.gate import Event, Mode
 from bsfg.journey.artifacts import collect_orphans
 from bsfg.journey.references import References, all_buffers
-from bsfg.node.alerts import AlertBoard, Note
+from bsfg.node.alerts import AlertBoard, Note, alert_gate
 from bsfg.node.board import SENDER
 from bsfg.node.config import Serve, ZoneConfig, consumer_name
 from bsfg.node.parts import Parts
@@ -144,9 +144,7 @@ class Upkeep:
 
     def _look_at_links(self) -> None:
         for view in self._parts.board.gates():
-            held = view.gate.mode == Mode.HELD
-            text = f"{view.link} is held by {view.gate.held_by}: {view.gate.reason}" if held else None
-            self._alerts.update("gate_held", f"{view.link}/{view.side}", text)
+            alert_gate(self._alerts, view)
 
     async def enforce_retention(self) -> None:
         """Let go what age and the consumers allow."""
