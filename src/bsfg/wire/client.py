@@ -18,7 +18,7 @@ from bsfg.model import Limits
 from bsfg.ports import Buffer, Confirmation, Frame, GapRecord, Result
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.clientstreams import Appended, AppendStream, PutStream
-from bsfg.wire.connection import Connection
+from bsfg.wire.connection import MESSAGE_BYTES, Connection
 from bsfg.wire.convert import (
     buffer_number,
     confirm_request,
@@ -34,6 +34,9 @@ from bsfg.wire.service import ObjectInfo
 
 WAIT_MARGIN_SECONDS = 5.0
 """How much longer than the wait that it asks for a fetch may take."""
+
+ANSWER_PARTS = 10_000
+"""How many gap records an answer may hold beside what its facts need."""
 
 RECEIVED = Limits(max_object_bytes=1 << 30)
 """What a node may send in one frame; the link's own rules judge it more strictly."""
@@ -121,7 +124,9 @@ class BoundaryClient:
         )
         head: pb.FetchFrame | None = None
         frames: list[Frame] = []
+        room = _Room(request)
         async for answer in self._answers("FetchFrames", message, self._timeout(request.wait_seconds)):
+            room.take(answer)
             if head is None:
                 head = answer
             else:
@@ -289,6 +294,24 @@ class ClientLink:
     async def confirm(self, confirmation: Confirmation, refusals: Sequence[Refusal] = ()) -> int:
         """Tell what is durable here and what was refused."""
         return await self.client.confirm(self.consumer, confirmation, refusals)
+
+
+class _Room:
+    """Bounds what one answer may bring: a sender that does not stop would fill the memory.
+
+    Beside the bytes that were asked for there is room for one fact that is larger, and for what each frame costs.
+    """
+
+    def __init__(self, request: FetchRequest) -> None:
+        self._bytes = 4 * request.max_bytes + MESSAGE_BYTES
+        self._parts = 4 * request.max_facts + ANSWER_PARTS
+
+    def take(self, answer: pb.FetchFrame) -> None:
+        """Count a message, or raise `FrameInvalid` when it is one too many."""
+        self._bytes -= answer.ByteSize()
+        self._parts -= 1 + len(answer.head.gaps)
+        if self._bytes < 0 or self._parts < 0:
+            raise FrameInvalid("the answer brings far more than was asked for")
 
 
 async def _decoded(message: pb.FetchFrame) -> Frame:

@@ -37,6 +37,7 @@ def channel_options(message_bytes: int) -> list[tuple[str, Any]]:
         ("grpc.max_reconnect_backoff_ms", 5_000),
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.http2.ping_timeout_ms", 10_000),
         ("grpc.use_local_subchannel_pool", 1),
     ]
 
@@ -99,7 +100,12 @@ class Connection:
     def insist_on(self, server_name: str) -> None:
         """Expect another name in the node's certificate, from the next call on."""
         if server_name != self._server_name:
-            self._server_name, self._version = server_name, -1
+            self._server_name = server_name
+            self.reconnect()
+
+    def reconnect(self) -> None:
+        """Make the next call over a new connection; calls that are under way go on over the old one."""
+        self._version = -1
 
     def translated(self, error: grpc.aio.AioRpcError) -> BsfgError:
         """Give the error that a failed call stands for."""
