@@ -27,6 +27,7 @@ class Proxy:
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._forgotten: set[asyncio.Task[None]] = set()
         self._flowing = asyncio.Event()
         self._bytes_per_second: float | None = None
         self._reset_after_bytes: int | None = None
@@ -48,6 +49,10 @@ class Proxy:
     def stall(self) -> None:
         """Accept connections but carry nothing more, in either direction."""
         self._soon(self._flowing.clear)
+
+    def forget(self) -> None:
+        """Swallow whatever comes over the connections of this moment, as a firewall that lost its state does."""
+        self._soon(lambda: self._forgotten.update(self._tasks))
 
     def throttle(self, bytes_per_second: float) -> None:
         """Carry what comes from the server slowly."""
@@ -106,7 +111,8 @@ class Proxy:
             there, back = await asyncio.open_connection("127.0.0.1", self._target_port)
             self._writers.add(back)
             try:
-                await asyncio.gather(self._carry(reader, back), self._carry(there, writer, from_server=True))
+                ways = self._carry(task, reader, back), self._carry(task, there, writer, from_server=True)
+                await asyncio.gather(*ways)
             finally:
                 back.transport.abort()
                 self._writers.discard(back)
@@ -117,11 +123,18 @@ class Proxy:
             self._writers.discard(writer)
 
     async def _carry(
-        self, source: asyncio.StreamReader, target: asyncio.StreamWriter, *, from_server: bool = False
+        self,
+        connection: asyncio.Task[None],
+        source: asyncio.StreamReader,
+        target: asyncio.StreamWriter,
+        *,
+        from_server: bool = False,
     ) -> None:
         carried = 0
         while data := await source.read(PIECE_BYTES):
             await self._flowing.wait()
+            if connection in self._forgotten:
+                continue
             if from_server:
                 limit = self._reset_after_bytes
                 if limit is not None and carried + len(data) > limit:

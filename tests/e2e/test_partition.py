@@ -146,3 +146,19 @@ async def test_bad_network(tmp_path: Path, cleanup: Cleanup, soak_size: Callable
     assert history(plant, Buffer.STORE) == history(enterprise, Buffer.FORWARD) == expected(producers[0])
     assert history(enterprise, Buffer.STORE) == history(plant, Buffer.FORWARD) == expected(producers[1])
     print(f"{weather.seen}, {sum(each.count for each in producers)} facts")
+
+
+async def test_connection_that_the_network_forgot(tmp_path: Path, cleanup: Cleanup) -> None:
+    """A connection that swallows everything is given up as soon as a call runs out of time and a new one works."""
+    divided = Divided(tmp_path, cleanup)
+    plant, enterprise = divided.plant, divided.enterprise
+    await divided.all_in("normal")
+    for proxy in divided.proxies:
+        proxy.forget()
+    async with plant.client() as at_plant, enterprise.client() as at_enterprise:
+        await at_plant.append("operational", batch(10, from_zone="plant-a"))
+        await at_enterprise.append("operational", batch(10, seed=1, from_zone="enterprise"))
+    await asyncio.gather(calm(plant, enterprise), calm(enterprise, plant))
+    # One call ran out of time; the next one went over a new connection.
+    for zone in (plant, enterprise):
+        assert [event["code"] for event in zone.events("fetch_failed")[-1:]] == ["timed_out"]

@@ -272,11 +272,11 @@ def _runs(pid: int) -> bool:
 def certificates(root: Path, *zones: str, folder: str = "certs") -> Path:
     """Make an authority and certificates for the nodes and users of some zones."""
     certs, now = root / folder, datetime.now(UTC)
-    create_authority(certs, name=f"the authority of {folder}", days=30, now=now)
+    create_authority(certs, name=f"the authority of {folder}", days=90, now=now)
     for zone in zones:
-        issue(certs, f"{zone}-bsfg", days=20, now=now, hosts=["127.0.0.1"])
+        issue(certs, f"{zone}-bsfg", days=60, now=now, hosts=["127.0.0.1"])
         for role in ROLES:
-            issue(certs, f"{zone}-{role}", days=20, now=now, serves=False)
+            issue(certs, f"{zone}-{role}", days=60, now=now, serves=False)
     return certs
 
 
