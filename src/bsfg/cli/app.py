@@ -121,6 +121,7 @@ def run(args: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code; whatever happens, the user sees a sentence and never a traceback."""
     given = list(sys.argv[1:] if args is None else args)
     as_json = "--json" in given
+    console.cache_clear()
     try:
         outcome = get_command(app).main(given, prog_name="bsfg", standalone_mode=False)
         code = outcome if isinstance(outcome, int) else 0
@@ -162,7 +163,6 @@ def _flushed(code: int) -> int:
     """Bring out what is still buffered, so that a closed pipe is noticed here and not by the interpreter."""
     try:
         sys.stdout.flush()
-        console.cache_clear()
     except BrokenPipeError:
         code = EXIT_BROKEN_PIPE
     if code == EXIT_BROKEN_PIPE:

@@ -19,7 +19,7 @@ def checked_folder(path: Path) -> Path:
             raise NotAFolder(f"there is no folder {path}")
         if not path.is_dir():
             raise NotAFolder(f"{path} is a file, not a folder")
-        empty = not any(os.scandir(path))
+        empty = not os.listdir(path)
     except OSError as error:
         raise StorageReadOnly(f"{path} cannot be read: {error.strerror}", hint="Run it as a user who may.") from None
     near = next((folder for folder in _near(path) if (folder / MARK).is_file()), None)

@@ -1,8 +1,10 @@
-"""The command line's reference page, written from the commands themselves: `python -m bsfg.cli.reference`."""
+"""The command line's reference page, written from the commands themselves: `python -m bsfg.cli.reference FILE`."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -42,10 +44,9 @@ def page() -> str:
     return "\n".join([INTRODUCTION, listed, "", *sections])
 
 
-def commands() -> Iterator[tuple[str, Any]]:
-    """Give every command and sub-command with its full name."""
-    for name in COMMANDS:
-        yield from _with_children(load(name), f"bsfg {name}")
+def commands(name: str) -> Iterator[tuple[str, Any]]:
+    """Give a command and its sub-commands with their full names."""
+    return _with_children(load(name), f"bsfg {name}")
 
 
 def _with_children(command: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -112,4 +113,4 @@ def _examples(epilog: str) -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    Path(sys.argv[1]).write_text(page(), encoding="utf-8")

@@ -45,7 +45,8 @@ EPILOG = examples(
 @app.command(epilog=EPILOG)
 def verify(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="The data folder of a zone: the one with bsfg.json in it.")
+        Path,
+        typer.Argument(metavar="DIR", readable=False, help="The data folder of a zone: the one with bsfg.json in it."),
     ],
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:

@@ -33,7 +33,8 @@ class BufferName(StrEnum):
 @app.command(epilog=EPILOG)
 def inspect(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="The data folder of a zone: the one with bsfg.json in it.")
+        Path,
+        typer.Argument(metavar="DIR", readable=False, help="The data folder of a zone: the one with bsfg.json in it."),
     ],
     *,
     stream: Annotated[str | None, typer.Option(metavar="S", help="Only this stream.")] = None,
