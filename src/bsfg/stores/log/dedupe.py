@@ -90,7 +90,7 @@ def _equal(left: FactBatch, right: FactBatch, name: str) -> np.ndarray:
     if a.null_count == 0 and b.null_count == 0:
         return np.asarray(pc.equal(a, b).to_numpy(zero_copy_only=False))
     both = pc.and_(pc.is_null(a), pc.is_null(b))
-    equal = pc.or_(both, pc.fill_null(pc.equal(a, b), pa.scalar(False)))
+    equal = pc.or_(both, pc.fill_null(pc.equal(a, b), pa.scalar(False, pa.bool_())))
     return np.asarray(equal.to_numpy(zero_copy_only=False))
 
 
