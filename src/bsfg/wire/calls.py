@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import structlog
+from grpc._cython import cygrpc
 
 from bsfg.errors import BsfgError, TimedOut
 from bsfg.wire.limits import Admission, WireLimits
@@ -56,14 +57,18 @@ class Calls:
 
         return call
 
-    def _stream(self, name: str, behaviour: Any) -> Callable[[Any, Context], AsyncIterator[Any]]:
-        async def call(request: Any, context: Context) -> AsyncIterator[Any]:
+    def _stream(self, name: str, behaviour: Any) -> Callable[[Any, Context], Awaitable[None]]:
+        # A coroutine that writes, and not a generator: gRPC leaves a generator hanging, with all it holds, when the
+        # caller goes while an answer is being sent.
+        async def call(request: Any, context: Context) -> None:
             try:
                 caller = caller_of(context)
                 with self.admission.enter(str(caller)):
                     async with aclosing(behaviour(request, caller)) as answers:
                         async for answer in answers:
-                            yield answer
+                            await context.write(answer)
+            except cygrpc.ExecuteBatchError:
+                return  # the caller is gone
             except Exception as error:
                 await abort(context, name, error)
 
