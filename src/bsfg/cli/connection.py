@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -29,6 +30,7 @@ from bsfg.errors import BsfgError, CertificateInvalid, InvalidArgument, PeerUnre
 
 if TYPE_CHECKING:
     from bsfg.node.config import ZoneConfig
+    from bsfg.sdk.endpoint import Endpoint
     from bsfg.wire.connection import Connection
     from bsfg.wire.tls import TlsFiles
 
@@ -112,11 +114,25 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A node and the certificate to call it with; without files the call is plaintext, for loopback only."""
+    """A node and the certificate to call it with; without files the call is plaintext, for loopback only.
+
+    ``zone`` is the zone of the configuration that was given, if one was.
+    """
 
     address: str
     files: TlsFiles | None = None
     server_name: str | None = None
+    zone: str | None = None
+
+    def endpoint(self) -> Endpoint:
+        """Give the node in the form that producers and consumers take."""
+        _quiet()
+        from bsfg.sdk.endpoint import Endpoint
+
+        files = self.files
+        if files is None:
+            return Endpoint(self.address)
+        return Endpoint(self.address, files.ca, files.certificate, files.key, self.server_name)
 
     def connection(self) -> Connection:
         """Make a connection; whoever asks closes it."""
@@ -160,6 +176,18 @@ class Target:
         except BsfgError as found:
             return found
         return error
+
+
+def told_once() -> Callable[[BsfgError], None]:
+    """Give what tells on stderr, once, that something is waited for; for commands that try again by themselves."""
+    told: set[str] = set()
+
+    def tell(error: BsfgError) -> None:
+        if error.retryable and error.code not in told:
+            told.add(error.code)
+            print(f"waiting: {error.message}", file=sys.stderr)
+
+    return tell
 
 
 def _verify(verify: Callable[..., str], host: str, port: int, files: TlsFiles, name: str) -> None:
@@ -233,13 +261,14 @@ def _from_config(choice: Choice, roles: Sequence[str]) -> Target:
     config = load(choice.config)
     address = _checked_address(choice.address) if choice.address else _own_address(config)
     if config.listen.plaintext and not (choice.ca or choice.cert or choice.key):
-        return Target(address)
+        return Target(address, zone=config.zone.name)
     tls = config.tls
     ca = choice.ca or (config.path(tls.ca) if tls.ca else None)
     cert, key = choice.cert, choice.key
     if cert is None and key is None:
         cert, key = _identity_files(config, choice.identity, roles)
-    return Target(address, _files(choice, ca, cert, key), choice.server_name or _server_name(config))
+    server_name = choice.server_name or _server_name(config)
+    return Target(address, _files(choice, ca, cert, key), server_name, config.zone.name)
 
 
 def _own_address(config: ZoneConfig) -> str:

@@ -1,0 +1,292 @@
+"""`bsfg append`: give facts to a zone's node, as JSON Lines."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Queue
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import orjson
+import typer
+from rich.markup import escape
+
+from bsfg.cli.complete import streams as known_streams
+from bsfg.cli.connection import Target, connects, told_once
+from bsfg.cli.groups import Json
+from bsfg.cli.output import console, count_text, examples, print_json, progress_bar
+from bsfg.errors import (
+    BsfgError,
+    FactTooLarge,
+    InvalidArgument,
+    InvalidFact,
+    PeerUnreachable,
+    StorageReadOnly,
+    TimedOut,
+)
+
+if TYPE_CHECKING:
+    from bsfg.fact import Message
+    from bsfg.journey.append import AppendedFact
+    from bsfg.sdk.futures import FactFuture
+    from bsfg.sdk.producer import Producer
+
+STANDARD = "-"
+LINE_BYTES_MAX = 64 << 20
+SHOWN_REFUSALS = 20
+_WAITING_MAX = 20_000
+_BOM = b"\xef\xbb\xbf"
+
+OF_ONE_FACT = frozenset(
+    {
+        "artifact_missing",
+        "conflicting_duplicate",
+        "digest_mismatch",
+        "fact_too_large",
+        "hash_collision",
+        "implausible_time",
+        "invalid_fact",
+        "message_too_large",
+    }
+)
+"""What is wrong with a line alone; the lines after it are still worth sending."""
+
+app = typer.Typer(
+    epilog=examples(
+        ("bsfg append facts.jsonl --stream operational --to-zone enterprise", "append a file of facts"),
+        ("my-export | bsfg append --stream audit", "from a pipe, as the lines come"),
+        ("bsfg append facts.jsonl --stream operational --results > results.jsonl", "with a result per line"),
+        ("bsfg append facts.jsonl --stream operational --outbox outbox", "kept on this disk until the node has them"),
+    )
+)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of the lines."""
+
+    facts: int = 0
+    inserted: int = 0
+    already_exists: int = 0
+    kept: int = 0
+    refused: int = 0
+    refusals: list[dict[str, Any]] = field(default_factory=list)
+    fatal: BsfgError | None = None
+
+    def as_dict(self, stream: str) -> dict[str, Any]:
+        """Give the form for programs."""
+        counts = {"facts": self.facts, "inserted": self.inserted, "already_exists": self.already_exists}
+        return {"stream": stream, **counts, "kept": self.kept, "refused": self.refused, "refusals": self.refusals}
+
+    def sentence(self) -> str:
+        """Give the form for people."""
+        parts = [f"{count_text(self.inserted)} stored"]
+        parts += [f"{count_text(self.already_exists)} were there already"] if self.already_exists else []
+        parts += [f"{count_text(self.kept)} kept in the outbox"] if self.kept else []
+        parts += [f"{count_text(self.refused)} refused"] if self.refused else []
+        return f"{count_text(self.facts)} facts: {', '.join(parts)}."
+
+
+@app.command()
+@connects("producer")
+def append(
+    node: Target,
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A file of JSON Lines; - reads standard input.", show_default=False)
+    ] = Path(STANDARD),
+    *,
+    stream: Annotated[
+        str, typer.Option(metavar="S", help="The stream.", autocompletion=known_streams, show_default=False)
+    ],
+    from_zone: Annotated[
+        str | None, typer.Option(metavar="Z", help="from_zone of lines without one. Default: the configuration's zone.")
+    ] = None,
+    to_zone: Annotated[str | None, typer.Option(metavar="Z", help="to_zone of lines without one.")] = None,
+    results: Annotated[bool, typer.Option("--results", help="Print a JSON line per fact with its result.")] = False,
+    outbox: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep facts in this folder until the node has them.")
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="How long to try when the node does not answer.")
+    ] = 15.0,
+    json: Json = False,
+) -> None:
+    """Append facts to a stream of the zone; each is durable when it is counted as stored.
+
+    A line is {"envelope": {…}, "fact": {"subject", "predicate", "object"}} as `bsfg fetch` writes it. Envelope fields
+    that are left out come from the options; produced_at_unix_ms is then the present. A line that is refused does not
+    stop the others: it is named with its number, and the exit code is 1. To repeat the command does no harm, because
+    what is stored is recognised by its message_id.
+
+    With --outbox the facts are safe once they are in that folder. What the node has not taken within --timeout stays
+    there, for the next `bsfg append --outbox` with the same folder, or any producer.
+    """
+    if results and json:
+        raise InvalidArgument("--results and --json both want to print", hint="Choose one.")
+    zones = {"from_zone": from_zone or node.zone, "to_zone": to_zone}
+    defaults = {name: value for name, value in zones.items() if value is not None}
+    tally = Tally()
+    with _source(file) as source, _producer(node, stream, outbox, timeout) as producer:
+        _append(source, producer, tally, defaults, results, timeout if outbox is not None else None)
+    _report(tally, stream, results, json)
+    if tally.fatal is not None:
+        error = tally.fatal
+        raise node.explained(error) if isinstance(error, PeerUnreachable) else error
+    if tally.refused:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _source(file: Path) -> Iterator[BinaryIO]:
+    if str(file) == STANDARD:
+        yield sys.stdin.buffer
+        return
+    try:
+        with file.open("rb") as source:
+            yield source
+    except OSError as error:
+        raise StorageReadOnly(f"{file} cannot be read: {error.strerror}", hint="Check the path.") from None
+
+
+@contextmanager
+def _producer(node: Target, stream: str, outbox: Path | None, timeout: float) -> Iterator[Producer]:
+    from bsfg.sdk.producer import Producer
+
+    options: dict[str, Any] = {"outbox": outbox, "deadline_seconds": None if outbox is not None else timeout}
+    with Producer(node.endpoint(), stream=stream, on_problem=told_once(), **options) as producer:
+        yield producer
+        if outbox is not None:
+            with suppress(TimedOut):
+                producer.drain(timeout)
+
+
+def _append(
+    source: BinaryIO,
+    producer: Producer,
+    tally: Tally,
+    defaults: dict[str, Any],
+    results: bool,
+    outbox_seconds: float | None,
+) -> None:
+    """Send line by line, while another thread waits for the answers in their order."""
+    waiting: Queue[tuple[int, FactFuture | BsfgError] | None] = Queue(_WAITING_MAX)
+    stopping = Event()
+    with progress_bar("appending") as bar:
+        answers = _Answers(tally, results, outbox_seconds, stopping, lambda: bar.update(bar.task_ids[0], advance=1))
+        reader = Thread(target=answers.take, args=(waiting,), daemon=True)
+        reader.start()
+        try:
+            for number, line in _lines(source):
+                if stopping.is_set():
+                    break
+                waiting.put((number, _sent(producer, number, line, defaults)))
+        finally:
+            waiting.put(None)
+            reader.join()
+
+
+def _lines(source: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Give the lines that are not blank, with their numbers from 1."""
+    number = 0
+    while line := source.readline(LINE_BYTES_MAX + 1):
+        number += 1
+        if len(line) > LINE_BYTES_MAX:
+            raise FactTooLarge(f"line {number}: has more than {LINE_BYTES_MAX} bytes", line=number)
+        if line.strip() and line != _BOM:
+            yield number, line.removeprefix(_BOM) if number == 1 else line
+
+
+def _sent(producer: Producer, number: int, line: bytes, defaults: dict[str, Any]) -> FactFuture | BsfgError:
+    try:
+        return producer.send(_message(line, defaults))
+    except (InvalidFact, FactTooLarge) as error:
+        return error
+
+
+def _message(line: bytes, defaults: dict[str, Any]) -> Message:
+    from bsfg.jsonform import message_from_json
+
+    return message_from_json(line, produced_at_unix_ms=time.time_ns() // 1_000_000, **defaults)
+
+
+@dataclass(slots=True)
+class _Answers:
+    """Takes the answers in the order of the lines, counts them, and prints them when that is wanted."""
+
+    tally: Tally
+    results: bool
+    outbox_seconds: float | None
+    stopping: Event
+    advance: Any
+
+    def take(self, waiting: Queue[tuple[int, FactFuture | BsfgError] | None]) -> None:
+        """Take answers until there are none left."""
+        while (item := waiting.get()) is not None:
+            number, future = item
+            if self.tally.fatal is not None:
+                continue
+            self.tally.facts += 1
+            try:
+                if isinstance(future, BsfgError):
+                    raise future
+                self._stored(number, self._answer(future))
+            except BsfgError as error:
+                self._failed(number, error)
+            self.advance()
+
+    def _answer(self, future: FactFuture) -> AppendedFact | None:
+        """Wait for the node's answer; with an outbox not longer than it was asked to, because the fact is safe."""
+        if self.outbox_seconds is None:
+            return future.result()
+        future.wait_accepted()
+        left, began = self.outbox_seconds, time.monotonic()
+        try:
+            return future.result(left)
+        except TimedOut:
+            return None
+        finally:
+            self.outbox_seconds = max(0.0, left - (time.monotonic() - began))
+
+    def _stored(self, number: int, appended: AppendedFact | None) -> None:
+        if appended is None:
+            self.tally.kept += 1
+            self._print({"line": number, "result": "kept_in_outbox"})
+            return
+        name = appended.result.name.lower()
+        if name == "inserted":
+            self.tally.inserted += 1
+        else:
+            self.tally.already_exists += 1
+        answer = {"line": number, "result": name, "offset": appended.offset}
+        self._print({**answer, "message_id": appended.message_id, "digest": "sha256:" + appended.digest.hex()})
+
+    def _failed(self, number: int, error: BsfgError) -> None:
+        if error.code not in OF_ONE_FACT:
+            self.tally.facts -= 1
+            self.tally.fatal = error
+            self.stopping.set()
+            return
+        self.tally.refused += 1
+        refusal = {"line": number, "error": error.to_dict()}
+        if len(self.tally.refusals) < SHOWN_REFUSALS:
+            self.tally.refusals.append(refusal)
+            text = f"[bold red]line {number}: {escape(f'error[{error.code}]')}:[/] {escape(error.message)}"
+            console(stderr=True).print(text, soft_wrap=True)
+        self._print({"line": number, "result": "refused", "error": error.to_dict()})
+
+    def _print(self, answer: dict[str, Any]) -> None:
+        if self.results:
+            sys.stdout.buffer.write(orjson.dumps(answer, option=orjson.OPT_APPEND_NEWLINE, default=str))
+            sys.stdout.buffer.flush()
+
+
+def _report(tally: Tally, stream: str, results: bool, json: bool) -> None:
+    if json and tally.fatal is None:
+        print_json(tally.as_dict(stream))
+    else:
+        console(stderr=results or json or tally.fatal is not None).print(tally.sentence())

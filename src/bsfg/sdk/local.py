@@ -1,0 +1,263 @@
+"""Local reads: a zone's buffers, straight from its folder, whether its node is alive, dead or being replaced.
+
+This is what a safety system reads its last known state with::
+
+    reader = LocalReader("/var/lib/bsfg/plant-a/data")
+    entry = reader.latest("machine:press-1", "temperature_measured")
+
+Only what is durable is shown, and nothing is ever written. The reader needs no network, no certificate and no lock; it
+needs to be allowed to read the files.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pyarrow.compute as pc
+
+from bsfg.batch import EntryBatch
+from bsfg.errors import InvalidArgument, UnknownStream
+from bsfg.fact import Entry, Key
+from bsfg.ports import Buffer, Frame, GapRecord
+from bsfg.sdk.signing import TrustedKeys
+from bsfg.sdk.tail import STEP_FACTS, Tail
+from bsfg.stores.log.reader import LogFolder, open_folder
+
+log = logging.getLogger("bsfg.local")
+
+POLL_SECONDS = 0.05
+
+Subject = tuple[str, str]
+"""A subject and a predicate."""
+
+
+class _Latest:
+    """The latest entry of each subject and predicate of one log, at most so many of them."""
+
+    def __init__(self, folder: LogFolder, max_latest: int) -> None:
+        self.folder, self._max_latest = folder, max_latest
+        self._tail = Tail(folder)
+        self._known: OrderedDict[Subject, Entry] = OrderedDict()
+        self._evicted = False
+        self.gaps: list[GapRecord] = []
+
+    def refresh(self) -> None:
+        """Take in what became durable since the last time."""
+        for frame in self._tail.frames():
+            if frame.entries is None:
+                assert frame.gap is not None
+                self.gaps = [*self.gaps[-999:], frame.gap]
+            else:
+                self._absorb(frame.entries)
+
+    def _absorb(self, entries: EntryBatch) -> None:
+        pairs = zip(entries.values("subject"), entries.values("predicate"), strict=True)
+        rows = {pair: row for row, pair in enumerate(pairs)}
+        chosen = sorted(rows.values())
+        for entry in entries.take(chosen).to_entries() if len(chosen) < len(entries) else entries.to_entries():
+            pair = (entry.message.fact.subject, entry.message.fact.predicate)
+            self._known[pair] = entry
+            self._known.move_to_end(pair)
+        while len(self._known) > self._max_latest:
+            self._known.popitem(last=False)
+            self._evicted = True
+
+    def of(self, subject: str, predicate: str) -> Entry | None:
+        """Give the latest entry of a subject and predicate; one that fell out of memory is searched for."""
+        found = self._known.get((subject, predicate))
+        if found is None and self._evicted:
+            found = self._searched(subject, predicate)
+        return found
+
+    def all(self) -> dict[Subject, Entry]:
+        """Give the latest entries, those that were stored last at the end."""
+        if self._evicted:
+            raise InvalidArgument(
+                f"there are more than {self._max_latest} subjects and predicates",
+                hint="Allow more with max_latest, or ask for them one by one.",
+            )
+        return dict(self._known)
+
+    def _searched(self, subject: str, predicate: str) -> Entry | None:
+        def fits(entries: EntryBatch) -> np.ndarray:
+            same = pc.and_(
+                pc.equal(entries.column("subject"), subject), pc.equal(entries.column("predicate"), predicate)
+            )
+            return np.flatnonzero(same.to_numpy(zero_copy_only=False))
+
+        return last_fitting(self.folder, fits)
+
+
+class LocalReader:
+    """Reads a zone's data folder; any number of readers may do so, in any process, beside the node or without it.
+
+    By default it reads the forward buffers: what other zones sent. ``max_latest`` bounds the memory of `latest`: how
+    many subjects and predicates are remembered per stream. ``keys`` demands signatures, as in a `Consumer`. Gap records
+    go to ``on_gap``, or are logged. A reader may be used from several threads.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        buffer: Buffer = Buffer.FORWARD,
+        max_latest: int = 100_000,
+        keys: TrustedKeys | None = None,
+        on_gap: Callable[[GapRecord], None] | None = None,
+    ) -> None:
+        if max_latest < 1:
+            raise InvalidArgument("at least one subject must be remembered")
+        self.folder, self._buffer, self._max_latest = folder, buffer, max_latest
+        self._keys, self._on_gap = keys, on_gap
+        self._latest: dict[str, _Latest] = {}
+        self._lock = threading.RLock()
+        open_folder(folder)
+
+    # The last known state.
+
+    def latest(self, subject: str, predicate: str, *, stream: str | None = None) -> Entry | None:
+        """Give the newest entry of a subject and predicate, None when none is known.
+
+        It is the newest of those that are retained or that this reader has seen. Without ``stream`` all are looked at,
+        and the one that became durable here last counts.
+        """
+        with self._lock:
+            found = [self._refreshed(folder).of(subject, predicate) for folder in self._folders(stream)]
+        newest = max(
+            (entry for entry in found if entry is not None),
+            key=lambda entry: (entry.appended_at_unix_ms, entry.offset),
+            default=None,
+        )
+        return None if newest is None else self._checked(newest)
+
+    def latest_all(self, *, stream: str | None = None) -> dict[Subject, Entry]:
+        """Give the newest entry of every subject and predicate."""
+        result: dict[Subject, Entry] = {}
+        with self._lock:
+            for folder in self._folders(stream):
+                for pair, entry in self._refreshed(folder).all().items():
+                    known = result.get(pair)
+                    if known is None or entry.appended_at_unix_ms >= known.appended_at_unix_ms:
+                        result[pair] = self._checked(entry)
+        return result
+
+    def refresh(self, *, stream: str | None = None) -> None:
+        """Take in what became durable; `latest` does it by itself, and the first time may take a while."""
+        with self._lock:
+            for folder in self._folders(stream):
+                self._refreshed(folder)
+
+    @property
+    def gaps(self) -> list[GapRecord]:
+        """The ranges that `latest` found missing, such as damaged ones: a newer fact may have been there."""
+        with self._lock:
+            return [gap for latest in self._latest.values() for gap in latest.gaps]
+
+    # History.
+
+    def streams(self) -> list[str]:
+        """List the streams that have a log of this buffer here."""
+        return [folder.stream for folder in self._folders(None)]
+
+    def get(self, key: Key, *, stream: str | None = None) -> Entry | None:
+        """Give the entry of a key, None when it is not retained; the log is searched from its end."""
+
+        def fits(entries: EntryBatch) -> np.ndarray:
+            same = pc.and_(
+                pc.equal(entries.column("message_id"), key.message_id),
+                pc.equal(entries.column("from_zone"), key.from_zone),
+            )
+            return np.flatnonzero(same.to_numpy(zero_copy_only=False))
+
+        for folder in self._folders(stream):
+            found = last_fitting(folder, fits)
+            if found is not None:
+                return self._checked(found)
+        return None
+
+    def items(self, stream: str, start: int | None = None, end: int | None = None) -> Iterator[Entry | GapRecord]:
+        """Give entries and gap records from ``start`` (the first retained one) up to ``end`` (exclusive, the end)."""
+        for frame in self._one(stream).frames(start, end, STEP_FACTS):
+            yield from self._items_of(frame)
+
+    def entries(self, stream: str, start: int | None = None, end: int | None = None) -> Iterator[Entry]:
+        """Give the entries alone; gap records go to ``on_gap``, or are logged."""
+        return self._only_entries(self.items(stream, start, end))
+
+    def follow(self, stream: str, start: int | None = None, *, idle_seconds: float | None = None) -> Iterator[Entry]:
+        """Give the entries from ``start`` (the present end) on as they become durable.
+
+        It goes on for ever, or until nothing came for ``idle_seconds``.
+        """
+        return self._only_entries(self._followed(stream, start, idle_seconds))
+
+    def _followed(self, stream: str, start: int | None, idle_seconds: float | None) -> Iterator[Entry | GapRecord]:
+        folder = self._one(stream)
+        tail = Tail(folder, folder.view().end if start is None else start)
+        last = time.monotonic()
+        while idle_seconds is None or time.monotonic() - last <= idle_seconds:
+            for frame in tail.frames():
+                yield from self._items_of(frame)
+                last = time.monotonic()
+            time.sleep(POLL_SECONDS if idle_seconds is None else min(POLL_SECONDS, idle_seconds))
+
+    # What they share.
+
+    def _folders(self, stream: str | None) -> list[LogFolder]:
+        found = [
+            each for each in open_folder(self.folder) if each.buffer == self._buffer and stream in (None, each.stream)
+        ]
+        if stream is not None and not found:
+            raise UnknownStream(f"{self.folder} has no {self._buffer} buffer of {stream!r}", stream=stream)
+        return found
+
+    def _one(self, stream: str) -> LogFolder:
+        return self._folders(stream)[0]
+
+    def _refreshed(self, folder: LogFolder) -> _Latest:
+        latest = self._latest.get(folder.stream)
+        if latest is None:
+            latest = self._latest[folder.stream] = _Latest(folder, self._max_latest)
+        latest.refresh()
+        return latest
+
+    def _items_of(self, frame: Frame) -> Iterator[Entry | GapRecord]:
+        if frame.entries is not None:
+            for entry in frame.entries.to_entries():
+                yield self._checked(entry)
+        elif frame.gap is not None:
+            yield frame.gap
+
+    def _only_entries(self, items: Iterator[Entry | GapRecord]) -> Iterator[Entry]:
+        for item in items:
+            if isinstance(item, Entry):
+                yield item
+            elif self._on_gap is not None:
+                self._on_gap(item)
+            else:
+                log.warning("offsets %d to %d are not there: %s %s", item.first, item.last, item.reason, item.detail)
+
+    def _checked(self, entry: Entry) -> Entry:
+        if self._keys is not None:
+            self._keys.verify(entry)
+        return entry
+
+
+def last_fitting(folder: LogFolder, fits: Callable[[EntryBatch], np.ndarray]) -> Entry | None:
+    """Search a log from its end for the last entry that fits."""
+    view = folder.view()
+    end = view.end
+    while end > view.start:
+        start = max(view.start, end - STEP_FACTS)
+        for frame in reversed(list(folder.frames(start, end, STEP_FACTS))):
+            rows = fits(frame.entries) if frame.entries is not None else np.zeros(0, np.int64)
+            if frame.entries is not None and len(rows):
+                return frame.entries.slice(int(rows[-1]), 1).to_entries()[0]
+        end = start
+    return None
