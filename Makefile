@@ -2,13 +2,14 @@
 
 PYTHON ?= python3
 WORKERS ?= 2
+BENCH ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv lint format test soak demo bench clean
+.PHONY: help venv lint format test soak demo bench reference clean
 
 help: ## Show this help
 	@echo "BSFG: a bidirectional store-and-forward gateway."
@@ -16,9 +17,10 @@ help: ## Show this help
 	@echo "New here? Run 'make demo' to watch it survive a kill, then 'make test' to check everything."
 	@echo "Each target creates its own environment in $(VENV); only Python 3.11+ (with venv) and make are needed."
 	@echo
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo "Variables: PYTHON=$(PYTHON) (the interpreter), WORKERS=$(WORKERS) (parallel test processes)."
+	@echo "Variables: PYTHON=$(PYTHON) (the interpreter), WORKERS=$(WORKERS) (parallel test processes),"
+	@echo "           BENCH (options of the benchmark, such as BENCH='--facts 10000000 --plot bench.svg')."
 
 venv: $(STAMP) ## Create the environment and install the package for development
 
@@ -50,7 +52,10 @@ demo: venv ## Kill a writer in mid-stream and prove that nothing is lost or doub
 	@$(BIN)/bsfg demo
 
 bench: venv ## Measure the embedded log against this machine's SHA-256
-	@$(BIN)/bsfg bench store
+	@$(BIN)/bsfg bench store $(BENCH)
+
+reference: venv ## Write docs/reference/cli.md from the commands themselves
+	@$(BIN)/python -m bsfg.cli.reference docs/reference/cli.md
 
 clean: ## Remove the environment, caches and build products
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
