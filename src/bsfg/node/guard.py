@@ -32,6 +32,10 @@ class Guard:
             self.audit(decision, caller)
         return self.matrix.identities[decision.checked().identity]
 
+    def allows(self, caller: Caller, request: Request) -> bool:
+        """Tell whether a caller may do this, without recording anything."""
+        return self._decide(caller, request).allowed
+
     def identity(self, caller: Caller) -> str:
         """Give the name by which a caller is known here, for records; his own words when he is not."""
         if caller.names is None:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from bsfg.batch import FactBatch
-from bsfg.errors import BsfgError, FactNotFound, InvalidArgument
+from bsfg.errors import BsfgError, FactNotFound, InvalidArgument, UnknownConsumer
 from bsfg.fact import Entry, Key
 from bsfg.journey.append import AppendOutcome, AppendRules, append
 from bsfg.journey.carriage import Carriage
@@ -214,10 +214,21 @@ class NodeService:
         self, caller: Caller, action: Action, consumer: str
     ) -> tuple[Identity, ConsumerState, StoreBuffer | ForwardBuffer]:
         """Give a consumer and its buffer to a caller who may act as it."""
-        state = await self._parts.storage.cursors.consumer(consumer)
+        try:
+            state = await self._parts.storage.cursors.consumer(consumer)
+        except UnknownConsumer:
+            self._check_unknown(caller, action, consumer)
+            raise
         spec = state.spec
         row = self._check(caller, Request(action, spec.stream, spec.buffer, consumer=consumer))
         return row, state, await self._parts.buffer(spec.stream, spec.buffer)
+
+    def _check_unknown(self, caller: Caller, action: Action, consumer: str) -> None:
+        """Refuse whoever could not act as this consumer if it were there: its absence is none of his business."""
+        guard, streams = self._parts.guard, self._parts.settings.lanes
+        requests = [Request(action, stream, buffer, consumer=consumer) for stream in streams for buffer in Buffer]
+        if not any(guard.allows(caller, request) for request in requests):
+            guard.check(caller, requests[0])
 
     def _carriage(self, row: Identity, carry_only: frozenset[str] | None) -> Carriage:
         """Give what a caller is served: a peer never gets back what its own zone said."""
