@@ -313,18 +313,19 @@ class LogCursors:
                 fresh[change.name] = changed
             outcomes.append(changed)
         if fresh:
-            self._make_durable([cursor.record() for cursor in fresh.values()])
+            records = [cursor.record() for cursor in fresh.values()]
+            self._make_durable(lambda: self._journal.append(records))
             for name, cursor in fresh.items():
                 if name in self._cursors:
                     cursor.next_to_send = self._cursors[name].next_to_send
                 self._cursors[name] = cursor
         if self._journal.wants_compaction:
-            self._journal.compact()
+            self._make_durable(self._journal.compact)
         return outcomes
 
-    def _make_durable(self, records: list[Record]) -> None:
+    def _make_durable(self, write: Callable[[], None]) -> None:
         try:
-            self._journal.append(records)
+            write()
         except OSError as error:
             failure = translated(error, "writing the cursors")
             if failure.code != "disk_full":

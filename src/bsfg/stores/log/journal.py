@@ -6,6 +6,7 @@ not at all. A torn end is cut at the next open. The file is rewritten through a 
 
 from __future__ import annotations
 
+import errno
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -159,18 +160,31 @@ class Journal:
         return self._size > self._compact_at
 
     def compact(self) -> None:
-        """Replace the file by one that holds only the present state."""
-        self._files.remove(self._path + ".new")
-        fresh = self._files.create(self._path + ".new")
+        """Replace the file by one that holds only the present state, or leave it when there is no room for that.
+
+        An error here means that nobody can know which of the two files a power loss would leave.
+        """
+        new = self._path + ".new"
         parts = [encode(record) for record in self._snapshot()]
-        fresh.write(parts)
-        fresh.sync()
-        self._files.rename(self._path + ".new", self._path)
-        self._files.sync_folder(self._folder)
+        try:
+            self._files.remove(new)
+            fresh = self._files.create(new)
+            fresh.write(parts)
+            fresh.sync()
+            self._files.rename(new, self._path)
+        except OSError:
+            # The old file is whole and still the one that counts; try again when it has grown.
+            self._compact_at = 2 * self._size
+            return
         if self._file is not None:
             self._file.close()
         self._file, self._size = fresh, sum(map(len, parts))
         self._compact_at = max(_COMPACT_ABOVE_BYTES, 4 * self._size)
+        try:
+            self._files.sync_folder(self._folder)
+        except OSError as error:
+            # Whatever the reason: a full disk, too, leaves it open which file is found after a power loss.
+            raise OSError(errno.EIO, f"replacing {self._path}: {error.strerror}") from error
 
     def close(self) -> None:
         """Release the file."""

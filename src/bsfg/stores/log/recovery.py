@@ -26,7 +26,7 @@ from bsfg.stores.log.frame import (
     genesis,
 )
 from bsfg.stores.log.indexstore import IndexStore
-from bsfg.stores.log.keysegments import KeySegments, as_facts
+from bsfg.stores.log.keysegments import KeySegments, as_facts, listed
 from bsfg.stores.log.notes import Notes
 from bsfg.stores.log.segments import (
     Scan,
@@ -104,6 +104,7 @@ class Recovery:
         self._schema = STORE_SCHEMA if buffer == Buffer.STORE else FORWARD_SCHEMA
         self.problems: list[str] = []
         self._gaps: list[GapRecord] = []
+        self._named = 0
 
     def run(self, floor: int) -> LogState:
         """Open the log; ``floor`` is the offset after the highest one that any consumer has confirmed."""
@@ -179,6 +180,7 @@ class Recovery:
                     # A crash while the segment was being made: nothing in it was ever acknowledged.
                     self._set_aside(path, 0, size, "torn")
                     self._files.remove(path)
+                    self._named = base
                     continue
                 self.problems.append(f"{path}: {problem}")
                 header = self._substitute_header(path, base, log_id)
@@ -264,6 +266,8 @@ class Recovery:
         """Go on behind everything that anyone has ever seen, and name what was seen but is not there."""
         watermark = read_watermark(self._files, self._folder)
         own = [gap.last + 1 for gap in [*notes.gaps, *self._gaps] if gap.origin_zone is None]
+        # The names of files tell, too, how far the log has been, whatever has become of their content.
+        own += [self._named, *(name.last + 1 for name in listed(self._files, self._folder))]
         target = max([end, floor, notes.start, *own, watermark[1] if watermark else 0])
         if target > end:
             self._lose(end, target - 1, "acknowledged before, but not in the log", notes)
