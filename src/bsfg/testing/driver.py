@@ -14,6 +14,7 @@ from bsfg.errors import (
     BsfgError,
     BufferFull,
     DiskFull,
+    ForeignLog,
     OutcomeUnknown,
     StorageClosed,
     StorageFailed,
@@ -298,11 +299,17 @@ class Driver:
             yield
         except BsfgError as error:
             if not isinstance(error, UNCERTAIN):
-                allowed = (BufferFull, TruncateRefused, *((DiskFull,) if self.faulty else ()))
+                allowed = self._usual_errors()
                 expect(isinstance(error, allowed), f"an unexpected error: {error.code}: {error}")
                 raise
             expect(self.faulty, f"an error although the disk is sound: {error.code}: {error}")
             raise MediumFailed(str(error)) from error
+
+    def _usual_errors(self) -> tuple[type[BsfgError], ...]:
+        """Give the errors that are answers: refusals, and what faults and damage explain."""
+        damaged = any(book.damaged for book in self.ledger.buffers.values())
+        extra = [DiskFull] * self.faulty + [ForeignLog] * damaged
+        return (BufferFull, TruncateRefused, *extra)
 
     @contextmanager
     def _unless_full(self) -> Iterator[None]:
