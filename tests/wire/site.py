@@ -147,7 +147,7 @@ class Site:
         parts = Parts(opened, settings, guard, clock, board, artifacts=artifacts)
         boundary, admin = NodeService(parts), Administration(parts)
         watched = Watched(certificates(folder)) if tls else None
-        listeners = Listeners(boundary, admin, settings.limits, zone="plant", watched=watched)
+        listeners = Listeners(boundary, admin, settings.limits, zone="plant", watched=watched, observer=parts.metrics)
         await listeners.start(("127.0.0.1", 0), ("127.0.0.1", 0))
         site = Site(parts, boundary, admin, listeners, folder, refusals, watched)
         for name in settings.lanes:

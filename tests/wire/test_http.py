@@ -178,7 +178,7 @@ async def test_queries_that_are_none_are_refused(sites: Sites) -> None:
     await site.consumer()
     for query in ("limit=0", "limit=x", "wait_ms=-1", "limit=99999999999999999999999", "limit=%D9%A3"):
         assert_problem(await site.http("GET", f"/v1/consumers/historian/facts?{query}"), 400, "invalid_argument")
-    assert_problem(await site.http("GET", "/v1/consumers/nobody/facts"), 404, "unknown_consumer")
+    assert_problem(await site.http("GET", "/v1/consumers/app-nobody/facts"), 404, "unknown_consumer")
 
 
 async def test_a_fact_is_found_by_its_key(sites: Sites) -> None:
@@ -243,6 +243,9 @@ async def test_monitors_get_what_they_ask_for(sites: Sites) -> None:
     assert metrics.headers["content-type"].startswith("text/plain")
     text = metrics.body.decode()
     assert 'bsfg_facts_total{buffer="store",result="inserted",stream="operational"} 3.0' in text
+    assert 'bsfg_request_failures_total{code="permission_denied"} 2.0' in text
+    assert 'bsfg_request_seconds_count{operation="AppendFacts"}' not in text
+    assert "bsfg_requests_in_flight 2.0" in text
     assert 'bsfg_store_buffer_fill_percent{stream="operational"}' in text
     assert 'bsfg_append_latency_seconds_bucket{le="0.001",stream="operational"}' in text
 
@@ -251,6 +254,8 @@ async def test_a_node_that_is_not_ready_says_so(sites: Sites) -> None:
     """A node that lost its storage answers 503 with a hint to wait."""
     site = await sites()
     await site.parts.storage.close()
+    assert_problem(await site.http("GET", "/readyz"), 503, "not_ready")
+    assert (await site.http("GET", "/healthz")).status == 200
     answer = await site.http("POST", FACTS, json.dumps(form()))
     assert assert_problem(answer, 503, "storage_closed")["retryable"]
     assert answer.headers["retry-after"] == "1"

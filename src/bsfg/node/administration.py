@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import structlog
 
-from bsfg.errors import InvalidArgument
+from bsfg.errors import BsfgError, InvalidArgument, NotReady
 from bsfg.journey.truncate import retire
 from bsfg.model import check_name
 from bsfg.node.authorize import Action, Request
@@ -67,6 +67,13 @@ class Administration:
         """Give the metrics as text, buffers and consumers looked at anew."""
         await self.status(caller)
         return self._parts.metrics.text()
+
+    async def ready(self) -> None:
+        """Raise `NotReady` unless every buffer can be used; anybody may ask."""
+        try:
+            await all_stats(self._parts)
+        except BsfgError as error:
+            raise NotReady(f"the storage does not answer: {error.message}") from None
 
     async def consumers(self, caller: Caller) -> list[ConsumerView]:
         """List all durable consumers."""

@@ -15,21 +15,35 @@ import orjson
 import structlog
 
 EVENTS: dict[str, str] = {
-    "alert": "Something needs a person: `alert` says what, with its details.",
+    "alert_cleared": "What an alert was about is over.",
+    "alert_not_delivered": "An alert could not be given to the webhook or command; it is in this log all the same.",
+    "alert_raised": "Something needs a person: `alert` says what, with its details.",
     "certificate_reloaded": "Changed certificate files are in use.",
     "certificate_unusable": "Changed certificate files cannot be used; the old ones stay in use.",
     "consumer_created": "An operator or the node itself created a durable consumer.",
     "consumer_retired": "An operator ended a durable consumer; what it had not confirmed became gap records.",
+    "facts_refused": "A link brought facts that were quarantined; their sender is told.",
+    "fetch_failed": "A link's peer could not be asked; it is tried again.",
     "gate_moved": "The gate of one side of a link changed its mode.",
     "lease_granted": "A pipeline took the lease of a link.",
+    "lease_lost": "The node's own engine no longer holds the lease of a link and stands still.",
+    "lease_taken": "The node's own engine took the lease of a link.",
+    "lease_waited_for": "Somebody else holds the lease of a link; the node's own engine waits.",
     "library": "A library that the node uses said something.",
+    "link_failed": "A turn of a link failed for a reason that nobody expected; this is a defect.",
+    "link_held": "A link was held because of what its peer sent; an operator must look.",
+    "link_paused": "A link pauses because its forward buffer is full.",
     "listening": "A listener is open.",
     "node_started": "The node serves.",
     "node_stopped": "The node has stopped and released its storage.",
+    "orphans_collected": "Artifacts that no fact names were removed.",
     "quarantine_dropped": "An operator gave up a quarantined fact.",
     "quarantine_retried": "An operator had a quarantined fact put again.",
     "request_failed": "A request failed for a reason that nobody expected; this is a defect.",
     "request_refused": "A caller asked for what it may not: the audit record of a refusal.",
+    "storage_problem": "The start found something damaged, lost or out of place.",
+    "storage_recovered": "The storage is open; the record says what it holds.",
+    "upkeep_failed": "A round of retention, alerts or collection failed; the next one tries again.",
 }
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from bsfg.gate import Mode
 from bsfg.ports import Buffer, BufferStats, Receipt, Result
+from bsfg.wire.limits import Admission
 
 SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 LAG_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0, 300.0, 3600.0, 86400.0)
@@ -43,6 +44,7 @@ class Metrics:
         self.confirm_requests = counter("bsfg_confirm_requests_total", "Confirmations taken.", "stream", "buffer")
         self.refusals = counter("bsfg_refused_requests_total", "Requests that were not allowed.", "rule")
         self.request_failures = counter("bsfg_request_failures_total", "Requests that ended in an error.", "code")
+        self.request_latency = histogram("bsfg_request_seconds", "Answering a request, waits included.", "operation")
         self.fsync_latency = histogram("bsfg_fsync_latency_seconds", "Making a write durable.")
         self.lag = gauge("bsfg_replication_lag_seconds", "From append at the sender to here.", "link", "stream")
         self.lag_high = gauge("bsfg_replication_lag_high_watermark", "The worst lag since start.", "link", "stream")
@@ -98,6 +100,16 @@ class Metrics:
         self.end.labels(*labels).set(stats.end)
         self.gaps.labels(*labels).set(stats.gaps)
         self.quarantined.labels(*labels).set(stats.quarantined)
+
+    def answered(self, operation: str, seconds: float, code: str | None) -> None:
+        """Note how a request went."""
+        self.request_latency.labels(operation).observe(seconds)
+        if code is not None:
+            self.request_failures.labels(code).inc()
+
+    def watch(self, admission: Admission) -> None:
+        """Show how many requests are under way, whenever somebody looks."""
+        self.in_flight.set_function(lambda: admission.serving)
 
     def text(self) -> bytes:
         """Write everything in the form that Prometheus reads."""

@@ -188,7 +188,8 @@ class Node:
         service = NodeService(self.parts)
         administration = Administration(self.parts, self._rates, self.alerts.active)
         listen, limits = self.config.listen, self.parts.settings.limits
-        listeners = Listeners(service, administration, limits, zone=self.config.zone.name, watched=watched)
+        zone, metrics = self.config.zone.name, self.parts.metrics
+        listeners = Listeners(service, administration, limits, zone=zone, watched=watched, observer=metrics)
         http = (listen.http.host, listen.http.port) if listen.http_enabled else None
         await listeners.start((listen.grpc.host, listen.grpc.port), http)
         self._stack.push_async_callback(listeners.stop)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -48,12 +49,15 @@ class Calls:
 
     def _unary(self, name: str, behaviour: Any) -> Callable[[Any, Context], Awaitable[Any]]:
         async def call(request: Any, context: Context) -> Any:
+            started = time.perf_counter()
             try:
                 caller = caller_of(context)
                 with self.admission.enter(str(caller)):
-                    return await behaviour(request, caller)
+                    answer = await behaviour(request, caller)
+                self.admission.answered(name, time.perf_counter() - started)
             except Exception as error:
-                await abort(context, name, error)
+                await self._abort(context, name, error, started)
+            return answer
 
         return call
 
@@ -61,32 +65,36 @@ class Calls:
         # A coroutine that writes, and not a generator: gRPC leaves a generator hanging, with all it holds, when the
         # caller goes while an answer is being sent.
         async def call(request: Any, context: Context) -> None:
+            started = time.perf_counter()
             try:
                 caller = caller_of(context)
                 with self.admission.enter(str(caller)):
                     async with aclosing(behaviour(request, caller)) as answers:
                         async for answer in answers:
                             await context.write(answer)
+                self.admission.answered(name, time.perf_counter() - started)
             except cygrpc.ExecuteBatchError:
                 return  # the caller is gone
             except Exception as error:
-                await abort(context, name, error)
+                await self._abort(context, name, error, started)
 
         return call
+
+    async def _abort(self, context: Context, name: str, error: Exception, started: float) -> None:
+        told = told_to_caller(name, error)
+        self.admission.answered(name, time.perf_counter() - started, told.code)
+        await context.abort(grpc_status(told), told.message[:200], ((ERROR_METADATA, encoded(told)),))
 
     def timeout(self, extra_seconds: float = 0.0) -> asyncio.Timeout:
         """Bound the time of what is inside; running out of it is answered as `timed_out`."""
         return asyncio.timeout(self.limits.request_timeout_seconds + extra_seconds)
 
 
-async def abort(context: Context, name: str, error: Exception) -> None:
-    """End a call with an error: its own status and JSON form, or ``internal`` for what nobody expected."""
-    if isinstance(error, grpc.aio.AbortError):
-        raise error
+def told_to_caller(name: str, error: Exception) -> BsfgError:
+    """Give what a caller is told: the error itself, or ``internal`` for what nobody expected."""
+    if isinstance(error, BsfgError):
+        return error
     if isinstance(error, TimeoutError):
-        error = TimedOut("the node did not finish in time")
-    if not isinstance(error, BsfgError):
-        log.error("request_failed", method=name, exc_info=error)
-        error = BsfgError("the node failed to answer; its log has the details")
-    metadata = ((ERROR_METADATA, encoded(error)),)
-    await context.abort(grpc_status(error), error.message[:200], metadata)
+        return TimedOut("the node did not finish in time")
+    log.error("request_failed", method=name, exc_info=error)
+    return BsfgError("the node failed to answer; its log has the details")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import io
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 import orjson
-import structlog
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -16,7 +16,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from bsfg.batch import FactBatch
-from bsfg.errors import BsfgError, InvalidArgument, MessageTooLarge, NotReady, TimedOut
+from bsfg.errors import BsfgError, InvalidArgument, MessageTooLarge, TimedOut
 from bsfg.fact import Key
 from bsfg.journey.append import AppendOutcome
 from bsfg.journey.link import Fetched, FetchRequest, Refusal
@@ -24,12 +24,11 @@ from bsfg.jsonform import entry_to_dict
 from bsfg.jsonlines import read_jsonl
 from bsfg.model import Limits
 from bsfg.ports import Buffer, Confirmation, GapRecord
+from bsfg.wire.calls import told_to_caller
 from bsfg.wire.limits import Admission, WireLimits
 from bsfg.wire.routes import JSON, JSON_LINES, OPERATIONS, PROBLEM, Operation, openapi
 from bsfg.wire.service import AdminService, BoundaryService, Caller, ObjectInfo
 from bsfg.wire.status import http_status
-
-log = structlog.get_logger("bsfg.wire")
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 RETRY_AFTER_SECONDS = "1"
@@ -44,6 +43,10 @@ class HttpService(AdminService, Protocol):
         """Give the metrics as text."""
         ...
 
+    async def ready(self) -> None:
+        """Raise `NotReady` unless the node can serve."""
+        ...
+
 
 class HttpBoundary:
     """Answers the operations of the table."""
@@ -56,10 +59,9 @@ class HttpBoundary:
         admission: Admission,
         *,
         zone: str,
-        ready: Callable[[], bool] = lambda: True,
     ) -> None:
         self._boundary, self._admin, self._limits, self._admission = boundary, admin, limits, admission
-        self._zone, self._ready = zone, ready
+        self._zone = zone
 
     def app(self) -> Starlette:
         """Give the application, one route per operation."""
@@ -70,21 +72,21 @@ class HttpBoundary:
         handler: Handler = getattr(self, operation.name)
 
         async def endpoint(request: Request) -> Response:
-            caller = caller_of(request)
+            started = time.perf_counter()
             try:
+                caller = caller_of(request)
                 if operation.open:
                     return await handler(request, caller)
                 with self._admission.enter(str(caller)):
-                    return await handler(request, caller)
-            except BsfgError as error:
-                return problem(error)
-            except TimeoutError:
-                return problem(TimedOut("the node did not finish in time"))
+                    answer = await handler(request, caller)
             except ClientDisconnect:
                 return Response(status_code=499)
-            except Exception:
-                log.exception("request_failed", method=operation.name)
-                return problem(BsfgError("the node failed to answer; its log has the details"))
+            except Exception as error:
+                told = told_to_caller(operation.name, error)
+                self._admission.answered(f"http_{operation.name}", time.perf_counter() - started, told.code)
+                return problem(told)
+            self._admission.answered(f"http_{operation.name}", time.perf_counter() - started)
+            return answer
 
         return endpoint
 
@@ -173,8 +175,8 @@ class HttpBoundary:
 
     async def readyz(self, request: Request, caller: Caller) -> Response:
         """Say whether the node serves."""
-        if not self._ready():
-            raise NotReady("the node is starting, stopping, or has lost its storage")
+        async with asyncio.timeout(self._limits.request_timeout_seconds):
+            await self._admin.ready()
         return _json({"status": "ready"})
 
     async def openapi(self, request: Request, caller: Caller) -> Response:

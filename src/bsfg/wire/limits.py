@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from bsfg.errors import Overloaded
 
@@ -32,14 +33,33 @@ class WireLimits:
         return max(1, min(4 << 20, self.message_bytes // 2))
 
 
+class Observer(Protocol):
+    """Who wants to know how requests go."""
+
+    def answered(self, operation: str, seconds: float, code: str | None) -> None:
+        """Take note of an answer: how long it took, and the code of the error that it was, if it was one."""
+        ...
+
+    def watch(self, admission: Admission) -> None:
+        """Learn where the requests under way are counted."""
+        ...
+
+
 class Admission:
     """Counts the requests that are being served and refuses those that are too many."""
 
-    def __init__(self, limits: WireLimits) -> None:
-        self._limits = limits
+    def __init__(self, limits: WireLimits, observer: Observer | None = None) -> None:
+        self._limits, self._observer = limits, observer
+        if observer is not None:
+            observer.watch(self)
         self._by_caller: Counter[str] = Counter()
         self.serving = 0
         self.refused = 0
+
+    def answered(self, operation: str, seconds: float, code: str | None = None) -> None:
+        """Pass on how a request went."""
+        if self._observer is not None:
+            self._observer.answered(operation, seconds, code)
 
     @contextmanager
     def enter(self, caller: str) -> Iterator[None]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from bsfg.wire.grpclisten import GrpcListener
 from bsfg.wire.http import HttpBoundary, HttpService
 from bsfg.wire.httplisten import HttpListener
-from bsfg.wire.limits import Admission, WireLimits
+from bsfg.wire.limits import Admission, Observer, WireLimits
 from bsfg.wire.service import BoundaryService
 from bsfg.wire.tls import Watched, grpc_server_credentials, server_context
 
@@ -29,12 +28,12 @@ class Listeners:
         *,
         zone: str,
         watched: Watched | None = None,
-        ready: Callable[[], bool] = lambda: True,
+        observer: Observer | None = None,
     ) -> None:
-        self.admission = Admission(limits)
+        self.admission = Admission(limits, observer)
         credentials = grpc_server_credentials(watched) if watched else None
         self.grpc = GrpcListener(boundary, admin, limits, admission=self.admission, credentials=credentials)
-        app = HttpBoundary(boundary, admin, limits, self.admission, zone=zone, ready=ready).app()
+        app = HttpBoundary(boundary, admin, limits, self.admission, zone=zone).app()
         self.http = HttpListener(app, limits, context=server_context(watched) if watched else None)
 
     async def start(self, grpc: Address, http: Address | None) -> None:

@@ -1,0 +1,181 @@
+"""Writes the reference page of the wire from what it is made of: protocol files, error table, routes and schema.
+
+`python -m bsfg.wire.document FILE` renews the page.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bsfg.errors import BsfgError
+from bsfg.schema import ENTRY_SCHEMA, FACT_FIELDS
+from bsfg.wire.limits import WireLimits
+from bsfg.wire.routes import OPERATIONS
+from bsfg.wire.status import STATUSES
+
+FOLDER = Path(__file__).parent
+
+_INTRODUCTION = """\
+# The wire
+
+A node listens on two ports: gRPC (9443 by default) for producers, consumers, peers and pipelines, and JSON over HTTP
+(9080) for curl, small clients and monitors. Both speak TLS 1.3 only, both want a client certificate, and the same table
+of identities decides on both. Health checks (`grpc.health.v1.Health`) and reflection are on the gRPC port, the OpenAPI
+document is `/openapi.json` on the other.
+
+The protocol files are part of the package: `bsfg/wire/boundary.proto` and `bsfg/wire/admin.proto`. `make proto` renews
+the code that is generated from them.
+"""
+
+_ARROW = """\
+## Facts and entries as Arrow
+
+A batch is one Arrow IPC stream: the schema, then one record batch, uncompressed and without dictionaries. Everything
+else is refused before it is read. A batch of facts has the columns up to `digest`, which may be null when a producer
+appends; a batch of entries has all of them. Texts are UTF-8; labels and artifact references are canonical JSON.
+"""
+
+_ERRORS = """\
+## Errors
+
+An error has a stable code. gRPC carries it as JSON in the trailing metadata `bsfg-error-bin` beside the status; HTTP as
+a problem document (`application/problem+json`) with the fields `code`, `retryable`, `hint` and `details`; streams
+inside the ack. A retryable error may be answered with the same request again, with the same ids.
+"""
+
+_LIMITS = """\
+## Limits
+
+Everything has one; the configuration's table `[limits]` changes the first seven. What is refused for a limit says so
+with `overloaded`, `message_too_large` or `timed_out`. Compressed calls are not taken.
+"""
+
+
+@dataclass
+class _Part:
+    """A service or message of a protocol file: its comment, and per method or field a line and a comment."""
+
+    kind: str
+    name: str
+    says: str
+    rows: list[tuple[str, str]] = field(default_factory=list)
+
+
+def _parts(text: str) -> Iterator[_Part]:
+    """Read what a protocol file declares, with the comments above it."""
+    says: list[str] = []
+    part: _Part | None = None
+    inner = False
+    for line in (raw.strip() for raw in text.splitlines()):
+        if line.startswith("//"):
+            says.append(line[2:].strip())
+            continue
+        if opened := re.match(r"(service|message|enum) (\w+) \{(\})?", line):
+            part = _Part(opened[1], opened[2], " ".join(says))
+            if opened[3]:
+                yield part
+                part = None
+        elif line.startswith("oneof"):
+            inner = True
+        elif line == "}":
+            if not inner and part is not None:
+                yield part
+                part = None
+            inner = False
+        elif part is not None and line:
+            part.rows.append((line.rstrip(";"), " ".join(says)))
+        says = []
+
+
+def _service(part: _Part) -> Iterator[str]:
+    yield f"## bsfg.v1.{part.name}\n"
+    yield "| Method | Takes | Gives | Meaning |"
+    yield "|---|---|---|---|"
+    for line, says in part.rows:
+        found = re.match(r"rpc (\w+)\((stream )?(\w+)\) returns \((stream )?(\w+)\)", line)
+        assert found is not None, line
+        takes, gives = (f"{'stream of ' if found[at] else ''}{found[at + 1]}" for at in (2, 4))
+        yield f"| `{found[1]}` | {takes} | {gives} | {says} |"
+    yield ""
+
+
+def _message(part: _Part) -> Iterator[str]:
+    yield f"### {part.name}\n"
+    if part.says:
+        yield part.says + "\n"
+    if not part.rows:
+        yield "It has no fields.\n"
+        return
+    yield "| Field | Type | Meaning |" if part.kind == "message" else "| Value | Meaning |"
+    yield "|---|---|---|" if part.kind == "message" else "|---|---|"
+    for line, says in part.rows:
+        declared, _, number = line.partition(" = ")
+        if part.kind == "enum":
+            yield f"| `{declared}` = {number} | {says} |"
+        else:
+            kind, _, name = declared.rpartition(" ")
+            yield f"| `{name}` | {kind} | {says} |"
+    yield ""
+
+
+def _arrow() -> Iterator[str]:
+    yield _ARROW
+    yield "| Column | Type | In |"
+    yield "|---|---|---|"
+    for each in ENTRY_SCHEMA:
+        yield f"| `{each.name}` | {each.type} | {'facts and entries' if each.name in FACT_FIELDS else 'entries'} |"
+    yield ""
+
+
+def _errors() -> Iterator[str]:
+    yield _ERRORS
+    yield "| Code | gRPC | HTTP | Retry | Meaning |"
+    yield "|---|---|---|---|---|"
+    kinds: dict[str, type[BsfgError]] = {BsfgError.code: BsfgError, **BsfgError.registry}
+    for code, (status, number) in STATUSES.items():
+        kind = kinds[code]
+        says = (kind.__doc__ or "").split("\n\n")[0].replace("\n", " ") if code != BsfgError.code else "A defect."
+        says = re.sub(r"\s+", " ", says).replace("``", "`")
+        yield f"| `{code}` | {status.name} | {number} | {'yes' if kind.retryable else ''} | {says} |"
+    yield ""
+
+
+def _http() -> Iterator[str]:
+    yield "## JSON over HTTP\n"
+    yield "| Operation | Takes | Gives | Meaning |"
+    yield "|---|---|---|---|"
+    for each in OPERATIONS:
+        takes = ", ".join(kind for kind, _ in each.bodies) or "–"
+        gives = ", ".join(kind for kind, _ in each.answers)
+        query = f" Query: {', '.join(f'`{one.name}`' for one in each.parameters)}." if each.parameters else ""
+        yield f"| `{each.method} {each.template}` | {takes} | {gives} | {each.says}{query} |"
+    yield ""
+
+
+def _limits() -> Iterator[str]:
+    yield _LIMITS
+    yield "| Limit | Default |"
+    yield "|---|---|"
+    limits = WireLimits()
+    for name in WireLimits.__dataclass_fields__:
+        yield f"| `{name}` | {getattr(limits, name):,} |"
+    yield ""
+
+
+def page() -> str:
+    """Write the whole page."""
+    lines = [_INTRODUCTION]
+    for name in ("boundary.proto", "admin.proto"):
+        parts = list(_parts((FOLDER / name).read_text(encoding="utf-8")))
+        lines += [line for part in parts if part.kind == "service" for line in _service(part)]
+        lines += [line for part in parts if part.kind != "service" for line in _message(part)]
+    lines += [*_arrow(), *_errors(), *_http(), *_limits()]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page(), encoding="utf-8")
