@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv lint format test soak demo bench reference clean
+.PHONY: help venv lint format test soak demo bench proto reference clean
 
 help: ## Show this help
 	@echo "BSFG: a bidirectional store-and-forward gateway."
@@ -54,8 +54,15 @@ demo: venv ## Kill a writer in mid-stream and prove that nothing is lost or doub
 bench: venv ## Measure the embedded log against this machine's SHA-256
 	@$(BIN)/bsfg bench store $(BENCH)
 
-reference: venv ## Write docs/reference/cli.md from the commands themselves
+reference: venv ## Write docs/reference from the code itself
 	@$(BIN)/python -m bsfg.cli.reference docs/reference/cli.md
+	@$(BIN)/python -m bsfg.node.config.document docs/reference/configuration.md
+	@$(BIN)/python -m bsfg.wire.document docs/reference/wire.md
+	@$(BIN)/python -m bsfg.node.observed docs/reference/observability.md
+
+proto: venv ## Renew the messages that are generated from the protocol files
+	$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src \
+	  src/bsfg/wire/boundary.proto src/bsfg/wire/admin.proto
 
 clean: ## Remove the environment, caches and build products
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -44,7 +44,7 @@ def test_every_method_is_described() -> None:
     ("name", "page"), [("wire.md", document.page), ("observability.md", observed.page)], ids=["wire", "observability"]
 )
 def test_reference_pages_are_in_step(name: str, page: object) -> None:
-    """The reference pages are what the code says today (else: `make proto` renews them)."""
+    """The reference pages are what the code says today (else: `make reference`)."""
     assert (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8") == page()  # type: ignore[operator]
 
 
