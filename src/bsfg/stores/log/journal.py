@@ -166,6 +166,7 @@ class Journal:
         """
         new = self._path + ".new"
         parts = [encode(record) for record in self._snapshot()]
+        fresh: OpenFile | None = None
         try:
             self._files.remove(new)
             fresh = self._files.create(new)
@@ -174,6 +175,8 @@ class Journal:
             self._files.rename(new, self._path)
         except OSError:
             # The old file is whole and still the one that counts; try again when it has grown.
+            if fresh is not None:
+                fresh.close()
             self._compact_at = 2 * self._size
             return
         if self._file is not None:
