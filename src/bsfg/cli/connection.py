@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from bsfg.cli.complete import Complete, identities
-from bsfg.errors import BsfgError, CertificateInvalid, InvalidArgument, PeerUnreachable
+from bsfg.errors import BsfgError, CertificateInvalid, InvalidArgument, PeerUnreachable, ServerIdentityMismatch
 
 if TYPE_CHECKING:
     from bsfg.node.config import ZoneConfig
@@ -38,6 +38,9 @@ T = TypeVar("T")
 
 DEFAULT_CONFIG = Path("zone.toml")
 PANEL = "Which node, and as whom"
+
+CONNECTION_ERRORS = (PeerUnreachable, CertificateInvalid, ServerIdentityMismatch)
+"""What a connection that cannot be made ends in; `Target.explained` finds out more."""
 
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
@@ -156,7 +159,7 @@ class Target:
 
         try:
             return asyncio.run(connected())
-        except (PeerUnreachable, CertificateInvalid) as error:
+        except CONNECTION_ERRORS as error:
             raise self.explained(error) from None
 
     def explained(self, error: BsfgError) -> BsfgError:

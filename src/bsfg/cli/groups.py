@@ -21,7 +21,9 @@ class ListsByDefault(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put the command ``list`` where there is none."""
-        if not args or (args[0].startswith("-") and not {"--help", "-h"} & set(args)):
+        only_options = bool(args) and args[0].startswith("-") and not {"--help", "-h"} & set(args)
+        # A shell that asks what can follow wants to hear the commands, so that nothing at all means nothing to it.
+        if only_options or not (args or ctx.resilient_parsing):
             args = ["list", *args]
         return super().parse_args(ctx, args)
 

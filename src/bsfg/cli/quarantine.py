@@ -14,7 +14,7 @@ from bsfg.cli.complete import streams
 from bsfg.cli.connection import Target, connects
 from bsfg.cli.groups import Json, ListsByDefault, Reason, checked_reason, suggestion
 from bsfg.cli.output import WIDE_COLUMNS, console, count_text, examples, pairs, print_json, table, time_text
-from bsfg.errors import InvalidArgument
+from bsfg.errors import InvalidArgument, UnknownStream
 
 if TYPE_CHECKING:
     from bsfg.wire.adminclient import AdminClient
@@ -45,7 +45,7 @@ StreamOption = Annotated[
 @connects("viewer", "operator")
 def list_quarantine(node: Target, stream: StreamOption = None, json: Json = False) -> None:
     """List what is in quarantine: which fact, why it was refused, and where the one stands that was there first."""
-    found = node.run(lambda connection: _admin(connection).quarantine(stream))
+    found = node.run(lambda connection: _listed(_admin(connection), stream))
     if json:
         print_json([as_dict(view) for view in found])
     elif found:
@@ -174,6 +174,16 @@ def _admin(connection: Connection) -> AdminClient:
     return AdminClient(connection)
 
 
+async def _listed(admin: AdminClient, stream: str | None) -> list[QuarantinedView]:
+    """List what is in quarantine; nothing at all may also mean that the stream's name is wrong."""
+    views = await admin.quarantine(stream)
+    if not views and stream is not None:
+        names = {buffer["stream"] for buffer in (await admin.status())["buffers"]}
+        if stream not in names:
+            raise UnknownStream(f"there is no stream {stream!r} here", hint=suggestion(stream, names, "stream"))
+    return views
+
+
 async def _whole(admin: AdminClient, listed: QuarantinedView) -> QuarantinedView:
     return await admin.quarantined(listed.stream, listed.quarantined.id, listed.buffer)
 
@@ -199,7 +209,7 @@ def _settle(
 
 async def _chosen(admin: AdminClient, ids: list[str], stream: str | None, everything: bool) -> list[QuarantinedView]:
     """Find what ids mean; a number alone means the one fact that has it."""
-    views = await admin.quarantine(stream)
+    views = await _listed(admin, stream)
     if everything and not ids:
         return views
     found = []

@@ -32,7 +32,7 @@ def folder(subject: Subject) -> Iterator[Finding]:
     if not os.access(path, os.W_OK):
         do = "Give it to the user that runs the node (chown), or run this check as that user."
         yield _says.problem(f"{path} cannot be written by this user", do)
-    if not any(os.scandir(path)):
+    if not os.listdir(path):
         yield _says.ok(f"{path} is empty; the node fills it when it first starts")
         return
     try:

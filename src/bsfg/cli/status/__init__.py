@@ -11,9 +11,9 @@ import orjson
 import typer
 from rich.text import Text
 
-from bsfg.cli.connection import Target, connects
+from bsfg.cli.connection import CONNECTION_ERRORS, Target, connects
 from bsfg.cli.output import console, examples, print_json
-from bsfg.errors import BsfgError, CertificateInvalid, PeerUnreachable, RemoteError
+from bsfg.errors import BsfgError, RemoteError
 
 if TYPE_CHECKING:
     from bsfg.wire.connection import Connection
@@ -93,7 +93,7 @@ def _watch(node: Target, interval: float, show: Callable[[Document | BsfgError],
             try:
                 seen: Document | BsfgError = await _status(connection)
                 code = _exit_code(seen)  # type: ignore[arg-type]
-            except (PeerUnreachable, CertificateInvalid) as error:
+            except CONNECTION_ERRORS as error:
                 seen, code = await asyncio.to_thread(node.explained, error), 1
             show(seen)
             await asyncio.sleep(interval)
