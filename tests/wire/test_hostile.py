@@ -257,6 +257,36 @@ async def test_silent_calls_and_connections_end(sites: Sites) -> None:
     assert len(await site.client().append(STREAM, facts(3))) == 3
 
 
+async def test_calls_without_a_request_hold_no_place(sites: Sites) -> None:
+    """A call that never sends its request, or stops in the middle of it, counts against its caller and ends."""
+    site = await sites(idle_timeout_seconds=0.5, concurrent_per_identity=5)
+    raw = await Raw.connect(site.listeners.grpc.port)
+    for number in range(4):
+        raw.call("/bsfg.v1.Boundary/AppendFact", 2 * number + 1, prefixed(bytes(900), length=1_000)[: 100 * number])
+    await until(lambda: site.listeners.admission.serving == 4)
+    await quiet(site)
+    raw.call("/bsfg.v1.Boundary/AppendFact", 11, end=True)
+    await raw.frames(HEADERS)
+    raw.close()
+    await works(site, "after")
+
+
+async def test_answers_that_nobody_reads_hold_no_place(sites: Sites) -> None:
+    """A caller that stops reading loses his place after a while."""
+    site = await sites(storage="log", idle_timeout_seconds=0.3)
+    client = site.client()
+    for number in range(10):
+        await client.append(STREAM, facts(500, first=500 * number, object_bytes=2_000))
+    method = site.client().connection.method("FetchFrames")
+    call = method(pb.FetchFramesRequest(offsets=pb.OffsetSelection(stream=STREAM, first=0), max_facts=100))
+    await call.read()
+    await quiet(site)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+
+
 async def test_a_stream_that_ended_in_silence_is_opened_again(sites: Sites) -> None:
     """The client's own stream of batches survives the node ending it for silence."""
     site = await sites(idle_timeout_seconds=0.1)

@@ -12,7 +12,7 @@ import grpc
 import structlog
 from grpc._cython import cygrpc
 
-from bsfg.errors import BsfgError, TimedOut
+from bsfg.errors import BsfgError, InvalidArgument, TimedOut
 from bsfg.wire.limits import Admission, WireLimits
 from bsfg.wire.methods import Method
 from bsfg.wire.peer import names_in_auth_context
@@ -39,46 +39,50 @@ class Calls:
 
     def handlers(self, service: str, methods: Mapping[str, Method], behaviours: Mapping[str, Unary | Stream]) -> Any:
         """Give one service's handlers; every method has its behaviour."""
-        wrapped = {
-            name: method.handler(
-                self._stream(name, behaviours[name]) if method.response_streams else self._unary(name, behaviours[name])
-            )
-            for name, method in methods.items()
-        }
+        wrapped = {name: method.handler(self._handler(method, behaviours[name])) for name, method in methods.items()}
         return grpc.method_handlers_generic_handler(service, wrapped)
 
-    def _unary(self, name: str, behaviour: Any) -> Callable[[Any, Context], Awaitable[Any]]:
-        async def call(request: Any, context: Context) -> Any:
+    def _handler(self, method: Method, behaviour: Any) -> Callable[[Any, Context], Awaitable[Any]]:
+        """Give a coroutine that answers one call.
+
+        It writes streams by itself instead of being a generator: gRPC leaves a generator hanging, with all it holds,
+        when the caller goes while an answer is being sent.
+        """
+        answered = self._written if method.response_streams else self._returned
+
+        async def call(requests: AsyncIterator[Any], context: Context) -> Any:
             started = time.perf_counter()
+            answer = None
             try:
                 caller = caller_of(context)
                 with self.admission.enter(str(caller)):
-                    answer = await behaviour(request, caller)
-                self.admission.answered(name, time.perf_counter() - started)
+                    request = requests if method.request_streams else await self._one(requests)
+                    answer = await answered(behaviour, request, caller, context)
+                self.admission.answered(method.name, time.perf_counter() - started)
+            except cygrpc.ExecuteBatchError:
+                pass  # the caller is gone
             except Exception as error:
-                await self._abort(context, name, error, started)
+                await self._abort(context, method.name, error, started)
             return answer
 
         return call
 
-    def _stream(self, name: str, behaviour: Any) -> Callable[[Any, Context], Awaitable[None]]:
-        # A coroutine that writes, and not a generator: gRPC leaves a generator hanging, with all it holds, when the
-        # caller goes while an answer is being sent.
-        async def call(request: Any, context: Context) -> None:
-            started = time.perf_counter()
-            try:
-                caller = caller_of(context)
-                with self.admission.enter(str(caller)):
-                    async with aclosing(behaviour(request, caller)) as answers:
-                        async for answer in answers:
-                            await context.write(answer)
-                self.admission.answered(name, time.perf_counter() - started)
-            except cygrpc.ExecuteBatchError:
-                return  # the caller is gone
-            except Exception as error:
-                await self._abort(context, name, error, started)
+    async def _one(self, requests: AsyncIterator[Any]) -> Any:
+        """Read the one request of a call."""
+        async with asyncio.timeout(self.limits.idle_timeout_seconds):
+            async for request in requests:
+                return request
+        raise InvalidArgument("the call ended without a request")
 
-        return call
+    async def _returned(self, behaviour: Any, request: Any, caller: Caller, context: Context) -> Any:
+        return await behaviour(request, caller)
+
+    async def _written(self, behaviour: Any, request: Any, caller: Caller, context: Context) -> None:
+        async with aclosing(behaviour(request, caller)) as answers:
+            async for answer in answers:
+                # A caller that reads nothing more must not hold his place for ever.
+                async with asyncio.timeout(self.limits.idle_timeout_seconds):
+                    await context.write(answer)
 
     async def _abort(self, context: Context, name: str, error: Exception, started: float) -> None:
         told = told_to_caller(name, error)

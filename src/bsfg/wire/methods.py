@@ -33,11 +33,12 @@ class Method:
         return f"/{self.service}/{self.name}"
 
     def handler(self, behaviour: Callable[..., Any]) -> Any:
-        """Give the server's handler of this method."""
-        make = (
-            (grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler),
-            (grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler),
-        )[self.request_streams][self.response_streams]
+        """Give the server's handler of this method, which reads every request by itself.
+
+        On the wire one request is a stream of one. A handler for streams is called before anything is read, and can
+        refuse a caller, or lose patience with him, before his message takes memory.
+        """
+        make = grpc.stream_stream_rpc_method_handler if self.response_streams else grpc.stream_unary_rpc_method_handler
         return make(behaviour, self.request_type.FromString, serialized)
 
     def callable(self, channel: grpc.aio.Channel) -> Any:
