@@ -495,3 +495,21 @@ def test_reading_goes_on_while_segments_are_truncated(tmp_path: Path) -> None:
         await storage.close()
 
     run(check())
+
+
+def test_a_segment_that_disappears_under_an_open_log_is_a_gap(tmp_path: Path) -> None:
+    """A file that somebody deletes while the node runs is reported as lost entries, and the replay goes on."""
+    run(filled(tmp_path, 40))
+
+    async def check() -> None:
+        storage, store = await opened(tmp_path)
+        _, second, third, *_ = segments(tmp_path)
+        second.unlink()
+        there = covered(await asyncio.wait_for(replayed(store), 30))
+        lost = set(range(int(second.stem), int(third.stem)))
+        assert {offset for offset, reason in there.items() if reason == GapReason.LOST} == lost
+        assert len(there) == 40 * PER_BATCH
+        assert any(gap.reason == GapReason.LOST for gap in await store.gaps())
+        await storage.close()
+
+    run(check())

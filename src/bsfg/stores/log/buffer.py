@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -24,6 +23,7 @@ from bsfg.retention import ClockGuard, GapReason, Removal, removable_before
 from bsfg.stores.log.committer import Committer
 from bsfg.stores.log.files import translated
 from bsfg.stores.log.lookup import find_key
+from bsfg.stores.log.waiters import Waiters
 from bsfg.stores.log.writer import AppendItem, LogWriter
 
 Found = TypeVar("Found")
@@ -45,8 +45,7 @@ class LogBuffer:
         self.stream, self.buffer = writer.stream, writer.buffer
         self.log_id = writer.log_id.hex()
         self._guard = ClockGuard()
-        self._waiters: list[tuple[int, asyncio.Future[bool]]] = []
-        self._waiters_lock = threading.Lock()
+        self._waiters = Waiters()
         self._closed = False
         self._oldest: tuple[int, int | None] | None = None
         self._committer: Committer[AppendItem | Step, Any] = Committer(
@@ -117,7 +116,7 @@ class LogBuffer:
             group = []
             outcomes.append(self._attempt(item.run))
         outcomes += self._append_all(group)
-        self._wake_waiters()
+        self._waiters.wake(self._writer.end)
         return outcomes
 
     def _append_all(self, group: list[AppendItem]) -> list[Any]:
@@ -166,18 +165,21 @@ class LogBuffer:
             raise OffsetOutOfRange(f"offset {start} is beyond the end {view.end}", end=view.end)
         stop = view.end if end is None else min(end, view.end)
         frames = view.frames(start, stop, max_facts)
-        at = start
+        at, missing_at = start, -1
         while at < stop:
             try:
                 frame = await asyncio.to_thread(next, frames)
             except FileNotFoundError:
-                # The segment was truncated under us: look again from here.
-                frames = self._writer.view().frames(at, stop, max_facts)
+                # The segment was truncated under us: look again from here. Twice is no truncation but a lost file.
+                view = self._writer.view()
+                if missing_at == at:
+                    view = view.without_segment_at(at)
+                missing_at, frames = at, view.frames(at, stop, max_facts)
                 continue
             except OSError as error:
                 raise translated(error, f"reading {self.stream}/{self.buffer}") from None
             self._check_open()
-            if frame.gap is not None and frame.gap.reason == GapReason.DAMAGED:
+            if frame.gap is not None and frame.gap.reason in (GapReason.DAMAGED, GapReason.LOST):
                 await self.record_gap(frame.gap)
             yield frame
             at = frame.last + 1
@@ -187,29 +189,16 @@ class LogBuffer:
         self._check_open()
         if self.end > offset:
             return True
-        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        with self._waiters_lock:
-            self._waiters.append((offset, future))
+        future = self._waiters.add(offset)
         if self.end > offset:
-            self._wake_waiters()
+            self._waiters.wake(self.end)
         try:
             return await asyncio.wait_for(future, timeout_seconds)
         except TimeoutError:
             self._check_open()
             return False
         finally:
-            with self._waiters_lock:
-                self._waiters = [(at, other) for at, other in self._waiters if other is not future]
-
-    def _wake_waiters(self) -> None:
-        with self._waiters_lock:
-            ready = [future for offset, future in self._waiters if offset < self._writer.end]
-            self._waiters = [(offset, future) for offset, future in self._waiters if offset >= self._writer.end]
-        for future in ready:
-            try:
-                future.get_loop().call_soon_threadsafe(_set_true, future)
-            except RuntimeError:
-                continue  # its loop is closed: nobody waits any more
+            self._waiters.drop(future)
 
     # Leaving.
 
@@ -337,11 +326,7 @@ class LogBuffer:
         self._closed = True
         await self._committer.close()
         self._writer.close()
-        with self._waiters_lock:
-            waiting, self._waiters = self._waiters, []
-        for _, future in waiting:
-            if not future.done():
-                future.set_exception(StorageClosed(f"{self.stream}/{self.buffer} is closed"))
+        self._waiters.close(StorageClosed(f"{self.stream}/{self.buffer} is closed"))
 
     def _check_open(self) -> None:
         if self._closed:
@@ -386,11 +371,6 @@ class LogForwardBuffer(LogBuffer):
         last = await self.offset_at_time(end_unix_ms)
         async for frame in self.replay(first, end=max(first, last)):
             yield frame
-
-
-def _set_true(future: asyncio.Future[bool]) -> None:
-    if not future.done():
-        future.set_result(True)
 
 
 def _time_of(writer: LogWriter, offset: int) -> int | None:

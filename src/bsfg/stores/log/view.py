@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bsfg.batch import FACT_SCHEMA, EntryBatch, FactBatch
 from bsfg.ports import Frame, GapRecord
@@ -48,6 +48,12 @@ class LogView:
             step = self._step(at, end, max_facts)
             yield step
             at = step.last + 1
+
+    def without_segment_at(self, offset: int) -> LogView:
+        """Give the same view without the segment that holds an offset, because its file is gone."""
+        at = bisect_right(self.segments, offset, key=lambda segment: segment.base) - 1
+        kept = [segment for index, segment in enumerate(self.segments) if index != at]
+        return replace(self, segments=kept)
 
     def _step(self, at: int, end: int, max_facts: int) -> Frame:
         found = self._locate(at)

@@ -40,7 +40,7 @@ from bsfg.stores.log.view import LogView
 
 STORE_SCHEMA = FACT_SCHEMA
 FORWARD_SCHEMA = pa.schema([*FACT_SCHEMA, *ORIGIN_FIELDS])
-_MIN_SEGMENT_BYTES = 65_536
+_MIN_SEGMENT_BYTES = 16_384
 WATERMARK = struct.Struct("<16sqqI")
 
 OnSync = Callable[[float], None]
