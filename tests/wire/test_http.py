@@ -149,6 +149,18 @@ async def test_a_fetch_waits_for_facts(sites: Sites) -> None:
     assert len((await waiting).json()["entries"]) == 1
 
 
+async def test_a_caller_who_goes_while_he_waits_is_forgotten(sites: Sites) -> None:
+    """A long poll ends when its connection does, not when its time is over."""
+    site = await sites()
+    await site.consumer()
+    reader, writer = await asyncio.open_connection("127.0.0.1", site.listeners.http.port)
+    writer.write(b"GET /v1/consumers/historian/facts?wait_ms=60000 HTTP/1.1\r\nhost: x\r\n\r\n")
+    await until(lambda: site.listeners.admission.serving == 1)
+    writer.close()
+    await until(lambda: site.listeners.admission.serving == 0)
+    assert await reader.read() == b""
+
+
 @pytest.mark.parametrize(
     "body",
     [

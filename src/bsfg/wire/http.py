@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
 import orjson
@@ -120,7 +120,7 @@ class HttpBoundary:
             wait_seconds=min(wait_ms / 1000, self._limits.fetch_wait_max_seconds),
         )
         async with asyncio.timeout(self._limits.request_timeout_seconds + wanted.wait_seconds):
-            fetched = await self._boundary.fetch(caller, request.path_params["consumer"], wanted)
+            fetched = await _unless_gone(request, self._boundary.fetch(caller, request.path_params["consumer"], wanted))
         if JSON_LINES in request.headers.get("accept", ""):
             lines = (orjson.dumps(each, option=orjson.OPT_APPEND_NEWLINE) for each in _entries(fetched))
             return Response(b"".join(lines), media_type=JSON_LINES)
@@ -206,6 +206,26 @@ class HttpBoundary:
                 raise TimedOut("the body fell silent before its end") from None
             if chunk:
                 yield chunk
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, Fetched]) -> Fetched:
+    """Wait for an answer, but not for a caller who has gone: he would keep his place until the end of the wait."""
+    working = asyncio.create_task(work)
+    gone = asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return await working
+    finally:
+        for task in (working, gone):
+            task.cancel()
+        await asyncio.gather(working, gone, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def caller_of(request: Request) -> Caller:
