@@ -30,6 +30,12 @@ from bsfg.errors.boundary import (
     ImplausibleTime,
     ZoneNotAllowed,
 )
+from bsfg.errors.pipeline import (
+    FactsMissing,
+    JavaMissing,
+    LinkStopped,
+    SpoolNotShared,
+)
 from bsfg.errors.positions import (
     ConsumerExists,
     ConsumerRetired,
@@ -92,6 +98,7 @@ __all__ = [
     "DiskFull",
     "FactNotFound",
     "FactTooLarge",
+    "FactsMissing",
     "FileExists",
     "FolderLocked",
     "ForeignLog",
@@ -106,8 +113,10 @@ __all__ = [
     "InvalidArgument",
     "InvalidFact",
     "InvalidTransition",
+    "JavaMissing",
     "LeaseHeld",
     "LeaseLost",
+    "LinkStopped",
     "LogDamaged",
     "MessageTooLarge",
     "NotAFolder",
@@ -121,6 +130,7 @@ __all__ = [
     "RemoteError",
     "ServerIdentityMismatch",
     "SignatureInvalid",
+    "SpoolNotShared",
     "StorageClosed",
     "StorageFailed",
     "StorageReadOnly",

@@ -1,0 +1,33 @@
+"""Errors of pipelines, which run on Spark."""
+
+from __future__ import annotations
+
+from bsfg.errors.base import BsfgError
+
+
+class JavaMissing(BsfgError):
+    """Spark needs Java, and none was found that is new enough."""
+
+    code = "java_missing"
+    default_hint = "Install Java 17 or newer and set JAVA_HOME, or install `bsfg[spark]`, which brings one."
+
+
+class FactsMissing(BsfgError):
+    """A range that was to be read holds a gap record instead of facts."""
+
+    code = "facts_missing"
+    default_hint = 'Read on with .option("gaps", "rows"): then each gap record is a row of its own.'
+
+
+class LinkStopped(BsfgError):
+    """The node refused what a link brought until an operator has looked."""
+
+    code = "link_stopped"
+    default_hint = "Look at the link in `bsfg status`; release it with a reason when the cause is settled."
+
+
+class SpoolNotShared(BsfgError):
+    """A part that a task wrote cannot be read where it is to be published."""
+
+    code = "spool_not_shared"
+    default_hint = 'Name a folder that all machines share with .option("spool", ...), or write one partition.'

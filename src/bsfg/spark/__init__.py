@@ -1,0 +1,1 @@
+"""The data pipeline: facts as Spark DataFrames, read from and written to the nodes of zones."""

@@ -1,0 +1,53 @@
+"""The process that Spark forks its Python workers from, with the slow libraries already loaded.
+
+Spark starts it as ``python -m bsfg.spark.daemon``. A worker that is killed is then replaced in about 50 ms instead of
+a second. gRPC must never be loaded here: it starts threads, and a fork of a process with gRPC's threads hangs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+FORBIDDEN = "grpc"
+
+
+def preload() -> None:
+    """Load what nearly every task needs and what survives a fork."""
+    # Linear algebra that nobody uses here would start a thread per core in every worker.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    import pandas  # noqa: F401
+    import pyarrow  # noqa: F401
+    import pyspark.worker  # noqa: F401
+
+    import bsfg.spark.mapping  # noqa: F401
+
+    if FORBIDDEN in sys.modules:
+        raise SystemExit(f"{FORBIDDEN} was loaded before the fork of a Python worker")
+
+
+def quietly(worker: Callable[..., int]) -> Callable[..., int]:
+    """Have a worker end without a traceback when Spark wants no more of its rows, as after a ``limit``."""
+
+    def work(*args: Any) -> int:
+        try:
+            return worker(*args)
+        except BrokenPipeError:
+            return 1
+
+    return work
+
+
+def main() -> None:
+    """Preload, then do what Spark's own daemon does."""
+    preload()
+    import pyspark.daemon
+
+    pyspark.daemon.worker = quietly(pyspark.daemon.worker)
+    pyspark.daemon.manager()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Asks a node for ranges of a buffer: where it starts and ends, and the frames between two offsets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bsfg.errors import BsfgError, ForeignLog, FrameInvalid
+from bsfg.ports import Buffer, Confirmation, Frame
+from bsfg.spark.calls import Access, Patience, calls
+
+if TYPE_CHECKING:
+    from bsfg.journey.link import Fetched
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One buffer of one stream at one node, as often as it is asked; picklable, connects in the process that asks."""
+
+    access: Access
+    stream: str
+    buffer: str
+    retry_seconds: float
+
+    def head(self, *, unix_ms: int | None = None) -> Fetched:
+        """Describe the buffer: its log, its end, and as ``start`` the first fact that is kept from a time on."""
+        from bsfg.wire import boundary_pb2 as pb
+
+        if unix_ms is None:
+            request = pb.FetchFramesRequest(offsets=self._offsets(0, 0))
+        else:
+            times = pb.TimeSelection(
+                stream=self.stream, buffer=self._number, start_unix_ms=unix_ms, end_unix_ms=unix_ms
+            )
+            request = pb.FetchFramesRequest(times=times)
+        return self._head(request)
+
+    def consumer_head(self, consumer: str) -> Fetched:
+        """Describe the buffer of a durable consumer; ``start`` is what it has not confirmed yet."""
+        from bsfg.wire import boundary_pb2 as pb
+
+        request = pb.FetchFramesRequest(consumer=pb.ConsumerSelection(consumer=consumer), max_facts=1)
+        return self._head(request)
+
+    def confirm(self, consumer: str, through: int, log_id: str) -> None:
+        """Confirm for a durable consumer everything through an offset."""
+        from bsfg.wire.client import BoundaryClient
+
+        async def work() -> None:
+            client = BoundaryClient(calls().connection(self.access))
+            await client.confirm(consumer, Confirmation(through=through, log_id=log_id))
+
+        Patience(self.retry_seconds).insist(lambda: calls().run(work()))
+
+    def frames(self, first: int, end: int, log_id: str) -> Iterator[Frame]:
+        """Give the frames of a range (``end`` exclusive), without hole or overlap, whatever happens to the connection.
+
+        Raises `ForeignLog` when the buffer is another one, or an older copy, than the one that is meant.
+        """
+        from bsfg.wire import boundary_pb2 as pb
+
+        patience, at = Patience(self.retry_seconds), first
+        while at < end:
+            request = pb.FetchFramesRequest(offsets=self._offsets(at, end))
+            try:
+                for item in calls().iterate(_messages(self.access, request)):
+                    if not isinstance(item, Frame):
+                        check_log(item, log_id, end)
+                        continue
+                    if item.first != at:
+                        raise FrameInvalid(f"a frame has offsets {item.first}..{item.last}, {at} is expected next")
+                    at = item.last + 1
+                    yield item
+                    patience.succeeded()
+                if at < end:
+                    raise FrameInvalid(f"the node gave nothing from offset {at} on, {end} is its end")
+            except BsfgError as error:
+                patience.bear(error)
+
+    @property
+    def _number(self) -> Any:
+        from bsfg.wire.convert import buffer_number
+
+        return buffer_number(Buffer(self.buffer))
+
+    def _offsets(self, first: int, end: int) -> Any:
+        from bsfg.wire import boundary_pb2 as pb
+
+        return pb.OffsetSelection(stream=self.stream, buffer=self._number, first=first, end=end)
+
+    def _head(self, request: Any) -> Fetched:
+        async def work() -> Fetched:
+            messages = _messages(self.access, request)
+            try:
+                async for item in messages:
+                    if not isinstance(item, Frame):
+                        return item
+            finally:
+                await messages.aclose()  # type: ignore[attr-defined]
+            raise FrameInvalid("an answer begins with its head")
+
+        return Patience(self.retry_seconds).insist(lambda: calls().run(work()))
+
+
+def check_log(head: Fetched, log_id: str, end: int) -> None:
+    """Raise `ForeignLog` unless a buffer is the log that is meant, and at least as long as it was."""
+    hint = "The node was replaced or restored from a copy. Start with a new checkpoint when that is meant."
+    if head.log_id != log_id:
+        raise ForeignLog(f"the log of the node is {head.log_id}, it was {log_id}", hint=hint)
+    if head.end < end:
+        raise ForeignLog(f"the log of the node ends at {head.end}, it had reached {end}", hint=hint)
+
+
+async def _messages(access: Access, request: Any) -> AsyncIterator[Fetched | Frame]:
+    """Give the answer to a request: its head, then its frames."""
+    import asyncio
+
+    import grpc
+
+    from bsfg.wire.client import RECEIVED
+    from bsfg.wire.frames import THREAD_BYTES, read_frame, read_head
+
+    connection = calls().connection(access)
+    call, head = connection.method("FetchFrames")(request), True
+    try:
+        async for message in call:
+            if head:
+                yield read_head(message)
+                head = False
+            elif len(message.entries) > THREAD_BYTES:
+                yield await asyncio.to_thread(read_frame, message, RECEIVED)
+            else:
+                yield read_frame(message, RECEIVED)
+    except grpc.aio.AioRpcError as error:
+        raise connection.translated(error) from None
+    finally:
+        call.cancel()

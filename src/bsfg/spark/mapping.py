@@ -1,0 +1,268 @@
+"""The two-way mapping between batches of facts and Spark's columns, one Arrow batch at a time.
+
+Labels become a map, times become timestamps, an artifact reference becomes a struct, and the object can also be had as
+text. What a fact says survives the way to Spark and back unchanged, to the last byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bsfg.batch import EntryBatch, FactBatch
+from bsfg.errors import FrameInvalid, InvalidFact
+from bsfg.fact import JSON_MEDIA_TYPE
+from bsfg.ports import Frame, GapRecord
+from bsfg.retention import GapReason
+from bsfg.schema import ENTRY_SCHEMA, FACT_SCHEMA
+from bsfg.spark.nested import ARTIFACT, LABELS, artifact_to_struct, labels_to_map, map_to_labels, struct_to_artifact
+
+TIME = pa.timestamp("us", tz="UTC")
+GAP = pa.struct(
+    [
+        pa.field("first", pa.int64()),
+        pa.field("last", pa.int64()),
+        pa.field("reason", pa.string()),
+        pa.field("at", TIME),
+        pa.field("detail", pa.string()),
+    ]
+)
+
+SPARK_SCHEMA = pa.schema(
+    [
+        pa.field("offset", pa.int64()),
+        pa.field("appended_at", TIME),
+        pa.field("message_id", pa.string()),
+        pa.field("from_zone", pa.string()),
+        pa.field("to_zone", pa.string()),
+        pa.field("produced_at", TIME),
+        pa.field("correlation_id", pa.string()),
+        pa.field("causation_id", pa.string()),
+        pa.field("labels", LABELS),
+        pa.field("object_media_type", pa.string()),
+        pa.field("object_schema", pa.string()),
+        pa.field("signature", pa.string()),
+        pa.field("subject", pa.string()),
+        pa.field("predicate", pa.string()),
+        pa.field("object", pa.binary()),
+        pa.field("object_text", pa.string()),
+        pa.field("artifact", ARTIFACT),
+        pa.field("digest", pa.binary()),
+        pa.field("origin_zone", pa.string()),
+        pa.field("origin_offset", pa.int64()),
+        pa.field("origin_appended_at", TIME),
+        pa.field("stream", pa.string()),
+        pa.field("buffer", pa.string()),
+        pa.field("log_id", pa.string()),
+        pa.field("gap", GAP),
+    ]
+)
+"""Every column that facts can have in Spark, in Spark's own Arrow types."""
+
+COLUMNS: tuple[str, ...] = tuple(name for name in SPARK_SCHEMA.names if name != "gap")
+"""The columns of facts; ``gap`` joins them where gap records are read as rows."""
+
+_TIMES = {
+    "appended_at": "appended_at_unix_ms",
+    "produced_at": "produced_at_unix_ms",
+    "origin_appended_at": "origin_appended_at_unix_ms",
+}
+REQUIRED = ("from_zone", "to_zone", "produced_at", "subject", "predicate")
+"""What a fact cannot do without, besides ``object`` or ``object_text``."""
+
+WHOLE = tuple(name for name in COLUMNS if name not in ("object_text", "stream", "buffer", "log_id"))
+"""The columns that together hold all of an entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where entries were read: the stream, which of its buffers, and the log."""
+
+    stream: str
+    buffer: str
+    log_id: str
+
+
+def schema_of(columns: Sequence[str]) -> pa.Schema:
+    """Give the Arrow schema of some columns, in their order."""
+    return pa.schema([SPARK_SCHEMA.field(name) for name in columns])
+
+
+# From facts to Spark.
+
+
+def to_spark(entries: EntryBatch, place: Place, columns: Sequence[str] = COLUMNS) -> pa.RecordBatch:
+    """Lay entries out in Spark's columns."""
+    arrays = [_spark_column(name, entries, place) for name in columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema_of(columns))
+
+
+def gap_to_spark(frame: Frame, place: Place, columns: Sequence[str]) -> pa.RecordBatch:
+    """Make one row of a gap record: its range in ``gap``, its first offset in ``offset``, no fact."""
+    assert frame.gap is not None
+    gap = {
+        "first": frame.first,
+        "last": frame.last,
+        "reason": str(frame.gap.reason),
+        "at": frame.gap.at_unix_ms * 1000,
+        "detail": frame.gap.detail,
+    }
+    row = {"offset": frame.first, "stream": place.stream, "buffer": place.buffer, "log_id": place.log_id, "gap": gap}
+    return pa.RecordBatch.from_pylist([{name: row.get(name) for name in columns}], schema=schema_of(columns))
+
+
+def _spark_column(name: str, entries: EntryBatch, place: Place) -> pa.Array:
+    if name in _TIMES:
+        return entries.column(_TIMES[name]).cast(pa.timestamp("ms", tz="UTC")).cast(TIME)
+    if name in _MADE:
+        return _MADE[name](entries)
+    if name in ("stream", "buffer", "log_id"):
+        return pa.repeat(pa.scalar(getattr(place, name), pa.string()), len(entries))
+    if name == "gap":
+        return pa.nulls(len(entries), GAP)
+    return entries.column(name)
+
+
+def text_of(objects: pa.Array) -> pa.Array:
+    """Give objects as text, null where they are not UTF-8."""
+    try:
+        return objects.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([_decoded(data) for data in objects.to_pylist()], type=pa.string())
+
+
+def _decoded(data: bytes | None) -> str | None:
+    try:
+        return None if data is None else data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+_MADE: dict[str, Callable[[EntryBatch], pa.Array]] = {
+    "labels": lambda entries: labels_to_map(entries.column("labels")),
+    "object_text": lambda entries: text_of(entries.column("object")),
+    "artifact": lambda entries: artifact_to_struct(entries.column("artifact")),
+    "digest": lambda entries: entries.column("digest").cast(pa.binary()),
+}
+
+
+# From Spark to facts.
+
+
+def missing_columns(columns: Iterable[str], needed: Sequence[str] = REQUIRED) -> list[str]:
+    """Name the columns that facts need and that are not there; one kind of object is enough."""
+    present = set(columns)
+    missing = [name for name in needed if name not in present]
+    if "object" not in needed and not present & {"object", "object_text"}:
+        missing.append("object or object_text")
+    return missing
+
+
+def to_facts(batch: pa.RecordBatch) -> FactBatch:
+    """Take facts out of Spark's columns, unsealed: their digests are computed where they are appended."""
+    return FactBatch(
+        pa.RecordBatch.from_arrays([_fact_column(field, batch) for field in FACT_SCHEMA], schema=FACT_SCHEMA)
+    )
+
+
+def to_entries(batch: pa.RecordBatch) -> EntryBatch:
+    """Take whole entries out of Spark's columns; all of `WHOLE` must be there."""
+    arrays = [_fact_column(field, batch, digests=True) for field in ENTRY_SCHEMA]
+    return EntryBatch(pa.RecordBatch.from_arrays(arrays, schema=ENTRY_SCHEMA))
+
+
+def to_frames(batch: pa.RecordBatch) -> Iterator[Frame]:
+    """Take entries and gap records out of Spark's columns, in the order of the rows.
+
+    Raises `FrameInvalid` when offsets are missing between two rows of the batch.
+    """
+    gaps = _column("gap", batch, GAP)
+    if gaps.null_count == len(gaps):
+        yield from _entry_frames(batch)
+        return
+    at = 0
+    for row in np.flatnonzero(np.asarray(gaps.is_valid())).tolist():
+        yield from _entry_frames(batch.slice(at, row - at))
+        yield gap_frame(gaps[row].as_py())
+        at = row + 1
+    yield from _entry_frames(batch.slice(at))
+
+
+def gap_frame(gap: dict[str, object]) -> Frame:
+    """Make the frame of one gap record from the value of its column."""
+    first, last, at = gap["first"], gap["last"], gap["at"]
+    if not isinstance(first, int) or not isinstance(last, int) or last < first or at is None:
+        raise FrameInvalid(f"a gap record has the range {first}..{last} and the time {at}")
+    at_unix_ms = pa.scalar(at, TIME).cast(pa.int64()).as_py() // 1000
+    return Frame(
+        first, last, gap=GapRecord(first, last, GapReason(str(gap["reason"])), at_unix_ms, str(gap["detail"] or ""))
+    )
+
+
+def _entry_frames(batch: pa.RecordBatch) -> Iterator[Frame]:
+    if not batch.num_rows:
+        return
+    entries = to_entries(batch)
+    if entries.column("offset").null_count:
+        raise FrameInvalid("a row has neither an offset nor a gap record")
+    offsets = entries.offsets
+    first, last = int(offsets[0]), int(offsets[-1])
+    steps = np.flatnonzero(np.diff(offsets) != 1)
+    if len(steps):
+        before, after = int(offsets[steps[0]]), int(offsets[steps[0] + 1])
+        raise FrameInvalid(
+            f"offset {after} follows {before}: what a link brings must be whole and in order",
+            hint="Write all rows that were read, in the order they were read in.",
+        )
+    yield Frame(first, last, entries)
+
+
+def _fact_column(field: pa.Field, batch: pa.RecordBatch, *, digests: bool = False) -> pa.Array:
+    name, type_ = field.name, field.type
+    if name.endswith("_unix_ms"):
+        return _milliseconds(_column(name.removesuffix("_unix_ms"), batch, TIME))
+    if name == "digest":
+        return _column(name, batch, pa.binary()).cast(type_) if digests else pa.nulls(batch.num_rows, type_)
+    if name == "labels":
+        return map_to_labels(_column(name, batch, LABELS))
+    if name in ("artifact", "artifact_digest"):
+        return struct_to_artifact(_column("artifact", batch, ARTIFACT))[name == "artifact_digest"]
+    if name == "object":
+        return _objects(batch)
+    if name == "object_media_type":
+        return pc.fill_null(_column(name, batch, type_), JSON_MEDIA_TYPE)
+    return _column(name, batch, type_)
+
+
+def _objects(batch: pa.RecordBatch) -> pa.Array:
+    objects = _column("object", batch, pa.binary())
+    if objects.null_count and "object_text" in batch.schema.names:
+        return pc.coalesce(objects, _column("object_text", batch, pa.string()).cast(pa.binary()))
+    return objects
+
+
+def _milliseconds(times: pa.Array) -> pa.Array:
+    """Give times in milliseconds; Spark's microseconds are rounded down."""
+    if times.null_count == len(times):
+        return pa.nulls(len(times), pa.int64())
+    microseconds = times.cast(pa.int64())
+    mask = np.asarray(times.is_null()) if times.null_count else None
+    return pa.array(np.asarray(pc.fill_null(microseconds, 0)) // 1000, mask=mask)
+
+
+def _column(name: str, batch: pa.RecordBatch, type_: pa.DataType) -> pa.Array:
+    """Give a column in the type it must have, all nulls when it is not there."""
+    if name not in batch.schema.names:
+        return pa.nulls(batch.num_rows, type_)
+    column = batch.column(name)
+    if column.type == type_:
+        return column
+    try:
+        return column.cast(type_)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+        rule = f"must be {type_}, not {column.type}"
+        raise InvalidFact(f"{name}: {rule}", field=name, rule=rule) from None

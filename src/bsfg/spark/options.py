@@ -1,0 +1,336 @@
+"""The options of ``format("bsfg")``: declared once, checked by name and value, and documented from the declaration."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from bsfg.errors import InvalidArgument
+from bsfg.model import STREAM, check_name
+from bsfg.ports import Buffer
+from bsfg.spark.calls import Access
+from bsfg.spark.mapping import COLUMNS, SPARK_SCHEMA
+
+READ, READ_STREAM, WRITE, WRITE_STREAM = "read", "readStream", "write", "writeStream"
+_READS, _WRITES = frozenset({READ, READ_STREAM}), frozenset({WRITE, WRITE_STREAM})
+_ALL = _READS | _WRITES
+
+EARLIEST, LATEST = "earliest", "latest"
+PUT_ONLY = (
+    "link",
+    "lease",
+    "logId",
+    "confirmAddress",
+    "confirmConsumer",
+    "confirmServerName",
+    "confirmCa",
+    "confirmCert",
+    "confirmKey",
+)
+SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
+"""Options of Spark itself, which it hands on to every source."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where to start or end: at the earliest or latest fact, at an offset, or at a time."""
+
+    word: str | None = None
+    offset: int | None = None
+    unix_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option: its name, the uses it belongs to, how its value is read, what it defaults to and what it means."""
+
+    name: str
+    uses: frozenset[str]
+    parse: Callable[[str], Any]
+    says: str
+    default: Any = None
+    required: bool = False
+    secret: bool = False
+
+
+def _text(value: str) -> str:
+    if not value.strip():
+        raise ValueError("must not be empty")
+    return value
+
+
+def _count(value: str) -> int:
+    if not re.fullmatch(r"[1-9][0-9]{0,17}", value.strip()):
+        raise ValueError("must be a whole number above 0")
+    return int(value)
+
+
+def _seconds(value: str) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 1e9:
+        raise ValueError("must be a number of seconds")
+    return seconds
+
+
+def _flag(value: str) -> bool:
+    if value.strip().lower() not in ("true", "false"):
+        raise ValueError("must be true or false")
+    return value.strip().lower() == "true"
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def parse(value: str) -> str:
+        if value.strip().lower() not in words:
+            raise ValueError(f"must be {' or '.join(words)}")
+        return value.strip().lower()
+
+    return parse
+
+
+def _stream(value: str) -> str:
+    return check_name("stream", value.strip(), STREAM)
+
+
+def position(value: str) -> Position:
+    """Read a position: ``earliest``, ``latest``, an offset, or a time such as ``2026-03-01T06:00:00Z``."""
+    value = value.strip()
+    if value.lower() in (EARLIEST, LATEST):
+        return Position(word=value.lower())
+    if re.fullmatch(r"[0-9]{1,18}", value):
+        return Position(offset=int(value))
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        raise ValueError("must be earliest, latest, an offset or a time such as 2026-03-01T06:00:00Z") from None
+    if moment.tzinfo is None:
+        raise ValueError("is a time without a zone: add Z for UTC, or the offset such as +01:00")
+    return Position(unix_ms=ceil_unix_ms(moment))
+
+
+_EPOCH = datetime.fromisoformat("1970-01-01T00:00:00Z")
+
+
+def ceil_unix_ms(moment: datetime) -> int:
+    """Give a time in whole milliseconds, rounded up: facts have no finer times, so "from" and "before" stay exact."""
+    return -((_EPOCH - moment) // timedelta(milliseconds=1))
+
+
+def columns_of(value: str) -> tuple[str, ...]:
+    """Read a list of column names."""
+    names = tuple(name.strip() for name in value.split(","))
+    for name in names:
+        if name not in SPARK_SCHEMA.names:
+            raise ValueError(f"has no column {name!r}; there are {', '.join(SPARK_SCHEMA.names)}")
+    if len(set(names)) != len(names):
+        raise ValueError("names a column twice")
+    return names
+
+
+OPTIONS = (
+    Option("address", _ALL, _text, "Where the node listens, as host:port.", required=True),
+    Option("ca", _ALL, _text, "The authorities to trust: the path of a PEM file, or its content.", secret=True),
+    Option("cert", _ALL, _text, "The caller's certificate, likewise.", secret=True),
+    Option("key", _ALL, _text, "The key of the certificate, likewise.", secret=True),
+    Option("serverName", _ALL, _text, "The name that the node's certificate must carry, such as plant-a-bsfg."),
+    Option("stream", _ALL, _stream, "The stream to read from or write to.", required=True),
+    Option("retrySeconds", _ALL, _seconds, "How long a node that cannot be reached is tried again.", 60.0),
+    Option(
+        "buffer",
+        _READS,
+        _one_of(*Buffer),
+        "Which buffer: store (own facts) or forward (those of other zones).",
+        "store",
+    ),
+    Option("columns", _READS, columns_of, "The columns to read, separated by commas; Spark itself leaves out none."),
+    Option(
+        "startingOffsets",
+        _READS,
+        position,
+        "Where to start: earliest (the oldest fact that is kept), latest, an offset, or a time with its zone. A stream "
+        "asks for it once; later its checkpoint tells.",
+    ),
+    Option(
+        "endingOffsets",
+        frozenset({READ}),
+        position,
+        "Where to end: latest, an offset or a time; what is there itself is left out.",
+        Position(word=LATEST),
+    ),
+    Option("partitionFacts", _READS, _count, "How many facts one task reads.", 500_000),
+    Option("maxFactsPerBatch", frozenset({READ_STREAM}), _count, "How many facts a micro-batch may have.", 1_000_000),
+    Option(
+        "consumer",
+        frozenset({READ_STREAM}),
+        _text,
+        "A durable consumer at the node: the stream starts at its position unless told otherwise, and confirms for it "
+        "what Spark has processed, always one micro-batch behind.",
+    ),
+    Option(
+        "gaps",
+        _READS,
+        _one_of("fail", "rows"),
+        "What to do about facts that are not there any more: fail, or give each gap record as a row with `gap` set.",
+        "fail",
+    ),
+    Option(
+        "mode",
+        _WRITES,
+        _one_of("append", "put"),
+        "append (facts of this zone into its store buffer) or put (what a link brought into the forward buffer).",
+        "append",
+    ),
+    Option(
+        "ordered",
+        _WRITES,
+        _flag,
+        "Whether facts get their offsets in the order of partitions and rows; false lets tasks append side by side.",
+        True,
+    ),
+    Option(
+        "conflicts",
+        _WRITES,
+        _one_of("fail", "count"),
+        "What to do when an id is taken by another body, in append mode: fail, or count it and go on.",
+        "fail",
+    ),
+    Option("spool", _WRITES, _text, "A folder for parts that wait for their turn; a cluster must share it."),
+    Option("results", _WRITES, _text, "A file to which every commit adds a line of JSON with its sums."),
+    Option("link", _WRITES, _text, "The link that brought the facts, in put mode."),
+    Option("lease", _WRITES, _text, "The token of the link's lease, in put mode.", secret=True),
+    Option("logId", _WRITES, _text, "The sender's log, in put mode, when there is no column log_id."),
+    Option("confirmAddress", _WRITES, _text, "The sender's node, in put mode: each commit confirms there what it put."),
+    Option("confirmConsumer", _WRITES, _text, "The durable consumer at the sender to confirm for."),
+    Option("confirmServerName", _WRITES, _text, "The name that the sender's certificate must carry."),
+    Option("confirmCa", _WRITES, _text, "As ca, for the sender; the same as ca when left out.", secret=True),
+    Option("confirmCert", _WRITES, _text, "As cert, for the sender; the same as cert when left out.", secret=True),
+    Option("confirmKey", _WRITES, _text, "As key, for the sender; the same as key when left out.", secret=True),
+)
+"""Every option there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Checked options of one use, by name."""
+
+    use: str
+    values: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    @property
+    def access(self) -> Access:
+        """The way to the node."""
+        return Access(self["address"], self["ca"], self["cert"], self["key"], self["serverName"])
+
+    @property
+    def confirm_access(self) -> Access | None:
+        """The way to the sender's node, None when nothing is confirmed."""
+        if self["confirmAddress"] is None:
+            return None
+        ca, certificate, key = (self[f"confirm{name}"] or self[name.lower()] for name in ("Ca", "Cert", "Key"))
+        return Access(self["confirmAddress"], ca, certificate, key, self["confirmServerName"])
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that are read unless a schema names others."""
+        if self["columns"] is not None:
+            chosen: tuple[str, ...] = self["columns"]
+            return chosen
+        return (*COLUMNS, "gap") if self["gaps"] == "rows" else COLUMNS
+
+
+def parse(given: Mapping[str, str], *uses: str) -> Options:
+    """Check options, or raise `InvalidArgument` naming the wrong one and all good ones.
+
+    With two uses, which is how a source is asked for its columns, options of either are taken.
+    """
+    use = " and ".join(uses)
+    known = {option.name.lower(): option for option in OPTIONS if option.uses & set(uses)}
+    values: dict[str, Any] = {option.name: option.default for option in known.values()}
+    for name, value in given.items():
+        option = known.get(name.lower())
+        if option is not None:
+            values[option.name] = _parsed(option, value)
+        elif name.lower() not in SPARKS_OWN:
+            raise _unknown(name, use, known.values())
+    missing = [option.name for option in known.values() if option.required and values[option.name] is None]
+    if missing:
+        raise InvalidArgument(f"the option {missing[0]} is required", hint=_list(use, known.values()))
+    options = Options(use, values)
+    _check_together(options)
+    return options
+
+
+def _parsed(option: Option, value: str) -> Any:
+    try:
+        return option.parse(value)
+    except (ValueError, InvalidArgument) as error:
+        shown = "" if option.secret else f" {value[:80]!r}"
+        raise InvalidArgument(f"option {option.name}{shown} {error}", hint=option.says) from None
+
+
+def _unknown(name: str, use: str, known: Iterable[Option]) -> InvalidArgument:
+    names = {option.name.lower(): option.name for option in known}
+    near = difflib.get_close_matches(name.lower(), names, 1)
+    guess = f"; did you mean {names[near[0]]}?" if near else ""
+    elsewhere = next((option for option in OPTIONS if option.name.lower() == name.lower()), None)
+    if elsewhere is not None:
+        guess = f", only for {' and '.join(sorted(elsewhere.uses))}"
+    return InvalidArgument(f"there is no option {name[:80]!r} for {use}{guess}", hint=_list(use, known))
+
+
+def _list(use: str, known: Iterable[Option]) -> str:
+    return f"The options of {use} are {', '.join(option.name for option in known)}."
+
+
+def _check_together(options: Options) -> None:
+    """Check what only several options together can get wrong."""
+    values = options.values
+    _ = options.access
+    if "gaps" in values and "gap" in options.columns and values["gaps"] != "rows":
+        raise InvalidArgument('the column gap needs the option gaps = "rows"')
+    if "mode" in values:
+        _check_writing(options)
+    ending = values.get("endingOffsets")
+    if ending is not None and ending.word == EARLIEST:
+        raise InvalidArgument("option endingOffsets cannot be earliest")
+
+
+def _check_writing(options: Options) -> None:
+    put = options["mode"] == "put"
+    if put and options["link"] is None:
+        raise InvalidArgument("put needs the option link: the link that brought the facts")
+    if put and not options["ordered"]:
+        raise InvalidArgument("put keeps the order of the link: leave out the option ordered")
+    for name in PUT_ONLY:
+        if not put and options[name] is not None:
+            raise InvalidArgument(f'option {name} belongs to mode = "put"')
+    if (options["confirmAddress"] is None) != (options["confirmConsumer"] is None):
+        raise InvalidArgument("confirming needs both options confirmAddress and confirmConsumer")
+    _ = options.confirm_access
+
+
+def documentation() -> str:
+    """Describe all options, as the class of the source shows them."""
+    lines = []
+    for option in OPTIONS:
+        uses = "" if option.uses == _ALL else f" ({', '.join(sorted(option.uses))})"
+        default = "" if option.default is None else f" Default: {_shown(option.default)}."
+        lines.append(f"- ``{option.name}``{uses}: {'required. ' if option.required else ''}{option.says}{default}")
+    return "\n".join(lines)
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, Position):
+        return str(default.word)
+    if isinstance(default, bool):
+        return str(default).lower()
+    return f"{default:g}" if isinstance(default, float) else str(default)

@@ -1,0 +1,90 @@
+"""Starts Spark with the settings that fit facts: quiet, on loopback when it is local, and quick in small batches."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bsfg.spark.java import java_in_use
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOCAL_MASTER = "local[*]"
+TASK_ATTEMPTS = 4
+"""How often a task is tried; Spark's own local mode would give up after the first failure."""
+
+LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
+SECRET_OPTIONS = r"(?i)url|^(confirm)?(ca|cert|key|lease)$"
+"""The names of options whose values Spark must not show."""
+
+DEFAULTS: Mapping[str, str] = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.sql.redaction.options.regex": SECRET_OPTIONS,
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.streaming.pollingDelay": "1ms",
+    "spark.locality.wait": "0",
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.python.daemon.module": "bsfg.spark.daemon",
+    "spark.driver.defaultJavaOptions": (
+        f"-Djdk.lang.Process.launchMechanism=VFORK -XX:+UseParallelGC -Dlog4j2.configurationFile=file:{LOG_SETTINGS}"
+    ),
+}
+"""What every session starts with unless told otherwise; docs/guides/spark.md says why."""
+
+LOCAL_DEFAULTS: Mapping[str, str] = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+"""What a session on this machine alone adds: nobody else can reach it."""
+
+
+def session(app: str, master: str = LOCAL_MASTER, conf: Mapping[str, str] | None = None) -> SparkSession:
+    """Give a Spark session that can read and write ``format("bsfg")``, starting Spark if it does not run yet.
+
+    ``conf`` overrides every default. Java is found or brought along, so nothing needs to be installed. With a local
+    master Spark listens on loopback only, and its Python workers run in this environment.
+    """
+    prepare_environment(master)
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName(app).master(with_attempts(master))
+    for name, value in settings(master, conf).items():
+        builder = builder.config(name, value)
+    with java_in_use():
+        return builder.getOrCreate()
+
+
+def settings(master: str = LOCAL_MASTER, conf: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Give the settings of a session: the defaults, overridden by ``conf``."""
+    return {**DEFAULTS, **(LOCAL_DEFAULTS if is_local(master) else {}), **(conf or {})}
+
+
+def prepare_environment(master: str = LOCAL_MASTER) -> None:
+    """Set what Spark reads from the environment when it starts; what is set already stays."""
+    if is_local(master):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+
+def is_local(master: str) -> bool:
+    """Tell whether a master means this process alone."""
+    return master == "local" or master.startswith("local[")
+
+
+def with_attempts(master: str) -> str:
+    """Have a local master try a failed task again, as a cluster does."""
+    found = re.fullmatch(r"local(?:\[\s*(\*|\d+)\s*\])?", master)
+    return f"local[{found[1] or 1},{TASK_ATTEMPTS}]" if found else master
