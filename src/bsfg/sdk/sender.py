@@ -113,6 +113,7 @@ class Sender:
         self._on_problem = on_problem
         self._unanswered: deque[Shipment] = deque()
         self._errors: dict[Shipment, BsfgError] = {}
+        self._sent: set[Shipment] = set()
         self._trouble = asyncio.Event()
         self._getter: asyncio.Future[Shipment | None] | None = None
         self._failures = 0
@@ -136,6 +137,7 @@ class Sender:
         """Send over one stream until there is trouble, the stream has ended, or everything is done."""
         self._trouble.clear()
         self._errors.clear()
+        self._sent.clear()
         self._last_answer = time.monotonic()
         watching = asyncio.create_task(self._watch())
         answers: set[asyncio.Future[Appended]] = set()
@@ -181,8 +183,12 @@ class Sender:
         return True
 
     async def _send(self, stream: AppendStream, shipment: Shipment, answers: set[asyncio.Future[Appended]]) -> None:
+        # The window is kept here and not left to the stream: what failed must be known before the next is sent.
+        while len(answers) >= self._options.max_in_flight:
+            await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
         if self._trouble.is_set():
             return
+        self._sent.add(shipment)
         answer = await stream.send(shipment.facts)
         answers.add(answer)
 
@@ -197,6 +203,7 @@ class Sender:
         if error is None:
             self._last_answer, self._failures = time.monotonic(), 0
             self._drop(shipment)
+            self._sent.discard(shipment)
             shipment.settle(answer.result())
         else:
             self._failed(error if isinstance(error, BsfgError) else BsfgError(repr(error)), shipment)
@@ -225,7 +232,7 @@ class Sender:
     async def _after_trouble(self) -> None:
         """Judge everything that was not answered, then wait before the next attempt."""
         again: BsfgError | None = None
-        largest = max(self._unanswered, key=lambda each: each.facts.nbytes, default=None)
+        largest = max(self._sent, key=lambda each: each.facts.nbytes, default=None)
         for shipment in list(self._unanswered):
             error = self._errors.get(shipment)
             if error is None or (error.code == "message_too_large" and shipment is not largest):

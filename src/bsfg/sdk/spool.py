@@ -262,6 +262,7 @@ class Spool:
             # Nothing in it can be read. Its name will be used again, so what is there is kept under another.
             self._files.rename(_name(base), f"{_name(base)}.torn")
             del self._sizes[base]
+            self._cache = None
         self.advance(self.done)
 
     def close(self) -> None:
