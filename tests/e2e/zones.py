@@ -30,7 +30,7 @@ from bsfg.wire.connection import Connection
 from bsfg.wire.tls import TlsFiles, Watched
 
 READY_SECONDS = 60.0
-SETTLE_SECONDS = 120.0
+SETTLE_SECONDS = 60.0
 """How long something that must happen may take before a test gives up; it is never what is measured."""
 
 ROLES = ("producer", "consumer", "operator", "viewer")

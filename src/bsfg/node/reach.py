@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-from bsfg.errors import BsfgError, CertificateInvalid, PeerUnreachable, TimedOut
+from bsfg.errors import BsfgError, CertificateInvalid, PeerUnreachable, ServerIdentityMismatch, TimedOut
 from bsfg.node.config.kinds import Address
 from bsfg.wire.connection import Connection
 from bsfg.wire.probe import verify_server
@@ -39,7 +39,7 @@ class Reach:
 
     async def explained(self, error: BsfgError) -> BsfgError:
         """Give the error that says what is really wrong; the same one when the server is merely not there."""
-        unclear = isinstance(error, PeerUnreachable | CertificateInvalid | TimedOut)
+        unclear = isinstance(error, PeerUnreachable | CertificateInvalid | ServerIdentityMismatch | TimedOut)
         if self._watched is None or not unclear or self._looking:
             return error
         self._looking = True
@@ -55,6 +55,8 @@ class Reach:
         self._connection.insist_on(name)
         if isinstance(error, TimedOut):
             self._connection.reconnect()
+        if isinstance(error, ServerIdentityMismatch):
+            return PeerUnreachable(f"{self._address} is {self._expected}, its certificate is for {name}")
         return error
 
     def close(self) -> None:
