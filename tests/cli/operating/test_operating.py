@@ -21,7 +21,7 @@ import pytest
 from tests.cli.operating.conftest import Cli
 from tests.e2e.zones import SETTLE_SECONDS, Zone, pair, until
 
-from bsfg.cli.status.health import Level, findings, worst
+from bsfg.cli.status.health import findings
 from bsfg.jsonform import message_from_json, message_to_dict
 from bsfg.ports import Buffer, OriginSpan
 from bsfg.stores.log.storage import LogStorage
@@ -29,16 +29,18 @@ from bsfg.testing.facts import altered, batch, messages, sealed
 
 FACTS = 300
 CONFLICTS = altered(messages(4, seed=9, from_zone="enterprise"))
+LATE = messages(1, seed=10, from_zone="enterprise")
 VIEWER = ("--identity", "plant-a-viewer")
 
 
 async def quarantine(zone: Zone) -> None:
-    """Put four facts and then others with their ids into a forward buffer, before its node starts."""
+    """Put four facts and then others with their ids into a forward buffer, and set one aside as too old."""
     storage = await LogStorage.open(zone.data)
     forward = await storage.forward("operational")
     for facts in (messages(4, seed=9, from_zone="enterprise"), CONFLICTS):
         origin = OriginSpan("enterprise", np.arange(4), np.full(4, time.time_ns() // 10**6))
         await forward.put_if_absent(sealed(facts), origin)
+    await forward.set_aside(sealed(LATE), "expired", "older than the link allows")
     await storage.close()
 
 
@@ -67,15 +69,15 @@ def zones(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Zone, Zone
 
 
 def calm(zone: Zone) -> None:
-    """Wait until nothing is in alert: on a busy machine the first facts take longer than they should."""
+    """Wait until only quarantine is left to see: on a busy machine the first facts take longer than they should."""
 
     async def status() -> dict[str, Any]:
         async with zone.admin() as admin:
             return await admin.status()
 
     deadline = time.monotonic() + SETTLE_SECONDS
-    while worst(findings(found := asyncio.run(status()))) == Level.ALERT:
-        assert time.monotonic() < deadline, found
+    while [each.alert for each in findings(asyncio.run(status()))] != ["quarantine"]:
+        assert time.monotonic() < deadline, findings(asyncio.run(status()))
         time.sleep(0.1)
 
 
@@ -95,7 +97,7 @@ def test_status_shows_streams_consumers_links_and_what_needs_attention(cli: Cli,
     assert (done.code, done.err) == (0, "")
     for word in ("plant-a", "● warning", "operational/forward", "enterprise.operational", "from-enterprise", "native"):
         assert word in done.out
-    assert "4 facts wait in quarantine" in done.out
+    assert "5 facts wait in quarantine" in done.out
     found = cli("status", "--json")
     assert found.code == 0
     assert found.json["health"] == "warning"
@@ -356,10 +358,12 @@ def test_wrong_words_about_consumers(cli: Cli, plant: Zone, args: tuple[str, ...
 def test_quarantine_is_listed_and_shown(cli: Cli, plant: Zone) -> None:
     """Each quarantined fact has an id, a reason, and the place of the one that was there first."""
     listed = cli("quarantine", "list", "--json").json
-    assert [(each["id"], each["reason"], each["existing_offset"]) for each in listed] == [
-        (f"operational/forward/{each['number']}", "conflict", offset) for offset, each in enumerate(listed)
+    assert [each["id"] for each in listed] == [f"operational/forward/{each['number']}" for each in listed]
+    assert [(each["reason"], each["existing_offset"]) for each in listed] == [
+        *(("conflict", offset) for offset in range(4)),
+        ("expired", None),
     ]
-    assert len(listed) == 4
+    assert listed[4]["detail"] == "older than the link allows"
     table = cli("quarantine", columns=60)
     assert max(len(line.rstrip()) for line in table.out.splitlines()) <= 60
     shown = cli("quarantine", "show", listed[0]["number"], "--json").json
@@ -370,9 +374,9 @@ def test_quarantine_is_listed_and_shown(cli: Cli, plant: Zone) -> None:
 def test_quarantine_is_exported_as_json_lines(cli: Cli, plant: Zone) -> None:
     """An export has every fact with its refusal; --facts writes what can be read in again."""
     whole = cli("quarantine", "export").lines
-    assert [line["quarantined"]["reason"] for line in whole] == ["conflict"] * 4
+    assert [line["quarantined"]["reason"] for line in whole] == ["conflict"] * 4 + ["expired"]
     facts = cli("quarantine", "export", "--facts").out.splitlines()
-    assert [message_from_json(line.encode()) for line in facts] == CONFLICTS
+    assert [message_from_json(line.encode()) for line in facts] == CONFLICTS + LATE
     one = cli("quarantine", "export", whole[2]["quarantined"]["id"], "--facts").lines
     assert one == [orjson.loads(orjson.dumps(message_to_dict(CONFLICTS[2])))]
 
@@ -397,11 +401,15 @@ def test_wrong_words_about_quarantine(cli: Cli, plant: Zone, args: tuple[str, ..
 
 
 def test_quarantine_is_retried_and_dropped(cli: Cli, plant: Zone) -> None:
-    """A conflict that is put again stays, with exit code 1; what is dropped is gone and on record."""
-    ids = [each["id"] for each in cli("quarantine", "--json").json]
-    retried = cli("quarantine", "retry", ids[0], "--reason", "try once more", "--json")
+    """What is taken now leaves, a conflict stays with exit code 1, and what is dropped is gone and on record."""
+    *ids, late = [each["id"] for each in cli("quarantine", "--json").json]
+    retried = cli("quarantine", "retry", ids[0], late, "--reason", "try once more", "--json")
     assert retried.code == 1
-    assert retried.json == [{"id": ids[0], "settled": False, "result": "conflict"}]
+    assert retried.json == [
+        {"id": ids[0], "settled": False, "result": "conflict"},
+        {"id": late, "settled": True, "result": "inserted"},
+    ]
+    assert plant.messages(Buffer.FORWARD)[-1:] == LATE
     dropped = cli("quarantine", "drop", *ids[:2], "--reason", "agreed with enterprise")
     assert dropped.code == 0
     assert [line.split()[0] for line in dropped.out.splitlines()] == ids[:2]
