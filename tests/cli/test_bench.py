@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import struct
+import subprocess
+import sys
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -11,7 +15,7 @@ from xml.etree import ElementTree
 import numpy as np
 import orjson
 import pytest
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, environment
 
 from bsfg.batch import FactBatch
 from bsfg.canonical import canonicalize
@@ -96,6 +100,21 @@ def test_a_wrong_answer_is_not_measured(quick: Run, small: Path, monkeypatch: py
     assert outcome.code == 1
     assert outcome.json()["code"] == "storage_failed"
     assert list(small.iterdir()) == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["INT", "TERM"])
+def test_it_cleans_up_when_it_is_stopped(tmp_path: Path, number: int, code: int) -> None:
+    """Ctrl-C and SIGTERM end the benchmark without a word and without a file left behind."""
+    # The folder is there only once everything is imported and the signal is taken care of.
+    command = [sys.executable, "-m", "bsfg", "bench", "store", "--facts", "50000000", "--dir", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+    while not list(tmp_path.rglob("*.seg")):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(number)
+    assert process.communicate(timeout=60) == (b"", b"")
+    assert process.returncode == code
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_facts_are_as_promised() -> None:

@@ -14,6 +14,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from bsfg.cli.ending import orderly_end
 from bsfg.cli.output import console, examples, print_json, progress_bar, table
 from bsfg.errors import InvalidArgument
 
@@ -53,12 +54,13 @@ def store(
     if plot is not None:
         checked_path(plot)
     started = time.perf_counter()
-    place = temporary(folder)
-    try:
-        samples = _measured(place, facts)
-        numbers = results(samples, place, time.perf_counter() - started)
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+    with orderly_end():
+        place = temporary(folder)
+        try:
+            samples = _measured(place, facts)
+            numbers = results(samples, place, time.perf_counter() - started)
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
     if plot is not None:
         draw(plot, numbers, samples)
     if json:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import shutil
-import signal
 import tempfile
 import time
 from pathlib import Path
@@ -13,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bsfg.cli.ending import orderly_end
 from bsfg.cli.output import console, examples, print_json
 from bsfg.errors import FileExists, InvalidArgument
 
 if TYPE_CHECKING:
-    from bsfg.cli.demo.director import Director, Plan
+    from bsfg.cli.demo.director import Plan
 
 app = typer.Typer()
 
@@ -52,11 +52,12 @@ def demo(
 
     plan = Plan(producers, max(1, facts // producers), kills, secrets.randbelow(10**6) if seed is None else seed)
     folder = _folder(keep)
-    backstage = Path(tempfile.mkdtemp(prefix="bsfg-demo-"))
-    try:
-        ok = _perform(plan, folder or backstage / "data", backstage, kept=folder, as_json=json)
-    finally:
-        shutil.rmtree(backstage, ignore_errors=True)
+    with orderly_end():
+        backstage = Path(tempfile.mkdtemp(prefix="bsfg-demo-"))
+        try:
+            ok = _perform(plan, folder or backstage / "data", backstage, kept=folder, as_json=json)
+        finally:
+            shutil.rmtree(backstage, ignore_errors=True)
     if not ok:
         raise typer.Exit(1)
 
@@ -89,7 +90,7 @@ def _perform(plan: Plan, folder: Path, backstage: Path, *, kept: Path | None, as
     if line_by_line or screen.is_terminal:
         view.introduce(screen)
     with view.watching(stage, screen):
-        _play(Director(stage, folder, backstage))
+        asyncio.run(Director(stage, folder, backstage).play())
     verdict = judge(folder, stage.acknowledged, plan.producers, plan.facts)
     where = str(kept) if kept is not None else None
     if as_json:
@@ -97,18 +98,3 @@ def _perform(plan: Plan, folder: Path, backstage: Path, *, kept: Path | None, as
     else:
         view.show_verdict(stage, verdict, where)
     return verdict.ok
-
-
-def _play(director: Director) -> None:
-    """Run the performance; SIGTERM ends it as orderly as Ctrl-C does."""
-
-    async def play() -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        await director.play()
-
-    try:
-        asyncio.run(play())
-    except asyncio.CancelledError:
-        raise typer.Exit(128 + signal.SIGTERM) from None
