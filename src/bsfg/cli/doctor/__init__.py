@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from bsfg.cli.output import console, examples, print_json, progress_bar
+from bsfg.cli.output import console, examples, print_json
 from bsfg.errors import BsfgError, ConfigInvalid
 
 if TYPE_CHECKING:
@@ -42,14 +42,10 @@ def doctor(
     peers it sees only what their certificates show. The exit code is 1 if there is a problem; warnings do not count.
     """
     found = []
-    with progress_bar("", shown=not json) as bar:
-        task = bar.add_task("checking", total=None)
-        for name, findings in examine(config):
-            bar.update(task, description=f"checking {name}")
-            for finding in findings:
-                found.append(finding)
-                if not json:
-                    console().print(_line(finding))
+    for finding in (each for _, findings in examine(config) for each in findings):
+        found.append(finding)
+        if not json:
+            console().print(_line(finding))
     bad = any(finding.level == "problem" for finding in found)
     if json:
         print_json({"ok": not bad, "findings": [finding.to_dict() for finding in found]})
