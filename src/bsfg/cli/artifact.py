@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
-from rich.markup import escape
 from rich.text import Text
 
 from bsfg.cli.connection import Target, connects
 from bsfg.cli.groups import Json
-from bsfg.cli.output import console, count_text, examples, pairs, print_json, progress_bar, size_text
+from bsfg.cli.output import console, count_text, examples, print_json, progress_bar, size_text
 from bsfg.errors import DigestMismatch, FileExists, InvalidArgument, StorageReadOnly
 
 if TYPE_CHECKING:
@@ -203,6 +202,10 @@ def _show(info: ObjectInfo, json: bool, what: str) -> None:
         "size": f"{count_text(size)} bytes" + (f" ({size_text(size)})" if size >= 1024 else ""),
         "media type": info.media_type,
     }
-    console().print(pairs(escape(f"{info.bucket}/{info.key}"), {name: escape(text) for name, text in rows.items()}))
+    out = console()
+    out.print(Text(f"{info.bucket}/{info.key}", "bold"), soft_wrap=True)
+    for name, text in rows.items():
+        # A digest that is broken into two lines could not be copied.
+        out.print(Text.assemble((f"{name:<10}  ", "cyan"), text), soft_wrap=True)
     if what:
-        console().print(Text(what, "green"), soft_wrap=True)
+        out.print(Text(what, "green"), soft_wrap=True)
