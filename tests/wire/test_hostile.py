@@ -425,7 +425,7 @@ async def test_a_flood_of_invalid_requests(sites: Sites) -> None:
         assert (await good.append_fact(STREAM, message(f"good-{number}"))).result == Result.INSERTED
         assert len(await good.append(STREAM, facts(20, first=20 * number))) == 20
     stop.set()
-    assert sum(await asyncio.gather(*floods)) > 100
+    assert sum(await asyncio.gather(*floods)) > 20
     await good.close()
     await quiet(site)
     assert rss_bytes() - before < 200 << 20

@@ -85,6 +85,7 @@ async def test_what_a_link_may_not_bring_holds_it(sites: Sites) -> None:
     foreign = GapRecord(0, 0, GapReason.EVICTED, now, "", "lab")
     async with puts:
         facts = await puts.put(frame(messages(2, from_zone="lab"), 0, now))
+    async with site.client().put_stream(LINK, STREAM, LOG) as puts:
         gaps = await puts.put(frame(messages(2, from_zone="enterprise"), 0, now), [foreign])
     assert [(each.held_code, each.through, each.inserted) for each in (facts, gaps)] == [
         ("zone_not_allowed", -1, 0)
@@ -125,8 +126,10 @@ async def test_frames_that_are_none_are_refused_alone(sites: Sites) -> None:
     wrong = frame(messages(3, from_zone="enterprise"), 0, now)
     async with puts:
         assert (await puts.put(Frame(0, 7, wrong.entries))).held_code == "frame_invalid"
+    async with site.client().put_stream(LINK, STREAM, LOG) as puts:
         with pytest.raises(FrameInvalid):
             await puts.put(Frame(0, 2))
+    async with site.client().put_stream(LINK, STREAM, LOG) as puts:
         assert (await puts.put(wrong)).inserted == 3
     with pytest.raises((UnknownStream, PermissionRefused)):
         await site.client().put_stream(LINK, "nowhere", LOG).put(wrong)

@@ -56,8 +56,12 @@ class Calls:
             try:
                 caller = caller_of(context)
                 with self.admission.enter(str(caller)):
-                    request = requests if method.request_streams else await self._one(requests)
-                    answer = await answered(behaviour, request, caller, context)
+                    try:
+                        request = requests if method.request_streams else await self._one(requests)
+                        answer = await answered(behaviour, request, caller, context)
+                    except Exception as error:
+                        await self.admission.hold_back(str(caller), error)
+                        raise
                 self.admission.answered(method.name, time.perf_counter() - started)
             except cygrpc.ExecuteBatchError:
                 pass  # the caller is gone

@@ -78,7 +78,11 @@ class HttpBoundary:
                 if operation.open:
                     return await handler(request, caller)
                 with self._admission.enter(str(caller)):
-                    answer = await handler(request, caller)
+                    try:
+                        answer = await handler(request, caller)
+                    except Exception as error:
+                        await self._admission.hold_back(str(caller), error)
+                        raise
             except ClientDisconnect:
                 return Response(status_code=499)
             except Exception as error:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from bsfg.errors import Overloaded
+from bsfg.wire.patience import Patience
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class Admission:
 
     def __init__(self, limits: WireLimits, observer: Observer | None = None) -> None:
         self._limits, self._observer = limits, observer
+        self._patience = Patience()
         if observer is not None:
             observer.watch(self)
         self._by_caller: Counter[str] = Counter()
@@ -60,6 +62,12 @@ class Admission:
         """Pass on how a request went."""
         if self._observer is not None:
             self._observer.answered(operation, seconds, code)
+
+    async def hold_back(self, caller: str, error: Exception) -> None:
+        """Let the answer wait when its caller has made many wrong requests; he keeps his place meanwhile."""
+        delay_seconds = self._patience.delay_seconds(caller, error)
+        if delay_seconds > 0:
+            await asyncio.sleep(delay_seconds)
 
     @contextmanager
     def enter(self, caller: str) -> Iterator[None]:

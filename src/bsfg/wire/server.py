@@ -65,6 +65,7 @@ class BoundaryServicer:
             try:
                 prepared = await self._service.prepare(caller, frame.stream, frame.facts)
             except BsfgError as error:
+                await self._calls.admission.hold_back(str(caller), error)
                 return _given(pb.AppendAck(sequence=frame.sequence, error=error_message(error)))
             return self._committed(frame.sequence, prepared)
 
