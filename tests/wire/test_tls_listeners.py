@@ -140,6 +140,23 @@ async def test_nobody_comes_in_without_a_good_certificate(sites: Sites, listener
     assert await _answered(port, listener, client_context(files_of(site.folder, "app"))) is True
 
 
+@pytest.mark.parametrize("listener", ["grpc", "http"])
+async def test_handshakes_that_never_end_are_given_up(sites: Sites, listener: str) -> None:
+    """A connection that says nothing, or half a hello, is closed; the next caller is served."""
+    site = await sites(tls=True, handshake_timeout_seconds=0.3)
+    port = getattr(site.listeners, listener).port
+    for hello in (b"", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(hello)
+        try:
+            while await reader.read(1_000):
+                pass
+        except ConnectionError:
+            pass
+        writer.close()
+    assert await _answered(port, listener, client_context(files_of(site.folder, "app"))) is True
+
+
 async def test_new_certificates_are_used_without_a_restart(sites: Sites) -> None:
     """After the files are replaced, new connections get the new certificate and the client shows its own new one."""
     site = await sites(tls=True)
