@@ -22,12 +22,14 @@ from bsfg.node.board import RECEIVER
 from bsfg.node.config import Link
 from bsfg.node.config.kinds import ANY
 from bsfg.node.faults import Verdict, verdict
-from bsfg.node.parts import Parts
+from bsfg.node.parts import Lane, Parts
 from bsfg.ports import Buffer
 from bsfg.wire.service import LinkReport
 
 LEASE_TTL_MS = 15_000
 LEASE_RENEW_SECONDS = 5.0
+FETCH_BYTES = 8 << 20
+FETCH_PARTS = 16
 HELD_LOOK_SECONDS = 0.25
 """How often a loop that stands still looks whether it may go on."""
 
@@ -167,7 +169,11 @@ class NativeHandoff:
     async def _turn(self, pull: StreamPull, gate: Gate) -> Progress:
         # A gate that is closed finds out quickly whether the peer is back; an open one may wait long for new facts.
         wait_seconds = self.link.fetch_wait_seconds if gate.mode == Mode.NORMAL else 0.0
-        request = FetchRequest(max_facts=self._rate.batch(self.link.batch_facts), wait_seconds=wait_seconds)
+        request = FetchRequest(
+            max_facts=self._rate.batch(self.link.batch_facts),
+            max_bytes=_fetch_bytes(self._parts.settings.lane(pull.stream)),
+            wait_seconds=wait_seconds,
+        )
         forward = await self._parts.forward(pull.stream)
         return await pull_once(
             pull.peer,
@@ -289,6 +295,11 @@ def _brief(error: BsfgError) -> dict[str, object]:
     return {"code": error.code, "message": error.message[:300]}
 
 
+def _fetch_bytes(lane: Lane) -> int:
+    """Give how much to ask for at once: a small part of the forward buffer, else one answer might never fit into it."""
+    return max(1, min(FETCH_BYTES, lane.forward_policy.capacity_bytes // FETCH_PARTS))
+
+
 class EveryZone(frozenset[str]):
     """The zones of a peer that may relay for anybody."""
 
@@ -304,4 +315,4 @@ def rules_of(link: Link, parts: Parts, stream: str) -> LinkRules:
         max_age_seconds = float(link.max_age_seconds)
     relayed = parts.guard.matrix.identities[link.expected_server].relay_for
     from_zones = EveryZone() if ANY in relayed else frozenset({link.zone, *relayed})
-    return LinkRules(parts.settings.zone, from_zones, max_age_seconds, limits=lane.limits)
+    return LinkRules(parts.settings.zone, from_zones, max_age_seconds, limits=lane.link_limits)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bsfg.errors import UnknownStream
 from bsfg.journey.append import Plausibility
@@ -39,6 +39,15 @@ class Lane:
             limits=stream.fact_limits,
             plausibility=None if past is None and future is None else Plausibility(past, future),
             max_age_seconds=None if policy.is_sil else stream.max_age_seconds,
+        )
+
+    @property
+    def link_limits(self) -> Limits:
+        """The limits for what a peer sends: how it batches is bounded by what was asked for, not as for producers."""
+        return replace(
+            self.limits,
+            max_batch_facts=max(self.limits.max_batch_facts, DEFAULT_LIMITS.max_batch_facts),
+            max_batch_bytes=max(self.limits.max_batch_bytes, DEFAULT_LIMITS.max_batch_bytes),
         )
 
 

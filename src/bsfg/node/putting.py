@@ -59,7 +59,7 @@ class Putting:
         parts.board.check_open(call.link)
         frame = Frame(call.first, call.last, gap=call.gap)
         if call.entries:
-            entries = await asyncio.to_thread(EntryBatch.from_ipc, call.entries, lane.limits)
+            entries = await asyncio.to_thread(EntryBatch.from_ipc, call.entries, lane.link_limits)
             frame = Frame(call.first, call.last, entries)
         refused = self._zones_refused(call, frame.entries)
         if refused is not None:
@@ -118,7 +118,7 @@ class Putting:
             max_age_seconds = link.max_age_seconds
         # These were allowed one by one before; the step itself only needs to know them.
         zones = _zones(call, entries) | {self._peer_zone(call.link)}
-        return LinkRules(parts.settings.zone, zones, max_age_seconds, limits=lane.limits)
+        return LinkRules(parts.settings.zone, zones, max_age_seconds, limits=lane.link_limits)
 
 
 def _zones(call: PutCall, entries: EntryBatch | None) -> frozenset[str]:
