@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import tempfile
 import time
@@ -14,7 +13,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from bsfg.cli.ending import orderly_end
+from bsfg.cli.ending import orderly_end, run
 from bsfg.cli.output import console, examples, print_json, progress_bar, table
 from bsfg.errors import InvalidArgument
 
@@ -89,7 +88,7 @@ def _measured(place: Path, facts: int) -> Any:
         def step(phase: str, done: int) -> None:
             bar.update(task, description=phase, advance=done)
 
-        asyncio.run(measure.run(place / "data", samples, step))
+        run(measure.run(place / "data", samples, step))
         bar.update(task, description="killing and reopening")
         samples.reopen_seconds = reopen_seconds(place / "data")
     return samples

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import shutil
 import tempfile
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bsfg.cli.ending import orderly_end
+from bsfg.cli.ending import orderly_end, run
 from bsfg.cli.output import console, examples, print_json
 from bsfg.errors import FileExists, InvalidArgument
 
@@ -90,7 +89,7 @@ def _perform(plan: Plan, folder: Path, backstage: Path, *, kept: Path | None, as
     if line_by_line or screen.is_terminal:
         view.introduce(screen)
     with view.watching(stage, screen):
-        asyncio.run(Director(stage, folder, backstage).play())
+        run(Director(stage, folder, backstage).play())
     verdict = judge(folder, stage.acknowledged, plan.producers, plan.facts)
     where = str(kept) if kept is not None else None
     if as_json:
