@@ -22,7 +22,7 @@ from bsfg.model import (
 )
 
 # Scalars are made once: to infer the type of one, pyarrow searches for modules every time.
-_NULL_IS_FINE = {False: pa.scalar(True), True: pa.scalar(False)}
+_NULL_IS_FINE = {False: pa.scalar(True, pa.bool_()), True: pa.scalar(False, pa.bool_())}
 _FIRST = np.zeros(1, dtype=np.int64)
 _NONE = np.empty(0, dtype=np.int64)
 
