@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bsfg.errors import BufferFull, DiskFull, FolderLocked, FormatUnsupported, NotAFolder, OutcomeUnknown, StorageClosed
+from bsfg.errors import (
+    BufferFull,
+    DiskFull,
+    FactTooLarge,
+    FolderLocked,
+    FormatUnsupported,
+    NotAFolder,
+    OutcomeUnknown,
+    StorageClosed,
+)
 from bsfg.sdk.spool import Spool
 from bsfg.stores.log.journal import Record
 from bsfg.testing.disk import PowerLoss, SimulatedDisk
@@ -92,6 +100,8 @@ def test_a_full_spool_refuses(tmp_path: Path) -> None:
             spool.put(records(count, 1))
             count += 1
     assert full.value.details["capacity_bytes"] == 1000
+    with pytest.raises(FactTooLarge, match="never fit"):
+        spool.put(records(0, 1, size=2000))
     assert drained(spool) == straight(0, count)
     spool.advance(count)
     spool.put(records(count, 1))
@@ -101,10 +111,15 @@ def test_a_full_spool_refuses(tmp_path: Path) -> None:
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     """A second user of the folder is refused while the first has it; a dead one holds nothing."""
-    code = "import sys,os; from bsfg.sdk.spool import Spool; Spool.open(sys.argv[1],'outbox'); print(flush=True); os.read(0,1)"
-    first = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=dict(os.environ)
-    )
+    code = """
+import os, sys
+from bsfg.sdk.spool import Spool
+Spool.open(sys.argv[1], "outbox")
+print(flush=True)
+os.read(0, 1)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    first = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert first.stdout is not None
     first.stdout.readline()
     with pytest.raises(FolderLocked, match=str(first.pid)):

@@ -30,7 +30,7 @@ PIECE_BYTES = 4 << 20
 """Larger batches travel in several messages."""
 
 _CHUNK_BYTES = 1 << 20
-_CLOSE_GRACE_SECONDS = 2.0
+_CLOSE_GRACE_SECONDS = 1.0
 
 Content = bytes | str | os.PathLike[str] | AsyncIterable[bytes]
 """What can be uploaded: bytes, the path of a file, or chunks as they come."""
@@ -67,8 +67,8 @@ class ProducerOptions:
     on_problem: Callable[[BsfgError], None] | None = None
 
     def __post_init__(self) -> None:
-        if self.outbox_capacity_bytes < 4 * max(self.max_batch_bytes, PIECE_BYTES):
-            raise InvalidArgument("an outbox must have room for some batches: allow at least 16 MiB")
+        if self.outbox_capacity_bytes < 8 * max(self.max_batch_bytes, PIECE_BYTES):
+            raise InvalidArgument("an outbox must have room for some batches: allow at least 32 MiB")
 
     @property
     def deadline(self) -> float | None:
@@ -192,7 +192,14 @@ class ProducerCore:
         """Upload an artifact and give the reference that a fact needs to name it."""
         file_name = os.path.basename(os.fspath(content)) if isinstance(content, str | os.PathLike) else None
         info = ObjectInfo(bucket, key, media_type, file_name)
-        stored = await self._link.client.put_object(info, _chunks(content))
+        chunks = _Chunks(content)
+        try:
+            stored = await self._link.client.put_object(info, chunks)
+        except asyncio.CancelledError:
+            # gRPC only cancels a call whose content cannot be read; the reason is ours to tell.
+            if chunks.failure is not None:
+                raise chunks.failure from None
+            raise
         assert stored.digest is not None
         assert stored.size_bytes is not None
         return ArtifactRef(bucket, key, stored.digest, stored.size_bytes, media_type, file_name)
@@ -243,21 +250,33 @@ def pieces(facts: FactBatch) -> list[FactBatch]:
     return [*pieces(facts.slice(0, middle)), *pieces(facts.slice(middle))]
 
 
-async def _chunks(content: Content) -> AsyncIterator[bytes]:
-    if isinstance(content, bytes):
-        yield content
-    elif isinstance(content, str | os.PathLike):
-        async for chunk in _file_chunks(Path(content)):
-            yield chunk
-    else:
-        async for chunk in content:
-            yield chunk
+class _Chunks:
+    """The content of an upload, piece by piece, and what kept it from being read."""
 
+    def __init__(self, content: Content) -> None:
+        self._content = content
+        self.failure: Exception | None = None
 
-async def _file_chunks(path: Path) -> AsyncIterator[bytes]:
-    try:
-        with path.open("rb") as file:
-            while chunk := await asyncio.to_thread(file.read, _CHUNK_BYTES):
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in self._pieces():
                 yield chunk
-    except OSError as error:
-        raise StorageReadOnly(f"{path} cannot be read: {error.strerror}", hint="Check the path.") from None
+        except OSError as error:
+            self.failure = StorageReadOnly(f"the content cannot be read: {error.strerror}", hint="Check the path.")
+            raise
+        except Exception as error:
+            self.failure = error
+            raise
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        content = self._content
+        if isinstance(content, bytes):
+            yield content
+        elif isinstance(content, str | os.PathLike):
+            file = await asyncio.to_thread(Path(content).open, "rb")
+            with file:
+                while chunk := await asyncio.to_thread(file.read, _CHUNK_BYTES):
+                    yield chunk
+        else:
+            async for chunk in content:
+                yield chunk

@@ -13,8 +13,8 @@ from bsfg.sdk.outbox import OutboxLane
 from bsfg.sdk.packing import Packed, Packer
 from bsfg.sdk.shipment import Shipment
 
-GROUP_BATCHES = 64
-"""At most this many batches share a sync of the outbox."""
+GROUP_BATCHES, GROUP_BYTES = 64, 4 << 20
+"""At most so much shares a sync of the outbox."""
 
 _FULL_PAUSE_SECONDS = 0.25
 
@@ -62,9 +62,13 @@ class Keeper:
     async def run(self) -> None:
         """Keep until the producer is closed and everything is in the outbox."""
         while (gathering := await self._intake.next(self._lane)) is not None:
-            group = [gathering]
-            while len(group) < GROUP_BATCHES and (more := self._intake.take(self._lane)[0]) is not None:
+            group, size_bytes = [gathering], gathering.size_bytes
+            while len(group) < GROUP_BATCHES and size_bytes < GROUP_BYTES:
+                more, _ = self._intake.take(self._lane)
+                if more is None:
+                    break
                 group.append(more)
+                size_bytes += more.size_bytes
             packed = [await packed_or_failed(self._packer, each) for each in group]
             whole = [each for each in packed if each is not None]
             if whole:

@@ -23,6 +23,7 @@ import orjson
 from bsfg.errors import (
     BsfgError,
     BufferFull,
+    FactTooLarge,
     FormatUnsupported,
     InvalidArgument,
     NotAFolder,
@@ -110,6 +111,10 @@ class Spool:
             first = self.end
             parts = [encode(Record({**record.head, "n": first + at}, record.blob)) for at, record in enumerate(records)]
             size = sum(map(len, parts))
+            if size > self._capacity_bytes:
+                raise FactTooLarge(
+                    f"{size} bytes can never fit into a spool of {self._capacity_bytes}", hint="Allow a larger one."
+                )
             if self.used_bytes + size > self._capacity_bytes:
                 raise BufferFull(
                     f"the spool holds {self.used_bytes} of {self._capacity_bytes} bytes",
