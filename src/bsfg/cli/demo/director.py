@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
+import signal
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
@@ -145,8 +147,7 @@ class Director:
         """Kill the writer, and read the folder without it: everything acknowledged must be there at once."""
         assert self._writer is not None
         pid = self._writer.pid
-        self._writer.kill()
-        await self._writer.wait()
+        await _killed(self._writer)
         self.stage.writer_pid, self.stage.deaths = None, self.stage.deaths + 1
         acknowledged = dict(self.stage.acknowledged)
         self.stage.tell(f"writer {pid} killed (SIGKILL) with {len(acknowledged):,} facts acknowledged", "red")
@@ -208,9 +209,17 @@ class Director:
             task.cancel()
         await asyncio.gather(*self._listeners, return_exceptions=True)
         for process in [*self._producers, self._writer]:
-            if process is None:
-                continue
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
+            if process is not None:
+                await _killed(process)
         self.stage.writer_pid = None
+
+
+async def _killed(process: Process) -> None:
+    """Kill a process that may have ended already, and wait for its end.
+
+    `Process.kill` would fetch the exit code itself and leave asyncio, which waits for it too, with a complaint.
+    """
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+    await process.wait()
