@@ -328,7 +328,7 @@ def test_an_index_newer_than_the_log_is_thrown_away(tmp_path: Path) -> None:
     run(check())
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "foreign name"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "foreign name", "other name"])
 def test_a_damaged_index_is_rebuilt(tmp_path: Path, damage: str) -> None:
     """The index is derived: whatever happens to it, keys are still known."""
 
@@ -344,6 +344,8 @@ def test_a_damaged_index_is_rebuilt(tmp_path: Path, damage: str) -> None:
         flip(path, 1_000)
     elif damage == "foreign name":
         path.rename(path.with_name("what-is-this"))
+    elif damage == "other name":
+        path.rename(path.with_name("renamed.run"))
     else:
         path.write_bytes(b"" if damage == "empty" else data[: len(data) // 2])
 

@@ -40,7 +40,7 @@ class IndexStore:
         found: list[tuple[Run, str]] = []
         for name in self._files.list(self._folder):
             decoded = None
-            if name.endswith(".run"):
+            if name.endswith(".run") and name.split("-")[0].isdigit():
                 decoded = decode_run(self._files.read(f"{self._folder}/{name}"), self._owner, in_memory=False)
             if decoded is None or not self._fits(decoded, end, trusted_before, chain_at):
                 self._files.remove(f"{self._folder}/{name}")
