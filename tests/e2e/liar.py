@@ -47,13 +47,14 @@ def frame(entries: EntryBatch, first: int | None = None) -> pb.FetchFrame:
 class Liar:
     """Answers as the node of a zone: ``answer`` gives the frames of the next fetch, ``object`` those of an artifact.
 
+    Where ``object`` is None a download never says a word.
     ``fetches`` and ``confirmed`` tell what was asked. An answer may be an endless generator.
     """
 
     def __init__(self, zone: Zone, certificate: str | None = None) -> None:
         self.zone, self._certificate = zone, certificate
         self.answer: Callable[[pb.FetchFramesRequest], Answers] = lambda request: []
-        self.object: Callable[[pb.GetObjectRequest], Iterable[pb.GetObjectResponse]] = lambda request: []
+        self.object: Callable[[pb.GetObjectRequest], Iterable[pb.GetObjectResponse]] | None = lambda request: []
         self.refuse_confirm: bytes | None = None
         self.fetches, self.sent = 0, 0
         self.confirmed: list[int] = []
@@ -72,22 +73,31 @@ class Liar:
     async def __aexit__(self, *exc_info: object) -> None:
         await self._server.stop(0)
 
-    async def _fetch(self, request: pb.FetchFramesRequest, context: Any) -> AsyncIterator[pb.FetchFrame]:
+    # On the wire one request is a stream of one.
+
+    async def _fetch(self, requests: AsyncIterator[pb.FetchFramesRequest], context: Any) -> AsyncIterator[Any]:
+        request = await anext(aiter(requests))
         self.fetches += 1
         for answer in self.answer(request):
             self.sent += answer.ByteSize()
             yield answer
             await asyncio.sleep(0)
 
-    async def _confirm(self, request: pb.ConfirmRequest, context: Any) -> pb.ConfirmResponse:
+    async def _confirm(self, requests: AsyncIterator[pb.ConfirmRequest], context: Any) -> pb.ConfirmResponse:
+        request = await anext(aiter(requests))
         if self.refuse_confirm is not None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "", ((ERROR_METADATA, self.refuse_confirm),))
         self.confirmed.append(request.through)
         return pb.ConfirmResponse(cursor_advanced_to=request.through)
 
-    async def _get_object(self, request: pb.GetObjectRequest, context: Any) -> AsyncIterator[pb.GetObjectResponse]:
+    async def _get_object(self, requests: AsyncIterator[pb.GetObjectRequest], context: Any) -> AsyncIterator[Any]:
+        request = await anext(aiter(requests))
+        if self.object is None:
+            await asyncio.Event().wait()
+            return
         for answer in self.object(request):
             yield answer
+            await asyncio.sleep(0)
 
 
 def _h2_frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
