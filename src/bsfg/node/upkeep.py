@@ -66,6 +66,9 @@ class Upkeep:
                     await self.collect_orphans()
             except BsfgError as error:
                 self._note("upkeep_failed", **error.to_dict())
+            except Exception as error:
+                # Whatever it was, gates and alarms must go on.
+                self._note("upkeep_failed", code=BsfgError.code, exc_info=error)
             turn += 1
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), LOOK_SECONDS)
