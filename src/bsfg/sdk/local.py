@@ -201,10 +201,12 @@ class LocalReader:
         folder = self._one(stream)
         tail = Tail(folder, folder.view().end if start is None else start)
         last = time.monotonic()
-        while idle_seconds is None or time.monotonic() - last <= idle_seconds:
+        while True:
             for frame in tail.frames():
                 yield from self._items_of(frame)
                 last = time.monotonic()
+            if idle_seconds is not None and time.monotonic() - last >= idle_seconds:
+                return
             time.sleep(POLL_SECONDS if idle_seconds is None else min(POLL_SECONDS, idle_seconds))
 
     # What they share.
