@@ -127,3 +127,16 @@ def test_reports_are_kept_by_stream() -> None:
     assert last is not None
     assert last[1] == 7
     assert links.last_fetch("nobody") is None
+
+
+def test_a_long_wait_is_no_silence() -> None:
+    """A consumer that is being served is in touch, however long it waits for new facts."""
+    clock = FakeClock()
+    links = Board(clock)
+    with links.fetching("historian"):
+        clock.advance(60_000)
+        assert links.last_fetch("historian") == (clock.now_unix_ms(), 0)
+        links.fetched("historian", 7)
+    ended_unix_ms = clock.now_unix_ms()
+    clock.advance(5_000)
+    assert links.last_fetch("historian") == (ended_unix_ms, 7)

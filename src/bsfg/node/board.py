@@ -7,7 +7,9 @@ owns the node, through ``on_move``.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from bsfg.errors import GateHeld, InvalidArgument, LeaseHeld, LeaseLost, UnknownLink
@@ -37,6 +39,7 @@ class Board:
     on_move: OnMove = lambda view, before: None
     _gates: dict[tuple[str, str], Gate] = field(default_factory=dict)
     _fetched: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _waiting: Counter[str] = field(default_factory=Counter)
     _leases: dict[str, _Lease] = field(default_factory=dict)
     _reports: dict[tuple[str, str], tuple[int, LinkReport]] = field(default_factory=dict)
 
@@ -97,9 +100,20 @@ class Board:
         """Note that a consumer has fetched, and how much it had left."""
         self._fetched[consumer] = (self.clock.now_unix_ms(), backlog)
 
+    @contextmanager
+    def fetching(self, consumer: str) -> Iterator[None]:
+        """Count a consumer as being in touch for as long as it is being served, which may be a long wait."""
+        self._waiting[consumer] += 1
+        try:
+            yield
+        finally:
+            self._waiting[consumer] -= 1
+            self.fetched(consumer, self._fetched.get(consumer, (0, 0))[1])
+
     def last_fetch(self, consumer: str) -> tuple[int, int] | None:
         """Give when a consumer last fetched and how much it had left then, None when it did not since the start."""
-        return self._fetched.get(consumer)
+        known = self._fetched.get(consumer)
+        return (self.clock.now_unix_ms(), known[1] if known else 0) if self._waiting[consumer] else known
 
     # Leases: one pipeline at a time moves a link.
 

@@ -46,10 +46,15 @@ class Bringing:
         self._source = RemoteArtifacts(client)
 
     async def __call__(self, facts: FactBatch) -> None:
-        """Raise `ZoneNotAllowed` for what the peer may not bring; fetch the artifacts that are missing."""
+        """Raise `ZoneNotAllowed` for what the peer may not bring; fetch the artifacts that are missing.
+
+        `GateHeld` when an operator has closed the gate since these facts were asked for.
+        """
+        self._parts.board.check_open(self._link)
         self._check_zones(facts)
         if self._parts.artifacts is not None:
             await bring_artifacts(facts, self._source, self._parts.artifacts)
+            self._parts.board.check_open(self._link)
 
     def _check_zones(self, facts: FactBatch) -> None:
         guard, now_unix_ms = self._parts.guard, self._parts.clock.now_unix_ms()

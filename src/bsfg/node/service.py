@@ -113,7 +113,10 @@ class NodeService:
             wait_seconds=min(request.wait_seconds, parts.settings.limits.fetch_wait_max_seconds),
         )
         carriage = self._carriage(row, carry_only)
-        fetched = await serve(buffer, parts.storage.cursors, consumer, wanted, carriage=carriage)
+        with parts.board.fetching(consumer):
+            fetched = await serve(buffer, parts.storage.cursors, consumer, wanted, carriage=carriage)
+        # An operator may have closed the gate while this one waited.
+        parts.board.check_serving(consumer, row.zone)
         labels = (state.spec.stream, str(state.spec.buffer))
         parts.metrics.fetch_requests.labels(*labels).inc()
         facts = sum(len(frame.entries) for frame in fetched.frames if frame.entries is not None)
