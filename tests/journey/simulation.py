@@ -5,6 +5,7 @@ Everything is drawn from one seed, so a failing campaign can be run again by its
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,15 +15,16 @@ from typing import Any, TypeVar
 
 from tests.journey.zones import STREAM, Backend, Zone
 
-from bsfg.errors import BsfgError, PeerUnreachable
+from bsfg.errors import BsfgError, PeerUnreachable, StorageClosed
 from bsfg.fact import Entry, Message
 from bsfg.gate import Mode
 from bsfg.journey.append import append
 from bsfg.journey.carriage import Carriage
 from bsfg.journey.confirm import confirm_receipt
 from bsfg.journey.consume import consume_once
+from bsfg.journey.flow import Flow
 from bsfg.journey.link import Fetched, FetchRequest, Refusal, SessionMemory
-from bsfg.journey.pull import pull_once
+from bsfg.journey.pull import Progress, pull_once
 from bsfg.journey.recover import recover
 from bsfg.journey.serve import serve
 from bsfg.journey.truncate import keep_forward, truncate
@@ -97,6 +99,7 @@ class Direction:
     handled: list[tuple[int, str]] = field(default_factory=list)
     memory: SessionMemory = field(default_factory=SessionMemory)
     past: list[Confirmation] = field(default_factory=list)
+    flow: Flow | None = None
 
     @property
     def zone(self) -> str:
@@ -155,18 +158,31 @@ class Direction:
         """Make one turn of the receiver."""
         random = self.campaign.random
         request = FetchRequest(max_facts=random.randrange(1, 30), max_bytes=random.randrange(1, 20_000))
-        rules = LinkRules(self.receiver.name, frozenset({self.zone}))
-        progress = await pull_once(
-            self,
-            self.campaign.fragile(await self.receiver.forward()),
-            self.campaign.fragile(self.memory),
-            rules,
-            clock=self.receiver.clock,
-            request=request,
-        )
+        progress = await self._turn(self.campaign.fragile(await self.receiver.forward()), request)
         assert progress.held is None, progress.held
         assert progress.refetch_at is None
         assert progress.refused == ()
+
+    async def _turn(self, forward: Any, request: FetchRequest) -> Progress:
+        memory, clock = self.campaign.fragile(self.memory), self.receiver.clock
+        rules = LinkRules(self.receiver.name, frozenset({self.zone}))
+        if not self.campaign.flowing:
+            return await pull_once(self, forward, memory, rules, clock=clock, request=request)
+        if self.flow is None:
+            self.flow = Flow(self, memory, rules, clock=clock, confirm_every_seconds=0.0)
+        try:
+            progress = await self.flow.turn(forward, request)
+            if self.flow is not None and (self.campaign.random.random() < 0.2 or self.campaign.weather is CALM):
+                await self.flow.confirmed()
+        except asyncio.CancelledError:
+            raise PeerUnreachable("this process died meanwhile, because another of its tasks did") from None
+        return progress
+
+    def died(self) -> None:
+        """Let go what the receiver's process had under way."""
+        if self.flow is not None:
+            self.flow.reset()
+            self.flow = None
 
     async def consume(self) -> None:
         """Let the application take what arrived; it remembers everything, also what it was given twice."""
@@ -224,6 +240,8 @@ class Direction:
         except DiedError:
             await self.campaign.restart(self.sender)
             raise PeerUnreachable("the sender died") from None
+        except StorageClosed:
+            raise PeerUnreachable("the sender died meanwhile") from None
         if random.random() < weather.lost:
             raise PeerUnreachable("the answer got lost")
         return result
@@ -240,8 +258,11 @@ class Direction:
 class Campaign:
     """One run: zones, directions, and a random sequence of what happens to them."""
 
-    def __init__(self, seed: int, backend: Backend, path: Path) -> None:
+    def __init__(self, seed: int, backend: Backend, path: Path, *, flowing: bool = False) -> None:
         self.random = Random(seed)
+        self.flowing = flowing
+        self._restarting = asyncio.Lock()
+        self._restarts: list[asyncio.Future[None]] = []
         self.weather = Weather()
         self.deaths = 0
         self._memory_survives = self.random.random() < 0.5
@@ -258,13 +279,23 @@ class Campaign:
         return Fragile(target, self.random, self.weather.dies)
 
     async def restart(self, zone: Zone) -> None:
-        """Bring a zone's process back; it knows what was durable, and perhaps what it remembered of its peers."""
-        self.deaths += 1
-        await zone.restart()
-        for direction in self.directions:
-            if direction.receiver is zone and not self._memory_survives:
-                direction.memory = SessionMemory()
-        assert (await recover(await zone.storage(), self._policies(zone))).problems == ()
+        """Bring a zone's process back, one zone at a time; who is cancelled meanwhile does not stop that."""
+        restart = asyncio.ensure_future(self._restart(zone))
+        self._restarts.append(restart)
+        await asyncio.shield(restart)
+
+    async def _restart(self, zone: Zone) -> None:
+        """Bring a zone back: it knows what was durable, and perhaps what it remembered of its peers."""
+        async with self._restarting:
+            self.deaths += 1
+            for direction in self.directions:
+                if direction.receiver is zone:
+                    direction.died()
+            await zone.restart()
+            for direction in self.directions:
+                if direction.receiver is zone and not self._memory_survives:
+                    direction.memory = SessionMemory()
+            assert (await recover(await zone.storage(), self._policies(zone))).problems == ()
 
     async def run(self, steps: int) -> None:
         """Let things happen, then heal, drain and check."""
@@ -274,8 +305,12 @@ class Campaign:
             await self._step()
         self.weather = CALM
         for direction in self.directions:
+            direction.died()
+        await asyncio.gather(*self._restarts)
+        for direction in self.directions:
             await self._drain(direction)
             await direction.check()
+            direction.died()
         for zone in self.zones:
             await zone.restart()
 
@@ -294,6 +329,8 @@ class Campaign:
             await action()
         except DiedError:
             await self.restart(actions[action][1])
+        except StorageClosed:
+            assert self.flowing, "only where several things go on at once can a process die in the middle of this"
         except BsfgError as error:
             assert error.retryable, error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,13 +77,15 @@ class Zone:
         self.store_policy: Policy | None = None
         self.forward_policy: Policy | None = None
         self._opener = opener
+        self._opening = asyncio.Lock()
         self._storage: Storage | None = None
 
     async def storage(self) -> Storage:
         """Give the storage, opened when it is not."""
-        if self._storage is None:
-            self._storage = await self._opener(self.clock)
-        return self._storage
+        async with self._opening:
+            if self._storage is None:
+                self._storage = await self._opener(self.clock)
+            return self._storage
 
     async def store(self) -> StoreBuffer:
         """Give the store buffer."""
@@ -94,9 +97,10 @@ class Zone:
 
     async def restart(self) -> None:
         """Close the storage; the next use opens it again with what was durable."""
-        if self._storage is not None:
-            await self._storage.close()
-        self._storage = None
+        async with self._opening:
+            if self._storage is not None:
+                await self._storage.close()
+            self._storage = None
 
     async def append(self, messages: Sequence[Message]) -> AppendOutcome:
         """Append messages to the store buffer."""

@@ -59,12 +59,12 @@ class Progress:
 
     @property
     def moved(self) -> bool:
-        """Whether the turn confirmed anything."""
-        return self.acknowledged is not None
+        """Whether the turn brought anything that is confirmed, or about to be."""
+        return self.through is not None
 
 
 @dataclass(slots=True)
-class _Stored:
+class Stored:
     """What became of the entries of one answer."""
 
     inserted: int = 0
@@ -95,28 +95,28 @@ async def pull_once(
         fetched = await link.fetch(asked)
     except HOLDING as error:
         return Progress(held=LinkHeld(error.code, error.message))
-    decision = await _judged(fetched, position, rules, link.zone)
+    decision = await judged(fetched, position, rules, link.zone)
     if isinstance(decision, LinkHeld):
         return Progress(held=decision)
     put, suspect = (decision.before, decision.at) if isinstance(decision, Refetch) else (decision, None)
     put_rules = rules if clock_trusted else replace(rules, max_age_seconds=None)
     try:
-        stored = await _store(put, forward, put_rules, link.zone, clock, before_put)
+        stored = await store(put, forward, put_rules, link.zone, clock, before_put)
     except BufferFull as error:
         return Progress(paused=error, backlog=fetched.end - fetched.start)
-    position = _advanced(position, fetched, put, suspect)
+    position = advanced(position, fetched, put, suspect)
     await memory.remember(position)
     return await _confirm(link, memory, position, fetched, put, stored)
 
 
-async def _judged(fetched: Fetched, position: PeerPosition, rules: LinkRules, peer: str) -> Decision:
+async def judged(fetched: Fetched, position: PeerPosition, rules: LinkRules, peer: str) -> Decision:
     """Judge an answer, a large one in a thread: its digests take long, and the event loop has others to serve."""
     if sum(len(frame.entries) for frame in fetched.frames if frame.entries is not None) > INLINE_FACTS_MAX:
         return await asyncio.to_thread(judge, fetched, position, rules, peer)
     return judge(fetched, position, rules, peer)
 
 
-def _advanced(position: PeerPosition, fetched: Fetched, put: Put, suspect: int | None) -> PeerPosition:
+def advanced(position: PeerPosition, fetched: Fetched, put: Put, suspect: int | None) -> PeerPosition:
     """Give the position after the answer was stored; it must be remembered before the sender can act on a confirm."""
     # Before the first answer nothing is known: a confirmation sent by an earlier life of this zone may still be on its
     # way, for anything that the sender had by then.
@@ -133,18 +133,10 @@ def _advanced(position: PeerPosition, fetched: Fetched, put: Put, suspect: int |
 
 
 async def _confirm(
-    link: PeerLink, memory: PeerMemory, position: PeerPosition, fetched: Fetched, put: Put, stored: _Stored
+    link: PeerLink, memory: PeerMemory, position: PeerPosition, fetched: Fetched, put: Put, stored: Stored
 ) -> Progress:
     """Tell the sender what is durable here, unless the answer brought nothing."""
-    progress = Progress(
-        inserted=stored.inserted,
-        repeated=stored.repeated,
-        refused=tuple(stored.refusals),
-        gaps=len(put.gaps),
-        backlog=position.end - (put.through + 1),
-        newest_origin_unix_ms=_newest(put.entries),
-        refetch_at=position.suspect,
-    )
+    progress = progress_of(position, put, stored)
     if put.through < fetched.start:
         return progress
     confirmation = Confirmation(through=put.through, log_id=position.log_id, peer_head=stored.chain_head)
@@ -157,11 +149,24 @@ async def _confirm(
     return replace(progress, through=put.through, acknowledged=acknowledged)
 
 
-async def _store(
+def progress_of(position: PeerPosition, put: Put, stored: Stored) -> Progress:
+    """Say what storing an answer achieved, before anything of it is confirmed."""
+    return Progress(
+        inserted=stored.inserted,
+        repeated=stored.repeated,
+        refused=tuple(stored.refusals),
+        gaps=len(put.gaps),
+        backlog=position.end - (put.through + 1),
+        newest_origin_unix_ms=_newest(put.entries),
+        refetch_at=position.suspect,
+    )
+
+
+async def store(
     put: Put, forward: ForwardBuffer, rules: LinkRules, peer: str, clock: Clock, before_put: BeforePut | None
-) -> _Stored:
+) -> Stored:
     """Make all that an answer brought durable: entries, what is refused of them, and gap records."""
-    stored = _Stored()
+    stored = Stored()
     if put.entries:
         entries = EntryBatch.concat(put.entries)
         entries = await _set_expired_aside(stored, entries, forward, rules, peer, clock.now_unix_ms())
@@ -179,7 +184,7 @@ async def _store(
 
 
 async def _put_entries(
-    stored: _Stored, entries: EntryBatch, forward: ForwardBuffer, peer: str, before_put: BeforePut | None
+    stored: Stored, entries: EntryBatch, forward: ForwardBuffer, peer: str, before_put: BeforePut | None
 ) -> None:
     facts = entries.facts
     if before_put is not None:
@@ -204,7 +209,7 @@ async def _conflict_refusals(refused: EntryBatch, forward: ForwardBuffer) -> lis
 
 
 async def _set_expired_aside(
-    stored: _Stored, entries: EntryBatch, forward: ForwardBuffer, rules: LinkRules, peer: str, now_unix_ms: int
+    stored: Stored, entries: EntryBatch, forward: ForwardBuffer, rules: LinkRules, peer: str, now_unix_ms: int
 ) -> EntryBatch:
     """Quarantine what is older than max age, and give the rest; what is here already is no replay but a repeat."""
     if rules.max_age_seconds is None:

@@ -36,14 +36,15 @@ async def serve(
 ) -> Fetched:
     """Answer one fetch of a named durable consumer: what follows the last offset it confirmed without a gap.
 
-    When there is nothing yet, wait for it as long as the request says; then the answer may have no frames. Ranges that
-    the link leaves out are not worth an answer of their own while there is time to wait. Raises `UnknownConsumer`,
+    A consumer that asks ahead of its confirmations (``request.after``) gets what follows that offset. When there is
+    nothing yet, wait for it as long as the request says; then the answer may have no frames. Ranges that the link
+    leaves out are not worth an answer of their own while there is time to wait. Raises `UnknownConsumer`,
     `ConsumerRetired`, and `ForeignLog` when the consumer's position is not one of this buffer.
     """
     check_request(request)
     state = await cursors.consumer(consumer)
     check_consumer(state, buffer)
-    start = state.checkpoint.committed + 1
+    start = max(state.checkpoint.committed, -1 if request.after is None else request.after) + 1
     gaps = relayed_gaps(await _gaps(buffer), request.gaps_after, carriage.receiver_zone)
     collector = _Collector(request, start)
     deadline = _now_seconds() + (0 if gaps else request.wait_seconds)
@@ -52,7 +53,7 @@ async def serve(
         there = await buffer.wait_for(collector.next_offset, max(0.0, deadline - _now_seconds()))
         stats = await buffer.stats()
         if start > stats.end:
-            raise ForeignLog(f"{consumer} confirmed offset {start - 1}, but this log ends before {stats.end}")
+            raise ForeignLog(f"{consumer} has offset {start - 1}, but this log ends before {stats.end}")
         wants_more = await collector.gather(buffer, carriage, stats.end)
         more = there and wants_more and not collector.is_worth_an_answer and _now_seconds() < deadline
     frames = collector.frames()

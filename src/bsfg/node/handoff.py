@@ -1,7 +1,7 @@
 """The native engine: for each inbound link a loop per stream that pulls, puts and confirms.
 
 A loop per stream, so that the backlog of one never delays the live facts of another. They share the link's connection,
-its gate, its lease and its rate limit. Every turn is `bsfg.journey.pull.pull_once`, which may be interrupted anywhere.
+its gate, its lease and its rate limit. The turns are those of `bsfg.journey.flow`, which may be interrupted anywhere.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 from bsfg.errors import BsfgError, CertificateInvalid, LeaseHeld, LeaseLost
 from bsfg.gate import Event, Gate, Mode
+from bsfg.journey.flow import Flow
 from bsfg.journey.link import FetchRequest, PeerLink, PeerMemory
-from bsfg.journey.pull import BeforePut, Progress, pull_once
+from bsfg.journey.pull import BeforePut, Progress
 from bsfg.journey.verify import LinkRules
 from bsfg.node.alerts import AlertBoard
 from bsfg.node.board import RECEIVER
@@ -23,7 +24,7 @@ from bsfg.node.config import Link
 from bsfg.node.config.kinds import ANY
 from bsfg.node.faults import Verdict, verdict
 from bsfg.node.parts import Lane, Parts
-from bsfg.ports import Buffer
+from bsfg.ports import Buffer, Clock
 from bsfg.wire.service import LinkReport
 
 LEASE_TTL_MS = 15_000
@@ -49,6 +50,10 @@ class StreamPull:
     memory: PeerMemory
     rules: LinkRules
     before_put: BeforePut
+
+    def flow(self, clock: Clock) -> Flow:
+        """Begin to pull."""
+        return Flow(self.peer, self.memory, self.rules, clock=clock, before_put=self.before_put)
 
 
 class RateLimit:
@@ -151,22 +156,30 @@ class NativeHandoff:
 
     async def _loop(self, pull: StreamPull) -> None:
         backoff = Backoff(self.link.backoff_first_seconds, self.link.backoff_max_seconds, self._rng)
-        while not self._stopping.is_set():
-            gate = self._gate()
-            if self._lease is None or not gate.allows_fetch:
-                await self._pause(HELD_LOOK_SECONDS)
-                continue
-            try:
-                progress = await self._turn(pull, gate)
-                await self._went_well(pull, progress, backoff)
-            except BsfgError as error:
-                await self._failed(pull, error, backoff)
-            except Exception as error:
-                # A loop that ended here would be a link that stands still and says nothing.
-                self._note("link_failed", link=self.link.name, stream=pull.stream, exc_info=error)
-                self._hold(BsfgError.code, f"{type(error).__name__}: {error}")
+        flow = pull.flow(self._parts.clock)
+        try:
+            while not self._stopping.is_set():
+                gate = self._gate()
+                if self._lease is None or not gate.allows_fetch:
+                    flow.reset()
+                    await self._pause(HELD_LOOK_SECONDS)
+                else:
+                    await self._try(pull, flow, gate, backoff)
+        finally:
+            flow.reset()
 
-    async def _turn(self, pull: StreamPull, gate: Gate) -> Progress:
+    async def _try(self, pull: StreamPull, flow: Flow, gate: Gate, backoff: Backoff) -> None:
+        try:
+            progress = await self._turn(pull, flow, gate)
+            await self._went_well(pull, progress, backoff)
+        except BsfgError as error:
+            await self._failed(pull, error, backoff)
+        except Exception as error:
+            # A loop that ended here would be a link that stands still and says nothing.
+            self._note("link_failed", link=self.link.name, stream=pull.stream, exc_info=error)
+            self._hold(BsfgError.code, f"{type(error).__name__}: {error}")
+
+    async def _turn(self, pull: StreamPull, flow: Flow, gate: Gate) -> Progress:
         # A gate that is closed finds out quickly whether the peer is back; an open one may wait long for new facts.
         wait_seconds = self.link.fetch_wait_seconds if gate.mode == Mode.NORMAL else 0.0
         request = FetchRequest(
@@ -174,16 +187,7 @@ class NativeHandoff:
             max_bytes=_fetch_bytes(self._parts.settings.lane(pull.stream)),
             wait_seconds=wait_seconds,
         )
-        forward = await self._parts.forward(pull.stream)
-        return await pull_once(
-            pull.peer,
-            forward,
-            pull.memory,
-            pull.rules,
-            clock=self._parts.clock,
-            request=request,
-            before_put=pull.before_put,
-        )
+        return await flow.turn(await self._parts.forward(pull.stream), request)
 
     async def _went_well(self, pull: StreamPull, progress: Progress, backoff: Backoff) -> None:
         self._failures.pop(pull.stream, None)

@@ -233,14 +233,16 @@ class FetchResponse(_message.Message):
     def __init__(self, entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., gaps: _Optional[_Iterable[_Union[GapRecord, _Mapping]]] = ..., start: _Optional[int] = ..., next_offset: _Optional[int] = ..., log_id: _Optional[str] = ..., end: _Optional[int] = ..., chain_head: _Optional[bytes] = ...) -> None: ...
 
 class ConsumerSelection(_message.Message):
-    __slots__ = ("consumer", "wait_ms", "gaps_after")
+    __slots__ = ("consumer", "wait_ms", "gaps_after", "after")
     CONSUMER_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     GAPS_AFTER_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
     consumer: str
     wait_ms: int
     gaps_after: str
-    def __init__(self, consumer: _Optional[str] = ..., wait_ms: _Optional[int] = ..., gaps_after: _Optional[str] = ...) -> None: ...
+    after: int
+    def __init__(self, consumer: _Optional[str] = ..., wait_ms: _Optional[int] = ..., gaps_after: _Optional[str] = ..., after: _Optional[int] = ...) -> None: ...
 
 class OffsetSelection(_message.Message):
     __slots__ = ("stream", "buffer", "first", "end")

@@ -116,7 +116,10 @@ class BoundaryClient:
         """Fetch the next facts of a consumer as frames; for links and pipelines."""
         message = pb.FetchFramesRequest(
             consumer=pb.ConsumerSelection(
-                consumer=consumer, wait_ms=int(request.wait_seconds * 1000), gaps_after=request.gaps_after
+                consumer=consumer,
+                wait_ms=int(request.wait_seconds * 1000),
+                gaps_after=request.gaps_after,
+                after=request.after,
             ),
             max_facts=request.max_facts,
             max_bytes=request.max_bytes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from typing import Any
 
-from bsfg.errors import BsfgError, FrameInvalid, InvalidArgument
+from bsfg.errors import BsfgError, FrameInvalid, InvalidArgument, NotReady
 from bsfg.fact import Key
 from bsfg.journey.append import AppendOutcome
 from bsfg.journey.link import FetchRequest
@@ -126,6 +126,7 @@ class BoundaryServicer:
             max_bytes=min(request.max_bytes or FRAMES_BYTES_DEFAULT, self._limits.in_flight_bytes),
             wait_seconds=self._wait_seconds(request.consumer.wait_ms),
             gaps_after=request.consumer.gaps_after,
+            after=request.consumer.after if request.consumer.HasField("after") else None,
         )
         zones = _zones(request.carry_only)
         async with self._calls.timeout(wanted.wait_seconds):
@@ -174,14 +175,24 @@ class BoundaryServicer:
         return pb.ConfirmResponse(cursor_advanced_to=advanced_to)
 
     def put_facts(self, requests: AsyncIterator[pb.PutFrame], caller: Caller) -> AsyncIterator[pb.PutAck]:
-        """Put what a link brought, frame by frame: order matters here more than overlap."""
+        """Put what a link brought, frame by frame: order matters here more than overlap.
+
+        After a frame that was not taken whole the rest of the call is refused: its frames are on their way already,
+        and would come into the buffer before what is missing.
+        """
+        broken = False
 
         async def begin(frame: pb.PutFrame) -> Awaitable[pb.PutAck]:
+            nonlocal broken
             try:
+                if broken:
+                    raise NotReady("a frame before this one was not taken", hint="Send both again in a new call.")
                 outcome = await self._service.put(caller, put_call(frame))
             except BsfgError as error:
+                broken = True
                 ack = pb.PutAck(sequence=frame.sequence, through=frame.first - 1, error=error_message(error))
                 return _given(ack)
+            broken = outcome.through != frame.last
             return _given(put_ack(frame.sequence, outcome))
 
         pipelined = Pipelined(

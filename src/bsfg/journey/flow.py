@@ -1,0 +1,220 @@
+"""Step 3 as a stream: one answer is being stored, the next one judged, and the one after that is on its way.
+
+`bsfg.journey.pull` does one thing after the other; here they go side by side, and confirmations follow on their own,
+several answers in one. It is as safe as a single turn, because of three things:
+
+- Asking ahead (`FetchRequest.after`) moves no cursor of the sender. Who forgets how far he asked is served again from
+  what he confirmed.
+- Answers are judged and put in the order of their offsets, each by the position that the one before it leads to.
+- A confirmation names only what is durable here, and the position it can lead to is remembered before it is sent.
+
+After any failure everything that was under way is let go. The next turn begins with what is remembered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from bsfg.errors import BufferFull
+from bsfg.journey.link import Fetched, FetchRequest, PeerLink, PeerMemory, PeerPosition, Refusal
+from bsfg.journey.pull import HOLDING, BeforePut, Progress, Stored, advanced, judged, progress_of, store
+from bsfg.journey.verify import Decision, LinkHeld, LinkRules, Put, Refetch
+from bsfg.ports import Clock, Confirmation, ForwardBuffer
+
+ANSWERS_AT_ONCE = 3
+"""One that is being stored, one that is being judged, one on its way."""
+
+CONFIRM_EVERY_SECONDS = 0.02
+REFUSALS_WAITING_MAX = 10_000
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """An answer with what is to become of it, the position it leads to, and the answer after it if one is coming."""
+
+    fetched: Fetched
+    decision: Decision
+    position: PeerPosition
+    following: asyncio.Task[_Answer] | None = None
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """What is durable here and not yet confirmed."""
+
+    position: PeerPosition
+    through: int
+    chain_head: bytes
+    refusals: list[Refusal]
+
+
+class Flow:
+    """The turns of one stream of a link; use it from one task at a time."""
+
+    def __init__(
+        self,
+        link: PeerLink,
+        memory: PeerMemory,
+        rules: LinkRules,
+        *,
+        clock: Clock,
+        before_put: BeforePut | None = None,
+        confirm_every_seconds: float = CONFIRM_EVERY_SECONDS,
+    ) -> None:
+        self._link, self._memory, self._rules, self._clock = link, memory, rules, clock
+        self._before_put = before_put
+        self._confirm_every_seconds = confirm_every_seconds
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._forget()
+
+    async def turn(
+        self, forward: ForwardBuffer, request: FetchRequest | None = None, *, clock_trusted: bool = True
+    ) -> Progress:
+        """Store the next answer, while the ones after it are fetched and judged; see `bsfg.journey.pull.pull_once`.
+
+        ``through`` is what this turn stored, ``acknowledged`` what the sender has said so far. What made confirming an
+        earlier answer fail is raised here.
+        """
+        try:
+            return await self._turn(forward, request or FetchRequest(), clock_trusted)
+        except HOLDING as error:
+            self.reset()
+            return Progress(held=LinkHeld(error.code, error.message))
+        except BaseException:
+            self.reset()
+            raise
+
+    def reset(self) -> None:
+        """Let go of everything under way: the next turn begins with what is remembered."""
+        for task in self._tasks:
+            task.cancel()
+        self._forget()
+
+    async def confirmed(self) -> None:
+        """Wait until the sender has heard of all that is stored."""
+        if self._confirming is not None:
+            await asyncio.shield(self._confirming)
+
+    def _forget(self) -> None:
+        self._room = asyncio.Semaphore(ANSWERS_AT_ONCE)
+        self._position: PeerPosition | None = None
+        self._after: int | None = None
+        self._acknowledged: int | None = None
+        self._next: asyncio.Task[_Answer] | None = None
+        self._waiting: _Waiting | None = None
+        self._confirming: asyncio.Task[None] | None = None
+
+    async def _turn(self, forward: ForwardBuffer, request: FetchRequest, clock_trusted: bool) -> Progress:
+        answer = await self._answer(request)
+        if isinstance(answer.decision, LinkHeld):
+            self.reset()
+            return Progress(held=answer.decision)
+        put = _to_put(answer.decision)
+        rules = self._rules if clock_trusted else replace(self._rules, max_age_seconds=None)
+        try:
+            stored = await store(put, forward, rules, self._link.zone, self._clock, self._before_put)
+        except BufferFull as error:
+            self.reset()
+            return Progress(paused=error, backlog=answer.fetched.end - answer.fetched.start)
+        self._room.release()
+        self._position, self._next = answer.position, answer.following
+        progress = progress_of(answer.position, put, stored)
+        if put.through < answer.fetched.start:
+            return progress
+        self._after = put.through
+        await self._confirm_soon(answer.position, put, stored)
+        return replace(progress, through=put.through, acknowledged=self._acknowledged)
+
+    # Fetching and judging.
+
+    async def _answer(self, request: FetchRequest) -> _Answer:
+        """Give the next answer, and raise what kept an earlier one from being confirmed."""
+        if self._position is None:
+            self._position = await self._memory.recall()
+            self._acknowledged = self._position.acknowledged
+        if self._next is None:
+            token = self._position.gaps_token
+            fetching = self._begin(self._fetch(replace(request, gaps_after=token, after=self._after)))
+            # An answer may start where this was acknowledged before it was asked for, but not where it was afterwards.
+            position = replace(self._position, acknowledged=self._acknowledged)
+            self._next = self._begin(self._judge(fetching, position, request))
+        following, confirming = self._next, self._confirming
+        if confirming is not None:
+            await asyncio.wait([following, confirming], return_when=asyncio.FIRST_COMPLETED)
+            if confirming.done():
+                self._confirming = None
+                confirming.result()
+        return await following
+
+    async def _fetch(self, request: FetchRequest) -> Fetched:
+        room = self._room
+        await room.acquire()
+        try:
+            return await self._link.fetch(request)
+        except BaseException:
+            room.release()
+            raise
+
+    async def _judge(self, fetching: asyncio.Task[Fetched], position: PeerPosition, request: FetchRequest) -> _Answer:
+        fetched = await fetching
+        ahead = self._ask_ahead(fetched, request)
+        decision = await judged(fetched, position, self._rules, self._link.zone)
+        if isinstance(decision, LinkHeld):
+            return _Answer(fetched, decision, position)
+        suspect = decision.at if isinstance(decision, Refetch) else None
+        position = advanced(position, fetched, _to_put(decision), suspect)
+        following = None
+        if ahead is not None and suspect is None:
+            following = self._begin(self._judge(ahead, position, request))
+        elif ahead is not None and not ahead.cancel():
+            self._room.release()
+        return _Answer(fetched, decision, position, following)
+
+    def _ask_ahead(self, fetched: Fetched, request: FetchRequest) -> asyncio.Task[Fetched] | None:
+        """Ask for what follows an answer, when the sender has more; what it has not yet is asked for in its turn."""
+        if not fetched.frames or fetched.frames[-1].last + 1 >= fetched.end:
+            return None
+        after = fetched.frames[-1].last
+        return self._begin(self._fetch(replace(request, gaps_after=fetched.gaps_token, after=after)))
+
+    # Confirming.
+
+    async def _confirm_soon(self, position: PeerPosition, put: Put, stored: Stored) -> None:
+        refusals = self._waiting.refusals if self._waiting is not None else []
+        self._waiting = _Waiting(position, put.through, stored.chain_head, [*refusals, *stored.refusals])
+        if self._confirming is None or self._confirming.done():
+            self._confirming = self._begin(self._confirm())
+        if len(self._waiting.refusals) > REFUSALS_WAITING_MAX:
+            await self.confirmed()
+
+    async def _confirm(self) -> None:
+        """Tell the sender what is durable here; what is stored meanwhile goes together with the next telling."""
+        while (waiting := self._waiting) is not None:
+            self._waiting = None
+            await self._memory.remember(replace(waiting.position, acknowledged=self._acknowledged))
+            confirmation = Confirmation(waiting.through, log_id=waiting.position.log_id, peer_head=waiting.chain_head)
+            advanced_to = await self._link.confirm(confirmation, waiting.refusals)
+            self._acknowledged = min(advanced_to, waiting.through)
+            await asyncio.sleep(self._confirm_every_seconds)
+            if self._waiting is None:
+                await self._memory.remember(replace(waiting.position, acknowledged=self._acknowledged))
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever needs it asks for it; nobody is to be reminded of what was let go
+
+
+def _to_put(decision: Put | Refetch) -> Put:
+    return decision.before if isinstance(decision, Refetch) else decision
