@@ -19,7 +19,7 @@ import orjson
 import pyarrow as pa
 
 from bsfg.batch import FactBatch
-from bsfg.errors import CertificateInvalid, InvalidArgument, SignatureInvalid
+from bsfg.errors import CertificateInvalid, FileExists, InvalidArgument, SignatureInvalid
 from bsfg.fact import Entry, Envelope, Fact, Message
 from bsfg.jsonform import message_to_dict
 from bsfg.keys import EXPLICIT, MessageIds
@@ -144,8 +144,11 @@ def create_key(path: str | os.PathLike[str]) -> Path:
     private, key = Path(path), Ed25519PrivateKey.generate()
     public = private.with_suffix(".pub.pem")
     secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    with os.fdopen(os.open(private, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(secret)
+    try:
+        with os.fdopen(os.open(private, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(secret)
+    except FileExistsError:
+        raise FileExists(f"{private} is already there", hint="Choose another name; a key is never replaced.") from None
     public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
     return public
 
