@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  { echo "BSFG needs Python 3.11 or newer; choose one with: make venv PYTHON=python3.12" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV) ..."
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[node,dev]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[node,spark,dev]'
 	@touch $@
 
 lint: venv ## Check style, types and the direction of imports
