@@ -122,6 +122,18 @@ async def test_out_of_order_confirmations(sites: Sites) -> None:
             consumer.confirm(20)
 
 
+async def test_a_late_confirmation_counts(sites: Sites) -> None:
+    """What was handed out may be confirmed after the consumer has gone back to the beginning."""
+    site = await filled(sites, 20)
+    async with AsyncConsumer("historian", site.grpc_address) as consumer:
+        entries = [entry async for entry in consumer.entries(idle_seconds=0)]
+        assert (await anext(consumer.entries())).offset == 0
+        consumer._started().rewind()
+        consumer.confirm_through(entries[-1])
+        assert [entry async for entry in consumer.entries(idle_seconds=0)] == []
+    assert await committed(site) == 19
+
+
 async def test_facts_that_wait_for_confirmation_do_not_stop_new_ones(sites: Sites) -> None:
     """While old entries are still being handled, new ones are given."""
     site = await filled(sites, 5)

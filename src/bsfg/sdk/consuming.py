@@ -26,9 +26,6 @@ from bsfg.sdk.signing import TrustedKeys
 CHUNK_FACTS = 256
 """How many entries are made into Python objects at a time."""
 
-_POLL_FIRST_SECONDS, _POLL_MAX_SECONDS = 0.02, 0.5
-"""How soon to look again while everything that is there waits to be confirmed."""
-
 Item = Entry | GapRecord
 OnGap = Callable[[GapRecord], None]
 
@@ -82,14 +79,13 @@ class ConsumerCore:
         self._unsent_facts = 0
         self._dirty = asyncio.Event()
         self._urgent = asyncio.Event()
-        self._confirmed = asyncio.Event()
-        self._poll_seconds = _POLL_FIRST_SECONDS
         self._flushing = asyncio.Lock()
         self._flusher: asyncio.Task[None] | None = None
         self._items: deque[Item] = deque()
         self._frames: deque[Frame] = deque()
         self._fetching: asyncio.Task[Fetched] | None = None
         self._position: int | None = None
+        self._handed_out = 0
         self._log_id: str | None = None
         self._gaps_token = ""
         self._end = 0
@@ -153,50 +149,31 @@ class ConsumerCore:
             self._fetching = asyncio.create_task(self._fetch_once(0.0))
 
     async def _fetch(self, wait_seconds: float | None) -> bool:
-        """Fetch more frames; tell whether anything came. Waits for what is unconfirmed, if that is all there is."""
+        """Fetch more frames; tell whether anything came."""
         most = self._options.fetch_wait_seconds
         wait = most if wait_seconds is None else min(most, max(0.0, wait_seconds))
         fetching = self._fetching = self._fetching or asyncio.create_task(self._fetch_once(wait))
         try:
-            fetched = await fetching
+            return self._took(await fetching)
         except asyncio.CancelledError:
             if self.closing:
                 return False
             raise
         finally:
             self._fetching = None
-        if self._took(fetched):
-            self._poll_seconds = _POLL_FIRST_SECONDS
-            return True
-        if self._outstanding():
-            await self._wait_for_confirmations(wait)
-        return False
-
-    async def _wait_for_confirmations(self, wait_seconds: float) -> None:
-        """Wait a little: the node gives what is not confirmed again and again."""
-        self._confirmed.clear()
-        try:
-            async with asyncio.timeout(min(self._poll_seconds, wait_seconds)):
-                await self._confirmed.wait()
-        except TimeoutError:
-            self._poll_seconds = min(_POLL_MAX_SECONDS, 2 * self._poll_seconds)
 
     async def _fetch_once(self, wait_seconds: float) -> Fetched:
-        await self.flush()
-        outstanding = self._outstanding()
+        if self._failure is not None:
+            raise self._failure
         request = FetchRequest(
-            max_facts=min(100_000, outstanding + self._options.prefetch_facts),
+            max_facts=self._options.prefetch_facts,
             max_bytes=self._options.max_fetch_bytes,
             wait_seconds=wait_seconds,
             gaps_after=self._gaps_token,
+            # What was handed out and not confirmed yet need not be sent again.
+            after=None if not self._position else self._position - 1,
         )
         return await self._feed.take(request)
-
-    def _outstanding(self) -> int:
-        """Count what was handed out and not confirmed without a gap."""
-        if self._frontier is None or self._position is None:
-            return 0
-        return self._position - self._frontier.committed - 1
 
     def _took(self, fetched: Fetched) -> bool:
         """Queue what is new in an answer; tell whether anything is."""
@@ -204,17 +181,19 @@ class ConsumerCore:
             raise ForeignLog(f"the node's log is now {fetched.log_id}, it was {self._log_id}")
         with self._lock:
             self._log_id = fetched.log_id
-            if self._frontier is None:
-                self._frontier = Frontier(fetched.start - 1)
-            elif fetched.start - 1 > self._frontier.committed:
+            if self._frontier is None or self._position is None:
+                self._frontier, self._position = Frontier(fetched.start - 1), fetched.start
+            elif fetched.start > self._position:
                 # Somebody else confirmed for this consumer.
                 self._frontier.confirm_through(fetched.start - 1)
-        position = max(self._position or 0, self._frontier.committed + 1)
+                self._position = fetched.start
+        position = self._position
         frames = [frame for frame in (_from(frame, position) for frame in fetched.frames) if frame is not None]
         self._frames.extend(frames)
         self._items.extend(fetched.gaps)
         self._gaps_token = fetched.gaps_token
         self._position = frames[-1].last + 1 if frames else position
+        self._handed_out = max(self._handed_out, self._position)
         self._end = fetched.end
         return bool(frames or fetched.gaps)
 
@@ -237,7 +216,7 @@ class ConsumerCore:
 
     def _known(self, offset: int) -> Frontier:
         """Give the frontier for a confirmation, if it can be confirmed."""
-        if self._frontier is None or self._position is None or offset >= self._position:
+        if self._frontier is None or offset >= self._handed_out:
             raise InvalidArgument(f"offset {offset} was not handed out yet", offset=offset)
         if self.closing:
             raise InvalidArgument("the consumer is closed; what it handled and did not confirm comes again")
@@ -254,7 +233,6 @@ class ConsumerCore:
 
     def _wake(self) -> None:
         self._dirty.set()
-        self._confirmed.set()
         if self._unsent_facts >= self._options.confirm_every_facts:
             self._urgent.set()
 
