@@ -24,7 +24,7 @@ help: ## Show this help
 
 venv: $(STAMP) ## Create the environment and install the package for development
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "BSFG needs Python 3.11 or newer; choose one with: make venv PYTHON=python3.12" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
