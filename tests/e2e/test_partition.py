@@ -18,7 +18,7 @@ from bsfg.testing.facts import batch, messages
 
 QUICK = """
 request_timeout = "1s"
-lost_after_failures = 2
+lost_after_failures = 1
 batch_facts = 200
 """
 ROUND = ["normal", "autonomous", "reconciliation", "normal"]
@@ -27,8 +27,10 @@ ROUND = ["normal", "autonomous", "reconciliation", "normal"]
 class Divided:
     """Two zones with a network between them that does what the test wants."""
 
-    def __init__(self, root: Path, cleanup: Cleanup, more: str = QUICK) -> None:
-        plant, enterprise = map(cleanup.zone, pair(root))
+    def __init__(
+        self, root: Path, cleanup: Cleanup, more: str = QUICK, streams: str = "[streams.operational]\n"
+    ) -> None:
+        plant, enterprise = map(cleanup.zone, pair(root, streams=streams))
         self.plant, self.enterprise = plant, enterprise
         self.to_plant = cleanup.closing(Proxy(plant.port))
         self.to_enterprise = cleanup.closing(Proxy(enterprise.port))
@@ -162,3 +164,16 @@ async def test_connection_that_the_network_forgot(tmp_path: Path, cleanup: Clean
     # One call ran out of time; the next one went over a new connection.
     for zone in (plant, enterprise):
         assert [event["code"] for event in zone.events("fetch_failed")[-1:]] == ["timed_out"]
+
+
+async def test_crawling_link(tmp_path: Path, cleanup: Cleanup) -> None:
+    """Over a link that cannot carry a whole answer in time, less is asked for, and the backlog arrives."""
+    divided = Divided(tmp_path, cleanup, 'request_timeout = "1s"', '[streams.operational]\nforward_capacity = "16MiB"')
+    plant, enterprise = divided.plant, divided.enterprise
+    await divided.all_in("normal")
+    divided.to_plant.throttle(110_000)
+    async with plant.client() as producer:
+        await producer.append("operational", batch(4_000, from_zone="plant-a"))
+    await enterprise.seen("fetch_failed", code="timed_out")
+    await settled(plant, enterprise)
+    assert enterprise.messages(Buffer.FORWARD) == messages(4_000, from_zone="plant-a")

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from bsfg.errors import BsfgError, CertificateInvalid, LeaseHeld, LeaseLost
+from bsfg.errors import BsfgError, CertificateInvalid, LeaseHeld, LeaseLost, TimedOut
 from bsfg.gate import Event, Gate, Mode
 from bsfg.journey.flow import Flow
 from bsfg.journey.link import FetchRequest, PeerLink, PeerMemory
@@ -23,7 +23,8 @@ from bsfg.node.board import RECEIVER
 from bsfg.node.config import Link
 from bsfg.node.config.kinds import ANY
 from bsfg.node.faults import Verdict, verdict
-from bsfg.node.parts import Lane, Parts
+from bsfg.node.pacing import Appetite, Backoff, RateLimit
+from bsfg.node.parts import Parts
 from bsfg.ports import Buffer, Clock
 from bsfg.wire.service import LinkReport
 
@@ -56,45 +57,6 @@ class StreamPull:
         return Flow(self.peer, self.memory, self.rules, clock=clock, before_put=self.before_put)
 
 
-class RateLimit:
-    """A budget of facts per second that the streams of a link share; it never lets a burst exceed one second."""
-
-    def __init__(self, facts_per_second: int) -> None:
-        self._rate = facts_per_second
-        self._free_at = 0.0
-
-    def batch(self, most: int) -> int:
-        """Give the largest batch to ask for, so that a turn costs about a tenth of a second of the budget."""
-        return most if not self._rate else max(1, min(most, self._rate // 10))
-
-    async def spend(self, facts: int) -> None:
-        """Wait until so many facts more are within the rate."""
-        if not self._rate or not facts:
-            return
-        now = asyncio.get_running_loop().time()
-        self._free_at = max(self._free_at, now - 1.0) + facts / self._rate
-        if self._free_at > now:
-            await asyncio.sleep(self._free_at - now)
-
-
-class Backoff:
-    """Pauses that double, with jitter, so that many links do not come back at the same moment."""
-
-    def __init__(self, first_seconds: float, max_seconds: float, rng: random.Random) -> None:
-        self._first, self._max, self._rng = first_seconds, max_seconds, rng
-        self.failures = 0
-
-    def reset(self) -> None:
-        """Begin again after a success."""
-        self.failures = 0
-
-    def next_seconds(self) -> float:
-        """Give the next pause: between half of and the whole of the doubled one."""
-        whole = min(self._max, self._first * float(2 ** min(self.failures, 30)))
-        self.failures += 1
-        return whole * self._rng.uniform(0.5, 1.0)
-
-
 class NativeHandoff:
     """One inbound link, moved by the node itself."""
 
@@ -113,6 +75,7 @@ class NativeHandoff:
         self._alerts, self._explain = alerts, explain
         self._rng = rng or random.Random()
         self._rate = RateLimit(link.rate_limit)
+        self._appetites = {pull.stream: self._appetite(pull.stream) for pull in pulls}
         self._backlogs: dict[str, int] = {}
         self._failures: dict[str, int] = {}
         self._failed_with: dict[str, tuple[str, int]] = {}
@@ -184,7 +147,7 @@ class NativeHandoff:
         wait_seconds = self.link.fetch_wait_seconds if gate.mode == Mode.NORMAL else 0.0
         request = FetchRequest(
             max_facts=self._rate.batch(self.link.batch_facts),
-            max_bytes=_fetch_bytes(self._parts.settings.lane(pull.stream)),
+            max_bytes=self._appetites[pull.stream].max_bytes,
             wait_seconds=wait_seconds,
         )
         return await flow.turn(await self._parts.forward(pull.stream), request)
@@ -203,6 +166,7 @@ class NativeHandoff:
             await self._no_room(pull, progress.paused, backoff)
             return
         backoff.reset()
+        self._appetites[pull.stream].came()
         await self._rate.spend(progress.inserted + progress.repeated)
         if not progress.moved and progress.refetch_at is None and self._gate().mode != Mode.NORMAL:
             await self._pause(HELD_LOOK_SECONDS)
@@ -214,6 +178,8 @@ class NativeHandoff:
     async def _failed(self, pull: StreamPull, error: BsfgError, backoff: Backoff) -> None:
         if self._explain is not None:
             error = await self._explain(error)
+        if isinstance(error, TimedOut):
+            self._appetites[pull.stream].ran_out_of_time()
         self._parts.metrics.link_failures.labels(self.link.name, error.code).inc()
         decided = verdict(error, self._repeats(pull.stream, error.code), self.link.lost_after_failures)
         if decided == Verdict.HOLD:
@@ -229,6 +195,11 @@ class NativeHandoff:
         if failures == self.link.lost_after_failures:
             self._parts.board.on(self.link.name, RECEIVER, Event.PEER_LOST, f"{error.code}: {error.message}"[:300])
         await self._pause(backoff.next_seconds())
+
+    def _appetite(self, stream: str) -> Appetite:
+        """Ask for a small part of the forward buffer at most, else one answer might never fit into it."""
+        capacity_bytes = self._parts.settings.lane(stream).forward_policy.capacity_bytes
+        return Appetite(max(1, min(FETCH_BYTES, capacity_bytes // FETCH_PARTS)))
 
     def _repeats(self, stream: str, code: str) -> int:
         """Count how often a stream has failed in the same way in a row, this time included."""
@@ -248,7 +219,9 @@ class NativeHandoff:
         self._failed_with.clear()
         reason = f"{code}: {detail}"[:500]
         self._note("link_held", link=self.link.name, code=code, detail=detail)
-        self._parts.board.hold(self.link.name, RECEIVER, by="bsfg", reason=reason)
+        # An operator's own hold keeps his reason; what is wrong shows again when he releases it.
+        if self._gate().mode != Mode.HELD:
+            self._parts.board.hold(self.link.name, RECEIVER, by="bsfg", reason=reason)
 
     def _alert(self, text: str | None) -> None:
         """Say that the peer cannot be trusted although nothing is held: it may yet show the right certificate."""
@@ -297,11 +270,6 @@ class NativeHandoff:
 
 def _brief(error: BsfgError) -> dict[str, object]:
     return {"code": error.code, "message": error.message[:300]}
-
-
-def _fetch_bytes(lane: Lane) -> int:
-    """Give how much to ask for at once: a small part of the forward buffer, else one answer might never fit into it."""
-    return max(1, min(FETCH_BYTES, lane.forward_policy.capacity_bytes // FETCH_PARTS))
 
 
 class EveryZone(frozenset[str]):
