@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bsfg.errors import BsfgError, ForeignLog, FrameInvalid
-from bsfg.ports import Buffer, Confirmation, Frame
+from bsfg.ports import Buffer, Confirmation, Frame, GapRecord
 from bsfg.spark.calls import Access, Patience, calls
 
 if TYPE_CHECKING:
     from bsfg.journey.link import Fetched
+
+F = TypeVar("F", "Frame", "RawFrame")
+
+
+@dataclass(frozen=True, slots=True)
+class RawFrame:
+    """A frame as it travels: entries in Arrow's IPC form, or a gap record."""
+
+    first: int
+    last: int
+    data: bytes = b""
+    gap: GapRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +71,21 @@ class Source:
 
         Raises `ForeignLog` when the buffer is another one, or an older copy, than the one that is meant.
         """
+        return self._range(first, end, log_id, _decoded)
+
+    def raw_frames(self, first: int, end: int, log_id: str) -> Iterator[RawFrame]:
+        """Give the frames of a range likewise, as they travel."""
+        return self._range(first, end, log_id, _raw)
+
+    def _range(self, first: int, end: int, log_id: str, read: Callable[[Any], Awaitable[F]]) -> Iterator[F]:
         from bsfg.wire import boundary_pb2 as pb
 
         patience, at = Patience(self.retry_seconds), first
         while at < end:
             request = pb.FetchFramesRequest(offsets=self._offsets(at, end))
             try:
-                for item in calls().iterate(_messages(self.access, request)):
-                    if not isinstance(item, Frame):
+                for item in calls().iterate(_messages(self.access, request, read)):
+                    if not isinstance(item, (Frame, RawFrame)):
                         check_log(item, log_id, end)
                         continue
                     if item.first != at:
@@ -91,10 +111,10 @@ class Source:
 
     def _head(self, request: Any) -> Fetched:
         async def work() -> Fetched:
-            messages = _messages(self.access, request)
+            messages = _messages(self.access, request, _raw)
             try:
                 async for item in messages:
-                    if not isinstance(item, Frame):
+                    if not isinstance(item, RawFrame):
                         return item
             finally:
                 await messages.aclose()  # type: ignore[attr-defined]
@@ -112,14 +132,11 @@ def check_log(head: Fetched, log_id: str, end: int) -> None:
         raise ForeignLog(f"the log of the node ends at {head.end}, it had reached {end}", hint=hint)
 
 
-async def _messages(access: Access, request: Any) -> AsyncIterator[Fetched | Frame]:
+async def _messages(access: Access, request: Any, read: Callable[[Any], Awaitable[F]]) -> AsyncIterator[Fetched | F]:
     """Give the answer to a request: its head, then its frames."""
-    import asyncio
-
     import grpc
 
-    from bsfg.wire.client import RECEIVED
-    from bsfg.wire.frames import THREAD_BYTES, read_frame, read_head
+    from bsfg.wire.frames import read_head
 
     connection = calls().connection(access)
     call, head = connection.method("FetchFrames")(request), True
@@ -128,11 +145,29 @@ async def _messages(access: Access, request: Any) -> AsyncIterator[Fetched | Fra
             if head:
                 yield read_head(message)
                 head = False
-            elif len(message.entries) > THREAD_BYTES:
-                yield await asyncio.to_thread(read_frame, message, RECEIVED)
             else:
-                yield read_frame(message, RECEIVED)
+                yield await read(message)
     except grpc.aio.AioRpcError as error:
         raise connection.translated(error) from None
     finally:
         call.cancel()
+
+
+async def _decoded(message: Any) -> Frame:
+    from bsfg.wire.client import RECEIVED
+    from bsfg.wire.frames import THREAD_BYTES, read_frame
+
+    if len(message.entries) > THREAD_BYTES:
+        return await asyncio.to_thread(read_frame, message, RECEIVED)
+    return read_frame(message, RECEIVED)
+
+
+async def _raw(message: Any) -> RawFrame:
+    from bsfg.wire.convert import gap_of
+
+    content = message.WhichOneof("content")
+    if content == "gap":
+        return RawFrame(message.first, message.last, gap=gap_of(message.gap))
+    if content != "entries":
+        raise FrameInvalid("a frame holds neither entries nor a gap record")
+    return RawFrame(message.first, message.last, message.entries)

@@ -63,6 +63,17 @@ SPARK_SCHEMA = pa.schema(
 )
 """Every column that facts can have in Spark, in Spark's own Arrow types."""
 
+FRAME_SCHEMA = pa.schema(
+    [
+        pa.field("first", pa.int64()),
+        pa.field("last", pa.int64()),
+        pa.field("entries", pa.binary()),
+        pa.field("log_id", pa.string()),
+        pa.field("gap", GAP),
+    ]
+)
+"""The columns of whole frames: the entries ``first`` to ``last`` in Arrow's IPC form, or a gap record of that range."""
+
 COLUMNS: tuple[str, ...] = tuple(name for name in SPARK_SCHEMA.names if name != "gap")
 """The columns of facts; ``gap`` joins them where gap records are read as rows."""
 
@@ -101,18 +112,28 @@ def to_spark(entries: EntryBatch, place: Place, columns: Sequence[str] = COLUMNS
     return pa.RecordBatch.from_arrays(arrays, schema=schema_of(columns))
 
 
-def gap_to_spark(frame: Frame, place: Place, columns: Sequence[str]) -> pa.RecordBatch:
+def gap_to_spark(first: int, last: int, gap: GapRecord, place: Place, columns: Sequence[str]) -> pa.RecordBatch:
     """Make one row of a gap record: its range in ``gap``, its first offset in ``offset``, no fact."""
-    assert frame.gap is not None
-    gap = {
-        "first": frame.first,
-        "last": frame.last,
-        "reason": str(frame.gap.reason),
-        "at": frame.gap.at_unix_ms * 1000,
-        "detail": frame.gap.detail,
+    row = {
+        "offset": first,
+        "stream": place.stream,
+        "buffer": place.buffer,
+        "log_id": place.log_id,
+        "gap": _gap_value(first, last, gap),
     }
-    row = {"offset": frame.first, "stream": place.stream, "buffer": place.buffer, "log_id": place.log_id, "gap": gap}
     return pa.RecordBatch.from_pylist([{name: row.get(name) for name in columns}], schema=schema_of(columns))
+
+
+def frame_to_spark(first: int, last: int, data: bytes, gap: GapRecord | None, log_id: str) -> pa.RecordBatch:
+    """Make one row of a whole frame, as it travels."""
+    value = _gap_value(first, last, gap) if gap is not None else None
+    row = {"first": first, "last": last, "entries": data or None, "log_id": log_id, "gap": value}
+    return pa.RecordBatch.from_pylist([row], schema=FRAME_SCHEMA)
+
+
+def _gap_value(first: int, last: int, gap: GapRecord) -> dict[str, object]:
+    at = gap.at_unix_ms * 1000
+    return {"first": first, "last": last, "reason": str(gap.reason), "at": at, "detail": gap.detail}
 
 
 def _spark_column(name: str, entries: EntryBatch, place: Place) -> pa.Array:
@@ -157,7 +178,7 @@ def missing_columns(columns: Iterable[str], needed: Sequence[str] = REQUIRED) ->
     """Name the columns that facts need and that are not there; one kind of object is enough."""
     present = set(columns)
     missing = [name for name in needed if name not in present]
-    if "object" not in needed and not present & {"object", "object_text"}:
+    if "subject" in needed and "object" not in needed and not present & {"object", "object_text"}:
         missing.append("object or object_text")
     return missing
 
@@ -180,6 +201,9 @@ def to_frames(batch: pa.RecordBatch) -> Iterator[Frame]:
 
     Raises `FrameInvalid` when offsets are missing between two rows of the batch.
     """
+    if "entries" in batch.schema.names:
+        yield from _whole_frames(batch)
+        return
     gaps = _column("gap", batch, GAP)
     if gaps.null_count == len(gaps):
         yield from _entry_frames(batch)
@@ -190,6 +214,18 @@ def to_frames(batch: pa.RecordBatch) -> Iterator[Frame]:
         yield gap_frame(gaps[row].as_py())
         at = row + 1
     yield from _entry_frames(batch.slice(at))
+
+
+def _whole_frames(batch: pa.RecordBatch) -> Iterator[Frame]:
+    for row in range(batch.num_rows):
+        first, last = (batch.column(name)[row].as_py() for name in ("first", "last"))
+        gap, data = batch.column("gap")[row].as_py(), batch.column("entries")[row]
+        if gap is not None:
+            yield gap_frame(gap)
+        elif data.is_valid:
+            yield Frame(first, last, EntryBatch.from_ipc(data.as_buffer()))
+        else:
+            raise FrameInvalid(f"frame {first}..{last} holds neither entries nor a gap record")
 
 
 def gap_frame(gap: dict[str, object]) -> Frame:

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import (
-    DataSourceReader,
-    DataSourceStreamReader,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    InputPartition,
-    LessThan,
-    LessThanOrEqual,
-)
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -29,13 +17,12 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from bsfg.errors import FactsMissing, FrameInvalid
-from bsfg.ports import Frame
+from bsfg.ports import GapRecord
 from bsfg.spark.fetching import Source, check_log
-from bsfg.spark.mapping import Place, gap_to_spark, to_spark
-from bsfg.spark.options import EARLIEST, Options, Position, ceil_unix_ms
+from bsfg.spark.mapping import Place, frame_to_spark, gap_to_spark, to_spark
+from bsfg.spark.options import EARLIEST, Options, Position
 from bsfg.spark.told import told
 
-PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 IDLE_FIRST_SECONDS, IDLE_MAX_SECONDS = 0.005, 0.1
 """How long a stream without news waits before it asks again, so that an idle one costs next to nothing."""
 
@@ -65,23 +52,30 @@ class RangeReader:
 
     def batches(self, partition: FactsPartition) -> Iterator[pa.RecordBatch]:
         """Read a partition as Arrow batches."""
+        return self._frames(partition) if self.options["rows"] == "frames" else self._facts(partition)
+
+    def _facts(self, partition: FactsPartition) -> Iterator[pa.RecordBatch]:
         place = Place(self.source.stream, self.source.buffer, partition.log_id)
         for frame in self.source.frames(partition.first, partition.end, partition.log_id):
             if frame.entries is not None:
                 yield to_spark(frame.entries, place, self.columns)
-            elif self.options["gaps"] == "rows":
-                yield gap_to_spark(frame, place, self.columns)
-            else:
-                raise self._missing(frame)
+            elif frame.gap is not None:
+                self._check_gap(frame.first, frame.last, frame.gap)
+                yield gap_to_spark(frame.first, frame.last, frame.gap, place, self.columns)
 
-    def _missing(self, frame: Frame) -> FactsMissing:
-        gap = frame.gap
-        why = f"{gap.reason}{f' ({gap.detail})' if gap.detail else ''}" if gap is not None else "no reason given"
-        return FactsMissing(
-            f"the facts {frame.first}..{frame.last} of {self.source.stream}/{self.source.buffer} are not there: {why}",
-            first=frame.first,
-            last=frame.last,
-        )
+    def _frames(self, partition: FactsPartition) -> Iterator[pa.RecordBatch]:
+        for frame in self.source.raw_frames(partition.first, partition.end, partition.log_id):
+            if frame.gap is not None:
+                self._check_gap(frame.first, frame.last, frame.gap)
+            row = frame_to_spark(frame.first, frame.last, frame.data, frame.gap, partition.log_id)
+            yield row.select(self.columns)
+
+    def _check_gap(self, first: int, last: int, gap: GapRecord) -> None:
+        """Raise `FactsMissing` unless gap records are asked for."""
+        if self.options["gaps"] == "rows":
+            return
+        where, why = f"{self.source.stream}/{self.source.buffer}", f"{gap.reason} {gap.detail}".strip()
+        raise FactsMissing(f"the facts {first}..{last} of {where} are not there: {why}", first=first, last=last)
 
     def resolve(self, wanted: Position) -> tuple[str, int]:
         """Give the log and the offset that a position means now."""
@@ -97,7 +91,12 @@ class RangeReader:
 
 
 class FactsReader(RangeReader, DataSourceReader):
-    """Reads a range of a buffer at once."""
+    """Reads a range of a buffer at once.
+
+    It takes no filters from Spark, although it could narrow its range by them: Spark 4.3 keeps the partitions that it
+    got for the filters of one query, and reads them again for the next query of the same DataFrame, without its rows
+    outside. Options say which range is meant.
+    """
 
     @told
     def partitions(self) -> list[FactsPartition]:
@@ -106,73 +105,15 @@ class FactsReader(RangeReader, DataSourceReader):
         other, end = self.resolve(self.options["endingOffsets"])
         if other != log_id:
             raise FrameInvalid("the log of the node was exchanged while it was asked")
-        first, end = self.narrowed(first, end)
         found = split(log_id, first, max(first, end), self.options["partitionFacts"])
         # Spark reads a list without partitions as one partition of its own making.
         return found or [FactsPartition(log_id, first, first)]
-
-    def narrowed(self, first: int, end: int) -> tuple[int, int]:
-        """Give the part of a range that is asked for."""
-        return first, end
 
     @told
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one partition."""
         assert isinstance(partition, FactsPartition)
         return self.batches(partition)
-
-
-class FilteredFactsReader(FactsReader):
-    """A reader that also narrows its range by the filters of a query; Spark still applies every filter itself."""
-
-    def __init__(self, options: Options, columns: Sequence[str]) -> None:
-        super().__init__(options, columns)
-        self._from_offset, self._before_offset = 0, sys.maxsize
-        self._from_unix_ms, self._before_unix_ms = 0, sys.maxsize
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take note of comparisons of offset and appended_at with a value."""
-        for each in filters:
-            if isinstance(each, (EqualTo, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual)):
-                if each.attribute == ("offset",) and isinstance(each.value, int):
-                    self._note_offset(each, each.value)
-                elif each.attribute == ("appended_at",) and isinstance(each.value, datetime):
-                    self._note_time(each, each.value)
-        return filters
-
-    def _note_offset(self, each: Filter, value: int) -> None:
-        if isinstance(each, (EqualTo, GreaterThan, GreaterThanOrEqual)):
-            self._from_offset = max(self._from_offset, value + isinstance(each, GreaterThan))
-        if isinstance(each, (EqualTo, LessThan, LessThanOrEqual)):
-            self._before_offset = min(self._before_offset, value + (not isinstance(each, LessThan)))
-
-    def _note_time(self, each: Filter, value: datetime) -> None:
-        # A bound that is a little too wide does no harm, so "after" is taken for "from".
-        moment = value if value.tzinfo is not None else value.astimezone()
-        unix_ms = ceil_unix_ms(moment)
-        if isinstance(each, (EqualTo, GreaterThan, GreaterThanOrEqual)):
-            self._from_unix_ms = max(self._from_unix_ms, unix_ms)
-        if isinstance(each, (EqualTo, LessThan, LessThanOrEqual)):
-            self._before_unix_ms = min(self._before_unix_ms, unix_ms + (not isinstance(each, LessThan)))
-
-    def narrowed(self, first: int, end: int) -> tuple[int, int]:
-        """Give the part of a range that the filters ask for."""
-        first, end = max(first, self._from_offset), min(end, self._before_offset)
-        if self._from_unix_ms > 0:
-            first = max(first, self.source.head(unix_ms=self._from_unix_ms).start)
-        if self._before_unix_ms < sys.maxsize:
-            end = min(end, self.source.head(unix_ms=max(0, self._before_unix_ms)).start)
-        return first, end
-
-
-def batch_reader(options: Options, columns: Sequence[str]) -> FactsReader:
-    """Give the reader that the calling process can use.
-
-    Spark refuses a reader that takes filters where it is not set to give any, and does not tell its setting. But it
-    asks for filters in a process that has loaded the module for it.
-    """
-    kind = FilteredFactsReader if PUSHDOWN_WORKER in sys.modules else FactsReader
-    return kind(options, columns)
 
 
 class FactsStreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvailableNow):

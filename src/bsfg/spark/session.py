@@ -26,7 +26,6 @@ DEFAULTS: Mapping[str, str] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.redaction.options.regex": SECRET_OPTIONS,
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",

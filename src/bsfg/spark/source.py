@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource
@@ -10,11 +10,13 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from bsfg.errors import InvalidArgument
-from bsfg.spark.mapping import REQUIRED, SPARK_SCHEMA, WHOLE, missing_columns, schema_of
+from bsfg.spark.mapping import FRAME_SCHEMA, REQUIRED, SPARK_SCHEMA, WHOLE, missing_columns, schema_of
 from bsfg.spark.options import READ, READ_STREAM, WRITE, WRITE_STREAM, Options, documentation, parse
-from bsfg.spark.reader import FactsReader, FactsStreamReader, batch_reader
+from bsfg.spark.reader import FactsReader, FactsStreamReader
 from bsfg.spark.sink import FactsStreamWriter, FactsWriter
 from bsfg.spark.told import told
+
+FRAME_COLUMNS = ("first", "last", "entries", "gap")
 
 
 class FactsSource(DataSource):
@@ -44,13 +46,14 @@ class FactsSource(DataSource):
     @told
     def schema(self) -> StructType:
         """Give the columns: all of them, or those that the options name."""
-        return from_arrow_schema(schema_of(parse(self.options, READ, READ_STREAM).columns))
+        options = parse(self.options, READ, READ_STREAM)
+        return from_arrow_schema(FRAME_SCHEMA if options["rows"] == "frames" else schema_of(options.columns))
 
     @told
     def reader(self, schema: StructType) -> FactsReader:
         """Give what reads a range at once."""
         options = parse(self.options, READ)
-        return batch_reader(options, _columns(schema, options))
+        return FactsReader(options, _columns(schema, options))
 
     @told
     def streamReader(self, schema: StructType) -> FactsStreamReader:
@@ -74,36 +77,40 @@ def _writing(given: Mapping[str, str], schema: StructType, use: str, overwrite: 
     options = parse(given, use)
     if overwrite:
         raise InvalidArgument("facts are never overwritten", hint='Write with mode("append").')
-    needed = WHOLE if options["mode"] == "put" else REQUIRED
-    missing = missing_columns(schema.fieldNames(), needed)
+    names = schema.fieldNames()
+    needed: Sequence[str] = REQUIRED
+    if options["mode"] == "put":
+        needed = FRAME_COLUMNS if "entries" in names else WHOLE
+    missing = missing_columns(names, needed)
     if missing:
         raise InvalidArgument(f"the column {missing[0]} is missing", hint=f"Needed are {', '.join(needed)}.")
-    _check_types(schema)
-    if options["mode"] == "put" and "log_id" not in schema.fieldNames() and options["logId"] is None:
+    _check_types(schema, FRAME_SCHEMA if needed is FRAME_COLUMNS else SPARK_SCHEMA)
+    if options["mode"] == "put" and "log_id" not in names and options["logId"] is None:
         raise InvalidArgument("put needs the column log_id, or the option logId")
     return options
 
 
 def _columns(schema: StructType, options: Options) -> list[str]:
     """Give the columns of a schema, or raise `InvalidArgument` when it asks for something that there is not."""
-    _check_types(schema)
+    frames = options["rows"] == "frames"
+    _check_types(schema, FRAME_SCHEMA if frames else SPARK_SCHEMA)
     names: list[str] = schema.fieldNames()
-    if "gap" in names and options["gaps"] != "rows":
+    if "gap" in names and options["gaps"] != "rows" and not frames:
         raise InvalidArgument('the column gap needs the option gaps = "rows"')
     return names
 
 
-def _check_types(schema: StructType) -> None:
-    """Raise `InvalidArgument` unless every column is one of facts, with its type."""
-    known = SPARK_SCHEMA.names
+def _check_types(schema: StructType, kind: pa.Schema) -> None:
+    """Raise `InvalidArgument` unless every column is one that there is, with its type."""
+    known = kind.names
     for field in schema:
         if field.name not in known:
             raise InvalidArgument(f"there is no column {field.name!r}", hint=f"There are {', '.join(known)}.")
-        wanted, found = _spark_type(field.name), field.dataType.simpleString()
+        wanted, found = _spark_type(kind.field(field.name)), field.dataType.simpleString()
         if found != wanted:
             raise InvalidArgument(f"the column {field.name} must be of type {wanted}, not {found}")
 
 
-def _spark_type(name: str) -> str:
-    found: StructType = from_arrow_schema(pa.schema([SPARK_SCHEMA.field(name)]))
+def _spark_type(field: pa.Field) -> str:
+    found: StructType = from_arrow_schema(pa.schema([field]))
     return str(found[0].dataType.simpleString())
