@@ -177,3 +177,13 @@ def test_limits_that_make_no_sense_are_refused() -> None:
     """A batch must be able to hold a fact."""
     with pytest.raises(InvalidArgument):
         BatchLimits(max_facts=0)
+
+
+async def test_closing_ends_the_open_batch() -> None:
+    """A fact that comes after the closing is refused also where a batch was still being gathered."""
+    entrance = intake()
+    entrance.add("s", row("a"))
+    entrance.close()
+    with pytest.raises(StorageClosed):
+        entrance.add("s", row("b"))
+    assert ids(await entrance.next(entrance.lanes["s"])) == ["a"]

@@ -6,6 +6,8 @@ import asyncio
 import gc
 import math
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -365,6 +367,25 @@ def test_ordinary_programs_need_no_event_loop(zone: Zone) -> None:
     with pytest.raises(StorageClosed):
         producer.send(FACT, message_id="late")
     assert zone.end(Buffer.STORE) == 812
+
+
+def test_a_forgotten_producer_still_sends(zone: Zone) -> None:
+    """A producer that is never closed sends what is queued when it is collected, and when the program ends."""
+    producer = Producer(endpoint(zone), **ADDRESSED, linger_ms=3_600_000)
+    producer.send(FACT, message_id="collected")
+    del producer
+    gc.collect()
+    assert zone.end(Buffer.STORE) == 1
+    where = endpoint(zone)
+    code = f"""
+from bsfg import Endpoint, Fact, Producer
+node = Endpoint({where.address!r}, {str(where.ca)!r}, {str(where.certificate)!r}, {str(where.key)!r}, "plant-bsfg")
+producer = Producer(node, stream="operational", from_zone="plant", to_zone="enterprise", linger_ms=3_600_000)
+producer.send(Fact("a:b", "c", b"1"), message_id="ended")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert zone.end(Buffer.STORE) == 2
 
 
 def test_an_ordinary_program_waits_for_room() -> None:

@@ -21,6 +21,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
@@ -33,7 +34,7 @@ from bsfg.sdk.endpoint import Endpoint
 from bsfg.sdk.feed import Feed, NodeFeed
 from bsfg.sdk.inbox import InboxFeed
 from bsfg.sdk.sender import NodeLink
-from bsfg.sdk.thread import LoopThread
+from bsfg.sdk.thread import LoopThread, close_forgotten
 
 log = logging.getLogger("bsfg.consumer")
 
@@ -235,6 +236,7 @@ class Consumer:
         except BaseException:
             self._thread.stop()
             raise
+        self._forgotten = weakref.finalize(self, close_forgotten, self._thread, self._core.close)
 
     def items(self, *, idle_seconds: float | None = None) -> Iterator[Item]:
         """Give entries and gap records in their order, from the first that is not confirmed.
@@ -307,7 +309,7 @@ class Consumer:
 
     def close(self, timeout_seconds: float | None = CLOSE_SECONDS) -> None:
         """Send the confirmations that wait and end; what cannot be sent in time comes again. Repeats are harmless."""
-        if self._thread.loop.is_closed():
+        if self._forgotten.detach() is None:
             return
         try:
             self._thread.run(self._core.close(timeout_seconds))

@@ -24,11 +24,15 @@ if TYPE_CHECKING:
     from bsfg.wire.clientstreams import Appended
 
 
+_RESULTS = tuple(Result)
+
+
 class Outcome:
     """What became of the facts of one batch: written by the producer's loop, read by whoever holds a future."""
 
     __slots__ = (
         "__weakref__",
+        "_answers",
         "_filled",
         "_lock",
         "_waiting",
@@ -53,6 +57,7 @@ class Outcome:
         self.digests: np.ndarray | None = None
         self.failures: dict[int, BsfgError] = {}
         self._filled: np.ndarray | None = None
+        self._answers: tuple[list[int], list[int], bytes] | None = None
         self._waiting: list[Callable[[], None]] = []
         self._lock = threading.Lock()
 
@@ -122,9 +127,9 @@ class Outcome:
 
     def is_settled(self, row: int) -> bool:
         """Tell whether a fact was answered or given up."""
-        if row in self.failures:
+        if self.receipt is not None and self._filled is None:
             return True
-        return self.receipt is not None and (self._filled is None or bool(self._filled[row]))
+        return row in self.failures or (self._filled is not None and bool(self._filled[row]))
 
     def is_over(self) -> bool:
         """Tell whether every fact was answered or given up."""
@@ -136,12 +141,23 @@ class Outcome:
 
     def appended(self, row: int) -> AppendedFact:
         """Give what became of one settled fact, or raise why it was not taken."""
-        if (error := self.failures.get(row)) is not None:
+        if self.failures and (error := self.failures.get(row)) is not None:
             raise error
+        answers = self._answers
+        if answers is None:
+            answers = self._read_answers()
+        results, offsets, digests = answers
+        digest = digests[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES]
+        return AppendedFact(_RESULTS[results[row]], offsets[row], self.ids[row] or "", digest)
+
+    def _read_answers(self) -> tuple[list[int], list[int], bytes]:
+        """Give the answer as Python values, quicker to look up one by one; they are kept once nothing can change."""
         assert self.receipt is not None
         assert self.digests is not None
-        result, offset = Result(int(self.receipt.results[row])), int(self.receipt.offsets[row])
-        return AppendedFact(result, offset, self.ids[row] or "", self.digests[row].tobytes())
+        answers = (self.receipt.results.tolist(), self.receipt.offsets.tolist(), self.digests.tobytes())
+        if self.left <= 0:
+            self._answers = answers
+        return answers
 
     def wait(self, over: Callable[[], bool], timeout_seconds: float | None) -> None:
         """Block this thread until something is over, or raise `TimedOut`."""

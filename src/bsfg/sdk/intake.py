@@ -89,6 +89,12 @@ class Intake:
 
     def __init__(self, limits: BatchLimits, loop: asyncio.AbstractEventLoop, *, deadline_seconds: float | None) -> None:
         self.limits, self._loop, self._deadline_seconds = limits, loop, deadline_seconds
+        # Looked at for every fact, hence so near at hand.
+        self._max_facts, self._max_bytes, self.max_queued_bytes = (
+            limits.max_facts,
+            limits.max_bytes,
+            limits.max_queued_bytes,
+        )
         self.lanes: dict[str, Lane] = {}
         self.queued_bytes = 0
         self.closing = False
@@ -106,23 +112,20 @@ class Intake:
         with self._lock:
             lane = self.lanes.get(stream) or self._new_lane(stream)
             gathering = lane.open
+            wake = gathering is None
             if gathering is None:
-                gathering = self._opened(lane)
-                lane.open = gathering
-                wake = True
-            else:
-                wake = False
+                gathering = lane.open = self._opened(lane)
             rows = gathering.rows
-            future = FactFuture(gathering.outcome, len(rows))
+            at = len(rows)
             rows.append(row)
-            gathering.size_bytes += size_bytes
+            total_bytes = gathering.size_bytes = gathering.size_bytes + size_bytes
             self.queued_bytes += size_bytes
-            if len(rows) >= self.limits.max_facts or gathering.size_bytes >= self.limits.max_bytes:
+            if at + 1 >= self._max_facts or total_bytes >= self._max_bytes:
                 self._close(lane)
                 wake = True
         if wake:
             self._wake(lane)
-        return future
+        return FactFuture(gathering.outcome, at)
 
     def add_batch(self, stream: str, pieces: Sequence[FactBatch]) -> list[Outcome]:
         """Queue a caller's batch, in pieces that fit a message, behind what is already there."""
@@ -142,7 +145,7 @@ class Intake:
     @property
     def is_full(self) -> bool:
         """Whether a sender must wait for room."""
-        return self.queued_bytes >= self.limits.max_queued_bytes
+        return self.queued_bytes >= self.max_queued_bytes
 
     def wait_for_room(self, timeout_seconds: float | None) -> None:
         """Block a thread until there is room, or raise `TimedOut`."""
@@ -274,6 +277,8 @@ class Intake:
         """Take nothing more; what is there is still given out."""
         with self._lock:
             self.closing = True
+            for lane in self.lanes.values():
+                self._close(lane)
             self._room.notify_all()
         for waiter in self._room_waiters:
             _resolve(waiter)

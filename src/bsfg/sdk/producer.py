@@ -14,6 +14,7 @@ that starts over and sends the same again does no harm.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Mapping
 from typing import Any, TypedDict, Unpack
 
@@ -27,7 +28,7 @@ from bsfg.sdk.core import Content, ProducerCore, ProducerOptions
 from bsfg.sdk.endpoint import Endpoint
 from bsfg.sdk.futures import BatchFuture, FactFuture
 from bsfg.sdk.intake import Intake
-from bsfg.sdk.thread import LoopThread
+from bsfg.sdk.thread import LoopThread, close_forgotten
 
 
 class EnvelopeFields(TypedDict, total=False):
@@ -61,9 +62,13 @@ class _Address:
         if isinstance(fact, Message):
             if message_id is not None or envelope:
                 raise InvalidArgument("a message has its envelope already", hint="Send the fact alone, or the message.")
-            return _checked(row_of(fact))
+            if type(fact.fact.object) is not bytes:
+                raise _not_bytes()
+            return row_of(fact)
         if envelope or fact.artifact is not None:
-            return _checked(row_of(self._message(fact, message_id, envelope)))
+            if type(fact.object) is not bytes:
+                raise _not_bytes()
+            return row_of(self._message(fact, message_id, envelope))
         from_zone, to_zone = self._from_zone, self._to_zone
         if from_zone is None or to_zone is None:
             raise _no_zone()
@@ -83,12 +88,6 @@ class _Address:
         if from_zone is None or to_zone is None:
             raise _no_zone()
         return Message(Envelope(from_zone, to_zone, message_id=message_id, **merged), fact)
-
-
-def _checked(row: Row) -> Row:
-    if type(row[12]) is not bytes:
-        raise _not_bytes()
-    return row
 
 
 def _no_zone() -> BsfgError:
@@ -146,7 +145,7 @@ class AsyncProducer:
         Await the future to learn what became of the fact; waiting sends at once what is queued.
         """
         intake = self._intake or self._started().intake
-        if intake.is_full:
+        if intake.queued_bytes >= intake.max_queued_bytes:
             await intake.room()
         return intake.add(self._address.stream(stream), self._address.row(fact, message_id, envelope))
 
@@ -236,6 +235,7 @@ class Producer:
             self._thread.stop()
             raise
         self._intake = self._core.intake
+        self._forgotten = weakref.finalize(self, close_forgotten, self._thread, self._core.close)
 
     def send(
         self,
@@ -250,7 +250,7 @@ class Producer:
         ``future.result()`` tells what became of the fact; waiting sends at once what is queued.
         """
         intake = self._intake
-        if intake.is_full:
+        if intake.queued_bytes >= intake.max_queued_bytes:
             intake.wait_for_room(None)
         return intake.add(self._address.stream(stream), self._address.row(fact, message_id, envelope))
 
@@ -289,7 +289,7 @@ class Producer:
 
     def close(self, timeout_seconds: float | None = None) -> None:
         """Send what is queued and stop; facts whose deadline passes meanwhile fail. Repeats are harmless."""
-        if self._thread.loop.is_closed():
+        if self._forgotten.detach() is None:
             return
         try:
             self._thread.run(self._core.close(timeout_seconds))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, TypeVar
@@ -13,6 +13,9 @@ from typing import Any, TypeVar
 from bsfg.errors import InvalidArgument, StorageClosed, TimedOut
 
 T = TypeVar("T")
+
+FORGOTTEN_SECONDS = 5.0
+"""How long something that was not closed holds up the end of a program."""
 
 
 class LoopThread:
@@ -60,4 +63,12 @@ class LoopThread:
         if self._thread.is_alive():
             with contextlib.suppress(RuntimeError):
                 self.loop.call_soon_threadsafe(self.loop.stop)
-            self._thread.join()
+            if threading.current_thread() is not self._thread:
+                self._thread.join()
+
+
+def close_forgotten(thread: LoopThread, close: Callable[[float], Coroutine[Any, Any, None]]) -> None:
+    """Close what an application forgot to close when it is collected or the program ends, as well as is possible."""
+    with contextlib.suppress(Exception):
+        thread.run(close(FORGOTTEN_SECONDS), 2 * FORGOTTEN_SECONDS)
+    thread.stop()
