@@ -119,7 +119,7 @@ class NativeHandoff:
 
     async def _loop(self, pull: StreamPull) -> None:
         backoff = Backoff(self.link.backoff_first_seconds, self.link.backoff_max_seconds, self._rng)
-        flow = pull.flow(self._parts.clock)
+        flow = pull.flow(self._parts.steady)
         try:
             while not self._stopping.is_set():
                 gate = self._gate()
@@ -150,7 +150,8 @@ class NativeHandoff:
             max_bytes=self._appetites[pull.stream].max_bytes,
             wait_seconds=wait_seconds,
         )
-        return await flow.turn(await self._parts.forward(pull.stream), request)
+        forward = await self._parts.forward(pull.stream)
+        return await flow.turn(forward, request, clock_trusted=self._parts.steady.trusted)
 
     async def _went_well(self, pull: StreamPull, progress: Progress, backoff: Backoff) -> None:
         self._failures.pop(pull.stream, None)

@@ -13,6 +13,7 @@ from bsfg.node.board import Board
 from bsfg.node.config import Link, Stream, ZoneConfig
 from bsfg.node.guard import Guard
 from bsfg.node.metrics import Metrics
+from bsfg.node.steady import SteadyClock
 from bsfg.ports import ArtifactStore, Buffer, Clock, ForwardBuffer, Storage, StoreBuffer
 from bsfg.retention import Policy
 from bsfg.wire.limits import WireLimits
@@ -100,6 +101,10 @@ class Parts:
     board: Board
     metrics: Metrics = field(default_factory=Metrics)
     artifacts: ArtifactStore | None = None
+    steady: SteadyClock = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.steady = SteadyClock(self.clock)
 
     async def store(self, stream: str) -> StoreBuffer:
         """Give the store buffer of a stream."""

@@ -70,7 +70,8 @@ class Putting:
             await parts.forward(call.stream),
             SessionMemory(PeerPosition(log_id=call.log_id)),
             self._rules(call, frame.entries),
-            clock=parts.clock,
+            clock=parts.steady,
+            clock_trusted=parts.steady.trusted,
             before_put=self._objects.claim,
         )
         return self._outcome(call, brought, progress)

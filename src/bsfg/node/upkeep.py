@@ -77,6 +77,7 @@ class Upkeep:
         """Look once at gates, buffers and consumers."""
         for zone, serve in self._config.serve.items():
             await self._look_at_peer(zone, serve)
+        self._look_at_clock()
         now_ms = self._parts.clock.monotonic_ms()
         stats = await all_stats(self._parts)
         for each in stats:
@@ -110,6 +111,12 @@ class Upkeep:
         board.on(zone, SENDER, Event.PEER_FOUND)
         cleared = backlog <= NORMAL_BACKLOG
         board.on(zone, SENDER, Event.BACKLOG_CLEARED if cleared else Event.PEER_FOUND, f"backlog {backlog}")
+
+    def _look_at_clock(self) -> None:
+        text = None
+        if not self._parts.steady.trusted:
+            text = "the clock of this machine has jumped forward; nothing expires until it is right, or a restart"
+        self._alerts.update("clock_jumped", self._parts.settings.zone, text)
 
     def _look_at_fill(self, stats: BufferStats) -> None:
         about = f"{stats.stream}/{stats.buffer}"
