@@ -13,8 +13,8 @@ import pytest
 
 from bsfg.errors import BsfgError
 from bsfg.sdk.consumer import AsyncConsumer, Consumer
-from bsfg.sdk.consuming import ConsumerOptions
-from bsfg.sdk.core import DEADLINE_SECONDS, PIECE_BYTES, ProducerOptions
+from bsfg.sdk.consuming import ConsumerOptions, ConsumerSettings
+from bsfg.sdk.core import DEADLINE_SECONDS, PIECE_BYTES, ProducerOptions, ProducerSettings
 from bsfg.sdk.futures import FactFuture
 from bsfg.sdk.local import LocalReader
 from bsfg.sdk.producer import AsyncProducer, Producer
@@ -78,6 +78,16 @@ def test_every_option_is_described(options: type) -> None:
     """The docstring of the options names each of them."""
     named = re.findall(r"``(\w+)``", options.__doc__ or "")
     assert {field.name for field in fields(options)} <= set(named)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"), [(ProducerOptions, ProducerSettings), (ConsumerOptions, ConsumerSettings)]
+)
+def test_type_checkers_know_every_option(options: type, settings: type) -> None:
+    """The keyword arguments that type checkers see are the options, with their types."""
+    declared = {field.name: field.type for field in fields(options)}  # type: ignore[arg-type]
+    known = {name: getattr(kind, "__forward_arg__", kind) for name, kind in settings.__annotations__.items()}
+    assert known == declared
 
 
 @pytest.mark.parametrize(("blocking", "other"), [(Producer, AsyncProducer), (Consumer, AsyncConsumer)])

@@ -157,8 +157,9 @@ def _source(file: Path) -> Iterator[BinaryIO]:
 def _producer(node: Target, stream: str, outbox: Path | None, timeout: float) -> Iterator[Producer]:
     from bsfg.sdk.producer import Producer
 
-    options: dict[str, Any] = {"outbox": outbox, "deadline_seconds": None if outbox is not None else timeout}
-    with Producer(node.endpoint(), stream=stream, on_problem=told_once(), **options) as producer:
+    deadline = None if outbox is not None else timeout
+    problem, where = told_once(), node.endpoint()
+    with Producer(where, stream=stream, outbox=outbox, deadline_seconds=deadline, on_problem=problem) as producer:
         yield producer
         if outbox is not None:
             with suppress(TimedOut):

@@ -15,7 +15,7 @@ from bsfg.errors import CertificateInvalid, InvalidArgument, PeerUnreachable
 
 if TYPE_CHECKING:
     from bsfg.sdk.consumer import Consumer
-    from bsfg.sdk.consuming import Item
+    from bsfg.sdk.consuming import ConsumerSettings, Item
 
 _FLUSH_ITEMS = 256
 
@@ -65,9 +65,11 @@ def fetch(
         )
     most = limit if limit is not None else (sys.maxsize if follow else 100)
     idle = None if follow else wait
-    options = {"prefetch_facts": min(most, 2_000), "deadline_seconds": None if follow else timeout}
+    options: ConsumerSettings = {"prefetch_facts": min(most, 2_000), "on_problem": told_once()}
+    if not follow:
+        options["deadline_seconds"] = timeout
     try:
-        with Consumer(consumer, node.endpoint(), on_problem=told_once(), **options) as reading:
+        with Consumer(consumer, node.endpoint(), **options) as reading:
             count = _write(reading, most, idle, confirm)
     except (PeerUnreachable, CertificateInvalid) as error:
         raise node.explained(error) from None

@@ -23,13 +23,13 @@ import inspect
 import logging
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any
+from typing import Unpack
 
 from bsfg.errors import BsfgError, InvalidArgument
 from bsfg.fact import Entry
 from bsfg.journey.link import Refusal
 from bsfg.ports import GapRecord
-from bsfg.sdk.consuming import ConsumerCore, ConsumerOptions, Item
+from bsfg.sdk.consuming import ConsumerCore, ConsumerOptions, ConsumerSettings, Item
 from bsfg.sdk.endpoint import Endpoint
 from bsfg.sdk.feed import Feed, NodeFeed
 from bsfg.sdk.inbox import InboxFeed
@@ -109,7 +109,7 @@ class AsyncConsumer:
     sends the confirmations that wait.
     """
 
-    def __init__(self, name: str, endpoint: Endpoint | str | None = None, **options: Any) -> None:
+    def __init__(self, name: str, endpoint: Endpoint | str | None = None, **options: Unpack[ConsumerSettings]) -> None:
         self.name = name
         self._endpoint = Endpoint.of(endpoint, role="consumer")
         self._options = ConsumerOptions(**options)
@@ -220,7 +220,7 @@ class Consumer:
     confirmations that wait. One thread iterates; any thread may confirm.
     """
 
-    def __init__(self, name: str, endpoint: Endpoint | str | None = None, **options: Any) -> None:
+    def __init__(self, name: str, endpoint: Endpoint | str | None = None, **options: Unpack[ConsumerSettings]) -> None:
         self.name = name
         where, self._options = Endpoint.of(endpoint, role="consumer"), ConsumerOptions(**options)
         self._rules = _Rules(name, self._options)

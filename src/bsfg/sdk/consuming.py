@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypedDict
 
 from bsfg.batch import EntryBatch
 from bsfg.errors import BsfgError, ForeignLog, InvalidArgument
@@ -28,6 +29,23 @@ CHUNK_FACTS = 256
 
 Item = Entry | GapRecord
 OnGap = Callable[[GapRecord], None]
+
+
+class ConsumerSettings(TypedDict, total=False):
+    """The keyword arguments of a consumer that `ConsumerOptions` describes."""
+
+    on_gap: OnGap | None
+    prefetch_facts: int
+    max_fetch_bytes: int
+    confirm_every_facts: int
+    confirm_interval_seconds: float
+    fetch_wait_seconds: float
+    deadline_seconds: float | None
+    carry_only: Sequence[str]
+    keys: TrustedKeys | None
+    inbox: str | os.PathLike[str] | None
+    inbox_capacity_bytes: int
+    on_problem: Callable[[BsfgError], None] | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import os
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 from bsfg.artifacts import DEFAULT_MEDIA_TYPE
 from bsfg.batch import FactBatch
@@ -36,6 +37,23 @@ Content = bytes | str | os.PathLike[str] | AsyncIterable[bytes]
 """What can be uploaded: bytes, the path of a file, or chunks as they come."""
 
 
+class ProducerSettings(TypedDict, total=False):
+    """The keyword arguments of a producer that `ProducerOptions` describes."""
+
+    linger_ms: float
+    max_batch_facts: int
+    max_batch_bytes: int
+    max_queued_bytes: int
+    max_in_flight: int
+    deadline_seconds: float | None
+    outbox: str | os.PathLike[str] | None
+    outbox_capacity_bytes: int
+    signer: Signer | None
+    ids: MessageIds
+    on_refused: OnRefused | None
+    on_problem: Callable[[BsfgError], None] | None
+
+
 @dataclass(frozen=True, slots=True)
 class ProducerOptions:
     """Everything that can be set on a producer beside where it sends.
@@ -45,7 +63,7 @@ class ProducerOptions:
     - ``max_in_flight``: batches that are sent before the first is answered. With 1, facts never change their order, not
       even when a full node refuses one batch and takes the next.
     - ``deadline_seconds``: how long a fact is tried before its future fails. Left out, it is 60 without an outbox and
-      for ever (``math.inf``) with one.
+      for ever (``math.inf``) with one. What is in an outbox has no deadline; there it bounds the wait for a full disk.
     - ``outbox``: a folder; facts are durable there before they count as accepted, and survive this process.
     - ``outbox_capacity_bytes``: how large the outbox may grow; then ``send`` waits.
     - ``signer``: signs each fact. It needs the ids, so a zone that derives them is described by ``ids``.

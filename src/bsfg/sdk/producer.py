@@ -24,7 +24,7 @@ from bsfg.errors import BsfgError, InvalidArgument, InvalidFact
 from bsfg.fact import JSON_MEDIA_TYPE, ArtifactRef, Envelope, Fact, Message
 from bsfg.journey.append import AppendedFact
 from bsfg.rows import Row, row_of
-from bsfg.sdk.core import Content, ProducerCore, ProducerOptions
+from bsfg.sdk.core import Content, ProducerCore, ProducerOptions, ProducerSettings
 from bsfg.sdk.endpoint import Endpoint
 from bsfg.sdk.futures import BatchFuture, FactFuture
 from bsfg.sdk.intake import Intake
@@ -118,7 +118,7 @@ class AsyncProducer:
         stream: str | None = None,
         from_zone: str | None = None,
         to_zone: str | None = None,
-        **options: Any,
+        **options: Unpack[ProducerSettings],
     ) -> None:
         self._endpoint = Endpoint.of(endpoint, role="producer")
         self._options = ProducerOptions(**options)
@@ -218,7 +218,7 @@ class Producer:
         stream: str | None = None,
         from_zone: str | None = None,
         to_zone: str | None = None,
-        **options: Any,
+        **options: Unpack[ProducerSettings],
     ) -> None:
         where, settings = Endpoint.of(endpoint, role="producer"), ProducerOptions(**options)
         self._address = _Address(stream, from_zone, to_zone)

@@ -108,7 +108,8 @@ class Tail:
                 break
             if header.base != expected or header.end > end or header.log_id != segment.header.log_id:
                 break
-            segment.add(FrameRef(header.base, header.count, segment.size_bytes, header))
+            segment.frames.append(FrameRef(header.base, header.count, segment.size_bytes, header))
+            segment.size_bytes += header.frame_bytes
             found = True
         return found
 
