@@ -24,12 +24,14 @@ from bsfg.wire.tls import Watched, grpc_server_credentials
 Answers = Iterable[pb.FetchFrame]
 
 
-def entries_of(messages: list[Message], first: int = 0, **changed: Any) -> EntryBatch:
+def entries_of(
+    messages: list[Message], first: int = 0, *, at_unix_ms: int = 1_900_000_000_000, **changed: Any
+) -> EntryBatch:
     """Make entries of a store buffer, with columns exchanged after they were sealed."""
     facts: FactBatch = sealed(messages)
     if changed:
         facts = facts.with_columns(**changed)
-    return EntryBatch.of(facts.record_batch, np.arange(first, first + len(messages)), 1_900_000_000_000)
+    return EntryBatch.of(facts.record_batch, np.arange(first, first + len(messages)), at_unix_ms)
 
 
 def head(log_id: str, start: int = 0, end: int = 10, **more: Any) -> pb.FetchFrame:
@@ -58,6 +60,7 @@ class Liar:
         self.refuse_confirm: bytes | None = None
         self.fetches, self.sent = 0, 0
         self.confirmed: list[int] = []
+        self.refusals: list[pb.Refusal] = []
         self._server: Any = None
 
     async def __aenter__(self) -> Liar:
@@ -88,6 +91,7 @@ class Liar:
         if self.refuse_confirm is not None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "", ((ERROR_METADATA, self.refuse_confirm),))
         self.confirmed.append(request.through)
+        self.refusals += request.refusals
         return pb.ConfirmResponse(cursor_advanced_to=request.through)
 
     async def _get_object(self, requests: AsyncIterator[pb.GetObjectRequest], context: Any) -> AsyncIterator[Any]:
