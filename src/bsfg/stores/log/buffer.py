@@ -168,7 +168,7 @@ class LogBuffer:
         at, missing_at = start, -1
         while at < stop:
             try:
-                frame = await asyncio.to_thread(next, frames)
+                frame = next(frames) if view.is_at_hand(at) else await asyncio.to_thread(next, frames)
             except FileNotFoundError:
                 # The segment was truncated under us: look again from here. Twice is no truncation but a lost file.
                 view = self._writer.view()

@@ -26,6 +26,8 @@ from bsfg.stores.log.frame import (
 )
 
 _FIRST_READ_BYTES = 16_384
+_RECENT_BYTES = 1 << 20
+_RECENT_FRAMES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +219,8 @@ class SegmentFile:
         self.until: int | None = None
         """Entries from here on are not to be seen, because they may not be durable; None means all of them are."""
         self._frames: list[FrameRef] | None = None
+        self._recent: dict[int, tuple[pa.RecordBatch, int]] = {}
+        self._recent_bytes = 0
         self.holes: list[Hole] = []
 
     @property
@@ -232,10 +236,24 @@ class SegmentFile:
         """Take note that the segment was just made."""
         self._frames = []
 
-    def add(self, ref: FrameRef) -> None:
-        """Take note of a frame that was just made durable."""
+    def add(self, ref: FrameRef, facts: pa.RecordBatch | None = None) -> None:
+        """Take note of a frame that was just made durable; the newest stay at hand for those who follow the log."""
+        if facts is not None:
+            self._recent[ref.base] = facts, ref.header.payload_bytes
+            self._recent_bytes += ref.header.payload_bytes
         self.frames.append(ref)
         self.size_bytes = ref.position + ref.header.frame_bytes
+        while len(self._recent) > _RECENT_FRAMES or self._recent_bytes > _RECENT_BYTES:
+            oldest = next(iter(self._recent))
+            self._recent_bytes -= self._recent.pop(oldest)[1]
+
+    def has_at_hand(self, ref: FrameRef) -> bool:
+        """Tell whether a frame can be given without reading the file."""
+        return ref.base in self._recent
+
+    def let_go(self) -> None:
+        """Keep nothing at hand any more."""
+        self._recent, self._recent_bytes = {}, 0
 
     @property
     def frames(self) -> list[FrameRef]:
@@ -268,6 +286,9 @@ class SegmentFile:
 
     def read(self, ref: FrameRef) -> pa.RecordBatch:
         """Read the facts of one frame; raises `Torn` or `Damaged`."""
+        recent = self._recent.get(ref.base)
+        if recent is not None:
+            return recent[0]
         payload = self.files.read_at(self.path, ref.position + FRAME_HEADER_BYTES, ref.header.payload_bytes)
         check_payload(ref.header, payload)
         return decode_payload(ref.header, payload, self.header.schema)

@@ -55,6 +55,14 @@ class LogView:
         kept = [segment for index, segment in enumerate(self.segments) if index != at]
         return replace(self, segments=kept)
 
+    def is_at_hand(self, offset: int) -> bool:
+        """Tell whether what follows an offset can be given without reading a file."""
+        if not self.segments or not self.segments[-1].base <= offset < self.end or offset < self.start:
+            return False
+        segment = self.segments[-1]
+        index = segment.frame_index(offset)
+        return index >= 0 and segment.has_at_hand(segment.frames[index])
+
     def _step(self, at: int, end: int, max_facts: int) -> Frame:
         found = self._locate(at)
         if found is None or found[1] is None:

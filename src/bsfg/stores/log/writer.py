@@ -188,7 +188,7 @@ class LogWriter:
         )
         active = self.segments[-1]
         self._write(active, parts)
-        active.add(FrameRef(self.end, len(fresh), active.size_bytes, decode_frame_header(parts[0])))
+        active.add(FrameRef(self.end, len(fresh), active.size_bytes, decode_frame_header(parts[0])), record_batch)
         self.end, self.chain, self.newest_unix_ms = self.end + len(fresh), chain, now
         self._publish_watermark()
 
@@ -368,6 +368,8 @@ class LogWriter:
         )
         segment = SegmentFile(self.files, path, known, len(data))
         segment.know_empty()
+        if self.segments:
+            self.segments[-1].let_go()
         self.segments = (*self.segments, segment)
 
     def _publish_watermark(self) -> None:
