@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import orjson
 
 from bsfg.cli.demo.script import end_with_parent, line_of, message_id
+from bsfg.cli.demo.writer import address
 
 WINDOW = 32
 """Facts that a producer keeps waiting for at a time."""
@@ -44,7 +45,7 @@ class Producer:
         """Connect again for as long as something is not acknowledged."""
         while not self.done:
             try:
-                reader, writer = await asyncio.open_unix_connection(self.socket)
+                reader, writer = await asyncio.open_unix_connection(address(self.socket))
             except OSError:
                 await asyncio.sleep(RETRY_SECONDS)
                 continue

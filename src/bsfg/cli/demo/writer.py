@@ -6,6 +6,7 @@ Run as `python -m bsfg.cli.demo.writer FOLDER SOCKET`. It is meant to be killed.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import sys
 import time
 from functools import partial
@@ -21,12 +22,19 @@ from bsfg.stores.log.buffer import LogStoreBuffer
 from bsfg.stores.log.storage import LogStorage
 
 
+def address(socket: str) -> str:
+    """Give the address for a socket's path; one that is too long for the system becomes an abstract name."""
+    if len(socket.encode()) < 100:
+        return socket
+    return "\0bsfg-demo-" + hashlib.blake2b(socket.encode(), digest_size=16).hexdigest()
+
+
 async def serve(folder: str, socket: str) -> None:
     """Open the folder and serve producers until killed."""
     started = time.perf_counter()
     store = await (await LogStorage.open(folder)).store(STREAM)
     opened_ms = 1000 * (time.perf_counter() - started)
-    server = await asyncio.start_unix_server(partial(_converse, store), socket)
+    server = await asyncio.start_unix_server(partial(_converse, store), address(socket))
     print(orjson.dumps({"opened_ms": opened_ms, "end": store.end}).decode(), flush=True)
     await server.serve_forever()
 
