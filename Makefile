@@ -43,7 +43,9 @@ format: venv ## Rewrite the source in the house format
 	$(BIN)/ruff format .
 
 test: venv lint ## Run lint and every test, campaigns in their short form
-	BSFG_SOAK=short $(BIN)/pytest -n $(WORKERS) tests
+	@BSFG_SOAK=short $(BIN)/pytest -n $(WORKERS) tests || { \
+	  echo; echo "Some tests failed, see above. They run once more, alone; what fails again is broken."; \
+	  BSFG_SOAK=short $(BIN)/pytest --last-failed --last-failed-no-failures none tests; }
 
 soak: venv ## Run the campaigns in their long form (hours, other seeds each time)
 	BSFG_SOAK=long $(BIN)/pytest --timeout 0 -m soak tests
