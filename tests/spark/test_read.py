@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from tests.spark.nodes import SparkZone, facts, ids
+from tests.e2e.cleanup import Cleanup
+from tests.spark.nodes import SparkZone, facts, ids, zone_pair
 
+from bsfg.errors import BsfgError
 from bsfg.fact import ArtifactRef, Envelope, Fact, Message
 from bsfg.ports import Buffer
+from bsfg.spark.calls import Patience
+from bsfg.spark.fetching import Source
 from bsfg.spark.mapping import COLUMNS
+from bsfg.spark.options import READ, parse
 from bsfg.spark.reader import split
 from bsfg.stores.log.storage import LogStorage
 from bsfg.wire.service import ObjectInfo
@@ -214,3 +221,30 @@ def test_artifacts_are_structs(spark: SparkSession, plant: SparkZone) -> None:
     rows = plant.reader(spark).load().select("artifact.key", "artifact.size_bytes", "artifact.digest").collect()
     assert [tuple(row) for row in rows] == [("press.pdf", 7, digest), (None, None, None)]
     assert ids(plant.messages(Buffer.STORE)) == ["with-artifact", "0-000000"]
+
+
+def test_a_slow_reader_is_not_cut_short(tmp_path: Path, cleanup: Cleanup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node ends an answer that nobody reads; the reader asks again from where it was, and gets everything once."""
+    plant, _ = zone_pair(tmp_path)
+    plant.more = '[limits]\nidle_timeout = "1s"\n'
+    plant.write()
+    cleanup.zone(plant).start()
+    for number in range(60):
+        body = Fact("machine:m", "seen", bytes([number]) * 700_000)
+        envelope = Envelope("plant-a", "enterprise", 0, f"{number}", object_media_type="application/octet-stream")
+        plant.produce([Message(envelope, body)])
+    options = parse(plant.options(), READ)
+    source = Source(options.access, "operational", "store", 20.0)
+    head = source.head()
+    found: list[int] = []
+    borne: list[BsfgError] = []
+    bear = Patience.bear
+    monkeypatch.setattr(Patience, "bear", lambda self, error: borne.append(error) or bear(self, error))
+    for number, frame in enumerate(source.frames(0, 60, head.log_id)):
+        assert frame.entries is not None
+        found += frame.entries.offsets.tolist()
+        if number == 1:
+            # Longer than the node waits for a reader; what is on its way by then cannot be all.
+            time.sleep(4)
+    assert found == list(range(60))
+    assert borne

@@ -2,7 +2,7 @@
 
 The first partition goes to the node at once. The others are written to files, side by side, and the commit sends
 them afterwards, one after the other. So facts get their offsets in the order of partitions and rows, and a DataFrame
-of one partition is sent while it is still being computed. docs/adr/0009-ordered-writes.md says why.
+of one partition is sent while it is still being computed. docs/adr/0011-ordered-writes.md says why.
 """
 
 from __future__ import annotations
