@@ -6,6 +6,9 @@ import numpy as np
 import pyarrow as pa
 
 _EMPTY = np.empty(0, dtype=np.uint8)
+_INT64 = pa.int64()
+_NULLS_KEPT = 64
+_NULLS: dict[tuple[int, pa.DataType], pa.Array] = {}
 
 
 def binary_parts(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
@@ -61,3 +64,19 @@ def fixed_rows(array: pa.Array) -> np.ndarray:
     width = array.type.byte_width
     data = np.frombuffer(array.buffers()[1], dtype=np.uint8)
     return data[array.offset * width : (array.offset + len(array)) * width].reshape(len(array), width)
+
+
+def int64_array(values: np.ndarray) -> pa.Array:
+    """Make an Arrow array of whole numbers without asking for their type."""
+    data = np.ascontiguousarray(values, dtype=np.int64)
+    return pa.Array.from_buffers(_INT64, len(data), [None, pa.py_buffer(data)], null_count=0)
+
+
+def nulls(count: int, type_: pa.DataType) -> pa.Array:
+    """Give a column of nulls; those of small batches are made once, because half of the columns are such."""
+    if count > _NULLS_KEPT:
+        return pa.nulls(count, type_)
+    array = _NULLS.get((count, type_))
+    if array is None:
+        array = _NULLS[count, type_] = pa.nulls(count, type_)
+    return array

@@ -8,17 +8,20 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
+from bsfg.arrays import int64_array, nulls
 from bsfg.errors import InvalidFact
 from bsfg.fact import Entry, Message
-from bsfg.ipc import decode, encode
+from bsfg.ipc import decode, encode, encoded_parts
 from bsfg.model import DEFAULT_LIMITS, Limits
 from bsfg.rows import Row, entry_of, is_plain, message_of, record_batch_of, row_of
-from bsfg.schema import AT, ENTRY_SCHEMA, FACT_SCHEMA, ORIGIN_FIELDS
+from bsfg.schema import AT, ENTRY_SCHEMA, FACT_SCHEMA, ORIGIN_FIELDS, STORED_SCHEMA
 
 __all__ = ["ENTRY_SCHEMA", "FACT_SCHEMA", "ORIGIN_FIELDS", "SMALL_BATCH_FACTS", "EntryBatch", "FactBatch"]
 
 SMALL_BATCH_FACTS = 64
 """Up to this many facts are cheaper to handle as Python rows than as columns."""
+
+SMALL_BATCH_BYTES = 65_536
 
 
 class FactBatch:
@@ -89,6 +92,12 @@ class FactBatch:
         """The bytes that the rows of this batch occupy."""
         return int(self.record_batch.nbytes)
 
+    @property
+    def size_bytes(self) -> int:
+        """About the bytes of this batch: as `nbytes`, but without counting exactly where that is not worth it."""
+        size = int(self.record_batch.get_total_buffer_size())
+        return size if size <= SMALL_BATCH_BYTES else self.nbytes
+
     def column(self, name: str) -> pa.Array:
         """Give one column."""
         return self.record_batch.column(AT[name])
@@ -111,7 +120,7 @@ class FactBatch:
         """Give the same facts marked as sealed; only `bsfg.sealing` may say so."""
         if self._record_batch is None:
             return FactBatch.of_rows(self._rows or [], sealed=True)
-        return FactBatch(self._record_batch, sealed=True)
+        return type(self)(self._record_batch, sealed=True)
 
     def slice(self, start: int, count: int | None = None) -> Self:
         """Give consecutive rows without copying them."""
@@ -166,7 +175,11 @@ class FactBatch:
 
     def to_ipc(self) -> pa.Buffer:
         """Write the batch as an Arrow IPC stream."""
-        return encode(self.record_batch)
+        return pa.py_buffer(encode(self.record_batch, self.schema))
+
+    def to_ipc_parts(self) -> tuple[bytes, pa.Buffer, bytes]:
+        """Give the Arrow IPC stream in parts, for who puts it into something larger."""
+        return encoded_parts(self.record_batch, self.schema)
 
     def to_messages(self) -> list[Message]:
         """Make Python messages of the rows."""
@@ -198,24 +211,26 @@ class EntryBatch(FactBatch):
         """Put offsets and times to stored columns; columns that the storage left out become null."""
         count = facts.num_rows
         times = np.broadcast_to(np.asarray(appended_at_unix_ms, dtype=np.int64), (count,))
-        added = {
-            "offset": pa.array(np.ascontiguousarray(offsets, dtype=np.int64)),
-            "appended_at_unix_ms": pa.array(np.ascontiguousarray(times)),
-        }
-        present = set(facts.schema.names)
-        arrays = []
-        for field in ENTRY_SCHEMA:
-            if field.name in added:
-                arrays.append(added[field.name])
-            elif field.name in present:
-                arrays.append(facts.column(field.name))
-            else:
-                arrays.append(pa.nulls(count, field.type))
+        added = (int64_array(offsets), int64_array(times))
+        if facts.schema.equals(FACT_SCHEMA):
+            arrays = [*facts.columns, *added, *(nulls(count, field.type) for field in ORIGIN_FIELDS)]
+        elif facts.schema.equals(STORED_SCHEMA):
+            columns = facts.columns
+            arrays = [*columns[: len(FACT_SCHEMA)], *added, *columns[len(FACT_SCHEMA) :]]
+        else:
+            arrays = _entry_columns(facts, added)
         return EntryBatch(pa.RecordBatch.from_arrays(arrays, schema=ENTRY_SCHEMA), sealed=True)
 
     def to_entries(self) -> list[Entry]:
         """Make Python entries of the rows."""
         return [entry_of(row) for row in self.record_batch.to_pylist()]
+
+
+def _entry_columns(facts: pa.RecordBatch, added: tuple[pa.Array, pa.Array]) -> list[pa.Array]:
+    """Lay out stored columns of any number and order as those of entries."""
+    known = {name: facts.column(name) for name in facts.schema.names}
+    known["offset"], known["appended_at_unix_ms"] = added
+    return [known[f.name] if f.name in known else nulls(facts.num_rows, f.type) for f in ENTRY_SCHEMA]
 
 
 def _fitted(record_batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -18,15 +18,20 @@ from bsfg.model import DEFAULT_LIMITS, Limits
 _CONTINUATION = 0xFFFFFFFF
 _SCHEMA, _RECORD_BATCH = 1, 3
 _MAX_HEADER_BYTES = 1 << 20
+_END = b"\xff\xff\xff\xff\0\0\0\0"
+_HEADS: list[tuple[pa.Schema, bytes]] = []
+_HEADS_MAX = 8
 _HINT = "Send an Arrow IPC stream of the schema of facts, uncompressed and without dictionaries."
 
 
-def encode(record_batch: pa.RecordBatch) -> pa.Buffer:
-    """Write a record batch as an Arrow IPC stream of its own."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, record_batch.schema) as writer:
-        writer.write_batch(record_batch)
-    return sink.getvalue()
+def encode(record_batch: pa.RecordBatch, schema: pa.Schema) -> bytes:
+    """Write a record batch of a schema as an Arrow IPC stream of its own."""
+    return b"".join(encoded_parts(record_batch, schema))
+
+
+def encoded_parts(record_batch: pa.RecordBatch, schema: pa.Schema) -> tuple[bytes, pa.Buffer, bytes]:
+    """Give the parts of the stream of a record batch, of which only the middle one depends on the rows."""
+    return _head_bytes(schema), record_batch.serialize(), _END
 
 
 def decode(data: bytes | memoryview | pa.Buffer, schema: pa.Schema, limits: Limits = DEFAULT_LIMITS) -> pa.RecordBatch:
@@ -40,11 +45,35 @@ def decode(data: bytes | memoryview | pa.Buffer, schema: pa.Schema, limits: Limi
         raise _too_large(f"the stream has {buffer.size} bytes, the limit is {limits.max_batch_bytes}")
     if buffer.address % 8:
         buffer = pa.py_buffer(buffer.to_pybytes())
-    _check_claims(memoryview(buffer), limits)
+    view, head = memoryview(buffer), _head_bytes(schema)
+    known_bytes = len(head) if view[: len(head)].tobytes() == head else 0
+    batches = _check_claims(view, limits, known_bytes)
     try:
+        if known_bytes and batches == 1:
+            return _read_one(buffer.slice(known_bytes), schema)
         return _read(buffer, schema)
     except (pa.ArrowException, OSError, MemoryError, OverflowError, ValueError) as error:
         raise _invalid(f"not a readable Arrow stream: {error}") from None
+
+
+def _head_bytes(schema: pa.Schema) -> bytes:
+    """Give how a stream of a schema begins when it was written by `encode`, as nearly all are."""
+    for known, bytes_ in _HEADS:
+        if known is schema:
+            return bytes_
+    sink = pa.BufferOutputStream()
+    pa.ipc.new_stream(sink, schema).close()
+    head: bytes = sink.getvalue().to_pybytes()[: -len(_END)]
+    if len(_HEADS) < _HEADS_MAX:
+        _HEADS.append((schema, head))
+    return head
+
+
+def _read_one(buffer: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
+    """Read the one record batch behind a schema that is known."""
+    batch = pa.ipc.read_record_batch(buffer, schema)
+    batch.validate(full=True)
+    return batch
 
 
 def _read(buffer: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
@@ -61,12 +90,12 @@ def _read(buffer: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
     return pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], schema=schema)
 
 
-def _check_claims(data: memoryview, limits: Limits) -> None:
-    """Refuse a stream whose headers promise anything but plain record batches within the limits."""
+def _check_claims(data: memoryview, limits: Limits, known_bytes: int) -> int:
+    """Refuse a stream whose headers promise anything but plain record batches within the limits; count those."""
     rows = 0
-    kinds = []
+    kinds = [_SCHEMA] if known_bytes else []
     try:
-        for header in _headers(data):
+        for header in _headers(data[known_bytes:]):
             kinds.append(header.kind)
             rows += header.rows
             if header.kind not in (_SCHEMA, _RECORD_BATCH):
@@ -81,6 +110,7 @@ def _check_claims(data: memoryview, limits: Limits) -> None:
         raise _invalid("an Arrow stream begins with its schema, once")
     if rows > limits.max_batch_facts:
         raise _too_large(f"the stream claims {rows} facts, the limit is {limits.max_batch_facts}")
+    return kinds.count(_RECORD_BATCH)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
+from bsfg.arrays import nulls
 from bsfg.errors import InvalidFact
 from bsfg.fact import ArtifactRef, Entry, Envelope, Fact, Message, Origin
 from bsfg.jsonform import artifact_to_dict
@@ -17,7 +18,6 @@ Row = tuple[Any, ...]
 """The values of one fact in the order of `FACT_SCHEMA`, None where a value is absent."""
 
 _REFUSED = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, UnicodeEncodeError)
-_NULLS_KEPT = 64
 
 
 def row_of(message: Message, number: int = 0) -> Row:
@@ -82,7 +82,6 @@ def _kind(type_: pa.DataType) -> type:
 
 
 _KINDS: tuple[Any, ...] = tuple(_kind(field.type) for field in FACT_SCHEMA)
-_NULLS: dict[tuple[int, pa.DataType], pa.Array] = {}
 
 
 def record_batch_of(rows: Sequence[Row]) -> pa.RecordBatch:
@@ -94,7 +93,7 @@ def record_batch_of(rows: Sequence[Row]) -> pa.RecordBatch:
 
 def _array(values: Sequence[Any], field: pa.Field) -> pa.Array:
     if values and values[0] is None and values.count(None) == len(values):
-        return _nulls(len(values), field.type)
+        return nulls(len(values), field.type)
     try:
         return pa.array(values, type=field.type)
     except _REFUSED as error:
@@ -102,16 +101,6 @@ def _array(values: Sequence[Any], field: pa.Field) -> pa.Array:
         raise InvalidFact(
             f"row {row}, {field.name}: {error}", row=row, field=field.name, rule=f"must be a {field.type}"
         ) from None
-
-
-def _nulls(count: int, type_: pa.DataType) -> pa.Array:
-    """Give a column of nulls; those of small batches are made once, because half of the columns are such."""
-    if count > _NULLS_KEPT:
-        return pa.nulls(count, type_)
-    array = _NULLS.get((count, type_))
-    if array is None:
-        array = _NULLS[count, type_] = pa.nulls(count, type_)
-    return array
 
 
 def _fits(value: Any, field: pa.Field) -> bool:

@@ -34,6 +34,9 @@ ORIGIN_FIELDS = [
     pa.field("origin_appended_at_unix_ms", pa.int64()),
 ]
 
+STORED_SCHEMA = pa.schema([*FACT_SCHEMA, *ORIGIN_FIELDS])
+"""What a forward buffer keeps of each fact; offsets and times stand once per frame."""
+
 ENTRY_SCHEMA = pa.schema(
     [
         *FACT_SCHEMA,

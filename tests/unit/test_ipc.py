@@ -59,6 +59,20 @@ def test_several_batches_are_joined() -> None:
     assert len(EntryBatch.from_ipc(EntryBatch.empty().to_ipc())) == 0
 
 
+@pytest.mark.parametrize("batch", [RICH, RICH.slice(2, 5), FactBatch.empty(), seal(RICH), EntryBatch.empty()])
+def test_streams_are_those_of_arrow(batch: FactBatch) -> None:
+    """What is written in parts is byte for byte what Arrow's own writer gives, so that every Arrow can read it."""
+    assert batch.to_ipc().to_pybytes() == stream(batch.record_batch, schema=batch.schema)
+    assert b"".join(batch.to_ipc_parts()) == batch.to_ipc().to_pybytes()
+
+
+def test_a_schema_in_other_words_is_read_too() -> None:
+    """A stream whose schema says the same with other bytes gives the same facts."""
+    described = FACT_SCHEMA.with_metadata({"written by": "somebody else"})
+    batch = RICH.record_batch.replace_schema_metadata(described.metadata)
+    assert FactBatch.from_ipc(stream(batch, schema=described)) == RICH
+
+
 def test_slices_are_written_alone() -> None:
     """A slice of a batch is written without the rows around it."""
     assert FactBatch.from_ipc(RICH.slice(3, 2).to_ipc()) == RICH.slice(3, 2)

@@ -163,7 +163,7 @@ class _Collector:
         if count:
             taken = entries.slice(0, count)
             self._pending.append(taken)
-            self._bytes -= taken.nbytes
+            self._bytes -= taken.size_bytes
             self.is_worth_an_answer = True
         self._facts -= count
         self._scanned -= count
@@ -197,7 +197,7 @@ def _count_within(entries: EntryBatch, max_bytes: int, max_facts: int) -> int:
     """Count the leading rows that fit into a number of bytes, by halving."""
     if max_facts <= 0 or max_bytes <= 0:
         return 0
-    if entries.slice(0, max_facts).nbytes <= max_bytes:
+    if entries.slice(0, max_facts).size_bytes <= max_bytes:
         return max_facts
     fits, too_many = 0, max_facts
     while too_many - fits > 1:

@@ -125,6 +125,6 @@ def _put(ack: pb.PutAck) -> PutOutcome:
 
 
 async def _with_batch(message: Any, field: str, batch: FactBatch) -> bytes:
-    if not batch.has_rows and batch.nbytes > THREAD_BYTES:
+    if not batch.has_rows and batch.size_bytes > THREAD_BYTES:
         return await asyncio.to_thread(with_batch, message, field, batch)
     return with_batch(message, field, batch)

@@ -27,8 +27,7 @@ _INT64 = np.dtype("<i8")
 
 def encode(batch: FactBatch) -> bytes:
     """Write a batch as the bytes of a message field."""
-    data: bytes = batch.to_ipc().to_pybytes()
-    return data
+    return b"".join(batch.to_ipc_parts())
 
 
 def with_batch(message: Any, field: str, batch: FactBatch) -> bytes:
@@ -36,9 +35,9 @@ def with_batch(message: Any, field: str, batch: FactBatch) -> bytes:
 
     The fields of a message may come in any order, so the last one can simply be written behind the others.
     """
-    payload = batch.to_ipc()
+    parts = batch.to_ipc_parts()
     tag = message.DESCRIPTOR.fields_by_name[field].number << 3 | 2
-    return b"".join((message.SerializeToString(), _varint(tag), _varint(payload.size), payload))
+    return b"".join((message.SerializeToString(), _varint(tag), _varint(sum(map(len, parts))), *parts))
 
 
 def _varint(number: int) -> bytes:
@@ -52,7 +51,7 @@ def _varint(number: int) -> bytes:
 
 def pieces(entries: EntryBatch, max_bytes: int) -> Iterator[EntryBatch]:
     """Give entries in pieces of about a size at most, each of at least one."""
-    size = entries.nbytes
+    size = entries.size_bytes
     if size <= max_bytes or len(entries) == 1:
         yield entries
         return
@@ -87,7 +86,7 @@ async def frame_messages(frame: Frame, max_bytes: int) -> AsyncIterator[pb.Fetch
     for piece in pieces(frame.entries, max_bytes):
         last = first + len(piece) - 1
         message = pb.FetchFrame(first=first, last=last)
-        if piece.nbytes > THREAD_BYTES:
+        if piece.size_bytes > THREAD_BYTES:
             yield await asyncio.to_thread(with_batch, message, "entries", piece)
         else:
             yield with_batch(message, "entries", piece)

@@ -15,12 +15,13 @@ import crc32c
 import numpy as np
 import pyarrow as pa
 
-from bsfg.batch import FACT_SCHEMA, ORIGIN_FIELDS, FactBatch
+from bsfg.batch import FACT_SCHEMA, FactBatch
 from bsfg.errors import BsfgError, BufferFull, OutcomeUnknown
 from bsfg.fact import Key
 from bsfg.hashing import KeyHash
 from bsfg.ports import Buffer, Clock, GapRecord, OriginSpan, Quarantined, Receipt, Result
 from bsfg.retention import GapReason, Piece, Policy, Removal, make_room
+from bsfg.schema import STORED_SCHEMA
 from bsfg.stores.log.dedupe import Verdict, judge
 from bsfg.stores.log.files import Files, OpenFile, Slot, translated
 from bsfg.stores.log.frame import (
@@ -39,7 +40,7 @@ from bsfg.stores.log.stored import stored_facts
 from bsfg.stores.log.view import LogView
 
 STORE_SCHEMA = FACT_SCHEMA
-FORWARD_SCHEMA = pa.schema([*FACT_SCHEMA, *ORIGIN_FIELDS])
+FORWARD_SCHEMA = STORED_SCHEMA
 _MIN_SEGMENT_BYTES = 16_384
 WATERMARK = struct.Struct("<16sqqI")
 
