@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -18,8 +19,10 @@ from bsfg.cli.bench import workload
 from bsfg.cli.bench.node import OBJECT_BYTES, OBJECT_BYTES_MIN
 from bsfg.cli.bench.node_measure import Watch
 from bsfg.cli.bench.node_results import aims_of
+from bsfg.cli.bench.node_zones import STREAM, Zone
 from bsfg.ports import Buffer
 from bsfg.sealing import seal
+from bsfg.stores.log.storage import LogStorage
 
 SMALL = ("bench", "node", "--facts", "2001", "--seconds", "1", "--rate", "100", "--clients", "2", "--size", "64")
 NUMBERS = (
@@ -112,27 +115,33 @@ def test_sizes_on_the_command_line_are_those_of_the_facts() -> None:
     assert (OBJECT_BYTES, OBJECT_BYTES_MIN) == (workload.OBJECT_BYTES, workload.OBJECT_BYTES_MIN)
 
 
-class Growing:
-    """A zone whose buffer grows as a test says."""
-
-    def __init__(self, end: int) -> None:
-        self.now = end
-
-    def end(self, buffer: Buffer) -> int:
-        return self.now
-
-
 def test_a_watch_tells_when_each_offset_was_durable() -> None:
-    """Every offset has the time of the first look that saw it."""
-    zone = Growing(10)
-    watch = Watch(zone, Buffer.STORE)  # type: ignore[arg-type]
-    watch._seen += [(12, 1e9), (20, 2e9)]
-    assert watch.times(np.array([10, 11, 12, 19])).tolist() == [1e9, 1e9, 2e9, 2e9]
+    """Every offset has the time of the first look that saw it, in each of the buffers that are watched."""
+    watch = Watch(lambda: 10, lambda: 0)
+    watch._seen[0] += [(12, 1e9), (20, 2e9)]
+    watch._seen[1] += [(20, 3e9)]
+    assert watch.times(0, np.array([10, 11, 12, 19])).tolist() == [1e9, 1e9, 2e9, 2e9]
+    assert watch.times(1, np.array([10, 19])).tolist() == [3e9, 3e9]
 
 
 def test_a_watch_sees_what_grew_until_its_end() -> None:
     """What became durable between the last look and the end is seen too."""
-    zone = Growing(0)
-    with Watch(zone, Buffer.STORE) as watch:  # type: ignore[arg-type]
-        zone.now = 5
-    assert len(watch.times(np.arange(5))) == 5
+    ends = [0]
+    with Watch(lambda: ends[0]) as watch:
+        ends[0] = 5
+    assert len(watch.times(0, np.arange(5))) == 5
+
+
+def test_what_a_writer_publishes_is_seen_from_outside(tmp_path: Path) -> None:
+    """The quick look at a buffer gives how far its writer says that it is durable."""
+
+    async def look() -> None:
+        storage = await LogStorage.open(tmp_path / "zone" / "data")
+        store = await storage.store(STREAM)
+        with Zone("zone", tmp_path / "zone").published_end(Buffer.STORE) as end:
+            assert end() == 0
+            await store.append(seal(workload.batch_of(0, 7)))
+            assert end() == 7
+        await storage.close()
+
+    asyncio.run(look())

@@ -26,7 +26,7 @@ from bsfg.fact import Message
 from bsfg.ports import Receipt, Result
 from bsfg.sdk.endpoint import Endpoint
 
-LIVE_STEP_SECONDS = 0.001
+LIVE_STEP_SECONDS = 0.004
 IN_FLIGHT_FACTS = 20_000
 """How many single facts an application keeps waiting for; more would only fill memory."""
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from bsfg.cli.bench.measure import sha256_per_second
 from bsfg.cli.bench.node_client import Job, measured
-from bsfg.cli.bench.node_zones import PRODUCER, STREAM, Site, Zone, wait_until
+from bsfg.cli.bench.node_zones import PRODUCER, STREAM, Site, wait_until
 from bsfg.cli.bench.workload import OBJECT_BYTES
 from bsfg.ports import Buffer
 
@@ -166,36 +166,42 @@ def _live(site: Site, samples: NodeSamples) -> None:
     count = max(1, int(plan.rate * (plan.seconds + WARM_UP_SECONDS)))
     first = site.sender.end(Buffer.STORE)
     before = _cpu_seconds(site)
-    watches = [Watch(site.sender, Buffer.STORE), Watch(site.receiver, Buffer.FORWARD)]
-    with watches[0], watches[1]:
+    with (
+        site.sender.published_end(Buffer.STORE) as end_here,
+        site.receiver.published_end(Buffer.FORWARD) as end_there,
+        Watch(end_here, end_there) as watch,
+    ):
         [found] = measured([_job(site, plan, "live", _LIVE_FROM, count)])
         total = site.sender.end(Buffer.STORE)
         wait_until(lambda: site.receiver.end(Buffer.FORWARD) >= total, SETTLE_SECONDS_MAX)
     samples.rates["live"] = Rate(count, found["ended"] - found["started"], _cpu_seconds_since(site, before))
     offsets = np.arange(first + min(count - 1, int(plan.rate * WARM_UP_SECONDS)), first + count)
-    here, there = (watch.times(offsets) for watch in watches)
-    samples.lag_ms = (1000 * np.maximum(0.0, there - here)).tolist()
+    samples.lag_ms = (1000 * np.maximum(0.0, watch.times(1, offsets) - watch.times(0, offsets))).tolist()
 
 
 class Watch:
-    """Notes when a buffer grows, by looking at its folder all the time; the node is not asked."""
+    """Notes when buffers grow, by looking at what their writers publish all the time; no node is asked."""
 
-    def __init__(self, zone: Zone, buffer: Buffer) -> None:
-        self._zone, self._buffer = zone, buffer
-        self._seen: list[tuple[int, float]] = [(zone.end(buffer), time.monotonic())]
+    def __init__(self, *ends: Callable[[], int]) -> None:
+        self._ends = ends
+        self._seen: list[list[tuple[int, float]]] = [[(end(), time.monotonic())] for end in ends]
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def times(self, offsets: np.ndarray) -> np.ndarray:
-        """Give when each offset was first seen to be durable."""
-        ends, times = (np.array(column) for column in zip(*self._seen, strict=True))
+    def times(self, number: int, offsets: np.ndarray) -> np.ndarray:
+        """Give when each offset of a buffer was first seen to be durable."""
+        ends, times = (np.array(column) for column in zip(*self._seen[number], strict=True))
         return np.asarray(times[np.searchsorted(ends, offsets, side="right")])
 
-    def _look(self) -> None:
+    def _run(self) -> None:
         while not self._ended.wait(LOOK_SECONDS):
-            end, now = self._zone.end(self._buffer), time.monotonic()
-            if end > self._seen[-1][0]:
-                self._seen.append((end, now))
+            self._look()
+
+    def _look(self) -> None:
+        for end_of, seen in zip(self._ends, self._seen, strict=True):
+            end, now = end_of(), time.monotonic()
+            if end > seen[-1][0]:
+                seen.append((end, now))
 
     def __enter__(self) -> Watch:
         self._thread.start()
@@ -204,6 +210,4 @@ class Watch:
     def __exit__(self, *exc_info: Any) -> None:
         self._ended.set()
         self._thread.join()
-        end = self._zone.end(self._buffer)
-        if end > self._seen[-1][0]:
-            self._seen.append((end, time.monotonic()))
+        self._look()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import crc32c
 import orjson
 
 from bsfg.cli.bench.workload import FROM_ZONE, TO_ZONE
@@ -20,6 +23,7 @@ from bsfg.ports import Buffer
 from bsfg.stores.log.files import DiskFiles
 from bsfg.stores.log.recovery import read_watermark
 from bsfg.stores.log.storage import log_folder
+from bsfg.stores.log.writer import WATERMARK
 from bsfg.wire.certs import create_authority, issue
 
 STREAM = "bench"
@@ -105,6 +109,23 @@ class Zone:
         """Give how far a buffer is durable, read from its folder without asking the node."""
         watermark = read_watermark(DiskFiles(self.folder / "data"), log_folder(STREAM, buffer))
         return watermark[1] if watermark is not None else 0
+
+    @contextmanager
+    def published_end(self, buffer: Buffer) -> Iterator[Callable[[], int]]:
+        """Map what the writer of a buffer publishes, and give a quick look at how far it is durable."""
+        path = self.folder / "data" / log_folder(STREAM, buffer) / "durable"
+        with path.open("rb") as file, mmap.mmap(file.fileno(), WATERMARK.size, prot=mmap.PROT_READ) as published:
+            last = 0
+
+            def end() -> int:
+                nonlocal last
+                data = published[:]
+                # While it is being written the checksum is wrong; then what was seen before still holds.
+                if crc32c.crc32c(data[:-4]) == WATERMARK.unpack(data)[3]:
+                    last = WATERMARK.unpack(data)[1]
+                return last
+
+            yield end
 
     def cpu_seconds(self) -> float:
         """Give the processor time that the node has used so far."""
