@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 import time
 from datetime import UTC, datetime
 
-from tests.e2e.producing import calm
-from tests.e2e.zones import Zone, settled
+from tests.e2e.producing import Insistent, calm, expected, history
+from tests.e2e.zones import Zone, settled, until
 
 from bsfg.ports import Buffer
 from bsfg.testing.facts import batch, messages
@@ -107,3 +109,34 @@ def _serials(zone: Zone) -> tuple[int, int]:
     seen = (probe("127.0.0.1", port, zone.files(f"{zone.name}-viewer")) for port in (zone.port, zone.http_port))
     first, second = (x509.load_der_x509_certificate(each.certificate_der).serial_number for each in seen)
     return first, second
+
+
+async def test_second_node_on_the_same_folder(zones: tuple[Zone, Zone]) -> None:
+    """A folder has one writer: a second node says so and ends, and the first one does not notice."""
+    plant, _ = zones
+    plant.start()
+    command = [sys.executable, "-m", "bsfg.cli", "node", "-c", "zone.toml"]
+    second = await asyncio.create_subprocess_exec(*command, cwd=plant.folder, stderr=asyncio.subprocess.PIPE)
+    _, says = await asyncio.wait_for(second.communicate(), 60)
+    assert second.returncode == 1
+    assert b"folder_locked" in says and b"Traceback" not in says
+    async with plant.client() as producer:
+        await producer.append("operational", batch(10, from_zone="plant-a"))
+
+
+async def test_stop_in_the_middle_of_everything(zones: tuple[Zone, Zone]) -> None:
+    """A node that is told to stop under load ends well, has kept all it acknowledged, and goes on after a start."""
+    plant, enterprise = zones
+    plant.start()
+    enterprise.start()
+    producers = Insistent(plant, 5), Insistent(enterprise, 6)
+    tasks = [asyncio.create_task(producer.run()) for producer in producers]
+    await until(lambda: sum(producer.count for producer in producers) > 500)
+    await asyncio.to_thread(plant.stop)
+    await asyncio.to_thread(plant.start)
+    for producer in producers:
+        producer.stop()
+    await asyncio.gather(*tasks)
+    await asyncio.gather(calm(plant, enterprise), calm(enterprise, plant))
+    assert history(enterprise, Buffer.FORWARD) == expected(producers[0])
+    assert history(plant, Buffer.FORWARD) == expected(producers[1])

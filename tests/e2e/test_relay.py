@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from tests.e2e.cleanup import Cleanup
 from tests.e2e.producing import Insistent, check_sound, expected, history
-from tests.e2e.zones import Zone, certificates, link_to, peer, serve, until
+from tests.e2e.zones import Zone, certificates, link_to, pair, peer, serve, until
 
-from bsfg.journey.carriage import RETURNING
+from bsfg.journey.carriage import NOT_CARRIED, RETURNING
 from bsfg.ports import Buffer, GapRecord
 from bsfg.retention import GapReason
-from bsfg.testing.facts import batch
+from bsfg.testing.facts import batch, message, sealed
 
 STREAMS = """
 [streams.operational]
@@ -117,3 +117,26 @@ async def test_gap_records_over_two_hops(tmp_path: Path, cleanup: Cleanup) -> No
         assert kinds == {(GapReason.EVICTED, "plant-a")}
     kept = [id for _, id, _ in history(plant, Buffer.STORE, "lossy")]
     assert [id for _, id, _ in history(enterprise, Buffer.FORWARD, "lossy")] == kept
+
+
+async def test_link_that_carries_some_zones_only(tmp_path: Path, cleanup: Cleanup) -> None:
+    """Facts for other zones are left out of a link, and what was left out is a reported range; the frontier passes."""
+    plant, enterprise = map(cleanup.zone, pair(tmp_path))
+    enterprise.links = link_to(plant, more='carry_only = ["enterprise"]')
+    enterprise.write()
+    plant.start()
+    enterprise.start()
+    zones = ("enterprise", "lab", "lab", "enterprise", "enterprise", "lab")
+    facts = [message(f"m-{n}", n, from_zone="plant-a", to_zone=zones[n % 6]) for n in range(60)]
+    async with plant.client() as producer:
+        for start in range(0, 60, 7):
+            await producer.append("operational", sealed(facts[start : start + 7]))
+    carried = [fact for fact in facts if fact.envelope.to_zone == "enterprise"]
+    await until(lambda: enterprise.messages(Buffer.FORWARD) == carried)
+    left_out = {offset for offset, fact in enumerate(facts) if fact.envelope.to_zone == "lab"}
+    await until(lambda: left_out <= covered(enterprise.gaps(Buffer.FORWARD)))
+    kinds = {(gap.reason, gap.detail, gap.origin_zone) for gap in enterprise.gaps(Buffer.FORWARD)}
+    assert kinds == {(GapReason.SKIPPED, NOT_CARRIED, "plant-a")}
+    async with plant.admin("viewer") as viewer:
+        [view] = await viewer.consumers()
+    assert view.state.checkpoint.committed == 59
