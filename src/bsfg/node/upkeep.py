@@ -64,14 +64,21 @@ class Upkeep:
                     await self.enforce_retention()
                 if turn % ORPHANS_EVERY == ORPHANS_EVERY - 1:
                     await self.collect_orphans()
+                self._failed(None)
             except BsfgError as error:
                 self._note("upkeep_failed", **error.to_dict())
+                self._failed(f"{error.code}: {error.message}")
             except Exception as error:
                 # Whatever it was, gates and alarms must go on.
                 self._note("upkeep_failed", code=BsfgError.code, exc_info=error)
+                self._failed(f"{BsfgError.code}: {type(error).__name__}: {error}")
             turn += 1
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), LOOK_SECONDS)
+
+    def _failed(self, text: str | None) -> None:
+        """Say that the node cannot look after itself, which mostly means that its storage has failed."""
+        self._alerts.update("upkeep_failed", self._parts.settings.zone, text)
 
     async def look(self) -> None:
         """Look once at gates, buffers and consumers."""
