@@ -1,0 +1,131 @@
+"""Messages with a batch in them, read where they lie.
+
+Protobuf copies a field when it reads a message, and again whenever somebody looks at the field. A batch may have
+megabytes, so it is taken out of the message beforehand, as a view of the bytes that came in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from bsfg.wire import boundary_pb2 as pb
+
+LARGE_BYTES = 16 << 10
+"""Smaller messages are left to protobuf, which is quicker with those."""
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+class Large:
+    """A message whose batch was taken out: the batch is a view, everything else is the message's own."""
+
+    __slots__ = ("_batch", "_field", "_message", "_size_bytes")
+
+    def __init__(self, message: Any, field: str, batch: memoryview, size_bytes: int) -> None:
+        self._message, self._field, self._batch, self._size_bytes = message, field, batch, size_bytes
+
+    def __getattr__(self, name: str) -> Any:
+        return self._batch if name == self._field else getattr(self._message, name)
+
+    def WhichOneof(self, group: str) -> str:
+        """Name the member of the only group that such messages have."""
+        del group
+        return self._field
+
+    def ByteSize(self) -> int:
+        """Give the size of the whole message."""
+        return self._size_bytes
+
+
+class LargeResponse:
+    """A response with frames that were taken out of it."""
+
+    __slots__ = ("frames",)
+
+    def __init__(self, frames: list[Any]) -> None:
+        self.frames = frames
+
+
+def reader_of(message_type: Any) -> Callable[[bytes], Any]:
+    """Give the function that reads messages of a type."""
+    if message_type is pb.FetchResponse:
+        return read_response
+    field = _BATCHES.get(message_type)
+    if field is None:
+        read: Callable[[bytes], Any] = message_type.FromString
+        return read
+    return lambda data: read_message(message_type, field, memoryview(data))
+
+
+def read_message(message_type: Any, field: str, data: memoryview) -> Any:
+    """Read a message that may hold a batch; raises what protobuf raises when it is none."""
+    taken = _taken(data, message_type.DESCRIPTOR.fields_by_name[field].number) if len(data) > LARGE_BYTES else None
+    if taken is None or len(taken[1]) != 1:
+        return message_type.FromString(bytes(data))
+    message = message_type.FromString(taken[0])
+    group = message.DESCRIPTOR.fields_by_name[field].containing_oneof
+    if group is not None and message.WhichOneof(group.name) is not None:
+        return message_type.FromString(bytes(data))
+    return Large(message, field, taken[1][0], len(data))
+
+
+def read_response(data: bytes) -> Any:
+    """Read a response of which the large part is frames."""
+    number = pb.FetchResponse.DESCRIPTOR.fields_by_name["frames"].number
+    taken = _taken(memoryview(data), number) if len(data) > LARGE_BYTES else None
+    if taken is None or not taken[1]:
+        return pb.FetchResponse.FromString(data)
+    return LargeResponse([read_message(pb.FetchFrame, "entries", frame) for frame in taken[1]])
+
+
+_BATCHES: dict[Any, str] = {pb.AppendFrame: "facts", pb.PutFrame: "entries", pb.FetchFrame: "entries"}
+
+
+def _taken(data: memoryview, number: int) -> tuple[bytes, list[memoryview]] | None:
+    """Take a field out of a message: give the rest and the field's values, or None for what is no message."""
+    rest, values = [], []
+    try:
+        for start, found, begin, end in _fields(data):
+            if found == number:
+                values.append(data[begin:end])
+            else:
+                rest.append(data[start:end])
+    except (IndexError, ValueError):
+        return None
+    return b"".join(rest), values
+
+
+def _fields(data: memoryview) -> Iterator[tuple[int, int, int, int]]:
+    """Walk over the fields of a message: where each starts, its number, and where its value begins and ends."""
+    at = 0
+    while at < len(data):
+        start = at
+        tag, at = _varint(data, at)
+        kind, begin = tag & 7, at
+        if kind == _VARINT:
+            _, end = _varint(data, at)
+        elif kind == _BYTES:
+            size, begin = _varint(data, at)
+            end = begin + size
+        elif kind in (_FIXED32, _FIXED64):
+            end = at + (4 if kind == _FIXED32 else 8)
+        else:
+            raise ValueError(f"no field is of kind {kind}")
+        if end > len(data):
+            raise ValueError("a field reaches beyond the message")
+        yield start, (tag >> 3) if kind == _BYTES else 0, begin, end
+        at = end
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number has too many bytes")
