@@ -1,6 +1,7 @@
 """Producers, consumers and peers over gRPC: every operation of the boundary against a real server."""
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from bsfg.errors import (
     InvalidFact,
     OffsetOutOfRange,
     PermissionRefused,
+    RemoteError,
     UnknownConsumer,
     UnknownStream,
 )
@@ -173,6 +175,7 @@ async def test_large_answers_come_in_small_messages(sites: Sites) -> None:
     """A fetch of many bytes is cut into frames that fit the wire, without hole or overlap."""
     site = await sites(message_bytes=64 << 10)
     client = site.client(message_bytes=64 << 10)
+    client._gives_whole_answers = False
     for number in range(8):
         await client.append(STREAM, facts(20, first=20 * number, object_bytes=2_000))
     await site.consumer()
@@ -182,6 +185,45 @@ async def test_large_answers_come_in_small_messages(sites: Sites) -> None:
     assert (fetched.frames[0].first, fetched.frames[-1].last) == (0, 159)
     ids = [id for frame in fetched.frames if frame.entries for id in frame.entries.values("message_id")]
     assert ids == [each.envelope.message_id for each in messages(160)]
+
+
+async def test_an_answer_as_a_whole_is_the_streamed_one(sites: Sites) -> None:
+    """The same frames come in one response or in a stream, and a response is never larger than half a message."""
+    site = await sites(message_bytes=128 << 10)
+    client, streaming = site.client(message_bytes=128 << 10), site.client()
+    streaming._gives_whole_answers = False
+    for number in range(8):
+        await client.append(STREAM, facts(20, first=20 * number, object_bytes=2_000))
+    await site.consumer()
+    for request in (FetchRequest(max_facts=1), FetchRequest(max_facts=25), FetchRequest(max_facts=7, after=11)):
+        whole, streamed = await client.fetch("historian", request), await streaming.fetch("historian", request)
+        assert [(frame.first, frame.last, frame.entries) for frame in whole.frames] == [
+            (frame.first, frame.last, frame.entries) for frame in streamed.frames
+        ]
+        assert (whole.start, whole.end, whole.log_id) == (streamed.start, streamed.end, streamed.log_id)
+    bounded = await client.fetch("historian", FetchRequest())
+    assert 20 <= bounded.frames[-1].last < 40
+    assert client._gives_whole_answers
+
+
+@pytest.mark.parametrize("refusal", ["unimplemented", "entries instead"])
+async def test_a_node_without_whole_answers_is_asked_for_a_stream(sites: Sites, refusal: str) -> None:
+    """A client of this version gets its frames from a node that knows only streams of them."""
+    site = await sites()
+    client = site.client()
+    await client.append(STREAM, facts(10))
+    await site.consumer()
+    call = client.connection.call
+
+    async def older(name: str, request: Any, **options: Any) -> Any:
+        if refusal == "unimplemented":
+            raise RemoteError("what is that?", remote_code="unimplemented")
+        request.frames = False
+        return await call(name, request, **options)
+
+    client.connection.call = older  # type: ignore[method-assign]
+    assert (await client.fetch("historian", FetchRequest())).frames[-1].last == 9
+    assert not client._gives_whole_answers
 
 
 async def test_entries_are_read_by_time(sites: Sites) -> None:
@@ -328,6 +370,7 @@ async def test_an_answer_that_is_no_answer_is_refused(sites: Sites) -> None:
         yield
 
     client = site.client()
+    client._gives_whole_answers = False
     client._answers = headless  # type: ignore[method-assign]
     with pytest.raises(FrameInvalid):
         await client.fetch("historian", FetchRequest())

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from bsfg.batch import FactBatch
-from bsfg.errors import FactNotFound, FrameInvalid
+from bsfg.errors import FactNotFound, FrameInvalid, RemoteError
 from bsfg.fact import Entry, Key, Message
 from bsfg.journey.append import AppendedFact
 from bsfg.journey.link import Fetched, FetchRequest, Refusal
@@ -64,6 +64,7 @@ class BoundaryClient:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._appending: dict[str, AppendStream] = {}
+        self._gives_whole_answers = True
 
     async def append_fact(self, stream: str, message: Message) -> AppendedFact:
         """Append one fact; raises `ConflictingDuplicate` when its id is taken by another body."""
@@ -114,6 +115,40 @@ class BoundaryClient:
 
     async def fetch(self, consumer: str, request: FetchRequest, carry_only: Sequence[str] = ()) -> Fetched:
         """Fetch the next facts of a consumer as frames; for links and pipelines."""
+        room = _Room(request)
+        answers = await self._whole_answer(consumer, request, carry_only) if self._gives_whole_answers else []
+        if not answers:
+            # A node that knows no answers as a whole gives them message by message.
+            self._gives_whole_answers = False
+            return await self._streamed_answer(consumer, request, carry_only, room)
+        for answer in answers:
+            room.take(answer)
+        return read_head(answers[0], [await _decoded(answer) for answer in answers[1:]])
+
+    async def _whole_answer(self, consumer: str, request: FetchRequest, carry_only: Sequence[str]) -> Sequence[Any]:
+        message = pb.FetchRequest(
+            consumer=consumer,
+            limit=request.max_facts,
+            max_bytes=request.max_bytes,
+            wait_ms=int(request.wait_seconds * 1000),
+            carry_only=carry_only,
+            frames=True,
+            gaps_after=request.gaps_after,
+            after=request.after,
+        )
+        timeout_seconds = self._timeout(request.wait_seconds)
+        try:
+            answer = await self.connection.call("FetchFacts", message, timeout_seconds=timeout_seconds)
+        except RemoteError as error:
+            if error.details.get("remote_code") != "unimplemented":
+                raise
+            return []
+        frames: Sequence[Any] = answer.frames
+        return frames
+
+    async def _streamed_answer(
+        self, consumer: str, request: FetchRequest, carry_only: Sequence[str], room: _Room
+    ) -> Fetched:
         message = pb.FetchFramesRequest(
             consumer=pb.ConsumerSelection(
                 consumer=consumer,
@@ -127,7 +162,6 @@ class BoundaryClient:
         )
         head: pb.FetchFrame | None = None
         frames: list[Frame] = []
-        room = _Room(request)
         async for answer in self._answers("FetchFrames", message, self._timeout(request.wait_seconds)):
             room.take(answer)
             if head is None:

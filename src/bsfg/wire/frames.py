@@ -35,9 +35,29 @@ def with_batch(message: Any, field: str, batch: FactBatch) -> bytes:
 
     The fields of a message may come in any order, so the last one can simply be written behind the others.
     """
+    return b"".join(_parts_with_batch(message, field, batch))
+
+
+def _parts_with_batch(message: Any, field: str, batch: FactBatch) -> list[Any]:
     parts = batch.to_ipc_parts()
     tag = message.DESCRIPTOR.fields_by_name[field].number << 3 | 2
-    return b"".join((message.SerializeToString(), _varint(tag), _varint(sum(map(len, parts))), *parts))
+    return [message.SerializeToString(), _varint(tag), _varint(sum(map(len, parts))), *parts]
+
+
+def frames_response(fetched: Fetched) -> bytes:
+    """Serialise a response that holds a whole answer as frames."""
+    tag = _varint(pb.FetchResponse.DESCRIPTOR.fields_by_name["frames"].number << 3 | 2)
+    response: list[Any] = []
+    for parts in ([head_message(fetched).SerializeToString()], *map(_frame_parts, fetched.frames)):
+        response += [tag, _varint(sum(map(len, parts))), *parts]
+    return b"".join(response)
+
+
+def _frame_parts(frame: Frame) -> list[Any]:
+    if frame.entries is None:
+        gap = gap_message(frame.gap) if frame.gap is not None else None
+        return [pb.FetchFrame(first=frame.first, last=frame.last, gap=gap).SerializeToString()]
+    return _parts_with_batch(pb.FetchFrame(first=frame.first, last=frame.last), "entries", frame.entries)
 
 
 def _varint(number: int) -> bytes:

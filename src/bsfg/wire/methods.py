@@ -14,6 +14,7 @@ import grpc
 from google.protobuf.message_factory import GetMessageClass  # type: ignore[import-untyped]
 
 from bsfg.wire import admin_pb2, boundary_pb2
+from bsfg.wire.large import reader_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Method:
         refuse a caller, or lose patience with him, before his message takes memory.
         """
         make = grpc.stream_stream_rpc_method_handler if self.response_streams else grpc.stream_unary_rpc_method_handler
-        return make(behaviour, self.request_type.FromString, serialized)
+        return make(behaviour, reader_of(self.request_type), serialized)
 
     def callable(self, channel: grpc.aio.Channel) -> Any:
         """Give what a caller calls on a channel."""
@@ -47,7 +48,7 @@ class Method:
             (channel.unary_unary, channel.unary_stream),
             (channel.stream_unary, channel.stream_stream),
         )[self.request_streams][self.response_streams]
-        return make(self.path, serialized, self.response_type.FromString)
+        return make(self.path, serialized, reader_of(self.response_type))
 
 
 def serialized(message: Any) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from typing import Any
 
@@ -22,7 +23,7 @@ from bsfg.wire.convert import (
     refusal_of,
     single_fact,
 )
-from bsfg.wire.frames import ack_message, frame_messages, head_message
+from bsfg.wire.frames import THREAD_BYTES, ack_message, frame_messages, frames_response, head_message
 from bsfg.wire.limits import ByteBudget
 from bsfg.wire.methods import BOUNDARY, BOUNDARY_SERVICE, snake
 from bsfg.wire.objects import download, upload
@@ -85,8 +86,10 @@ class BoundaryServicer:
             return pb.AppendAck(sequence=sequence, error=error_message(error))
         return ack_message(sequence, outcome, ids_derived=prepared.ids_derived)
 
-    async def fetch_facts(self, request: pb.FetchRequest, caller: Caller) -> pb.FetchResponse:
-        """Give the next facts of a consumer as messages."""
+    async def fetch_facts(self, request: pb.FetchRequest, caller: Caller) -> pb.FetchResponse | bytes:
+        """Give the next facts of a consumer as messages, or as frames when it asks for those."""
+        if request.frames:
+            return await self._frames_at_once(request, caller)
         wanted = FetchRequest(
             max_facts=request.limit or FACTS_DEFAULT,
             max_bytes=min(request.max_bytes or FETCH_BYTES_DEFAULT, self._limits.frame_bytes),
@@ -107,6 +110,20 @@ class BoundaryServicer:
             elif frame.gap is not None:
                 response.gaps.append(gap_message(frame.gap))
         return response
+
+    async def _frames_at_once(self, request: pb.FetchRequest, caller: Caller) -> bytes:
+        wanted = FetchRequest(
+            max_facts=request.limit or FRAMES_FACTS_DEFAULT,
+            max_bytes=min(request.max_bytes or FRAMES_BYTES_DEFAULT, self._limits.frame_bytes),
+            wait_seconds=self._wait_seconds(request.wait_ms),
+            gaps_after=request.gaps_after,
+            after=request.after if request.HasField("after") else None,
+        )
+        async with self._calls.timeout(wanted.wait_seconds):
+            fetched = await self._service.fetch(caller, request.consumer, wanted, _zones(request.carry_only))
+        if sum(frame.entries.size_bytes for frame in fetched.frames if frame.entries is not None) > THREAD_BYTES:
+            return await asyncio.to_thread(frames_response, fetched)
+        return frames_response(fetched)
 
     async def fetch_frames(self, request: pb.FetchFramesRequest, caller: Caller) -> Frames:
         """Give facts as frames: a consumer's next ones, a range of offsets, or a span of time."""
