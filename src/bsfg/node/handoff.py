@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from bsfg.errors import BsfgError, CertificateInvalid, LeaseHeld, LeaseLost, TimedOut
+from bsfg.errors import BsfgError, CertificateInvalid, FrameInvalid, LeaseHeld, LeaseLost, TimedOut
 from bsfg.gate import Event, Gate, Mode
 from bsfg.journey.flow import Flow
 from bsfg.journey.link import FetchRequest, PeerLink, PeerMemory
@@ -25,6 +25,7 @@ from bsfg.node.config.kinds import ANY
 from bsfg.node.faults import Verdict, verdict
 from bsfg.node.pacing import Appetite, Backoff, RateLimit
 from bsfg.node.parts import Parts
+from bsfg.node.reread import ReadRange, read_again
 from bsfg.ports import Buffer, Clock
 from bsfg.wire.service import LinkReport
 
@@ -51,6 +52,7 @@ class StreamPull:
     memory: PeerMemory
     rules: LinkRules
     before_put: BeforePut
+    read: ReadRange | None = None
 
     def flow(self, clock: Clock) -> Flow:
         """Begin to pull."""
@@ -120,20 +122,25 @@ class NativeHandoff:
     async def _loop(self, pull: StreamPull) -> None:
         backoff = Backoff(self.link.backoff_first_seconds, self.link.backoff_max_seconds, self._rng)
         flow = pull.flow(self._parts.steady)
+        looks_back = False
         try:
             while not self._stopping.is_set():
                 gate = self._gate()
                 if self._lease is None or not gate.allows_fetch:
+                    looks_back = looks_back or gate.reason.startswith(f"{FrameInvalid.code}:")
                     flow.reset()
                     await self._pause(HELD_LOOK_SECONDS)
+                elif looks_back:
+                    looks_back = not await self._try(pull, self._read_again(pull), backoff)
                 else:
-                    await self._try(pull, flow, gate, backoff)
+                    await self._try(pull, self._turn(pull, flow, gate), backoff)
         finally:
             flow.reset()
 
-    async def _try(self, pull: StreamPull, flow: Flow, gate: Gate, backoff: Backoff) -> None:
+    async def _try(self, pull: StreamPull, turn: Awaitable[Progress], backoff: Backoff) -> bool:
+        """Make one turn and deal with how it went; tell whether it went well."""
         try:
-            progress = await self._turn(pull, flow, gate)
+            progress = await turn
             await self._went_well(pull, progress, backoff)
         except BsfgError as error:
             await self._failed(pull, error, backoff)
@@ -141,6 +148,21 @@ class NativeHandoff:
             # A loop that ended here would be a link that stands still and says nothing.
             self._note("link_failed", link=self.link.name, stream=pull.stream, exc_info=error)
             self._hold(BsfgError.code, f"{type(error).__name__}: {error}")
+        else:
+            return progress.held is None and progress.paused is None
+        return False
+
+    async def _read_again(self, pull: StreamPull) -> Progress:
+        """Read what a restored receiver lacks, after an operator has released the link."""
+        if pull.read is None:
+            return Progress()
+        forward, clock = await self._parts.forward(pull.stream), self._parts.steady
+        progress = await read_again(
+            pull.peer, pull.memory, pull.rules, forward, pull.read, clock=clock, before_put=pull.before_put
+        )
+        if progress.inserted:
+            self._note("link_read_again", link=self.link.name, stream=pull.stream, facts=progress.inserted)
+        return progress
 
     async def _turn(self, pull: StreamPull, flow: Flow, gate: Gate) -> Progress:
         # A gate that is closed finds out quickly whether the peer is back; an open one may wait long for new facts.

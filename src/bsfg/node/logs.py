@@ -33,6 +33,7 @@ EVENTS: dict[str, str] = {
     "link_failed": "A turn of a link failed for a reason that nobody expected; this is a defect.",
     "link_held": "A link was held because of what its peer sent; an operator must look.",
     "link_paused": "A link pauses because its forward buffer is full.",
+    "link_read_again": "A receiver that was restored from an older copy has read again what it lacked.",
     "listening": "A listener is open.",
     "node_started": "The node serves.",
     "node_stopped": "The node has stopped and released its storage.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -29,7 +29,7 @@ from bsfg.node.service import NodeService
 from bsfg.node.state import NodeState
 from bsfg.node.status import Rates
 from bsfg.node.upkeep import Upkeep
-from bsfg.ports import Clock, ConsumerSpec, StartAt
+from bsfg.ports import Clock, ConsumerSpec, Frame, StartAt
 from bsfg.stores.artifacts.folder import ArtifactFolder
 from bsfg.stores.log.storage import LogStorage
 from bsfg.wire.client import BoundaryClient, ClientLink
@@ -219,7 +219,12 @@ class Node:
         consumer = consumer_name(self.config.zone.name, stream, link.buffer)
         peer = ClientLink(link.zone, consumer, client, link.carry_only)
         bringing = Bringing(self.parts, link.name, stream, client)
-        return StreamPull(stream, peer, state.peer(link.name, stream), rules_of(link, self.parts, stream), bringing)
+
+        def read(first: int, end: int) -> AsyncIterator[Frame]:
+            return client.read_offsets(stream, first, end, buffer=link.buffer, carry_only=link.carry_only)
+
+        rules = rules_of(link, self.parts, stream)
+        return StreamPull(stream, peer, state.peer(link.name, stream), rules, bringing, read)
 
 
 def _forgets(view: GateView, before: Gate) -> bool:

@@ -7,40 +7,19 @@ brings is judged as if it had been fetched, and what would be confirmed is told 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from bsfg.batch import EntryBatch
 from bsfg.errors import BufferFull, ZoneNotAllowed
-from bsfg.journey.link import Fetched, FetchRequest, PeerPosition, Refusal, SessionMemory
+from bsfg.journey.link import Fetched, PeerPosition, SessionMemory
 from bsfg.journey.pull import Progress, pull_once
 from bsfg.journey.verify import LinkRules
 from bsfg.node.authorize import Action, Request
+from bsfg.node.brought import Brought
 from bsfg.node.objects import Objects
 from bsfg.node.parts import Parts
 from bsfg.node.spans import zones_of
-from bsfg.ports import Buffer, Confirmation, Frame
+from bsfg.ports import Buffer, Frame
 from bsfg.wire.service import Caller, PutCall, PutOutcome
-
-
-@dataclass(slots=True)
-class _Brought:
-    """One frame in the form of a link: it is fetched once, and its confirmation is kept."""
-
-    zone: str
-    fetched: Fetched
-    confirmation: Confirmation | None = None
-    refusals: Sequence[Refusal] = field(default_factory=list)
-
-    async def fetch(self, request: FetchRequest) -> Fetched:
-        """Give the frame."""
-        return self.fetched
-
-    async def confirm(self, confirmation: Confirmation, refusals: Sequence[Refusal] = ()) -> int:
-        """Keep what would be confirmed; the pipeline tells the sender."""
-        self.confirmation, self.refusals = confirmation, refusals
-        assert confirmation.through is not None
-        return confirmation.through
 
 
 class Putting:
@@ -64,7 +43,7 @@ class Putting:
         refused = self._zones_refused(call, frame.entries)
         if refused is not None:
             return PutOutcome(call.first - 1, held_code=ZoneNotAllowed.code, held_detail=refused)
-        brought = _Brought(self._peer_zone(call.link), _fetched(call, frame))
+        brought = Brought(self._peer_zone(call.link), _fetched(call, frame))
         progress = await pull_once(
             brought,
             await parts.forward(call.stream),
@@ -76,7 +55,7 @@ class Putting:
         )
         return self._outcome(call, brought, progress)
 
-    def _outcome(self, call: PutCall, brought: _Brought, progress: Progress) -> PutOutcome:
+    def _outcome(self, call: PutCall, brought: Brought, progress: Progress) -> PutOutcome:
         if isinstance(progress.paused, BufferFull):
             raise progress.paused
         if progress.held is not None:
