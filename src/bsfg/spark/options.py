@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from bsfg.errors import InvalidArgument
@@ -20,6 +22,8 @@ _READS, _WRITES = frozenset({READ, READ_STREAM}), frozenset({WRITE, WRITE_STREAM
 _ALL = _READS | _WRITES
 
 EARLIEST, LATEST = "earliest", "latest"
+TABLE_BEGINS = "<!-- options: written by `python -m bsfg.spark.options docs/guides/spark.md` -->"
+TABLE_ENDS = "<!-- end of options -->"
 PUT_ONLY = (
     "link",
     "lease",
@@ -352,3 +356,24 @@ def _shown(default: Any) -> str:
     if isinstance(default, bool):
         return str(default).lower()
     return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def table() -> str:
+    """Describe all options as a table in Markdown, for the guide."""
+    lines = ["| Option | For | Default | |", "|---|---|---|---|"]
+    for option in OPTIONS:
+        uses = "all" if option.uses == _ALL else ", ".join(sorted(option.uses))
+        default = "required" if option.required else "" if option.default is None else f"`{_shown(option.default)}`"
+        lines.append(f"| `{option.name}` | {uses} | {default} | {option.says} |")
+    return "\n".join(lines)
+
+
+def write_table(guide: Path) -> None:
+    """Put the table into its place in the guide."""
+    before, rest = guide.read_text(encoding="utf-8").split(TABLE_BEGINS)
+    after = rest.split(TABLE_ENDS)[1]
+    guide.write_text(f"{before}{TABLE_BEGINS}\n{table()}\n{TABLE_ENDS}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_table(Path(sys.argv[1]))
