@@ -21,6 +21,7 @@ COMMANDS: dict[str, str] = {
     "consumers": "bsfg.cli.consumers",
     "quarantine": "bsfg.cli.quarantine",
     "artifact": "bsfg.cli.artifact",
+    "pipeline": "bsfg.cli.pipeline",
     "doctor": "bsfg.cli.doctor",
     "verify": "bsfg.cli.verify",
     "inspect": "bsfg.cli.inspect",
