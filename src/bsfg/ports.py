@@ -219,9 +219,10 @@ class StoreBuffer(Replayable, Protocol):
         nothing is stored for it. The body is what the digest covers (`bsfg.sealing.bodies`). Equal digests of
         different bodies, found while the first is retained, are a `CONFLICT` and are quarantined durably as
         ``hash_collision``; a fact that is in quarantine already is not put there again.
-        New facts get consecutive offsets in row order. Concurrent calls are coalesced; each gets its own receipt.
-        Raises `InvalidArgument` for an unsealed batch and `BufferFull` when the policy rejects it: then nothing of the
-        batch is stored. Repeats need no room. `OutcomeUnknown`: retry with the same ids.
+        New facts get consecutive offsets in row order. Concurrent calls are coalesced, in the order in which they
+        began; each gets its own receipt. Raises `InvalidArgument` for an unsealed batch and `BufferFull` when the
+        policy rejects it: then nothing of the batch is stored. Repeats need no room. `OutcomeUnknown`: retry with the
+        same ids.
         """
         ...
 

@@ -91,6 +91,17 @@ async def test_frames_are_pipelined_in_order(sites: Sites) -> None:
     assert offsets.tolist() == list(range(195))
 
 
+@pytest.mark.parametrize("storage", BACKENDS)
+async def test_a_small_frame_does_not_overtake_a_large_one(sites: Sites, storage: str) -> None:
+    """Frames of one call are stored in the order in which they were sent, whatever their sizes."""
+    site = await sites(storage=storage)
+    sizes = [2000, 3, 400, 1, 70, 2000, 300, 2] * 3
+    async with site.client().append_stream(STREAM) as stream:
+        firsts = [sum(sizes[:number]) for number in range(len(sizes))]
+        answers = [await stream.send(facts(size, first=at)) for size, at in zip(sizes, firsts, strict=True)]
+        assert [int((await answer).receipt.offsets[0]) for answer in answers] == firsts
+
+
 async def test_a_stream_of_frames_reports_each_refusal_by_itself(sites: Sites) -> None:
     """Frames for an unknown stream, with garbage or beyond the capacity fail alone, each with its own error."""
     site = await sites(stream='store_capacity = "256KiB"\nmax_batch = "256KiB"\nmax_object = "16KiB"')

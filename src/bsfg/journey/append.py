@@ -106,9 +106,11 @@ async def append(
     The batch is refused as a whole, and nothing of it stored, when a fact breaks a rule (`InvalidFact`,
     `FactTooLarge`), speaks for another zone (`ZoneNotAllowed`) or has an `ImplausibleTime`. A conflicting id refuses
     its own fact alone: look at `AppendOutcome.conflicts`.
+
+    A sealed batch is given to the store at once: batches that were sealed before are stored in the order of the calls.
     """
     batch = facts if isinstance(facts, FactBatch) else FactBatch.from_messages(facts)
-    if len(batch) > INLINE_FACTS_MAX:
+    if len(batch) > INLINE_FACTS_MAX and not batch.sealed:
         sealed = await asyncio.to_thread(admit, batch, rules, clock.now_unix_ms())
     else:
         sealed = admit(batch, rules, clock.now_unix_ms())
@@ -137,7 +139,10 @@ def check_zones(batch: FactBatch, column: str, allowed: frozenset[str] | None) -
 
 def check_produced_at(batch: FactBatch, window: Plausibility, now_unix_ms: int) -> None:
     """Raise `ImplausibleTime` for the first row that was produced too long ago or too far in the future."""
-    produced = np.array(batch.values("produced_at_unix_ms"), dtype=np.int64)
+    if batch.has_rows:
+        produced = np.array(batch.values("produced_at_unix_ms"), dtype=np.int64)
+    else:
+        produced = batch.column("produced_at_unix_ms").to_numpy()
     ahead_ms = produced - now_unix_ms
     bad = np.zeros(len(produced), dtype=bool)
     if window.past_seconds is not None:

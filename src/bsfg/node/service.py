@@ -66,6 +66,8 @@ class NodeService:
             )
             self._check(caller, zones)
             await self._objects.require(sealed)
+            # The first append opens the buffer; it must not be in the commit, where a later frame could pass by.
+            await self._parts.store(stream)
         except BsfgError as error:
             self._append_failed(stream, error)
             raise

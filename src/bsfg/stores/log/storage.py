@@ -125,6 +125,8 @@ class LogStorage:
 
     async def _open(self, stream: str, buffer: Buffer, policy: Policy | None) -> LogStoreBuffer | LogForwardBuffer:
         self._check_open()
+        if (known := self._buffers.get((stream, buffer))) is not None:
+            return known
         check_name("stream", stream)
         async with self._opening:
             known = self._buffers.get((stream, buffer))

@@ -263,6 +263,17 @@ class WritingContract(StorageCase):
         assert sorted(inserted) == list(range(len(entries)))
 
     @scenario
+    async def test_concurrent_batches_keep_the_order_of_their_calls(self, rig: Rig) -> None:
+        """Batches of any size, written without waiting for the one before, are stored in the order of the calls."""
+        lane = await rig.lane()
+        sizes = [300, 1, 40, 2, 500, 1, 1, 260, 3]
+        firsts = [sum(sizes[:number]) for number in range(len(sizes))]
+        batches = [batch(size, first=first) for size, first in zip(sizes, firsts, strict=True)]
+        receipts = await asyncio.gather(*map(lane.write, batches))
+        assert [rows(receipt)[0] for receipt in receipts] == [(INSERTED, first) for first in firsts]
+        assert await lane.messages() == messages(sum(sizes))
+
+    @scenario
     async def test_a_batch_is_visible_as_a_whole(self, rig: Rig) -> None:
         """A reader that looks all the time never sees a part of a batch."""
         lane = await rig.lane()
