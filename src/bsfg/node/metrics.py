@@ -9,6 +9,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from bsfg.gate import Mode
+from bsfg.node.oldest import Unconfirmed
 from bsfg.ports import Buffer, BufferStats, Receipt, Result
 from bsfg.wire.limits import Admission
 
@@ -59,6 +60,10 @@ class Metrics:
         self.end = gauge("bsfg_buffer_end_offset", "The offset the next entry gets.", "stream", "buffer")
         self.gaps = gauge("bsfg_gap_records", "Gap records.", "stream", "buffer")
         self.quarantined = gauge("bsfg_quarantined", "Facts in quarantine.", "stream", "buffer")
+        self.oldest = gauge(
+            "bsfg_oldest_unconfirmed_seconds", "Age of the oldest unconfirmed fact.", "stream", "buffer"
+        )
+        self.max_age = gauge("bsfg_max_age_seconds", "Age at which an unconfirmed fact expires.", "stream", "buffer")
         self.in_flight = gauge("bsfg_requests_in_flight", "Requests being served.")
         self.autonomy = gauge("bsfg_autonomy_hours", "Hours until the store buffer is full at this rate.", "stream")
         self.alerts = counter("bsfg_alerts_total", "Alerts raised.", "alert")
@@ -100,6 +105,13 @@ class Metrics:
         self.end.labels(*labels).set(stats.end)
         self.gaps.labels(*labels).set(stats.gaps)
         self.quarantined.labels(*labels).set(stats.quarantined)
+
+    def unconfirmed_seen(self, stats: BufferStats, unconfirmed: Unconfirmed) -> None:
+        """Note how old the oldest unconfirmed fact of a buffer is; 0 when there is none."""
+        labels = (stats.stream, str(stats.buffer))
+        self.oldest.labels(*labels).set(unconfirmed.age_seconds or 0.0)
+        most = unconfirmed.max_age_seconds
+        self.max_age.labels(*labels).set(float("inf") if most is None else most)
 
     def answered(self, operation: str, seconds: float, code: str | None) -> None:
         """Note how a request went."""

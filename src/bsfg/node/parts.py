@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from bsfg.errors import UnknownStream
 from bsfg.journey.append import Plausibility
+from bsfg.journey.link import PeerMemory, SessionMemory
 from bsfg.keys import EXPLICIT, MessageIds
 from bsfg.model import DEFAULT_LIMITS, Limits
 from bsfg.node.board import Board
 from bsfg.node.config import Link, Stream, ZoneConfig
 from bsfg.node.guard import Guard
 from bsfg.node.metrics import Metrics
+from bsfg.node.oldest import Oldest
 from bsfg.node.steady import SteadyClock
 from bsfg.ports import ArtifactStore, Buffer, Clock, ForwardBuffer, Storage, StoreBuffer
 from bsfg.retention import Policy
@@ -90,6 +92,10 @@ class Settings:
         return lane
 
 
+Memories = Callable[[str, str], PeerMemory]
+"""Gives the memory of a stream of a link."""
+
+
 @dataclass(slots=True)
 class Parts:
     """The parts of a running node."""
@@ -101,10 +107,13 @@ class Parts:
     board: Board
     metrics: Metrics = field(default_factory=Metrics)
     artifacts: ArtifactStore | None = None
+    memory: Memories = lambda link, stream: SessionMemory()
     steady: SteadyClock = field(init=False)
+    oldest: Oldest = field(init=False)
 
     def __post_init__(self) -> None:
         self.steady = SteadyClock(self.clock)
+        self.oldest = Oldest(self)
 
     async def store(self, stream: str) -> StoreBuffer:
         """Give the store buffer of a stream."""

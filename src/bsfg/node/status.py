@@ -10,9 +10,10 @@ from typing import Any
 import bsfg
 from bsfg.journey.recover import RecoveredBuffer, look_at
 from bsfg.node.board import RECEIVER
+from bsfg.node.oldest import Unconfirmed
 from bsfg.node.parts import Parts
 from bsfg.ports import BufferStats, ConsumerState
-from bsfg.wire.service import ConsumerView
+from bsfg.wire.service import ConsumerView, GateView
 
 RATE_WINDOW_MS = 600_000
 RATE_MINIMUM_MS = 1_000
@@ -72,6 +73,17 @@ def backlog_of(state: ConsumerState, stats: BufferStats | None) -> int:
     return look_at(state, RecoveredBuffer(stats, {}) if stats is not None else None).backlog
 
 
+async def unconfirmed_of(
+    parts: Parts, stats: Sequence[BufferStats], views: Sequence[ConsumerView]
+) -> list[Unconfirmed]:
+    """Look at the oldest unconfirmed entry of every buffer, and note its age in the metrics."""
+    states = [view.state for view in views]
+    found = [await parts.oldest.of(each, states) for each in stats]
+    for each, oldest in zip(stats, found, strict=True):
+        parts.metrics.unconfirmed_seen(each, oldest)
+    return found
+
+
 async def document(
     parts: Parts, rates: Rates, started_unix_ms: int, alerts: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
@@ -82,12 +94,16 @@ async def document(
         rates.observe(each, now_ms)
         parts.metrics.buffer_seen(each)
     views = await consumer_views(parts, stats)
+    unconfirmed = await unconfirmed_of(parts, stats, views)
     return {
         "zone": parts.settings.zone,
         "version": bsfg.__version__,
         "now_unix_ms": parts.clock.now_unix_ms(),
         "started_unix_ms": started_unix_ms,
-        "buffers": [_buffer(each, rates.facts_per_second(each, now_ms)) for each in stats],
+        "buffers": [
+            _buffer(each, rates.facts_per_second(each, now_ms), oldest)
+            for each, oldest in zip(stats, unconfirmed, strict=True)
+        ],
         "consumers": [_consumer(parts, view) for view in views],
         "links": _links(parts),
         "artifacts": asdict(await parts.artifacts.stats()) if parts.artifacts is not None else None,
@@ -95,7 +111,7 @@ async def document(
     }
 
 
-def _buffer(stats: BufferStats, facts_per_second: float) -> dict[str, Any]:
+def _buffer(stats: BufferStats, facts_per_second: float, unconfirmed: Unconfirmed) -> dict[str, Any]:
     return {
         "stream": stats.stream,
         "buffer": str(stats.buffer),
@@ -113,6 +129,10 @@ def _buffer(stats: BufferStats, facts_per_second: float) -> dict[str, Any]:
         "chain_head": stats.chain_head.hex(),
         "facts_per_second": round(facts_per_second, 3),
         "hours_left": hours_left(stats, facts_per_second),
+        "first_unconfirmed": unconfirmed.offset,
+        "oldest_unconfirmed_seconds": unconfirmed.age_seconds,
+        "max_age_seconds": unconfirmed.max_age_seconds,
+        "expiry_near": unconfirmed.near,
     }
 
 
@@ -152,6 +172,7 @@ def _links(parts: Parts) -> list[dict[str, Any]]:
         {
             "link": view.link,
             "side": view.side,
+            "zone": _zone_of(parts, view),
             "mode": str(view.gate.mode),
             "since_unix_ms": view.gate.since_unix_ms,
             "reason": view.gate.reason,
@@ -162,3 +183,9 @@ def _links(parts: Parts) -> list[dict[str, Any]]:
         }
         for view in board.gates()
     ]
+
+
+def _zone_of(parts: Parts, view: GateView) -> str:
+    """Give the zone at the other end; the sender's gates are named after it."""
+    link = parts.settings.links.get(view.link) if view.side == RECEIVER else None
+    return link.zone if link is not None else view.link

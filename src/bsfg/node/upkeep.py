@@ -18,7 +18,7 @@ from bsfg.node.alerts import AlertBoard, Note, alert_gate
 from bsfg.node.board import SENDER
 from bsfg.node.config import Serve, ZoneConfig, consumer_name
 from bsfg.node.parts import Parts
-from bsfg.node.status import Rates, all_stats, consumer_views, hours_left
+from bsfg.node.status import Rates, all_stats, consumer_views, hours_left, unconfirmed_of
 from bsfg.ports import Buffer, BufferStats
 from bsfg.retention import Fill
 from bsfg.wire.certcheck import Expiry, lifetime
@@ -133,7 +133,11 @@ class Upkeep:
         self._alerts.update("buffer_fill", about, text, severity=str(stats.fill))
 
     async def _look_at_consumers(self, stats: list[BufferStats]) -> None:
-        for view in await consumer_views(self._parts, stats):
+        views = await consumer_views(self._parts, stats)
+        for each, unconfirmed in zip(stats, await unconfirmed_of(self._parts, stats, views), strict=True):
+            about = f"{each.stream}/{each.buffer}"
+            self._alerts.update("expiry_near", about, unconfirmed.alert(about))
+        for view in views:
             name, state = view.state.spec.name, view.state
             if state.retired_reason is not None:
                 continue

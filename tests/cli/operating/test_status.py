@@ -33,6 +33,9 @@ BUFFER: dict[str, Any] = {
     "chain_head": "",
     "facts_per_second": 100.0,
     "hours_left": 52.0,
+    "oldest_unconfirmed_seconds": 3 * 86_400.0,
+    "max_age_seconds": 7 * 86_400.0,
+    "expiry_near": False,
 }
 CONSUMER: dict[str, Any] = {
     "name": "enterprise.operational",
@@ -128,6 +131,7 @@ def test_a_healthy_node_has_no_findings() -> None:
         ({"buffer__fill": "warning", "buffer__fill_percent": 61.0}, {"buffer_fill": "warning"}),
         ({"buffer__fill": "alert", "buffer__fill_percent": 81.0}, {"buffer_fill": "alert"}),
         ({"buffer__quarantined": 3}, {"quarantine": "warning"}),
+        ({"buffer__expiry_near": True}, {"expiry_near": "alert"}),
         ({"link__mode": "held", "link__held_by": "ops"}, {"gate_held": "alert"}),
         ({"link__mode": "autonomous"}, {"link_autonomous": "warning"}),
         ({"link__mode": "reconciliation"}, {"link_reconciliation": "warning"}),
@@ -174,7 +178,15 @@ def test_autonomy_is_that_of_the_buffer_which_is_full_first() -> None:
 def test_everything_of_a_wide_terminal_is_shown() -> None:
     """Streams, fill, frontier, backlog, mode, lag and who moves a link are there, and each in a word."""
     text = drawn(document(link__mode="reconciliation", report__backlog=1_234), 120)
-    for word in ("operational/store", "1.0 % of 10.0 GiB", "52 h", "enterprise.operational", "4999", "required"):
+    for word in (
+        "operational/store",
+        "1.0 % of 10.0 GiB",
+        "52 h",
+        "3 d of 7 d",
+        "enterprise.operational",
+        "4999",
+        "required",
+    ):
         assert word in text
     for word in ("from-enterprise", "receiver", "reconciliation", "10 ms", "1,234", "native", "0–4999", "● warning"):
         assert word in text

@@ -125,6 +125,9 @@ def _buffer(buffer: Document) -> Iterator[Finding]:
     if buffer["fill"] != "healthy":
         level = Level.WARNING if buffer["fill"] == "warning" else Level.ALERT
         yield Finding(level, "buffer_fill", about, f"{about} is {buffer['fill_percent']:.1f} % full")
+    if buffer.get("expiry_near"):
+        says = f"the oldest unconfirmed fact of {about} expires soon"
+        yield Finding(Level.ALERT, "expiry_near", about, says)
     if buffer["quarantined"]:
         says = f"{buffer['quarantined']:,} facts wait in quarantine; see `bsfg quarantine list`"
         yield Finding(Level.WARNING, "quarantine", about, says)

@@ -99,8 +99,9 @@ def _findings(found: list[Finding]) -> RenderableType:
 
 
 def _buffers(document: Document, wide: bool) -> RenderableType:
-    extra = ("offsets", "gaps", "aside") if wide else ()
-    result = table("stream", "fill", "", "rate", "full in", *extra, right=("", "rate", "full in", "gaps", "aside"))
+    extra = ("offsets", "waits", "gaps", "aside") if wide else ()
+    right = ("", "rate", "full in", "waits", "gaps", "aside")
+    result = table("stream", "fill", "", "rate", "full in", *extra, right=right)
     for buffer in document["buffers"]:
         style = STYLES[_FILL_LEVELS.get(buffer["fill"], Level.ALERT)]
         hours = buffer["hours_left"]
@@ -112,7 +113,7 @@ def _buffers(document: Document, wide: bool) -> RenderableType:
             "–" if hours is None else hours_text(hours),
         ]
         if wide:
-            row += [_offsets(buffer), _some(buffer["gaps"]), _some(buffer["quarantined"])]
+            row += [_offsets(buffer), _waits(buffer), _some(buffer["gaps"]), _some(buffer["quarantined"])]
         result.add_row(*row)
     return result
 
@@ -124,6 +125,16 @@ def _fill_text(buffer: Document, wide: bool) -> str:
 
 def _offsets(buffer: Document) -> str:
     return f"{buffer['start']}–{buffer['end'] - 1}" if buffer["end"] > buffer["start"] else "–"
+
+
+def _waits(buffer: Document) -> Text:
+    """Write how long the oldest unconfirmed fact has waited, and of how long it may."""
+    age_seconds, most_seconds = buffer.get("oldest_unconfirmed_seconds"), buffer.get("max_age_seconds")
+    if age_seconds is None:
+        return Text("–", "dim")
+    level = Level.ALERT if buffer.get("expiry_near") else Level.OK
+    of = "" if most_seconds is None else f" of {duration_text(most_seconds)}"
+    return Text(f"{duration_text(age_seconds)}{of}", STYLES[level])
 
 
 def _some(count: int) -> Text:
