@@ -1,5 +1,6 @@
 """Operators, viewers and pipelines over gRPC: every operation of the administration against a real server."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 import numpy as np
@@ -22,6 +23,7 @@ from bsfg.errors import (
     UnknownStream,
 )
 from bsfg.gate import Event, Mode
+from bsfg.journey.link import PeerPosition, SessionMemory
 from bsfg.ports import Buffer, ConsumerSpec, OriginSpan, Result, StartAt
 from bsfg.retention import GapReason
 from bsfg.testing.facts import altered, messages, sealed
@@ -132,26 +134,82 @@ async def test_one_pipeline_at_a_time_has_the_lease(sites: Sites) -> None:
     assert (await admin.acquire_lease(LINK, "spark-2", 5_000)).token != lease.token
 
 
+async def test_parts_of_one_pipeline_take_turns(sites: Sites) -> None:
+    """A second part waits for the lease and the first learns of it; an urgent one comes before those that wait."""
+    site = await sites()
+    site.act_as("pipeline")
+    admin = site.admin_client()
+    first = await admin.acquire_lease(LINK, "spark", 5_000)
+    keeping = asyncio.create_task(admin.renew_lease(LINK, first.token, 5_000, wait_seconds=2))
+    second = asyncio.create_task(admin.acquire_lease(LINK, "spark", 5_000, wait_seconds=10))
+    assert (await keeping).wanted == 1
+    keeping = asyncio.create_task(admin.renew_lease(LINK, first.token, 5_000, wait_seconds=2, seen=1))
+    urgent = asyncio.create_task(admin.acquire_lease(LINK, "spark", 5_000, wait_seconds=10, urgent=True))
+    assert (await keeping).wanted == 2
+    await admin.release_lease(LINK, first.token)
+    driver = await urgent
+    assert not second.done() and driver.wanted == 1
+    await admin.release_lease(LINK, driver.token)
+    assert (await second).token not in (first.token, driver.token)
+    with pytest.raises(LeaseHeld):
+        await admin.acquire_lease(LINK, "another", 5_000, wait_seconds=10)
+
+
+async def test_who_hangs_up_loses_the_lease_soon(sites: Sites) -> None:
+    """A part that dies while it keeps the lease leaves it to the next one long before it would end."""
+    site = await sites()
+    site.act_as("pipeline")
+    dying, admin = site.admin_client(), site.admin_client()
+    first = await dying.acquire_lease(LINK, "spark", 100_000)
+    keeping = asyncio.create_task(dying.renew_lease(LINK, first.token, 100_000, wait_seconds=10))
+    second = asyncio.create_task(admin.acquire_lease(LINK, "spark", 5_000, wait_seconds=10))
+    assert (await keeping).wanted == 1
+    ends_ms = site.parts.board.leases.live(LINK).ends_ms
+    keeping = asyncio.create_task(dying.renew_lease(LINK, first.token, 300_000, wait_seconds=10, seen=1))
+    while site.parts.board.leases.live(LINK).ends_ms == ends_ms:  # noqa: ASYNC110 - nothing tells that a call has come
+        await asyncio.sleep(0.01)
+    keeping.cancel()
+    assert (await second).holder == "spark"
+
+
+async def test_what_is_known_of_a_sender_is_kept_for_every_engine(sites: Sites) -> None:
+    """A position comes back as it was told, but only from whoever holds the lease."""
+    site = await sites()
+    site.act_as("pipeline")
+    admin, memory = site.admin_client(), SessionMemory()
+    site.parts.memory = lambda link, stream: memory
+    assert await admin.recall_peer(LINK, STREAM) == PeerPosition()
+    position = PeerPosition("a" * 32, 17, 16, 20, b"head", None, "token")
+    await admin.remember_peer(LINK, STREAM, position)
+    assert await admin.recall_peer(LINK, STREAM) == position == memory.position
+    lease = await admin.acquire_lease(LINK, "spark", 5_000)
+    with pytest.raises(LeaseLost):
+        await admin.remember_peer(LINK, STREAM, PeerPosition())
+    await admin.remember_peer(LINK, STREAM, PeerPosition(), lease.token)
+    with pytest.raises(UnknownStream):
+        await admin.recall_peer(LINK, "nowhere")
+
+
 async def test_reports_move_the_gate(sites: Sites) -> None:
     """What a pipeline reports turns the gate, shows in the status, and a fault holds the link."""
     site = await sites()
     site.act_as("pipeline")
     admin = site.admin_client()
     report = LinkReport(LINK, STREAM, Event.PEER_FOUND, backlog=500, inserted=10, lag_seconds=0.25)
-    assert await admin.report_link(report) == "reconciliation"
-    assert await admin.report_link(LinkReport(LINK, STREAM, Event.BACKLOG_CLEARED)) == "normal"
-    assert await admin.report_link(LinkReport(LINK, STREAM, backlog=3, lag_seconds=0.5)) == "normal"
+    assert (await admin.report_link(report)).mode == "reconciliation"
+    assert (await admin.report_link(LinkReport(LINK, STREAM, Event.BACKLOG_CLEARED))).mode == "normal"
+    assert (await admin.report_link(LinkReport(LINK, STREAM, backlog=3, lag_seconds=0.5))).mode == "normal"
     status = await admin.status()
     [receiver] = [link for link in status["links"] if link["side"] == "receiver"]
     assert receiver["reports"][0]["lag_seconds"] == 0.5
     held = LinkReport(LINK, STREAM, hold_code="foreign_log", hold_detail="it was another log")
-    assert await admin.report_link(held) == "held"
+    assert (await admin.report_link(held)).mode == "held"
     [gate] = [view.gate for view in await admin.gates() if view.side == "receiver"]
     assert gate.reason == "foreign_log: it was another log"
     lease = await admin.acquire_lease(LINK, "spark-1", 5_000)
     with pytest.raises(LeaseLost):
         await admin.report_link(report)
-    assert await admin.report_link(LinkReport(LINK, lease=lease.token)) == "held"
+    assert (await admin.report_link(LinkReport(LINK, lease=lease.token))).mode == "held"
     with pytest.raises(UnknownStream):
         await admin.report_link(LinkReport(LINK, "nowhere", lease=lease.token))
 
@@ -165,8 +223,10 @@ async def test_quarantine_is_listed_shown_retried_and_dropped(sites: Sites, stor
     origin = OriginSpan("enterprise", np.arange(1), np.full(1, 1_700_000_000_000))
     await forward.put_if_absent(sealed(facts[:1]), origin)
     await forward.put_if_absent(sealed(altered(facts[:1])), origin)
-    await forward.set_aside(sealed(facts[1:2]), "expired", "too old")  # type: ignore[attr-defined]
-    conflict, expired = await admin.quarantine()
+    late = OriginSpan("idmz", np.array([41]), np.array([1_600_000_000_000]))
+    await forward.set_aside(sealed(facts[1:2]), "expired", "too old", late)
+    await forward.set_aside(sealed(facts[2:3]), "expired", "too old")
+    conflict, expired, older = await admin.quarantine()
     assert (conflict.quarantined.reason, expired.quarantined.reason) == ("conflict", "expired")
     assert conflict.quarantined.key.message_id == "0-000000"
     assert await admin.quarantine("audit") == []
@@ -175,7 +235,12 @@ async def test_quarantine_is_listed_shown_retried_and_dropped(sites: Sites, stor
     settled = await admin.retry_quarantined(STREAM, conflict.quarantined.id, "try")
     assert settled == (False, Result.CONFLICT)
     assert await admin.retry_quarantined(STREAM, expired.quarantined.id, "late but wanted") == (True, Result.INSERTED)
-    assert await forward.get(expired.quarantined.key) is not None
+    entry = await forward.get(expired.quarantined.key)
+    assert entry is not None and entry.origin == late.at(0)
+    # What was set aside by a version that did not keep the origin.
+    assert await admin.retry_quarantined(STREAM, older.quarantined.id, "wanted") == (True, Result.INSERTED)
+    entry = await forward.get(older.quarantined.key)
+    assert entry is not None and entry.origin is not None and entry.origin.offset == -1
     with pytest.raises(InvalidArgument, match="reason"):
         await admin.drop_quarantined(STREAM, conflict.quarantined.id, "")
     await admin.drop_quarantined(STREAM, conflict.quarantined.id, "looked at it")
@@ -222,6 +287,8 @@ async def test_a_viewer_sees_and_does_not_act(sites: Sites) -> None:
         lambda: admin.renew_lease(LINK, "token", 5_000),
         lambda: admin.release_lease(LINK, "token"),
         lambda: admin.report_link(LinkReport(LINK)),
+        lambda: admin.recall_peer(LINK, STREAM),
+        lambda: admin.remember_peer(LINK, STREAM, PeerPosition()),
     ]
     site.act_as("viewer")
     for view in views:

@@ -14,9 +14,10 @@ After any failure everything that was under way is let go. The next turn begins 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from bsfg.errors import BufferFull
 from bsfg.journey.link import Fetched, FetchRequest, PeerLink, PeerMemory, PeerPosition, Refusal
@@ -31,6 +32,7 @@ CONFIRM_EVERY_SECONDS = 0.02
 REFUSALS_WAITING_MAX = 10_000
 
 T = TypeVar("T")
+Target = TypeVar("Target")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,27 +55,27 @@ class _Waiting:
     refusals: list[Refusal]
 
 
-class Flow:
-    """The turns of one stream of a link; use it from one task at a time."""
+class Turns(ABC, Generic[Target]):
+    """The turns of one stream of a link, wherever its facts are stored; use it from one task at a time."""
 
     def __init__(
-        self,
-        link: PeerLink,
-        memory: PeerMemory,
-        rules: LinkRules,
-        *,
-        clock: Clock,
-        before_put: BeforePut | None = None,
-        confirm_every_seconds: float = CONFIRM_EVERY_SECONDS,
+        self, link: PeerLink, memory: PeerMemory, *, confirm_every_seconds: float = CONFIRM_EVERY_SECONDS
     ) -> None:
-        self._link, self._memory, self._rules, self._clock = link, memory, rules, clock
-        self._before_put = before_put
+        self._link, self._memory = link, memory
         self._confirm_every_seconds = confirm_every_seconds
         self._tasks: set[asyncio.Task[Any]] = set()
         self._forget()
 
+    @abstractmethod
+    async def judge(self, fetched: Fetched, position: PeerPosition) -> Decision:
+        """Decide what becomes of an answer."""
+
+    @abstractmethod
+    async def store(self, put: Put, target: Target, clock_trusted: bool) -> Stored:
+        """Make what is good of an answer durable."""
+
     async def turn(
-        self, forward: ForwardBuffer, request: FetchRequest | None = None, *, clock_trusted: bool = True
+        self, forward: Target, request: FetchRequest | None = None, *, clock_trusted: bool = True
     ) -> Progress:
         """Store the next answer, while the ones after it are fetched and judged; see `bsfg.journey.pull.pull_once`.
 
@@ -109,15 +111,14 @@ class Flow:
         self._waiting: _Waiting | None = None
         self._confirming: asyncio.Task[None] | None = None
 
-    async def _turn(self, forward: ForwardBuffer, request: FetchRequest, clock_trusted: bool) -> Progress:
+    async def _turn(self, forward: Target, request: FetchRequest, clock_trusted: bool) -> Progress:
         answer = await self._answer(request)
         if isinstance(answer.decision, LinkHeld):
             self.reset()
             return Progress(held=answer.decision)
         put = _to_put(answer.decision)
-        rules = self._rules if clock_trusted else replace(self._rules, max_age_seconds=None)
         try:
-            stored = await store(put, forward, rules, self._link.zone, self._clock, self._before_put)
+            stored = await self.store(put, forward, clock_trusted)
         except BufferFull as error:
             self.reset()
             return Progress(paused=error, backlog=answer.fetched.end - answer.fetched.start)
@@ -163,7 +164,7 @@ class Flow:
     async def _judge(self, fetching: asyncio.Task[Fetched], position: PeerPosition, request: FetchRequest) -> _Answer:
         fetched = await fetching
         ahead = self._ask_ahead(fetched, request)
-        decision = await judged(fetched, position, self._rules, self._link.zone)
+        decision = await self.judge(fetched, position)
         if isinstance(decision, LinkHeld):
             return _Answer(fetched, decision, position)
         suspect = decision.at if isinstance(decision, Refetch) else None
@@ -214,6 +215,32 @@ class Flow:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # whoever needs it asks for it; nobody is to be reminded of what was let go
+
+
+class Flow(Turns[ForwardBuffer]):
+    """The turns of a stream whose facts are put into a forward buffer of this process."""
+
+    def __init__(
+        self,
+        link: PeerLink,
+        memory: PeerMemory,
+        rules: LinkRules,
+        *,
+        clock: Clock,
+        before_put: BeforePut | None = None,
+        confirm_every_seconds: float = CONFIRM_EVERY_SECONDS,
+    ) -> None:
+        super().__init__(link, memory, confirm_every_seconds=confirm_every_seconds)
+        self._rules, self._clock, self._before_put = rules, clock, before_put
+
+    async def judge(self, fetched: Fetched, position: PeerPosition) -> Decision:
+        """Decide what becomes of an answer by the rules of the link."""
+        return await judged(fetched, position, self._rules, self._link.zone)
+
+    async def store(self, put: Put, target: ForwardBuffer, clock_trusted: bool) -> Stored:
+        """Put the entries into the buffer; nothing expires while the clock is in doubt."""
+        rules = self._rules if clock_trusted else replace(self._rules, max_age_seconds=None)
+        return await store(put, target, rules, self._link.zone, self._clock, self._before_put)
 
 
 def _to_put(decision: Put | Refetch) -> Put:

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import structlog
 
-from bsfg.errors import BsfgError, InvalidArgument, NotReady
+from bsfg.errors import BsfgError, InvalidArgument, NotReady, RemoteError
+from bsfg.fact import Origin
+from bsfg.journey.link import PeerMemory, PeerPosition
 from bsfg.journey.truncate import retire
 from bsfg.model import check_name
 from bsfg.node.authorize import Action, Request
@@ -36,11 +38,12 @@ from bsfg.wire.service import (
     LinkReport,
     QuarantinedView,
 )
+from bsfg.wire.status import STATUSES
 
 log = structlog.get_logger("bsfg.node")
 
-UNKNOWN_ORIGIN = -1
-"""The origin offset of a fact that an operator took out of quarantine: the quarantine does not keep it."""
+UNKNOWN_OFFSET = -1
+"""The origin offset of a fact that was put into quarantine by a version that did not keep it."""
 
 
 class Administration:
@@ -55,6 +58,7 @@ class Administration:
         self._parts = parts
         self._rates, self._alerts = rates or Rates(), alerts
         self._started_unix_ms = parts.clock.now_unix_ms()
+        self._lease_holders: dict[str, str] = {}
 
     # What viewers see.
 
@@ -165,35 +169,63 @@ class Administration:
 
     # What pipelines tell.
 
-    async def acquire_lease(self, caller: Caller, link: str, holder: str, ttl_ms: int) -> LeaseView:
+    async def acquire_lease(
+        self, caller: Caller, link: str, holder: str, ttl_ms: int, wait_seconds: float = 0.0, *, urgent: bool = False
+    ) -> LeaseView:
         """Take the lease of a link."""
         row = self._check(caller, Action.REPORT)
-        lease = self._parts.board.acquire(link, holder or row.name, ttl_ms)
-        log.info("lease_granted", link=link, holder=lease.holder, by=row.name)
+        lease = await self._parts.board.turn(link, holder or row.name, ttl_ms, wait_seconds, urgent=urgent)
+        if self._lease_holders.get(link) != lease.holder:
+            # The parts of one holder take turns every few seconds, which is no news.
+            self._lease_holders[link] = lease.holder
+            log.info("lease_granted", link=link, holder=lease.holder, by=row.name)
         return lease
 
-    async def renew_lease(self, caller: Caller, link: str, token: str, ttl_ms: int) -> LeaseView:
+    async def renew_lease(
+        self, caller: Caller, link: str, token: str, ttl_ms: int, wait_seconds: float = 0.0, seen: int = 0
+    ) -> LeaseView:
         """Keep a lease."""
         self._check(caller, Action.REPORT)
-        return self._parts.board.renew(link, token, ttl_ms)
+        return await self._parts.board.keep(link, token, ttl_ms, wait_seconds, seen)
 
     async def release_lease(self, caller: Caller, link: str, token: str) -> None:
         """Give a lease back."""
         self._check(caller, Action.REPORT)
         self._parts.board.give_back(link, token)
 
-    async def report_link(self, caller: Caller, report: LinkReport) -> str:
-        """Take a report about one stream of a link and give the mode of its gate."""
+    async def report_link(self, caller: Caller, report: LinkReport) -> GateView:
+        """Take a report about one stream of a link and give its gate."""
         self._check(caller, Action.REPORT)
         if report.stream:
             self._parts.settings.lane(report.stream)
         view = self._parts.board.report(report)
+        metrics = self._parts.metrics
+        if report.failure_code:
+            code = report.failure_code if report.failure_code in STATUSES else RemoteError.code
+            metrics.link_failures.labels(report.link, code).inc()
         if report.stream:
-            metrics = self._parts.metrics
             metrics.link_backlog.labels(report.link, report.stream).set(report.backlog)
             if report.lag_seconds is not None:
                 metrics.lagged(report.link, report.stream, report.lag_seconds)
-        return str(view.gate.mode)
+        return view
+
+    async def recall_peer(self, caller: Caller, link: str, stream: str) -> PeerPosition:
+        """Give what is remembered of the sender of a link."""
+        self._check(caller, Action.REPORT)
+        return await self._memory(link, stream).recall()
+
+    async def remember_peer(
+        self, caller: Caller, link: str, stream: str, position: PeerPosition, lease: str | None
+    ) -> None:
+        """Keep what a pipeline knows of the sender of a link."""
+        self._check(caller, Action.REPORT)
+        self._parts.board.check_lease(link, lease)
+        await self._memory(link, stream).remember(position)
+
+    def _memory(self, link: str, stream: str) -> PeerMemory:
+        self._parts.board.gate(link)
+        self._parts.settings.lane(stream)
+        return self._parts.memory(link, stream)
 
     def _check(self, caller: Caller, action: Action, stream: str | None = None) -> Identity:
         return self._parts.guard.check(caller, Request(action, stream))
@@ -210,11 +242,10 @@ async def _put_again(buffer: StoreBuffer | ForwardBuffer, quarantined: Quarantin
     facts = reseal(quarantined.facts)
     if buffer.buffer == Buffer.STORE:
         return await buffer.append(facts)  # type: ignore[union-attr]
+    origin = quarantined.origin or Origin(quarantined.key.from_zone, UNKNOWN_OFFSET, quarantined.at_unix_ms)
     count = len(facts)
-    origin = OriginSpan(
-        quarantined.key.from_zone, np.full(count, UNKNOWN_ORIGIN), np.full(count, quarantined.at_unix_ms)
-    )
-    return await buffer.put_if_absent(facts, origin)  # type: ignore[union-attr]
+    span = OriginSpan(origin.zone, np.full(count, origin.offset), np.full(count, origin.appended_at_unix_ms))
+    return await buffer.put_if_absent(facts, span)  # type: ignore[union-attr]
 
 
 def _given(reason: str) -> str:

@@ -6,29 +6,21 @@ owns the node, through ``on_move``.
 
 from __future__ import annotations
 
-import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from bsfg.errors import GateHeld, InvalidArgument, LeaseHeld, LeaseLost, UnknownLink
+from bsfg.errors import GateHeld, UnknownLink
 from bsfg.gate import Event, Gate
+from bsfg.node.leases import Lease, Leases
 from bsfg.ports import Clock
 from bsfg.wire.service import GateView, LeaseView, LinkReport
 
 RECEIVER, SENDER = "receiver", "sender"
-TTL_MS_MIN, TTL_MS_MAX = 1_000, 300_000
 
 OnMove = Callable[[GateView, Gate], None]
 """Is told every change of a gate: the gate as it is now, and as it was."""
-
-
-@dataclass(slots=True)
-class _Lease:
-    holder: str
-    token: str
-    ends_ms: int
 
 
 @dataclass(slots=True)
@@ -40,8 +32,11 @@ class Board:
     _gates: dict[tuple[str, str], Gate] = field(default_factory=dict)
     _fetched: dict[str, tuple[int, int]] = field(default_factory=dict)
     _waiting: Counter[str] = field(default_factory=Counter)
-    _leases: dict[str, _Lease] = field(default_factory=dict)
+    leases: Leases = field(init=False)
     _reports: dict[tuple[str, str], tuple[int, LinkReport]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.leases = Leases(self.clock)
 
     def add(self, link: str, side: str = RECEIVER, gate: Gate | None = None) -> None:
         """Put up a link's gate on one side; one that is there already stays as it is."""
@@ -115,62 +110,46 @@ class Board:
         known = self._fetched.get(consumer)
         return (self.clock.now_unix_ms(), known[1] if known else 0) if self._waiting[consumer] else known
 
-    # Leases: one pipeline at a time moves a link.
+    # Leases: one engine at a time moves a link.
 
     def acquire(self, link: str, holder: str, ttl_ms: int) -> LeaseView:
         """Take the lease of a link for a while, or raise `LeaseHeld`."""
-        self._check_ttl(ttl_ms)
-        view = self.gate(link)
-        held = self._live(link)
-        if held is not None:
-            left_ms = held.ends_ms - self.clock.monotonic_ms()
-            raise LeaseHeld(
-                f"{held.holder} holds the lease of {link} for at most {left_ms} ms more",
-                holder=held.holder,
-                left_ms=left_ms,
-            )
-        return self._granted(view, holder, secrets.token_hex(16), ttl_ms)
+        self.gate(link)
+        return self._leased(link, self.leases.acquire(link, holder, ttl_ms), ttl_ms)
+
+    async def turn(
+        self, link: str, holder: str, ttl_ms: int, wait_seconds: float, *, urgent: bool = False
+    ) -> LeaseView:
+        """Take the lease of a link, waiting for its turn; see `Leases.turn`."""
+        self.gate(link)
+        return self._leased(link, await self.leases.turn(link, holder, ttl_ms, wait_seconds, urgent=urgent), ttl_ms)
 
     def renew(self, link: str, token: str, ttl_ms: int) -> LeaseView:
-        """Keep a lease. After a restart of the node the first who asks with a token keeps his."""
-        self._check_ttl(ttl_ms)
-        view = self.gate(link)
-        held = self._leases.get(link)
-        if held is None:
-            return self._granted(view, "unknown", token, ttl_ms)
-        if held.token != token:
-            raise LeaseLost(f"the lease of {link} is held by {held.holder}", holder=held.holder)
-        return self._granted(view, held.holder, token, ttl_ms)
+        """Keep a lease, or raise `LeaseLost`."""
+        self.gate(link)
+        return self._leased(link, self.leases.renew(link, token, ttl_ms), ttl_ms)
+
+    async def keep(self, link: str, token: str, ttl_ms: int, wait_seconds: float, seen: int) -> LeaseView:
+        """Keep a lease and wait for somebody to want it; see `Leases.keep`."""
+        self.gate(link)
+        return self._leased(link, await self.leases.keep(link, token, ttl_ms, wait_seconds, seen), ttl_ms)
 
     def give_back(self, link: str, token: str) -> None:
         """End a lease."""
-        held = self._leases.get(link)
-        if held is not None and held.token == token:
-            del self._leases[link]
+        self.leases.give_back(link, token)
 
     def check_lease(self, link: str, token: str | None) -> None:
         """Raise `LeaseLost` when somebody else holds the lease of a link."""
-        held = self._live(link)
-        if held is not None and held.token != token:
-            raise LeaseLost(f"the lease of {link} is held by {held.holder}", holder=held.holder)
+        self.leases.check(link, token)
 
     def holder(self, link: str) -> str | None:
         """Say who holds the lease of a link."""
-        held = self._live(link)
+        held = self.leases.live(link)
         return held.holder if held else None
 
-    def _live(self, link: str) -> _Lease | None:
-        held = self._leases.get(link)
-        return held if held is not None and held.ends_ms > self.clock.monotonic_ms() else None
-
-    def _granted(self, view: GateView, holder: str, token: str, ttl_ms: int) -> LeaseView:
-        self._leases[view.link] = _Lease(holder, token, self.clock.monotonic_ms() + ttl_ms)
-        return LeaseView(view.link, holder, token, ttl_ms, str(view.gate.mode))
-
-    @staticmethod
-    def _check_ttl(ttl_ms: int) -> None:
-        if not TTL_MS_MIN <= ttl_ms <= TTL_MS_MAX:
-            raise InvalidArgument(f"a lease lasts {TTL_MS_MIN} to {TTL_MS_MAX} ms, not {ttl_ms}")
+    def _leased(self, link: str, lease: Lease, ttl_ms: int) -> LeaseView:
+        mode, wanted = str(self.gate(link).gate.mode), self.leases.wanted(link, lease.token)
+        return LeaseView(link, lease.holder, lease.token, ttl_ms, mode, wanted)
 
     # Reports.
 
@@ -182,7 +161,7 @@ class Board:
         if report.hold_code:
             reason = f"{report.hold_code}: {report.hold_detail}".rstrip(": ")
             return self.hold(report.link, RECEIVER, by="pipeline", reason=reason)
-        return self.on(report.link, RECEIVER, report.event) if report.event else view
+        return self.on(report.link, RECEIVER, report.event, report.reason) if report.event else view
 
     def reports(self) -> Iterable[tuple[int, LinkReport]]:
         """Give the last report of every link and stream, with its time."""

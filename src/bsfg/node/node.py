@@ -21,8 +21,8 @@ from bsfg.node.board import RECEIVER, SENDER, Board
 from bsfg.node.bringing import Bringing
 from bsfg.node.config import Engine, IdentityFrom, Link, ZoneConfig, consumer_name
 from bsfg.node.guard import Guard
-from bsfg.node.handoff import NativeHandoff, StreamPull, rules_of
 from bsfg.node.metrics import Metrics
+from bsfg.node.native import NativeHandoff, StreamPull, rules_of
 from bsfg.node.parts import Parts, Settings
 from bsfg.node.reach import Reach
 from bsfg.node.service import NodeService
@@ -91,7 +91,7 @@ class Node:
             capacity_bytes=config.artifacts.capacity_bytes,
         )
         self._stack.push_async_callback(artifacts.close)
-        self.parts = Parts(storage, Settings.of(config), guard, self.clock, board, metrics, artifacts)
+        self.parts = Parts(storage, Settings.of(config), guard, self.clock, board, metrics, artifacts, state.peer)
         await self._recover()
         await self._create_consumers()
         await self._listen(watched)
@@ -224,7 +224,7 @@ class Node:
             return client.read_offsets(stream, first, end, buffer=link.buffer, carry_only=link.carry_only)
 
         rules = rules_of(link, self.parts, stream)
-        return StreamPull(stream, peer, state.peer(link.name, stream), rules, bringing, read)
+        return StreamPull(stream, peer, state.peer(link.name, stream), rules, bringing, self.parts, read)
 
 
 def _forgets(view: GateView, before: Gate) -> bool:

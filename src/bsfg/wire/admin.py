@@ -12,10 +12,12 @@ from bsfg.gate import Event
 from bsfg.ports import Buffer, ConsumerSpec, StartAt
 from bsfg.wire import admin_pb2 as pb
 from bsfg.wire.calls import Calls, Unary
-from bsfg.wire.convert import buffer_number, buffer_of, gap_message
+from bsfg.wire.convert import buffer_number, buffer_of, gap_message, position_message, position_of
 from bsfg.wire.frames import encode
 from bsfg.wire.methods import ADMIN, ADMIN_SERVICE, snake
 from bsfg.wire.service import AdminService, Caller, ConsumerView, GateView, LeaseView, LinkReport, QuarantinedView
+
+LEASE_WAIT_SECONDS_MAX = 10.0
 
 
 class AdminServicer:
@@ -79,13 +81,23 @@ class AdminServicer:
 
     async def acquire_lease(self, request: pb.AcquireLeaseRequest, caller: Caller) -> pb.Lease:
         """Take the lease of a link."""
-        return lease_message(
-            await self._service.acquire_lease(caller, request.link, request.holder[:200], request.ttl_ms)
+        lease = await self._service.acquire_lease(
+            caller,
+            request.link,
+            request.holder[:200],
+            request.ttl_ms,
+            min(request.wait_ms / 1000, LEASE_WAIT_SECONDS_MAX),
+            urgent=request.urgent,
         )
+        return lease_message(lease)
 
     async def renew_lease(self, request: pb.RenewLeaseRequest, caller: Caller) -> pb.Lease:
         """Keep a lease."""
-        return lease_message(await self._service.renew_lease(caller, request.link, request.token, request.ttl_ms))
+        wait_seconds = min(request.wait_ms / 1000, LEASE_WAIT_SECONDS_MAX)
+        lease = await self._service.renew_lease(
+            caller, request.link, request.token, request.ttl_ms, wait_seconds, request.seen
+        )
+        return lease_message(lease)
 
     async def release_lease(self, request: pb.ReleaseLeaseRequest, caller: Caller) -> pb.ReleaseLeaseResponse:
         """Give a lease back."""
@@ -94,7 +106,19 @@ class AdminServicer:
 
     async def report_link(self, request: pb.ReportLinkRequest, caller: Caller) -> pb.ReportLinkResponse:
         """Take a report about a link."""
-        return pb.ReportLinkResponse(mode=await self._service.report_link(caller, link_report(request)))
+        gate = (await self._service.report_link(caller, link_report(request))).gate
+        return pb.ReportLinkResponse(mode=gate.mode, reason=gate.reason)
+
+    async def recall_peer(self, request: pb.RecallPeerRequest, caller: Caller) -> pb.PeerPosition:
+        """Give what is remembered of a sender."""
+        return position_message(await self._service.recall_peer(caller, request.link, request.stream))
+
+    async def remember_peer(self, request: pb.RememberPeerRequest, caller: Caller) -> pb.RememberPeerResponse:
+        """Keep what a pipeline knows of a sender."""
+        lease = request.lease if request.HasField("lease") else None
+        position = position_of(request.position)
+        await self._service.remember_peer(caller, request.link, request.stream, position, lease)
+        return pb.RememberPeerResponse()
 
     async def list_gaps(self, request: pb.ListGapsRequest, caller: Caller) -> pb.ListGapsResponse:
         """List the gap records of a buffer."""
@@ -171,7 +195,14 @@ def gate_message(view: GateView) -> pb.Gate:
 
 def lease_message(view: LeaseView) -> pb.Lease:
     """Write a lease."""
-    return pb.Lease(link=view.link, holder=view.holder, token=view.token, ttl_ms=view.ttl_ms, mode=view.mode)
+    return pb.Lease(
+        link=view.link,
+        holder=view.holder,
+        token=view.token,
+        ttl_ms=view.ttl_ms,
+        mode=view.mode,
+        wanted=view.wanted,
+    )
 
 
 def link_report(found: pb.ReportLinkRequest) -> LinkReport:
@@ -192,6 +223,8 @@ def link_report(found: pb.ReportLinkRequest) -> LinkReport:
         hold_code=found.hold_code[:80],
         hold_detail=found.hold_detail[:500],
         lease=found.lease if found.HasField("lease") else None,
+        reason=found.reason[:500],
+        failure_code=found.failure_code[:80],
     )
 
 

@@ -138,38 +138,48 @@ class ReleaseGateRequest(_message.Message):
     def __init__(self, link: _Optional[str] = ..., side: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class AcquireLeaseRequest(_message.Message):
-    __slots__ = ("link", "holder", "ttl_ms")
+    __slots__ = ("link", "holder", "ttl_ms", "wait_ms", "urgent")
     LINK_FIELD_NUMBER: _ClassVar[int]
     HOLDER_FIELD_NUMBER: _ClassVar[int]
     TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    URGENT_FIELD_NUMBER: _ClassVar[int]
     link: str
     holder: str
     ttl_ms: int
-    def __init__(self, link: _Optional[str] = ..., holder: _Optional[str] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+    wait_ms: int
+    urgent: bool
+    def __init__(self, link: _Optional[str] = ..., holder: _Optional[str] = ..., ttl_ms: _Optional[int] = ..., wait_ms: _Optional[int] = ..., urgent: _Optional[bool] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("link", "holder", "token", "ttl_ms", "mode")
+    __slots__ = ("link", "holder", "token", "ttl_ms", "mode", "wanted")
     LINK_FIELD_NUMBER: _ClassVar[int]
     HOLDER_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     TTL_MS_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
     link: str
     holder: str
     token: str
     ttl_ms: int
     mode: str
-    def __init__(self, link: _Optional[str] = ..., holder: _Optional[str] = ..., token: _Optional[str] = ..., ttl_ms: _Optional[int] = ..., mode: _Optional[str] = ...) -> None: ...
+    wanted: int
+    def __init__(self, link: _Optional[str] = ..., holder: _Optional[str] = ..., token: _Optional[str] = ..., ttl_ms: _Optional[int] = ..., mode: _Optional[str] = ..., wanted: _Optional[int] = ...) -> None: ...
 
 class RenewLeaseRequest(_message.Message):
-    __slots__ = ("link", "token", "ttl_ms")
+    __slots__ = ("link", "token", "ttl_ms", "wait_ms", "seen")
     LINK_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
     link: str
     token: str
     ttl_ms: int
-    def __init__(self, link: _Optional[str] = ..., token: _Optional[str] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+    wait_ms: int
+    seen: int
+    def __init__(self, link: _Optional[str] = ..., token: _Optional[str] = ..., ttl_ms: _Optional[int] = ..., wait_ms: _Optional[int] = ..., seen: _Optional[int] = ...) -> None: ...
 
 class ReleaseLeaseRequest(_message.Message):
     __slots__ = ("link", "token")
@@ -184,7 +194,7 @@ class ReleaseLeaseResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ReportLinkRequest(_message.Message):
-    __slots__ = ("link", "stream", "event", "backlog", "inserted", "repeated", "refused", "lag_seconds", "hold_code", "hold_detail", "lease")
+    __slots__ = ("link", "stream", "event", "backlog", "inserted", "repeated", "refused", "lag_seconds", "hold_code", "hold_detail", "lease", "reason", "failure_code")
     LINK_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     EVENT_FIELD_NUMBER: _ClassVar[int]
@@ -196,6 +206,8 @@ class ReportLinkRequest(_message.Message):
     HOLD_CODE_FIELD_NUMBER: _ClassVar[int]
     HOLD_DETAIL_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_CODE_FIELD_NUMBER: _ClassVar[int]
     link: str
     stream: str
     event: str
@@ -207,13 +219,59 @@ class ReportLinkRequest(_message.Message):
     hold_code: str
     hold_detail: str
     lease: str
-    def __init__(self, link: _Optional[str] = ..., stream: _Optional[str] = ..., event: _Optional[str] = ..., backlog: _Optional[int] = ..., inserted: _Optional[int] = ..., repeated: _Optional[int] = ..., refused: _Optional[int] = ..., lag_seconds: _Optional[float] = ..., hold_code: _Optional[str] = ..., hold_detail: _Optional[str] = ..., lease: _Optional[str] = ...) -> None: ...
+    reason: str
+    failure_code: str
+    def __init__(self, link: _Optional[str] = ..., stream: _Optional[str] = ..., event: _Optional[str] = ..., backlog: _Optional[int] = ..., inserted: _Optional[int] = ..., repeated: _Optional[int] = ..., refused: _Optional[int] = ..., lag_seconds: _Optional[float] = ..., hold_code: _Optional[str] = ..., hold_detail: _Optional[str] = ..., lease: _Optional[str] = ..., reason: _Optional[str] = ..., failure_code: _Optional[str] = ...) -> None: ...
 
 class ReportLinkResponse(_message.Message):
-    __slots__ = ("mode",)
+    __slots__ = ("mode", "reason")
     MODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     mode: str
-    def __init__(self, mode: _Optional[str] = ...) -> None: ...
+    reason: str
+    def __init__(self, mode: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class RecallPeerRequest(_message.Message):
+    __slots__ = ("link", "stream")
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    link: str
+    stream: str
+    def __init__(self, link: _Optional[str] = ..., stream: _Optional[str] = ...) -> None: ...
+
+class PeerPosition(_message.Message):
+    __slots__ = ("log_id", "latest_start", "acknowledged", "end", "chain_head", "suspect", "gaps_token")
+    LOG_ID_FIELD_NUMBER: _ClassVar[int]
+    LATEST_START_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_HEAD_FIELD_NUMBER: _ClassVar[int]
+    SUSPECT_FIELD_NUMBER: _ClassVar[int]
+    GAPS_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    log_id: str
+    latest_start: int
+    acknowledged: int
+    end: int
+    chain_head: bytes
+    suspect: int
+    gaps_token: str
+    def __init__(self, log_id: _Optional[str] = ..., latest_start: _Optional[int] = ..., acknowledged: _Optional[int] = ..., end: _Optional[int] = ..., chain_head: _Optional[bytes] = ..., suspect: _Optional[int] = ..., gaps_token: _Optional[str] = ...) -> None: ...
+
+class RememberPeerRequest(_message.Message):
+    __slots__ = ("link", "stream", "position", "lease")
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    link: str
+    stream: str
+    position: PeerPosition
+    lease: str
+    def __init__(self, link: _Optional[str] = ..., stream: _Optional[str] = ..., position: _Optional[_Union[PeerPosition, _Mapping]] = ..., lease: _Optional[str] = ...) -> None: ...
+
+class RememberPeerResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class ListGapsRequest(_message.Message):
     __slots__ = ("stream", "buffer")

@@ -11,6 +11,7 @@ from bsfg.batch import FactBatch
 from bsfg.errors import FrameInvalid
 from bsfg.fact import Key
 from bsfg.gate import Gate, Mode
+from bsfg.journey.link import PeerPosition
 from bsfg.ports import (
     Buffer,
     Checkpoint,
@@ -23,7 +24,7 @@ from bsfg.ports import (
 )
 from bsfg.wire import admin_pb2 as pb
 from bsfg.wire.connection import Connection
-from bsfg.wire.convert import buffer_number, buffer_of, gap_of
+from bsfg.wire.convert import buffer_number, buffer_of, gap_of, position_message, position_of
 from bsfg.wire.service import ConsumerView, GateView, LeaseView, LinkReport, QuarantinedView
 
 
@@ -83,22 +84,31 @@ class AdminClient:
         request = pb.ReleaseGateRequest(link=link, side=side, reason=reason)
         return _gate(await self.connection.call("ReleaseGate", request))
 
-    async def acquire_lease(self, link: str, holder: str, ttl_ms: int) -> LeaseView:
-        """Take the lease of a link; `LeaseHeld` when somebody else has it."""
-        request = pb.AcquireLeaseRequest(link=link, holder=holder, ttl_ms=ttl_ms)
+    async def acquire_lease(
+        self, link: str, holder: str, ttl_ms: int, *, wait_seconds: float = 0.0, urgent: bool = False
+    ) -> LeaseView:
+        """Take the lease of a link, waiting for a turn among one's own; `LeaseHeld` when somebody has it."""
+        wait_ms = int(wait_seconds * 1000)
+        request = pb.AcquireLeaseRequest(link=link, holder=holder, ttl_ms=ttl_ms, wait_ms=wait_ms, urgent=urgent)
         return _lease(await self.connection.call("AcquireLease", request))
 
-    async def renew_lease(self, link: str, token: str, ttl_ms: int) -> LeaseView:
-        """Keep a lease; `LeaseLost` when it is somebody else's by now."""
-        request = pb.RenewLeaseRequest(link=link, token=token, ttl_ms=ttl_ms)
+    async def renew_lease(
+        self, link: str, token: str, ttl_ms: int, *, wait_seconds: float = 0.0, seen: int = 0
+    ) -> LeaseView:
+        """Keep a lease; `LeaseLost` when it is somebody else's by now.
+
+        With ``wait_seconds`` the answer comes when it is wanted more than ``seen``, or after that time.
+        """
+        wait_ms = int(wait_seconds * 1000)
+        request = pb.RenewLeaseRequest(link=link, token=token, ttl_ms=ttl_ms, wait_ms=wait_ms, seen=seen)
         return _lease(await self.connection.call("RenewLease", request))
 
     async def release_lease(self, link: str, token: str) -> None:
         """Give a lease back."""
         await self.connection.call("ReleaseLease", pb.ReleaseLeaseRequest(link=link, token=token))
 
-    async def report_link(self, report: LinkReport) -> str:
-        """Tell how a link is doing and learn the mode of its gate."""
+    async def report_link(self, report: LinkReport) -> Gate:
+        """Tell how a link is doing and learn the mode of its gate, and the reason for it."""
         request = pb.ReportLinkRequest(
             link=report.link,
             stream=report.stream,
@@ -111,8 +121,20 @@ class AdminClient:
             hold_code=report.hold_code,
             hold_detail=report.hold_detail,
             lease=report.lease,
+            reason=report.reason,
+            failure_code=report.failure_code,
         )
-        return str((await self.connection.call("ReportLink", request)).mode)
+        answer = await self.connection.call("ReportLink", request)
+        return Gate(_word(Mode, answer.mode), reason=answer.reason)
+
+    async def recall_peer(self, link: str, stream: str) -> PeerPosition:
+        """Give what is remembered of the sender of a link."""
+        return position_of(await self.connection.call("RecallPeer", pb.RecallPeerRequest(link=link, stream=stream)))
+
+    async def remember_peer(self, link: str, stream: str, position: PeerPosition, lease: str | None = None) -> None:
+        """Keep what is known of the sender of a link."""
+        request = pb.RememberPeerRequest(link=link, stream=stream, position=position_message(position), lease=lease)
+        await self.connection.call("RememberPeer", request)
 
     async def gaps(self, stream: str, buffer: Buffer = Buffer.STORE) -> list[GapRecord]:
         """List the gap records of a buffer."""
@@ -180,7 +202,7 @@ def _gate(found: pb.Gate) -> GateView:
 
 
 def _lease(found: pb.Lease) -> LeaseView:
-    return LeaseView(found.link, found.holder, found.token, found.ttl_ms, found.mode)
+    return LeaseView(found.link, found.holder, found.token, found.ttl_ms, found.mode, found.wanted)
 
 
 def _quarantined(found: pb.Quarantined) -> QuarantinedView:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import orjson
 
 from bsfg.batch import FactBatch
 from bsfg.errors import FrameInvalid, InvalidArgument, InvalidFact
 from bsfg.fact import JSON_MEDIA_TYPE, ArtifactRef, Entry, Envelope, Fact, Message, Origin
-from bsfg.journey.link import Refusal
+from bsfg.journey.link import PeerPosition, Refusal
 from bsfg.jsonform import artifact_to_dict
 from bsfg.ports import Buffer, Confirmation, GapRecord
 from bsfg.retention import GapReason
+from bsfg.wire import admin_pb2 as admin_pb
 from bsfg.wire import boundary_pb2 as pb
 
 _BUFFERS: dict[int, Buffer] = {pb.BUFFER_STORE: Buffer.STORE, pb.BUFFER_FORWARD: Buffer.FORWARD}
@@ -186,3 +189,17 @@ def confirmation_of(found: pb.ConfirmRequest) -> Confirmation:
         log_id=found.log_id if found.HasField("log_id") else None,
         peer_head=found.peer_head if found.HasField("peer_head") else None,
     )
+
+
+def position_message(position: PeerPosition) -> admin_pb.PeerPosition:
+    """Write what is remembered of a sender."""
+    return admin_pb.PeerPosition(**asdict(position))
+
+
+def position_of(found: admin_pb.PeerPosition) -> PeerPosition:
+    """Read what is remembered of a sender."""
+    optional = {
+        name: getattr(found, name) if found.HasField(name) else None
+        for name in ("log_id", "latest_start", "acknowledged", "chain_head", "suspect")
+    }
+    return PeerPosition(**optional, end=found.end, gaps_token=found.gaps_token)

@@ -15,7 +15,7 @@ from bsfg.batch import FactBatch
 from bsfg.fact import Entry, Key
 from bsfg.gate import Event, Gate
 from bsfg.journey.append import AppendOutcome
-from bsfg.journey.link import Fetched, FetchRequest, Refusal
+from bsfg.journey.link import Fetched, FetchRequest, PeerPosition, Refusal
 from bsfg.ports import (
     Buffer,
     Confirmation,
@@ -191,13 +191,17 @@ class ConsumerView:
 
 @dataclass(frozen=True, slots=True)
 class LeaseView:
-    """A lease as its holder sees it, with the mode of the link it is for."""
+    """A lease as its holder sees it, with the mode of the link it is for.
+
+    ``wanted`` is 1 while another part of the same holder waits for its turn, 2 when that is urgent.
+    """
 
     link: str
     holder: str
     token: str
     ttl_ms: int
     mode: str
+    wanted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +219,8 @@ class LinkReport:
     hold_code: str = ""
     hold_detail: str = ""
     lease: str | None = None
+    reason: str = ""
+    failure_code: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,20 +265,34 @@ class AdminService(Protocol):
         """Open a held gate."""
         ...
 
-    async def acquire_lease(self, caller: Caller, link: str, holder: str, ttl_ms: int) -> LeaseView:
+    async def acquire_lease(
+        self, caller: Caller, link: str, holder: str, ttl_ms: int, wait_seconds: float = 0.0, *, urgent: bool = False
+    ) -> LeaseView:
         """Take the lease of a link, or raise `LeaseHeld`."""
         ...
 
-    async def renew_lease(self, caller: Caller, link: str, token: str, ttl_ms: int) -> LeaseView:
-        """Keep a lease, or raise `LeaseLost`."""
+    async def renew_lease(
+        self, caller: Caller, link: str, token: str, ttl_ms: int, wait_seconds: float = 0.0, seen: int = 0
+    ) -> LeaseView:
+        """Keep a lease, or raise `LeaseLost`; answer early when it is wanted more than ``seen``."""
         ...
 
     async def release_lease(self, caller: Caller, link: str, token: str) -> None:
         """Give a lease back; one that is not held any more is no error."""
         ...
 
-    async def report_link(self, caller: Caller, report: LinkReport) -> str:
-        """Take a report and give the mode of the link's gate."""
+    async def report_link(self, caller: Caller, report: LinkReport) -> GateView:
+        """Take a report and give the link's gate."""
+        ...
+
+    async def recall_peer(self, caller: Caller, link: str, stream: str) -> PeerPosition:
+        """Give what is remembered of the sender of a link."""
+        ...
+
+    async def remember_peer(
+        self, caller: Caller, link: str, stream: str, position: PeerPosition, lease: str | None
+    ) -> None:
+        """Keep what a pipeline knows of the sender of a link."""
         ...
 
     async def gaps(self, caller: Caller, stream: str, buffer: Buffer) -> list[GapRecord]:

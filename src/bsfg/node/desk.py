@@ -1,0 +1,110 @@
+"""Where the loops of a link report, and learn whether they may go on: the board of the receiving node."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Protocol
+
+from bsfg.errors import LeaseLost
+from bsfg.gate import Event, Gate, Mode
+from bsfg.journey.pull import Progress
+from bsfg.node.alerts import AlertBoard
+from bsfg.node.board import RECEIVER
+from bsfg.node.parts import Parts
+from bsfg.ports import Buffer
+from bsfg.wire.service import LinkReport
+
+
+class Desk(Protocol):
+    """What a loop tells about its link; a desk in another process may pass it on a little later."""
+
+    def may_move(self) -> bool:
+        """Tell whether this engine, and no other, moves the link now."""
+        ...
+
+    def gate(self) -> Gate:
+        """Give the receiver's gate."""
+        ...
+
+    def tell(self, event: Event, reason: str = "") -> None:
+        """Tell what happened to the gate."""
+        ...
+
+    def hold(self, reason: str) -> None:
+        """Close the gate until an operator has looked."""
+        ...
+
+    def report(self, stream: str, progress: Progress) -> None:
+        """Tell what a turn achieved."""
+        ...
+
+    def failed(self, code: str) -> None:
+        """Count a turn that failed."""
+        ...
+
+    def distrust(self, text: str | None) -> None:
+        """Say that the peer cannot be trusted at the moment, None when it can."""
+        ...
+
+
+class BoardDesk:
+    """The desk of the native engine, in the same process as the board; ``lease`` is set while the engine holds it."""
+
+    def __init__(self, link: str, parts: Parts, alerts: AlertBoard | None = None) -> None:
+        self._link, self._parts, self._alerts = link, parts, alerts
+        self.lease: str | None = None
+
+    def may_move(self) -> bool:
+        """Tell whether the engine holds the lease."""
+        return self.lease is not None
+
+    def gate(self) -> Gate:
+        """Give the receiver's gate."""
+        return self._parts.board.gate(self._link).gate
+
+    def tell(self, event: Event, reason: str = "") -> None:
+        """Tell what happened to the gate."""
+        self._parts.board.on(self._link, RECEIVER, event, reason)
+
+    def hold(self, reason: str) -> None:
+        """Close the gate; an operator's own hold keeps his reason, and what is wrong shows again at its release."""
+        if self.gate().mode != Mode.HELD:
+            self._parts.board.hold(self._link, RECEIVER, by="bsfg", reason=reason)
+
+    def report(self, stream: str, progress: Progress) -> None:
+        """Count what a turn achieved and show it on the board."""
+        metrics = self._parts.metrics
+        for result, count in (("inserted", progress.inserted), ("already_exists", progress.repeated)):
+            if count:
+                metrics.facts.labels(stream, str(Buffer.FORWARD), result).inc(count)
+        metrics.link_backlog.labels(self._link, stream).set(progress.backlog)
+        lag_seconds = None
+        if progress.newest_origin_unix_ms is not None:
+            lag_seconds = max(0.0, (self._parts.clock.now_unix_ms() - progress.newest_origin_unix_ms) / 1000)
+            metrics.lagged(self._link, stream, lag_seconds)
+        report = LinkReport(
+            link=self._link,
+            stream=stream,
+            backlog=progress.backlog,
+            inserted=progress.inserted,
+            repeated=progress.repeated,
+            refused=refused_facts(progress),
+            lag_seconds=lag_seconds,
+            lease=self.lease,
+        )
+        with suppress(LeaseLost):
+            self._parts.board.report(report)
+
+    def failed(self, code: str) -> None:
+        """Count a turn that failed."""
+        self._parts.metrics.link_failures.labels(self._link, code).inc()
+
+    def distrust(self, text: str | None) -> None:
+        """Raise or clear the alert."""
+        if self._alerts is not None:
+            self._alerts.update("peer_certificate", self._link, text)
+
+
+def refused_facts(progress: Progress) -> int:
+    """Count the facts that a turn put into quarantine."""
+    return sum(refusal.last - refusal.first + 1 for refusal in progress.refused)

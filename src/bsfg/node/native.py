@@ -1,0 +1,134 @@
+"""The native engine: the handoff of a link in the node's own event loop, without Spark."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from bsfg.errors import LeaseHeld, LeaseLost
+from bsfg.journey.flow import Flow
+from bsfg.journey.link import FetchRequest, PeerLink, PeerMemory
+from bsfg.journey.pull import BeforePut, Progress
+from bsfg.journey.verify import LinkRules
+from bsfg.node.alerts import AlertBoard
+from bsfg.node.config import Link
+from bsfg.node.config.kinds import ANY
+from bsfg.node.desk import BoardDesk
+from bsfg.node.handoff import Explain, Handoff, Note
+from bsfg.node.parts import Parts
+from bsfg.node.reread import ReadRange, read_again
+
+LEASE_TTL_MS = 15_000
+LEASE_RENEW_SECONDS = 5.0
+
+
+@dataclass(slots=True)
+class StreamPull:
+    """The turns of one stream into a forward buffer of this node."""
+
+    stream: str
+    peer: PeerLink
+    memory: PeerMemory
+    rules: LinkRules
+    before_put: BeforePut
+    parts: Parts
+    read: ReadRange | None = None
+    _flow: Flow = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._flow = Flow(self.peer, self.memory, self.rules, clock=self.parts.steady, before_put=self.before_put)
+
+    @property
+    def capacity_bytes(self) -> int:
+        """How much the forward buffer holds in all."""
+        return self.parts.settings.lane(self.stream).forward_policy.capacity_bytes
+
+    async def turn(self, request: FetchRequest) -> Progress:
+        """Make one turn."""
+        forward = await self.parts.forward(self.stream)
+        return await self._flow.turn(forward, request, clock_trusted=self.parts.steady.trusted)
+
+    async def read_again(self) -> Progress:
+        """Read what a restored receiver lacks."""
+        if self.read is None:
+            return Progress()
+        forward, clock = await self.parts.forward(self.stream), self.parts.steady
+        return await read_again(
+            self.peer, self.memory, self.rules, forward, self.read, clock=clock, before_put=self.before_put
+        )
+
+    def reset(self) -> None:
+        """Let go of what is under way."""
+        self._flow.reset()
+
+
+class NativeHandoff:
+    """One inbound link, moved by the node itself."""
+
+    def __init__(
+        self,
+        link: Link,
+        parts: Parts,
+        pulls: list[StreamPull],
+        *,
+        note: Note,
+        alerts: AlertBoard | None = None,
+        explain: Explain | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._link, self._parts, self._note = link.name, parts, note
+        self._desk = BoardDesk(link.name, parts, alerts)
+        self._handoff = Handoff(link, self._desk, pulls, note=note, explain=explain, rng=rng)
+        self._leasing: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to pull."""
+        self._leasing = asyncio.create_task(self._keep_lease())
+        await self._handoff.start()
+
+    async def stop(self) -> None:
+        """End all loops and give the lease back."""
+        await self._handoff.stop()
+        if self._leasing is not None:
+            self._leasing.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._leasing
+        if self._desk.lease is not None:
+            self._parts.board.give_back(self._link, self._desk.lease)
+
+    async def _keep_lease(self) -> None:
+        """Hold the lease of the link: a pipeline elsewhere may be moving it."""
+        board, name, desk = self._parts.board, self._link, self._desk
+        while True:
+            try:
+                if desk.lease is None:
+                    desk.lease = board.acquire(name, "native", LEASE_TTL_MS).token
+                    self._note("lease_taken", link=name)
+                else:
+                    board.renew(name, desk.lease, LEASE_TTL_MS)
+            except LeaseHeld as held:
+                self._note("lease_waited_for", link=name, holder=held.details.get("holder"))
+            except LeaseLost as lost:
+                desk.lease = None
+                self._note("lease_lost", link=name, holder=lost.details.get("holder"))
+            await asyncio.sleep(LEASE_RENEW_SECONDS if desk.lease else 1.0)
+
+
+class EveryZone(frozenset[str]):
+    """The zones of a peer that may relay for anybody."""
+
+    def __contains__(self, zone: object) -> bool:
+        return True
+
+
+def rules_of(link: Link, parts: Parts, stream: str) -> LinkRules:
+    """Give what a link may bring into a stream of this zone: what its peer's row in the configuration allows."""
+    lane = parts.settings.lane(stream)
+    max_age_seconds = lane.max_age_seconds
+    if max_age_seconds is not None and link.max_age_seconds is not None:
+        max_age_seconds = float(link.max_age_seconds)
+    relayed = parts.guard.matrix.identities[link.expected_server].relay_for
+    from_zones = EveryZone() if ANY in relayed else frozenset({link.zone, *relayed})
+    return LinkRules(parts.settings.zone, from_zones, max_age_seconds, limits=lane.link_limits)
