@@ -4,14 +4,19 @@
 # source: bsfg/wire/admin.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
-_runtime_version.ValidateProtobufRuntimeVersion(_runtime_version.Domain.PUBLIC, 7, 35, 1, "", "bsfg/wire/admin.proto")
+_runtime_version.ValidateProtobufRuntimeVersion(
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'bsfg/wire/admin.proto'
+)
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
@@ -20,79 +25,77 @@ _sym_db = _symbol_database.Default()
 from bsfg.wire import boundary_pb2 as bsfg_dot_wire_dot_boundary__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x15\x62sfg/wire/admin.proto\x12\x07\x62sfg.v1\x1a\x18\x62sfg/wire/boundary.proto"\x0f\n\rStatusRequest"%\n\x0eStatusResponse\x12\x13\n\x0bstatus_json\x18\x01 \x01(\x0c"\x16\n\x14ListConsumersRequest"\xb2\x02\n\x08\x43onsumer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06stream\x18\x02 \x01(\t\x12\x1f\n\x06\x62uffer\x18\x03 \x01(\x0e\x32\x0f.bsfg.v1.Buffer\x12\x10\n\x08required\x18\x04 \x01(\x08\x12\x11\n\tcommitted\x18\x05 \x01(\x03\x12\x14\n\x0cnext_to_send\x18\x06 \x01(\x03\x12\x1e\n\x06ranges\x18\x07 \x03(\x0b\x32\x0e.bsfg.v1.Range\x12\x0e\n\x06log_id\x18\x08 \x01(\t\x12\x17\n\x0f\x63reated_unix_ms\x18\t \x01(\x03\x12\x1b\n\x0eretired_reason\x18\n \x01(\tH\x00\x88\x01\x01\x12\x0f\n\x07\x62\x61\x63klog\x18\x0b \x01(\x03\x12\r\n\x05start\x18\x0c \x01(\t\x12\x13\n\x0bstart_value\x18\r \x01(\x03\x42\x11\n\x0f_retired_reason"=\n\x15ListConsumersResponse\x12$\n\tconsumers\x18\x01 \x03(\x0b\x32\x11.bsfg.v1.Consumer"\x8c\x01\n\x15\x43reateConsumerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06stream\x18\x02 \x01(\t\x12\x1f\n\x06\x62uffer\x18\x03 \x01(\x0e\x32\x0f.bsfg.v1.Buffer\x12\r\n\x05start\x18\x04 \x01(\t\x12\x13\n\x0bstart_value\x18\x05 \x01(\x03\x12\x10\n\x08required\x18\x06 \x01(\x08"5\n\x15RetireConsumerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t":\n\x16RetireConsumerResponse\x12 \n\x04gaps\x18\x01 \x03(\x0b\x32\x12.bsfg.v1.GapRecord"\x12\n\x10ListGatesRequest"\xa0\x01\n\x04Gate\x12\x0c\n\x04link\x18\x01 \x01(\t\x12\x0c\n\x04side\x18\x02 \x01(\t\x12\x0c\n\x04mode\x18\x03 \x01(\t\x12\x15\n\rsince_unix_ms\x18\x04 \x01(\x03\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0f\n\x07held_by\x18\x06 \x01(\t\x12\x1f\n\x12held_until_unix_ms\x18\x07 \x01(\x03H\x00\x88\x01\x01\x42\x15\n\x13_held_until_unix_ms"1\n\x11ListGatesResponse\x12\x1c\n\x05gates\x18\x01 \x03(\x0b\x32\r.bsfg.v1.Gate"k\n\x0fHoldGateRequest\x12\x0c\n\x04link\x18\x01 \x01(\t\x12\x0c\n\x04side\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x1a\n\runtil_unix_ms\x18\x04 \x01(\x03H\x00\x88\x01\x01\x42\x10\n\x0e_until_unix_ms"@\n\x12ReleaseGateRequest\x12\x0c\n\x04link\x18\x01 \x01(\t\x12\x0c\n\x04side\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t"d\n\x13\x41\x63quireLeaseRequest\x12\x0c\n\x04link\x18\x01 \x01(\t\x12\x0e\n\x06holder\x18\x02 \x01(\t\x12\x0e\n\x06ttl_ms\x18\x03 \x01(\r\x12\x0f\n\x07wait_ms\x18\x04 \x01(\r\x12\x0e\n\x06urgent\x18\x05 \x01(\x08"b\n\x05Lease\x12\x0c\n\x04link\x18\x01 \x01(\t\x12\x0e\n\x06holder\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\t\x12\x0e\n\x06ttl_ms\x18\x04 \x01(\r\x12\x0c\n\x04mode\x18\x05 \x01(\t\x12\x0e\n\x06wanted\x18\x06 \x01(\r"_\n\x11RenewLeaseRequest\x12\x0c\n\x04link\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0e\n\x06ttl_ms\x18\x03 \x01(\r\x12\x0f\n\x07wait_ms\x18\x04 \x01(\r\x12\x0c\n\x04seen\x18\x05 \x01(\r"2\n\x13ReleaseLeaseRequest\x12\x0c\n\x04link\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t"\x16\n\x14ReleaseLeaseResponse"\x87\x02\n\x11ReportLinkRequest\x12\x0c\n\x04link\x18\x01 \x01(\t\x12\x0e\n\x06stream\x18\x02 \x01(\t\x12\r\n\x05\x65vent\x18\x03 \x01(\t\x12\x0f\n\x07\x62\x61\x63klog\x18\x04 \x01(\x03\x12\x10\n\x08inserted\x18\x05 \x01(\x04\x12\x10\n\x08repeated\x18\x06 \x01(\x04\x12\x0f\n\x07refused\x18\x07 \x01(\x04\x12\x13\n\x0blag_seconds\x18\x08 \x01(\x01\x12\x11\n\thold_code\x18\t \x01(\t\x12\x13\n\x0bhold_detail\x18\n \x01(\t\x12\x12\n\x05lease\x18\x0b \x01(\tH\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x0c \x01(\t\x12\x14\n\x0c\x66\x61ilure_code\x18\r \x01(\tB\x08\n\x06_lease"2\n\x12ReportLinkResponse\x12\x0c\n\x04mode\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t"1\n\x11RecallPeerRequest\x12\x0c\n\x04link\x18\x01 \x01(\t\x12\x0e\n\x06stream\x18\x02 \x01(\t"\xf1\x01\n\x0cPeerPosition\x12\x13\n\x06log_id\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x19\n\x0clatest_start\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x19\n\x0c\x61\x63knowledged\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x0b\n\x03\x65nd\x18\x04 \x01(\x03\x12\x17\n\nchain_head\x18\x05 \x01(\x0cH\x03\x88\x01\x01\x12\x14\n\x07suspect\x18\x06 \x01(\x03H\x04\x88\x01\x01\x12\x12\n\ngaps_token\x18\x07 \x01(\tB\t\n\x07_log_idB\x0f\n\r_latest_startB\x0f\n\r_acknowledgedB\r\n\x0b_chain_headB\n\n\x08_suspect"z\n\x13RememberPeerRequest\x12\x0c\n\x04link\x18\x01 \x01(\t\x12\x0e\n\x06stream\x18\x02 \x01(\t\x12\'\n\x08position\x18\x03 \x01(\x0b\x32\x15.bsfg.v1.PeerPosition\x12\x12\n\x05lease\x18\x04 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_lease"\x16\n\x14RememberPeerResponse"B\n\x0fListGapsRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x1f\n\x06\x62uffer\x18\x02 \x01(\x0e\x32\x0f.bsfg.v1.Buffer"4\n\x10ListGapsResponse\x12 \n\x04gaps\x18\x01 \x03(\x0b\x32\x12.bsfg.v1.GapRecord"7\n\x15ListQuarantineRequest\x12\x13\n\x06stream\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_stream"\xcd\x01\n\x0bQuarantined\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x1f\n\x06\x62uffer\x18\x02 \x01(\x0e\x32\x0f.bsfg.v1.Buffer\x12\n\n\x02id\x18\x03 \x01(\x03\x12\x12\n\nat_unix_ms\x18\x04 \x01(\x03\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x11\n\tfrom_zone\x18\x06 \x01(\t\x12\x12\n\nmessage_id\x18\x07 \x01(\t\x12\x17\n\x0f\x65xisting_offset\x18\x08 \x01(\x03\x12\x0e\n\x06\x64\x65tail\x18\t \x01(\t\x12\r\n\x05\x66\x61\x63ts\x18\n \x01(\x0c"C\n\x16ListQuarantineResponse\x12)\n\x0bquarantined\x18\x01 \x03(\x0b\x32\x14.bsfg.v1.Quarantined"U\n\x16ShowQuarantinedRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x1f\n\x06\x62uffer\x18\x02 \x01(\x0e\x32\x0f.bsfg.v1.Buffer\x12\n\n\x02id\x18\x03 \x01(\x03"g\n\x18SettleQuarantinedRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x1f\n\x06\x62uffer\x18\x02 \x01(\x0e\x32\x0f.bsfg.v1.Buffer\x12\n\n\x02id\x18\x03 \x01(\x03\x12\x0e\n\x06reason\x18\x04 \x01(\t"M\n\x19SettleQuarantinedResponse\x12\x0f\n\x07settled\x18\x01 \x01(\x08\x12\x1f\n\x06result\x18\x02 \x01(\x0e\x32\x0f.bsfg.v1.Result2\x8b\n\n\x05\x41\x64min\x12\x39\n\x06Status\x12\x16.bsfg.v1.StatusRequest\x1a\x17.bsfg.v1.StatusResponse\x12N\n\rListConsumers\x12\x1d.bsfg.v1.ListConsumersRequest\x1a\x1e.bsfg.v1.ListConsumersResponse\x12\x43\n\x0e\x43reateConsumer\x12\x1e.bsfg.v1.CreateConsumerRequest\x1a\x11.bsfg.v1.Consumer\x12Q\n\x0eRetireConsumer\x12\x1e.bsfg.v1.RetireConsumerRequest\x1a\x1f.bsfg.v1.RetireConsumerResponse\x12\x42\n\tListGates\x12\x19.bsfg.v1.ListGatesRequest\x1a\x1a.bsfg.v1.ListGatesResponse\x12\x33\n\x08HoldGate\x12\x18.bsfg.v1.HoldGateRequest\x1a\r.bsfg.v1.Gate\x12\x39\n\x0bReleaseGate\x12\x1b.bsfg.v1.ReleaseGateRequest\x1a\r.bsfg.v1.Gate\x12<\n\x0c\x41\x63quireLease\x12\x1c.bsfg.v1.AcquireLeaseRequest\x1a\x0e.bsfg.v1.Lease\x12\x38\n\nRenewLease\x12\x1a.bsfg.v1.RenewLeaseRequest\x1a\x0e.bsfg.v1.Lease\x12K\n\x0cReleaseLease\x12\x1c.bsfg.v1.ReleaseLeaseRequest\x1a\x1d.bsfg.v1.ReleaseLeaseResponse\x12\x45\n\nReportLink\x12\x1a.bsfg.v1.ReportLinkRequest\x1a\x1b.bsfg.v1.ReportLinkResponse\x12?\n\nRecallPeer\x12\x1a.bsfg.v1.RecallPeerRequest\x1a\x15.bsfg.v1.PeerPosition\x12K\n\x0cRememberPeer\x12\x1c.bsfg.v1.RememberPeerRequest\x1a\x1d.bsfg.v1.RememberPeerResponse\x12?\n\x08ListGaps\x12\x18.bsfg.v1.ListGapsRequest\x1a\x19.bsfg.v1.ListGapsResponse\x12Q\n\x0eListQuarantine\x12\x1e.bsfg.v1.ListQuarantineRequest\x1a\x1f.bsfg.v1.ListQuarantineResponse\x12H\n\x0fShowQuarantined\x12\x1f.bsfg.v1.ShowQuarantinedRequest\x1a\x14.bsfg.v1.Quarantined\x12Y\n\x10RetryQuarantined\x12!.bsfg.v1.SettleQuarantinedRequest\x1a".bsfg.v1.SettleQuarantinedResponse\x12X\n\x0f\x44ropQuarantined\x12!.bsfg.v1.SettleQuarantinedRequest\x1a".bsfg.v1.SettleQuarantinedResponseb\x06proto3'
-)
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62sfg/wire/admin.proto\x12\x07\x62sfg.v1\x1a\x18\x62sfg/wire/boundary.proto\"\x0f\n\rStatusRequest\"%\n\x0eStatusResponse\x12\x13\n\x0bstatus_json\x18\x01 \x01(\x0c\"\x16\n\x14ListConsumersRequest\"\xb2\x02\n\x08\x43onsumer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06stream\x18\x02 \x01(\t\x12\x1f\n\x06\x62uffer\x18\x03 \x01(\x0e\x32\x0f.bsfg.v1.Buffer\x12\x10\n\x08required\x18\x04 \x01(\x08\x12\x11\n\tcommitted\x18\x05 \x01(\x03\x12\x14\n\x0cnext_to_send\x18\x06 \x01(\x03\x12\x1e\n\x06ranges\x18\x07 \x03(\x0b\x32\x0e.bsfg.v1.Range\x12\x0e\n\x06log_id\x18\x08 \x01(\t\x12\x17\n\x0f\x63reated_unix_ms\x18\t \x01(\x03\x12\x1b\n\x0eretired_reason\x18\n \x01(\tH\x00\x88\x01\x01\x12\x0f\n\x07\x62\x61\x63klog\x18\x0b \x01(\x03\x12\r\n\x05start\x18\x0c \x01(\t\x12\x13\n\x0bstart_value\x18\r \x01(\x03\x42\x11\n\x0f_retired_reason\"=\n\x15ListConsumersResponse\x12$\n\tconsumers\x18\x01 \x03(\x0b\x32\x11.bsfg.v1.Consumer\"\x8c\x01\n\x15\x43reateConsumerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06stream\x18\x02 \x01(\t\x12\x1f\n\x06\x62uffer\x18\x03 \x01(\x0e\x32\x0f.bsfg.v1.Buffer\x12\r\n\x05start\x18\x04 \x01(\t\x12\x13\n\x0bstart_value\x18\x05 \x01(\x03\x12\x10\n\x08required\x18\x06 \x01(\x08\"5\n\x15RetireConsumerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\":\n\x16RetireConsumerResponse\x12 \n\x04gaps\x18\x01 \x03(\x0b\x32\x12.bsfg.v1.GapRecord\"\x12\n\x10ListGatesRequest\"\xa0\x01\n\x04Gate\x12\x0c\n\x04link\x18\x01 \x01(\t\x12\x0c\n\x04side\x18\x02 \x01(\t\x12\x0c\n\x04mode\x18\x03 \x01(\t\x12\x15\n\rsince_unix_ms\x18\x04 \x01(\x03\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0f\n\x07held_by\x18\x06 \x01(\t\x12\x1f\n\x12held_until_unix_ms\x18\x07 \x01(\x03H\x00\x88\x01\x01\x42\x15\n\x13_held_until_unix_ms\"1\n\x11ListGatesResponse\x12\x1c\n\x05gates\x18\x01 \x03(\x0b\x32\r.bsfg.v1.Gate\"k\n\x0fHoldGateRequest\x12\x0c\n\x04link\x18\x01 \x01(\t\x12\x0c\n\x04side\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x1a\n\runtil_unix_ms\x18\x04 \x01(\x03H\x00\x88\x01\x01\x42\x10\n\x0e_until_unix_ms\"@\n\x12ReleaseGateRequest\x12\x0c\n\x04link\x18\x01 \x01(\t\x12\x0c\n\x04side\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"d\n\x13\x41\x63quireLeaseRequest\x12\x0c\n\x04link\x18\x01 \x01(\t\x12\x0e\n\x06holder\x18\x02 \x01(\t\x12\x0e\n\x06ttl_ms\x18\x03 \x01(\r\x12\x0f\n\x07wait_ms\x18\x04 \x01(\r\x12\x0e\n\x06urgent\x18\x05 \x01(\x08\"b\n\x05Lease\x12\x0c\n\x04link\x18\x01 \x01(\t\x12\x0e\n\x06holder\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\t\x12\x0e\n\x06ttl_ms\x18\x04 \x01(\r\x12\x0c\n\x04mode\x18\x05 \x01(\t\x12\x0e\n\x06wanted\x18\x06 \x01(\r\"_\n\x11RenewLeaseRequest\x12\x0c\n\x04link\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0e\n\x06ttl_ms\x18\x03 \x01(\r\x12\x0f\n\x07wait_ms\x18\x04 \x01(\r\x12\x0c\n\x04seen\x18\x05 \x01(\r\"2\n\x13ReleaseLeaseRequest\x12\x0c\n\x04link\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\"\x16\n\x14ReleaseLeaseResponse\"\x87\x02\n\x11ReportLinkRequest\x12\x0c\n\x04link\x18\x01 \x01(\t\x12\x0e\n\x06stream\x18\x02 \x01(\t\x12\r\n\x05\x65vent\x18\x03 \x01(\t\x12\x0f\n\x07\x62\x61\x63klog\x18\x04 \x01(\x03\x12\x10\n\x08inserted\x18\x05 \x01(\x04\x12\x10\n\x08repeated\x18\x06 \x01(\x04\x12\x0f\n\x07refused\x18\x07 \x01(\x04\x12\x13\n\x0blag_seconds\x18\x08 \x01(\x01\x12\x11\n\thold_code\x18\t \x01(\t\x12\x13\n\x0bhold_detail\x18\n \x01(\t\x12\x12\n\x05lease\x18\x0b \x01(\tH\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x0c \x01(\t\x12\x14\n\x0c\x66\x61ilure_code\x18\r \x01(\tB\x08\n\x06_lease\"2\n\x12ReportLinkResponse\x12\x0c\n\x04mode\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"1\n\x11RecallPeerRequest\x12\x0c\n\x04link\x18\x01 \x01(\t\x12\x0e\n\x06stream\x18\x02 \x01(\t\"\xf1\x01\n\x0cPeerPosition\x12\x13\n\x06log_id\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x19\n\x0clatest_start\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x19\n\x0c\x61\x63knowledged\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x0b\n\x03\x65nd\x18\x04 \x01(\x03\x12\x17\n\nchain_head\x18\x05 \x01(\x0cH\x03\x88\x01\x01\x12\x14\n\x07suspect\x18\x06 \x01(\x03H\x04\x88\x01\x01\x12\x12\n\ngaps_token\x18\x07 \x01(\tB\t\n\x07_log_idB\x0f\n\r_latest_startB\x0f\n\r_acknowledgedB\r\n\x0b_chain_headB\n\n\x08_suspect\"z\n\x13RememberPeerRequest\x12\x0c\n\x04link\x18\x01 \x01(\t\x12\x0e\n\x06stream\x18\x02 \x01(\t\x12\'\n\x08position\x18\x03 \x01(\x0b\x32\x15.bsfg.v1.PeerPosition\x12\x12\n\x05lease\x18\x04 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_lease\"\x16\n\x14RememberPeerResponse\"B\n\x0fListGapsRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x1f\n\x06\x62uffer\x18\x02 \x01(\x0e\x32\x0f.bsfg.v1.Buffer\"4\n\x10ListGapsResponse\x12 \n\x04gaps\x18\x01 \x03(\x0b\x32\x12.bsfg.v1.GapRecord\"7\n\x15ListQuarantineRequest\x12\x13\n\x06stream\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_stream\"\xcd\x01\n\x0bQuarantined\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x1f\n\x06\x62uffer\x18\x02 \x01(\x0e\x32\x0f.bsfg.v1.Buffer\x12\n\n\x02id\x18\x03 \x01(\x03\x12\x12\n\nat_unix_ms\x18\x04 \x01(\x03\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x11\n\tfrom_zone\x18\x06 \x01(\t\x12\x12\n\nmessage_id\x18\x07 \x01(\t\x12\x17\n\x0f\x65xisting_offset\x18\x08 \x01(\x03\x12\x0e\n\x06\x64\x65tail\x18\t \x01(\t\x12\r\n\x05\x66\x61\x63ts\x18\n \x01(\x0c\"C\n\x16ListQuarantineResponse\x12)\n\x0bquarantined\x18\x01 \x03(\x0b\x32\x14.bsfg.v1.Quarantined\"U\n\x16ShowQuarantinedRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x1f\n\x06\x62uffer\x18\x02 \x01(\x0e\x32\x0f.bsfg.v1.Buffer\x12\n\n\x02id\x18\x03 \x01(\x03\"g\n\x18SettleQuarantinedRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x1f\n\x06\x62uffer\x18\x02 \x01(\x0e\x32\x0f.bsfg.v1.Buffer\x12\n\n\x02id\x18\x03 \x01(\x03\x12\x0e\n\x06reason\x18\x04 \x01(\t\"M\n\x19SettleQuarantinedResponse\x12\x0f\n\x07settled\x18\x01 \x01(\x08\x12\x1f\n\x06result\x18\x02 \x01(\x0e\x32\x0f.bsfg.v1.Result2\x8b\n\n\x05\x41\x64min\x12\x39\n\x06Status\x12\x16.bsfg.v1.StatusRequest\x1a\x17.bsfg.v1.StatusResponse\x12N\n\rListConsumers\x12\x1d.bsfg.v1.ListConsumersRequest\x1a\x1e.bsfg.v1.ListConsumersResponse\x12\x43\n\x0e\x43reateConsumer\x12\x1e.bsfg.v1.CreateConsumerRequest\x1a\x11.bsfg.v1.Consumer\x12Q\n\x0eRetireConsumer\x12\x1e.bsfg.v1.RetireConsumerRequest\x1a\x1f.bsfg.v1.RetireConsumerResponse\x12\x42\n\tListGates\x12\x19.bsfg.v1.ListGatesRequest\x1a\x1a.bsfg.v1.ListGatesResponse\x12\x33\n\x08HoldGate\x12\x18.bsfg.v1.HoldGateRequest\x1a\r.bsfg.v1.Gate\x12\x39\n\x0bReleaseGate\x12\x1b.bsfg.v1.ReleaseGateRequest\x1a\r.bsfg.v1.Gate\x12<\n\x0c\x41\x63quireLease\x12\x1c.bsfg.v1.AcquireLeaseRequest\x1a\x0e.bsfg.v1.Lease\x12\x38\n\nRenewLease\x12\x1a.bsfg.v1.RenewLeaseRequest\x1a\x0e.bsfg.v1.Lease\x12K\n\x0cReleaseLease\x12\x1c.bsfg.v1.ReleaseLeaseRequest\x1a\x1d.bsfg.v1.ReleaseLeaseResponse\x12\x45\n\nReportLink\x12\x1a.bsfg.v1.ReportLinkRequest\x1a\x1b.bsfg.v1.ReportLinkResponse\x12?\n\nRecallPeer\x12\x1a.bsfg.v1.RecallPeerRequest\x1a\x15.bsfg.v1.PeerPosition\x12K\n\x0cRememberPeer\x12\x1c.bsfg.v1.RememberPeerRequest\x1a\x1d.bsfg.v1.RememberPeerResponse\x12?\n\x08ListGaps\x12\x18.bsfg.v1.ListGapsRequest\x1a\x19.bsfg.v1.ListGapsResponse\x12Q\n\x0eListQuarantine\x12\x1e.bsfg.v1.ListQuarantineRequest\x1a\x1f.bsfg.v1.ListQuarantineResponse\x12H\n\x0fShowQuarantined\x12\x1f.bsfg.v1.ShowQuarantinedRequest\x1a\x14.bsfg.v1.Quarantined\x12Y\n\x10RetryQuarantined\x12!.bsfg.v1.SettleQuarantinedRequest\x1a\".bsfg.v1.SettleQuarantinedResponse\x12X\n\x0f\x44ropQuarantined\x12!.bsfg.v1.SettleQuarantinedRequest\x1a\".bsfg.v1.SettleQuarantinedResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "bsfg.wire.admin_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'bsfg.wire.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_STATUSREQUEST"]._serialized_start = 60
-    _globals["_STATUSREQUEST"]._serialized_end = 75
-    _globals["_STATUSRESPONSE"]._serialized_start = 77
-    _globals["_STATUSRESPONSE"]._serialized_end = 114
-    _globals["_LISTCONSUMERSREQUEST"]._serialized_start = 116
-    _globals["_LISTCONSUMERSREQUEST"]._serialized_end = 138
-    _globals["_CONSUMER"]._serialized_start = 141
-    _globals["_CONSUMER"]._serialized_end = 447
-    _globals["_LISTCONSUMERSRESPONSE"]._serialized_start = 449
-    _globals["_LISTCONSUMERSRESPONSE"]._serialized_end = 510
-    _globals["_CREATECONSUMERREQUEST"]._serialized_start = 513
-    _globals["_CREATECONSUMERREQUEST"]._serialized_end = 653
-    _globals["_RETIRECONSUMERREQUEST"]._serialized_start = 655
-    _globals["_RETIRECONSUMERREQUEST"]._serialized_end = 708
-    _globals["_RETIRECONSUMERRESPONSE"]._serialized_start = 710
-    _globals["_RETIRECONSUMERRESPONSE"]._serialized_end = 768
-    _globals["_LISTGATESREQUEST"]._serialized_start = 770
-    _globals["_LISTGATESREQUEST"]._serialized_end = 788
-    _globals["_GATE"]._serialized_start = 791
-    _globals["_GATE"]._serialized_end = 951
-    _globals["_LISTGATESRESPONSE"]._serialized_start = 953
-    _globals["_LISTGATESRESPONSE"]._serialized_end = 1002
-    _globals["_HOLDGATEREQUEST"]._serialized_start = 1004
-    _globals["_HOLDGATEREQUEST"]._serialized_end = 1111
-    _globals["_RELEASEGATEREQUEST"]._serialized_start = 1113
-    _globals["_RELEASEGATEREQUEST"]._serialized_end = 1177
-    _globals["_ACQUIRELEASEREQUEST"]._serialized_start = 1179
-    _globals["_ACQUIRELEASEREQUEST"]._serialized_end = 1279
-    _globals["_LEASE"]._serialized_start = 1281
-    _globals["_LEASE"]._serialized_end = 1379
-    _globals["_RENEWLEASEREQUEST"]._serialized_start = 1381
-    _globals["_RENEWLEASEREQUEST"]._serialized_end = 1476
-    _globals["_RELEASELEASEREQUEST"]._serialized_start = 1478
-    _globals["_RELEASELEASEREQUEST"]._serialized_end = 1528
-    _globals["_RELEASELEASERESPONSE"]._serialized_start = 1530
-    _globals["_RELEASELEASERESPONSE"]._serialized_end = 1552
-    _globals["_REPORTLINKREQUEST"]._serialized_start = 1555
-    _globals["_REPORTLINKREQUEST"]._serialized_end = 1818
-    _globals["_REPORTLINKRESPONSE"]._serialized_start = 1820
-    _globals["_REPORTLINKRESPONSE"]._serialized_end = 1870
-    _globals["_RECALLPEERREQUEST"]._serialized_start = 1872
-    _globals["_RECALLPEERREQUEST"]._serialized_end = 1921
-    _globals["_PEERPOSITION"]._serialized_start = 1924
-    _globals["_PEERPOSITION"]._serialized_end = 2165
-    _globals["_REMEMBERPEERREQUEST"]._serialized_start = 2167
-    _globals["_REMEMBERPEERREQUEST"]._serialized_end = 2289
-    _globals["_REMEMBERPEERRESPONSE"]._serialized_start = 2291
-    _globals["_REMEMBERPEERRESPONSE"]._serialized_end = 2313
-    _globals["_LISTGAPSREQUEST"]._serialized_start = 2315
-    _globals["_LISTGAPSREQUEST"]._serialized_end = 2381
-    _globals["_LISTGAPSRESPONSE"]._serialized_start = 2383
-    _globals["_LISTGAPSRESPONSE"]._serialized_end = 2435
-    _globals["_LISTQUARANTINEREQUEST"]._serialized_start = 2437
-    _globals["_LISTQUARANTINEREQUEST"]._serialized_end = 2492
-    _globals["_QUARANTINED"]._serialized_start = 2495
-    _globals["_QUARANTINED"]._serialized_end = 2700
-    _globals["_LISTQUARANTINERESPONSE"]._serialized_start = 2702
-    _globals["_LISTQUARANTINERESPONSE"]._serialized_end = 2769
-    _globals["_SHOWQUARANTINEDREQUEST"]._serialized_start = 2771
-    _globals["_SHOWQUARANTINEDREQUEST"]._serialized_end = 2856
-    _globals["_SETTLEQUARANTINEDREQUEST"]._serialized_start = 2858
-    _globals["_SETTLEQUARANTINEDREQUEST"]._serialized_end = 2961
-    _globals["_SETTLEQUARANTINEDRESPONSE"]._serialized_start = 2963
-    _globals["_SETTLEQUARANTINEDRESPONSE"]._serialized_end = 3040
-    _globals["_ADMIN"]._serialized_start = 3043
-    _globals["_ADMIN"]._serialized_end = 4334
+  DESCRIPTOR._loaded_options = None
+  _globals['_STATUSREQUEST']._serialized_start=60
+  _globals['_STATUSREQUEST']._serialized_end=75
+  _globals['_STATUSRESPONSE']._serialized_start=77
+  _globals['_STATUSRESPONSE']._serialized_end=114
+  _globals['_LISTCONSUMERSREQUEST']._serialized_start=116
+  _globals['_LISTCONSUMERSREQUEST']._serialized_end=138
+  _globals['_CONSUMER']._serialized_start=141
+  _globals['_CONSUMER']._serialized_end=447
+  _globals['_LISTCONSUMERSRESPONSE']._serialized_start=449
+  _globals['_LISTCONSUMERSRESPONSE']._serialized_end=510
+  _globals['_CREATECONSUMERREQUEST']._serialized_start=513
+  _globals['_CREATECONSUMERREQUEST']._serialized_end=653
+  _globals['_RETIRECONSUMERREQUEST']._serialized_start=655
+  _globals['_RETIRECONSUMERREQUEST']._serialized_end=708
+  _globals['_RETIRECONSUMERRESPONSE']._serialized_start=710
+  _globals['_RETIRECONSUMERRESPONSE']._serialized_end=768
+  _globals['_LISTGATESREQUEST']._serialized_start=770
+  _globals['_LISTGATESREQUEST']._serialized_end=788
+  _globals['_GATE']._serialized_start=791
+  _globals['_GATE']._serialized_end=951
+  _globals['_LISTGATESRESPONSE']._serialized_start=953
+  _globals['_LISTGATESRESPONSE']._serialized_end=1002
+  _globals['_HOLDGATEREQUEST']._serialized_start=1004
+  _globals['_HOLDGATEREQUEST']._serialized_end=1111
+  _globals['_RELEASEGATEREQUEST']._serialized_start=1113
+  _globals['_RELEASEGATEREQUEST']._serialized_end=1177
+  _globals['_ACQUIRELEASEREQUEST']._serialized_start=1179
+  _globals['_ACQUIRELEASEREQUEST']._serialized_end=1279
+  _globals['_LEASE']._serialized_start=1281
+  _globals['_LEASE']._serialized_end=1379
+  _globals['_RENEWLEASEREQUEST']._serialized_start=1381
+  _globals['_RENEWLEASEREQUEST']._serialized_end=1476
+  _globals['_RELEASELEASEREQUEST']._serialized_start=1478
+  _globals['_RELEASELEASEREQUEST']._serialized_end=1528
+  _globals['_RELEASELEASERESPONSE']._serialized_start=1530
+  _globals['_RELEASELEASERESPONSE']._serialized_end=1552
+  _globals['_REPORTLINKREQUEST']._serialized_start=1555
+  _globals['_REPORTLINKREQUEST']._serialized_end=1818
+  _globals['_REPORTLINKRESPONSE']._serialized_start=1820
+  _globals['_REPORTLINKRESPONSE']._serialized_end=1870
+  _globals['_RECALLPEERREQUEST']._serialized_start=1872
+  _globals['_RECALLPEERREQUEST']._serialized_end=1921
+  _globals['_PEERPOSITION']._serialized_start=1924
+  _globals['_PEERPOSITION']._serialized_end=2165
+  _globals['_REMEMBERPEERREQUEST']._serialized_start=2167
+  _globals['_REMEMBERPEERREQUEST']._serialized_end=2289
+  _globals['_REMEMBERPEERRESPONSE']._serialized_start=2291
+  _globals['_REMEMBERPEERRESPONSE']._serialized_end=2313
+  _globals['_LISTGAPSREQUEST']._serialized_start=2315
+  _globals['_LISTGAPSREQUEST']._serialized_end=2381
+  _globals['_LISTGAPSRESPONSE']._serialized_start=2383
+  _globals['_LISTGAPSRESPONSE']._serialized_end=2435
+  _globals['_LISTQUARANTINEREQUEST']._serialized_start=2437
+  _globals['_LISTQUARANTINEREQUEST']._serialized_end=2492
+  _globals['_QUARANTINED']._serialized_start=2495
+  _globals['_QUARANTINED']._serialized_end=2700
+  _globals['_LISTQUARANTINERESPONSE']._serialized_start=2702
+  _globals['_LISTQUARANTINERESPONSE']._serialized_end=2769
+  _globals['_SHOWQUARANTINEDREQUEST']._serialized_start=2771
+  _globals['_SHOWQUARANTINEDREQUEST']._serialized_end=2856
+  _globals['_SETTLEQUARANTINEDREQUEST']._serialized_start=2858
+  _globals['_SETTLEQUARANTINEDREQUEST']._serialized_end=2961
+  _globals['_SETTLEQUARANTINEDRESPONSE']._serialized_start=2963
+  _globals['_SETTLEQUARANTINEDRESPONSE']._serialized_end=3040
+  _globals['_ADMIN']._serialized_start=3043
+  _globals['_ADMIN']._serialized_end=4334
 # @@protoc_insertion_point(module_scope)
