@@ -1,10 +1,23 @@
-"""The system's clocks behind the `Clock` port."""
+"""The port through which time comes, and the system's clocks behind it."""
 
 from __future__ import annotations
 
 import time
+from typing import Protocol
 
 _MONOTONIC = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+class Clock(Protocol):
+    """Where time comes from."""
+
+    def now_unix_ms(self) -> int:
+        """Give the wall clock."""
+        ...
+
+    def monotonic_ms(self) -> int:
+        """Give a clock that never jumps."""
+        ...
 
 
 class SystemClock:

@@ -22,7 +22,8 @@ import numpy as np
 
 from bsfg.artifacts import ArtifactStore as ArtifactStore  # noqa: PLC0414 (given on: it is a port)
 from bsfg.batch import EntryBatch, FactBatch
-from bsfg.fact import Entry, Key
+from bsfg.clock import Clock as Clock  # noqa: PLC0414
+from bsfg.fact import Entry, Key, Origin
 from bsfg.frontier import Range
 from bsfg.retention import Fill, GapReason, Policy
 
@@ -76,7 +77,7 @@ class GapRecord:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A fact that was refused for good and kept aside: where, why, and the bytes as they came."""
+    """A fact that was refused for good and kept aside: where, why, the bytes as they came, and where they came from."""
 
     id: int
     at_unix_ms: int
@@ -85,6 +86,7 @@ class Quarantined:
     existing_offset: int
     facts: FactBatch
     detail: str = ""
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,10 @@ class OriginSpan:
     offsets: np.ndarray
     appended_at_unix_ms: np.ndarray
 
+    def at(self, row: int) -> Origin:
+        """Give where one row comes from."""
+        return Origin(self.zone, int(self.offsets[row]), int(self.appended_at_unix_ms[row]))
+
 
 class Replayable(Protocol):
     """What both buffers have in common."""
@@ -149,6 +155,10 @@ class Replayable(Protocol):
         records name it. A repeated replay of a range gives the same entries as long as they are retained. An ``end``
         beyond the present end means the present end; a ``start`` beyond it raises `OffsetOutOfRange`.
         """
+        ...
+
+    async def get(self, key: Key) -> Entry | None:
+        """Give the entry of a key, or None when it was never stored or its bytes are no longer retained."""
         ...
 
     async def wait_for(self, offset: int, timeout_seconds: float) -> bool:
@@ -187,7 +197,9 @@ class Replayable(Protocol):
         """List what was refused for good, oldest first."""
         ...
 
-    async def set_aside(self, facts: FactBatch, reason: str, detail: str = "") -> None:
+    async def set_aside(
+        self, facts: FactBatch, reason: str, detail: str = "", origin: OriginSpan | None = None
+    ) -> None:
         """Quarantine sealed facts that were never put, durably; one already there is not repeated."""
         ...
 
@@ -240,10 +252,6 @@ class ForwardBuffer(Replayable, Protocol):
         The same promises as `StoreBuffer.append`; besides, every conflicting fact is quarantined durably (as
         ``conflict`` or ``hash_collision``) before the receipt is given, because its sender will be told to move on.
         """
-        ...
-
-    async def get(self, key: Key) -> Entry | None:
-        """Give the entry of a key, or None when it was never stored or its bytes are no longer retained."""
         ...
 
     def query_by_time_range(self, start_unix_ms: int, end_unix_ms: int) -> AsyncIterator[Frame]:
@@ -360,18 +368,6 @@ class CursorTracker(Protocol):
 
     async def consumers(self) -> list[ConsumerState]:
         """Describe all consumers, retired ones included, by name."""
-        ...
-
-
-class Clock(Protocol):
-    """Where time comes from."""
-
-    def now_unix_ms(self) -> int:
-        """Give the wall clock."""
-        ...
-
-    def monotonic_ms(self) -> int:
-        """Give a clock that never jumps."""
         ...
 
 

@@ -262,7 +262,7 @@ async def test_entries_are_read_by_time(sites: Sites) -> None:
 
 
 async def test_a_fact_is_found_by_its_key(sites: Sites) -> None:
-    """A fact of the forward buffer is given by its key; an unknown key gives nothing."""
+    """A fact of either buffer is given by its key, by default of the forward one; an unknown key gives nothing."""
     site = await sites(storage="log")
     forward = await site.parts.forward(STREAM)
     origin = OriginSpan("enterprise", np.arange(7, 9), np.full(2, 1_700_000_000_000))
@@ -273,6 +273,10 @@ async def test_a_fact_is_found_by_its_key(sites: Sites) -> None:
     assert entry.message == messages(2, from_zone="enterprise")[1]
     assert (entry.offset, entry.origin and entry.origin.offset) == (1, 8)
     assert await client.get_fact(STREAM, Key("enterprise", "unknown")) is None
+    await client.append(STREAM, facts(3))
+    own = await client.get_fact(STREAM, Key("plant", "0-000002"), buffer=Buffer.STORE)
+    assert own is not None and own.offset == 2 and own.origin is None
+    assert await client.get_fact(STREAM, Key("plant", "0-000002")) is None
 
 
 async def test_what_was_refused_is_recorded_by_the_sender(sites: Sites) -> None:

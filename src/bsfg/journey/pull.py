@@ -224,7 +224,8 @@ async def _set_expired_aside(
         return entries
     detail = f"older than {rules.max_age_seconds:g} s"
     offsets = entries.offsets[expired].tolist()
-    await forward.set_aside(entries.take(expired).facts, EXPIRED, f"{detail}, from {peer} {offsets[0]}..{offsets[-1]}")
+    aside, where = entries.take(expired), f"{detail}, from {peer} {offsets[0]}..{offsets[-1]}"
+    await forward.set_aside(aside.facts, EXPIRED, where, _origin(aside, peer))
     stored.refusals += merged_refusals(Refusal(offset, offset, EXPIRED, detail) for offset in offsets)
     return entries.take(np.setdiff1d(np.arange(len(entries)), expired))
 

@@ -171,9 +171,7 @@ class NodeService:
     async def get(self, caller: Caller, stream: str, key: Key, buffer: Buffer) -> Entry:
         """Give the entry of a key."""
         self._check(caller, Request(Action.READ, stream, buffer))
-        if buffer != Buffer.FORWARD:
-            raise InvalidArgument("facts are looked up by key in the forward buffer")
-        entry = await (await self._parts.forward(stream)).get(key)
+        entry = await (await self._parts.buffer(stream, buffer)).get(key)
         if entry is None:
             raise FactNotFound(f"{key.message_id!r} of {key.from_zone!r} is not retained in {stream}")
         return entry

@@ -277,12 +277,12 @@ class Driver:
             if repeats:
                 await self.write(place, batch_of(repeats))
                 await self.write(place, contradicting(repeats[:2]))
-            for row in repeats[:3] if place in self.forwards else ():
+            for row in repeats[:3]:
                 await self._look_up(book, place, row.key)
 
     async def _look_up(self, book: BufferLedger, place: Place, key: Key) -> None:
         with self._medium():
-            entry = await self.forwards[place].get(key)
+            entry = await self.buffer(place).get(key)
         offset = book.offsets.get(key)
         if offset is None or offset < book.start or (entry is None and book.damaged):
             return

@@ -81,6 +81,11 @@ class LogBuffer:
         rows = await self._look(lambda: self._writer.view().rows_at(offset))
         return rows.to_entries()[0].key if rows is not None else None
 
+    async def get(self, key: Key) -> Entry | None:
+        """Give the entry of a key."""
+        self._check_open()
+        return await self._look(lambda: find_key(self._writer, key))
+
     async def _look(self, look: Callable[[], Found]) -> Found:
         """Read in another thread; when a segment is truncated meanwhile, look once more."""
         try:
@@ -265,18 +270,20 @@ class LogBuffer:
         self._check_open()
         return list(self._writer.notes.quarantined.values())
 
-    async def set_aside(self, facts: FactBatch, reason: str, detail: str = "") -> None:
+    async def set_aside(
+        self, facts: FactBatch, reason: str, detail: str = "", origin: OriginSpan | None = None
+    ) -> None:
         """Quarantine facts that were never put."""
         if not facts.sealed:
             raise InvalidArgument("a buffer takes sealed batches only; see bsfg.sealing.seal")
-        await self._submit(Step(lambda: self._set_aside(facts, reason, detail)))
+        await self._submit(Step(lambda: self._set_aside(facts, reason, detail, origin)))
 
-    def _set_aside(self, facts: FactBatch, reason: str, detail: str) -> None:
+    def _set_aside(self, facts: FactBatch, reason: str, detail: str, origin: OriginSpan | None) -> None:
         notes, now = self._writer.notes, self._writer.clock.now_unix_ms()
         keys = map(Key, facts.values("from_zone"), facts.values("message_id"))
         notes.add_quarantined(
             [
-                Quarantined(notes.next_quarantine_id + row, now, reason, key, -1, facts.slice(row, 1), detail)
+                Quarantined(0, now, reason, key, -1, facts.slice(row, 1), detail, origin.at(row) if origin else None)
                 for row, key in enumerate(keys)
             ]
         )
@@ -356,11 +363,6 @@ class LogForwardBuffer(LogBuffer):
         if len(origin.offsets) != len(batch) or len(origin.appended_at_unix_ms) != len(batch):
             raise InvalidArgument("an origin names an offset and a time for each fact")
         return await self._append(AppendItem(batch, origin))
-
-    async def get(self, key: Key) -> Entry | None:
-        """Give the entry of a key."""
-        self._check_open()
-        return await self._look(lambda: find_key(self._writer, key))
 
     async def query_by_time_range(self, start_unix_ms: int, end_unix_ms: int) -> AsyncIterator[Frame]:
         """Give the entries that became durable in a span of time."""

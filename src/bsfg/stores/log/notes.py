@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
 from bsfg.batch import FACT_SCHEMA, FactBatch
 from bsfg.errors import InvalidArgument
-from bsfg.fact import Key
+from bsfg.fact import Key, Origin
 from bsfg.ports import GapRecord, Quarantined
 from bsfg.retention import GapReason
 from bsfg.sealing import bodies
@@ -183,6 +183,7 @@ def _quarantine(item: Quarantined) -> Record:
         "message_id": item.key.message_id,
         "existing_offset": item.existing_offset,
         "detail": item.detail,
+        "origin": list(astuple(item.origin)) if item.origin is not None else None,
     }
     return Record(head, item.facts.record_batch.serialize().to_pybytes())
 
@@ -197,4 +198,6 @@ def _quarantined(head: dict[str, Any], blob: bytes) -> Quarantined:
         existing_offset=head["existing_offset"],
         facts=facts,
         detail=head["detail"],
+        # Notes of versions before 0.2 do not say it.
+        origin=Origin(*origin) if (origin := head.get("origin")) else None,
     )

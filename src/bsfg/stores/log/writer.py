@@ -152,7 +152,7 @@ class LogWriter:
         verdict.offsets[fresh] = np.arange(base, base + len(fresh))
         for row, earlier in verdict.repeats_of.items():
             verdict.offsets[row] = verdict.offsets[earlier]
-        self._quarantine(batch, verdict, now)
+        self._quarantine(batch, verdict, now, items)
         if len(fresh):
             self._store(batch, fresh, items, now, committed)
             mask = verdict.results[order] == Result.INSERTED
@@ -235,19 +235,24 @@ class LogWriter:
             raise OutcomeUnknown(f"{self.failure.message}; the log is closed until it is opened again") from None
         self._on_sync(time.perf_counter() - started)
 
-    def _quarantine(self, batch: FactBatch, verdict: Verdict, now: int) -> None:
+    def _quarantine(self, batch: FactBatch, verdict: Verdict, now: int, appended: Sequence[AppendItem]) -> None:
         """Keep collisions, and in a forward buffer every conflict, before anyone is told of them."""
         rows = sorted(verdict.collisions)
         if self.buffer == Buffer.FORWARD:
             rows = np.flatnonzero(verdict.results == Result.CONFLICT).tolist()
+        if not rows:
+            return
         items = []
+        starts = np.cumsum([0, *(len(item.batch) for item in appended)])
         for row in rows:
             facts = batch.slice(row, 1)
             key = Key(facts.column("from_zone")[0].as_py(), facts.column("message_id")[0].as_py())
             reason = "hash_collision" if row in verdict.collisions else "conflict"
-            items.append(Quarantined(0, now, reason, key, int(verdict.offsets[row]), facts))
-        if items:
-            self.notes.add_quarantined(items)
+            at = int(np.searchsorted(starts, row, side="right")) - 1
+            span = appended[at].origin
+            origin = span.at(row - int(starts[at])) if span else None
+            items.append(Quarantined(0, now, reason, key, int(verdict.offsets[row]), facts, origin=origin))
+        self.notes.add_quarantined(items)
 
     # Space.
 

@@ -61,6 +61,15 @@ class MemoryBuffer:
             yield frame
             at = frame.last + 1
 
+    async def get(self, key: Key) -> Entry | None:
+        """Give the entry of a key, if it is retained."""
+        self._storage.check_open()
+        known = self._state.keys.get(key)
+        block = self._state.block_at(known.offset) if known else None
+        if known is None or block is None:
+            return None
+        return block.entries.slice(known.offset - block.first, 1).to_entries()[0]
+
     async def wait_for(self, offset: int, timeout_seconds: float) -> bool:
         """Wait until an offset is durable."""
         self._storage.check_open()
@@ -134,14 +143,18 @@ class MemoryBuffer:
 
             await write(change)
 
-    async def set_aside(self, facts: FactBatch, reason: str, detail: str = "") -> None:
+    async def set_aside(
+        self, facts: FactBatch, reason: str, detail: str = "", origin: OriginSpan | None = None
+    ) -> None:
         """Quarantine facts that were never put."""
         _check_sealed(facts)
         async with self._storage.writing() as write:
             now_unix_ms = self._storage.clock.now_unix_ms()
+            plain = _plain(facts)
             refused = [
-                Quarantined(0, now_unix_ms, reason, Key(*key), NO_OFFSET, _plain(facts).slice(row, 1), detail)
+                Quarantined(0, now_unix_ms, reason, Key(*key), NO_OFFSET, plain.slice(row, 1), detail, came_from)
                 for row, key in enumerate(zip(*key_columns(facts), strict=True))
+                for came_from in [origin.at(row) if origin else None]
             ]
             if new := not_yet_aside(self._state, refused):
                 await write(lambda: self._state.set_aside(new))
@@ -205,7 +218,7 @@ class MemoryBuffer:
             state = self._state
             now_unix_ms = self._storage.clock.now_unix_ms()
             appended_at_unix_ms = max(now_unix_ms, state.newest_unix_ms)
-            found = plan(state, facts, now_unix_ms, quarantine_conflicts=self.quarantines_conflicts)
+            found = plan(state, facts, origin, now_unix_ms, quarantine_conflicts=self.quarantines_conflicts)
             block = _block(state.end, facts, found, origin, appended_at_unix_ms)
             removal = self._room_for(block)
 
@@ -266,15 +279,6 @@ class MemoryForwardBuffer(MemoryBuffer):
         if not len(batch) == len(origin.offsets) == len(origin.appended_at_unix_ms):
             raise InvalidArgument(f"the origin of {len(batch)} facts needs an offset and a time for each")
         return await self._write(batch, origin)
-
-    async def get(self, key: Key) -> Entry | None:
-        """Give the entry of a key, if it is retained."""
-        self._storage.check_open()
-        known = self._state.keys.get(key)
-        block = self._state.block_at(known.offset) if known else None
-        if known is None or block is None:
-            return None
-        return block.entries.slice(known.offset - block.first, 1).to_entries()[0]
 
     async def query_by_time_range(self, start_unix_ms: int, end_unix_ms: int) -> AsyncIterator[Frame]:
         """Give the retained entries of a time range."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ import pyarrow as pa
 from bsfg.arrays import byte_lengths
 from bsfg.batch import EntryBatch, FactBatch
 from bsfg.fact import Key
-from bsfg.ports import Buffer, Frame, GapRecord, Quarantined, Result
+from bsfg.ports import Buffer, Frame, GapRecord, OriginSpan, Quarantined, Result
 from bsfg.retention import GapReason, Piece
 from bsfg.sealing import bodies
 
@@ -199,7 +199,9 @@ def key_columns(facts: FactBatch) -> tuple[list[str], list[str]]:
     return facts.column("from_zone").to_pylist(), facts.column("message_id").to_pylist()
 
 
-def plan(state: BufferState, facts: FactBatch, now_unix_ms: int, *, quarantine_conflicts: bool) -> Plan:
+def plan(
+    state: BufferState, facts: FactBatch, origin: OriginSpan | None, now_unix_ms: int, *, quarantine_conflicts: bool
+) -> Plan:
     """Hold each row against what is there, earlier rows of the same batch included."""
     count = len(facts)
     result = Plan(np.empty(count, dtype=np.int8), np.empty(count, dtype=np.int64), [], [], [])
@@ -217,7 +219,8 @@ def plan(state: BufferState, facts: FactBatch, now_unix_ms: int, *, quarantine_c
             reason = _objection(known, digest, body)
             result.results[row] = Result.CONFLICT if reason else Result.ALREADY_EXISTS
             if reason == "hash_collision" or (reason and quarantine_conflicts):
-                aside = Quarantined(0, now_unix_ms, reason, key, known[0], facts.slice(row, 1))
+                came_from = origin.at(row) if origin else None
+                aside = Quarantined(0, now_unix_ms, reason, key, known[0], facts.slice(row, 1), origin=came_from)
                 result.refused.append(aside)
         result.offsets[row] = known[0]
     result.refused = not_yet_aside(state, result.refused)
@@ -233,12 +236,7 @@ def not_yet_aside(state: BufferState, refused: Iterable[Quarantined]) -> list[Qu
         if (aside.key, aside.reason, body) in seen or state.is_set_aside(aside.key, aside.reason, body):
             continue
         seen.add((aside.key, aside.reason, body))
-        identity = state.next_quarantine_id + len(result)
-        result.append(
-            Quarantined(
-                identity, aside.at_unix_ms, aside.reason, aside.key, aside.existing_offset, aside.facts, aside.detail
-            )
-        )
+        result.append(replace(aside, id=state.next_quarantine_id + len(result)))
     return result
 
 

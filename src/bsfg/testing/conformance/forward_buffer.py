@@ -85,6 +85,7 @@ class ForwardBufferContract(
             assert [(one.reason, one.existing_offset) for one in aside] == [("conflict", 0), ("conflict", 2)]
             assert [one.key for one in aside] == [key_of(intruder), Key("plant", "x")]
             assert [one.facts.to_messages() for one in aside] == [[intruder], [message("x", 2)]]
+            assert [one.origin for one in aside] == [origin(3).at(0), origin(3).at(2)]
         assert await lane.messages() == [*messages(2), message("x", 1)]
 
     @scenario
@@ -95,31 +96,6 @@ class ForwardBufferContract(
         await lane.buffer.truncate_before(2)
         await lane.write_messages(altered(messages(1)))
         assert [one.reason for one in await lane.buffer.quarantine()] == ["conflict"]
-
-    @scenario
-    async def test_get_by_key(self, rig: Rig) -> None:
-        """An entry is found by its key, and a key that was never put is not, after a restart too."""
-        lane = await rig.lane()
-        facts = messages(40)
-        await lane.write(batch(25))
-        await lane.write(batch(15, first=25), origin_first=25)
-        await lane.write_messages([message("twin", 1), message("twin", 2, from_zone="idmz")])
-        async for lane in rig.across_restart():
-            entries = await lane.entries()
-            assert [await lane.forward.get(key_of(fact)) for fact in facts] == entries[:40]
-            assert await lane.forward.get(Key("idmz", "twin")) == entries[41]
-            for key in (Key("plant", "0-999999"), Key("idmz", "0-000000"), Key("", "")):
-                assert await lane.forward.get(key) is None
-
-    @scenario
-    async def test_get_after_truncation_gives_nothing(self, rig: Rig) -> None:
-        """A key whose bytes are gone gives nothing, its neighbours still do."""
-        lane = await rig.lane()
-        await lane.write(batch(6))
-        await lane.buffer.truncate_before(4)
-        async for lane in rig.across_restart():
-            found = [await lane.forward.get(key_of(fact)) for fact in messages(6)]
-            assert [entry.offset if entry else None for entry in found] == [None] * 4 + [4, 5]
 
     @scenario
     async def test_query_by_time_range(self, rig: Rig) -> None:

@@ -120,9 +120,9 @@ class RandomRun:
         first = max(start, self.model.start)
         assert found == list(enumerate(self.model.entries))[first:]
         assert {frame.gap.reason for frame in frames if frame.gap} <= {GapReason.TRUNCATED}
-        if self.kind == Buffer.FORWARD and self.model.entries:
+        if self.model.entries:
             key = key_of(self.random.choice(self.model.entries))
-            entry = await self.lane.forward.get(key)
+            entry = await self.lane.buffer.get(key)
             assert (entry.message if entry else None) == self.model.retained(key)
 
     async def reopen(self) -> None:

@@ -7,7 +7,7 @@ import pytest
 from bsfg.errors import InvalidArgument, OffsetOutOfRange
 from bsfg.ports import GapRecord
 from bsfg.retention import GapReason
-from bsfg.testing.conformance.case import Rig, StorageCase, scenario
+from bsfg.testing.conformance.case import Rig, StorageCase, origin, scenario
 from bsfg.testing.facts import WeakHasher, batch, message, messages
 
 
@@ -146,6 +146,16 @@ class SetsAsideContract(StorageCase):
         assert [one.detail for one in aside] == ["two days late"] * 2 + ["three days late", ""]
         assert [one.facts.to_messages()[0] for one in aside] == [*messages(3), *messages(1)]
         assert (await lane.stats()).end == 0
+
+    @scenario
+    async def test_facts_set_aside_keep_their_origin(self, rig: Rig) -> None:
+        """Each fact set aside knows where it came from, when that was said, after a restart too."""
+        lane = await rig.lane()
+        await lane.buffer.set_aside(batch(2), "fact_expired", origin=origin(2, first=7))
+        await lane.buffer.set_aside(batch(1), "zone_not_allowed")
+        async for lane in rig.across_restart():
+            found = [one.origin for one in await lane.buffer.quarantine()]
+            assert found == [origin(2, first=7).at(0), origin(2, first=7).at(1), None]
 
     @scenario
     async def test_a_fact_set_aside_can_still_be_written(self, rig: Rig) -> None:

@@ -8,10 +8,11 @@ from random import Random
 import pytest
 
 from bsfg.errors import InvalidArgument, OffsetOutOfRange
+from bsfg.fact import Key
 from bsfg.ports import Frame
 from bsfg.retention import GapReason
 from bsfg.testing.conformance.case import Lane, Rig, StorageCase, check_cover, drain, entries_of, scenario
-from bsfg.testing.facts import batch, messages
+from bsfg.testing.facts import batch, key_of, message, messages
 
 LONG_SECONDS = 60.0
 """Longer than any test needs: a wait that takes it has missed its event."""
@@ -154,6 +155,33 @@ class ReplayContract(StorageCase):
         lane = await rig.lane()
         await lane.write(batch(1))
         assert not await lane.buffer.wait_for(1, 0.01)
+
+    @scenario
+    async def test_get_by_key(self, rig: Rig) -> None:
+        """An entry is found by its key, and a key that was never stored is not, after a restart too."""
+        lane = await rig.lane()
+        facts = messages(40)
+        await lane.write(batch(25))
+        await lane.write(batch(15, first=25), origin_first=25)
+        await lane.write_messages([message("twin", 1), message("twin", 2, from_zone="idmz")])
+        async for lane in rig.across_restart():
+            entries = await lane.entries()
+            assert [await lane.buffer.get(key_of(fact)) for fact in facts] == entries[:40]
+            assert await lane.buffer.get(Key("idmz", "twin")) == entries[41]
+            for key in (Key("plant", "0-999999"), Key("idmz", "0-000000"), Key("", "")):
+                assert await lane.buffer.get(key) is None
+
+    @scenario
+    async def test_get_after_truncation_gives_nothing(self, rig: Rig) -> None:
+        """A key whose bytes are gone gives nothing, its neighbours still do."""
+        lane = await rig.lane()
+        await lane.write(batch(6))
+        await lane.create_reader()
+        await lane.confirm(3)
+        await lane.buffer.truncate_before(4)
+        async for lane in rig.across_restart():
+            found = [await lane.buffer.get(key_of(fact)) for fact in messages(6)]
+            assert [entry.offset if entry else None for entry in found] == [None] * 4 + [4, 5]
 
     @scenario
     async def test_racing_writers_leave_no_gap_for_a_tailing_reader(self, rig: Rig) -> None:

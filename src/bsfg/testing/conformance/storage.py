@@ -199,6 +199,7 @@ def _buffer_calls(lane: Lane) -> list[Call]:
     calls: list[Call] = [
         lambda: lane.write(batch(1)),
         lambda: drain(buffer.replay(0)),
+        lambda: buffer.get(Key("plant", "0-000000")),
         lambda: buffer.wait_for(0, 0),
         lambda: buffer.truncate_before(0),
         buffer.gaps,
@@ -212,6 +213,5 @@ def _buffer_calls(lane: Lane) -> list[Call]:
         return [*calls, lane.store.frontier]
     return [
         *calls,
-        lambda: lane.forward.get(Key("plant", "0-000000")),
         lambda: drain(lane.forward.query_by_time_range(0, 1)),
     ]
