@@ -218,8 +218,8 @@ def _start_text(spec: ConsumerSpec) -> str:
 
 
 def _table(views: list[ConsumerView]) -> Any:
-    from bsfg.cli.status.health import backlog_level
     from bsfg.cli.status.view import STYLES
+    from bsfg.node.health import backlog_level
 
     wide = console().width >= WIDE_COLUMNS
     columns: tuple[str, ...] = ("consumer", "confirmed", "backlog", "kind")

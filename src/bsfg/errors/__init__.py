@@ -13,6 +13,7 @@ from bsfg.errors.access import (
     PeerUnreachable,
     PermissionRefused,
     ServerIdentityMismatch,
+    SignInRequired,
     TlsNotHardened,
 )
 from bsfg.errors.artifacts import (
@@ -33,7 +34,9 @@ from bsfg.errors.boundary import (
 from bsfg.errors.pipeline import (
     FactsMissing,
     JavaMissing,
+    LandingDamaged,
     LinkStopped,
+    SparkFailed,
     SpoolNotShared,
 )
 from bsfg.errors.positions import (
@@ -114,6 +117,7 @@ __all__ = [
     "InvalidFact",
     "InvalidTransition",
     "JavaMissing",
+    "LandingDamaged",
     "LeaseHeld",
     "LeaseLost",
     "LinkStopped",
@@ -129,7 +133,9 @@ __all__ = [
     "PolicyInvalid",
     "RemoteError",
     "ServerIdentityMismatch",
+    "SignInRequired",
     "SignatureInvalid",
+    "SparkFailed",
     "SpoolNotShared",
     "StorageClosed",
     "StorageFailed",

@@ -33,6 +33,13 @@ class PermissionRefused(BsfgError):
     default_hint = "Give the identity the role, stream or zone named in the message, if it is meant to have it."
 
 
+class SignInRequired(BsfgError):
+    """The caller has shown neither a certificate nor a token that counts, or his session has ended."""
+
+    code = "sign_in_required"
+    default_hint = "Use a client certificate, sign in to the dashboard with a token, or send the token as a bearer."
+
+
 class CertificateInvalid(BsfgError):
     """A certificate, key or authority file cannot be used as configured."""
 

@@ -31,3 +31,17 @@ class SpoolNotShared(BsfgError):
 
     code = "spool_not_shared"
     default_hint = 'Name a folder that all machines share with .option("spool", ...), or write one partition.'
+
+
+class LandingDamaged(BsfgError):
+    """A landing folder lacks what its own state says is there."""
+
+    code = "landing_damaged"
+    default_hint = "Somebody changed the folder by hand: restore it from a copy, or land into a new folder."
+
+
+class SparkFailed(BsfgError):
+    """A job of Spark failed for a reason that is not ours, or Spark itself has ended."""
+
+    code = "spark_failed"
+    default_hint = "Start the command again: it goes on where it was. BSFG_DEBUG=1 shows what Spark says."

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from bsfg.errors import BsfgError, IdentityRevoked, IdentityUnknown, PermissionRefused
-from bsfg.node.config.access import Identity
+from bsfg.node.config.access import Identity, Token
 from bsfg.node.config.kinds import ANY
 from bsfg.node.config.settings import ZoneConfig
 from bsfg.node.config.words import IdentityFrom, Role
@@ -79,6 +79,9 @@ class Rule(StrEnum):
     CONSUMER = "consumer_is_its_own"
     RELAY = "forward_buffer_served"
     LINK = "link_configured"
+    TOKEN = "token_in_table"
+    SESSION = "session_in_force"
+    ORIGIN = "own_page_asks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,8 @@ class Matrix:
     link_servers: Mapping[str, str] = field(default_factory=dict)
     """Per link, the identity of the server that it pulls from."""
     link_streams: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    tokens: Mapping[str, Identity] = field(default_factory=dict)
+    """Who the bearer of a token is; apart from the identities, so that no certificate can be called like a token."""
 
     @staticmethod
     def of(config: ZoneConfig) -> Matrix:
@@ -164,6 +169,7 @@ class Matrix:
             relayed=relayed,
             link_servers={name: link.expected_server for name, link in config.links.items()},
             link_streams={name: frozenset(config.streams_of(link)) for name, link in config.links.items()},
+            tokens={name: _bearer(config.zone.name, token) for name, token in config.tokens.items()},
         )
 
     def name_of(self, peer: PeerNames) -> str:
@@ -190,10 +196,21 @@ class Matrix:
         if row is None:
             error: BsfgError | None = IdentityUnknown(f"{identity!r} is not in [identities]", identity=identity)
             return Decision(identity, None, request, Rule.UNKNOWN, error)
+        return self._decide_row(row, request, now_unix_ms)
+
+    def decide_token(self, token: str, request: Request, now_unix_ms: int) -> Decision:
+        """Decide one request of the bearer of a token."""
+        row = self.tokens.get(token)
+        if row is None:
+            return Decision(f"token:{token}", None, request, Rule.TOKEN, IdentityUnknown("the token is not known here"))
+        return self._decide_row(row, request, now_unix_ms)
+
+    def _decide_row(self, row: Identity, request: Request, now_unix_ms: int) -> Decision:
+        error: BsfgError | None
         rule, error = (
             _not_in_force(row, now_unix_ms) or self._first_refusal(row, request, now_unix_ms) or (Rule.ALLOWED, None)
         )
-        return Decision(identity, row.zone, request, rule, error)
+        return Decision(row.name, row.zone, request, rule, error)
 
     def decide_peer(self, peer: PeerNames, request: Request, now_unix_ms: int) -> Decision:
         """Decide one request of the holder of a certificate."""
@@ -268,13 +285,18 @@ class Matrix:
         return _refused(row, request, Rule.RELAY, says)
 
 
+def _bearer(zone: str, token: Token) -> Identity:
+    role = Role(str(token.role))
+    return Identity(name=f"token:{token.name}", zone=zone, roles=(role,), expires_unix_ms=token.expires_unix_ms)
+
+
 def _not_in_force(row: Identity, now_unix_ms: int) -> tuple[Rule, BsfgError] | None:
     if row.revoked:
         error = IdentityRevoked(f"{row.name!r} was revoked: {row.reason}", identity=row.name, reason=row.reason)
         return Rule.REVOKED, error
     if row.expires_unix_ms is not None and now_unix_ms >= row.expires_unix_ms:
-        hint = "Set a later `expires` in [identities] if it is to go on."
-        error = IdentityRevoked(f"{row.name!r} has expired in [identities]", hint=hint, identity=row.name)
+        hint = "Set a later `expires` in zone.toml if it is to go on."
+        error = IdentityRevoked(f"{row.name!r} has expired in zone.toml", hint=hint, identity=row.name)
         return Rule.EXPIRED, error
     return None
 

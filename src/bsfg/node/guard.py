@@ -30,7 +30,8 @@ class Guard:
         decision = self._decide(caller, request)
         if not decision.allowed:
             self.audit(decision, caller)
-        return self.matrix.identities[decision.checked().identity]
+        name = decision.checked().identity
+        return self.matrix.identities[name] if caller.token is None else self.matrix.tokens[caller.token]
 
     def allows(self, caller: Caller, request: Request) -> bool:
         """Tell whether a caller may do this, without recording anything."""
@@ -38,6 +39,8 @@ class Guard:
 
     def identity(self, caller: Caller) -> str:
         """Give the name by which a caller is known here, for records; his own words when he is not."""
+        if caller.token is not None:
+            return str(caller)
         if caller.names is None:
             return self.plaintext_identity or "plaintext"
         try:
@@ -47,11 +50,13 @@ class Guard:
 
     def _decide(self, caller: Caller, request: Request) -> Decision:
         now_unix_ms = self.clock.now_unix_ms()
+        if caller.token is not None:
+            return self.matrix.decide_token(caller.token, request, now_unix_ms)
         if caller.names is not None:
             return self.matrix.decide_peer(caller.names, request, now_unix_ms)
         if self.plaintext_identity is not None:
             return self.matrix.decide(self.plaintext_identity, request, now_unix_ms)
-        # A listener with TLS never lets such a caller through; this is the second lock on the same door.
+        # A listener with TLS lets such a caller through only as far as he may sign in; this is the lock behind it.
         error = PermissionRefused("callers without a certificate are not served here")
         return Decision("plaintext", None, request, Rule.UNKNOWN, error)
 

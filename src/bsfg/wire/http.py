@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 import orjson
@@ -13,10 +12,10 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from bsfg.batch import FactBatch
-from bsfg.errors import BsfgError, InvalidArgument, MessageTooLarge, TimedOut
+from bsfg.errors import InvalidArgument, MessageTooLarge, TimedOut
 from bsfg.fact import Key
 from bsfg.journey.append import AppendOutcome
 from bsfg.journey.link import Fetched, FetchRequest, Refusal
@@ -24,16 +23,12 @@ from bsfg.jsonform import entry_to_dict
 from bsfg.jsonlines import read_jsonl
 from bsfg.model import Limits
 from bsfg.ports import Buffer, Confirmation, GapRecord
-from bsfg.wire.calls import told_to_caller
+from bsfg.wire.answering import Endpoint, Handler, caller_of, endpoint, problem
 from bsfg.wire.limits import Admission, WireLimits
-from bsfg.wire.routes import JSON, JSON_LINES, OPERATIONS, PROBLEM, Operation, openapi
+from bsfg.wire.routes import JSON, JSON_LINES, OPERATIONS, Operation, openapi
 from bsfg.wire.service import AdminService, BoundaryService, Caller, ObjectInfo
-from bsfg.wire.status import http_status
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-RETRY_AFTER_SECONDS = "1"
-
-Handler = Callable[[Request, Caller], Awaitable[Response]]
 
 
 class HttpService(AdminService, Protocol):
@@ -48,6 +43,23 @@ class HttpService(AdminService, Protocol):
         ...
 
 
+class Pages(Protocol):
+    """What people see in a browser, beside the operations."""
+
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether somebody without a certificate can be let in."""
+        ...
+
+    def caller(self, request: Request) -> Caller:
+        """Give who asks for an operation, or raise `SignInRequired`."""
+        ...
+
+    def routes(self, admission: Admission) -> Sequence[BaseRoute]:
+        """Give the routes of the pages."""
+        ...
+
+
 class HttpBoundary:
     """Answers the operations of the table."""
 
@@ -59,40 +71,22 @@ class HttpBoundary:
         admission: Admission,
         *,
         zone: str,
+        pages: Pages | None = None,
     ) -> None:
         self._boundary, self._admin, self._limits, self._admission = boundary, admin, limits, admission
-        self._zone = zone
+        self._zone, self._pages = zone, pages
 
     def app(self) -> Starlette:
-        """Give the application, one route per operation."""
-        routes = [Route(each.path, self._endpoint(each), methods=[each.method]) for each in OPERATIONS]
+        """Give the application, one route per operation, and the pages for people where there are any."""
+        routes: list[BaseRoute] = [Route(each.path, self._endpoint(each), methods=[each.method]) for each in OPERATIONS]
+        if self._pages is not None:
+            routes += self._pages.routes(self._admission)
         return Starlette(routes=routes, exception_handlers={HTTPException: _not_an_operation})
 
-    def _endpoint(self, operation: Operation) -> Callable[[Request], Awaitable[Response]]:
+    def _endpoint(self, operation: Operation) -> Endpoint:
         handler: Handler = getattr(self, operation.name)
-
-        async def endpoint(request: Request) -> Response:
-            started = time.perf_counter()
-            try:
-                caller = caller_of(request)
-                if operation.open:
-                    return await handler(request, caller)
-                with self._admission.enter(str(caller)):
-                    try:
-                        answer = await handler(request, caller)
-                    except Exception as error:
-                        await self._admission.hold_back(str(caller), error)
-                        raise
-            except ClientDisconnect:
-                return Response(status_code=499)
-            except Exception as error:
-                told = told_to_caller(operation.name, error)
-                self._admission.answered(f"http_{operation.name}", time.perf_counter() - started, told.code)
-                return problem(told)
-            self._admission.answered(f"http_{operation.name}", time.perf_counter() - started)
-            return answer
-
-        return endpoint
+        who = caller_of if self._pages is None else self._pages.caller
+        return endpoint(self._admission, operation.name, handler, who, admitted=not operation.open)
 
     async def append(self, request: Request, caller: Caller) -> Response:
         """Append one fact, or many."""
@@ -230,23 +224,6 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, Fetched]) -> 
 async def _gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def caller_of(request: Request) -> Caller:
-    """Give who is at the other end; the listener's protocol put the certificate's names into the state."""
-    client = request.client
-    address = f"{client.host}:{client.port}" if client else ""
-    return Caller(request.scope.get("state", {}).get("peer"), address)
-
-
-def problem(error: BsfgError, status: int | None = None) -> Response:
-    """Write an error as a problem document (RFC 9457) with BSFG's own fields beside the standard ones."""
-    status = status or http_status(error)
-    found = error.to_dict()
-    body = {"type": "about:blank", "title": error.code.replace("_", " "), "status": status, "detail": error.message}
-    body |= {name: value for name, value in found.items() if name != "message"}
-    headers = {"retry-after": RETRY_AFTER_SECONDS} if error.retryable else None
-    return Response(orjson.dumps(body, default=str), status, headers, media_type=PROBLEM)
 
 
 async def _not_an_operation(request: Request, error: Exception) -> Response:

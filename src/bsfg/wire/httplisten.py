@@ -33,7 +33,7 @@ class BoundedProtocol(H11Protocol):
             transport.abort()
             return
         names = names_in_ssl_object(transport.get_extra_info("ssl_object"))
-        self.app_state = {**self.app_state, "peer": names}
+        self.app_state = {**self.app_state, "peer": names, "abort": transport.abort}
         self._watch()
 
     def data_received(self, data: bytes) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from bsfg.wire.grpclisten import GrpcListener
-from bsfg.wire.http import HttpBoundary, HttpService
+from bsfg.wire.http import HttpBoundary, HttpService, Pages
 from bsfg.wire.httplisten import HttpListener
 from bsfg.wire.limits import Admission, Observer, WireLimits
 from bsfg.wire.service import BoundaryService
@@ -29,12 +29,15 @@ class Listeners:
         zone: str,
         watched: Watched | None = None,
         observer: Observer | None = None,
+        pages: Pages | None = None,
     ) -> None:
         self.admission = Admission(limits, observer)
         credentials = grpc_server_credentials(watched) if watched else None
         self.grpc = GrpcListener(boundary, admin, limits, admission=self.admission, credentials=credentials)
-        app = HttpBoundary(boundary, admin, limits, self.admission, zone=zone).app()
-        self.http = HttpListener(app, limits, context=server_context(watched) if watched else None)
+        app = HttpBoundary(boundary, admin, limits, self.admission, zone=zone, pages=pages).app()
+        optional = pages is not None and pages.takes_tokens
+        context = server_context(watched, certificates_optional=optional) if watched else None
+        self.http = HttpListener(app, limits, context=context)
 
     async def start(self, grpc: Address, http: Address | None) -> None:
         """Open the listeners; their ports are then ``grpc.port`` and ``http.port``."""

@@ -28,6 +28,7 @@ BLAMED = frozenset(
         "message_too_large",
         "offset_out_of_range",
         "permission_denied",
+        "sign_in_required",
         "signature_invalid",
         "unknown_consumer",
         "unknown_link",

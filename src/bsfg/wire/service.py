@@ -31,12 +31,19 @@ from bsfg.wire.peer import PeerNames
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who is at the other end: the names in his certificate, None without TLS, and where he called from."""
+    """Who is at the other end: the names in his certificate, None without TLS, and where he called from.
+
+    ``token`` is the name of the token that he has shown, which was checked already; it then counts, whatever
+    certificate he has.
+    """
 
     names: PeerNames | None = None
     address: str = ""
+    token: str | None = None
 
     def __str__(self) -> str:
+        if self.token is not None:
+            return f"token:{self.token}"
         return str(self.names) if self.names else "plaintext"
 
 

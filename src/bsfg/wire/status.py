@@ -83,6 +83,7 @@ STATUSES: dict[str, tuple[grpc.StatusCode, int]] = {
     "zone_not_allowed": (Status.PERMISSION_DENIED, 403),
     "identity_unknown": (Status.UNAUTHENTICATED, 401),
     "identity_revoked": (Status.UNAUTHENTICATED, 401),
+    "sign_in_required": (Status.UNAUTHENTICATED, 401),
     "permission_denied": (Status.PERMISSION_DENIED, 403),
     "config_invalid": (Status.FAILED_PRECONDITION, 500),
     "certificate_invalid": (Status.UNAUTHENTICATED, 401),
@@ -93,6 +94,8 @@ STATUSES: dict[str, tuple[grpc.StatusCode, int]] = {
     "java_missing": (Status.FAILED_PRECONDITION, 500),
     "link_stopped": (Status.FAILED_PRECONDITION, 409),
     "spool_not_shared": (Status.FAILED_PRECONDITION, 500),
+    "landing_damaged": (Status.DATA_LOSS, 500),
+    "spark_failed": (Status.UNAVAILABLE, 503),
     # The node and the way to it.
     "overloaded": (Status.RESOURCE_EXHAUSTED, 429),
     "timed_out": (Status.DEADLINE_EXCEEDED, 504),

@@ -142,13 +142,15 @@ def grpc_channel_options(server_name: str) -> list[tuple[str, str]]:
     return [("grpc.ssl_target_name_override", server_name)]
 
 
-def server_context(watched: Watched) -> ssl.SSLContext:
+def server_context(watched: Watched, *, certificates_optional: bool = False) -> ssl.SSLContext:
     """Give a context for the HTTP listener that demands a client certificate and follows the files.
 
     The certificate and the trusted authorities are exchanged together at the start of each handshake. Sessions are
-    never resumed: a resumed one would skip the check of the client's certificate.
+    never resumed: a resumed one would skip the check of the client's certificate. Where certificates are optional a
+    wrong one is refused all the same, and whoever serves the requests decides what may be done without any.
     """
-    outer = inner = _server_context(watched.files)
+    wanted = ssl.CERT_OPTIONAL if certificates_optional else ssl.CERT_REQUIRED
+    outer = inner = _server_context(watched.files, wanted)
     version = watched.refresh()
 
     def on_hello(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, context: ssl.SSLContext) -> None:
@@ -156,7 +158,7 @@ def server_context(watched: Watched) -> ssl.SSLContext:
         if (current := watched.refresh()) != version:
             # A file that changes at this very moment is looked at again by the next handshake.
             with suppress(CertificateInvalid):
-                inner, version = _server_context(watched.files), current
+                inner, version = _server_context(watched.files, wanted), current
         connection.context = inner
 
     outer.sni_callback = on_hello
@@ -170,16 +172,16 @@ def client_context(files: TlsFiles) -> ssl.SSLContext:
     return _prepared(context, files)
 
 
-def _server_context(files: TlsFiles) -> ssl.SSLContext:
+def _server_context(files: TlsFiles, wanted: ssl.VerifyMode) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.num_tickets = 0
     context.options |= ssl.OP_NO_TICKET
-    return _prepared(context, files)
+    return _prepared(context, files, wanted)
 
 
-def _prepared(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
+def _prepared(context: ssl.SSLContext, files: TlsFiles, wanted: ssl.VerifyMode = ssl.CERT_REQUIRED) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_mode = wanted
     try:
         context.load_verify_locations(files.ca)
         context.load_cert_chain(files.certificate, files.key)

@@ -12,8 +12,8 @@ from typer.main import get_command
 
 from bsfg.cli.app import app
 from bsfg.cli.doctor import _checks
-from bsfg.cli.status import health
 from bsfg.errors import BsfgError
+from bsfg.node import health
 
 GUIDE = (Path(__file__).parents[3] / "docs" / "guides" / "operating.md").read_text(encoding="utf-8")
 BLOCKS = "\n".join(re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL)).replace("\\\n", " ")

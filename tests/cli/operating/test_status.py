@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from bsfg.cli.status.health import Level, as_json, autonomy, findings, worst
 from bsfg.cli.status.view import bar, duration_text, hours_text, render
+from bsfg.node.health import Level, as_json, autonomy, findings, worst
 
 NOW = 1_800_000_000_000
 

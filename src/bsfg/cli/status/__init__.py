@@ -54,7 +54,7 @@ def status(
         document = node.run(_status)
         code = _exit_code(document)
         if json:
-            from bsfg.cli.status.health import as_json
+            from bsfg.node.health import as_json
 
             print_json(as_json(document))
         else:
@@ -66,7 +66,7 @@ def status(
 
 
 async def _status(connection: Connection) -> Document:
-    from bsfg.cli.status.health import as_json
+    from bsfg.node.health import as_json
     from bsfg.wire.adminclient import AdminClient
 
     document = await AdminClient(connection).status()
@@ -78,7 +78,7 @@ async def _status(connection: Connection) -> Document:
 
 
 def _exit_code(document: Document) -> int:
-    from bsfg.cli.status.health import Level, findings, worst
+    from bsfg.node.health import Level, findings, worst
 
     return int(worst(findings(document)) == Level.ALERT)
 
@@ -108,7 +108,7 @@ def _watch(node: Target, interval: float, show: Callable[[Document | BsfgError],
 
 
 def _json_line(seen: Document | BsfgError) -> None:
-    from bsfg.cli.status.health import as_json
+    from bsfg.node.health import as_json
 
     document = {"error": seen.to_dict()} if isinstance(seen, BsfgError) else as_json(seen)
     sys.stdout.buffer.write(orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE))

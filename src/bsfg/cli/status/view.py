@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from bsfg.cli.output import WIDE_COLUMNS, console, count_text, size_text, table, time_text
-from bsfg.cli.status.health import (
+from bsfg.node.health import (
     AUTONOMY_WARNING_HOURS,
     Document,
     Finding,

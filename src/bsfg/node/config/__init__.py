@@ -14,19 +14,20 @@ import tomllib
 from pathlib import Path
 
 from bsfg.errors import ConfigInvalid
-from bsfg.node.config.access import Identity, Listen, Tls, Zone, consumer_name
+from bsfg.node.config.access import Identity, Listen, Tls, Token, Zone, consumer_name
 from bsfg.node.config.checks import problems_of
 from bsfg.node.config.declare import Problem, Reader
 from bsfg.node.config.kinds import Address
 from bsfg.node.config.lanes import Link, Serve, Stream
 from bsfg.node.config.positions import lines_of
-from bsfg.node.config.settings import Alerts, Artifacts, Limits, Log, ZoneConfig
-from bsfg.node.config.words import Engine, IdentityFrom, LogFormat, LogLevel, Role, Safety, Start
+from bsfg.node.config.settings import Alerts, Artifacts, Dashboard, Limits, Log, ZoneConfig
+from bsfg.node.config.words import Engine, IdentityFrom, LogFormat, LogLevel, Role, Safety, Start, TokenRole
 
 __all__ = [
     "Address",
     "Alerts",
     "Artifacts",
+    "Dashboard",
     "Engine",
     "Identity",
     "IdentityFrom",
@@ -42,6 +43,8 @@ __all__ = [
     "Start",
     "Stream",
     "Tls",
+    "Token",
+    "TokenRole",
     "Zone",
     "ZoneConfig",
     "consumer_name",

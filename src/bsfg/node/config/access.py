@@ -19,6 +19,7 @@ from bsfg.node.config.kinds import (
     PATH,
     STREAMS,
     TEXT,
+    TOKEN_HASH,
     WHOLE_SECONDS,
     ZONE_NAME,
     ZONES,
@@ -27,7 +28,7 @@ from bsfg.node.config.kinds import (
     list_of,
     one_of,
 )
-from bsfg.node.config.words import IdentityFrom, Role, TlsVersion
+from bsfg.node.config.words import IdentityFrom, Role, TlsVersion, TokenRole
 from bsfg.ports import Buffer
 
 
@@ -153,3 +154,21 @@ class Identity:
         if stream is not None and consumer == consumer_name(owner, stream, buffer):
             return True
         return Role.PEER not in self.roles and consumer == self.name.lower()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Token:
+    """A token by which a person without a certificate signs in to the dashboard, and what he may do."""
+
+    name: str = given_name()
+    hash: str = setting(
+        TOKEN_HASH,
+        says="The SHA-256 of the token. `bsfg token` makes a token and prints its row; the token is kept nowhere.",
+        example="sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
+    )
+    role: TokenRole = setting(
+        choice(TokenRole),
+        says="viewer (sees everything) or operator (also holds gates, settles quarantine).",
+        example="viewer",
+    )
+    expires_unix_ms: int | None = optional(MOMENT, says="From when on the token is refused.", example="2027-06-30")

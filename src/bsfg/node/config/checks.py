@@ -28,6 +28,7 @@ def problems_of(config: ZoneConfig) -> list[Problem]:
         _listen,
         _tls,
         _identities,
+        _tokens,
         _streams,
         _links,
         _serve,
@@ -96,6 +97,19 @@ def _roles(config: ZoneConfig, row: Identity, path: Path) -> Iterator[Problem]:
         if role in _LOCAL_ROLES and not own:
             says = f"a {role} belongs to this zone ({config.zone.name!r}), but zone is {row.zone!r}"
             yield Problem((*path, "roles"), f"{says}; another zone's node is a peer")
+
+
+def _tokens(config: ZoneConfig) -> Iterator[Problem]:
+    holders: dict[str, str] = {}
+    for name, token in config.tokens.items():
+        path = ("tokens", name)
+        if config.listen.plaintext:
+            yield Problem(path, "has an effect only with TLS; leave it out with plaintext = true")
+        elif not config.listen.http_enabled:
+            yield Problem(path, "has an effect only with http_enabled = true; leave it out")
+        other = holders.setdefault(token.hash, name)
+        if other != name:
+            yield Problem((*path, "hash"), f"is that of [tokens.{other}] too; everybody has a token of his own")
 
 
 def _streams(config: ZoneConfig) -> Iterator[Problem]:

@@ -273,5 +273,9 @@ CONSUMER_PATTERN = matching(
     "consumer name", r"[a-z0-9][a-z0-9._-]{0,63}\*?", "lower case letters, digits, '.', '_', '-'; '*' only at its end"
 )
 IDENTITY_NAME = matching("certificate name", r"[^\x00-\x1f\x7f-\x9f]{1,255}", "at most 255 printable characters")
+TOKEN_NAME = matching(
+    "token name", r"[a-z0-9][a-z0-9._-]{0,63}", "lower case letters, digits, '.', '_' and '-', at most 64"
+)
+TOKEN_HASH = matching("token hash", r"sha256:[0-9a-f]{64}", "make token and hash with `bsfg token`")
 STREAMS = list_of(or_any(STREAM_NAME))
 ZONES = list_of(or_any(ZONE_NAME))

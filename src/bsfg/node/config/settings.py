@@ -8,18 +8,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from bsfg.node.config.access import Identity, Listen, Tls, Zone
+from bsfg.node.config.access import Identity, Listen, Tls, Token, Zone
 from bsfg.node.config.declare import optional, setting, table, tables
 from bsfg.node.config.kinds import (
     ANY,
     ARGUMENTS,
     COUNT,
     DURATION,
+    FLAG,
     IDENTITY_NAME,
     LINK_NAME,
     PATH,
     SIZE,
     STREAM_NAME,
+    TOKEN_NAME,
     URL,
     WHOLE_SECONDS,
     ZONE_NAME,
@@ -43,6 +45,15 @@ class Alerts:
     )
     timeout_seconds: float = setting(DURATION, "10s", says="When a delivery counts as failed.")
     repeat_every_seconds: float = setting(DURATION, "1h", says="How often an alert that lasts is sent again.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dashboard:
+    """The dashboard of the HTTP service."""
+
+    enabled: bool = setting(FLAG, True, says="Whether the node serves its dashboard, at /dashboard/.")
+    session_seconds: float = setting(DURATION, "12h", says="How long one may look on before signing in again.")
+    watchers: int = setting(COUNT, 32, says="Browsers that may watch at once; one more is told to come back later.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +103,12 @@ class ZoneConfig:
         named=IDENTITY_NAME,
         example_name="enterprise-bsfg",
     )
+    tokens: Mapping[str, Token] = tables(
+        "Who may use the dashboard without a certificate. With a row here, the HTTP service no longer wants a "
+        "certificate from everybody at the door, but from every request that shows no token.",
+        named=TOKEN_NAME,
+        example_name="control-room",
+    )
     streams: Mapping[str, Stream] = tables(
         "The lanes of facts, each with a store buffer and a forward buffer.",
         named=STREAM_NAME,
@@ -104,6 +121,7 @@ class ZoneConfig:
         "Outbound: the zones that pull from this node.", named=ZONE_NAME, example_name="enterprise"
     )
     alerts: Alerts = table("Where alerts go besides log and metrics.")
+    dashboard: Dashboard = table("The dashboard of the HTTP service.")
     artifacts: Artifacts = table("Files that facts refer to by digest.")
     limits: Limits = table("What callers may ask of the node at once.")
     log: Log = table("What the node logs, to standard error.")

@@ -18,6 +18,13 @@ class Role(StrEnum):
     VIEWER = "viewer"
 
 
+class TokenRole(StrEnum):
+    """What the bearer of a token may be."""
+
+    VIEWER = Role.VIEWER
+    OPERATOR = Role.OPERATOR
+
+
 class IdentityFrom(StrEnum):
     """The part of a certificate that names its holder."""
 

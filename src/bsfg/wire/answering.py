@@ -1,0 +1,99 @@
+"""What every request of the HTTP listener has in common: who calls, whether there is room, and errors as documents."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+
+import orjson
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from bsfg.errors import BsfgError, PermissionRefused
+from bsfg.wire.calls import told_to_caller
+from bsfg.wire.limits import Admission
+from bsfg.wire.routes import PROBLEM
+from bsfg.wire.service import Caller
+from bsfg.wire.status import http_status
+
+RETRY_AFTER_SECONDS = "1"
+SAFE_METHODS = ("GET", "HEAD")
+
+Handler = Callable[[Request, Caller], Awaitable[Response]]
+Endpoint = Callable[[Request], Awaitable[Response]]
+Refused = Callable[[Request, BsfgError], Response]
+
+
+def caller_of(request: Request) -> Caller:
+    """Give who is at the other end; the listener's protocol put the certificate's names into the state."""
+    client = request.client
+    address = f"{client.host}:{client.port}" if client else ""
+    return Caller(request.scope.get("state", {}).get("peer"), address)
+
+
+def problem(error: BsfgError, status: int | None = None) -> Response:
+    """Write an error as a problem document (RFC 9457) with BSFG's own fields beside the standard ones."""
+    status = status or http_status(error)
+    found = error.to_dict()
+    body = {"type": "about:blank", "title": error.code.replace("_", " "), "status": status, "detail": error.message}
+    body |= {name: value for name, value in found.items() if name != "message"}
+    headers = {"retry-after": RETRY_AFTER_SECONDS} if error.retryable else None
+    return Response(orjson.dumps(body, default=str), status, headers, media_type=PROBLEM)
+
+
+def endpoint(
+    admission: Admission,
+    name: str,
+    handler: Handler,
+    who: Callable[[Request], Caller] = caller_of,
+    *,
+    admitted: bool = True,
+    refused: Refused = lambda request, error: problem(error),
+) -> Endpoint:
+    """Give what answers the requests of one operation: ``who`` tells or refuses the caller, ``refused`` writes errors.
+
+    An operation that is not ``admitted`` is answered however many others are being served.
+    """
+
+    async def answer(request: Request) -> Response:
+        check_site(request)
+        if not admitted:
+            return await handler(request, who(request))
+        anybody = _bucket(request, caller_of(request))
+        with admission.enter(anybody):
+            try:
+                return await handler(request, who(request))
+            except Exception as error:
+                await admission.hold_back(anybody, error)
+                raise
+
+    async def call(request: Request) -> Response:
+        started = time.perf_counter()
+        code = None
+        try:
+            return await answer(request)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except Exception as error:
+            told = told_to_caller(name, error)
+            code = told.code
+            return refused(request, told)
+        finally:
+            if admitted or code is not None:
+                admission.answered(f"http_{name}", time.perf_counter() - started, code)
+
+    return call
+
+
+def check_site(request: Request) -> None:
+    """Refuse what the page of another site has a browser ask for: the browser would add its user's certificate."""
+    site = request.headers.get("sec-fetch-site", "same-origin")
+    if request.method not in SAFE_METHODS and site not in ("same-origin", "none"):
+        raise PermissionRefused("the page of another site asks for this", hint="Use the node's own pages.")
+
+
+def _bucket(request: Request, caller: Caller) -> str:
+    """Give under which name a caller's requests are counted: somebody unknown by where he calls from."""
+    if caller.names is None and request.url.scheme == "https":
+        return f"anybody at {request.client.host if request.client else 'nowhere'}"
+    return str(caller)
