@@ -13,11 +13,13 @@ from bsfg.errors import (
     ArtifactMissing,
     DigestMismatch,
     InvalidArgument,
+    Overloaded,
     PermissionRefused,
     TimedOut,
 )
 from bsfg.fact import ArtifactRef, Envelope, Fact, Message
 from bsfg.ports import Result
+from bsfg.testing.facts import batch
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.service import ObjectInfo
 
@@ -120,3 +122,21 @@ async def test_roles_decide_about_artifacts(sites: Sites) -> None:
     site.act_as("viewer")
     with pytest.raises(PermissionRefused):
         await client.get_object(INFO.bucket, INFO.key)
+
+
+async def test_a_refusal_reaches_a_caller_who_is_still_sending(sites: Sites) -> None:
+    """Who is refused in the middle of an upload or a stream of frames learns the node's own reason, each time."""
+    site = await sites()
+    client = site.client()
+    site.act_as("viewer")
+    for _ in range(15):
+        with pytest.raises(PermissionRefused):
+            await client.put_object(INFO, pieces(CONTENT))
+    site.listeners.admission.serving += 1_000_000
+    for _ in range(15):
+        stream = client.append_stream(STREAM)
+        with pytest.raises(Overloaded):
+            for _ in range(20):
+                await stream.send(batch(200))
+        await stream.close()
+    site.listeners.admission.serving -= 1_000_000

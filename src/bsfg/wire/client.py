@@ -250,7 +250,7 @@ class BoundaryClient:
                     yield pb.PutObjectRequest(chunk=piece[start : start + CHUNK_BYTES])
 
         try:
-            answer = await self.connection.method("PutObject")(parts())
+            answer = await self.connection.stream("PutObject", parts())
         except grpc.aio.AioRpcError as error:
             raise self.connection.translated(error) from None
         return ObjectInfo(

@@ -19,6 +19,9 @@ REQUEST_TIMEOUT_SECONDS = 30.0
 OLD_CHANNEL_SECONDS = 120.0
 """How long calls that were under way when the certificate changed may go on."""
 
+STATUS_SECONDS = 5.0
+"""How long the status of a call may follow a write that has failed."""
+
 _METHODS: Mapping[str, Method] = {**BOUNDARY, **ADMIN}
 
 
@@ -97,6 +100,12 @@ class Connection:
             found = self._callables[name] = _METHODS[name].callable(self._channel)
         return found
 
+    def stream(self, name: str, *requests: Any) -> Any:
+        """Begin a call with many requests: those of an iterator, or what is written to the call."""
+        call = self.method(name)(*requests)
+        call._cython_call = _StatusKept(call._cython_call)
+        return call
+
     def insist_on(self, server_name: str) -> None:
         """Expect another name in the node's certificate, from the next call on."""
         if server_name != self._server_name:
@@ -139,6 +148,29 @@ class Connection:
         options = [*self._options, *(grpc_channel_options(self._server_name) if self._server_name else [])]
         credentials = grpc_channel_credentials(self._watched.material)
         self._channel = grpc.aio.secure_channel(self.address, credentials, options)
+
+
+class _StatusKept:
+    """gRPC's own side of a call, without its habit to replace a node's status by ``INTERNAL`` when a write fails.
+
+    A node that refuses a call answers while the caller is still sending, so the write fails because of the answer
+    (https://github.com/grpc/grpc/issues/36066).
+    """
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call, name)
+
+    def set_internal_error(self, text: str) -> None:
+        """Leave the call to its true status, which is there or follows; end it when none does."""
+        if not self._call.done():
+            asyncio.get_running_loop().call_later(STATUS_SECONDS, self._end, text)
+
+    def _end(self, text: str) -> None:
+        if not self._call.done():
+            self._call.set_internal_error(text)
 
 
 async def _retire(channel: grpc.aio.Channel) -> None:

@@ -33,7 +33,7 @@ class FrameStream(Generic[Ack]):
         self._waiting: deque[tuple[int, asyncio.Future[Ack]]] = deque()
         self._numbers = itertools.count()
         self._failure: BsfgError | None = None
-        self._call = connection.method(method)()
+        self._call = connection.stream(method)
         self._reader = asyncio.create_task(self._read())
 
     @property
