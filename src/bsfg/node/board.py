@@ -157,7 +157,8 @@ class Board:
         """Take what a pipeline tells of a link, and give the gate that follows from it."""
         self.check_lease(report.link, report.lease)
         view = self.gate(report.link)
-        self._reports[report.link, report.stream] = (self.clock.now_unix_ms(), report)
+        if report.stream:
+            self._reports[report.link, report.stream] = (self.clock.now_unix_ms(), report)
         if report.hold_code:
             reason = f"{report.hold_code}: {report.hold_detail}".rstrip(": ")
             return self.hold(report.link, RECEIVER, by="pipeline", reason=reason)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from bsfg.batch import EntryBatch
-from bsfg.errors import BufferFull, ZoneNotAllowed
+from bsfg.errors import BufferFull, ForeignLog, ZoneNotAllowed
 from bsfg.journey.link import Fetched, PeerPosition, SessionMemory
 from bsfg.journey.pull import Progress, pull_once
 from bsfg.journey.verify import LinkRules
@@ -19,6 +19,8 @@ from bsfg.node.objects import Objects
 from bsfg.node.parts import Parts
 from bsfg.node.spans import zones_of
 from bsfg.ports import Buffer, Frame
+from bsfg.rules import Limits
+from bsfg.wire.frames import THREAD_BYTES
 from bsfg.wire.service import Caller, PutCall, PutOutcome
 
 
@@ -36,10 +38,12 @@ class Putting:
         lane = parts.settings.lane(call.stream)
         parts.board.check_lease(call.link, call.lease)
         parts.board.check_open(call.link)
+        history = await self._foreign(call)
+        if history is not None:
+            return PutOutcome(call.first - 1, held_code=ForeignLog.code, held_detail=history)
         frame = Frame(call.first, call.last, gap=call.gap)
         if call.entries:
-            entries = await asyncio.to_thread(EntryBatch.from_ipc, call.entries, lane.link_limits)
-            frame = Frame(call.first, call.last, entries)
+            frame = Frame(call.first, call.last, await _entries(call.entries, lane.link_limits))
         refused = self._zones_refused(call, frame.entries)
         if refused is not None:
             return PutOutcome(call.first - 1, held_code=ZoneNotAllowed.code, held_detail=refused)
@@ -54,6 +58,11 @@ class Putting:
             before_put=self._objects.claim,
         )
         return self._outcome(call, brought, progress)
+
+    async def _foreign(self, call: PutCall) -> str | None:
+        """Say that these facts are of another log than the one that is known of the sender."""
+        known = (await self._parts.memory(call.link, call.stream).recall()).log_id
+        return None if known in (None, call.log_id) else f"the sender's log is {call.log_id}, it was {known}"
 
     def _outcome(self, call: PutCall, brought: Brought, progress: Progress) -> PutOutcome:
         if isinstance(progress.paused, BufferFull):
@@ -107,5 +116,12 @@ def _zones(call: PutCall, entries: EntryBatch | None) -> frozenset[str]:
     return relayed | (zones_of(entries, "from_zone") if entries is not None else frozenset())
 
 
+async def _entries(data: bytes, limits: Limits) -> EntryBatch:
+    if len(data) > THREAD_BYTES:
+        return await asyncio.to_thread(EntryBatch.from_ipc, data, limits)
+    return EntryBatch.from_ipc(data, limits)
+
+
 def _fetched(call: PutCall, frame: Frame) -> Fetched:
-    return Fetched(call.log_id, call.first, call.last + 1, b"", [frame], call.gaps)
+    frames = [frame] if call.last >= call.first else []
+    return Fetched(call.log_id, call.first, call.last + 1, b"", frames, call.gaps)

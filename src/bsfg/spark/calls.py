@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,6 +21,7 @@ from bsfg.errors import BsfgError, InvalidArgument
 
 if TYPE_CHECKING:
     from bsfg.wire.connection import Connection
+    from bsfg.wire.tls import TlsFiles
 
 T = TypeVar("T")
 
@@ -48,6 +49,26 @@ class Access:
         host, colon, port = self.address.rpartition(":")
         if not colon or not host or not port.isdigit():
             raise InvalidArgument(f"address {self.address!r} is not of the form host:port")
+
+    @staticmethod
+    def of(address: str, files: TlsFiles | None, server_name: str | None) -> Access:
+        """Give the way to a node by the paths of certificate files, which stay right wherever they are used."""
+        if files is None:
+            return Access(address)
+        ca, certificate, key = (str(path.absolute()) for path in (files.ca, files.certificate, files.key))
+        return Access(address, ca, certificate, key, server_name)
+
+    def with_contents(self) -> Access:
+        """Give the same with the certificates themselves in place of their paths."""
+        if self.ca is None or self.certificate is None or self.key is None:
+            return self
+        ca, certificate, key = (_content(part).decode() for part in (self.ca, self.certificate, self.key))
+        return replace(self, ca=ca, certificate=certificate, key=key)
+
+    @property
+    def watched(self) -> Any:
+        """The certificates as connections use them, None without TLS."""
+        return self._watched()
 
     def connect(self) -> Connection:
         """Make a connection for the running event loop; nothing is sent before its first call."""

@@ -35,6 +35,7 @@ class Source:
     stream: str
     buffer: str
     retry_seconds: float
+    carry_only: tuple[str, ...] = ()
 
     def head(self, *, unix_ms: int | None = None) -> Fetched:
         """Describe the buffer: its log, its end, and as ``start`` the first fact that is kept from a time on."""
@@ -49,12 +50,15 @@ class Source:
             request = pb.FetchFramesRequest(times=times)
         return self._head(request)
 
-    def consumer_head(self, consumer: str) -> Fetched:
-        """Describe the buffer of a durable consumer; ``start`` is what it has not confirmed yet."""
+    def consumer_head(self, consumer: str, *, gaps_after: str = "") -> Fetched:
+        """Describe the buffer of a durable consumer; ``start`` is what it has not confirmed yet.
+
+        ``gaps`` are the gap records that came from other zones after those of the token ``gaps_after``.
+        """
         from bsfg.wire import boundary_pb2 as pb
 
-        request = pb.FetchFramesRequest(consumer=pb.ConsumerSelection(consumer=consumer), max_facts=1)
-        return self._head(request)
+        selection = pb.ConsumerSelection(consumer=consumer, gaps_after=gaps_after)
+        return self._head(pb.FetchFramesRequest(consumer=selection, max_facts=1))
 
     def confirm(self, consumer: str, through: int, log_id: str) -> None:
         """Confirm for a durable consumer everything through an offset."""
@@ -82,7 +86,7 @@ class Source:
 
         patience, at = Patience(self.retry_seconds), first
         while at < end:
-            request = pb.FetchFramesRequest(offsets=self._offsets(at, end))
+            request = pb.FetchFramesRequest(offsets=self._offsets(at, end), carry_only=self.carry_only)
             try:
                 for item in calls().iterate(_messages(self.access, request, read)):
                     if not isinstance(item, (Frame, RawFrame)):

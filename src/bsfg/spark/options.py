@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bsfg.errors import InvalidArgument
-from bsfg.model import STREAM, check_name
+from bsfg.model import STREAM, ZONE, check_name
 from bsfg.ports import Buffer
 from bsfg.spark.calls import Access
 from bsfg.spark.mapping import COLUMNS, FRAME_SCHEMA, SPARK_SCHEMA
@@ -102,6 +102,10 @@ def _stream(value: str) -> str:
     return check_name("stream", value.strip(), STREAM)
 
 
+def _zones(value: str) -> tuple[str, ...]:
+    return tuple(check_name("zone", name.strip(), ZONE) for name in value.split(","))
+
+
 def position(value: str) -> Position:
     """Read a position: ``earliest``, ``latest``, an offset, or a time such as ``2026-03-01T06:00:00Z``."""
     value = value.strip()
@@ -183,6 +187,13 @@ OPTIONS = (
         _text,
         "A durable consumer at the node: the stream starts at its position unless told otherwise, and confirms for it "
         "what Spark has processed, always one micro-batch behind.",
+    ),
+    Option(
+        "carryOnly",
+        _READS,
+        _zones,
+        "Only facts addressed to these zones, separated by commas; the rest is reported as gap records.",
+        (),
     ),
     Option(
         "gaps",
@@ -355,6 +366,8 @@ def _shown(default: Any) -> str:
         return str(default.word)
     if isinstance(default, bool):
         return str(default).lower()
+    if isinstance(default, tuple):
+        return ",".join(default)
     return f"{default:g}" if isinstance(default, float) else str(default)
 
 

@@ -48,7 +48,9 @@ class RangeReader:
 
     def __init__(self, options: Options, columns: Sequence[str]) -> None:
         self.options, self.columns = options, tuple(columns)
-        self.source = Source(options.access, options["stream"], options["buffer"], options["retrySeconds"])
+        self.source = Source(
+            options.access, options["stream"], options["buffer"], options["retrySeconds"], options["carryOnly"]
+        )
 
     def batches(self, partition: FactsPartition) -> Iterator[pa.RecordBatch]:
         """Read a partition as Arrow batches."""

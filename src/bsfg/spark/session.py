@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bsfg.spark.java import java_in_use
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOCAL_MASTER = "local[*]"
+END_SECONDS = 4.0
 TASK_ATTEMPTS = 4
 """How often a task is tried; Spark's own local mode would give up after the first failure."""
 
@@ -64,6 +67,32 @@ def session(app: str, master: str = LOCAL_MASTER, conf: Mapping[str, str] | None
         builder = builder.config(name, value)
     with java_in_use():
         return builder.getOrCreate()
+
+
+def hush(spark: SparkSession) -> None:
+    """Have Spark log nothing any more."""
+    with suppress(Exception):
+        spark.sparkContext.setLogLevel("OFF")
+
+
+def end(spark: SparkSession) -> None:
+    """Stop Spark and wait until its processes are gone; what it says about tasks that it ends is of no use."""
+    gateway: Any = spark.sparkContext._gateway
+    hush(spark)
+    with suppress(Exception):
+        spark.stop()
+    process = getattr(gateway, "proc", None)
+    if process is None:
+        return
+    with suppress(Exception):
+        gateway.shutdown()
+    with suppress(OSError):
+        process.stdin.close()
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def settings(master: str = LOCAL_MASTER, conf: Mapping[str, str] | None = None) -> dict[str, str]:

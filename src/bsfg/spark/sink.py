@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from bsfg.batch import FactBatch
+from bsfg.batch import EntryBatch, FactBatch
 from bsfg.errors import BsfgError, FrameInvalid, InvalidArgument
 from bsfg.ports import Confirmation, Frame
 from bsfg.spark.calls import Patience, calls
@@ -90,6 +90,8 @@ class FactsWriting:
         try:
             for item in items:
                 lane = lane or self._lane(sums)
+                if isinstance(item, Frame) and item.entries is not None:
+                    self._bring_artifacts(item.entries)
                 calls().run(lane.send(item))
             if lane is not None:
                 calls().run(lane.finish())
@@ -98,6 +100,20 @@ class FactsWriting:
                 calls().run(lane.close())
             raise
         return sums
+
+    def _bring_artifacts(self, entries: EntryBatch) -> None:
+        """Copy from the sender what facts of a link name: they are put only when it is there."""
+        access = self.options.confirm_access
+        if access is None or entries.column("artifact").null_count == len(entries):
+            return
+        from bsfg.spark.replicate.carrying import Artifacts
+        from bsfg.wire.client import BoundaryClient
+
+        async def work() -> None:
+            sender, own = (BoundaryClient(calls().connection(each)) for each in (access, self.options.access))
+            await Artifacts(sender, own).bring(entries)
+
+        Patience(self.options["retrySeconds"]).insist(lambda: calls().run(work()))
 
     def _lane(self, sums: Sums) -> Lane:
         from bsfg.wire.client import BoundaryClient
@@ -146,15 +162,25 @@ class FactsWriting:
         access = self.options.confirm_access
         if access is None or sums.last is None:
             return
+        from bsfg.spark.replicate.carrying import RemoteMemory
+        from bsfg.wire.adminclient import AdminClient
         from bsfg.wire.client import BoundaryClient
 
-        confirmation = Confirmation(through=sums.last, log_id=sums.log_id, peer_head=sums.chain_head or None)
+        options, through = self.options, sums.last
+        confirmation = Confirmation(through=through, log_id=sums.log_id, peer_head=sums.chain_head or None)
 
-        async def work() -> int:
-            client = BoundaryClient(calls().connection(access))
-            return await client.confirm(self.options["confirmConsumer"], confirmation, sums.refusals)
+        async def work() -> None:
+            admin = AdminClient(calls().connection(options.access))
+            memory = RemoteMemory(admin, options["link"], options["stream"], options["lease"])
+            known = await memory.recall()
+            # What a confirmation can lead to is remembered before it is sent: the sender may then start behind it.
+            known = replace(known, log_id=sums.log_id, latest_start=max(through + 1, known.latest_start or 0))
+            await memory.remember(known)
+            sender = BoundaryClient(calls().connection(access))
+            advanced_to = await sender.confirm(options["confirmConsumer"], confirmation, sums.refusals)
+            await memory.remember(replace(known, acknowledged=min(advanced_to, through)))
 
-        Patience(self.options["retrySeconds"]).insist(lambda: calls().run(work()))
+        Patience(options["retrySeconds"]).insist(lambda: calls().run(work()))
 
     def _tell(self, sums: Sums, batch_id: int | None) -> None:
         if self.options["results"] is None:

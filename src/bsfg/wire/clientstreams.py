@@ -77,6 +77,11 @@ class PutStream:
         self._fixed: dict[str, Any] = {"link": link, "stream": stream, "log_id": log_id, "lease": lease}
         self._frames = FrameStream(connection, "PutFacts", _put, window_frames=window_frames)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether frames can be sent."""
+        return self._frames.is_open
+
     async def send(self, frame: Frame, gaps: Sequence[GapRecord] = ()) -> asyncio.Future[PutOutcome]:
         """Send a frame as it was fetched, and give the future of its outcome."""
         number = self._frames.number()
@@ -87,6 +92,10 @@ class PutStream:
             return await self._frames.send(number, message)
         return await self._frames.send(number, await _with_batch(message, "entries", frame.entries))
 
+    async def send_gaps(self, at: int, gaps: Sequence[GapRecord]) -> asyncio.Future[PutOutcome]:
+        """Send gap records that the sender got from other zones, when it has no facts to go with them."""
+        return await self.send(Frame(at, at - 1), gaps)
+
     async def put(self, frame: Frame, gaps: Sequence[GapRecord] = ()) -> PutOutcome:
         """Send a frame and wait for its outcome."""
         return await (await self.send(frame, gaps))
@@ -94,6 +103,10 @@ class PutStream:
     async def close(self) -> None:
         """Wait for the answers to what was sent and end the call."""
         await self._frames.close()
+
+    def abandon(self) -> None:
+        """End the call at once."""
+        self._frames.abandon()
 
     async def __aenter__(self) -> PutStream:
         return self

@@ -251,7 +251,8 @@ def append_response(outcome: AppendOutcome) -> pb.AppendResponse:
 def put_call(frame: pb.PutFrame) -> PutCall:
     """Read a frame of a pipeline."""
     gap = gap_of(frame.gap) if frame.HasField("gap") else None
-    if (gap is None) == (not frame.entries):
+    gaps_alone = bool(frame.gaps) and frame.last == frame.first - 1
+    if (gap is not None and frame.entries) or (gap is None and not frame.entries and not gaps_alone):
         raise FrameInvalid("a frame holds either entries or a gap record")
     return PutCall(
         link=frame.link,

@@ -9,7 +9,9 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-JOBS: dict[str, str] = {}
+JOBS: dict[str, str] = {
+    "replicate": "bsfg.cli.pipeline.replicate",
+}
 """Every job and the module that has its ``app``, in the order in which `bsfg pipeline --help` lists them."""
 
 

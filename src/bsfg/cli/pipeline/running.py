@@ -63,7 +63,9 @@ def spark_session(app: str, master: str, conf: dict[str, str]) -> Iterator[Spark
     try:
         yield spark
     finally:
-        spark.stop()
+        from bsfg.spark.session import end
+
+        end(spark)
 
 
 class Stopped(KeyboardInterrupt):

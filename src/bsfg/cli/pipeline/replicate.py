@@ -1,0 +1,240 @@
+"""`bsfg pipeline replicate`: move the facts of a zone's inbound links."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import orjson
+import typer
+
+from bsfg.cli.connection import DEFAULT_CONFIG, Choice, resolve
+from bsfg.cli.output import console, count_text, examples, table
+from bsfg.cli.pipeline.running import PANEL, Conf, Stopped, ends_on_signals, settings_of, spark_session
+from bsfg.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from bsfg.spark.replicate.driver import LinkState, Replication
+
+app = typer.Typer()
+
+REPLAY_BACKLOG = 200_000
+EPILOG = examples(
+    ("bsfg pipeline replicate --config zone.toml", "all links of the zone, until it is stopped"),
+    ("bsfg pipeline replicate -c zone.toml --link from-plant-a", "one link"),
+    ("bsfg pipeline replicate -c zone.toml --until-caught-up", "what there is now, then leave"),
+    ("bsfg pipeline replicate -c zone.toml --master spark://host:7077", "on a cluster"),
+)
+
+
+@app.command(epilog=EPILOG)
+def replicate(
+    *,
+    config: Annotated[
+        Path, typer.Option("--config", "-c", envvar="BSFG_CONFIG", metavar="FILE", help="The zone's configuration.")
+    ] = DEFAULT_CONFIG,
+    link: Annotated[
+        list[str] | None,
+        typer.Option("--link", metavar="NAME", help="A link to move; all with engine = spark when left out."),
+    ] = None,
+    identity: Annotated[
+        str | None,
+        typer.Option(
+            "--identity", envvar="BSFG_IDENTITY", metavar="NAME", help="Call the zone's node as this identity."
+        ),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option("--address", envvar="BSFG_ADDRESS", metavar="HOST:PORT", help="Where the zone's node listens."),
+    ] = None,
+    until_caught_up: Annotated[
+        bool, typer.Option("--until-caught-up", help="Leave when every link has nothing left to move.")
+    ] = False,
+    replay_backlog: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, help="A link in reconciliation with so many facts left is replayed in bulk."),
+    ] = REPLAY_BACKLOG,
+    work: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where Spark keeps its checkpoints; nothing depends on them."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print a line of JSON every second.")] = False,
+    master: Annotated[
+        str | None,
+        typer.Option(
+            "--master",
+            metavar="URL",
+            envvar="BSFG_SPARK_MASTER",
+            help="Where Spark runs: this process when left out, or a cluster such as spark://host:7077.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
+    conf: Conf = None,
+) -> None:
+    """Move the facts of a zone's inbound links: pull, put, confirm.
+
+    While a link is normal its facts cross as they come, in milliseconds. After an outage, when much has gathered, they
+    cross as a DataFrame in large batches. The gate of the link decides, and an operator can hold it. Where a link
+    stands is known to the two nodes, so this command can be killed and started again at any moment. A second one for
+    the same link waits until the first is gone.
+    """
+    from bsfg.node.config import Engine, load
+    from bsfg.spark.calls import Access
+    from bsfg.spark.replicate.driver import Replication, holder_name, local_master
+    from bsfg.spark.replicate.plan import plan_of
+    from bsfg.spark.session import is_local
+
+    zone = load(config)
+    target = resolve(Choice(config=config, identity=identity, address=address), ("pipeline",))
+    own = Access.of(target.address, target.files, target.server_name)
+    names = link or [each.name for each in zone.links.values() if each.engine == Engine.SPARK]
+    if not names:
+        raise InvalidArgument(
+            f'{config} has no link with engine = "spark"', hint="Add a [links.…] table, or name a link with --link."
+        )
+    holder = holder_name()
+    plans = [plan_of(zone, name, own, holder) for name in names]
+    chosen = master or local_master(len(plans))
+    if not is_local(chosen):
+        plans = [plan.shipped() for plan in plans]
+    folder = (work or zone.source.parent / "pipeline").absolute()
+    with (
+        ends_on_signals(),
+        suppress(Stopped, KeyboardInterrupt),
+        spark_session("bsfg", chosen, settings_of(conf)) as spark,
+    ):
+        replication = Replication(spark, own, plans, folder, replay_backlog)
+        try:
+            replication.start()
+            with _shown(zone.zone.name, json=json) as show:
+                watch = _Watch(until_caught_up)
+                replication.run(lambda found: show(found) or watch.goes_on(found))
+        finally:
+            with _unhurried():
+                replication.stop()
+
+
+class _Watch:
+    """Decides whether everything that was asked for is done."""
+
+    def __init__(self, until_caught_up: bool) -> None:
+        self._until_caught_up, self._calm = until_caught_up, 0
+
+    def goes_on(self, replication: Replication) -> bool:
+        done = all(link.mode == "normal" and link.streams and not link.backlog for link in replication.links)
+        self._calm = self._calm + 1 if done else 0
+        return not (self._until_caught_up and self._calm >= 3)
+
+
+@contextmanager
+def _unhurried() -> Iterator[None]:
+    """Let a block finish although more signals come."""
+    import signal
+
+    before = [(number, signal.signal(number, signal.SIG_IGN)) for number in (signal.SIGTERM, signal.SIGINT)]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _shown(zone: str, *, json: bool) -> Iterator[Any]:
+    """Give what shows the links: a table that stays in place, lines of JSON, or a line whenever something changes."""
+    if json:
+        yield _JsonLines(zone)
+    elif sys.stderr.isatty():
+        from rich.live import Live
+
+        with Live(console=console(stderr=True), refresh_per_second=2, transient=False) as live:
+            rates = _Rates()
+            yield lambda replication: live.update(_table(replication, rates))
+    else:
+        yield _Lines()
+
+
+class _Rates:
+    """How many facts per second crossed lately, from what the sender had left and what the node says arrived."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[float, int]] = {}
+        self._rate: dict[str, float] = {}
+
+    def of(self, link: LinkState) -> float:
+        """Give the rate at which the backlog shrinks."""
+        now, before = time.monotonic(), self._seen.get(link.plan.name)
+        if before is None or now - before[0] >= 1.0:
+            if before is not None:
+                self._rate[link.plan.name] = max(0.0, (before[1] - link.backlog) / (now - before[0]))
+            self._seen[link.plan.name] = (now, link.backlog)
+        return self._rate.get(link.plan.name, 0.0)
+
+
+def _table(replication: Replication, rates: _Rates) -> Table:
+    result = table("link", "mode", "engine", "lag", "backlog", "left", right=("lag", "backlog", "left"))
+    for link in replication.links:
+        rate = rates.of(link)
+        lags = [each["lag_seconds"] for each in link.streams if each["lag_seconds"] is not None]
+        left = f"{link.backlog / rate:.0f} s" if rate > 0 and link.backlog else ""
+        engine = str(link.engine) if link.lease == link.plan.holder else f"waits for {link.lease or 'the node'}"
+        lag = f"{max(lags) * 1000:.0f} ms" if lags else ""
+        result.add_row(link.plan.name, link.mode, engine, lag, count_text(link.backlog), left)
+    if replication.node_away:
+        result.caption = f"the node is away: {replication.node_away}"
+    return result
+
+
+class _Lines:
+    """Writes a line to stderr whenever a link changes its mode, its engine or its problem."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[str, ...]] = {}
+
+    def __call__(self, replication: Replication) -> None:
+        for link in replication.links:
+            lease = "" if link.lease == link.plan.holder else (link.lease or "nobody")
+            now = (link.mode, str(link.engine), lease, link.problem)
+            if self._last.get(link.plan.name) != now:
+                self._last[link.plan.name] = now
+                waits = f", lease held by {lease}" if lease else ""
+                problem = f" ({link.problem})" if link.problem else ""
+                text = f"{link.plan.name}: {link.mode}, {link.engine}, backlog {link.backlog}{waits}{problem}"
+                print(text, file=sys.stderr, flush=True)
+
+
+class _JsonLines:
+    """Writes the state of all links as a line of JSON, every second."""
+
+    def __init__(self, zone: str) -> None:
+        self._zone, self._next = zone, 0.0
+
+    def __call__(self, replication: Replication) -> None:
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + 1.0
+        links = [_state(link) for link in replication.links]
+        document = {"zone": self._zone, "node_away": replication.node_away or None, "links": links}
+        sys.stdout.write(orjson.dumps(document).decode() + "\n")
+        sys.stdout.flush()
+
+
+def _state(link: LinkState) -> dict[str, Any]:
+    return {
+        "link": link.plan.name,
+        "mode": link.mode,
+        "engine": str(link.engine),
+        "holder": link.lease,
+        "ours": link.lease == link.plan.holder,
+        "backlog": link.backlog,
+        "replays": link.replays,
+        "restarts": link.restarts,
+        "problem": link.problem or None,
+        "streams": link.streams,
+    }

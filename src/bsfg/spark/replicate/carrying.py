@@ -1,0 +1,281 @@
+"""The turns of a stream whose facts are put into the forward buffer of a node elsewhere.
+
+The order and the history of an answer are judged here, since only here it is known where it starts; everything else
+is judged by the node that puts it, which takes nobody's word for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from bsfg.batch import EntryBatch
+from bsfg.errors import (
+    ArtifactConflict,
+    ArtifactMissing,
+    BsfgError,
+    DigestMismatch,
+    ForeignLog,
+    FrameInvalid,
+    InvalidArgument,
+    ZoneNotAllowed,
+)
+from bsfg.fact import ArtifactRef
+from bsfg.journey.artifacts import named_artifacts
+from bsfg.journey.flow import Turns
+from bsfg.journey.link import Fetched, FetchRequest, PeerPosition
+from bsfg.journey.pull import Progress, Stored
+from bsfg.journey.verify import Decision, LinkHeld, Put, check_history, check_order
+from bsfg.ports import Frame, GapRecord
+from bsfg.spark.replicate.plan import LinkPlan, StreamPlan
+
+if TYPE_CHECKING:
+    from bsfg.wire.adminclient import AdminClient
+    from bsfg.wire.client import BoundaryClient
+    from bsfg.wire.clientstreams import PutStream
+    from bsfg.wire.service import PutOutcome
+
+WINDOW_FRAMES = 8
+UNNAMED_BUCKET = "replicated"
+"""Where an artifact goes whose own name stands for something else here; facts get at it by digest."""
+
+_HOLDING: dict[str, type[BsfgError]] = {each.code: each for each in (ForeignLog, FrameInvalid, ZoneNotAllowed)}
+
+
+@dataclass(slots=True)
+class Carried(Put):
+    """An answer that is passed on frame by frame."""
+
+    log_id: str = ""
+    frames: Sequence[Frame] = ()
+    relayed: Sequence[GapRecord] = ()
+
+
+class Carrying(Turns["Courier"]):
+    """The turns of one stream, its facts given to a courier."""
+
+    async def judge(self, fetched: Fetched, position: PeerPosition) -> Decision:
+        """Check the history and the order of an answer."""
+        try:
+            check_history(fetched, position)
+            check_order(fetched, position)
+        except BsfgError as error:
+            return LinkHeld(error.code, error.message)
+        return Carried(
+            through=fetched.frames[-1].last if fetched.frames else fetched.start - 1,
+            entries=[frame.entries for frame in fetched.frames if frame.entries is not None],
+            gaps=[frame.gap for frame in fetched.frames if frame.gap is not None],
+            log_id=fetched.log_id,
+            frames=fetched.frames,
+            relayed=fetched.gaps,
+        )
+
+    async def store(self, put: Put, target: Courier, clock_trusted: bool) -> Stored:
+        """Have the node put every frame, in order."""
+        assert isinstance(put, Carried)
+        return await target.carry(put.log_id, put.frames, put.relayed, at=put.through + 1)
+
+
+Bring = Callable[[EntryBatch], Awaitable[None]]
+"""Brings the artifacts that facts name, before they are put."""
+
+
+class Courier:
+    """Puts frames of one stream of a link over a call that is opened again when it has ended."""
+
+    def __init__(self, client: BoundaryClient, link: str, stream: str, lease: str | None, bring: Bring) -> None:
+        self._client, self._link, self._stream, self._lease = client, link, stream, lease
+        self._bring = bring
+        self._open: tuple[str, PutStream] | None = None
+
+    async def carry(
+        self, log_id: str, frames: Sequence[Frame], relayed: Sequence[GapRecord] = (), *, at: int = 0
+    ) -> Stored:
+        """Put frames, and with the first one the gap records that the sender relays; tell what became of them."""
+        for frame in frames:
+            if frame.entries is not None:
+                await self._bring(frame.entries)
+        calls = await self._stream_of(log_id)
+        answers: list[tuple[Frame, asyncio.Future[PutOutcome]]] = []
+        try:
+            if relayed and not frames:
+                answers.append((Frame(at, at - 1), await calls.send_gaps(at, relayed)))
+            for frame in frames:
+                answers.append((frame, await calls.send(frame, relayed if frame is frames[0] else ())))
+            stored = Stored()
+            for frame, answer in answers:
+                _add(stored, frame, await answer)
+        except BaseException:
+            self._abandon()
+            raise
+        return stored
+
+    async def close(self) -> None:
+        """Wait for what the node has begun, and end the call."""
+        if self._open is not None:
+            _, calls = self._open
+            self._open = None
+            await calls.close()
+
+    async def _stream_of(self, log_id: str) -> PutStream:
+        if self._open is not None and self._open[0] == log_id and self._open[1].is_open:
+            return self._open[1]
+        await self.close()
+        calls = self._client.put_stream(
+            self._link, self._stream, log_id, lease=self._lease, window_frames=WINDOW_FRAMES
+        )
+        self._open = log_id, calls
+        return calls
+
+    def _abandon(self) -> None:
+        """Begin anew after a frame that was not taken: the node refuses the rest of that call."""
+        if self._open is not None:
+            self._open[1].abandon()
+            self._open = None
+
+
+def _add(stored: Stored, frame: Frame, outcome: PutOutcome) -> None:
+    if outcome.held_code:
+        kind = _HOLDING.get(outcome.held_code, FrameInvalid)
+        raise kind(outcome.held_detail)
+    if outcome.refetch_at is not None or outcome.through != frame.last:
+        at = outcome.through + 1 if outcome.refetch_at is None else outcome.refetch_at
+        raise DigestMismatch(f"the fact at offset {at} did not arrive as it was sent", offset=at)
+    stored.inserted += outcome.inserted
+    stored.repeated += outcome.repeated
+    stored.refusals += outcome.refusals
+    stored.chain_head = outcome.chain_head or stored.chain_head
+
+
+class Artifacts:
+    """Copies artifacts from the sender's node to this zone's."""
+
+    def __init__(self, source: BoundaryClient, target: BoundaryClient) -> None:
+        self._source, self._target = source, target
+
+    async def bring(self, entries: EntryBatch) -> None:
+        """Bring what facts name and the node lacks."""
+        references = {named.reference.digest: named.reference for named in named_artifacts(entries)}
+        for reference in references.values():
+            if not await self._is_there(reference.digest):
+                await self._copy(reference)
+
+    async def _is_there(self, digest: str) -> bool:
+        try:
+            _, chunks = await self._target.get_object("", "", digest=digest)
+        except ArtifactMissing:
+            return False
+        await chunks.aclose()  # type: ignore[attr-defined]
+        return True
+
+    async def _copy(self, reference: ArtifactRef) -> None:
+        from bsfg.wire.service import ObjectInfo
+
+        info = ObjectInfo(
+            reference.bucket,
+            reference.key,
+            reference.media_type,
+            reference.file_name,
+            reference.digest,
+            reference.size_bytes,
+        )
+        try:
+            await self._target.put_object(info, self._content(reference.digest))
+        except (ArtifactConflict, InvalidArgument):
+            unnamed = replace(info, bucket=UNNAMED_BUCKET, key=reference.digest.rpartition(":")[2], file_name=None)
+            await self._target.put_object(unnamed, self._content(reference.digest))
+
+    async def _content(self, digest: str) -> AsyncIterator[bytes]:
+        _, chunks = await self._source.get_object("", "", digest=digest)
+        async for chunk in chunks:
+            yield chunk
+
+
+@dataclass(slots=True)
+class RemoteMemory:
+    """What is known of the sender, kept by this zone's node for every engine."""
+
+    admin: AdminClient
+    link: str
+    stream: str
+    lease: str | None
+
+    async def recall(self) -> PeerPosition:
+        """Give the position."""
+        return await self.admin.recall_peer(self.link, self.stream)
+
+    async def remember(self, position: PeerPosition) -> None:
+        """Keep the position."""
+        await self.admin.remember_peer(self.link, self.stream, position, self.lease)
+
+
+@dataclass(slots=True)
+class CarriedPull:
+    """The turns of one stream, as the loops of a handoff take them."""
+
+    plan: LinkPlan
+    of: StreamPlan
+    peer: BoundaryClient
+    own: BoundaryClient
+    admin: AdminClient
+    lease: str | None
+    _turns: Carrying = field(init=False)
+    _courier: Courier = field(init=False)
+    _memory: RemoteMemory = field(init=False)
+
+    def __post_init__(self) -> None:
+        from bsfg.wire.client import ClientLink
+
+        link = self.plan.link
+        source = ClientLink(link.zone, self.of.consumer, self.peer, link.carry_only)
+        self._memory = RemoteMemory(self.admin, link.name, self.stream, self.lease)
+        self._turns = Carrying(source, self._memory)
+        bring = Artifacts(self.peer, self.own).bring
+        self._courier = Courier(self.own, link.name, self.stream, self.lease, bring)
+
+    @property
+    def stream(self) -> str:
+        """The stream."""
+        return self.of.stream
+
+    @property
+    def capacity_bytes(self) -> int:
+        """How much the forward buffer holds in all."""
+        return self.of.capacity_bytes
+
+    async def turn(self, request: FetchRequest) -> Progress:
+        """Make one turn."""
+        return await self._turns.turn(self._courier, request)
+
+    async def read_again(self) -> Progress:
+        """Read what a restored receiver lacks: from where it remembers to where the sender goes on."""
+        position = await self._memory.recall()
+        fetched = await self.peer.fetch(self.of.consumer, FetchRequest(max_facts=1), self.plan.link.carry_only)
+        check_history(fetched, position)
+        if position.latest_start is None or fetched.start <= position.latest_start:
+            return Progress()
+        link, inserted, repeated = self.plan.link, 0, 0
+        frames = self.peer.read_offsets(
+            self.stream, position.latest_start, fetched.start, buffer=link.buffer, carry_only=link.carry_only
+        )
+        async for frame in frames:
+            stored = await self._courier.carry(fetched.log_id, [frame])
+            position = replace(position, latest_start=frame.last + 1)
+            await self._memory.remember(position)
+            inserted, repeated = inserted + stored.inserted, repeated + stored.repeated
+        return Progress(inserted=inserted, repeated=repeated)
+
+    def reset(self) -> None:
+        """Let go of what is under way."""
+        self._turns.reset()
+
+    async def settle(self) -> None:
+        """Wait until the sender has heard of what was put."""
+        await self._turns.confirmed()
+
+    async def close(self) -> None:
+        """Let go of everything, and wait for what the node has begun."""
+        self._turns.reset()
+        await self._courier.close()

@@ -1,0 +1,282 @@
+"""The driver: starts the live queries of every link, switches to replay for backlogs, and stops without loss.
+
+Only whoever holds the lease of a link moves it: one of its two live tasks, or the driver while it replays. The driver
+takes the lease when it needs it, at once, and the live tasks wait. A stopped query would go on working for a while,
+so the driver takes the lease before it stops one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bsfg.errors import BsfgError, LeaseHeld, LeaseLost, SparkFailed
+from bsfg.gate import Mode
+from bsfg.spark.calls import Access, calls
+from bsfg.spark.replicate.live import FORMAT, LiveSource
+from bsfg.spark.replicate.plan import LEASE_TTL_MS, LinkPlan
+from bsfg.spark.replicate.replay import ended, start_replay
+from bsfg.spark.session import hush
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from bsfg.wire.service import LeaseView
+
+PAIR = ("a", "b")
+LOOK_SECONDS = 0.5
+RENEW_SECONDS = 1.5
+STOP_SECONDS = 4.0
+LEASE_SECONDS = 10.0
+REPLAY_AGAIN_SECONDS = 15.0
+"""How long the live tasks have a link to themselves after a replay that failed."""
+
+TASK_ATTEMPTS = 1_000
+"""A task that is killed is simply started again, however often."""
+
+
+class Engine(StrEnum):
+    """What moves a link at the moment."""
+
+    LIVE = "live"
+    REPLAY = "replay"
+
+
+@dataclass(slots=True)
+class LinkState:
+    """One link as the driver sees it."""
+
+    plan: LinkPlan
+    folder: Path
+    queries: dict[str, StreamingQuery] = field(default_factory=dict)
+    engine: Engine = Engine.LIVE
+    mode: str = str(Mode.AUTONOMOUS)
+    lease: str | None = None
+    streams: list[dict[str, Any]] = field(default_factory=list)
+    replays: int = 0
+    restarts: int = 0
+    problem: str = ""
+    no_replay_before: float = 0.0
+    thread: threading.Thread | None = None
+
+    @property
+    def backlog(self) -> int:
+        """How many facts the sender has left, as far as it is known."""
+        return sum(int(each["backlog"]) for each in self.streams)
+
+
+def holder_name() -> str:
+    """Name this run in words that an operator understands, and that no other run has."""
+    return f"spark {socket.gethostname()} {os.getpid()} {os.urandom(3).hex()}"
+
+
+def local_master(links: int) -> str:
+    """Give the master that fits so many links on this machine: two live tasks each, and two for replays."""
+    return f"local[{2 * links + 2},{TASK_ATTEMPTS}]"
+
+
+class Replication:
+    """The handoff of some links of one zone, on one Spark session."""
+
+    def __init__(
+        self, spark: SparkSession, own: Access, plans: Sequence[LinkPlan], work: Path, replay_backlog: int
+    ) -> None:
+        self._spark, self._own, self._replay_backlog = spark, own, replay_backlog
+        self.links = [LinkState(plan, work / plan.name) for plan in plans]
+        self._stopping = threading.Event()
+        self.node_away = ""
+
+    def start(self) -> None:
+        """Start the live queries of every link."""
+        self._spark.dataSource.register(LiveSource)
+        for link in self.links:
+            shutil.rmtree(link.folder, ignore_errors=True)
+            link.plan.write(link.folder / "plan")
+            for half in PAIR:
+                self._start_live(link, half)
+
+    def run(self, look: Callable[[Replication], bool]) -> None:
+        """Work until ``look``, which is called every half second, gives False."""
+        while not self._stopping.is_set():
+            self._observe()
+            for link in self.links:
+                self._mend(link)
+                if self._wants_replay(link):
+                    link.thread = threading.Thread(target=self._replay, args=(link,), daemon=True)
+                    link.thread.start()
+            if not look(self):
+                return
+            time.sleep(LOOK_SECONDS)
+
+    def stop(self) -> None:
+        """Stop everything: what is under way is finished or left to the next run, and no lease is kept."""
+        self._stopping.set()
+        hush(self._spark)
+        for link in self.links:
+            self._stop_link(link)
+
+    # What the node says.
+
+    def _observe(self) -> None:
+        from bsfg.wire.adminclient import AdminClient
+
+        try:
+            status = calls().run(AdminClient(calls().connection(self._own)).status())
+        except BsfgError as error:
+            self.node_away = f"{error.code}: {error.message}"
+            return
+        self.node_away = ""
+        gates = {each["link"]: each for each in status["links"] if each["side"] == "receiver"}
+        for link in self.links:
+            gate = gates.get(link.plan.name)
+            if gate is not None:
+                link.mode, link.lease, link.streams = gate["mode"], gate["lease"], gate["reports"]
+
+    def _wants_replay(self, link: LinkState) -> bool:
+        if link.engine == Engine.REPLAY or link.mode != Mode.RECONCILIATION or self.node_away:
+            return False
+        ours = link.lease == link.plan.holder
+        return ours and link.backlog >= self._replay_backlog and time.monotonic() >= link.no_replay_before
+
+    # Live.
+
+    def _start_live(self, link: LinkState, half: str) -> None:
+        writing = (
+            self._spark.readStream.format(FORMAT)
+            .option("plan", str((link.folder / "plan").absolute()))
+            .load()
+            .writeStream.format("noop")
+            .option("checkpointLocation", str(link.folder / f"live-{half}-{link.restarts}"))
+            .queryName(f"live {link.plan.name} {half}")
+        )
+        link.queries[half] = writing.start()
+
+    def _mend(self, link: LinkState) -> None:
+        """Start a live query again that has failed; when Spark itself is gone there is nothing to mend."""
+        for half, query in link.queries.items():
+            try:
+                active, failure = query.isActive, None if query.isActive else query.exception()
+            except Exception as error:
+                raise SparkFailed(f"Spark has ended: {type(error).__name__}") from None
+            if active or self._stopping.is_set():
+                continue
+            if self._spark.sparkContext._jsc.sc().isStopped():
+                raise SparkFailed("Spark has ended")
+            link.restarts += 1
+            link.problem = str(failure or "a query ended")[:300]
+            self._start_live(link, half)
+
+    # Replay.
+
+    def _replay(self, link: LinkState) -> None:
+        link.engine = Engine.REPLAY
+        try:
+            lease = self._take(link, LEASE_SECONDS)
+            try:
+                for each in link.plan.streams:
+                    self._replay_stream(link, each, lease)
+                link.problem = ""
+            finally:
+                self._give_back(link, lease.token)
+        except BsfgError as error:
+            link.problem = f"{error.code}: {error.message}"[:300]
+            link.no_replay_before = time.monotonic() + REPLAY_AGAIN_SECONDS
+        except Exception as error:
+            link.problem = f"{type(error).__name__}: {error}"[:300]
+            link.no_replay_before = time.monotonic() + REPLAY_AGAIN_SECONDS
+        finally:
+            link.engine = Engine.LIVE
+
+    def _replay_stream(self, link: LinkState, of: Any, lease: LeaseView) -> None:
+        replay = start_replay(self._spark, link.plan, of, lease.token, link.folder / f"replay-{of.stream}")
+        if replay is None:
+            return
+        link.replays += 1
+        try:
+            while not ended(replay.query, RENEW_SECONDS):
+                self._renew(link, lease.token)
+                self._report_backlog(link, of.stream, lease.token)
+                if self._stopping.is_set():
+                    return
+        finally:
+            with suppress(Exception):
+                replay.query.stop()
+
+    def _report_backlog(self, link: LinkState, stream: str, token: str) -> None:
+        """Tell the board how far the replay is: what the sender has left is what it has not confirmed yet."""
+        from bsfg.journey.link import FetchRequest
+        from bsfg.wire.adminclient import AdminClient
+        from bsfg.wire.client import BoundaryClient
+        from bsfg.wire.service import LinkReport
+
+        of = next(each for each in link.plan.streams if each.stream == stream)
+
+        async def work() -> None:
+            peer = BoundaryClient(calls().connection(link.plan.peer))
+            fetched = await peer.fetch(of.consumer, FetchRequest(max_facts=1, max_bytes=1), link.plan.link.carry_only)
+            admin = AdminClient(calls().connection(self._own))
+            backlog = fetched.end - fetched.start
+            await admin.report_link(LinkReport(link.plan.name, stream, backlog=backlog, lease=token))
+
+        with suppress(BsfgError):
+            calls().run(work())
+
+    # The lease.
+
+    def _take(self, link: LinkState, seconds: float) -> LeaseView:
+        """Take the lease from the live tasks, which give it up at once."""
+        from bsfg.wire.adminclient import AdminClient
+
+        admin = AdminClient(calls().connection(self._own))
+        plan = link.plan
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                return calls().run(
+                    admin.acquire_lease(plan.name, plan.holder, LEASE_TTL_MS, wait_seconds=seconds, urgent=True)
+                )
+            except LeaseHeld as held:
+                if held.details.get("holder") != plan.holder or time.monotonic() > deadline:
+                    raise
+
+    def _renew(self, link: LinkState, token: str) -> None:
+        from bsfg.wire.adminclient import AdminClient
+
+        admin = AdminClient(calls().connection(self._own))
+        try:
+            lease = calls().run(admin.renew_lease(link.plan.name, token, LEASE_TTL_MS))
+        except LeaseLost:
+            raise
+        except BsfgError:
+            return  # the node is away; what is put meanwhile waits for it, too
+        if lease.mode == Mode.HELD:
+            raise SparkFailed("the gate of the link is held")
+
+    def _give_back(self, link: LinkState, token: str) -> None:
+        from bsfg.wire.adminclient import AdminClient
+
+        with suppress(BsfgError):
+            calls().run(AdminClient(calls().connection(self._own)).release_lease(link.plan.name, token))
+
+    def _stop_link(self, link: LinkState) -> None:
+        if link.thread is not None:
+            link.thread.join(STOP_SECONDS)
+        token = None
+        with suppress(BsfgError):
+            token = self._take(link, STOP_SECONDS).token
+        for query in link.queries.values():
+            with suppress(Exception):
+                query.stop()
+        if token is not None:
+            self._give_back(link, token)
+        shutil.rmtree(link.folder, ignore_errors=True)

@@ -1,0 +1,106 @@
+"""What a task must know to move a link, in a form that reaches it wherever it runs."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bsfg.errors import InvalidArgument
+from bsfg.ports import Buffer
+from bsfg.spark.calls import Access
+
+if TYPE_CHECKING:
+    from bsfg.node.config import Link, ZoneConfig
+
+LEASE_TTL_MS = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """One stream of a link: the sender's consumer, and how much the forward buffer holds."""
+
+    stream: str
+    consumer: str
+    capacity_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkPlan:
+    """One inbound link: how to reach both nodes, and under which name its lease is held.
+
+    ``own`` calls this zone's node as its pipeline, ``peer`` the sender's as this zone's node does.
+    """
+
+    zone: str
+    link: Link
+    streams: tuple[StreamPlan, ...]
+    own: Access
+    peer: Access
+    holder: str
+    by_alternative_name: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of the link."""
+        return self.link.name
+
+    @property
+    def buffer(self) -> Buffer:
+        """The sender's buffer that is pulled."""
+        return self.link.buffer
+
+    def shipped(self) -> LinkPlan:
+        """Give the plan with the certificates themselves instead of their paths, for tasks on other machines."""
+        return replace(self, own=self.own.with_contents(), peer=self.peer.with_contents())
+
+    def write(self, path: Path) -> None:
+        """Write the plan to a file that nobody else can read: it may hold keys."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            pickle.dump(self, file)
+
+    @staticmethod
+    def read(path: Path) -> LinkPlan:
+        """Read a plan that this user's own driver wrote."""
+        with path.open("rb") as file:
+            plan = pickle.load(file)
+        assert isinstance(plan, LinkPlan)
+        return plan
+
+
+def plan_of(config: ZoneConfig, name: str, own: Access, holder: str) -> LinkPlan:
+    """Make the plan of one link of a zone's configuration."""
+    from bsfg.node.config.access import consumer_name
+    from bsfg.node.config.words import IdentityFrom
+    from bsfg.node.parts import Lane
+
+    link = config.links.get(name)
+    if link is None:
+        raise InvalidArgument(
+            f"{config.source} has no link {name!r}", hint=f"There are {', '.join(config.links) or 'none'}."
+        )
+    streams = tuple(
+        StreamPlan(
+            stream,
+            consumer_name(config.zone.name, stream, link.buffer),
+            Lane.of(config.streams[stream]).forward_policy.capacity_bytes,
+        )
+        for stream in config.streams_of(link)
+    )
+    peer = peer_access(config, link)
+    by_alternative_name = config.tls.identity == IdentityFrom.SAN
+    return LinkPlan(config.zone.name, link, streams, own, peer, holder, by_alternative_name)
+
+
+def peer_access(config: ZoneConfig, link: Link) -> Access:
+    """Give the way to the sender of a link, with the certificate of this zone's node."""
+    tls, address = config.tls, str(link.address)
+    if config.listen.plaintext or tls.ca is None or tls.certificate is None or tls.key is None:
+        return Access(address)
+    ca, certificate, key = (str(config.path(path).absolute()) for path in (tls.ca, tls.certificate, tls.key))
+    return Access(address, ca, certificate, key, link.expected_server)

@@ -1,0 +1,128 @@
+"""Replay: a backlog crosses as a DataFrame, from the sender's buffer into this zone's, in large micro-batches."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bsfg.errors import BsfgError, FrameInvalid
+from bsfg.journey.link import FetchRequest, PeerPosition
+from bsfg.journey.verify import check_history
+from bsfg.spark.calls import Access, calls
+from bsfg.spark.replicate.plan import LinkPlan, StreamPlan
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from bsfg.journey.link import Fetched
+
+BATCH_FACTS = 500_000
+RETRY_SECONDS = 20.0
+
+
+@dataclass(slots=True)
+class Replay:
+    """One replay of one stream: what was there when it began."""
+
+    plan: LinkPlan
+    of: StreamPlan
+    lease: str
+    start: int
+    end: int
+    query: StreamingQuery
+
+    @property
+    def facts(self) -> int:
+        """How many facts it moves."""
+        return self.end - self.start
+
+
+def start_replay(spark: SparkSession, plan: LinkPlan, of: StreamPlan, lease: str, folder: Path) -> Replay | None:
+    """Begin to move what the sender has left of a stream, None when there is nothing.
+
+    Raises what the link's own history forbids, as the live engine would.
+    """
+    head = calls().run(_head(plan, of))
+    if head.start >= head.end:
+        return None
+    shutil.rmtree(folder, ignore_errors=True)
+    reading = (
+        spark.readStream.format("bsfg")
+        .options(**_access(plan.peer))
+        .option("stream", of.stream)
+        .option("buffer", str(plan.buffer))
+        .option("rows", "frames")
+        .option("gaps", "rows")
+        .option("startingOffsets", str(head.start))
+        .option("maxFactsPerBatch", str(BATCH_FACTS))
+        .option("partitionFacts", str(BATCH_FACTS))
+        .option("retrySeconds", str(RETRY_SECONDS))
+    )
+    if plan.link.carry_only:
+        reading = reading.option("carryOnly", ",".join(plan.link.carry_only))
+    writing = (
+        reading.load()
+        .writeStream.format("bsfg")
+        .options(**_access(plan.own))
+        .options(**_access(plan.peer, confirm=True))
+        .option("stream", of.stream)
+        .option("mode", "put")
+        .option("link", plan.name)
+        .option("lease", lease)
+        .option("confirmConsumer", of.consumer)
+        .option("retrySeconds", str(RETRY_SECONDS))
+        .option("checkpointLocation", str(folder))
+        .queryName(f"replay {plan.name} {of.stream}")
+        .trigger(availableNow=True)
+    )
+    return Replay(plan, of, lease, head.start, head.end, writing.start())
+
+
+async def _head(plan: LinkPlan, of: StreamPlan) -> Fetched:
+    """Ask the sender where it goes on, and refuse a history that is not the one that is known."""
+    from bsfg.wire.adminclient import AdminClient
+    from bsfg.wire.client import BoundaryClient
+
+    peer = BoundaryClient(calls().connection(plan.peer))
+    known: PeerPosition = await AdminClient(calls().connection(plan.own)).recall_peer(plan.name, of.stream)
+    fetched = await peer.fetch(of.consumer, FetchRequest(max_facts=1, gaps_after=known.gaps_token))
+    check_history(fetched, known)
+    if known.latest_start is not None and fetched.start > known.latest_start:
+        raise FrameInvalid(f"the sender starts at {fetched.start}, {known.latest_start} is expected next")
+    return fetched
+
+
+def _access(access: Access, *, confirm: bool = False) -> dict[str, str]:
+    names = {
+        "address": access.address,
+        "ca": access.ca,
+        "cert": access.certificate,
+        "key": access.key,
+        "serverName": access.server_name,
+    }
+    given = {name: value for name, value in names.items() if value is not None}
+    return {f"confirm{name[0].upper()}{name[1:]}": value for name, value in given.items()} if confirm else given
+
+
+def ended(query: StreamingQuery, timeout_seconds: float) -> bool:
+    """Wait a while for a query; True when it has ended. Raises what it failed with, as one of our own errors."""
+    try:
+        return bool(query.awaitTermination(timeout_seconds))  # type: ignore[arg-type]
+    except Exception as error:
+        raise failure_of(error) from None
+
+
+def failure_of(error: Any) -> BsfgError:
+    """Find our own error in what Spark says of a failed query: the last line that names a code and a sentence."""
+    from bsfg.errors import LinkStopped, SparkFailed
+
+    text = str(error)
+    for kind in (LinkStopped,):
+        name = f"{kind.__module__}.{kind.__qualname__}: "
+        if name in text:
+            return kind(text.rpartition(name)[2].split("\n", 1)[0])
+    last = [line.strip() for line in text.splitlines() if "bsfg.errors" in line or "Exception" in line]
+    return SparkFailed((last or [text.splitlines()[0] if text else type(error).__name__])[-1][:500])

@@ -1,0 +1,107 @@
+"""`bsfg pipeline replicate` as a process, and what it must have achieved."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+from tests.spark.nodes import SparkZone
+
+WAIT_SECONDS = 120.0
+"""How long something that must happen may take before a test gives up; it is never what is measured."""
+
+
+@dataclass
+class Pipeline:
+    """One run of the command."""
+
+    zone: SparkZone
+    arguments: Sequence[str] = ()
+    process: subprocess.Popen[bytes] = field(init=False)
+    states: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        command = [sys.executable, "-m", "bsfg.cli", "pipeline", "replicate", "--json"]
+        command += ["-c", str(self.zone.folder / "zone.toml"), *self.arguments]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=self.log_path.open("ab"), start_new_session=True
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    @property
+    def log_path(self) -> Path:
+        """Where its stderr goes."""
+        return self.zone.folder / "pipeline.log"
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.states.append(orjson.loads(line))
+
+    @property
+    def link(self) -> dict[str, Any] | None:
+        """The last state of its link."""
+        return self.states[-1]["links"][0] if self.states else None
+
+    def until(self, condition: Callable[[], object], what: str = "") -> None:
+        """Wait until something holds while the pipeline runs."""
+        wait_until(condition, what or f"{self.link}", lambda: self.process.poll() is None, self.log_path)
+
+    def until_moving(self) -> None:
+        """Wait until it has the lease of its link."""
+        self.until(lambda: self.link is not None and self.link["ours"], "the lease")
+
+    def stop(self) -> int:
+        """End it as an operator would, and give its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+    def processes(self) -> list[int]:
+        """List its processes: the command, Spark's JVM, the daemon of the workers, and the workers."""
+        return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _session(pid) == self.process.pid]
+
+    def kill(self) -> None:
+        """Kill the command and whatever it started, at once."""
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait(30)
+
+    def pids(self, word: str) -> list[int]:
+        """List those of its processes whose command line holds a word, the newest last."""
+        return sorted(pid for pid in self.processes() if word.encode() in _command(pid))
+
+
+def wait_until(
+    condition: Callable[[], object], what: str, alive: Callable[[], bool] = lambda: True, log: Path | None = None
+) -> None:
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        said = log.read_text()[-3000:] if log is not None and log.exists() else ""
+        assert alive(), f"the pipeline ended while {what} was waited for: {said}"
+        assert time.monotonic() < deadline, f"waited in vain for {what}: {said}"
+        time.sleep(0.05)
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except (ProcessLookupError, PermissionError):
+        return -1
+
+
+def _command(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
