@@ -187,3 +187,13 @@ async def test_closing_ends_the_open_batch() -> None:
     with pytest.raises(StorageClosed):
         entrance.add("s", row("b"))
     assert ids(await entrance.next(entrance.lanes["s"])) == ["a"]
+
+
+def test_a_fact_that_meets_the_end_of_the_producer_is_no_defect() -> None:
+    """A producer may close between a fact's place in the queue and the word to its loop: the fact keeps its future."""
+    loop = asyncio.new_event_loop()
+    entrance = Intake(BatchLimits(max_facts=1), loop, deadline_seconds=None)
+    entrance.add("s", row("a"))
+    loop.close()
+    assert not entrance.add("s", row("b")).done()
+    assert len(entrance.live()) == 2

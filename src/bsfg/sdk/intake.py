@@ -203,7 +203,12 @@ class Intake:
                 return
         except RuntimeError:
             pass
-        self._loop.call_soon_threadsafe(call, *args)
+        try:
+            self._loop.call_soon_threadsafe(call, *args)
+        except RuntimeError:
+            # The loop has ended: the producer was closed meanwhile, and what was queued has failed with it.
+            if not self._loop.is_closed():
+                raise
 
     # Going out, in the producer's loop.
 

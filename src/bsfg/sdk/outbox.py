@@ -146,10 +146,12 @@ class OutboxLane:
         while not self._closing:
             self._changed.clear()
             if self._next < self._visible:
-                records, facts = await asyncio.to_thread(self._read)
+                # More may become visible while this is read, which then was not looked for.
+                visible = self._visible
+                records, facts = await asyncio.to_thread(self._read, visible)
                 if records:
                     return self._shipment(records, facts)
-                self._pass(range(self._next, self._visible))
+                self._pass(range(self._next, visible))
             else:
                 await self._changed.wait()
         return None
@@ -157,9 +159,9 @@ class OutboxLane:
     def expire(self, error: BsfgError) -> None:
         """Nothing in an outbox expires."""
 
-    def _read(self) -> tuple[list[Spooled], list[FactBatch]]:
+    def _read(self, visible: int) -> tuple[list[Spooled], list[FactBatch]]:
         found = self.spool.read(self._next, max_bytes=_READ_BYTES)
-        records = [record for record in found if record.number < self._visible]
+        records = [record for record in found if record.number < visible]
         return records, [FactBatch.from_ipc(record.blob, LOOSE) for record in records]
 
     def _shipment(self, records: list[Spooled], batches: list[FactBatch]) -> Shipment:
