@@ -197,7 +197,9 @@ async def test_another_history(victim: Victim, lie: str) -> None:
 
         def answer(request: pb.FetchFramesRequest) -> Answers:
             if not liar.confirmed:
-                return [head(LOG_ID), frame(entries_of(GOOD))]
+                # Who asks ahead of his confirmation is told that there is nothing more yet.
+                ahead = request.consumer.after == 9
+                return [head(LOG_ID, start=10)] if ahead else [head(LOG_ID), frame(entries_of(GOOD))]
             liar.refuse_confirm = encoded(ForeignLog("this is another log"))
             return later
 
