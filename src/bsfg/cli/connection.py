@@ -212,8 +212,11 @@ def _knock(host: str, port: int) -> None:
         raise PeerUnreachable(f"{host}:{port} cannot be reached: {error.strerror or error}") from None
 
 
-def connects(*roles: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Give a command the options that name a node, and the command the `Target` that they mean as ``node``."""
+def connects(*roles: str, unless: str | None = None) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Give a command the options that name a node, and the command the `Target` that they mean as ``node``.
+
+    ``unless`` is a flag of the command with which it needs no node; ``node`` is then None.
+    """
 
     def decorate(function: Callable[..., T]) -> Callable[..., T]:
         own = inspect.signature(function, eval_str=True)
@@ -224,7 +227,8 @@ def connects(*roles: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
         @wraps(function)
         def command(**given: Any) -> T:
             choice = Choice(**{name: given.pop(name) for name in _OPTIONS})
-            return function(**given, node=resolve(choice, roles))
+            needless = unless is not None and given[unless]
+            return function(**given, node=None if needless else resolve(choice, roles))
 
         described: Any = command
         described.__signature__ = own.replace(parameters=parameters)

@@ -1,0 +1,217 @@
+"""`bsfg pipeline land`: a node's buffer as Parquet files."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bsfg.cli.complete import consumers as known_consumers
+from bsfg.cli.complete import streams
+from bsfg.cli.connection import Target, connects, told_once
+from bsfg.cli.output import console, count_text, examples, print_json, size_text
+from bsfg.cli.pipeline.running import Conf, Master, ends_on_signals, settings_of, spark_session
+from bsfg.errors import CertificateInvalid, InvalidArgument, PeerUnreachable
+from bsfg.ports import Buffer
+
+if TYPE_CHECKING:
+    from bsfg.spark.land.lander import Lander
+    from bsfg.spark.land.settings import Landed, Settings
+
+FILES = "Files"
+GAPS = "_gaps.jsonl"
+
+app = typer.Typer(
+    epilog=examples(
+        ("bsfg pipeline land --stream operational --out lake", "land facts as they come, until it is stopped"),
+        ("bsfg pipeline land --stream operational --out lake --once", "land what is there now, then leave"),
+        ("bsfg pipeline land --stream audit --out lake/audit --consumer lake", "confirm to the node what is landed"),
+        ("bsfg pipeline land --out lake --compact-only", "merge the small files of a folder; needs no node"),
+        ("python -c \"import pandas; print(pandas.read_parquet('lake'))\"", "read it with whatever you like"),
+    )
+)
+
+
+@app.command()
+@connects("consumer", "pipeline", unless="compact_only")
+def land(
+    node: Target | None,
+    *,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="DIR", help="The folder to land in; it is made if need be.")
+    ],
+    stream: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The stream.", autocompletion=streams, show_default=False)
+    ] = None,
+    buffer: Annotated[
+        Buffer,
+        typer.Option(metavar="BUFFER", help="store (facts of this zone) or forward (those that others sent it)."),
+    ] = Buffer.STORE,
+    once: Annotated[bool, typer.Option("--once", help="Land what is there now and leave.")] = False,
+    every: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="Without --once: how long facts may gather first.")
+    ] = 10.0,
+    consumer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A durable consumer of the buffer; what is landed is confirmed for it, so the node may let it go.",
+            autocompletion=known_consumers,
+            show_default=False,
+        ),
+    ] = None,
+    starting: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="POSITION",
+            help="Where a new folder starts: earliest, latest, an offset or a time such as 2026-03-01T06:00:00Z. "
+            "Default: where the consumer stands, or the earliest fact that is kept.",
+            show_default=False,
+        ),
+    ] = None,
+    by: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="Which time gives a fact its date, in UTC: produced_at (when it happened) or appended_at (when it "
+            "became durable in this buffer).",
+            rich_help_panel=FILES,
+        ),
+    ] = "produced_at",
+    file_size: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE", help="How large files should be; those under half of it are merged.", rich_help_panel=FILES
+        ),
+    ] = "128MB",
+    max_facts_per_batch: Annotated[
+        int, typer.Option(metavar="N", min=1, help="At most so many facts are landed at once.", rich_help_panel=FILES)
+    ] = 4_000_000,
+    compact: Annotated[
+        bool, typer.Option("--compact/--no-compact", help="Merge small files along the way.", rich_help_panel=FILES)
+    ] = True,
+    compact_only: Annotated[
+        bool,
+        typer.Option(
+            "--compact-only", help="Merge all small files of the folder and land nothing.", rich_help_panel=FILES
+        ),
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
+    master: Master = "local[*]",
+    conf: Conf = None,
+) -> None:
+    """Land a node's buffer as Parquet files, partitioned by date and predicate, every fact once.
+
+    Files stand in DIR/date=2026-03-01/predicate=temperature_measured/ and are visible only when they are whole: any
+    tool can read the folder at any time. DIR itself knows how far it has come, so the command can be killed and started
+    again, here or on another machine, without losing or doubling a fact. Facts that left the buffer before they could
+    be landed are listed in DIR/_gaps.jsonl.
+
+    Without --once it follows the buffer until it is stopped, and waits for a node that is away.
+    """
+    from bsfg.spark.land.lander import landing
+    from bsfg.spark.land.settings import folder_of
+
+    settings = replace(
+        _settings(node, stream, buffer, by, starting, consumer, compact_only),
+        out=folder_of(out),
+        max_facts_per_batch=max_facts_per_batch,
+        file_size_bytes=_size(file_size),
+        every_seconds=every,
+        compact=compact,
+    )
+    with (
+        ends_on_signals(),
+        spark_session("bsfg-land", master, settings_of(conf)) as spark,
+        landing(spark, settings, told_once()) as lander,
+    ):
+        ended = _work(lander, node, once, compact_only, shown=not json)
+        _told(lander.done, settings, json=json, landed=node is not None)
+    if ended and (once or compact_only):
+        raise KeyboardInterrupt
+
+
+def _work(lander: Lander, node: Target | None, once: bool, compact_only: bool, *, shown: bool) -> bool:
+    """Do what was asked for; tell whether a signal ended it."""
+    from bsfg.cli.pipeline.landing import watched
+
+    def work() -> None:
+        if compact_only:
+            lander.compact()
+            return
+        lander.join()
+        if once:
+            lander.land_available()
+        else:
+            lander.follow()
+
+    try:
+        return watched(lander, work, shown=shown)
+    except (PeerUnreachable, CertificateInvalid) as error:
+        raise (node.explained(error) if node is not None else error) from None
+
+
+def _settings(
+    node: Target | None,
+    stream: str | None,
+    buffer: Buffer,
+    by: str,
+    starting: str | None,
+    consumer: str | None,
+    compact_only: bool,
+) -> Settings:
+    """Check what was said of the buffer and of how it is landed."""
+    from bsfg.model import check_name
+    from bsfg.spark.calls import Access
+    from bsfg.spark.land.columns import By
+    from bsfg.spark.land.settings import Settings
+    from bsfg.spark.options import position
+
+    if by not in list(By):
+        raise InvalidArgument(f"--by {by!r} is not a time of facts", hint=f"There are {' and '.join(By)}.")
+    if compact_only or node is None:
+        return Settings(Path(), Access("localhost:0"), "")
+    if stream is None:
+        raise InvalidArgument("which stream is not said", hint="Give --stream; `bsfg status` lists them.")
+    try:
+        wanted = None if starting is None else position(starting)
+    except ValueError as problem:
+        raise InvalidArgument(f"--from {starting!r} {problem}") from None
+    access = Access.of(node.address, node.files, node.server_name)
+    return Settings(Path(), access, check_name("stream", stream), str(buffer), By(by), consumer, wanted)
+
+
+def _size(text: str) -> int:
+    from bsfg.node.config.kinds import SIZE, WrongValue
+
+    try:
+        return SIZE.read(text)
+    except WrongValue as problem:
+        raise InvalidArgument(f"--file-size {problem}") from None
+
+
+def _told(done: Landed, settings: Settings, *, json: bool, landed: bool) -> None:
+    """Tell what was done."""
+    if json:
+        print_json({"out": str(settings.out), **done.to_dict()})
+    else:
+        for line in _lines(done, settings, landed=landed):
+            console().print(line, soft_wrap=True, markup=False)
+    if done.missing:
+        gone = f"{count_text(done.missing)} facts were gone before they could be landed"
+        print(f"warning: {gone}; {settings.out / GAPS} says why.", file=sys.stderr)
+
+
+def _lines(done: Landed, settings: Settings, *, landed: bool) -> list[str]:
+    lines = []
+    if landed:
+        rate = f", {count_text(round(done.facts_per_second))} facts/s" if done.facts else ""
+        files = f" in {count_text(done.files)} files ({size_text(done.size_bytes)}{rate})" if done.facts else ""
+        lines.append(f"Landed {count_text(done.facts)} facts{files} in {settings.out}, up to offset {done.next}.")
+    if done.merged_files or not landed:
+        lines.append(f"Merged {count_text(done.merged_files)} small files into {count_text(done.merged_into)}.")
+    return lines

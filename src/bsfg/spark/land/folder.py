@@ -1,0 +1,247 @@
+"""A landing folder: commits that happen once, and what an interrupted one left undone.
+
+A commit replaces the state, which moves the position and names the staged files and their places. Only then are they
+moved. Whatever ends the process in between, opening the folder moves the rest; staged files that no commit named are
+removed. So no plain reader of the folder ever sees a file of a failed attempt, and no fact is landed twice.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+
+from bsfg.errors import FolderLocked, FrameInvalid, InvalidArgument, LandingDamaged
+from bsfg.spark.land.disk import Disk
+from bsfg.spark.land.layout import GAPS, LOCK, STAGING, STATE, SWAP, WORK, file_name
+from bsfg.spark.land.replacing import make_durable_folder, replace_files
+from bsfg.spark.land.state import Add, Change, Origin, Pending, State
+from bsfg.stores.log.atomic import write_whole
+from bsfg.stores.log.files import translated
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A file that a task wrote: where it lies, its partition, and the facts in it, which lie ``first`` to ``last``."""
+
+    path: str
+    partition: str
+    first: int
+    last: int
+    facts: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a commit lands: all facts and gaps from ``first`` to before ``next``."""
+
+    first: int
+    next: int
+    files: Sequence[Staged] = ()
+    gaps: Sequence[dict[str, Any]] = ()
+    missing: int = 0
+    tail: tuple[int, str] | None = None
+    gaps_token: str = ""
+
+
+class LandingFolder:
+    """The one writer of a landing folder. After an error, `recover` finds out what is true."""
+
+    def __init__(self, disk: Disk, release: Callable[[], None]) -> None:
+        self.disk, self._release = disk, release
+        self._state: State | None = None
+        self.run = f"{STAGING}/{uuid.uuid4().hex[:12]}"
+        """Where tasks stage their files; another process has another folder."""
+
+    @staticmethod
+    def open(disk: Disk) -> LandingFolder:
+        """Become the writer of a folder, made if need be, and finish what the one before left undone.
+
+        Raises `FolderLocked` while there is another writer, and `InvalidArgument` for a folder of somebody else.
+        """
+        _check_ours(disk)
+        disk.make_folder(WORK)
+        try:
+            folder = LandingFolder(disk, disk.lock(LOCK))
+        except FolderLocked as error:
+            hint = "One folder has one writer: stop the other `bsfg pipeline land`, or land into another folder."
+            raise FolderLocked(error.message, hint=hint, **error.details) from None
+        try:
+            folder.recover()
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing was ever landed here."""
+        return self._state is None
+
+    @property
+    def state(self) -> State:
+        """The folder at its last commit."""
+        if self._state is None:
+            raise InvalidArgument("nothing was landed in this folder yet")
+        return self._state
+
+    def recover(self) -> None:
+        """Read the state from the disk, do what it still promises, and remove what belongs to nothing."""
+        with _told("opening the landing folder"):
+            self._state = None
+            if self.disk.exists(STATE):
+                state = State.from_json(bytes(self.disk.read(STATE)))
+                self._finish(state)
+            self.disk.remove(f"{STATE}.new")
+            self.disk.remove_folder(SWAP)
+            self.disk.remove_folder(STAGING)
+            self.disk.make_folder(self.run)
+            for path in (STAGING, WORK, ""):
+                self.disk.sync_folder(path)
+
+    def begin(self, origin: Origin, start: int) -> None:
+        """Write the first state of a new folder: whose facts it will hold, from which offset on."""
+        with _told("writing the first state"):
+            self._write(State(origin, start, start))
+
+    def commit(self, batch: Batch) -> State:
+        """Land a batch; when this returns, its facts are in their places and survive a power loss."""
+        state = self.state
+        _check_whole(state, batch)
+        sequence = state.sequence + 1
+        tail_offset, tail_digest = batch.tail or (state.tail_offset, state.tail_digest)
+        with _told("landing a batch"):
+            pending = Pending(_changes(batch.files, sequence), batch.gaps, self._gaps_bytes())
+            new = replace(
+                state,
+                next=batch.next,
+                sequence=sequence,
+                facts=state.facts + sum(file.facts for file in batch.files),
+                missing=state.missing + batch.missing,
+                tail_offset=tail_offset,
+                tail_digest=tail_digest,
+                gaps_token=batch.gaps_token or state.gaps_token,
+                pending=pending if batch.files or batch.gaps else None,
+            )
+            return self._commit(new)
+
+    def replace(self, partition: str, files: Sequence[Staged], removes: Sequence[str]) -> State:
+        """Put files into a partition in place of others that hold the same facts."""
+        state = self.state
+        sequence = state.sequence + 1
+        adds = [Add(file.path, file_name(file.first, file.last, sequence)) for file in files]
+        with _told("replacing small files"):
+            pending = Pending([Change(partition, adds, list(removes))])
+            return self._commit(replace(state, sequence=sequence, pending=pending))
+
+    def discard_staged(self) -> None:
+        """Remove what failed attempts have staged; nothing of a commit is left there."""
+        for name in self.disk.list(self.run):
+            with suppress(OSError):
+                self.disk.remove(f"{self.run}/{name}")
+
+    def close(self) -> None:
+        """Let the next writer in."""
+        release, self._release = self._release, lambda: None
+        with suppress(OSError):
+            self.disk.remove_folder(self.run)
+        release()
+
+    def _commit(self, new: State) -> State:
+        # What is not known to have happened is looked up again: see `recover`.
+        self._state = None
+        self.disk.sync_folder(self.run)
+        self._write(new)
+        self._finish(new)
+        return self.state
+
+    def _write(self, state: State) -> None:
+        write_whole(self.disk, STATE, state.to_json())
+        self._state = state
+
+    def _finish(self, state: State) -> None:
+        """Do what a state promises, unless that is done, and note that it is."""
+        self._state = state
+        if state.pending is None:
+            return
+        for number, change in enumerate(state.pending.changes):
+            if change.removes:
+                replace_files(self.disk, change, f"{SWAP}/{state.sequence}-{number}")
+            else:
+                self._add(change)
+        self._add_gaps(state.pending)
+        self._write(replace(state, pending=None))
+
+    def _add(self, change: Change) -> None:
+        make_durable_folder(self.disk, change.partition)
+        for add in change.adds:
+            path = f"{change.partition}/{add.name}"
+            if self.disk.exists(add.staged):
+                self.disk.rename(add.staged, path)
+            elif not self.disk.exists(path):
+                raise LandingDamaged(f"{path} was committed and is neither there nor in {STAGING}")
+        # The names may have been there already and not be durable yet, so this is needed whatever was done.
+        self.disk.sync_folder(change.partition)
+
+    def _add_gaps(self, pending: Pending) -> None:
+        if not pending.gaps:
+            return
+        exists = self.disk.exists(GAPS)
+        file = self.disk.open_append(GAPS) if exists else self.disk.create(GAPS)
+        try:
+            if exists and self.disk.size(GAPS) > pending.gaps_at_bytes:
+                file.truncate(pending.gaps_at_bytes)
+            file.write([orjson.dumps(gap, option=orjson.OPT_APPEND_NEWLINE) for gap in pending.gaps])
+            file.sync()
+        finally:
+            file.close()
+        self.disk.sync_folder("")
+
+    def _gaps_bytes(self) -> int:
+        return self.disk.size(GAPS) if self.disk.exists(GAPS) else 0
+
+
+class _told:
+    """Turns errors of the operating system into ours."""
+
+    def __init__(self, doing: str) -> None:
+        self._doing = doing
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError):
+            where = f" {error.filename}" if error.filename else ""
+            raise translated(error, f"{self._doing}{where}") from None
+
+
+def _changes(files: Sequence[Staged], sequence: int) -> list[Change]:
+    found: dict[str, list[Add]] = {}
+    for file in files:
+        found.setdefault(file.partition, []).append(Add(file.path, file_name(file.first, file.last, sequence)))
+    return [Change(partition, adds) for partition, adds in sorted(found.items())]
+
+
+def _check_whole(state: State, batch: Batch) -> None:
+    """Refuse a batch that does not follow what is landed, or that does not hold all it should."""
+    if batch.first != state.next:
+        raise FrameInvalid(f"a batch from offset {batch.first} on was staged, {state.next} is to be landed next")
+    found = sum(file.facts for file in batch.files)
+    if found + batch.missing != batch.next - batch.first:
+        raise FrameInvalid(
+            f"{found} facts and {batch.missing} missing ones were staged for the offsets {batch.first} to {batch.next}"
+        )
+
+
+def _check_ours(disk: Disk) -> None:
+    """Refuse a folder in which somebody else has put files."""
+    names = [name for name in disk.list("") if name != WORK]
+    if names and not disk.exists(STATE):
+        hint = "Give an empty or a new folder; one that is landed in already has _bsfg/state.json."
+        raise InvalidArgument(f"the folder is not empty and was not made by landing: it holds {names[0]}", hint=hint)

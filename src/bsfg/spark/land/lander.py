@@ -1,0 +1,237 @@
+"""The driver of a landing: it plans batches, has Spark stage them, commits them and confirms them to the node."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from bsfg.errors import BsfgError, SparkFailed
+from bsfg.spark.calls import Patience
+from bsfg.spark.fetching import Source
+from bsfg.spark.land.compacting import Compactor
+from bsfg.spark.land.disk import LocalDisk
+from bsfg.spark.land.folder import Batch, LandingFolder
+from bsfg.spark.land.joining import check_consumer, check_history, first_origin, received_gaps
+from bsfg.spark.land.settings import Landed, Settings, folder_of
+from bsfg.spark.land.staging import Receipt, Work
+from bsfg.spark.land.tasks import stage_all, staged_so_far
+from bsfg.spark.session import is_local
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from bsfg.journey.link import Fetched
+
+T = TypeVar("T")
+
+FACTS_PER_TASK = 250_000
+"""Fewer facts than this are not worth a task of their own: every task makes files of its own."""
+
+POLL_SECONDS = 0.5
+WAIT_MAX_SECONDS = 15.0
+POSTPONED_MAX = 16
+"""So many batches in a row may put compaction off while there is a backlog."""
+
+
+class Interrupted(Exception):
+    """Somebody asked the landing to end; what was not committed is as if it had never begun."""
+
+
+class Lander:
+    """Lands one buffer in one folder. It is used by one thread; `end` and the progress are for others."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        settings: Settings,
+        folder: LandingFolder,
+        on_problem: Callable[[BsfgError], None] = lambda error: None,
+    ) -> None:
+        self.spark, self.settings, self.folder = spark, settings, folder
+        self.done = Landed()
+        self._source = Source(settings.access, settings.stream, settings.buffer, 0.0)
+        self._ending = threading.Event()
+        self._on_problem = on_problem
+        self._confirmed = -1
+        self._buffer_end = 0
+        self._compactor = Compactor(spark, folder, settings.out, settings.file_size_bytes, self.done)
+
+    # For other threads.
+
+    def end(self) -> None:
+        """Have the landing end soon; call it again until it has."""
+        self._ending.set()
+        with suppress(Exception):
+            # Spark may have ended already.
+            self.spark.sparkContext.cancelAllJobs()
+
+    @property
+    def buffer_end(self) -> int:
+        """Where the buffer ended when it was last looked at."""
+        return self._buffer_end
+
+    def under_way(self) -> int:
+        """Count the facts of the present batch that are staged."""
+        return staged_so_far(Path(self.settings.out) / self.folder.run)
+
+    # The landing itself.
+
+    def join(self) -> None:
+        """Find out where the folder stands, and check that the node still has the same history."""
+        head = self._patiently(self._look)
+        if self.folder.is_new:
+            origin, start = self._patiently(lambda: first_origin(self._source, self.settings))
+            self.folder.begin(origin, start)
+        state = self.folder.state
+        self._patiently(lambda: check_history(self._source, self.settings, state, head))
+        if self.settings.consumer is not None:
+            self._patiently(lambda: check_consumer(self._source, self.settings, head))
+        self._noted()
+
+    def land_available(self) -> None:
+        """Land everything that is there now."""
+        target = self._patiently(self._look).end
+        while self.folder.state.next < target:
+            self._batch(min(target, self.folder.state.next + self.settings.max_facts_per_batch))
+        self._patiently(self._confirm)
+        if self.settings.compact:
+            self._stoppable(self._compactor.run)
+
+    def follow(self) -> None:
+        """Land facts as they come, until `end` is called; a node or a disk that fails for a while is waited for."""
+        last, postponed = -self.settings.every_seconds, 0
+        pause, failed = POLL_SECONDS, False
+        while not self._ending.is_set():
+            try:
+                if failed:
+                    self.folder.recover()
+                waiting = self._look().end - self.folder.state.next
+                full = waiting >= self.settings.max_facts_per_batch
+                if full or (waiting and time.monotonic() - last >= self.settings.every_seconds):
+                    last = time.monotonic()
+                    self._batch(self.folder.state.next + min(waiting, self.settings.max_facts_per_batch))
+                    postponed += 1
+                    if self.settings.compact and (not full or postponed >= POSTPONED_MAX):
+                        self._stoppable(self._compactor.run)
+                        postponed = 0
+                else:
+                    self._ending.wait(POLL_SECONDS)
+                self._confirm()
+                pause, failed = POLL_SECONDS, False
+            except BsfgError as error:
+                if not error.retryable:
+                    raise
+                self._on_problem(error)
+                self._ending.wait(pause)
+                pause, failed = min(2 * pause, WAIT_MAX_SECONDS), True
+
+    def compact(self) -> None:
+        """Merge all small files that could be one; needs no node."""
+        self._stoppable(lambda: self._compactor.run(thorough=True))
+
+    def _batch(self, end: int) -> None:
+        """Land everything up to an offset, which is left out."""
+        began, first = time.monotonic(), self.folder.state.next
+        receipts = self._stoppable(lambda: stage_all(self.spark, self._work(), self._cuts(first, end)))
+        self._commit(first, end, receipts)
+        self.folder.discard_staged()
+        self.done.seconds += time.monotonic() - began
+        self._noted()
+
+    def _commit(self, first: int, end: int, receipts: list[Receipt]) -> None:
+        state = self.folder.state
+        gaps = [gap for receipt in receipts for gap in receipt.gaps]
+        token = state.gaps_token
+        if self.settings.consumer is not None:
+            received, token = self._patiently(
+                lambda: received_gaps(self._source, self.settings, state.origin.log_id, state.gaps_token)
+            )
+            gaps += received
+        files = [file for receipt in receipts for file in receipt.files]
+        missing = sum(receipt.missing for receipt in receipts)
+        tails = [receipt.tail for receipt in receipts if receipt.tail is not None]
+        self.folder.commit(Batch(first, end, files, gaps, missing, tails[-1] if tails else None, token))
+        self.done.facts += sum(file.facts for file in files)
+        self.done.missing += missing
+        self.done.batches += 1
+        self.done.files += len(files)
+        self.done.size_bytes += sum(file.size_bytes for file in files)
+        self._compactor.touched.update(file.partition for file in files)
+
+    def _confirm(self) -> None:
+        """Confirm for the consumer, if there is one, what is landed."""
+        state = self.folder.state
+        through = state.next - 1
+        if self.settings.consumer is not None and through > self._confirmed and state.next > state.start:
+            self._source.confirm(self.settings.consumer, through, state.origin.log_id)
+            self._confirmed = through
+
+    def _look(self) -> Fetched:
+        """Ask the node where the buffer ends."""
+        head = self._source.head()
+        self._buffer_end = head.end
+        if not self.folder.is_new:
+            self._noted()
+        return head
+
+    def _noted(self) -> None:
+        self.done.next = self.folder.state.next
+        self.done.backlog = max(0, self._buffer_end - self.done.next)
+
+    def _work(self) -> Work:
+        settings, origin = self.settings, self.folder.state.origin
+        # Other machines do not have the certificate's files; read again each time, they may have been renewed.
+        here = is_local(self.spark.sparkContext.master or "")
+        access = settings.access if here else settings.access.with_contents()
+        source = Source(access, settings.stream, settings.buffer, settings.retry_seconds)
+        return Work(source, origin.log_id, settings.by, str(settings.out), self.folder.run, settings.file_size_bytes)
+
+    def _cuts(self, first: int, end: int) -> list[int]:
+        """Cut a range into as many parts as there are cores, unless they would be small."""
+        count = end - first
+        parts = max(1, min(count // FACTS_PER_TASK, self.spark.sparkContext.defaultParallelism))
+        return [first + count * part // parts for part in range(parts + 1)]
+
+    def _stoppable(self, work: Callable[[], T]) -> T:
+        """Do something with Spark; raises `Interrupted` when it failed because the landing is to end."""
+        if self._ending.is_set():
+            raise Interrupted
+        try:
+            return work()
+        except SparkFailed:
+            if self._ending.is_set():
+                raise Interrupted from None
+            raise
+
+    def _patiently(self, work: Callable[[], T]) -> T:
+        """Ask the node until it answers, for a while; raises `Interrupted` when the landing is to end meanwhile."""
+
+        def sleep(seconds: float) -> None:
+            if self._ending.wait(seconds):
+                raise Interrupted
+
+        return Patience(self.settings.retry_seconds, sleep=sleep).insist(work)
+
+
+@contextmanager
+def landing(
+    spark: SparkSession, settings: Settings, on_problem: Callable[[BsfgError], None] = lambda error: None
+) -> Iterator[Lander]:
+    """Open a landing folder for a block; it is the folder's one writer."""
+    folder = LandingFolder.open(LocalDisk(folder_of(settings.out)))
+    try:
+        yield Lander(spark, settings, folder, on_problem)
+    finally:
+        folder.close()
+
+
+def land_available(spark: SparkSession, settings: Settings) -> Landed:
+    """Land everything that a buffer holds now, and tell what was done."""
+    with landing(spark, settings) as lander:
+        lander.join()
+        lander.land_available()
+    return lander.done

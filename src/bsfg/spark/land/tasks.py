@@ -1,0 +1,126 @@
+"""Runs work as tasks of Spark: each gets a number, does what it stands for, and answers with a line of JSON.
+
+Facts never go through the JVM. A task fetches, sorts and writes them itself; only receipts come back. An error of ours
+is an answer too, so that the driver knows its code and Spark does not print a traceback. What is not an answer, such
+as a killed worker, Spark tries again.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pyarrow as pa
+
+from bsfg.errors import BsfgError, SparkFailed
+from bsfg.spark.land.compaction import Merge, NotOurs, merge
+from bsfg.spark.land.folder import Staged
+from bsfg.spark.land.staging import Receipt, Work, stage
+from bsfg.stores.log.files import translated
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ANSWER = "answer string"
+NOTE_SUFFIX = ".note"
+_COUNT = struct.Struct("<q")
+
+
+def stage_all(spark: SparkSession, work: Work, cuts: Sequence[int]) -> list[Receipt]:
+    """Stage the ranges between the cuts, side by side, and give their receipts in order."""
+    ranges = list(pairwise(cuts))
+
+    def one(number: int) -> dict[str, Any]:
+        work.check_shared()
+        with _noting(work, number) as note:
+            return asdict(stage(work, *ranges[number], note))
+
+    return [_receipt(answer) for answer in _run(spark, len(ranges), one)]
+
+
+def merge_all(spark: SparkSession, root: str, run: str, merges: Sequence[Merge]) -> list[Staged | str]:
+    """Merge files, side by side; in the place of a result stands the name of a file that is not ours."""
+
+    def one(number: int) -> dict[str, Any]:
+        try:
+            return asdict(merge(Path(root), run, merges[number]))
+        except NotOurs as error:
+            return {"not_ours": str(error)}
+
+    answers = _run(spark, len(merges), one)
+    return [answer["not_ours"] if "not_ours" in answer else Staged(**answer) for answer in answers]
+
+
+def staged_so_far(folder: Path) -> int:
+    """Add up what the tasks that are under way have noted."""
+    total = 0
+    for path in folder.glob(f"*{NOTE_SUFFIX}"):
+        with suppress(OSError, struct.error):
+            total += _COUNT.unpack(path.read_bytes())[0]
+    return total
+
+
+def _run(spark: SparkSession, count: int, one: Callable[[int], dict[str, Any]]) -> list[Any]:
+    """Do ``count`` pieces of work as tasks, and give their answers in order."""
+
+    def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            answers = [_answer(one, number) for number in batch.column(0).to_pylist()]
+            yield pa.RecordBatch.from_arrays([pa.array(answers, pa.string())], names=["answer"])
+
+    try:
+        rows = spark.range(0, count, 1, count).mapInArrow(task, ANSWER).collect()
+    except Exception as error:
+        raise SparkFailed(_first_line(error)) from error
+    answers = sorted((orjson.loads(row["answer"]) for row in rows), key=lambda answer: answer["number"])
+    for answer in answers:
+        if "error" in answer:
+            raise BsfgError.from_dict(answer["error"])
+    if [answer["number"] for answer in answers] != list(range(count)):
+        raise SparkFailed(f"{len(answers)} of {count} tasks have answered")
+    return [answer["result"] for answer in answers]
+
+
+def _answer(one: Callable[[int], dict[str, Any]], number: int) -> str:
+    """Do one piece of work and write down its result, or an error that is of no use to try again at once."""
+    try:
+        answer: dict[str, Any] = {"number": number, "result": one(number)}
+    except BsfgError as error:
+        answer = {"number": number, "error": error.to_dict()}
+    except OSError as error:
+        answer = {"number": number, "error": translated(error, f"staging {error.filename or ''}".strip()).to_dict()}
+    return orjson.dumps(answer).decode()
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or traceback.format_exception_only(error)
+    return f"{type(error).__name__}: {lines[0].strip()}"[:500]
+
+
+def _receipt(form: dict[str, Any]) -> Receipt:
+    tail = form["tail"]
+    files = [Staged(**file) for file in form["files"]]
+    return Receipt(**{**form, "files": files, "tail": None if tail is None else (tail[0], tail[1])})
+
+
+@contextmanager
+def _noting(work: Work, number: int) -> Iterator[Callable[[int], None]]:
+    """Give what notes how far a task is, in a file that the driver reads for its progress."""
+    path = Path(work.root) / work.run / f"{number}{NOTE_SUFFIX}"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+    try:
+        yield lambda done: _note(descriptor, done)
+    finally:
+        os.close(descriptor)
+
+
+def _note(descriptor: int, done: int) -> None:
+    os.pwrite(descriptor, _COUNT.pack(done), 0)

@@ -1,0 +1,93 @@
+"""What the tests of landing share: a simulated disk for its folder, and how a plain reader sees one."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from random import Random
+
+import orjson
+import pyarrow.dataset as ds
+
+from bsfg.spark.land.layout import GAPS
+from bsfg.testing.disk import SimulatedDisk
+from bsfg.testing.durability import Folder, NameChange
+
+
+class SimulatedLandingDisk(SimulatedDisk):
+    """A disk that forgets what was not synced, for landing folders; ``exchanges`` says whether folders can."""
+
+    def __init__(self, seed: int | str = 0, root: Folder | None = None, *, exchanges: bool = True) -> None:
+        super().__init__(seed, root)
+        self.exchanges = exchanges
+
+    def after_power_loss(self, random: Random) -> SimulatedLandingDisk:
+        """Give the disk as it may be found after losing power at this moment."""
+        return SimulatedLandingDisk(self._seed, self.crash(random)._root, exchanges=self.exchanges)
+
+    def after_kill(self) -> SimulatedLandingDisk:
+        """Give the disk as the next process finds it when this one is killed."""
+        return SimulatedLandingDisk(self._seed, self.killed()._root, exchanges=self.exchanges)
+
+    def link(self, old: str, new: str) -> None:
+        """Give a file a second name."""
+        with self._operation("link", f"{old} -> {new}"):
+            file = self._root.file(old)
+            folder, name = self._root.parent_of(new)
+            if name in folder.live:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
+            folder.change(NameChange({name: file}))
+
+    def exchange(self, one: str, other: str) -> None:
+        """Let two folders change their names; a power loss undoes both changes, or that of the first name alone."""
+        with self._operation("exchange", f"{one} <-> {other}"):
+            if not self.exchanges:
+                raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), one)
+            (one_parent, one_name), (other_parent, other_name) = self._root.parent_of(one), self._root.parent_of(other)
+            first, second = self._root.folder(one), self._root.folder(other)
+            arrival = NameChange({other_name: first})
+            other_parent.change(arrival)
+            one_parent.change(NameChange({one_name: second}, needs=arrival))
+
+    def is_folder(self, path: str) -> bool:
+        """Tell whether there is a folder of this name."""
+        with self._looking("is_folder", path):
+            try:
+                return isinstance(self._root.at(path), Folder)
+            except OSError:
+                return False
+
+    def copy_rights(self, old: str, new: str) -> None:
+        """Do nothing: the simulated disk knows no rights."""
+
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder with all that is in it, name by name."""
+        if not self.is_folder(path):
+            return
+        for name in self.list(path):
+            if self.is_folder(f"{path}/{name}"):
+                self.remove_folder(f"{path}/{name}")
+            else:
+                self.remove(f"{path}/{name}")
+        with self._operation("remove_folder", path):
+            folder, name = self._root.parent_of(path)
+            folder.change(NameChange({name: None}))
+
+
+def seen_offsets(out: Path) -> list[int]:
+    """Give the offsets that a plain reader of a landing folder sees, sorted."""
+    found = ds.dataset(out, format="parquet", partitioning="hive")
+    return sorted(found.to_table(columns=["offset"]).column("offset").to_pylist()) if found.files else []
+
+
+def gap_offsets(out: Path) -> list[int]:
+    """Give the offsets that the list of gaps tells of, sorted."""
+    path = out / GAPS
+    lines = [orjson.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+    return sorted(_spread((line["first"], line["last"]) for line in lines if line.get("origin_zone") is None))
+
+
+def _spread(ranges: Iterable[tuple[int, int]]) -> Iterable[int]:
+    return (offset for first, last in ranges for offset in range(first, last + 1))
