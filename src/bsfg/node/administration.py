@@ -46,6 +46,9 @@ UNKNOWN_OFFSET = -1
 """The origin offset of a fact that was put into quarantine by a version that did not keep it."""
 
 
+Documents = Callable[[], Sequence[Mapping[str, Any]]]
+
+
 class Administration:
     """The operations of operators, viewers and pipelines; see `bsfg.wire.service.AdminService`.
 
@@ -53,10 +56,10 @@ class Administration:
     """
 
     def __init__(
-        self, parts: Parts, rates: Rates | None = None, alerts: Callable[[], Sequence[Mapping[str, Any]]] = tuple
+        self, parts: Parts, rates: Rates | None = None, alerts: Documents = tuple, certificates: Documents = tuple
     ) -> None:
         self._parts = parts
-        self._rates, self._alerts = rates or Rates(), alerts
+        self._rates, self._alerts, self._certificates = rates or Rates(), alerts, certificates
         self._started_unix_ms = parts.clock.now_unix_ms()
         self._lease_holders: dict[str, str] = {}
 
@@ -65,7 +68,12 @@ class Administration:
     async def status(self, caller: Caller) -> Mapping[str, Any]:
         """Describe the node."""
         self._check(caller, Action.VIEW)
-        return await document(self._parts, self._rates, self._started_unix_ms, self._alerts())
+        return await self.describe()
+
+    async def describe(self) -> dict[str, Any]:
+        """Describe the node to somebody who was let in already."""
+        found = (self._alerts(), self._certificates())
+        return await document(self._parts, self._rates, self._started_unix_ms, *found)
 
     async def metrics(self, caller: Caller) -> bytes:
         """Give the metrics as text, buffers and consumers looked at anew."""
@@ -137,12 +145,17 @@ class Administration:
     ) -> GateView:
         """Close a gate."""
         row = self._check(caller, Action.ACT)
-        return self._parts.board.hold(link, side, by=row.name, reason=reason, until_unix_ms=until_unix_ms)
+        view = self._parts.board.hold(link, side, by=row.name, reason=reason, until_unix_ms=until_unix_ms)
+        until = {} if until_unix_ms is None else {"until_unix_ms": until_unix_ms}
+        log.warning("gate_held", link=link, side=side, reason=reason, by=row.name, caller=caller.address, **until)
+        return view
 
     async def release_gate(self, caller: Caller, link: str, side: str, reason: str) -> GateView:
         """Open a held gate."""
         row = self._check(caller, Action.ACT)
-        return self._parts.board.release(link, side, by=row.name, reason=reason)
+        view = self._parts.board.release(link, side, by=row.name, reason=reason)
+        log.warning("gate_released", link=link, side=side, reason=reason, by=row.name, caller=caller.address)
+        return view
 
     async def retry_quarantined(
         self, caller: Caller, stream: str, buffer: Buffer, id: int, reason: str
@@ -157,7 +170,8 @@ class Administration:
         settled = result != Result.CONFLICT
         if settled:
             await found.release_quarantined(id, note)
-        log.warning("quarantine_retried", stream=stream, id=id, result=result.name.lower(), by=row.name)
+        done = {"stream": stream, "buffer": str(buffer), "id": id, "result": result.name.lower()}
+        log.warning("quarantine_retried", **done, reason=reason, by=row.name, caller=caller.address)
         return settled, result
 
     async def drop_quarantined(self, caller: Caller, stream: str, buffer: Buffer, id: int, reason: str) -> None:
@@ -165,7 +179,8 @@ class Administration:
         row = self._check(caller, Action.ACT, stream)
         found = await self._parts.buffer(stream, buffer)
         await found.release_quarantined(id, f"dropped by {row.name}: {_given(reason)}")
-        log.warning("quarantine_dropped", stream=stream, id=id, reason=reason, by=row.name)
+        done = {"stream": stream, "buffer": str(buffer), "id": id}
+        log.warning("quarantine_dropped", **done, reason=reason, by=row.name, caller=caller.address)
 
     # What pipelines tell.
 

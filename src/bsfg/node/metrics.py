@@ -26,6 +26,7 @@ class Metrics:
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
         self._highest_lag: dict[tuple[str, str], float] = {}
+        self._worst_lags: dict[tuple[str, str], float] = {}
 
         def counter(name: str, says: str, *labels: str) -> Counter:
             return Counter(name, says, labels, registry=registry)
@@ -87,9 +88,15 @@ class Metrics:
         """Note the lag of a link and stream."""
         self.lag.labels(link, stream).set(seconds)
         self.lags.labels(link, stream).observe(seconds)
+        self._worst_lags[link, stream] = max(seconds, self._worst_lags.get((link, stream), 0.0))
         if seconds > self._highest_lag.get((link, stream), -1.0):
             self._highest_lag[link, stream] = seconds
             self.lag_high.labels(link, stream).set(seconds)
+
+    def take_worst_lags(self) -> dict[tuple[str, str], float]:
+        """Give the worst lag of each link and stream since this was last asked; it has one asker."""
+        taken, self._worst_lags = self._worst_lags, {}
+        return taken
 
     def gate_moved(self, link: str, side: str, mode: Mode, *, moved: bool = True) -> None:
         """Note the mode of a gate."""

@@ -19,7 +19,9 @@ from bsfg.node.alerts import AlertBoard, alert_gate
 from bsfg.node.authorize import Decision, Matrix
 from bsfg.node.board import RECEIVER, SENDER, Board
 from bsfg.node.bringing import Bringing
+from bsfg.node.certificates import Certificates
 from bsfg.node.config import Engine, IdentityFrom, Link, ZoneConfig, consumer_name
+from bsfg.node.dashboard import Dashboard
 from bsfg.node.guard import Guard
 from bsfg.node.metrics import Metrics
 from bsfg.node.native import NativeHandoff, StreamPull, rules_of
@@ -186,15 +188,28 @@ class Node:
 
     async def _listen(self, watched: Watched | None) -> None:
         service = NodeService(self.parts)
-        administration = Administration(self.parts, self._rates, self.alerts.active)
+        certificates = Certificates(self.config, self.clock).documents
+        administration = Administration(self.parts, self._rates, self.alerts.active, certificates)
         listen, limits = self.config.listen, self.parts.settings.limits
         zone, metrics = self.config.zone.name, self.parts.metrics
-        listeners = Listeners(service, administration, limits, zone=zone, watched=watched, observer=metrics)
+        pages = self._dashboard(administration)
+        listeners = Listeners(
+            service, administration, limits, zone=zone, watched=watched, observer=metrics, pages=pages
+        )
         http = (listen.http.host, listen.http.port) if listen.http_enabled else None
         await listeners.start((listen.grpc.host, listen.grpc.port), http)
         self._stack.push_async_callback(listeners.stop)
+        if pages is not None:
+            pages.start()
+            # Before the listeners stop: they would wait for browsers that watch.
+            self._stack.push_async_callback(pages.stop)
         self.grpc_port, self.http_port = listeners.grpc.port, listeners.http.port
         log.info("listening", grpc_port=self.grpc_port, http_port=self.http_port, tls=watched is not None)
+
+    def _dashboard(self, administration: Administration) -> Dashboard | None:
+        if not (self.config.dashboard.enabled and self.config.listen.http_enabled):
+            return None
+        return Dashboard(self.config, self.parts, administration, administration.describe)
 
     # Pulling.
 

@@ -85,7 +85,11 @@ async def unconfirmed_of(
 
 
 async def document(
-    parts: Parts, rates: Rates, started_unix_ms: int, alerts: Sequence[Mapping[str, Any]] = ()
+    parts: Parts,
+    rates: Rates,
+    started_unix_ms: int,
+    alerts: Sequence[Mapping[str, Any]] = (),
+    certificates: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Describe the node at this moment."""
     stats = await all_stats(parts)
@@ -108,6 +112,7 @@ async def document(
         "links": _links(parts),
         "artifacts": asdict(await parts.artifacts.stats()) if parts.artifacts is not None else None,
         "alerts": list(alerts),
+        "certificates": list(certificates),
     }
 
 

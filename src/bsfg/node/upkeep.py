@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import asdict
-from datetime import UTC, datetime
 
 from bsfg.errors import BsfgError
 from bsfg.gate import Event, Mode
@@ -16,13 +15,12 @@ from bsfg.journey.artifacts import collect_orphans
 from bsfg.journey.references import References, all_buffers
 from bsfg.node.alerts import AlertBoard, Note, alert_gate
 from bsfg.node.board import SENDER
+from bsfg.node.certificates import Certificates
 from bsfg.node.config import Serve, ZoneConfig, consumer_name
 from bsfg.node.parts import Parts
 from bsfg.node.status import Rates, all_stats, consumer_views, hours_left, unconfirmed_of
 from bsfg.ports import Buffer, BufferStats
 from bsfg.retention import Fill
-from bsfg.wire.certcheck import Expiry, lifetime
-from bsfg.wire.certs import load_certificates
 
 LOOK_SECONDS = 1.0
 RETENTION_EVERY = 60
@@ -39,6 +37,7 @@ class Upkeep:
     ) -> None:
         self._config, self._parts, self._alerts, self._note = config, parts, alerts, note
         self._rates = rates or Rates()
+        self._certificates = Certificates(config, parts.clock)
         memory = getattr(parts.artifacts, "references", None)
         self._references = References(memory)
         self._stopping = asyncio.Event()
@@ -148,20 +147,9 @@ class Upkeep:
 
     def _look_at_certificates(self) -> None:
         """Warn before a certificate ends, and as soon as it has."""
-        config = self._config
-        if config.listen.plaintext:
-            return
-        now = datetime.fromtimestamp(self._parts.clock.now_unix_ms() / 1000, UTC)
-        for path in (config.tls.certificate, config.tls.ca):
-            if path is None:
-                continue
-            for certificate in load_certificates(config.path(path)):
-                life = lifetime(certificate, now, config.tls.expiry_warning_seconds)
-                self._parts.metrics.certificate_expiry.labels(str(path)).set(life.left_seconds)
-                text = None
-                if life.expiry != Expiry.OK:
-                    text = f"{path} is {life.expiry}: {life.left_days} days left"
-                self._alerts.update("certificate_expiry", str(path), text)
+        for seen in self._certificates.own():
+            self._parts.metrics.certificate_expiry.labels(seen.file).set(seen.life.left_seconds)
+            self._alerts.update("certificate_expiry", seen.file, seen.alert)
 
     def _look_at_links(self) -> None:
         for view in self._parts.board.gates():

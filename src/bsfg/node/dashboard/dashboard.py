@@ -1,0 +1,240 @@
+"""The routes of the dashboard, and the parts behind them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+from urllib.parse import parse_qs
+
+import orjson
+import structlog
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute, Route
+
+import bsfg
+from bsfg.errors import BsfgError, IdentityUnknown, InvalidArgument, SignInRequired
+from bsfg.node.config import ZoneConfig
+from bsfg.node.dashboard import records
+from bsfg.node.dashboard.actions import Actions, parsed
+from bsfg.node.dashboard.door import VIEW, Door
+from bsfg.node.dashboard.feed import EventStream, Feed
+from bsfg.node.dashboard.pages import SAFE_HEADERS, Files
+from bsfg.node.dashboard.sessions import Session, Sessions
+from bsfg.node.dashboard.tokens import Tokens
+from bsfg.node.dashboard.watch import Look, Watch
+from bsfg.node.parts import Parts
+from bsfg.wire.answering import Endpoint, Handler, Refused, caller_of, endpoint, problem
+from bsfg.wire.limits import Admission
+from bsfg.wire.routes import JSON, JSON_LINES
+from bsfg.wire.service import AdminService, Caller
+from bsfg.wire.status import http_status
+
+log = structlog.get_logger("bsfg.node")
+
+HOME = "/dashboard/"
+SIGN_IN = "/dashboard/sign-in"
+BODY_BYTES_MAX = 16_384
+BODY_SECONDS = 10.0
+
+
+class Dashboard:
+    """The pages of one node; see `bsfg.wire.http.Pages`."""
+
+    def __init__(self, config: ZoneConfig, parts: Parts, admin: AdminService, look: Look) -> None:
+        self._parts, self._admin = parts, admin
+        self._tokens = Tokens(config.tokens)
+        self._sessions = Sessions(parts.clock, config.dashboard.session_seconds)
+        self._door = Door(parts, self._tokens, self._sessions)
+        self._files = Files()
+        self._feed = Feed(config.dashboard.watchers)
+        self._watch = Watch(look, self._feed, parts.metrics, parts.clock)
+        self._actions = Actions(admin, parts.clock)
+
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether somebody without a certificate can be let in."""
+        return bool(self._tokens)
+
+    def caller(self, request: Request) -> Caller:
+        """Give who asks for an operation."""
+        return self._door.caller(request)
+
+    def start(self) -> None:
+        """Begin to keep the history."""
+        self._watch.start()
+
+    async def stop(self) -> None:
+        """End all that is being watched."""
+        await self._watch.stop()
+
+    def routes(self, admission: Admission) -> Sequence[BaseRoute]:
+        """Give the routes of the pages."""
+
+        def at(path: str, method: str, handler: Handler, refused: Refused = _api_problem) -> Route:
+            name = f"dashboard_{handler.__name__.strip('_')}"
+            answer: Endpoint = endpoint(admission, name, handler, caller_of, refused=refused)
+            return Route(path, answer, methods=[method])
+
+        return [
+            at("/", "GET", self._home),
+            at("/dashboard", "GET", self._home),
+            at(HOME, "GET", self._page, self._shown),
+            at(SIGN_IN, "GET", self._sign_in_page, self._shown),
+            at(SIGN_IN, "POST", self._sign_in, self._shown),
+            at("/dashboard/sign-out", "POST", self._sign_out),
+            at("/dashboard/static/{path:path}", "GET", self._file),
+            at("/dashboard/api/session", "GET", self._session),
+            at("/dashboard/api/events", "GET", self._events),
+            at("/dashboard/api/gaps", "GET", self._gaps),
+            at("/dashboard/api/gaps.jsonl", "GET", self._all_gaps),
+            at("/dashboard/api/quarantine", "GET", self._quarantine),
+            at("/dashboard/api/quarantine.jsonl", "GET", self._all_quarantine),
+            at("/dashboard/api/act/{act}", "POST", self._act),
+        ]
+
+    # Pages.
+
+    async def _home(self, request: Request, caller: Caller) -> Response:
+        return RedirectResponse(HOME, 307, SAFE_HEADERS)
+
+    async def _page(self, request: Request, caller: Caller) -> Response:
+        _, cookie = self._door.enter(request)
+        response = self._files.page("index.html", zone=self._zone)
+        if cookie is not None:
+            self._door.set_cookie(request, response, cookie)
+        return response
+
+    async def _file(self, request: Request, caller: Caller) -> Response:
+        return self._files.answer(request, request.path_params["path"])
+
+    async def _sign_in_page(self, request: Request, caller: Caller) -> Response:
+        says = "Your session has ended." if "ended" in request.query_params else ""
+        return self._sign_in_form(caller, says)
+
+    async def _sign_in(self, request: Request, caller: Caller) -> Response:
+        given = parse_qs((await _body(request)).decode("utf-8", "replace"), max_num_fields=10)
+        cookie = self._door.sign_in(request, given.get("token", [""])[0])
+        session = self._sessions.find(cookie)
+        log.info("signed_in", by=session.owner if session else "", caller=caller.address)
+        response = RedirectResponse(HOME, 303, SAFE_HEADERS)
+        self._door.set_cookie(request, response, cookie)
+        return response
+
+    async def _sign_out(self, request: Request, caller: Caller) -> Response:
+        session = self._door.acting(request)
+        self._door.sign_out(request)
+        self._watch.wake()
+        log.info("signed_out", by=session.owner, caller=caller.address)
+        response = _json({"sign_in": SIGN_IN})
+        self._door.forget_cookie(request, response)
+        return response
+
+    def _shown(self, request: Request, error: BsfgError) -> Response:
+        """Answer a person with a page, whatever went wrong."""
+        if isinstance(error, SignInRequired) and request.method == "GET":
+            # Coming from another site a browser keeps the cookie back; the page looks whether there is a session.
+            elsewhere = request.headers.get("sec-fetch-site") in ("cross-site", "same-site")
+            return RedirectResponse(f"{SIGN_IN}?elsewhere" if elsewhere else SIGN_IN, 303, SAFE_HEADERS)
+        said = isinstance(error, IdentityUnknown) and request.method == "POST"
+        says = error.message if said else f"{error.message}. {error.hint}"
+        return self._sign_in_form(caller_of(request), says, http_status(error))
+
+    def _sign_in_form(self, caller: Caller, says: str, status: int = 200) -> Response:
+        known = self._parts.guard.allows(caller, VIEW)
+        return self._files.page(
+            "sign-in.html",
+            status,
+            zone=self._zone,
+            says=says,
+            says_hidden="" if says else "hidden",
+            known_hidden="" if known else "hidden",
+            form_hidden="" if self.takes_tokens else "hidden",
+            identity=self._parts.guard.identity(caller) if known else "",
+        )
+
+    # What the page asks for.
+
+    async def _session(self, request: Request, caller: Caller) -> Response:
+        session = self._door.session(request)
+        return _json(self._described(session))
+
+    def _described(self, session: Session) -> dict[str, Any]:
+        by_token = session.caller.token is not None
+        return {
+            "zone": self._zone,
+            "version": bsfg.__version__,
+            "identity": self._parts.guard.identity(session.caller),
+            "by": "token" if by_token else "certificate" if session.caller.names else "plaintext",
+            "may_act": self._door.may_act(session),
+            "page_key": session.page_key,
+            "ends_unix_ms": session.ends_unix_ms,
+        }
+
+    async def _events(self, request: Request, caller: Caller) -> Any:
+        session = self._door.session(request)
+        self._parts.guard.check(session.caller, VIEW)
+        abort: Callable[[], None] = request.scope.get("state", {}).get("abort", lambda: None)
+        greeting = await self._watch.greeting()
+        watcher = self._feed.join(lambda: self._door.may_watch(session), abort)
+        watcher.offer(greeting)
+        return EventStream(self._feed, watcher)
+
+    async def _gaps(self, request: Request, caller: Caller) -> Response:
+        found = await records.gaps(self._admin, self._parts, self._door.session(request).caller)
+        return _json(records.shown(found, len(found)))
+
+    async def _all_gaps(self, request: Request, caller: Caller) -> Response:
+        found = await records.gaps(self._admin, self._parts, self._door.session(request).caller)
+        return _download(records.lines(found), f"gaps-{self._zone}.jsonl")
+
+    async def _quarantine(self, request: Request, caller: Caller) -> Response:
+        views = await records.quarantine(self._admin, self._door.session(request).caller)
+        return _json(records.shown(records.quarantined_rows(views), len(views)))
+
+    async def _all_quarantine(self, request: Request, caller: Caller) -> Response:
+        views = await records.quarantine(self._admin, self._door.session(request).caller)
+        return _download(records.lines(records.quarantined_whole(views)), f"quarantine-{self._zone}.jsonl")
+
+    async def _act(self, request: Request, caller: Caller) -> Response:
+        session = self._door.acting(request)
+        act = self._actions.table.get(request.path_params["act"])
+        if act is None:
+            raise InvalidArgument("there is no such act")
+        # The caller is whom the session belongs to, at the address that this request came from.
+        whom = Caller(session.caller.names, caller.address, session.caller.token)
+        done = await act(whom, parsed(await _body(request)))
+        self._watch.wake()
+        return _json(done)
+
+    @property
+    def _zone(self) -> str:
+        return self._parts.settings.zone
+
+
+def _api_problem(request: Request, error: BsfgError) -> Response:
+    response = problem(error)
+    response.headers.update({**SAFE_HEADERS, "cache-control": "no-store"})
+    return response
+
+
+async def _body(request: Request) -> bytes:
+    parts, size = [], 0
+    async with asyncio.timeout(BODY_SECONDS):
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > BODY_BYTES_MAX:
+                raise InvalidArgument(f"the body has more than {BODY_BYTES_MAX} bytes")
+            parts.append(chunk)
+    return b"".join(parts)
+
+
+def _json(value: Any) -> Response:
+    headers = {**SAFE_HEADERS, "cache-control": "no-store"}
+    return Response(orjson.dumps(value), headers=headers, media_type=JSON)
+
+
+def _download(data: bytes, name: str) -> Response:
+    headers = {**SAFE_HEADERS, "cache-control": "no-store", "content-disposition": f'attachment; filename="{name}"'}
+    return Response(data, headers=headers, media_type=JSON_LINES)

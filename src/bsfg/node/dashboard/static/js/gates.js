@@ -1,0 +1,88 @@
+// The gates as a table, with what an operator may do about each, and what needs attention as a list.
+
+import { byId, foreign, h, renew } from "./dom.js";
+import { moment, short, span } from "./format.js";
+import { icon } from "./icons.js";
+import { WORDS } from "./judge.js";
+import { known, latest, seriesOf } from "./store.js";
+
+const SAYS = {
+  normal: "facts move as they come",
+  autonomous: "the other side is away; both go on alone",
+  reconciliation: "catching up",
+  held: "waits for an operator",
+};
+
+/** Draw the table of gates. */
+export function gates() {
+  const mayAct = known.session.may_act;
+  byId("gates-note").textContent = mayAct ? "" : "You may look. Holding and releasing is for operators.";
+  if (!known.state.links.length) {
+    renew(byId("gates"), h("p", { class: "empty" }, "No link is configured."));
+    return;
+  }
+  const head = ["Link", "Mode", "Since", "Why", "Lag", "To come", ...(mayAct ? [""] : [])];
+  renew(byId("gates"), h("table", {},
+    h("thead", {}, h("tr", {}, head.map((name) => h("th", { scope: "col", class: ["Lag", "To come"].includes(name) && "number" }, name)))),
+    h("tbody", {}, known.state.links.map((link) => row(link, mayAct)))));
+}
+
+function row(link, mayAct) {
+  const inbound = link.side === "receiver";
+  const direction = inbound ? ["pulls from ", foreign(link.zone)] : ["serves ", foreign(link.zone)];
+  return h("tr", { data: { key: `${link.link}/${link.side}`, link: link.link, side: link.side } },
+    h("td", {}, h("strong", {}, foreign(link.link)), h("span", { class: "sub" }, direction)),
+    h("td", {}, modePill(link.mode)),
+    h("td", {}, moment(link.since_unix_ms, known.state.now_unix_ms)),
+    h("td", {}, why(link)),
+    h("td", { class: "number" }, inbound ? lag(link) : "–"),
+    h("td", { class: "number" }, inbound ? short(link.reports.reduce((sum, each) => sum + each.backlog, 0)) : "–"),
+    mayAct && h("td", { class: "actions" }, action(link)));
+}
+
+export function modePill(mode) {
+  return h("span", { class: `pill ${mode}`, title: SAYS[mode] }, icon(mode), mode);
+}
+
+function why(link) {
+  if (link.mode === "normal") return SAYS.normal;
+  if (link.mode !== "held") return h("span", { class: "text" }, SAYS[link.mode], h("span", { class: "sub" }, foreign(link.reason)));
+  const until = link.held_until_unix_ms ? `, until ${moment(link.held_until_unix_ms, known.state.now_unix_ms)}` : "";
+  return h("span", { class: "text" }, foreign(link.reason), h("span", { class: "sub" }, "held by ", foreign(link.held_by), until));
+}
+
+function lag(link) {
+  const lags = seriesOf("lag").filter(({ of }) => of[0] === link.link).map(({ values }) => latest(values, 12)).filter((each) => each !== null);
+  return lags.length ? span(Math.max(...lags)) : "–";
+}
+
+function action(link) {
+  const act = link.mode === "held" ? "release" : "hold";
+  const word = act === "hold" ? "Hold…" : "Release…";
+  const label = `${act} ${link.link} on the ${link.side}'s side`;
+  return h("button", { type: "button", "aria-label": label, data: { act, link: link.link, side: link.side, zone: link.zone } }, word);
+}
+
+/** Draw what needs attention, the worst first, and the verdict in the bar. */
+export function findings() {
+  const { health, findings: found, alerts } = known.state;
+  const since = new Map(alerts.map((each) => [`${each.alert}/${each.about}`, each.since_unix_ms]));
+  const pill = byId("health");
+  pill.className = `pill ${health}`;
+  const worst = found.filter((each) => each.level === health).length;
+  const words = health === "ok" ? WORDS.ok : `${worst} ${health}${worst > 1 ? "s" : ""}`;
+  renew(pill, icon(health), words);
+  document.title = `${health === "ok" ? "" : `(${found.length}) `}${known.state.zone} · BSFG`;
+  byId("findings-count").textContent = found.length ? String(found.length) : "";
+  if (!found.length) {
+    renew(byId("findings"), h("p", { class: "empty" }, icon("ok"), "Nothing. Buffers, links and certificates are as they should be."));
+    return;
+  }
+  renew(byId("findings"), found.map((each) => {
+    const from = since.get(`${each.alert}/${each.about}`);
+    return h("div", { class: "finding", data: { key: `${each.alert}/${each.about}`, finding: each.alert } },
+      h("span", { class: `${each.level}-text` }, icon(each.level)),
+      h("strong", {}, `${WORDS[each.level]}: ${each.alert.replaceAll("_", " ")}`),
+      h("p", {}, foreign(each.says), from ? ` (since ${moment(from, known.state.now_unix_ms)})` : ""));
+  }));
+}

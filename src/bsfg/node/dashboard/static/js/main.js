@@ -1,0 +1,66 @@
+// Puts the page together: who looks, which view, and what is drawn when something changes.
+
+import { get, post } from "./api.js";
+import { buffers } from "./buffers.js";
+import { charts, setUpCharts } from "./charts.js";
+import { setUpDialogs } from "./dialogs.js";
+import { byId } from "./dom.js";
+import { clock, moment, span } from "./format.js";
+import { findings, gates } from "./gates.js";
+import { live } from "./live.js";
+import { map } from "./map.js";
+import { certificates, counts, records } from "./records.js";
+import { known } from "./store.js";
+import { theme } from "./theme.js";
+import { tiles } from "./tiles.js";
+
+const VIEWS = {
+  overview: () => [tiles, map, gates, charts].forEach((draw) => draw()),
+  buffers,
+  records: () => records(),
+  certificates,
+};
+
+const view = () => (location.hash.slice(1) in VIEWS ? location.hash.slice(1) : "overview");
+
+function show() {
+  document.querySelectorAll("[data-of]").forEach((section) => (section.hidden = section.dataset.of !== view()));
+  document.querySelectorAll("[data-view]").forEach((link) => {
+    if (link.dataset.view === view()) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  });
+  draw();
+}
+
+function draw() {
+  if (!known.state) return;
+  findings();
+  counts();
+  VIEWS[view()]();
+  const { version, started_unix_ms: started, now_unix_ms: now } = known.state;
+  byId("foot").textContent = `bsfg ${version}, up ${span((now - started) / 1000)}, node time ${clock(now)}`;
+}
+
+function who({ identity, by, may_act: mayAct, ends_unix_ms: ends }) {
+  byId("who-name").textContent = identity.replace(/^token:/, "");
+  byId("who-role").textContent = mayAct ? "operator" : "viewer";
+  const how = { token: "Signed in with a token", certificate: "Known by certificate", plaintext: "Without TLS, on this machine" };
+  byId("who-how").textContent = `${how[by]} until ${moment(ends)}.`;
+  byId("sign-out").hidden = by !== "token";
+}
+
+theme();
+setUpCharts();
+setUpDialogs();
+addEventListener("hashchange", show);
+byId("sign-out").addEventListener("click", async () => {
+  const { sign_in: next } = await post("sign-out");
+  location.assign(next);
+});
+document.addEventListener("click", (event) => {
+  if (!event.target.closest("#who")) byId("who").open = false;
+});
+known.session = await get("session");
+who(known.session);
+live(draw);
+show();

@@ -1,0 +1,135 @@
+// The map: this zone with its buffers, the zones it exchanges facts with, and the gate of each direction.
+
+import { byId, h, renew, s } from "./dom.js";
+import { short, span } from "./format.js";
+import { signs } from "./icons.js";
+import { known, latest, rates, seriesOf } from "./store.js";
+import { fillLevel } from "./judge.js";
+
+const WIDTH = 760;
+const OWN = { x: 8, width: 196 };
+const PEER = { x: 600, width: 152 };
+const ROW = 122;
+const TANKS_MAX = 4;
+
+/** Draw the map. */
+export function map() {
+  const peers = grouped(known.state.links);
+  if (!peers.length) {
+    renew(byId("map"), h("p", { class: "empty" }, "No link is configured: there is nothing to pull and nobody to serve."));
+    return;
+  }
+  const height = Math.max(peers.length * ROW, 216) + 16;
+  const picture = s("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": spoken(peers) },
+    ownBox(height), peers.map((peer, index) => peerRow(peer, (height / peers.length) * (index + 0.5))));
+  renew(byId("map"), picture);
+}
+
+/** Bring the two directions to one zone together. */
+function grouped(links) {
+  const peers = new Map();
+  for (const link of links) {
+    if (!peers.has(link.zone)) peers.set(link.zone, { zone: link.zone, inbound: [], outbound: [] });
+    peers.get(link.zone)[link.side === "receiver" ? "inbound" : "outbound"].push(link);
+  }
+  return [...peers.values()];
+}
+
+function spoken(peers) {
+  const way = (links, word) => links.map((link) => `${word} ${link.zone} is ${link.mode}`);
+  return peers.flatMap(({ inbound, outbound }) => [...way(inbound, "from"), ...way(outbound, "to")]).join("; ");
+}
+
+function ownBox(height) {
+  return s("g", {},
+    s("rect", { class: "box own", x: OWN.x, y: 8, width: OWN.width, height: height - 16, rx: 12 }),
+    label(OWN.x + OWN.width / 2, 36, "name", fitted(known.state.zone, 19)),
+    label(OWN.x + OWN.width / 2, 54, "muted", "this zone"),
+    tanks(height));
+}
+
+/** Draw the store and the forward buffer of each stream as tanks that fill and drain. */
+function tanks(height) {
+  const streams = [...new Set(known.state.buffers.map((each) => each.stream))];
+  const shown = streams.slice(0, TANKS_MAX);
+  const step = (OWN.width - 24) / Math.max(shown.length, 1);
+  const [top, bottom] = [72, height - 52];
+  const drawn = shown.flatMap((stream, index) => {
+    const middle = OWN.x + 12 + step * (index + 0.5);
+    const of = (kind) => known.state.buffers.find((each) => each.stream === stream && each.buffer === kind);
+    return [
+      tank(of("store"), middle - 20, top, bottom, "store"),
+      tank(of("forward"), middle + 4, top, bottom, "forward"),
+      label(middle, bottom + 20, "muted", fitted(stream, Math.floor(step / 7.4))),
+    ];
+  });
+  const left = streams.length - shown.length;
+  return [drawn, left > 0 ? label(OWN.x + OWN.width / 2, height - 15, "muted", `and ${left} more streams`) : null];
+}
+
+function tank(buffer, x, top, bottom, kind) {
+  const room = bottom - top;
+  const share = Math.min(1, (buffer?.fill_percent ?? 0) / 100);
+  // Something that is there is seen, however little it is.
+  const level = buffer && buffer.end > buffer.start ? Math.max(3, share * room) : 0;
+  const says = `${kind} buffer: ${(buffer?.fill_percent ?? 0).toFixed(2)} % full`;
+  return s("g", {},
+    s("title", {}, says),
+    s("rect", { class: "tank", x, y: top, width: 16, height: room, rx: 4 }),
+    s("rect", { class: `level ${fillLevel(buffer?.fill ?? "healthy")}`, x: x + 1, y: bottom - level, width: 14, height: level, rx: 3 }),
+    label(x + 8, top + 14, "muted", kind[0].toUpperCase()));
+}
+
+function peerRow({ zone, inbound, outbound }, y) {
+  const lanes = [...outbound.map((link) => [link, 1]), ...inbound.map((link) => [link, -1])];
+  const first = y - ((lanes.length - 1) * 54) / 2;
+  return s("g", {},
+    s("rect", { class: "box", x: PEER.x, y: y - 46, width: PEER.width, height: 92, rx: 12 }),
+    label(PEER.x + PEER.width / 2, y + 6, "name", fitted(zone, 15)),
+    lanes.map(([link, way], index) => lane(link, way, first + index * 54)));
+}
+
+/** Draw one direction: a line with an arrow, its gate in the middle, and in words what the colours say. */
+function lane(link, way, y) {
+  const [left, right] = [OWN.x + OWN.width + 6, PEER.x - 6];
+  const middle = (left + right) / 2;
+  const tip = way > 0 ? `M${right} ${y}l-11 -6v12z` : `M${left} ${y}l11 -6v12z`;
+  const line = way > 0 ? `M${left} ${y}H${right - 9}` : `M${right} ${y}H${left + 9}`;
+  return s("g", { class: link.mode },
+    s("path", { class: `lane ${link.mode}`, d: line }),
+    moving(link) ? s("path", { class: "flow", d: line }) : null,
+    s("path", { class: `tip ${link.mode}`, d: tip }),
+    s("circle", { class: "gate", cx: middle, cy: y, r: 17 }),
+    s("g", { transform: `translate(${middle - 10} ${y - 10}) scale(.83)` }, signs(link.mode, { class: "sign" })),
+    label(middle - 26, y - 8, "muted", fitted(link.side === "receiver" ? link.link : `to ${link.zone}`, 21), "end"),
+    label(middle + 26, y - 8, "mode", link.mode, "start"),
+    label(middle + 26, y + 18, "muted", figures(link), "start"));
+}
+
+/** Give what moves over a link in words: lag and backlog where we receive, what is unconfirmed where we send. */
+function figures(link) {
+  if (link.side === "sender") {
+    const own = known.state.consumers.filter((each) => each.name.startsWith(`${link.zone.toLowerCase()}.`));
+    const backlog = own.reduce((total, each) => total + each.backlog, 0);
+    return backlog ? `${short(backlog)} unconfirmed` : "all confirmed";
+  }
+  const lags = seriesOf("lag").filter(({ of }) => of[0] === link.link).map(({ values }) => latest(values, 12) ?? 0);
+  const left = link.reports.reduce((total, report) => total + report.backlog, 0);
+  const lag = lags.length && Math.max(...lags) > 0 ? `lag ${span(Math.max(...lags))}` : "idle";
+  return left ? `${lag}, ${short(left)} to come` : lag;
+}
+
+function moving(link) {
+  if (link.mode !== "normal" && link.mode !== "reconciliation") return false;
+  if (link.side === "receiver") return seriesOf("end").some(({ of, values }) => of[1] === "forward" && latest(rates(values)) > 0);
+  const prefix = `${link.zone.toLowerCase()}.`;
+  return seriesOf("frontier").some(({ of, values }) => of[0].startsWith(prefix) && latest(rates(values)) > 0);
+}
+
+function label(x, y, kind, text, anchor = "middle") {
+  return s("text", { x, y, class: kind, "text-anchor": anchor }, text);
+}
+
+function fitted(text, characters) {
+  return text.length <= characters ? text : `${text.slice(0, Math.max(1, characters - 1))}…`;
+}

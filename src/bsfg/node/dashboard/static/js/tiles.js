@@ -1,0 +1,96 @@
+// The tiles: the six numbers that an operator looks for first.
+
+import { byId, foreign, h, renew, s } from "./dom.js";
+import { count, hours, rate, short, span } from "./format.js";
+import { icon } from "./icons.js";
+import { autonomyLevel, backlogLevel, certificateLevel } from "./judge.js";
+import { known, latest, rates, seriesOf, summed } from "./store.js";
+
+/** Draw all tiles. */
+export function tiles() {
+  renew(byId("tiles"), [autonomy(), lag(), throughput(), unconfirmed(), aside(), certificate()]);
+}
+
+function tile(key, title, level, value, sub, extra = null) {
+  const sign = level === "none" ? null : icon(level);
+  return h("div", { class: `tile ${level}`, data: { key, tile: key } },
+    h("h3", {}, title, sign && h("span", { class: `${level}-text` }, sign)),
+    h("p", { class: "value" }, value),
+    h("div", {}, h("p", { class: "sub" }, sub), extra));
+}
+
+function autonomy() {
+  const growing = known.state.buffers.filter((each) => each.buffer === "store" && each.hours_left !== null);
+  const first = growing.sort((a, b) => a.hours_left - b.hours_left)[0];
+  if (!first) return tile("autonomy", "Autonomy left", "ok", "no limit", "no store buffer is growing");
+  const [value, unit] = hours(first.hours_left);
+  const sub = ["if nobody pulls; ", foreign(first.stream), " is full first"];
+  return tile("autonomy", "Autonomy left", autonomyLevel(first.hours_left, known.state.links), [value, " ", h("small", {}, unit)], sub);
+}
+
+function lag() {
+  const lags = seriesOf("lag").map(({ of, values }) => ({ of, values, now: latest(values, 12) }));
+  const worst = lags.filter(({ now }) => now !== null).sort((a, b) => b.now - a.now)[0];
+  const title = "Replication lag";
+  if (!worst) return tile("lag", title, "none", "–", "nothing was received in the last minute");
+  const sub = [foreign(worst.of[0]), ", ", foreign(worst.of[1])];
+  // The verdict is the node's own, so that this tile and the list of findings never contradict each other.
+  const levels = known.state.findings.filter((each) => each.alert === "replication_lag").map((each) => each.level);
+  return tile("lag", title, levels.includes("alert") ? "alert" : (levels[0] ?? "ok"), span(worst.now), sub, spark([worst.values]));
+}
+
+function throughput() {
+  const of = (buffer) => summed(seriesOf("end").filter(({ of }) => of[1] === buffer).map(({ values }) => rates(values)));
+  const [produced, received] = [of("store"), of("forward")];
+  const value = [rate(latest(produced) ?? 0)];
+  const sub = `produced here; ${rate(latest(received) ?? 0)} received`;
+  return tile("throughput", "Throughput", "none", value, sub, spark([produced, received]));
+}
+
+function unconfirmed() {
+  const waiting = known.state.consumers.filter((each) => each.required && each.retired_reason === null);
+  const most = waiting.sort((a, b) => b.backlog - a.backlog)[0];
+  const oldest = known.state.buffers.filter((each) => each.oldest_unconfirmed_seconds !== null)
+    .sort((a, b) => b.oldest_unconfirmed_seconds - a.oldest_unconfirmed_seconds)[0];
+  const near = known.state.buffers.some((each) => each.expiry_near);
+  const level = near ? "alert" : backlogLevel(most?.backlog ?? 0);
+  const sub = oldest ? `the oldest waits for ${age(oldest)}` : "everything is confirmed";
+  const values = summed(seriesOf("backlog").map(({ values }) => values));
+  return tile("unconfirmed", "Unconfirmed facts", level, short(most?.backlog ?? 0), sub, spark([values]));
+}
+
+function age(buffer) {
+  const of = buffer.max_age_seconds === null ? "" : ` of ${span(buffer.max_age_seconds)}`;
+  return `${span(buffer.oldest_unconfirmed_seconds)}${of}`;
+}
+
+function aside() {
+  const sum = (name) => known.state.buffers.reduce((total, each) => total + each[name], 0);
+  const quarantined = sum("quarantined");
+  const gaps = sum("gaps");
+  return tile("quarantine", "In quarantine", quarantined ? "warning" : "ok", count(quarantined), `${count(gaps)} gap records`);
+}
+
+function certificate() {
+  const own = known.state.certificates.filter((each) => each.use !== "caller");
+  const first = own.sort((a, b) => a.days_left - b.days_left)[0];
+  if (!first) return tile("certificate", "Certificate", "none", "–", "without TLS: for trials on one machine");
+  const value = [count(Math.max(0, first.days_left)), " ", h("small", {}, first.days_left === 1 ? "day" : "days")];
+  return tile("certificate", "Certificate ends in", certificateLevel(first), value, foreign(first.name));
+}
+
+/** Draw the last ten minutes of a few series, without axes. */
+function spark(lists) {
+  const [width, height] = [200, 26];
+  const points = Math.max(12, Math.min(120, known.times.length));
+  const shown = lists.map((values) => values.slice(-points));
+  const top = Math.max(...shown.flat().filter((value) => value !== null), 0);
+  if (!top) return null;
+  const curve = (values) => {
+    const there = values.map((value, index) => [value, index]).filter(([value]) => value !== null);
+    const x = (index) => width - (values.length - 1 - index) * (width / (points - 1));
+    return there.map(([value, index], at) => `${at ? "L" : "M"}${x(index).toFixed(1)} ${(height - 2 - (value / top) * (height - 4)).toFixed(1)}`).join("");
+  };
+  return s("svg", { class: "spark", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", "aria-hidden": "true" },
+    shown.map((values, index) => s("path", { class: `curve s${index}`, d: curve(values), "vector-effect": "non-scaling-stroke" })));
+}
