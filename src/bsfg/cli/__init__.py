@@ -12,6 +12,7 @@ COMMANDS: dict[str, str] = {
     "demo": "bsfg.cli.demo",
     "init": "bsfg.cli.init",
     "certs": "bsfg.cli.certs",
+    "token": "bsfg.cli.token",
     "node": "bsfg.cli.node",
     "append": "bsfg.cli.append",
     "fetch": "bsfg.cli.fetch",

@@ -1,0 +1,57 @@
+"""`bsfg token`: make a token with which a person signs in to the dashboard."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from bsfg.cli.output import console, examples, print_json
+from bsfg.rules import check_name
+
+TOKEN_NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
+
+app = typer.Typer()
+
+EPILOG = examples(
+    ("bsfg token control-room", "a token for somebody who may look"),
+    ("bsfg token shift-lead --role operator", "one for somebody who may also hold and release gates"),
+    ("bsfg token control-room --json | tee token.json | jq -r .row >> zone.toml", "keep both, the row where it belongs"),
+)
+
+
+class Kind(StrEnum):
+    """What the bearer may do."""
+
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+
+
+@app.command(epilog=EPILOG)
+def token(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Who gets it; shown on the page and in every record.")],
+    role: Annotated[Kind, typer.Option(help="viewer looks, operator also acts.")] = Kind.VIEWER,
+    json: Annotated[bool, typer.Option("--json", help="Print token, hash and row as JSON.")] = False,
+) -> None:
+    """Make a token for the dashboard, and the row of the zone's file that lets it in.
+
+    The token is shown this once and kept nowhere: the file has its hash only. Give it to one person, over a way that
+    others do not read. The node reads the file at its start; taking the row out and restarting ends the token.
+    """
+    from bsfg.node.dashboard.tokens import hash_of, make
+
+    check_name("token", name, TOKEN_NAME)
+    made = make()
+    row = f'\n[tokens.{_quoted(name)}]\nhash = "{hash_of(made)}"\nrole = "{role}"\n'
+    if json:
+        print_json({"name": name, "role": str(role), "token": made, "hash": hash_of(made), "row": row})
+        return
+    shown = f"Token of {name}, shown only now:\n\n  {made}\n\nAdd this to zone.toml and start the node again:\n{row}"
+    console().print(escape(shown), soft_wrap=True, end="")
+
+
+def _quoted(name: str) -> str:
+    """Write a name as a key of TOML, in quotes where it has a dot."""
+    return f'"{name}"' if "." in name else name
