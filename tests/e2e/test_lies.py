@@ -17,7 +17,7 @@ from tests.e2e.zones import pair, settled, until
 from bsfg.errors import ForeignLog
 from bsfg.fact import Message
 from bsfg.ports import Buffer
-from bsfg.stores.log.recovery import read_identity
+from bsfg.stores.log.identity import read_identity
 from bsfg.testing.facts import altered, batch, message, messages
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.status import encoded

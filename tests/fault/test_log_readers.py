@@ -12,9 +12,9 @@ import pytest
 from bsfg.ports import Confirmation, ConsumerSpec
 from bsfg.retention import GapReason
 from bsfg.stores.log.files import Bytes, DiskFiles
+from bsfg.stores.log.identity import read_identity
 from bsfg.stores.log.index import Filter, Run, decode_run, encode_run
 from bsfg.stores.log.reader import open_folder
-from bsfg.stores.log.recovery import read_identity
 from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.log.verify import Report, verify
 from bsfg.stores.log.writer import LogOptions

@@ -26,6 +26,8 @@ COMMANDS: dict[str, str] = {
     "doctor": "bsfg.cli.doctor",
     "verify": "bsfg.cli.verify",
     "inspect": "bsfg.cli.inspect",
+    "backup": "bsfg.cli.backup",
+    "restore": "bsfg.cli.restore",
     "bench": "bsfg.cli.bench",
     "completion": "bsfg.cli.completion",
 }

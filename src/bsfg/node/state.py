@@ -50,6 +50,12 @@ class NodeState:
             if kind == _PEER and name.startswith(f"{link}/"):
                 self.put(kind, name, _position_value(PeerPosition()))
 
+    def begin_at_least(self, link: str, stream: str, position: PeerPosition) -> None:
+        """Take a position for the one of a sender that nothing is known of yet."""
+        name = f"{link}/{stream}"
+        if (self._values.get((_PEER, name)) or {}).get("latest_start") is None:
+            self.put(_PEER, name, _position_value(position))
+
     def held_gates(self) -> dict[tuple[str, str], Gate]:
         """Give the gates that were held when the node last ran, by link and side."""
         result = {}

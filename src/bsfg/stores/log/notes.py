@@ -36,7 +36,7 @@ class Notes:
     def __init__(self, files: Files, folder: str) -> None:
         self._files = files
         self._path = f"{folder}/notes.journal"
-        self._journal = Journal(files, self._path, self._snapshot)
+        self._journal = Journal(files, self._path, self.snapshot)
         self.start = 0
         self.keys_start = 0
         self.gaps: list[GapRecord] = []
@@ -143,7 +143,8 @@ class Notes:
             self.released.append(head)
             self.next_quarantine_id = max(self.next_quarantine_id, head["id"] + 1)
 
-    def _snapshot(self) -> Iterator[Record]:
+    def snapshot(self) -> Iterator[Record]:
+        """Give the records from which the present notes can be read again."""
         for anchor in self.anchors:
             yield Record({"kind": "anchor", **_anchor_head(anchor)})
         for gap in self.gaps:

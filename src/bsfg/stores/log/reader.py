@@ -15,8 +15,9 @@ from bsfg.ports import Buffer, Frame, GapRecord
 from bsfg.retention import GapReason
 from bsfg.stores.log.files import DiskFiles, Files, translated
 from bsfg.stores.log.frame import Damaged, Torn
+from bsfg.stores.log.identity import LogIdentity, read_identity
 from bsfg.stores.log.notes import Notes
-from bsfg.stores.log.recovery import LogIdentity, boot_id, read_identity, read_watermark
+from bsfg.stores.log.recovery import boot_id, read_watermark
 from bsfg.stores.log.segments import (
     SegmentFile,
     check_owner,
@@ -94,7 +95,7 @@ class LogFolder:
             except (Torn, Damaged, FileNotFoundError):
                 continue  # being made, or just truncated
             if identity is not None:
-                check_owner(header, identity.log_id, path)
+                check_owner(header, identity.owner_at(base), path)
             segments.append(SegmentFile(self.files, path, header, size))
         return segments
 

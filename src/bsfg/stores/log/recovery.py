@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import crc32c
 import numpy as np
-import orjson
 
 from bsfg.batch import FactBatch
-from bsfg.errors import FormatUnsupported
 from bsfg.hashing import KeyHash
 from bsfg.ports import Buffer, Clock, GapRecord
 from bsfg.retention import GapReason
@@ -25,6 +22,7 @@ from bsfg.stores.log.frame import (
     encode_segment_header,
     genesis,
 )
+from bsfg.stores.log.identity import LogIdentity, identity_from_segments, read_identity, write_identity
 from bsfg.stores.log.indexstore import IndexStore
 from bsfg.stores.log.keysegments import KeySegments, as_facts, listed
 from bsfg.stores.log.notes import Notes
@@ -39,36 +37,8 @@ from bsfg.stores.log.segments import (
 )
 from bsfg.stores.log.writer import FORWARD_SCHEMA, STORE_SCHEMA, WATERMARK, LogOptions, LogState
 
-FORMAT = 1
 _WATERMARK_LOOKS = 100
 """A watermark that fails its check is being written just now, unless it fails every time."""
-
-
-@dataclass(frozen=True, slots=True)
-class LogIdentity:
-    """Who a log is: its id, and the secret of its key index."""
-
-    log_id: bytes
-    secret: bytes
-
-    @property
-    def index_owner(self) -> bytes:
-        """Name the log and the secret its keys are hashed with, without giving either away."""
-        return hashlib.blake2b(self.log_id, digest_size=16, key=self.secret, person=b"index").digest()
-
-
-def read_identity(files: Files, folder: str) -> LogIdentity | None:
-    """Read the identity of a log; None when it was never written or cannot be read."""
-    path = f"{folder}/log.json"
-    if not files.exists(path):
-        return None
-    try:
-        data = orjson.loads(bytes(files.read(path)))
-        if data["format"] > FORMAT:
-            raise FormatUnsupported(f"{path} has format {data['format']}, this version reads up to {FORMAT}")
-        return LogIdentity(bytes.fromhex(data["log_id"]), bytes.fromhex(data["index_secret"]))
-    except (orjson.JSONDecodeError, KeyError, ValueError, TypeError):
-        return None
 
 
 def boot_id() -> bytes:
@@ -115,7 +85,7 @@ class Recovery:
         notes = Notes(files, folder)
         notes.open()
         self.problems += [f"notes: {text}" for text in notes.problems]
-        segments = self._segments(identity.log_id)
+        segments = self._segments(identity)
         self._find_missing(segments, notes)
         chain, newest, end = genesis(identity.log_id), 0, notes.start
         scan = None
@@ -154,20 +124,15 @@ class Recovery:
         found = read_identity(self._files, self._folder)
         if found is not None:
             return found
-        log_id = secrets.token_bytes(16)
-        for base in segment_bases(self._files, self._folder):
-            try:
-                log_id = read_segment_header(self._files, f"{self._folder}/{segment_name(base)}").log_id
-            except (Torn, Damaged):
-                continue
+        identity = identity_from_segments(self._files, self._folder)
+        if identity is not None:
             self.problems.append("log.json was missing or damaged; the id was taken from a segment")
-            break
-        identity = LogIdentity(log_id, secrets.token_bytes(32))
-        content = {"format": FORMAT, "log_id": log_id.hex(), "index_secret": identity.secret.hex()}
-        write_whole(self._files, f"{self._folder}/log.json", orjson.dumps(content, option=orjson.OPT_INDENT_2))
+        else:
+            identity = LogIdentity(secrets.token_bytes(16), secrets.token_bytes(32))
+        write_identity(self._files, self._folder, identity)
         return identity
 
-    def _segments(self, log_id: bytes) -> list[SegmentFile]:
+    def _segments(self, identity: LogIdentity) -> list[SegmentFile]:
         bases = segment_bases(self._files, self._folder)
         result = []
         for base in bases:
@@ -183,8 +148,8 @@ class Recovery:
                     self._named = base
                     continue
                 self.problems.append(f"{path}: {problem}")
-                header = self._substitute_header(path, base, log_id)
-            check_owner(header, log_id, path)
+                header = self._substitute_header(path, base, identity.owner_at(base))
+            check_owner(header, identity.owner_at(base), path)
             result.append(SegmentFile(self._files, path, header, size))
         return result
 

@@ -19,7 +19,8 @@ from bsfg.stores.log.atomic import write_whole
 from bsfg.stores.log.buffer import LogForwardBuffer, LogStoreBuffer
 from bsfg.stores.log.cursors import LogCursors
 from bsfg.stores.log.files import DiskFiles, Files, translated
-from bsfg.stores.log.recovery import FORMAT, Recovery
+from bsfg.stores.log.identity import FORMAT
+from bsfg.stores.log.recovery import Recovery
 from bsfg.stores.log.writer import LogOptions, LogWriter, OnSync
 
 MARK = "bsfg.json"

@@ -20,11 +20,11 @@ from bsfg.stores.log import keysegments
 from bsfg.stores.log.cursors import CURSORS, cursor_from
 from bsfg.stores.log.files import Files, translated
 from bsfg.stores.log.frame import FRAME_HEADER_BYTES, Damaged, Torn, decode_payload
+from bsfg.stores.log.identity import read_identity
 from bsfg.stores.log.index import Run, decode_run
 from bsfg.stores.log.journal import Record, read_journal
 from bsfg.stores.log.notes import Notes
 from bsfg.stores.log.reader import LogFolder, open_folder
-from bsfg.stores.log.recovery import read_identity
 from bsfg.stores.log.segments import SegmentFile, scan_segment, segment_bases, segment_name
 from bsfg.stores.log.view import LogView
 

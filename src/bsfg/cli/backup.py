@@ -1,0 +1,127 @@
+"""`bsfg backup`: copy a zone while its node runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.text import Text
+
+from bsfg.cli.output import console, count_text, examples, print_json, progress_bar, range_text, size_text, table
+from bsfg.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from bsfg.node.backup import Manifest, Place, Progress
+
+app = typer.Typer()
+
+EPILOG = examples(
+    ("bsfg backup /mnt/backup/plant-a-monday --config plant-a/zone.toml", "copy a zone; its node may run"),
+    ("bsfg backup tuesday --base monday", "take what did not change from an earlier backup, by links"),
+    ("bsfg backup copy --data data", "a data folder alone"),
+    ("bsfg verify /mnt/backup/plant-a-monday/data", "check a backup again later"),
+    ("bsfg inspect /mnt/backup/plant-a-monday/data", "see what is in it"),
+)
+
+KEYS_NOTE = "Private keys are not in it: keep them elsewhere, or use --with-keys."
+
+
+@app.command(epilog=EPILOG)
+def backup(
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="A new folder for the backup.")],
+    *,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", envvar="BSFG_CONFIG", help="The zone's file. Default: zone.toml.")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", metavar="DIR", help="A data folder alone, without a zone's file."),
+    ] = None,
+    base: Annotated[
+        Path | None,
+        typer.Option("--base", metavar="BACKUP", help="An earlier backup on this disk; what did not change is linked."),
+    ] = None,
+    with_keys: Annotated[
+        bool, typer.Option("--with-keys", help="Put the private keys of certificates into it as well.")
+    ] = False,
+    no_verify: Annotated[
+        bool, typer.Option("--no-verify", help="Do not read the copy again to check it; a restore does.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print what is in the backup as JSON.")] = False,
+) -> None:
+    """Copy everything a zone has into a new folder, while its node runs and producers append.
+
+    The backup holds all that was acknowledged before it began, in order and without a hole: facts, gap records,
+    quarantine, consumers, what is known of peers, artifacts, the zone's file and its certificates, but not their keys.
+
+    It is checked byte by byte at the end; the exit code is 1 when something is damaged (the zone itself then is, too).
+    Nothing is ever overwritten, and what is interrupted leaves nothing behind. `bsfg restore` brings it back.
+    """
+    from bsfg.clock import SystemClock
+    from bsfg.node.backup import Options, back_up
+
+    place = _place(config, data)
+    with stages() as progress:
+        options = Options(base, with_keys, verify=not no_verify)
+        manifest = back_up(place, target, options, SystemClock().now_unix_ms, progress)
+    if json:
+        print_json({"backup": str(target), "sound": not manifest.damage, **asdict(manifest)})
+    else:
+        _show(target, manifest, place)
+    if manifest.damage:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def stages() -> Iterator[Progress]:
+    """Show the progress of one step after the other."""
+    with progress_bar("") as bar:
+        tasks: dict[str, Any] = {}
+
+        def progress(doing: str, done: int, total: int) -> None:
+            if doing not in tasks:
+                tasks[doing] = bar.add_task(doing, total=total)
+            bar.update(tasks[doing], completed=done, total=total)
+
+        yield progress
+
+
+def _place(config: Path | None, data: Path | None) -> Place:
+    from bsfg.node.backup import Place
+    from bsfg.node.config import load
+
+    if data is not None and config is not None:
+        raise InvalidArgument("--config and --data both say what to back up", hint="Choose one.")
+    if data is not None:
+        return Place.of_folder(data)
+    path = config or Path("zone.toml")
+    if config is None and not path.is_file():
+        hint = "Give --config zone.toml, or --data with a data folder."
+        raise InvalidArgument("which zone is not said, and there is no zone.toml here", hint=hint)
+    return Place.of(load(path))
+
+
+def _show(target: Path, manifest: Manifest, place: Place) -> None:
+    out = console()
+    rows = table("log", "offsets", "entries", right=("entries",))
+    for log in manifest.logs:
+        entries = log.end - log.start
+        rows.add_row(
+            f"{log.stream}/{log.buffer}", range_text(log.start, log.end - 1) if entries else "–", count_text(entries)
+        )
+    out.print(rows)
+    for problem in manifest.damage:
+        out.print(Text.assemble(("  " + problem["code"], "red"), f" {problem['where']}: {problem['detail']}"))
+    size = size_text(manifest.size_bytes)
+    held = f"{size} with {count_text(manifest.artifacts)} artifacts" if manifest.artifacts else size
+    state = ("not verified", "bold yellow") if manifest.problems is None else ("sound", "bold green")
+    if manifest.damage:
+        state = ("damaged, as the zone is", "bold red")
+    out.print(Text.assemble(state, f": {held} in {target}"), soft_wrap=True)
+    if place.keys and not manifest.with_keys:
+        out.print(escape(KEYS_NOTE), soft_wrap=True)

@@ -1,0 +1,109 @@
+"""`bsfg restore`: bring a zone back from a backup."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from bsfg.cli.backup import stages
+from bsfg.cli.output import console, count_text, examples, print_json, table, time_text
+
+if TYPE_CHECKING:
+    from bsfg.node.restore import Restored
+
+app = typer.Typer()
+
+EPILOG = examples(
+    ("bsfg restore /mnt/backup/plant-a-monday plant-a", "bring a zone back into its folder"),
+    ("bsfg restore copy data", "the backup of a data folder alone"),
+    ("bsfg restore /mnt/move/plant-a plant-a --moved", "after a move to another machine, nothing written since"),
+)
+
+GUIDE = "docs/guides/backup.md"
+
+
+@app.command(epilog=EPILOG)
+def restore(
+    backup: Annotated[Path, typer.Argument(metavar="BACKUP", help="A folder that `bsfg backup` made.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The zone's folder, the one for its zone.toml.")],
+    *,
+    moved: Annotated[
+        bool, typer.Option("--moved", help="Keep the history: only if nothing was written since the backup.")
+    ] = False,
+    accept_damage: Annotated[
+        bool, typer.Option("--accept-damage", help="Restore what is left of a damaged backup.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print what was restored and what comes next as JSON.")] = False,
+) -> None:
+    """Bring a zone back from a backup, into the places that its zone.toml names.
+
+    A zone.toml that is in the folder counts; one that is missing comes back from the backup with its certificates. What
+    is there is never overwritten. The backup is checked byte by byte before anything is written.
+
+    Everything that was appended after the backup is missing, but peers may have seen it. So each log goes on as a new
+    history: peers that pull from here hold their links with `foreign_log` until an operator releases them, and links of
+    this zone are held with `frame_invalid` when their senders have gone on. Once released, each side gets what it
+    lacks, and what it has is known by its key. With --moved the history stays the same and nothing is held.
+    """
+    from bsfg.clock import SystemClock
+    from bsfg.node.restore import Options
+    from bsfg.node.restore import restore as restore_zone
+
+    with stages() as progress:
+        restored = restore_zone(backup, folder, Options(moved, accept_damage), SystemClock().now_unix_ms, progress)
+    if json:
+        print_json(_as_dict(restored))
+    else:
+        _show(restored)
+
+
+def _as_dict(restored: Restored) -> dict[str, Any]:
+    manifest = restored.manifest
+    return {
+        "zone": manifest.zone,
+        "backup_begun_unix_ms": manifest.begun_unix_ms,
+        "data": str(restored.data),
+        "artifacts": str(restored.artifacts),
+        "config": str(restored.config) if restored.config is not None else None,
+        "logs": restored.logs,
+        "files": restored.files,
+        "lacking": restored.lacking,
+        "next": next_steps(restored),
+    }
+
+
+def _show(restored: Restored) -> None:
+    out = console()
+    if restored.logs:
+        rows = table("log", "next offset", "newest entry", "new log_id", right=("next offset",))
+        for log in restored.logs:
+            newest = time_text(log.newest_unix_ms)
+            rows.add_row(f"{log.stream}/{log.buffer}", count_text(log.end), newest, log.log_id)
+        out.print(rows)
+    when = time_text(restored.manifest.begun_unix_ms)
+    out.print(escape(f"Restored {restored.data} as it was at {when}."), soft_wrap=True)
+    if restored.logs:
+        out.print("What was appended after that is not here. Offsets from these on will be given to other facts.")
+    out.print("\nNext:")
+    for step in next_steps(restored):
+        out.print(escape(f"  {step}"), soft_wrap=True)
+
+
+def next_steps(restored: Restored) -> list[str]:
+    """Say what is left to do."""
+    steps = [f"put back {path}" for path in restored.lacking]
+    if restored.config is None:
+        return [*steps, f"bsfg verify {restored.data}"]
+    steps.append(f"bsfg node --config {restored.config}")
+    if not restored.logs:
+        return steps
+    zone = restored.manifest.zone
+    return [
+        *steps,
+        f"in every zone that pulls from {zone}: bsfg gate release from-{zone.lower()} --reason '{zone} was restored'",
+        f"in {zone}: bsfg gate, and release the links that are held",
+        f"bring back what peers have of {zone} and the backup has not: {GUIDE}",
+    ]

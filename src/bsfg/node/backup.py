@@ -1,0 +1,300 @@
+"""The backup of a zone: its data folder, its artifacts and its configuration, copied while the node runs.
+
+::
+
+    backup.json     what is in it; written last, so that a backup without it is known to be incomplete
+    data/           a data folder as any other: `bsfg verify` and `bsfg inspect` read it
+    artifacts/      the artifacts
+    zone/           zone.toml and the certificates beside it; their keys only when asked for
+
+It is made beside its place and gets its name when it is complete. Nothing here needs the node.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+import bsfg
+from bsfg.errors import FileExists, FormatUnsupported, InvalidArgument, NotAFolder
+from bsfg.node.config import ZoneConfig
+from bsfg.stores.artifacts import copying
+from bsfg.stores.artifacts.files import DiskFiles as ArtifactFiles
+from bsfg.stores.log.atomic import write_whole
+from bsfg.stores.log.backup import copy_folder, size_of
+from bsfg.stores.log.files import DiskFiles, translated
+from bsfg.stores.log.verify import verify
+
+FORMAT = 1
+MANIFEST = "backup.json"
+DATA, ARTIFACTS, ZONE = "data", "artifacts", "zone"
+PARTIAL = ".partial"
+_COMPARED_BYTES = 64 << 10
+
+Progress = Callable[[str, int, int], None]
+"""Told what is being done, and how many bytes of how many are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a zone keeps what it has; only the data folder must be there."""
+
+    data: Path
+    artifacts: Path
+    config: Path | None = None
+    zone: str = ""
+    certificates: tuple[Path, ...] = ()
+    keys: tuple[Path, ...] = ()
+
+    @staticmethod
+    def of(config: ZoneConfig) -> Place:
+        """Give the place of a configured zone; certificates are all that lie beside the node's own."""
+        files = [config.path(path) for path in (config.tls.ca, config.tls.certificate, config.tls.key) if path]
+        beside = sorted({path for file in files for path in file.parent.glob("*") if path.is_file()} | set(files))
+        keys = {path for path in beside if path.suffix == ".key"} | set(files[2:])
+        certificates = [path for path in beside if path.suffix in (".crt", ".pem") or path in files]
+        return Place(
+            config.data_folder,
+            config.artifacts_folder,
+            config.source,
+            config.zone.name,
+            tuple(path for path in certificates if path not in keys),
+            tuple(sorted(keys)),
+        )
+
+    @staticmethod
+    def of_folder(data: Path) -> Place:
+        """Give the place of a data folder without a configuration."""
+        return Place(data, data / ARTIFACTS)
+
+
+@dataclass(frozen=True, slots=True)
+class BackupLog:
+    """One log in a backup: entries from ``start`` up to ``end`` (exclusive), and what they are known by."""
+
+    stream: str
+    buffer: str
+    log_id: str
+    start: int
+    end: int
+    chain_head: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a backup says of itself; ``problems`` is None when it was not verified."""
+
+    zone: str
+    begun_unix_ms: int
+    made_unix_ms: int
+    logs: tuple[BackupLog, ...]
+    artifacts: int = 0
+    size_bytes: int = 0
+    config: str | None = None
+    files: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    with_keys: bool = False
+    problems: tuple[dict[str, Any], ...] | None = None
+    version: str = bsfg.__version__
+    format: int = field(default=FORMAT)
+
+    @property
+    def damage(self) -> list[dict[str, Any]]:
+        """The problems that are damage; what was lost before, and is on record as lost, is not."""
+        return [each for each in self.problems or () if each["code"] != "entries_lost"]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a backup is made; what never changes is taken from ``base``, an earlier one, by links."""
+
+    base: Path | None = None
+    with_keys: bool = False
+    verify: bool = True
+
+
+def back_up(
+    place: Place, target: Path, options: Options, now_unix_ms: Callable[[], int], progress: Progress
+) -> Manifest:
+    """Copy a zone into a new folder and check the copy; whatever fails leaves nothing behind."""
+    _check(place, target, options)
+    partial = target.with_name(target.name + PARTIAL)
+    try:
+        partial.mkdir(parents=True, mode=0o750)
+    except FileExistsError:
+        hint = "Another backup is being made, or one was interrupted; then remove it."
+        raise FileExists(f"{partial} is already there", hint=hint) from None
+    except OSError as error:
+        raise translated(error, f"making {partial}") from None
+    try:
+        manifest = _Backup(place, partial, options, now_unix_ms, progress).run()
+        partial.rename(target)
+        DiskFiles(target.parent).sync_folder("")
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise translated(error, f"writing {target}") from None
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return manifest
+
+
+def _check(place: Place, target: Path, options: Options) -> None:
+    if not (place.data / "bsfg.json").is_file():
+        raise NotAFolder(f"there is no bsfg.json in {place.data}")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise FileExists(f"{target} is already there", hint="Choose a new folder; a backup never overwrites anything.")
+    for folder in (place.data, place.artifacts):
+        if target.resolve().is_relative_to(folder.resolve()):
+            raise InvalidArgument(f"{target} lies inside {folder}, which is to be copied", hint="Choose another disk.")
+    if options.base is not None:
+        read_manifest(options.base)
+
+
+class _Backup:
+    """One backup being made."""
+
+    def __init__(
+        self, place: Place, target: Path, options: Options, now_unix_ms: Callable[[], int], progress: Progress
+    ) -> None:
+        self._place, self._target, self._options, self._now = place, target, options, now_unix_ms
+        self._data, self._artifacts = DiskFiles(place.data), ArtifactFiles(place.artifacts)
+        self._meter = Meter(progress, "copying", size_of(self._data) + copying.size_of(self._artifacts))
+
+    def run(self) -> Manifest:
+        """Copy everything, artifacts after the facts that name them, then check, then say what it is."""
+        begun = self._now()
+        target = DiskFiles(self._target / DATA)
+        logs = copy_folder(self._data, target, reuse=self._reuse(DATA), copied=self._meter)
+        artifacts = copying.copy_artifacts(
+            self._artifacts,
+            ArtifactFiles(self._target / ARTIFACTS),
+            reuse=self._reuse(ARTIFACTS),
+            copied=self._meter,
+        )
+        files, left_out = self._zone_files()
+        heads, problems = self._verified()
+        manifest = Manifest(
+            zone=self._place.zone,
+            begun_unix_ms=begun,
+            made_unix_ms=self._now(),
+            logs=tuple(BackupLog(**asdict(log), chain_head=heads.get((log.stream, log.buffer), "")) for log in logs),
+            artifacts=artifacts.contents if artifacts is not None else 0,
+            size_bytes=self._meter.done,
+            config=self._place.config.name if self._place.config is not None else None,
+            files=files,
+            left_out=left_out,
+            with_keys=self._options.with_keys,
+            problems=problems,
+        )
+        write_whole(DiskFiles(self._target), MANIFEST, orjson.dumps(asdict(manifest), option=orjson.OPT_INDENT_2))
+        return manifest
+
+    def _reuse(self, part: str) -> Callable[[str, int], bool]:
+        """Give what links a file of the earlier backup into this one when it is the same."""
+        if self._options.base is None:
+            return lambda path, size: False
+        old, new = self._options.base / part, self._target / part
+        source = self._place.data if part == DATA else self._place.artifacts
+
+        def reuse(path: str, size_bytes: int) -> bool:
+            if not _alike(old / path, source / path, size_bytes):
+                return False
+            try:
+                os.link(old / path, new / path)
+            except OSError:
+                return False  # another disk, or a file system without links
+            return True
+
+        return reuse
+
+    def _zone_files(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Copy the configuration and certificates; give what was copied, and what was not and why one may miss it."""
+        place, copied, left_out = self._place, [], []
+        if place.config is None:
+            return (), ()
+        top = place.config.parent.resolve()
+        for path in (place.config, *place.certificates, *place.keys):
+            inside = path.resolve().is_relative_to(top)
+            if not path.is_file() or not inside or (path in place.keys and not self._options.with_keys):
+                left_out.append(str(path))
+                continue
+            name = path.resolve().relative_to(top)
+            target = self._target / ZONE / name
+            target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            shutil.copy2(path, target)
+            copied.append(name.as_posix())
+        return tuple(copied), tuple(left_out)
+
+    def _verified(self) -> tuple[dict[tuple[str, str], str], tuple[dict[str, Any], ...] | None]:
+        if not self._options.verify:
+            return {}, None
+        return verified(self._target, self._meter.of("verifying"))
+
+
+class Meter:
+    """Counts bytes and tells how far something is."""
+
+    def __init__(self, progress: Progress, doing: str, total: int) -> None:
+        self._progress, self._doing, self._total, self.done = progress, doing, total, 0
+
+    def __call__(self, size_bytes: int) -> None:
+        """Count bytes that are done."""
+        self.done += size_bytes
+        self._progress(self._doing, self.done, max(self._total, self.done))
+
+    def of(self, doing: str) -> Progress:
+        """Give what tells of another step."""
+        return lambda _, done, total: self._progress(doing, done, total)
+
+
+def verified(backup: Path, progress: Progress) -> tuple[dict[tuple[str, str], str], tuple[dict[str, Any], ...]]:
+    """Check everything in a backup; give the chain heads of its logs, and what is wrong."""
+    report = verify(backup / DATA, progress=lambda done, total: progress("", done, total))
+    problems = [asdict(problem) for problem in report.problems]
+    files = ArtifactFiles(backup / ARTIFACTS)
+    meter = Meter(progress, "", copying.size_of(files))
+    for path, words in copying.problems_of(files, meter):
+        problems.append({"code": "digest_mismatch", "where": f"{ARTIFACTS}/{path}", "detail": words})
+    return {(log.stream, log.buffer): log.chain_head for log in report.logs}, tuple(problems)
+
+
+def read_manifest(backup: Path) -> Manifest:
+    """Read what a backup says of itself, or raise `NotAFolder` when it is none or not complete."""
+    try:
+        data = orjson.loads((backup / MANIFEST).read_bytes())
+        if data["format"] > FORMAT:
+            raise FormatUnsupported(f"{backup} has format {data['format']}, this version reads up to {FORMAT}")
+        known = {name: value for name, value in data.items() if name in Manifest.__dataclass_fields__}
+        return Manifest(**{**known, "logs": tuple(BackupLog(**log) for log in data["logs"])})
+    except FileNotFoundError:
+        hint = f"Give a folder that `bsfg backup` made; one without {MANIFEST} is not complete."
+        raise NotAFolder(f"there is no {MANIFEST} in {backup}", hint=hint) from None
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        raise NotAFolder(f"{backup / MANIFEST} is damaged", hint="Use another backup.") from None
+    except OSError as error:
+        raise translated(error, f"reading {backup}") from None
+
+
+def _alike(old: Path, new: Path, size_bytes: int) -> bool:
+    """Tell whether two files that never change are the same one: their sizes, beginnings and ends are.
+
+    That is enough: the end of a segment depends on all before it, and artifacts are called by their digest.
+    """
+    try:
+        return old.stat().st_size == size_bytes and list(_ends(old, size_bytes)) == list(_ends(new, size_bytes))
+    except OSError:
+        return False
+
+
+def _ends(path: Path, size_bytes: int) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        yield file.read(_COMPARED_BYTES)
+        file.seek(max(0, size_bytes - _COMPARED_BYTES))
+        yield file.read(_COMPARED_BYTES)

@@ -1,0 +1,102 @@
+"""Who a log is: its id, the secret of its key index, and the histories that it goes on from.
+
+A log that is restored from a backup is a new history: what was appended after the backup was made may have been seen by
+others under offsets that will now be given to other facts. So it gets a new id, and the old one becomes an *ancestor*
+that ends where the new history begins. Segments of both stay as they were written, and the chain runs through them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from dataclasses import dataclass
+from itertools import pairwise
+
+import orjson
+
+from bsfg.errors import FormatUnsupported
+from bsfg.stores.log.atomic import write_whole
+from bsfg.stores.log.files import Files
+from bsfg.stores.log.frame import Damaged, Torn
+from bsfg.stores.log.segments import read_segment_header, segment_bases, segment_name
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ancestor:
+    """A history that was left when a backup was restored: its id, where it was left (exclusive), and when."""
+
+    log_id: bytes
+    end: int
+    restored_unix_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LogIdentity:
+    """Who a log is; ``lineage`` are the histories it goes on from, oldest first."""
+
+    log_id: bytes
+    secret: bytes
+    lineage: tuple[Ancestor, ...] = ()
+
+    @property
+    def index_owner(self) -> bytes:
+        """Name the log and the secret its keys are hashed with, without giving either away."""
+        return hashlib.blake2b(self.log_id, digest_size=16, key=self.secret, person=b"index").digest()
+
+    def owner_at(self, base: int) -> bytes:
+        """Give the id that a segment beginning at an offset must carry."""
+        return next((each.log_id for each in self.lineage if base < each.end), self.log_id)
+
+    def restored(self, end: int, now_unix_ms: int) -> LogIdentity:
+        """Give the identity of a new history that goes on from this one at ``end``."""
+        ancestor = Ancestor(self.log_id, end, now_unix_ms)
+        return LogIdentity(secrets.token_bytes(16), secrets.token_bytes(32), (*self.lineage, ancestor))
+
+
+def read_identity(files: Files, folder: str) -> LogIdentity | None:
+    """Read the identity of a log; None when it was never written or cannot be read."""
+    path = f"{folder}/log.json"
+    if not files.exists(path):
+        return None
+    try:
+        data = orjson.loads(bytes(files.read(path)))
+        if data["format"] > FORMAT:
+            raise FormatUnsupported(f"{path} has format {data['format']}, this version reads up to {FORMAT}")
+        lineage = tuple(
+            Ancestor(bytes.fromhex(each["log_id"]), int(each["end"]), int(each["restored_unix_ms"]))
+            for each in data.get("lineage", ())
+        )
+        return LogIdentity(bytes.fromhex(data["log_id"]), bytes.fromhex(data["index_secret"]), lineage)
+    except (orjson.JSONDecodeError, KeyError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def write_identity(files: Files, folder: str, identity: LogIdentity) -> None:
+    """Make the identity of a log durable."""
+    content: dict[str, object] = {
+        "format": FORMAT,
+        "log_id": identity.log_id.hex(),
+        "index_secret": identity.secret.hex(),
+    }
+    if identity.lineage:
+        content["lineage"] = [
+            {"log_id": each.log_id.hex(), "end": each.end, "restored_unix_ms": each.restored_unix_ms}
+            for each in identity.lineage
+        ]
+    write_whole(files, f"{folder}/log.json", orjson.dumps(content, option=orjson.OPT_INDENT_2))
+
+
+def identity_from_segments(files: Files, folder: str) -> LogIdentity | None:
+    """Find out from the segments who a log is whose own record is lost; None when no segment tells."""
+    found: list[tuple[int, bytes]] = []
+    for base in segment_bases(files, folder):
+        try:
+            found.append((base, read_segment_header(files, f"{folder}/{segment_name(base)}").log_id))
+        except (Torn, Damaged):
+            continue
+    if not found:
+        return None
+    lineage = [Ancestor(log_id, base) for (_, log_id), (base, later) in pairwise(found) if log_id != later]
+    return LogIdentity(found[-1][1], secrets.token_bytes(32), tuple(lineage))
