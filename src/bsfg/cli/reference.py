@@ -24,6 +24,7 @@ This page is written from the commands themselves by `make reference`; `bsfg COM
 | 0 | done; nothing is wrong |
 | 1 | an error, named by its code, or a finding: damage, a loss, a failed check |
 | 2 | the command line itself is wrong |
+| 3 | `pipeline ingest`: done, but rows were rejected |
 | 130, 143 | interrupted by Ctrl-C, ended by SIGTERM |
 | 141 | the reader of the output had seen enough (`\\| head`) |
 

@@ -31,6 +31,11 @@ from bsfg.errors.boundary import (
     ImplausibleTime,
     ZoneNotAllowed,
 )
+from bsfg.errors.ingest import (
+    FileChanged,
+    FileUnreadable,
+    RowUnreadable,
+)
 from bsfg.errors.pipeline import (
     FactsMissing,
     JavaMissing,
@@ -102,7 +107,9 @@ __all__ = [
     "FactNotFound",
     "FactTooLarge",
     "FactsMissing",
+    "FileChanged",
     "FileExists",
+    "FileUnreadable",
     "FolderLocked",
     "ForeignLog",
     "FormatUnsupported",
@@ -132,6 +139,7 @@ __all__ = [
     "PermissionRefused",
     "PolicyInvalid",
     "RemoteError",
+    "RowUnreadable",
     "ServerIdentityMismatch",
     "SignInRequired",
     "SignatureInvalid",

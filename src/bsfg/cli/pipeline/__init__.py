@@ -12,6 +12,7 @@ from typer.main import get_command
 JOBS: dict[str, str] = {
     "replicate": "bsfg.cli.pipeline.replicate",
     "land": "bsfg.cli.pipeline.land",
+    "ingest": "bsfg.cli.pipeline.ingest",
 }
 """Every job and the module that has its ``app``, in the order in which `bsfg pipeline --help` lists them."""
 
