@@ -7,6 +7,8 @@ of them has truncated it.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,6 +28,29 @@ _ENVELOPE = (
     "signature",
     "artifact",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRange:
+    """What a log keeps of a range whose entries have left: the digest over them, and the chain before and after."""
+
+    first: int
+    last: int
+    range_digest: str
+    chain_before: bytes
+    chain_after: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What a log can show of its past.
+
+    ``heads`` says for each chain value that was asked for the offset before which the log had it, None when what is
+    left of the log does not have it.
+    """
+
+    kept: tuple[KeptRange, ...] = ()
+    heads: Mapping[bytes, int | None] = field(default_factory=dict)
 
 
 class RangeDigest:

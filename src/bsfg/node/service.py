@@ -23,6 +23,7 @@ from bsfg.journey.serve import serve, serve_range
 from bsfg.keys import IdStrategy
 from bsfg.node.authorize import Action, Request
 from bsfg.node.config.access import Identity
+from bsfg.node.evidence import gather
 from bsfg.node.guard import is_peer
 from bsfg.node.objects import Objects
 from bsfg.node.parts import Lane, Parts
@@ -30,6 +31,7 @@ from bsfg.node.putting import Putting
 from bsfg.node.spans import offsets_of_span, zones_of
 from bsfg.ports import Buffer, Confirmation, ConsumerState, ForwardBuffer, StoreBuffer
 from bsfg.sealing import seal
+from bsfg.wire.evidence import LogEvidence
 from bsfg.wire.service import Caller, ObjectInfo, Prepared, PutCall, PutOutcome, Reading
 
 THREAD_FACTS = 256
@@ -175,6 +177,11 @@ class NodeService:
         if entry is None:
             raise FactNotFound(f"{key.message_id!r} of {key.from_zone!r} is not retained in {stream}")
         return entry
+
+    async def evidence(self, caller: Caller, stream: str, buffer: Buffer, heads: Sequence[bytes]) -> LogEvidence:
+        """Tell what a log shows of itself."""
+        row = self._check(caller, Request(Action.READ, stream, buffer))
+        return await gather(self._parts, row, stream, buffer, heads)
 
     # Confirm.
 

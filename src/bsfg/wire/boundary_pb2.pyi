@@ -340,6 +340,72 @@ class GetFactResponse(_message.Message):
     entry: Entry
     def __init__(self, entry: _Optional[_Union[Entry, _Mapping]] = ...) -> None: ...
 
+class GetEvidenceRequest(_message.Message):
+    __slots__ = ("stream", "buffer", "heads")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    HEADS_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    buffer: Buffer
+    heads: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, stream: _Optional[str] = ..., buffer: _Optional[_Union[Buffer, str]] = ..., heads: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class KeptRange(_message.Message):
+    __slots__ = ("first", "last", "range_digest", "chain_before", "chain_after")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    RANGE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_AFTER_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    last: int
+    range_digest: str
+    chain_before: bytes
+    chain_after: bytes
+    def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ..., range_digest: _Optional[str] = ..., chain_before: _Optional[bytes] = ..., chain_after: _Optional[bytes] = ...) -> None: ...
+
+class CursorEvidence(_message.Message):
+    __slots__ = ("name", "committed", "start", "start_value", "peer_head")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    START_VALUE_FIELD_NUMBER: _ClassVar[int]
+    PEER_HEAD_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    committed: int
+    start: str
+    start_value: int
+    peer_head: bytes
+    def __init__(self, name: _Optional[str] = ..., committed: _Optional[int] = ..., start: _Optional[str] = ..., start_value: _Optional[int] = ..., peer_head: _Optional[bytes] = ...) -> None: ...
+
+class HeadEvidence(_message.Message):
+    __slots__ = ("head", "offset")
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    head: bytes
+    offset: int
+    def __init__(self, head: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class GetEvidenceResponse(_message.Message):
+    __slots__ = ("log_id", "start", "end", "chain_head", "gaps", "kept", "cursors", "heads")
+    LOG_ID_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_HEAD_FIELD_NUMBER: _ClassVar[int]
+    GAPS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    CURSORS_FIELD_NUMBER: _ClassVar[int]
+    HEADS_FIELD_NUMBER: _ClassVar[int]
+    log_id: str
+    start: int
+    end: int
+    chain_head: bytes
+    gaps: _containers.RepeatedCompositeFieldContainer[GapRecord]
+    kept: _containers.RepeatedCompositeFieldContainer[KeptRange]
+    cursors: _containers.RepeatedCompositeFieldContainer[CursorEvidence]
+    heads: _containers.RepeatedCompositeFieldContainer[HeadEvidence]
+    def __init__(self, log_id: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., chain_head: _Optional[bytes] = ..., gaps: _Optional[_Iterable[_Union[GapRecord, _Mapping]]] = ..., kept: _Optional[_Iterable[_Union[KeptRange, _Mapping]]] = ..., cursors: _Optional[_Iterable[_Union[CursorEvidence, _Mapping]]] = ..., heads: _Optional[_Iterable[_Union[HeadEvidence, _Mapping]]] = ...) -> None: ...
+
 class Range(_message.Message):
     __slots__ = ("first", "last")
     FIRST_FIELD_NUMBER: _ClassVar[int]

@@ -28,6 +28,7 @@ from bsfg.wire.convert import (
     gap_of,
     refusal_message,
 )
+from bsfg.wire.evidence import LogEvidence, evidence_of
 from bsfg.wire.frames import THREAD_BYTES, read_frame, read_head
 from bsfg.wire.objects import CHUNK_BYTES, description_message, object_info
 from bsfg.wire.service import ObjectInfo
@@ -226,6 +227,11 @@ class BoundaryClient:
             return entry_of((await self.connection.call("GetFact", request)).entry)
         except FactNotFound:
             return None
+
+    async def evidence(self, stream: str, buffer: Buffer, heads: Sequence[bytes] = ()) -> LogEvidence:
+        """Ask what a log shows of itself: gaps, what it kept of removed ranges, and whether it had some chain heads."""
+        request = pb.GetEvidenceRequest(stream=stream, buffer=buffer_number(buffer), heads=heads)
+        return evidence_of(await self.connection.call("GetEvidence", request), stream, buffer)
 
     async def confirm(self, consumer: str, confirmation: Confirmation, refusals: Sequence[Refusal] = ()) -> int:
         """Confirm what is durable here; give the offset through which the node counts it."""

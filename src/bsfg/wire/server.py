@@ -23,6 +23,7 @@ from bsfg.wire.convert import (
     refusal_of,
     single_fact,
 )
+from bsfg.wire.evidence import evidence_message, heads_of
 from bsfg.wire.frames import THREAD_BYTES, ack_message, frame_messages, frames_response, head_message
 from bsfg.wire.limits import ByteBudget
 from bsfg.wire.methods import BOUNDARY, BOUNDARY_SERVICE, snake
@@ -183,6 +184,12 @@ class BoundaryServicer:
         async with self._calls.timeout():
             entry = await self._service.get(caller, request.stream, key, buffer)
         return pb.GetFactResponse(entry=entry_message(entry))
+
+    async def get_evidence(self, request: pb.GetEvidenceRequest, caller: Caller) -> pb.GetEvidenceResponse:
+        """Tell what a log shows of itself."""
+        buffer, heads = buffer_of(request.buffer, Buffer.STORE), heads_of(request)
+        async with self._calls.timeout():
+            return evidence_message(await self._service.evidence(caller, request.stream, buffer, heads))
 
     async def confirm_receipt(self, request: pb.ConfirmRequest, caller: Caller) -> pb.ConfirmResponse:
         """Record a confirmation."""

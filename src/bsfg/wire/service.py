@@ -26,6 +26,7 @@ from bsfg.ports import (
     Quarantined,
     Result,
 )
+from bsfg.wire.evidence import LogEvidence
 from bsfg.wire.peer import PeerNames
 
 
@@ -156,6 +157,10 @@ class BoundaryService(Protocol):
 
     async def get(self, caller: Caller, stream: str, key: Key, buffer: Buffer) -> Entry:
         """Give the entry of a key, or raise `FactNotFound`."""
+        ...
+
+    async def evidence(self, caller: Caller, stream: str, buffer: Buffer, heads: Sequence[bytes]) -> LogEvidence:
+        """Tell what a log shows of itself beside its entries."""
         ...
 
     async def confirm(

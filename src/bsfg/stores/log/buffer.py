@@ -19,9 +19,11 @@ from bsfg.errors import (
 )
 from bsfg.fact import Entry, Key
 from bsfg.ports import Buffer, BufferStats, Frame, GapRecord, OriginSpan, Quarantined, Receipt
+from bsfg.rangedigest import History
 from bsfg.retention import ClockGuard, GapReason, Removal, removable_before
 from bsfg.stores.log.committer import Committer
 from bsfg.stores.log.files import translated
+from bsfg.stores.log.history import history_of
 from bsfg.stores.log.lookup import find_key
 from bsfg.stores.log.waiters import Waiters
 from bsfg.stores.log.writer import AppendItem, LogWriter
@@ -318,6 +320,12 @@ class LogBuffer:
             quarantined=len(writer.notes.quarantined),
             chain_head=writer.chain,
         )
+
+    async def history(self, heads: Sequence[bytes] = ()) -> History:
+        """Give what was kept of what was removed, and where the log had some chain heads."""
+        self._check_open()
+        writer = self._writer
+        return await self._look(lambda: history_of(writer.view(), writer.notes, writer.chain, heads))
 
     async def _oldest_unix_ms(self) -> int | None:
         """Give the time of the first entry, which is read once for every start of the log."""

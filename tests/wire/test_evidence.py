@@ -1,0 +1,85 @@
+"""What a log shows of itself over the wire: enough to audit a copy of it, and to another zone no more than that."""
+
+from __future__ import annotations
+
+import pytest
+from tests.wire.conftest import Sites
+from tests.wire.site import STREAM, Site
+
+from bsfg.errors import InvalidArgument, PermissionRefused
+from bsfg.ports import Buffer, Confirmation, ConsumerSpec, GapRecord
+from bsfg.rangedigest import RangeDigest
+from bsfg.retention import GapReason
+from bsfg.testing.facts import batch
+
+PEER = "enterprise.operational"
+
+
+async def told(site: Site, count: int = 30) -> list[bytes]:
+    """Fill the store buffer and give the chain head after each frame."""
+    store = await site.parts.store(STREAM)
+    return [(await store.append(batch(10, first=first))).chain_head for first in range(0, count, 10)]
+
+
+async def test_a_peer_sees_what_an_audit_needs(sites: Sites) -> None:
+    """Bounds, chain, kept digests, gaps and its own cursor; heads are found, and strange ones are not."""
+    site = await sites(storage="log")
+    heads = await told(site)
+    store = await site.parts.store(STREAM)
+    cursors = site.parts.storage.cursors
+    await cursors.create(ConsumerSpec(PEER, STREAM))
+    await cursors.create(ConsumerSpec("historian", STREAM, required=False))
+    await cursors.commit(PEER, Confirmation(through=29, peer_head=b"h" * 32))
+    await store.truncate_before(30)
+    heads += [(await store.append(batch(5, first=30))).chain_head]
+    site.act_as("enterprise-bsfg")
+    found = await site.client().evidence(STREAM, Buffer.STORE, [*heads, b"x" * 32])
+    assert (found.log_id, found.start, found.end, found.chain_head) == (store.log_id, 30, 35, heads[-1])
+    assert found.history.heads == {heads[0]: None, heads[1]: None, heads[2]: 30, heads[3]: 35, b"x" * 32: None}
+    [kept] = found.history.kept
+    digest = RangeDigest()
+    digest.add(batch(30))
+    assert (kept.first, kept.last, kept.range_digest) == (0, 29, digest.hexdigest())
+    assert kept.chain_after == heads[2]
+    [cursor] = found.cursors
+    assert (cursor.spec.name, cursor.checkpoint.committed, cursor.peer_head) == (PEER, 29, b"h" * 32)
+    assert cursor.spec.start == "earliest"
+
+
+async def test_another_zone_does_not_see_what_concerns_others(sites: Sites) -> None:
+    """Gap records of other consumers are shown to the zone's own callers alone."""
+    site = await sites(storage="log")
+    await told(site)
+    gaps = [
+        GapRecord(1, 1, GapReason.QUARANTINED, 1, "enterprise: conflict"),
+        GapRecord(2, 2, GapReason.QUARANTINED, 1, "lab: conflict"),
+        GapRecord(3, 3, GapReason.RETIRED, 1, "lab.operational: gone"),
+        GapRecord(4, 4, GapReason.EVICTED, 1),
+    ]
+    await (await site.parts.store(STREAM)).record_gaps(gaps)
+    client = site.client()
+    site.act_as("enterprise-bsfg")
+    assert [gap.first for gap in (await client.evidence(STREAM, Buffer.STORE)).gaps] == [1, 4]
+    site.act_as("pipeline")
+    assert list((await client.evidence(STREAM, Buffer.STORE)).gaps) == gaps
+
+
+async def test_evidence_is_refused_like_reading(sites: Sites) -> None:
+    """Who may not read a buffer does not get its evidence, and nobody has the log searched without end."""
+    site = await sites()
+    client = site.client()
+    for identity, buffer in (("enterprise-bsfg", Buffer.FORWARD), ("viewer", Buffer.STORE), ("narrow", Buffer.STORE)):
+        site.act_as(identity)
+        with pytest.raises(PermissionRefused):
+            await client.evidence(STREAM, buffer)
+    site.act_as("pipeline")
+    with pytest.raises(InvalidArgument, match="the limit is 16"):
+        await client.evidence(STREAM, Buffer.STORE, [bytes(32)] * 17)
+
+
+async def test_a_storage_without_a_chain_answers_without_one(sites: Sites) -> None:
+    """Where the storage keeps no chain, heads get no answer instead of a wrong one."""
+    site = await sites(storage="memory")
+    await told(site)
+    found = await site.client().evidence(STREAM, Buffer.STORE, [bytes(32)])
+    assert (found.start, found.end, dict(found.history.heads), found.history.kept) == (0, 30, {}, ())
