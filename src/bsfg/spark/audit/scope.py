@@ -1,0 +1,128 @@
+"""Which entries of the two logs belong to a link, and under which offsets they are compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bsfg.arrays import constant_value
+from bsfg.batch import EntryBatch
+
+SENDER, RECEIVER = "sender", "receiver"
+RANGE_FACTS = 65_536
+"""How many offsets of the sender are compared as one range."""
+
+NO_END = 1 << 62
+"""The end of a window that is open: receivers may hold offsets that the sender does not have."""
+
+RETURNING, NOT_CARRIED = "returning", "not_carried"
+"""Why a sender leaves a fact out: it was said by the receiver's own zone, or is for zones that the link leaves out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """One stream of a link: whose facts, which of the sender's offsets (``end`` exclusive), and how to compare them.
+
+    ``zone`` is the sender's, which stands as origin in the receiver's forward buffer. ``relayed`` says that the link
+    pulls the sender's forward buffer, and ``shared`` that another link brings the sender's other buffer, whose
+    offsets look the same at the receiver.
+    """
+
+    zone: str
+    secret: bytes
+    first: int = 0
+    end: int = NO_END
+    receiver_zone: str | None = None
+    carry_only: frozenset[str] = frozenset()
+    relayed: bool = False
+    shared: bool = False
+    range_facts: int = RANGE_FACTS
+    deep: bool = True
+
+    def bounds(self, number: int) -> tuple[int, int]:
+        """Give the first offset of a range and the one after its last, inside the window."""
+        first = number * self.range_facts
+        return max(first, self.first), min(first + self.range_facts, self.end)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Entries of the link: their offsets and times at the sender, and their places in the log they were read from."""
+
+    entries: EntryBatch
+    offsets: np.ndarray
+    times: np.ndarray
+    places: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def take(self, rows: np.ndarray) -> Rows:
+        """Give some of the rows, in that order."""
+        return Rows(self.entries.take(rows), self.offsets[rows], self.times[rows], self.places[rows])
+
+    @staticmethod
+    def concat(parts: list[Rows]) -> Rows:
+        """Put rows one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        empty = np.empty(0, dtype=np.int64)
+        columns = [np.concatenate([empty, *found]) for found in zip(*map(_arrays, parts), strict=True)] or [empty] * 3
+        return Rows(EntryBatch.concat([part.entries for part in parts]), *columns)
+
+
+def _arrays(rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return rows.offsets, rows.times, rows.places
+
+
+def sent(entries: EntryBatch, scope: Scope) -> tuple[Rows, dict[str, int]]:
+    """Give what a sender sends of some entries, and count by reason what it leaves out."""
+    left_out: dict[str, int] = {}
+    if scope.carry_only:
+        carried = _is_in(entries.column("to_zone"), scope.carry_only)
+        entries = _kept(entries, carried, NOT_CARRIED, left_out)
+    if scope.receiver_zone is not None:
+        others = ~_is_in(entries.column("from_zone"), frozenset({scope.receiver_zone}))
+        entries = _kept(entries, others, RETURNING, left_out)
+    return sender_rows(entries), left_out
+
+
+def sender_rows(entries: EntryBatch) -> Rows:
+    """Give entries of a sender with their own offsets and times."""
+    return Rows(entries, entries.offsets, _numbers(entries.column("appended_at_unix_ms")), entries.offsets)
+
+
+def received(entries: EntryBatch, scope: Scope) -> Rows:
+    """Give those entries of a forward buffer that the link brought, by the offsets they have at the sender."""
+    offsets = _numbers(entries.column("origin_offset"))
+    mine = _is_in(entries.column("origin_zone"), frozenset({scope.zone}))
+    mine &= (offsets >= scope.first) & (offsets < scope.end)
+    if scope.shared:
+        own = _is_in(entries.column("from_zone"), frozenset({scope.zone}))
+        mine &= ~own if scope.relayed else own
+    times = _numbers(entries.column("origin_appended_at_unix_ms"))
+    rows = Rows(entries, offsets, times, entries.offsets)
+    return rows if mine.all() else rows.take(np.flatnonzero(mine))
+
+
+def _kept(entries: EntryBatch, mask: np.ndarray, reason: str, left_out: dict[str, int]) -> EntryBatch:
+    if mask.all():
+        return entries
+    left_out[reason] = int(np.count_nonzero(~mask))
+    return entries.take(np.flatnonzero(mask))
+
+
+def _is_in(column: pa.Array, values: frozenset[str]) -> np.ndarray:
+    single = constant_value(column)
+    if single is not None:
+        return np.full(len(column), single in values)
+    found = pc.is_in(column, value_set=pa.array(sorted(values), pa.string()))
+    return np.array(found.to_numpy(zero_copy_only=False), dtype=bool)
+
+
+def _numbers(column: pa.Array) -> np.ndarray:
+    """Give a column of whole numbers, -1 where there is none."""
+    return np.asarray(pc.fill_null(column, -1) if column.null_count else column)

@@ -1,0 +1,298 @@
+"""What an audit says: findings, what is rightly not there, the checks that were made, and the numbers behind them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+FINDINGS_MAX = 1_000
+"""How many findings a verdict names; all are counted."""
+
+
+class Kind(StrEnum):
+    """What is wrong."""
+
+    MISSING = "missing"
+    EXTRA = "extra"
+    DUPLICATED = "duplicated"
+    ALTERED = "altered"
+    BODY_ALTERED = "body_altered"
+    OUT_OF_ORDER = "out_of_order"
+    AHEAD = "ahead"
+    GAP_UNRECORDED = "gap_unrecorded"
+    UNREPORTED = "unreported"
+    KEPT_DIGEST = "kept_digest_differs"
+    CHAIN_BROKEN = "chain_broken"
+    LOG_DAMAGED = "log_damaged"
+    HEAD_UNKNOWN = "head_unknown"
+    FOREIGN_LOG = "foreign_log"
+    UNREADABLE = "unreadable"
+
+
+MEANINGS: dict[Kind, tuple[str, str]] = {
+    Kind.MISSING: (
+        "The sender has the fact, the receiver does not, and nothing on record says why.",
+        "Have the receiver read the range again from the sender, and find out who removed it.",
+    ),
+    Kind.EXTRA: (
+        "The receiver has an entry that the sender does not have.",
+        "Find out what wrote into the receiver's buffer beside the link.",
+    ),
+    Kind.DUPLICATED: (
+        "One fact is stored twice.",
+        "BSFG never does this: find out what else wrote into the folder.",
+    ),
+    Kind.ALTERED: (
+        "The two ends hold different versions of one fact.",
+        "Compare with a backup or with the producer to see which end is right.",
+    ),
+    Kind.BODY_ALTERED: (
+        "The body is not the one that its digest was made of: it was changed where it lies.",
+        "Restore it from the other end or from a backup, and find out who can write to the disk.",
+    ),
+    Kind.OUT_OF_ORDER: (
+        "The receiver holds the facts in another order than the sender.",
+        "Find out what wrote into the receiver's buffer beside the link.",
+    ),
+    Kind.AHEAD: (
+        "The receiver has facts from beyond the end of the sender's log.",
+        "The sender was probably restored from an older copy: bring the facts back before it goes on.",
+    ),
+    Kind.GAP_UNRECORDED: (
+        "The sender lost facts before they were sent, and the receiver has no record of it.",
+        "Record the gap at the receiver, so that its consumers know.",
+    ),
+    Kind.UNREPORTED: (
+        "The receiver refused facts, and the sender has no record of it.",
+        "Tell the zone that produced them; see bsfg quarantine list at the receiver.",
+    ),
+    Kind.KEPT_DIGEST: (
+        "What is left of a range does not have the digest that was kept when the other end let it go.",
+        "Compare the range with a backup of the end that let it go.",
+    ),
+    Kind.CHAIN_BROKEN: (
+        "A frame of the log is not followed by the one that was written after it.",
+        "Files were replaced or mixed: compare with a backup and find out who wrote here.",
+    ),
+    Kind.LOG_DAMAGED: (
+        "Frames of the log fail their checksums or are missing.",
+        "Run bsfg verify on the folder; restore it from a backup or from the other end.",
+    ),
+    Kind.HEAD_UNKNOWN: (
+        "A chain head that one end told the other is not in its log: its history was rewritten.",
+        "Compare the log with a backup from the time of the last confirmation.",
+    ),
+    Kind.FOREIGN_LOG: (
+        "The log is not the one that the other end knows.",
+        "Find out whether the folder was exchanged or made anew; bsfg gate shows whether the link is held.",
+    ),
+    Kind.UNREADABLE: (
+        "Entries could not be read, so nothing can be said about them.",
+        "Run bsfg verify on the folder.",
+    ),
+}
+"""What each kind means, and what to do about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong.
+
+    ``offset`` counts the sender's buffer, up to ``last`` for a range, and ``receiver_offset`` the forward buffer.
+    ``fields`` are those that differ. ``count`` is how many facts are concerned.
+    """
+
+    kind: Kind
+    side: str
+    offset: int | None = None
+    last: int | None = None
+    receiver_offset: int | None = None
+    from_zone: str | None = None
+    message_id: str | None = None
+    fields: tuple[str, ...] = ()
+    detail: str = ""
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """Facts that are rightly not there, or not any more: which, how many, why, and which end says so."""
+
+    reason: str
+    side: str
+    first: int
+    last: int
+    count: int
+    detail: str = ""
+    at_unix_ms: int | None = None
+
+
+def merged_absences(absences: Iterable[Absence]) -> list[Absence]:
+    """Join absences of one kind, in order of offsets; what lies between two of them is not counted."""
+    result: dict[tuple[str, str, str, int | None], Absence] = {}
+    for absence in sorted(absences, key=lambda each: each.first):
+        kind = absence.reason, absence.side, absence.detail, absence.at_unix_ms
+        before = result.get(kind)
+        if before is not None:
+            count = before.count + absence.count
+            absence = replace(before, last=max(before.last, absence.last), count=count)
+        result[kind] = absence
+    return list(result.values())
+
+
+class State(StrEnum):
+    """How a check ended."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_CHECKED = "not_checked"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One question that the audit asked, and its answer."""
+
+    name: str
+    state: State
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RangeState:
+    """What became of one range of the sender's offsets, for the picture."""
+
+    first: int
+    last: int
+    state: str
+    sender: int
+    receiver: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndState:
+    """One end as it was read."""
+
+    name: str
+    log_id: str
+    start: int
+    end: int
+    chain_head: str
+    facts_read: int = 0
+    bytes_read: int = 0
+    gap_records: int = 0
+    quarantined: int = 0
+
+
+@dataclass(slots=True)
+class StreamVerdict:
+    """The verdict on one stream of a link.
+
+    ``compared`` counts the facts that were held against each other one end to the other, ``by_digest`` those of which
+    only one end has the bytes and the other the digest. ``frontier`` is the last offset that the receiver must have.
+    """
+
+    stream: str
+    sender: EndState
+    receiver: EndState
+    first: int
+    last: int
+    frontier: int
+    deep: bool
+    compared: int = 0
+    by_digest: int = 0
+    in_flight: int = 0
+    seconds: float = 0.0
+    findings: list[Finding] = field(default_factory=list)
+    finding_counts: dict[str, int] = field(default_factory=dict)
+    absences: list[Absence] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+    ranges: list[RangeState] = field(default_factory=list)
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.finding_counts
+
+    @property
+    def absent(self) -> dict[str, int]:
+        """How many facts are rightly not there, by reason."""
+        counts: Counter[str] = Counter()
+        for absence in self.absences:
+            counts[absence.reason] += absence.count
+        return dict(counts)
+
+    def add(self, findings: Iterable[Finding]) -> None:
+        """Take findings: all are counted, the first of them are named."""
+        for finding in findings:
+            self.finding_counts[finding.kind] = self.finding_counts.get(finding.kind, 0) + finding.count
+            if len(self.findings) < FINDINGS_MAX:
+                self.findings.append(finding)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The verdict on a link: all of its streams that were audited."""
+
+    link: str
+    sender_zone: str
+    receiver_zone: str
+    started_unix_ms: int
+    seconds: float
+    streams: tuple[StreamVerdict, ...]
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing is wrong."""
+        return all(stream.clean for stream in self.streams)
+
+    @property
+    def facts(self) -> int:
+        """How many facts were compared, byte by byte or by a kept digest."""
+        return sum(stream.compared + stream.by_digest for stream in self.streams)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """All findings that are named."""
+        return [finding for stream in self.streams for finding in stream.findings]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many facts each kind of finding concerns."""
+        counts: Counter[str] = Counter()
+        for stream in self.streams:
+            counts.update(stream.finding_counts)
+        return dict(counts)
+
+    @property
+    def facts_per_second(self) -> float:
+        """How fast the audit was."""
+        return self.facts / self.seconds if self.seconds > 0 else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the JSON form."""
+        return {
+            "clean": self.clean,
+            "link": self.link,
+            "sender_zone": self.sender_zone,
+            "receiver_zone": self.receiver_zone,
+            "started_unix_ms": self.started_unix_ms,
+            "seconds": round(self.seconds, 3),
+            "facts": self.facts,
+            "facts_per_second": round(self.facts_per_second, 1),
+            "counts": self.counts,
+            "streams": [_stream_dict(stream) for stream in self.streams],
+        }
+
+
+def _stream_dict(stream: StreamVerdict) -> dict[str, Any]:
+    found = asdict(stream)
+    found["findings"] = [_finding_dict(finding) for finding in stream.findings]
+    return {"stream": found.pop("stream"), "clean": stream.clean, "absent": stream.absent, **found}
+
+
+def _finding_dict(finding: Finding) -> dict[str, Any]:
+    says, hint = MEANINGS[finding.kind]
+    return {**asdict(finding), "says": says, "hint": hint}
