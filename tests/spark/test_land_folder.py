@@ -284,7 +284,7 @@ def test_a_folder_of_somebody_else_is_refused() -> None:
     """A folder with files that landing did not make is not landed in."""
     disk = SimulatedLandingDisk()
     disk.create("facts.csv")
-    with pytest.raises(InvalidArgument, match="it holds facts.csv"):
+    with pytest.raises(InvalidArgument, match=r"it holds facts\.csv"):
         LandingFolder.open(disk)
 
 

@@ -13,16 +13,20 @@ from bsfg.cli.complete import consumers as known_consumers
 from bsfg.cli.complete import streams
 from bsfg.cli.connection import Target, connects, told_once
 from bsfg.cli.output import console, count_text, examples, print_json, size_text
-from bsfg.cli.pipeline.running import Conf, Master, ends_on_signals, settings_of, spark_session
+from bsfg.cli.pipeline.landing import watched
+from bsfg.cli.pipeline.running import Conf, Master, ends_on_signals, settings_of
 from bsfg.errors import CertificateInvalid, InvalidArgument, PeerUnreachable
 from bsfg.ports import Buffer
 
 if TYPE_CHECKING:
     from bsfg.spark.land.lander import Lander
+    from bsfg.spark.land.needed import SparkWhenNeeded
     from bsfg.spark.land.settings import Landed, Settings
 
 FILES = "Files"
 GAPS = "_gaps.jsonl"
+FACTS_FOR_A_RATE = 100_000
+"""Fewer facts take as long as Spark needs to begin, whatever their number."""
 
 app = typer.Typer(
     epilog=examples(
@@ -114,6 +118,7 @@ def land(
     Without --once it follows the buffer until it is stopped, and waits for a node that is away.
     """
     from bsfg.spark.land.lander import landing
+    from bsfg.spark.land.needed import SparkWhenNeeded
     from bsfg.spark.land.settings import folder_of
 
     settings = replace(
@@ -126,18 +131,19 @@ def land(
     )
     with (
         ends_on_signals(),
-        spark_session("bsfg-land", master, settings_of(conf)) as spark,
+        SparkWhenNeeded("bsfg-land", master, settings_of(conf)) as spark,
         landing(spark, settings, told_once()) as lander,
     ):
-        ended = _work(lander, node, once, compact_only, shown=not json)
+        ended = _work(lander, spark, node, once, compact_only, shown=not json)
         _told(lander.done, settings, json=json, landed=node is not None)
     if ended and (once or compact_only):
         raise KeyboardInterrupt
 
 
-def _work(lander: Lander, node: Target | None, once: bool, compact_only: bool, *, shown: bool) -> bool:
+def _work(
+    lander: Lander, spark: SparkWhenNeeded, node: Target | None, once: bool, compact_only: bool, *, shown: bool
+) -> bool:
     """Do what was asked for; tell whether a signal ended it."""
-    from bsfg.cli.pipeline.landing import watched
 
     def work() -> None:
         if compact_only:
@@ -150,7 +156,7 @@ def _work(lander: Lander, node: Target | None, once: bool, compact_only: bool, *
             lander.follow()
 
     try:
-        return watched(lander, work, shown=shown)
+        return watched(lander, spark, work, shown=shown)
     except (PeerUnreachable, CertificateInvalid) as error:
         raise (node.explained(error) if node is not None else error) from None
 
@@ -209,7 +215,7 @@ def _told(done: Landed, settings: Settings, *, json: bool, landed: bool) -> None
 def _lines(done: Landed, settings: Settings, *, landed: bool) -> list[str]:
     lines = []
     if landed:
-        rate = f", {count_text(round(done.facts_per_second))} facts/s" if done.facts else ""
+        rate = f", {count_text(round(done.facts_per_second))} facts/s" if done.facts >= FACTS_FOR_A_RATE else ""
         files = f" in {count_text(done.files)} files ({size_text(done.size_bytes)}{rate})" if done.facts else ""
         lines.append(f"Landed {count_text(done.facts)} facts{files} in {settings.out}, up to offset {done.next}.")
     if done.merged_files or not landed:

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 from bsfg.cli.output import console, count_text
 
 if TYPE_CHECKING:
-    from rich.status import Status
-
     from bsfg.spark.land.lander import Lander
+    from bsfg.spark.land.needed import SparkWhenNeeded
 
 LOOK_SECONDS = 0.25
 LINE_SECONDS = 10.0
@@ -59,7 +58,7 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
-def watched(lander: Lander, work: Callable[[], None], *, shown: bool) -> bool:
+def watched(lander: Lander, spark: SparkWhenNeeded, work: Callable[[], None], *, shown: bool) -> bool:
     """Do the work of a landing in a thread of its own; tell whether a signal ended it."""
     from bsfg.spark.land.lander import Interrupted
 
@@ -74,6 +73,7 @@ def watched(lander: Lander, work: Callable[[], None], *, shown: bool) -> bool:
             failures.append(error)
 
     thread = threading.Thread(target=run, name="bsfg-landing", daemon=True)
+    progress = Progress()
     with _asked_to_end() as asked, _line(shown) as show:
         thread.start()
         while thread.is_alive():
@@ -81,38 +81,37 @@ def watched(lander: Lander, work: Callable[[], None], *, shown: bool) -> bool:
             if asked.is_set():
                 lander.end()
             elif shown:
-                show(_landed(lander), lander.done.backlog)
+                show(_text(lander, spark, progress))
     if failures and not asked.is_set():
         raise failures[0]
     return asked.is_set()
 
 
-def _landed(lander: Lander) -> int:
-    return lander.done.facts + lander.under_way()
+def _text(lander: Lander, spark: SparkWhenNeeded, progress: Progress) -> str:
+    if spark.is_starting:
+        return "Starting Spark …"
+    if not lander.has_joined:
+        return "Merging small files …" if spark.is_started else "Looking at the node …"
+    under_way = lander.under_way()
+    return progress.text(lander.done.facts + under_way, max(0, lander.done.backlog - under_way))
 
 
 @contextmanager
-def _line(shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """Give what keeps the progress on stderr: a line that stays in place, or one every few seconds."""
-    progress = Progress()
+def _line(shown: bool) -> Iterator[Callable[[str], None]]:
+    """Give what keeps a text on stderr: as a line that stays in place, or as a line of its own every few seconds."""
     if shown and sys.stderr.isatty():
-        with console(stderr=True).status("Landing …") as status:
-            yield lambda landed, backlog: _update(status, progress.text(landed, max(0, backlog)))
+        with console(stderr=True).status("Looking at the node …") as status:
+            yield status.update
         return
     due = time.monotonic() + LINE_SECONDS
 
-    def show(landed: int, backlog: int) -> None:
+    def show(text: str) -> None:
         nonlocal due
-        text = progress.text(landed, backlog)
         if time.monotonic() >= due:
             due = time.monotonic() + LINE_SECONDS
             print(text, file=sys.stderr, flush=True)
 
     yield show
-
-
-def _update(status: Status, text: str) -> None:
-    status.update(text)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ class Compactor:
     """Merges small files, of the partitions that were touched or of all; ``done`` is told what it did."""
 
     def __init__(
-        self, spark: SparkSession, folder: LandingFolder, out: Path, file_size_bytes: int, done: Landed
+        self, spark: Callable[[], SparkSession], folder: LandingFolder, out: Path, file_size_bytes: int, done: Landed
     ) -> None:
         self.touched: set[str] = set()
         self._spark, self._folder, self._out = spark, folder, out
@@ -47,7 +48,7 @@ class Compactor:
         return plan(partition, ours, self._file_size_bytes, thorough=thorough)
 
     def _merge(self, merges: list[Merge]) -> None:
-        results = merge_all(self._spark, str(self._out), self._folder.run, merges)
+        results = merge_all(self._spark(), str(self._out), self._folder.run, merges)
         for merge, result in zip(merges, results, strict=True):
             if isinstance(result, Staged):
                 self._folder.replace(merge.partition, [result], merge.names)

@@ -48,6 +48,9 @@ class Disk(Files, Protocol):
 class LocalDisk(DiskFiles):
     """A landing folder of the local file system, or of one that is mounted."""
 
+    def __str__(self) -> str:
+        return str(self.root)
+
     def create(self, path: str) -> DiskFile:
         """Make a new, empty file that everybody may read whom the user's mask allows to."""
         return DiskFile(os.open(self.root / path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666))

@@ -244,4 +244,4 @@ def _check_ours(disk: Disk) -> None:
     names = [name for name in disk.list("") if name != WORK]
     if names and not disk.exists(STATE):
         hint = "Give an empty or a new folder; one that is landed in already has _bsfg/state.json."
-        raise InvalidArgument(f"the folder is not empty and was not made by landing: it holds {names[0]}", hint=hint)
+        raise InvalidArgument(f"{disk} is not empty and was not made by landing: it holds {names[0]}", hint=hint)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from bsfg.journey.link import Fetched
 
 T = TypeVar("T")
+Spark = Callable[[], "SparkSession"]
 
 FACTS_PER_TASK = 250_000
 """Fewer facts than this are not worth a task of their own: every task makes files of its own."""
@@ -42,32 +43,38 @@ class Interrupted(Exception):
 
 
 class Lander:
-    """Lands one buffer in one folder. It is used by one thread; `end` and the progress are for others."""
+    """Lands one buffer in one folder. It is used by one thread; `end` and the progress are for others.
+
+    ``spark`` gives the session when there is work for it, so that it need not be started for nothing.
+    """
 
     def __init__(
         self,
-        spark: SparkSession,
+        spark: Spark,
         settings: Settings,
         folder: LandingFolder,
         on_problem: Callable[[BsfgError], None] = lambda error: None,
     ) -> None:
-        self.spark, self.settings, self.folder = spark, settings, folder
+        self.settings, self.folder = settings, folder
         self.done = Landed()
+        self._spark = spark
+        self._session: SparkSession | None = None
         self._source = Source(settings.access, settings.stream, settings.buffer, 0.0)
         self._ending = threading.Event()
         self._on_problem = on_problem
         self._confirmed = -1
         self._buffer_end = 0
-        self._compactor = Compactor(spark, folder, settings.out, settings.file_size_bytes, self.done)
+        self.has_joined = False
+        self._compactor = Compactor(self._started, folder, settings.out, settings.file_size_bytes, self.done)
 
     # For other threads.
 
     def end(self) -> None:
         """Have the landing end soon; call it again until it has."""
         self._ending.set()
-        with suppress(Exception):
-            # Spark may have ended already.
-            self.spark.sparkContext.cancelAllJobs()
+        if self._session is not None:
+            with suppress(Exception):  # Spark may have ended already.
+                self._session.sparkContext.cancelAllJobs()
 
     @property
     def buffer_end(self) -> int:
@@ -91,6 +98,7 @@ class Lander:
         if self.settings.consumer is not None:
             self._patiently(lambda: check_consumer(self._source, self.settings, head))
         self._noted()
+        self.has_joined = True
 
     def land_available(self) -> None:
         """Land everything that is there now."""
@@ -136,7 +144,7 @@ class Lander:
     def _batch(self, end: int) -> None:
         """Land everything up to an offset, which is left out."""
         began, first = time.monotonic(), self.folder.state.next
-        receipts = self._stoppable(lambda: stage_all(self.spark, self._work(), self._cuts(first, end)))
+        receipts = self._stoppable(lambda: stage_all(self._started(), self._work(), self._cuts(first, end)))
         self._commit(first, end, receipts)
         self.folder.discard_staged()
         self.done.seconds += time.monotonic() - began
@@ -185,7 +193,7 @@ class Lander:
     def _work(self) -> Work:
         settings, origin = self.settings, self.folder.state.origin
         # Other machines do not have the certificate's files; read again each time, they may have been renewed.
-        here = is_local(self.spark.sparkContext.master or "")
+        here = is_local(self._started().sparkContext.master or "")
         access = settings.access if here else settings.access.with_contents()
         source = Source(access, settings.stream, settings.buffer, settings.retry_seconds)
         return Work(source, origin.log_id, settings.by, str(settings.out), self.folder.run, settings.file_size_bytes)
@@ -193,8 +201,15 @@ class Lander:
     def _cuts(self, first: int, end: int) -> list[int]:
         """Cut a range into as many parts as there are cores, unless they would be small."""
         count = end - first
-        parts = max(1, min(count // FACTS_PER_TASK, self.spark.sparkContext.defaultParallelism))
+        parts = max(1, min(count // FACTS_PER_TASK, self._started().sparkContext.defaultParallelism))
         return [first + count * part // parts for part in range(parts + 1)]
+
+    def _started(self) -> SparkSession:
+        if self._session is None:
+            self._session = self._spark()
+        if self._ending.is_set():
+            raise Interrupted
+        return self._session
 
     def _stoppable(self, work: Callable[[], T]) -> T:
         """Do something with Spark; raises `Interrupted` when it failed because the landing is to end."""
@@ -214,12 +229,19 @@ class Lander:
             if self._ending.wait(seconds):
                 raise Interrupted
 
-        return Patience(self.settings.retry_seconds, sleep=sleep).insist(work)
+        def told() -> T:
+            try:
+                return work()
+            except BsfgError as error:
+                self._on_problem(error)
+                raise
+
+        return Patience(self.settings.retry_seconds, sleep=sleep).insist(told)
 
 
 @contextmanager
 def landing(
-    spark: SparkSession, settings: Settings, on_problem: Callable[[BsfgError], None] = lambda error: None
+    spark: Spark, settings: Settings, on_problem: Callable[[BsfgError], None] = lambda error: None
 ) -> Iterator[Lander]:
     """Open a landing folder for a block; it is the folder's one writer."""
     folder = LandingFolder.open(LocalDisk(folder_of(settings.out)))
@@ -231,7 +253,7 @@ def landing(
 
 def land_available(spark: SparkSession, settings: Settings) -> Landed:
     """Land everything that a buffer holds now, and tell what was done."""
-    with landing(spark, settings) as lander:
+    with landing(lambda: spark, settings) as lander:
         lander.join()
         lander.land_available()
     return lander.done

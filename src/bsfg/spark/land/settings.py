@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ FILE_SIZE_BYTES = 128_000_000
 MAX_FACTS_PER_BATCH = 4_000_000
 EVERY_SECONDS = 10.0
 RETRY_SECONDS = 60.0
+
+# A path object has made one slash of the two already.
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,7 @@ class Landed:
 
 def folder_of(out: str | Path) -> Path:
     """Give the landing folder as an absolute path, made if need be; raises `InvalidArgument` for an address."""
-    if "://" in str(out):
+    if _ADDRESS.match(str(out)):
         hint = "Give a folder of the file system, mounted on all machines; object stores cannot rename."
         raise InvalidArgument(f"{out} is not a folder", hint=hint)
     folder = Path(out).absolute()

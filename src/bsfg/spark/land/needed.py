@@ -1,0 +1,39 @@
+"""A Spark session that is started when it is first asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bsfg.spark.session import end, session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class SparkWhenNeeded:
+    """A Spark session that is started when it is first asked for: a landing with nothing to do needs none."""
+
+    def __init__(self, app: str, master: str, conf: dict[str, str]) -> None:
+        self._given = app, master, conf
+        self._session: SparkSession | None = None
+        self.is_starting = False
+
+    @property
+    def is_started(self) -> bool:
+        """Whether there is a session."""
+        return self._session is not None
+
+    def __call__(self) -> SparkSession:
+        """Give the session."""
+        if self._session is None:
+            self.is_starting = True
+            self._session = session(*self._given)
+            self.is_starting = False
+        return self._session
+
+    def __enter__(self) -> SparkWhenNeeded:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._session is not None:
+            end(self._session)
