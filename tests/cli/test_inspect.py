@@ -203,3 +203,14 @@ def test_bytes_set_aside_are_listed(quick: Run, data: Path) -> None:
     store = quick("inspect", data, "--json").json()["logs"][1]
     assert [item["size_bytes"] for item in store["aside"]] == [300]
     assert "bytes kept aside" in quick("inspect", data).out
+
+
+def test_facts_of_a_zone_are_exported_for_append(quick: Run, data: Path) -> None:
+    """--facts leaves gap records out, and --from-zone chooses who said it: every line is one that append reads."""
+    options = ("inspect", data, "--stream", folders.STREAM, "--from", 0, "--to", 700, "--export")
+    everything = quick(*options).out.splitlines()
+    facts = quick(*options, "--from-zone", "plant", "--facts").out.splitlines()
+    assert len(everything) == len(facts) + 1 and "gap" in orjson.loads(everything[0])
+    assert [message_from_json(line.encode()) for line in facts] == messages(51, first=650)
+    assert quick(*options, "--from-zone", "nowhere", "--facts").out == ""
+    assert quick("inspect", data, "--facts").err.startswith("error[invalid_argument]: --facts")

@@ -90,7 +90,8 @@ def judge(fetched: Fetched, position: PeerPosition, rules: LinkRules, peer_zone:
 def check_history(fetched: Fetched, position: PeerPosition) -> None:
     """Raise `ForeignLog` when the sender's log is another one, or an older copy of the one remembered."""
     if position.log_id is not None and fetched.log_id != position.log_id:
-        raise ForeignLog(f"the sender's log is {fetched.log_id}, it was {position.log_id}")
+        had = f", of which everything before {position.latest_start} came" if position.latest_start is not None else ""
+        raise ForeignLog(f"the sender's log is {fetched.log_id}, it was {position.log_id}{had}")
     if fetched.end < position.end:
         raise ForeignLog(f"the sender's log ends before {fetched.end}, it ended before {position.end}: it went back")
     if position.acknowledged is not None and fetched.start <= position.acknowledged:

@@ -20,6 +20,10 @@ EPILOG = examples(
     ("bsfg inspect data --stream operational --from 100 --to 120", "look at some entries"),
     ("bsfg inspect data --stream audit --buffer forward --export > audit.jsonl", "write all entries as JSON Lines"),
     ("bsfg inspect data --stream operational --subject 'urn:line-7:*' --export", "only some subjects"),
+    (
+        "bsfg inspect data --stream operational --buffer forward --from-zone plant-a --export --facts > facts.jsonl",
+        "what a zone has said, for `bsfg append` to give it back after it was restored",
+    ),
 )
 
 
@@ -51,8 +55,12 @@ def inspect(
     predicate: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Show entries with this predicate; * stands for any text.")
     ] = None,
+    from_zone: Annotated[str | None, typer.Option(metavar="Z", help="Show entries that this zone said.")] = None,
     export: Annotated[
         bool, typer.Option("--export", help="Write the entries to stdout as JSON Lines, gap records included.")
+    ] = False,
+    facts: Annotated[
+        bool, typer.Option("--facts", help="With --export: leave gap records out, for `bsfg append` to read.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON document.")] = False,
 ) -> None:
@@ -70,11 +78,13 @@ def inspect(
 
     checked_folder(folder)
     chosen = Buffer(buffer.value) if buffer is not None else None
-    choice = entries.Choice(first, last, subject, predicate)
+    choice = entries.Choice(first, last, subject, predicate, from_zone)
+    if facts and not export:
+        raise InvalidArgument("--facts says how to export", hint="Add --export.")
     if export or choice:
         log = entries.the_log(open_folder(folder), stream, chosen)
         if export:
-            entries.export(log, choice)
+            entries.export(log, choice, with_gaps=not facts)
         elif json:
             print_json(entries.as_dicts(log, choice))
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -33,9 +33,10 @@ class Choice:
     last: int | None = None
     subject: str | None = None
     predicate: str | None = None
+    from_zone: str | None = None
 
     def __bool__(self) -> bool:
-        return any(value is not None for value in (self.first, self.last, self.subject, self.predicate))
+        return any(value is not None for value in astuple(self))
 
 
 def the_log(folders: list[LogFolder], stream: str | None, buffer: Buffer | None) -> LogFolder:
@@ -59,7 +60,9 @@ def frames(folder: LogFolder, choice: Choice) -> Iterator[Frame]:
         if frame.entries is None:
             yield frame
             continue
-        entries = _matching(_matching(frame.entries, "subject", choice.subject), "predicate", choice.predicate)
+        entries = frame.entries
+        for name in ("subject", "predicate", "from_zone"):
+            entries = _matching(entries, name, getattr(choice, name))
         if len(entries):
             yield Frame(frame.first, frame.last, entries)
 
@@ -72,10 +75,12 @@ def _matching(entries: EntryBatch, name: str, pattern: str | None) -> EntryBatch
     return entries.take(np.flatnonzero(fits.to_numpy(zero_copy_only=False)))
 
 
-def export(folder: LogFolder, choice: Choice) -> None:
+def export(folder: LogFolder, choice: Choice, *, with_gaps: bool = True) -> None:
     """Write entries to stdout as JSON Lines, gap records as lines of their own."""
     out = sys.stdout.buffer
     for frame in frames(folder, choice):
+        if frame.entries is None and not with_gaps:
+            continue
         if frame.entries is None:
             out.write(orjson.dumps({"gap": frame.gap}, option=orjson.OPT_APPEND_NEWLINE))
             continue
