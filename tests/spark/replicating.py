@@ -29,14 +29,15 @@ class Pipeline:
     arguments: Sequence[str] = ()
     process: subprocess.Popen[bytes] = field(init=False)
     states: list[dict[str, Any]] = field(default_factory=list)
+    _reader: threading.Thread = field(init=False)
 
     def __post_init__(self) -> None:
         command = [sys.executable, "-m", "bsfg.cli", "pipeline", "replicate", "--json"]
         command += ["-c", str(self.zone.folder / "zone.toml"), *self.arguments]
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=self.log_path.open("ab"), start_new_session=True
-        )
-        threading.Thread(target=self._read, daemon=True).start()
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, start_new_session=True)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     @property
     def log_path(self) -> Path:
@@ -45,8 +46,9 @@ class Pipeline:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.states.append(orjson.loads(line))
+        with self.process.stdout as lines, contextlib.suppress(orjson.JSONDecodeError):
+            for line in lines:
+                self.states.append(orjson.loads(line))
 
     @property
     def link(self) -> dict[str, Any] | None:
@@ -64,7 +66,9 @@ class Pipeline:
     def stop(self) -> int:
         """End it as an operator would, and give its exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(60)
+        code = self.process.wait(60)
+        self._reader.join()
+        return code
 
     def processes(self) -> list[int]:
         """List its processes: the command, Spark's JVM, the daemon of the workers, and the workers."""
@@ -76,6 +80,7 @@ class Pipeline:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait(30)
+        self._reader.join()
 
     def pids(self, word: str) -> list[int]:
         """List those of its processes whose command line holds a word, the newest last."""

@@ -69,6 +69,12 @@ def session(app: str, master: str = LOCAL_MASTER, conf: Mapping[str, str] | None
         return builder.getOrCreate()
 
 
+def activate(spark: SparkSession) -> None:
+    """Have this thread use a session: without one, Spark does not find Python sources when it writes."""
+    sessions = type(spark)._get_j_spark_session_class(spark._jvm)
+    sessions.setActiveSession(spark._jsparkSession)
+
+
 def hush(spark: SparkSession) -> None:
     """Have Spark log nothing any more."""
     with suppress(Exception):

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 REPLAY_BACKLOG = 200_000
+LOG = "spark.log"
+"""What Spark and its workers print, in the work folder."""
+
 EPILOG = examples(
     ("bsfg pipeline replicate --config zone.toml", "all links of the zone, until it is stopped"),
     ("bsfg pipeline replicate -c zone.toml --link from-plant-a", "one link"),
@@ -107,7 +110,7 @@ def replicate(
     with (
         ends_on_signals(),
         suppress(Stopped, KeyboardInterrupt),
-        spark_session("bsfg", chosen, settings_of(conf)) as spark,
+        spark_session("bsfg", chosen, settings_of(conf), folder / LOG) as spark,
     ):
         replication = Replication(spark, own, plans, folder, replay_backlog)
         try:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,11 +56,12 @@ def settings_of(conf: Sequence[str] | None) -> dict[str, str]:
 
 
 @contextmanager
-def spark_session(app: str, master: str, conf: dict[str, str]) -> Iterator[SparkSession]:
-    """Run a block with a Spark session, which is stopped at the end."""
+def spark_session(app: str, master: str, conf: dict[str, str], log: Path | None = None) -> Iterator[SparkSession]:
+    """Run a block with a Spark session, which is stopped at the end; ``log`` takes what Spark itself prints."""
     from bsfg.spark.session import session
 
-    with console(stderr=True).status("Starting Spark …") if sys.stderr.isatty() else _nothing():
+    waiting = console(stderr=True).status("Starting Spark …") if sys.stderr.isatty() else _nothing()
+    with waiting, _stderr_into(log) if log is not None else _nothing():
         spark = session(app, master, conf)
     try:
         yield spark
@@ -84,6 +87,21 @@ def ends_on_signals() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _stderr_into(path: Path) -> Iterator[None]:
+    """Have processes that are started in a block print their errors to a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with path.open("ab") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from bsfg.spark.calls import Access, calls
 from bsfg.spark.replicate.live import FORMAT, LiveSource
 from bsfg.spark.replicate.plan import LEASE_TTL_MS, LinkPlan
 from bsfg.spark.replicate.replay import ended, start_replay
-from bsfg.spark.session import hush
+from bsfg.spark.session import activate, hush
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from bsfg.wire.service import LeaseView
 
 PAIR = ("a", "b")
-LOOK_SECONDS = 0.5
+LOOK_SECONDS = 0.25
 RENEW_SECONDS = 1.5
 STOP_SECONDS = 4.0
 LEASE_SECONDS = 10.0
@@ -106,7 +106,7 @@ class Replication:
                 self._start_live(link, half)
 
     def run(self, look: Callable[[Replication], bool]) -> None:
-        """Work until ``look``, which is called every half second, gives False."""
+        """Work until ``look``, which is called several times a second, gives False."""
         while not self._stopping.is_set():
             self._observe()
             for link in self.links:
@@ -143,7 +143,9 @@ class Replication:
                 link.mode, link.lease, link.streams = gate["mode"], gate["lease"], gate["reports"]
 
     def _wants_replay(self, link: LinkState) -> bool:
-        if link.engine == Engine.REPLAY or link.mode != Mode.RECONCILIATION or self.node_away:
+        # A link with a rate limit has nothing to gain from bulk.
+        limited = link.plan.link.rate_limit > 0
+        if link.engine == Engine.REPLAY or link.mode != Mode.RECONCILIATION or self.node_away or limited:
             return False
         ours = link.lease == link.plan.holder
         return ours and link.backlog >= self._replay_backlog and time.monotonic() >= link.no_replay_before
@@ -180,6 +182,7 @@ class Replication:
 
     def _replay(self, link: LinkState) -> None:
         link.engine = Engine.REPLAY
+        activate(self._spark)
         try:
             lease = self._take(link, LEASE_SECONDS)
             try:

@@ -1,0 +1,164 @@
+"""Links moved by Spark: live, in bulk, held, cut, and handed from one engine to another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+from tests.e2e.cleanup import Cleanup
+from tests.e2e.proxy import Proxy
+from tests.e2e.test_artifacts import download, naming, reference, upload
+from tests.spark.nodes import SparkZone, ids, zone_pair
+from tests.spark.replicating import Pipeline
+
+from bsfg.batch import FactBatch
+from bsfg.cli.bench.workload import batch_of, batches_of
+from bsfg.ports import Buffer
+from bsfg.testing.facts import altered
+
+pytestmark = pytest.mark.xdist_group("replicate")
+
+LINK, CONSUMER = "from-plant-a", "enterprise.operational"
+SETTINGS = 'fetch_wait = "1s"\nbackoff_first = "50ms"\nbackoff_max = "300ms"\nreconciliation_backlog = 1000\n'
+
+
+@dataclass
+class Story:
+    """Two zones, the network between them, and the pipeline of the second one."""
+
+    plant: SparkZone
+    enterprise: SparkZone
+    proxy: Proxy
+    pipeline: Pipeline
+    produced: int = 0
+
+    def produce(self, count: int) -> None:
+        """Append facts at the plant."""
+
+        async def work() -> None:
+            async with self.plant.client("producer") as client:
+                for batch in batches_of(self.produced, count):
+                    await client.append("operational", batch)
+
+        asyncio.run(work())
+        self.produced += count
+
+    def settle(self) -> None:
+        """Wait until everything is confirmed, and insist that it arrived once and in order."""
+        end = self.plant.end(Buffer.STORE)
+        self.pipeline.until(lambda: self.plant.committed(CONSUMER) == end - 1, f"{end} facts")
+        sent = ids(self.plant.messages(Buffer.STORE))
+        assert ids(self.enterprise.messages(Buffer.FORWARD)) == sent
+        origins = [entry.origin.offset for entry in self.enterprise.entries(Buffer.FORWARD) if entry.origin]
+        assert origins == sorted(origins)
+
+    def mode(self, mode: str) -> None:
+        """Wait until the gate is in a mode."""
+        self.pipeline.until(lambda: self.enterprise.modes(LINK)[-1:] == [mode], f"the gate to be {mode}")
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    """Start both zones and the pipeline between them."""
+    cleanup = Cleanup()
+    plant, enterprise = zone_pair(tmp_path_factory.mktemp("replicate"))
+    proxy = cleanup.closing(Proxy(plant.port))
+    enterprise.links = enterprise.links.replace(f":{plant.port}", f":{proxy.port}") + SETTINGS
+    enterprise.write()
+    for zone in (plant, enterprise):
+        cleanup.zone(zone)
+        zone.start()
+    pipeline = Pipeline(enterprise, ["--replay-backlog", "20000"])
+    try:
+        pipeline.until_moving()
+        yield Story(plant, enterprise, proxy, pipeline)
+    finally:
+        pipeline.kill()
+        cleanup.run()
+
+
+def test_facts_cross_as_they_come(story: Story) -> None:
+    """What is appended arrives, is confirmed, and shows in the status of the receiver's node."""
+    for _ in range(5):
+        story.produce(20)
+        story.settle()
+    story.mode("normal")
+
+    def lag_seconds() -> float | None:
+        return {each["stream"]: each["lag_seconds"] for each in story.pipeline.link["streams"]}.get("operational")
+
+    story.pipeline.until(lambda: lag_seconds() is not None, "the lag to be shown")
+
+
+def test_a_backlog_is_replayed(story: Story) -> None:
+    """After an outage the backlog crosses as a DataFrame, and live facts follow it without hole, repeat or disorder."""
+    story.settle()
+    before = story.pipeline.link["replays"]
+    story.proxy.cut()
+    story.mode("autonomous")
+    story.produce(150_000)
+    story.proxy.mend()
+    story.pipeline.until(lambda: story.pipeline.link["replays"] > before, "a replay")
+    story.produce(500)
+    story.settle()
+    story.mode("normal")
+    assert "reconciliation" in story.enterprise.modes(LINK)
+
+
+def test_artifacts_travel_with_their_facts(story: Story) -> None:
+    """Live and in a replay, an artifact is there when the fact that names it is."""
+    contents = [Random(seed).randbytes(200_000) for seed in range(2)]
+    named = [reference(content, f"report-{number}.pdf") for number, content in enumerate(contents)]
+
+    async def append(number: int) -> None:
+        async with story.plant.client() as producer:
+            await upload(producer, contents[number], named[number])
+            await producer.append("operational", FactBatch.from_messages([naming(named[number], f"report-{number}")]))
+
+    asyncio.run(append(0))
+    story.settle()
+    story.proxy.cut()
+    story.mode("autonomous")
+    story.produce(60_000)
+    asyncio.run(append(1))
+    story.produce(60_000)
+    story.proxy.mend()
+    story.settle()
+    for content, artifact in zip(contents, named, strict=True):
+        assert asyncio.run(download(story.enterprise, artifact)) == content
+
+
+def test_a_conflict_passes_and_is_reported(story: Story) -> None:
+    """A fact whose id is taken by another body here is quarantined, told to the sender, and the rest goes on."""
+    taken = batch_of(story.produced, 1).to_messages()
+    story.settle()
+    before = len(story.enterprise.entries(Buffer.FORWARD))
+
+    async def hold(held: bool) -> None:
+        async with story.enterprise.admin() as admin:
+            await (admin.hold_gate(LINK, "test") if held else admin.release_gate(LINK, "test"))
+
+    asyncio.run(hold(True))
+    story.enterprise.offline(lambda storage: _plant_impostor(storage, taken))
+    story.produce(10)
+    asyncio.run(hold(False))
+    end = story.plant.end(Buffer.STORE)
+    story.pipeline.until(lambda: story.plant.committed(CONSUMER) == end - 1, "the rest")
+    assert len(story.enterprise.entries(Buffer.FORWARD)) == before + 1 + 9
+    [quarantined] = story.enterprise.log(Buffer.FORWARD).notes().quarantined
+    assert quarantined.key.message_id == taken[0].envelope.message_id
+    refused = [gap for gap in story.plant.gaps(Buffer.STORE) if gap.reason == "quarantined"]
+    assert [(gap.first, gap.last) for gap in refused] == [(end - 10, end - 10)]
+
+
+async def _plant_impostor(storage: object, messages: list) -> None:
+    import numpy as np
+
+    from bsfg.ports import OriginSpan
+    from bsfg.testing.facts import sealed
+
+    forward = await storage.forward("operational")  # type: ignore[attr-defined]
+    await forward.put_if_absent(sealed(altered(messages)), OriginSpan("plant-a", np.array([10**9]), np.array([1])))
