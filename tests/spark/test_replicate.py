@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
@@ -11,13 +12,14 @@ import pytest
 from tests.e2e.cleanup import Cleanup
 from tests.e2e.proxy import Proxy
 from tests.e2e.test_artifacts import download, naming, reference, upload
-from tests.spark.nodes import SparkZone, ids, zone_pair
-from tests.spark.replicating import Pipeline
+from tests.spark.nodes import SparkZone, zone_pair
+from tests.spark.replicating import Pipeline, wait_until
 
 from bsfg.batch import FactBatch
 from bsfg.cli.bench.workload import batch_of, batches_of
 from bsfg.ports import Buffer
 from bsfg.testing.facts import altered
+from bsfg.wire.service import GateView
 
 pytestmark = pytest.mark.xdist_group("replicate")
 
@@ -50,14 +52,30 @@ class Story:
         """Wait until everything is confirmed, and insist that it arrived once and in order."""
         end = self.plant.end(Buffer.STORE)
         self.pipeline.until(lambda: self.plant.committed(CONSUMER) == end - 1, f"{end} facts")
-        sent = ids(self.plant.messages(Buffer.STORE))
-        assert ids(self.enterprise.messages(Buffer.FORWARD)) == sent
-        origins = [entry.origin.offset for entry in self.enterprise.entries(Buffer.FORWARD) if entry.origin]
-        assert origins == sorted(origins)
+        assert arrived(self.enterprise) == sent(self.plant)
 
     def mode(self, mode: str) -> None:
         """Wait until the gate is in a mode."""
         self.pipeline.until(lambda: self.enterprise.modes(LINK)[-1:] == [mode], f"the gate to be {mode}")
+
+
+def sent(zone: SparkZone, stream: str = "operational") -> list[tuple[int, str]]:
+    """Give offset and id of every fact that a zone has appended."""
+    return _columns(zone, Buffer.STORE, stream, "offset")
+
+
+def arrived(zone: SparkZone, stream: str = "operational") -> list[tuple[int, str]]:
+    """Give the sender's offset and the id of every fact that has come to a zone, in the order of arrival."""
+    return _columns(zone, Buffer.FORWARD, stream, "origin_offset")
+
+
+def _columns(zone: SparkZone, buffer: Buffer, stream: str, offset: str) -> list[tuple[int, str]]:
+    result: list[tuple[int, str]] = []
+    for frame in zone.log(buffer, stream).frames():
+        if frame.entries is not None:
+            offsets, found = frame.entries.column(offset), frame.entries.column("message_id")
+            result += zip(offsets.to_pylist(), found.to_pylist(), strict=True)
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -137,18 +155,14 @@ def test_a_conflict_passes_and_is_reported(story: Story) -> None:
     story.settle()
     before = len(story.enterprise.entries(Buffer.FORWARD))
 
-    async def hold(held: bool) -> None:
-        async with story.enterprise.admin() as admin:
-            await (admin.hold_gate(LINK, "test") if held else admin.release_gate(LINK, "test"))
-
-    asyncio.run(hold(True))
+    hold(story, held=True)
     story.enterprise.offline(lambda storage: _plant_impostor(storage, taken))
     story.produce(10)
-    asyncio.run(hold(False))
+    hold(story, held=False)
     end = story.plant.end(Buffer.STORE)
     story.pipeline.until(lambda: story.plant.committed(CONSUMER) == end - 1, "the rest")
     assert len(story.enterprise.entries(Buffer.FORWARD)) == before + 1 + 9
-    [quarantined] = story.enterprise.log(Buffer.FORWARD).notes().quarantined
+    [quarantined] = story.enterprise.log(Buffer.FORWARD).notes().quarantined.values()
     assert quarantined.key.message_id == taken[0].envelope.message_id
     refused = [gap for gap in story.plant.gaps(Buffer.STORE) if gap.reason == "quarantined"]
     assert [(gap.first, gap.last) for gap in refused] == [(end - 10, end - 10)]
@@ -162,3 +176,80 @@ async def _plant_impostor(storage: object, messages: list) -> None:
 
     forward = await storage.forward("operational")  # type: ignore[attr-defined]
     await forward.put_if_absent(sealed(altered(messages)), OriginSpan("plant-a", np.array([10**9]), np.array([1])))
+
+
+def test_an_operator_holds_and_releases(story: Story) -> None:
+    """While the gate is held nothing arrives, however much is appended; after the release everything does."""
+    hold(story, held=True)
+    before = story.enterprise.end(Buffer.FORWARD)
+    end = story.plant.end(Buffer.STORE) + 300
+    story.produce(300)
+    assert story.enterprise.end(Buffer.FORWARD) == before
+    assert story.enterprise.modes(LINK)[-1] == "held"
+    hold(story, held=False)
+    story.pipeline.until(lambda: story.plant.committed(CONSUMER) == end - 1, "what was held")
+
+
+def test_a_second_pipeline_waits_and_takes_over(story: Story) -> None:
+    """Two pipelines for one link: the second says who has it and waits; when the first is killed it goes on."""
+    second = Pipeline(story.enterprise, ["--work", str(story.enterprise.folder / "second")])
+    try:
+        second.until(lambda: second.link is not None and second.link["holder"] is not None, "the second to look")
+        assert not second.link["ours"]
+        story.pipeline.kill()
+        second.until_moving()
+        end = story.plant.end(Buffer.STORE) + 100
+        story.produce(100)
+        second.until(lambda: story.plant.committed(CONSUMER) == end - 1, "facts")
+    finally:
+        story.pipeline = second
+    assert not second.link["problem"]
+
+
+def test_engines_take_over_from_each_other(story: Story) -> None:
+    """The node itself goes on where Spark stopped, and Spark where the node stopped; a clean stop leaves nothing."""
+    assert story.pipeline.stop() == 0
+    wait_until(lambda: not story.pipeline.processes(), "all its processes to end")
+    text = story.enterprise.links
+    end = story.plant.end(Buffer.STORE)
+    for engine in ("native", "spark"):
+        story.enterprise.links = text.replace('engine = "spark"', f'engine = "{engine}"')
+        story.enterprise.restart()
+        if engine == "spark":
+            story.pipeline = Pipeline(story.enterprise)
+        story.produce(200)
+        end += 200
+        wait_until(lambda: story.plant.committed(CONSUMER) == end - 1, f"{engine} to move facts")  # noqa: B023
+    ours = [entry for entry in arrived(story.enterprise) if entry[0] < 10**9]
+    refused = {gap.first for gap in story.enterprise.gaps(Buffer.FORWARD) if gap.reason == "quarantined"}
+    assert ours == [entry for entry in sent(story.plant) if entry[0] not in refused]
+
+
+def test_another_history_is_held(story: Story) -> None:
+    """A sender whose log is another one holds the link, with the reason; after the release it begins anew."""
+    story.plant.stop()
+    shutil.rmtree(story.plant.data)
+    story.plant.start()
+    story.produced += 1_000_000
+    story.produce(10)
+    story.mode("held")
+    [gate] = [each for each in asyncio.run(gates(story)) if each.side == "receiver"]
+    assert gate.gate.reason.startswith("foreign_log")
+    hold(story, held=False)
+    story.pipeline.until(lambda: story.plant.committed(CONSUMER) == 9, "the new history")
+
+
+async def gates(story: Story) -> list[GateView]:
+    """Ask the node of the enterprise for its gates."""
+    async with story.enterprise.admin() as admin:
+        return await admin.gates()
+
+
+def hold(story: Story, *, held: bool) -> None:
+    """Hold or release the gate, as an operator."""
+
+    async def work() -> None:
+        async with story.enterprise.admin() as admin:
+            await (admin.hold_gate(LINK, "test") if held else admin.release_gate(LINK, "test"))
+
+    asyncio.run(work())

@@ -1,0 +1,73 @@
+"""A standalone cluster of two workers: the same pipeline, its tasks in other processes than its driver."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyspark
+import pytest
+from tests.e2e.zones import free_port
+from tests.spark.nodes import SparkZone
+from tests.spark.replicating import Pipeline, wait_until
+from tests.spark.test_replicate import CONSUMER, arrived, sent
+
+from bsfg.cli.bench.workload import batch_of
+from bsfg.ports import Buffer
+from bsfg.spark.java import java_in_use
+
+pytestmark = pytest.mark.xdist_group("cluster")
+
+CLASSES = "org.apache.spark.deploy"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[str]:
+    """Start a master and two workers on loopback, and give the master's address."""
+    port, processes = free_port(), []
+    home = Path(pyspark.__file__).parent
+    with java_in_use():
+        environment = os.environ | {"SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1"}
+
+    def start(name: str, *arguments: str) -> None:
+        command = [str(home / "bin" / "spark-class"), f"{CLASSES}.{name}", *arguments]
+        with (tmp_path / f"{name}-{len(processes)}.log").open("wb") as log:
+            processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True))
+
+    start("master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0")
+    url = f"spark://127.0.0.1:{port}"
+    try:
+        for number in range(2):
+            folder = str(tmp_path / f"worker-{number}")
+            start("worker.Worker", url, "--cores", "2", "--memory", "1g", "--webui-port", "0", "--work-dir", folder)
+        log = tmp_path / "master.Master-0.log"
+        wait_until(lambda: log.read_text().count("Registering worker") == 2, "the workers to register")
+        yield url
+    finally:
+        for process in reversed(processes):
+            os.killpg(process.pid, 9)
+            process.wait()
+
+
+def test_replication_on_a_cluster(
+    zones: tuple[SparkZone, SparkZone], cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Facts cross by tasks in executors, which get the certificates with their plan; a backlog is replayed there."""
+    plant, enterprise = zones
+    plant.produce(batch_of(0, 2_000).to_messages())
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    settings = ["--conf", "spark.executor.memory=512m", "--conf", "spark.driver.host=127.0.0.1"]
+    pipeline = Pipeline(enterprise, ["--master", cluster, *settings])
+    try:
+        pipeline.until_moving()
+        pipeline.until(lambda: plant.committed(CONSUMER) == 1_999, "the facts")
+        assert arrived(enterprise) == sent(plant)
+        assert not pipeline.pids("bsfg.spark.daemon"), "the tasks run in the driver's own process tree"
+        plant.produce(batch_of(2_000, 10).to_messages())
+        pipeline.until(lambda: enterprise.end(Buffer.FORWARD) == 2_010, "live facts")
+        assert pipeline.stop() == 0
+    finally:
+        pipeline.kill()
