@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv lint format test soak demo bench proto reference clean
+.PHONY: help venv lint format chromium test soak demo bench proto reference clean
 
 help: ## Show this help
 	@echo "BSFG: a bidirectional store-and-forward gateway."
@@ -42,7 +42,10 @@ format: venv ## Rewrite the source in the house format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test: venv lint ## Run lint and every test, campaigns in their short form
+chromium: ## Install Chromium for the tests of the dashboard, if there is none (Debian, as root)
+	@sh tests/dashboard/chromium.sh
+
+test: venv lint chromium ## Run lint and every test, campaigns in their short form
 	@BSFG_SOAK=short $(BIN)/pytest -n $(WORKERS) tests || { \
 	  echo; echo "Some tests failed, see above. They run once more, alone; what fails again is broken."; \
 	  BSFG_SOAK=short $(BIN)/pytest --last-failed --last-failed-no-failures none tests; }

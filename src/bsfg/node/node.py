@@ -50,6 +50,7 @@ class Node:
         self.config = config
         self.clock = clock or SystemClock()
         self.parts: Parts
+        self.pages: Dashboard | None = None
         self.grpc_port = self.http_port = 0
         self._rates = Rates()
         self._stack = AsyncExitStack()
@@ -192,7 +193,7 @@ class Node:
         administration = Administration(self.parts, self._rates, self.alerts.active, certificates)
         listen, limits = self.config.listen, self.parts.settings.limits
         zone, metrics = self.config.zone.name, self.parts.metrics
-        pages = self._dashboard(administration)
+        pages = self.pages = self._dashboard(administration)
         listeners = Listeners(
             service, administration, limits, zone=zone, watched=watched, observer=metrics, pages=pages
         )

@@ -114,7 +114,7 @@ class Dashboard:
         return self._sign_in_form(caller, says)
 
     async def _sign_in(self, request: Request, caller: Caller) -> Response:
-        given = parse_qs((await _body(request)).decode("utf-8", "replace"), max_num_fields=10)
+        given = parse_qs((await _body(request)).decode("utf-8", "replace"))
         cookie = self._door.sign_in(request, given.get("token", [""])[0])
         session = self._sessions.find(cookie)
         log.info("signed_in", by=session.owner if session else "", caller=caller.address)

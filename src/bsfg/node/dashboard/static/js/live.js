@@ -38,7 +38,8 @@ function open() {
   source.addEventListener("error", lost);
 }
 
-function close() {
+/** Stop listening, because nobody looks, or because he has signed out. */
+export function close() {
   source?.close();
   source = null;
 }

@@ -7,7 +7,7 @@ import { setUpDialogs } from "./dialogs.js";
 import { byId } from "./dom.js";
 import { clock, moment, span } from "./format.js";
 import { findings, gates } from "./gates.js";
-import { live } from "./live.js";
+import { close, live } from "./live.js";
 import { map } from "./map.js";
 import { certificates, counts, records } from "./records.js";
 import { known } from "./store.js";
@@ -54,6 +54,7 @@ setUpCharts();
 setUpDialogs();
 addEventListener("hashchange", show);
 byId("sign-out").addEventListener("click", async () => {
+  close();
   const { sign_in: next } = await post("sign-out");
   location.assign(next);
 });
