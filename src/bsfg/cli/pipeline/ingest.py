@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -193,6 +194,12 @@ def ingest(
             metavar="N", min=1, help="Tasks that read side by side; facts are still sent in order.", rich_help_panel=RUN
         ),
     ] = 1,
+    step: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE", help="How much is read between two notes of progress, at least 4MiB.", rich_help_panel=RUN
+        ),
+    ] = "64MiB",
     max_object: Annotated[
         str | None,
         _option(
@@ -235,7 +242,7 @@ def ingest(
         encoding=encoding,
         decimal=decimal,
         columns=columns.split(",") if columns is not None else None,
-        max_object_bytes=_size(max_object),
+        max_object_bytes=_size(max_object, "--max-object"),
     )
     if mapping is not None:
         given = given.over(from_file(mapping))
@@ -245,7 +252,13 @@ def ingest(
         raise typer.Exit(EXIT_REJECTED if _look(sources, plan, limit or None, json) else 0)
     if conflicts not in CONFLICTS or changed not in CHANGED:
         raise InvalidArgument(f"--conflicts is {' or '.join(CONFLICTS)}, --changed is {' or '.join(CHANGED)}")
-    settings = _settings(node, master, wait, conflicts, tasks)
+    settings = replace(
+        _settings(node, master),
+        wait_seconds=wait,
+        conflicts_fail=conflicts == "fail",
+        tasks=tasks,
+        step_bytes=_size(step, "--step") or 0,
+    )
     folder = work.absolute() / f"{plan.stream}-{plan.fingerprint(settings.access.address)[:12]}"
     with ends_on_signals(), Work.opened(folder, plan, again=again) as job:
         _run(node, job, plan, settings, job.new_sources(sources.files, changed), (master, settings_of(conf)))
@@ -255,13 +268,13 @@ def ingest(
     raise typer.Exit(EXIT_REJECTED if counts.rejected else 0)
 
 
-def _size(text: str | None) -> int | None:
+def _size(text: str | None, option: str) -> int | None:
     from bsfg.node.config.kinds import SIZE, WrongValue
 
     try:
         return SIZE.read(text) if text is not None else None
     except WrongValue as problem:
-        raise InvalidArgument(f"--max-object {problem}") from None
+        raise InvalidArgument(f"{option} {problem}") from None
 
 
 def _look(sources: Sources, plan: Plan, rows_max: int | None, json: bool) -> int:
@@ -274,18 +287,13 @@ def _look(sources: Sources, plan: Plan, rows_max: int | None, json: bool) -> int
     return seen.rejected
 
 
-def _settings(node: Target, master: str, wait: float, conflicts: str, tasks: int) -> Settings:
+def _settings(node: Target, master: str) -> Settings:
     from bsfg.spark.calls import Access
     from bsfg.spark.ingest.run import Settings
     from bsfg.spark.session import is_local
 
     access = Access.of(node.address, node.files, node.server_name)
-    return Settings(
-        access if is_local(master) else access.with_contents(),
-        wait_seconds=wait,
-        conflicts_fail=conflicts == "fail",
-        tasks=tasks,
-    )
+    return Settings(access if is_local(master) else access.with_contents())
 
 
 def _run(

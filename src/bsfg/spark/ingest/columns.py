@@ -17,7 +17,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bsfg.canonical import NotJson, canonicalize_all, canonicalize_value, write_literals
+from bsfg.canonical import canonicalize_all, canonicalize_value, write_literals
 from bsfg.spark.ingest.plan import BOOLEAN, JSON, NUMBER, TEXT
 
 STRING = pa.string()
@@ -225,12 +225,12 @@ def _of_stamps(array: pa.Array) -> Column:
 def _one_by_one(array: pa.Array, write: Any, *, literal: bool = False) -> Column:
     texts: list[str | None] = []
     problems: dict[int, str] = {}
-    for row, value in enumerate(array.to_pylist()):
+    for row, scalar in enumerate(array):
         text = None
-        if value is not None:
+        if scalar.is_valid:
             try:
-                text = write(value)
-            except (ValueError, NotJson, OverflowError) as problem:
+                text = write(scalar.as_py())
+            except (ValueError, OverflowError) as problem:
                 problems[row] = f"cannot be written as text: {problem}"
         texts.append(text)
     return Column(pa.array(texts, type=STRING), literal, problems=problems)

@@ -79,6 +79,8 @@ def _as_utf8(block: Block, records: np.ndarray, encoding: str) -> bytes:
     data = block.data
     if int((block.ends - block.starts)[records].sum()) != len(data):
         data = b"".join(map(block.record, records.tolist()))
+    if not data.endswith(b"\n"):
+        data += b"\n"  # without it Arrow takes an empty last field for a quoted one
     if encoding == "utf-8":
         data.decode()
         return data

@@ -235,11 +235,22 @@ def _row_group(path: str, group: int, stamp: tuple[int, int]) -> pa.Table:
 
 def _described(file: FileSurvey, group: int, done: int, at: int) -> dict[str, Any]:
     """Show a row of Parquet with all of its columns, which were not all read before."""
-    row = _row_group(file.path, group, file.stamp).slice(done + at, 1).to_pylist()[0]
+    try:
+        table = _row_group(file.path, group, file.stamp)
+    except (pa.ArrowException, OSError, ValueError):
+        return {}  # a column that nobody asked for is damaged
+    row = {name: _value(table.column(number)[done + at]) for number, name in enumerate(table.column_names)}
     shown = orjson.dumps(row, default=_as_text, option=orjson.OPT_NON_STR_KEYS)
     if len(shown) > RECORD_BYTES_MAX:
         return {"record": shown[:RECORD_BYTES_MAX].decode("utf-8", "ignore"), "record_bytes": len(shown)}
     return {"record": orjson.loads(shown)}
+
+
+def _value(scalar: pa.Scalar) -> Any:
+    try:
+        return scalar.as_py()
+    except (ValueError, OverflowError):
+        return f"{getattr(scalar, 'value', '')} ({scalar.type})"  # such as a time that no calendar has
 
 
 def _as_text(value: Any) -> str:
