@@ -13,6 +13,7 @@ JOBS: dict[str, str] = {
     "replicate": "bsfg.cli.pipeline.replicate",
     "land": "bsfg.cli.pipeline.land",
     "ingest": "bsfg.cli.pipeline.ingest",
+    "audit": "bsfg.cli.pipeline.audit",
 }
 """Every job and the module that has its ``app``, in the order in which `bsfg pipeline --help` lists them."""
 

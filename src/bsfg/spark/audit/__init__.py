@@ -7,11 +7,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bsfg.spark.audit.case import StreamPlan
+from bsfg.spark.audit.case import LinkPlan, StreamPlan
 from bsfg.spark.audit.ends import FolderEnd, NodeEnd
 from bsfg.spark.audit.job import audit_stream
 from bsfg.spark.audit.runner import Progress, Runner, SparkRunner
@@ -21,16 +19,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["Finding", "FolderEnd", "Kind", "LinkPlan", "NodeEnd", "StreamPlan", "StreamVerdict", "Verdict", "audit"]
-
-
-@dataclass(frozen=True, slots=True)
-class LinkPlan:
-    """A link that is to be audited: its name, its two zones, and the streams."""
-
-    link: str
-    sender_zone: str
-    receiver_zone: str
-    streams: Sequence[StreamPlan]
 
 
 def audit(spark: SparkSession, plan: LinkPlan, *, progress: Progress = lambda title, done, total: None) -> Verdict:

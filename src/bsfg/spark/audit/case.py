@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -56,6 +56,16 @@ class StreamPlan:
             self.range_facts,
             self.deep,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class LinkPlan:
+    """A link that is to be audited: its name, its two zones, and the streams."""
+
+    link: str
+    sender_zone: str
+    receiver_zone: str
+    streams: Sequence[StreamPlan]
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ def checks_of(
 def _asked(name: str, kinds: tuple[Kind, ...], verdict: StreamVerdict, case: Case) -> Check:
     count = sum(verdict.finding_counts.get(kind, 0) for kind in kinds)
     if count:
-        return Check(name, State.FAILED, f"{count:,}")
+        return Check(name, State.FAILED, f"{count:,} found")
     why = _not_asked(kinds, case)
     return Check(name, State.NOT_CHECKED, why) if why else Check(name, State.PASSED)
 

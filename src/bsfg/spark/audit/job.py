@@ -31,6 +31,8 @@ def audit_stream(plan: StreamPlan, runner: Runner) -> StreamVerdict:
         case.end - 1,
         case.frontier,
         case.scope.deep,
+        case.totals.lowest,
+        case.totals.highest,
     )
     compared = compare_ranges(case, runner)
     kept = check_let_go(case, runner)
@@ -43,6 +45,7 @@ def audit_stream(plan: StreamPlan, runner: Runner) -> StreamVerdict:
     chained, known = _chains(case, verdict, runner)
     heads, unknown = exchanged(case, known)
     verdict.add(unknown)
+    verdict.findings.sort(key=lambda finding: (finding.offset is None, finding.offset or 0))
     verdict.absences = merged_absences(verdict.absences)
     verdict.in_flight = verdict.absent.get(IN_FLIGHT, 0)
     verdict.checks = checks_of(case, verdict, kept, chained, heads)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
+from bsfg.arrays import constant_value
 from bsfg.batch import EntryBatch
 from bsfg.errors import FrameInvalid
 from bsfg.ports import GapRecord
@@ -213,5 +214,8 @@ def add_gap(gaps: list[GapRecord], first: int, last: int, gap: GapRecord) -> Non
 def _paths(entries: EntryBatch) -> set[tuple[str | None, str | None]]:
     """Give by which zones facts of which zones came here."""
     columns = [entries.column("origin_zone"), entries.column("from_zone")]
+    single = tuple(constant_value(column) for column in columns)
+    if None not in single:
+        return {(single[0], single[1])}
     pairs = pa.table(columns, names=["origin", "source"]).group_by(["origin", "source"]).aggregate([])
     return set(zip(*(pairs.column(name).to_pylist() for name in ("origin", "source")), strict=True))

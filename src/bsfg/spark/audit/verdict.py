@@ -191,7 +191,8 @@ class StreamVerdict:
     """The verdict on one stream of a link.
 
     ``compared`` counts the facts that were held against each other one end to the other, ``by_digest`` those of which
-    only one end has the bytes and the other the digest. ``frontier`` is the last offset that the receiver must have.
+    only one end has the bytes and the other the digest. ``frontier`` is the last offset that the receiver must have;
+    ``receiver_first`` and ``receiver_last`` are the lowest and the highest of the sender's offsets that it has.
     """
 
     stream: str
@@ -201,6 +202,8 @@ class StreamVerdict:
     last: int
     frontier: int
     deep: bool
+    receiver_first: int | None = None
+    receiver_last: int | None = None
     compared: int = 0
     by_digest: int = 0
     in_flight: int = 0

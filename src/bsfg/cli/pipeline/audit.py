@@ -1,0 +1,167 @@
+"""`bsfg pipeline audit`: do both ends of a link hold the same facts?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bsfg.cli.complete import streams
+from bsfg.cli.connection import DEFAULT_CONFIG, Choice, resolve
+from bsfg.cli.folder import checked_folder
+from bsfg.cli.output import examples, print_json, progress_bar
+from bsfg.cli.pipeline.audited import show
+from bsfg.cli.pipeline.running import Conf, Master, ends_on_signals, settings_of, spark_session
+from bsfg.errors import InvalidArgument
+from bsfg.ports import Buffer
+
+if TYPE_CHECKING:
+    from bsfg.spark.audit import LinkPlan, Verdict
+    from bsfg.spark.audit.planning import Wish
+    from bsfg.spark.audit.runner import Progress
+
+FOLDERS = "Folders instead of nodes"
+
+app = typer.Typer(
+    epilog=examples(
+        ("bsfg pipeline audit -c zone.toml --link from-plant-a", "ask both nodes; the exit code is 1 if they differ"),
+        ("bsfg pipeline audit -c zone.toml --link from-plant-a --report audit.html", "with pictures, to be filed"),
+        ("bsfg pipeline audit -c zone.toml --link from-plant-a --from 5000000 --json", "a part of it, for a program"),
+        ("bsfg pipeline audit --sender plant/data --receiver enterprise/data", "two folders, also long after the fact"),
+    )
+)
+
+
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", envvar="BSFG_CONFIG", metavar="FILE", help="The receiving zone's configuration."),
+]
+Link = Annotated[str | None, typer.Option(metavar="NAME", help="The link; may be left out if there is only one.")]
+Streams = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="A stream; all of the link when left out.", autocompletion=streams),
+]
+First = Annotated[int, typer.Option("--from", metavar="OFFSET", min=0, help="The sender's first offset.")]
+Last = Annotated[
+    int | None,
+    typer.Option("--to", metavar="OFFSET", min=0, help="The sender's last offset, inclusive.", show_default=False),
+]
+Deep = Annotated[bool, typer.Option("--deep/--shallow", help="Hash every body again, or believe the stored digests.")]
+Report = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write a page of HTML with pictures.", show_default=False)
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")]
+Identity = Annotated[
+    str | None, typer.Option(envvar="BSFG_IDENTITY", metavar="NAME", help="Call the receiver's node as this identity.")
+]
+Address = Annotated[
+    str | None, typer.Option(envvar="BSFG_ADDRESS", metavar="HOST:PORT", help="Where the receiver's node listens.")
+]
+Sender = Annotated[Path | None, typer.Option(metavar="DIR", help="The sender's data folder.", rich_help_panel=FOLDERS)]
+Receiver = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="The receiver's data folder.", rich_help_panel=FOLDERS)
+]
+SenderZone = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Without a configuration: the sender's zone.", rich_help_panel=FOLDERS),
+]
+ReceiverZone = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Likewise: the receiver's, if facts return to it.", rich_help_panel=FOLDERS),
+]
+Pulled = Annotated[
+    Buffer, typer.Option(metavar="BUFFER", help="Likewise: the buffer that was pulled.", rich_help_panel=FOLDERS)
+]
+
+
+@app.command()
+def audit(
+    *,
+    config: Config = None,
+    link: Link = None,
+    stream: Streams = None,
+    first: First = 0,
+    last: Last = None,
+    deep: Deep = True,
+    report: Report = None,
+    json: Json = False,
+    identity: Identity = None,
+    address: Address = None,
+    sender: Sender = None,
+    receiver: Receiver = None,
+    zone: SenderZone = None,
+    receiver_zone: ReceiverZone = None,
+    buffer: Pulled = Buffer.STORE,
+    master: Master = "local[*]",
+    conf: Conf = None,
+) -> None:
+    """Compare both ends of a link, fact by fact, and name what is missing, doubled, altered or out of order.
+
+    Run it in the receiving zone: the sender is asked with the certificate of the zone's node, as the link does it.
+    Every fact that both ends retain is compared, envelope and body; what one has let go is held against the digest it
+    kept. What is rightly not there (in flight, refused, left out, dropped with a record) is listed with its reason.
+
+    Nothing is written at either end, and both may go on working. The exit code is 0 when the ends agree and 1 when they
+    do not. With data folders in place of nodes the hash chains of the logs are verified, too.
+    """
+    from bsfg.spark.audit import audit as run
+    from bsfg.spark.audit.planning import Folders, Wish, plan_folders
+    from bsfg.spark.session import is_local
+
+    for folder in (sender, receiver):
+        if folder is not None:
+            checked_folder(folder)
+    wish = Wish(stream or (), first, last, deep, sender, receiver, shipped=not is_local(master))
+    if config is None and link is None and sender is not None and receiver is not None:
+        plan = plan_folders(Folders(sender, receiver, zone, receiver_zone, buffer), wish)
+    else:
+        plan = _of_config(config or DEFAULT_CONFIG, link, identity, address, wish)
+    with ends_on_signals(), spark_session("bsfg-audit", master, settings_of(conf)) as spark, _progress() as progress:
+        verdict = run(spark, plan, progress=progress)
+    if report is not None:
+        _write(report, verdict)
+    print_json(verdict.to_dict()) if json else show(verdict, report)
+    if not verdict.clean:
+        raise typer.Exit(1)
+
+
+def _of_config(path: Path, link: str | None, identity: str | None, address: str | None, wish: Wish) -> LinkPlan:
+    """Plan the audit of a link of a zone, whose own node is asked as its pipeline."""
+    from bsfg.node.config import load
+    from bsfg.spark.audit.planning import plan_link
+    from bsfg.spark.calls import Access
+
+    if not path.is_file():
+        hint = "Give --config zone.toml and --link, or --sender and --receiver with two data folders."
+        raise InvalidArgument(f"there is no configuration {path}", hint=hint)
+    own = None
+    if wish.receiver is None:
+        target = resolve(Choice(config=path, identity=identity, address=address), ("pipeline",))
+        own = Access.of(target.address, target.files, target.server_name)
+    return plan_link(load(path), link, own, wish)
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """Show what is being done, on stderr, when somebody is watching."""
+    with progress_bar("") as bar:
+        tasks: dict[str, object] = {}
+
+        def told(title: str, done: int, total: int) -> None:
+            if title not in tasks:
+                tasks[title] = bar.add_task(title, total=total)
+            bar.update(tasks[title], completed=done, total=total)  # type: ignore[arg-type]
+
+        yield told
+
+
+def _write(path: Path, verdict: Verdict) -> None:
+    from bsfg.spark.audit.report import page
+
+    try:
+        path.write_text(page(verdict), encoding="utf-8")
+    except OSError as error:
+        raise InvalidArgument(f"{path} cannot be written: {error.strerror}") from None
