@@ -28,21 +28,21 @@ class FactBatch:
     """Facts as columns.
 
     ``sealed`` says that the rows were validated, canonicalised and digested by `bsfg.sealing.seal`; buffers accept
-    only sealed batches. A batch is immutable.
+    only sealed batches. A batch is immutable. ``wellformed`` says that Arrow itself has checked every offset and text.
 
     A small batch that was made of Python objects stays Python rows until somebody asks for its columns: a caller that
     appends one fact then never pays for sixteen arrays, because the log joins such batches before it writes them.
     """
 
     schema = FACT_SCHEMA
-    __slots__ = ("_record_batch", "_rows", "sealed")
+    __slots__ = ("_record_batch", "_rows", "sealed", "wellformed")
 
-    def __init__(self, record_batch: pa.RecordBatch, *, sealed: bool = False) -> None:
+    def __init__(self, record_batch: pa.RecordBatch, *, sealed: bool = False, wellformed: bool = False) -> None:
         if not record_batch.schema.equals(self.schema):
             record_batch = _fitted(record_batch, self.schema)
         self._record_batch: pa.RecordBatch | None = record_batch
         self._rows: list[Row] | None = None
-        self.sealed = sealed
+        self.sealed, self.wellformed = sealed, wellformed
 
     @staticmethod
     def of_rows(rows: list[Row], *, sealed: bool = False) -> FactBatch:
@@ -51,7 +51,7 @@ class FactBatch:
         small = len(rows) <= SMALL_BATCH_FACTS
         batch._rows = rows if small else None
         batch._record_batch = None if small else record_batch_of(rows)
-        batch.sealed = sealed
+        batch.sealed, batch.wellformed = sealed, True
         return batch
 
     @property
@@ -171,7 +171,7 @@ class FactBatch:
 
         Raises `FrameInvalid` or `FactTooLarge` when the bytes are not exactly that (see `bsfg.ipc.decode`).
         """
-        return cls(decode(data, cls.schema, limits))
+        return cls(decode(data, cls.schema, limits), wellformed=True)
 
     def to_ipc(self) -> pa.Buffer:
         """Write the batch as an Arrow IPC stream."""
@@ -204,7 +204,7 @@ class EntryBatch(FactBatch):
     @property
     def facts(self) -> FactBatch:
         """The same rows without what the buffer added."""
-        return FactBatch(self.record_batch.select(FACT_SCHEMA.names), sealed=True)
+        return FactBatch(self.record_batch.select(FACT_SCHEMA.names), sealed=True, wellformed=self.wellformed)
 
     @staticmethod
     def of(facts: pa.RecordBatch, offsets: np.ndarray, appended_at_unix_ms: np.ndarray | int) -> EntryBatch:

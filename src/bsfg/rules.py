@@ -35,7 +35,7 @@ _ARTIFACT, _ARTIFACT_DIGEST = AT["artifact"], AT["artifact_digest"]
 
 def check(batch: FactBatch, limits: Limits = DEFAULT_LIMITS) -> None:
     """Raise `InvalidFact` or `FactTooLarge` for the first row that breaks a rule of the message model."""
-    if not batch.has_rows:
+    if not batch.wellformed:
         check_encoding(batch)
     _check_size(batch, limits)
     if len(batch) <= SMALL_BATCH_FACTS:

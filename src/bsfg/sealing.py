@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from bsfg.arrays import constant_value, fixed_binary, fixed_rows
 from bsfg.batch import FactBatch
@@ -24,7 +25,11 @@ from bsfg.skeleton import unproven
 
 SHA256 = Sha256()
 _BINARY = pa.binary()
+_NUL = pa.scalar(b"\0", _BINARY)
 _OBJECT, _DIGEST = AT["object"], AT["digest"]
+
+BODY_FIELDS = ("subject", "predicate", "artifact_digest", "object")
+_BODY = tuple(AT[name] for name in BODY_FIELDS)
 
 
 def seal(
@@ -59,23 +64,16 @@ def bodies(batch: FactBatch) -> list[bytes]:
 
     Subject, predicate and digest cannot contain a NUL (see `bsfg.model`), so joining by NUL is unambiguous.
     """
-    subjects, objects = _encoded(batch, "subject"), batch.values("object")
-    if not batch.has_rows and batch.column("artifact_digest").null_count == len(batch):
-        predicate = constant_value(batch.column("predicate"))
-        if predicate is not None:
-            middle = b"\0%b\0\0" % predicate.encode()
-            return [subject + middle + data for subject, data in zip(subjects, objects, strict=True)]
-    parts = zip(subjects, _encoded(batch, "predicate"), _encoded(batch, "artifact_digest"), objects, strict=True)
-    return [b"\0".join(row) for row in parts]
-
-
-def _encoded(batch: FactBatch, name: str) -> list[bytes]:
-    """Give a text column as bytes, empty where it is null."""
     if batch.has_rows:
-        return [value.encode() if value is not None else b"" for value in batch.values(name)]
-    column = batch.column(name)
-    values: list[bytes | None] = column.cast(_BINARY).to_pylist()
-    return [value or b"" for value in values] if column.null_count else values  # type: ignore[return-value]
+        return [b"\0".join(map(_encoded, map(row.__getitem__, _BODY))) for row in batch.rows()]
+    # Joined by Arrow and made Python objects afterwards: once per fact instead of once per part.
+    parts = [batch.column(name).cast(_BINARY) for name in BODY_FIELDS]
+    joined: list[bytes] = pc.binary_join_element_wise(*parts, _NUL, null_handling="replace").to_pylist()
+    return joined
+
+
+def _encoded(value: str | bytes | None) -> bytes:
+    return b"" if value is None else value if isinstance(value, bytes) else value.encode()
 
 
 def digest_mismatches(batch: FactBatch, hasher: Hasher = SHA256) -> np.ndarray:

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from bsfg.arrays import byte_lengths, constant_value, used_bytes
 from bsfg.batch import FactBatch
+from bsfg.layout import alike_but_for_digits
 from bsfg.model import (
     LATEST_UNIX_MS,
     PRINTABLE,
@@ -25,6 +26,8 @@ from bsfg.model import (
 _NULL_IS_FINE = {False: pa.scalar(True, pa.bool_()), True: pa.scalar(False, pa.bool_())}
 _FIRST = np.zeros(1, dtype=np.int64)
 _NONE = np.empty(0, dtype=np.int64)
+_REPEATED = 4
+"""Where a text stands in so many rows on average, it pays to look at each text once."""
 
 
 def suspects(batch: FactBatch, limits: Limits) -> np.ndarray:
@@ -34,17 +37,30 @@ def suspects(batch: FactBatch, limits: Limits) -> np.ndarray:
     found.append(_doubtful_objects(batch.column("object"), limits))
     found.append(_doubtful_labels(batch.column("labels"), limits))
     found.append(_doubtful_artifacts(batch.column("artifact"), batch.column("artifact_digest")))
-    return np.unique(np.concatenate(found))
+    return np.unique(np.concatenate(found)) if any(map(len, found)) else _NONE
 
 
 def _doubtful_texts(column: pa.Array, rule: TextRule) -> np.ndarray:
     if column.null_count == len(column):
         return _FIRST if rule.required and len(column) else _NONE
+    if rule.pattern is PRINTABLE and column.null_count == 0 and _is_plain_text(column, rule.max_bytes):
+        return _NONE
     single = constant_value(column)
     if single is not None:
         return _FIRST if rule.breaks(single) else _NONE
-    if rule.pattern is PRINTABLE and column.null_count == 0 and _is_plain_text(column, rule.max_bytes):
-        return _NONE
+    return _NONE if column.null_count == 0 and _are_repetitions(column, rule) else _misfits(column, rule)
+
+
+def _are_repetitions(column: pa.Array, rule: TextRule) -> bool:
+    """Settle texts that differ from one good text by digits only, which no rule tells apart, or are few and good."""
+    first: str = column[0].as_py()
+    if not rule.breaks(first) and alike_but_for_digits(first.encode(), column).all():
+        return True
+    few = column.unique()
+    return len(few) <= len(column) // _REPEATED and not len(_misfits(few, rule))
+
+
+def _misfits(column: pa.Array, rule: TextRule) -> np.ndarray:
     good = pc.match_substring_regex(column, rule.pattern)
     if int(byte_lengths(column).max()) > rule.max_bytes:
         good = pc.and_(good, pc.less_equal(pc.binary_length(column), pa.scalar(rule.max_bytes, pa.int32())))

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bsfg.canonical import MAX_DEPTH, NotJson, canonicalize, canonicalize_all, canonicalize_value
+from bsfg.layout import laid_out_like
 from bsfg.skeleton import MIN_ROWS, unproven
 
 
@@ -425,8 +426,47 @@ def test_a_skeleton_serves_several_kinds() -> None:
 
 
 def test_a_skeleton_steps_aside() -> None:
-    """Invalid UTF-8 anywhere, a first row without a pattern, or too few rows leave everything to the closer look."""
-    fine = [b'{"a":1}'] * MIN_ROWS
-    wide = orjson.dumps(list(range(100)))
-    for texts in ([*fine, b'"\xff"'], [b"{", *fine], [b'{"b":1, "a":2}', *fine], [wide] * MIN_ROWS, fine[1:]):
+    """Invalid UTF-8 among texts of many lengths, a first row that is no model, or too few rows are all parsed."""
+    fine = [b'{"a":1%s}' % (b"0" * number) for number in range(MIN_ROWS)]
+    wide = [orjson.dumps(list(range(number, number + 100))) for number in range(10**9, 10**9 + MIN_ROWS)]
+    assert unproven(pa.array([*fine, b'"\xff"'], pa.binary())).tolist() == list(range(1, MIN_ROWS + 1))
+    assert len(unproven(pa.array([wide[0], *(text[:-1] + b",1]" for text in wide)], pa.binary()))) == MIN_ROWS
+    for texts in ([b"{", *fine], [b'{"b":1, "a":2}', *fine], fine[1:]):
         assert len(unproven(pa.array(texts, pa.binary()))) == len(texts)
+
+
+@given(TEMPLATES, st.data())
+def test_what_a_layout_proves_is_canonical(template: dict[str, Any], data: st.DataObject) -> None:
+    """A text that is proven by its layout is its own canonical form by the model, whichever bytes were changed."""
+    first = canonicalize_value(template)
+    changed = st.lists(st.tuples(st.integers(0, len(first) - 1), st.sampled_from(b'09a"\\ {}.-e\x1f\xc3~')), max_size=4)
+    texts = []
+    for changes in data.draw(st.lists(changed, min_size=1, max_size=20)):
+        text = bytearray(first)
+        for at, byte in changes:
+            text[at] = byte
+        texts.append(bytes(text))
+    column = pa.array([first, b"{}", *texts], pa.binary())
+    fine = laid_out_like(first, column)
+    assert fine[0] == (b"\\" not in first)
+    assert fine[1] == (first == b"{}")
+    for text, proven in zip(texts, fine[2:], strict=True):
+        assert not proven or model(text) == text
+
+
+@pytest.mark.parametrize("text", [b'{"a":09}', b'{"a":1.}', b'{"b":10}', b'{"a":1e}', b'{"a":"" }', b'{"a":-1}'])
+def test_a_layout_proves_no_neighbour(text: bytes) -> None:
+    """Another key, a leading zero, a sign or a space in the place of a digit are no likeness."""
+    assert not laid_out_like(b'{"a":10}', pa.array([text], pa.binary())).any()
+
+
+def test_a_layout_proves_digits_and_plain_characters() -> None:
+    """Digits for digits and plain characters for plain characters are proven, also in a slice of a longer column."""
+    texts = [b'{"id":"%04x","t":%d.50,"z":"%c"}' % (number, number, 65 + number % 50) for number in range(300)]
+    texts[7], texts[8] = b"{}", texts[8].replace(b'"z":"I"', b'"z":"\\"')
+    column = pa.array(texts, pa.binary()).slice(5, 200)
+    fine = laid_out_like(texts[150], column)
+    # One column of the texts is a backslash, which begins an escape; those of fewer digits have another length.
+    expected = [len(text) == len(texts[150]) and b"\\" not in text for text in texts[5:205]]
+    assert fine.tolist() == expected
+    assert sum(expected) == 103
