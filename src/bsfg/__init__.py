@@ -74,7 +74,15 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'bsfg' has no attribute {name!r}")
-    value = getattr(import_module(f"bsfg.{home}"), name)
+    try:
+        value = getattr(import_module(f"bsfg.{home}"), name)
+    except ModuleNotFoundError as error:
+        from bsfg.errors import ExtraMissing
+
+        missing = ExtraMissing.behind(error, f"bsfg.{name}")
+        if missing is None:
+            raise
+        raise ImportError(f"{missing.message}; {missing.hint}", name=error.name) from None
     globals()[name] = value
     return value
 

@@ -19,7 +19,7 @@ from typer.main import get_command
 import bsfg
 from bsfg.cli import COMMANDS
 from bsfg.cli.output import console, examples, hush, print_failure
-from bsfg.errors import BsfgError
+from bsfg.errors import BsfgError, ExtraMissing
 
 EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 
@@ -131,9 +131,18 @@ def run(args: Sequence[str] | None = None) -> int:
         code = _failed(error, as_json)
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
+    except ImportError as error:
+        missing = ExtraMissing.behind(error, _command(given))
+        code = _unexpected(error, as_json) if missing is None else _failed(missing, as_json)
     except Exception as error:
         code = _unexpected(error, as_json)
     return _flushed(code)
+
+
+def _command(given: Sequence[str]) -> str:
+    """Name the command that was given."""
+    words = [word for word in given[:1] if word in COMMANDS]
+    return " ".join(("bsfg", *words))
 
 
 def _usage(problem: Any, as_json: bool) -> int:

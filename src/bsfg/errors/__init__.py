@@ -36,6 +36,9 @@ from bsfg.errors.ingest import (
     FileUnreadable,
     RowUnreadable,
 )
+from bsfg.errors.install import (
+    ExtraMissing,
+)
 from bsfg.errors.pipeline import (
     FactsMissing,
     JavaMissing,
@@ -104,6 +107,7 @@ __all__ = [
     "ConsumerRetired",
     "DigestMismatch",
     "DiskFull",
+    "ExtraMissing",
     "FactNotFound",
     "FactTooLarge",
     "FactsMissing",

@@ -89,6 +89,7 @@ STATUSES: dict[str, tuple[grpc.StatusCode, int]] = {
     "certificate_invalid": (Status.UNAUTHENTICATED, 401),
     "server_identity_mismatch": (Status.UNAUTHENTICATED, 502),
     "tls_not_hardened": (Status.FAILED_PRECONDITION, 500),
+    "extra_missing": (Status.FAILED_PRECONDITION, 500),
     # What happens in a pipeline and is only ever told to its own caller.
     "facts_missing": (Status.FAILED_PRECONDITION, 409),
     "java_missing": (Status.FAILED_PRECONDITION, 500),

@@ -1,0 +1,158 @@
+"""The package as somebody installs it: the core alone, and with everything."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.e2e.zones import free_port
+from tests.packaging.environments import Environment, Outcome, clean_environment
+
+import bsfg
+
+APPEND = """
+import asyncio
+from bsfg import Fact, FactBatch, Message
+from bsfg.fact import Envelope
+from bsfg.sealing import seal
+from bsfg.stores.log.storage import LogStorage
+
+async def main():
+    storage = await LogStorage.open("data")
+    store = await storage.store("operational")
+    envelope = lambda n: Envelope("lab", "plant", 1_700_000_000_000 + n, f"m-{n}")
+    facts = [Message(envelope(n), Fact.of("asset:press-1", "temperature_measured", n)) for n in range(10)]
+    await store.append(seal(FactBatch.from_messages(facts)))
+    await storage.close()
+
+asyncio.run(main())
+"""
+
+READ = """
+from bsfg import Buffer, LocalReader
+reader = LocalReader("data", buffer=Buffer.STORE)
+print(reader.latest("asset:press-1", "temperature_measured").message.fact.object.decode())
+"""
+
+PLAINTEXT = """
+[zone]
+name = "lab"
+[listen]
+grpc = "127.0.0.1:{port}"
+http_enabled = false
+plaintext = true
+plaintext_identity = "trial"
+[identities.trial]
+zone = "lab"
+roles = ["producer", "consumer", "operator"]
+[streams.operational]
+"""
+
+
+def check(outcome: Outcome) -> Outcome:
+    """Insist that a command went well."""
+    assert outcome.code == 0, outcome
+    assert "Traceback" not in outcome.err
+    return outcome
+
+
+def test_the_core_does_its_work(core: Environment, tmp_path: Path) -> None:
+    """After `pip install bsfg`: facts are stored, read, verified, inspected, backed up and restored."""
+    assert check(core.run("bsfg", "--version", cwd=tmp_path)).out == f"bsfg {bsfg.__version__}\n"
+    assert check(core.run("python", "-m", "bsfg", "--version", cwd=tmp_path)).out == f"bsfg {bsfg.__version__}\n"
+    check(core.run("bsfg", "init", "lab", "--zone", "lab", cwd=tmp_path))
+    check(core.run("python", "-c", APPEND, cwd=tmp_path))
+    assert check(core.run("python", "-c", READ, cwd=tmp_path)).out == "9\n"
+    assert json.loads(check(core.run("bsfg", "verify", "data", "--json", cwd=tmp_path)).out)["ok"]
+    entries = check(core.run("bsfg", "inspect", "data", "--stream", "operational", "--export", cwd=tmp_path)).out
+    assert len(entries.splitlines()) == 10
+    check(core.run("bsfg", "backup", "copy", "--data", "data", cwd=tmp_path))
+    check(core.run("bsfg", "restore", "copy", "restored", cwd=tmp_path))
+    check(core.run("bsfg", "verify", "restored", cwd=tmp_path))
+
+
+def test_the_core_has_nothing_but_its_own(core: Environment, tmp_path: Path) -> None:
+    """The core alone really is alone, and its requirements fit together."""
+    code = "import importlib.util as u; print([m for m in ('grpc', 'pyspark', 'structlog') if u.find_spec(m)])"
+    assert check(core.run("python", "-c", code, cwd=tmp_path)).out == "[]\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("node", "--config", "lab/zone.toml"),
+        ("append", "facts.jsonl", "--stream", "operational", "--address", "127.0.0.1:1"),
+        ("fetch", "app", "--address", "127.0.0.1:1"),
+        ("status", "--address", "127.0.0.1:1"),
+        ("certs", "init-ca", "certs"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_missing_extra_is_named(core: Environment, tmp_path: Path, command: tuple[str, ...]) -> None:
+    """A command of the node says which extra it needs and how to get it, in two lines or as JSON."""
+    (tmp_path / "facts.jsonl").touch()
+    check(core.run("bsfg", "init", "lab", "--zone", "lab", cwd=tmp_path))
+    outcome = core.run("bsfg", *command, cwd=tmp_path)
+    assert outcome.code == 1, outcome
+    first, second = outcome.err.splitlines()
+    assert first.startswith(f"error[extra_missing]: bsfg {command[0]} needs ")
+    assert second == "hint: pip install 'bsfg[node]'"
+
+
+def test_a_missing_extra_in_a_program(core: Environment, tmp_path: Path) -> None:
+    """A program that imports a producer without the extra is told how to get it."""
+    outcome = core.run("python", "-c", "from bsfg import Producer", cwd=tmp_path)
+    assert outcome.err.splitlines()[-1] == (
+        "ImportError: bsfg.Producer needs grpc, which is not installed; pip install 'bsfg[node]'"
+    )
+    assert core.run("bsfg", "doctor", "--config", "zone.toml", cwd=tmp_path).code == 1
+
+
+def test_shells_complete_the_installed_command(core: Environment, tmp_path: Path) -> None:
+    """In a real bash the script of `bsfg completion` offers commands and options of the installed command."""
+    script = """
+eval "$(bsfg completion bash)"
+offer() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); _bsfg_completion bsfg; echo "${COMPREPLY[@]}"; }
+offer bsfg ver
+offer bsfg backup --with
+"""
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script],
+        cwd=tmp_path,
+        env=clean_environment(core.folder),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.splitlines() == ["verify", "--with-keys"], done
+
+
+def test_everything_is_there_with_the_extras(full: Environment, tmp_path: Path) -> None:
+    """After `pip install 'bsfg[spark]'` a node runs and takes facts, and Spark finds the data source."""
+    port = free_port()
+    (tmp_path / "zone.toml").write_text(PLAINTEXT.format(port=port))
+    fact = {"subject": "asset:press-1", "predicate": "temperature_measured", "object": 21.5}
+    (tmp_path / "facts.jsonl").write_text(
+        json.dumps({"envelope": {"message_id": "1", "to_zone": "plant"}, "fact": fact})
+    )
+    check(full.run("bsfg", "certs", "init-ca", "certs", cwd=tmp_path))
+    with (tmp_path / "log").open("wb") as log:
+        node = subprocess.Popen(
+            [full.folder / "bin" / "bsfg", "node"], cwd=tmp_path, stderr=log, env=clean_environment(full.folder)
+        )
+    try:
+        appended = full.run("bsfg", "append", "facts.jsonl", "--stream", "operational", "--json", cwd=tmp_path)
+        assert json.loads(check(appended).out)["inserted"] == 1
+        check(full.run("bsfg", "status", cwd=tmp_path))
+    finally:
+        node.terminate()
+        assert node.wait(30) == 0, (tmp_path / "log").read_text()
+    code = (
+        "import bsfg.spark.source, bsfg.spark.session, pyspark_bsfg\n"
+        "from importlib.resources import files\n"
+        "print(files('bsfg.spark').joinpath('log4j2.properties').is_file(), pyspark_bsfg.DefaultSource.name())"
+    )
+    assert check(full.run("python", "-c", code, cwd=tmp_path)).out == "True bsfg\n"
