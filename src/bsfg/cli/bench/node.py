@@ -62,7 +62,7 @@ def node(
         checked_path(plot)
     plan = Plan(facts=facts, seconds=seconds, rate=rate, clients=clients, object_bytes=size)
     started = time.perf_counter()
-    with _ended_by_signals():
+    with ended_by_signals():
         place = temporary(folder)
         try:
             samples = _measured(place, plan)
@@ -78,7 +78,7 @@ def node(
 
 
 @contextmanager
-def _ended_by_signals() -> Iterator[None]:
+def ended_by_signals() -> Iterator[None]:
     """Let SIGTERM end the command like Ctrl-C does, with everything cleaned up."""
 
     def end(number: int, frame: Any) -> None:

@@ -112,7 +112,7 @@ class Replication:
             for link in self.links:
                 self._mend(link)
                 if self._wants_replay(link):
-                    link.thread = threading.Thread(target=self._replay, args=(link,), daemon=True)
+                    link.thread = threading.Thread(target=self.replay, args=(link,), daemon=True)
                     link.thread.start()
             if not look(self):
                 return
@@ -180,7 +180,8 @@ class Replication:
 
     # Replay.
 
-    def _replay(self, link: LinkState) -> None:
+    def replay(self, link: LinkState) -> None:
+        """Take the lease from the live tasks and move in bulk what the sender has left."""
         link.engine = Engine.REPLAY
         activate(self._spark)
         try:
