@@ -15,6 +15,7 @@ from tests.dashboard.trouble import trouble
 from bsfg.gate import Mode
 from bsfg.node.dashboard import tokens
 from bsfg.wire.certs import create_authority, issue
+from bsfg.wire.patience import Patience
 from bsfg.wire.routes import OPERATIONS
 from bsfg.wire.tls import TlsFiles, client_context
 
@@ -124,6 +125,24 @@ async def test_a_wrong_token_is_told_so_and_recorded(stages: Stages) -> None:
     for origin in ({}, {"origin": "https://evil.example"}, {"origin": "null"}):
         answer = await stage.ask("POST", "/dashboard/sign-in", good, headers={**FORM, **origin})
         assert (answer.status, answer.header("set-cookie")) == (403, "")
+
+
+async def test_guessing_becomes_slow(stages: Stages, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many wrong tokens from one place are answered later and later; nobody else waits."""
+    delays: list[tuple[str, float]] = []
+    measured = Patience.delay_seconds
+
+    def noted(patience: Patience, caller: str, error: Exception) -> float:
+        delays.append((caller, measured(patience, caller, error)))
+        return 0.0
+
+    monkeypatch.setattr(Patience, "delay_seconds", noted)
+    stage = await stages()
+    monkeypatch.setattr("bsfg.wire.patience.FORGIVEN_PER_SECOND", 0.0)
+    for _ in range(30):
+        await stage.ask("POST", "/dashboard/sign-in", b"token=x", headers={**FORM, "origin": stage.origin})
+    assert {caller for caller, _ in delays} == {"anybody at 127.0.0.1"}
+    assert delays[0][1] == 0.0 < delays[-1][1]
 
 
 async def test_pages_carry_the_headers_that_protect_them(stages: Stages) -> None:

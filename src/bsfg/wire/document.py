@@ -23,9 +23,11 @@ _INTRODUCTION = """\
 # The wire
 
 A node listens on two ports: gRPC (9443 by default) for producers, consumers, peers and pipelines, and JSON over HTTP
-(9080) for curl, small clients and monitors. Both speak TLS 1.3 only, both want a client certificate, and the same table
-of identities decides on both. Health checks (`grpc.health.v1.Health`) and reflection are on the gRPC port, the OpenAPI
-document is `/openapi.json` on the other.
+(9080) for curl, small clients, monitors and browsers. Both speak TLS 1.3 only, both want a client certificate, and the
+same table of identities decides on both. Where `[tokens]` has rows, the HTTP port also takes a token instead of a
+certificate, for what viewers and operators may do: `Authorization: Bearer bsfg-…`. Health checks
+(`grpc.health.v1.Health`) and reflection are on the gRPC port; the OpenAPI document is `/openapi.json` and the dashboard
+`/dashboard/` on the other.
 
 The protocol files are part of the package: `bsfg/wire/boundary.proto` and `bsfg/wire/admin.proto`. `make proto` renews
 the code that is generated from them.

@@ -225,7 +225,7 @@ def openapi() -> dict[str, Any]:
         "info": {
             "title": "BSFG",
             "version": bsfg.__version__,
-            "description": "The boundary of a zone as JSON over HTTP. Callers show a client certificate.",
+            "description": "The boundary of a zone as JSON over HTTP. Callers show a client certificate, or a token.",
         },
         "paths": paths,
         "components": {"schemas": SCHEMAS},

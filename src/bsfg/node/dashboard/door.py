@@ -50,6 +50,7 @@ class Door:
         self.check_origin(request)
         caller = self._bearer(caller_of(request), token, IdentityUnknown("That is not a token of this zone."))
         self._parts.guard.check(caller, VIEW)
+        self._sessions.end(self.cookie(request))
         return self._sessions.begin(caller)[0]
 
     def _bearer(self, caller: Caller, token: str, error: BsfgError) -> Caller:

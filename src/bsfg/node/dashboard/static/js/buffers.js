@@ -110,5 +110,5 @@ function consumer(each) {
     h("td", { class: "number" }, each.committed < 0 ? "–" : count(each.committed)),
     h("td", { class: "number" }, retired ? "–" : h("span", { class: `pill ${level}` }, icon(level), short(each.backlog))),
     h("td", {}, retired ? h("span", { class: "text" }, "retired: ", foreign(each.retired_reason)) : each.required ? "required" : "optional"),
-    h("td", {}, fetched));
+    h("td", { class: "time" }, fetched));
 }

@@ -22,7 +22,7 @@ export function gates() {
     return;
   }
   const head = ["Link", "Mode", "Since", "Why", "Lag", "To come", ...(mayAct ? [""] : [])];
-  renew(byId("gates"), h("table", {},
+  renew(byId("gates"), h("table", { class: "gates" },
     h("thead", {}, h("tr", {}, head.map((name) => h("th", { scope: "col", class: ["Lag", "To come"].includes(name) && "number" }, name)))),
     h("tbody", {}, known.state.links.map((link) => row(link, mayAct)))));
 }
@@ -31,12 +31,12 @@ function row(link, mayAct) {
   const inbound = link.side === "receiver";
   const direction = inbound ? ["pulls from ", foreign(link.zone)] : ["serves ", foreign(link.zone)];
   return h("tr", { data: { key: `${link.link}/${link.side}`, link: link.link, side: link.side } },
-    h("td", {}, h("strong", {}, foreign(link.link)), h("span", { class: "sub" }, direction)),
-    h("td", {}, modePill(link.mode)),
-    h("td", {}, moment(link.since_unix_ms, known.state.now_unix_ms)),
-    h("td", {}, why(link)),
-    h("td", { class: "number" }, inbound ? lag(link) : "–"),
-    h("td", { class: "number" }, inbound ? short(link.reports.reduce((sum, each) => sum + each.backlog, 0)) : "–"),
+    h("td", { class: "what" }, h("strong", {}, foreign(link.link)), h("span", { class: "sub" }, direction)),
+    h("td", { class: "mode" }, modePill(link.mode)),
+    h("td", { class: "since", data: { label: "since" } }, moment(link.since_unix_ms, known.state.now_unix_ms)),
+    h("td", { class: "why" }, why(link)),
+    h("td", { class: "number lag", data: { label: "lag" } }, inbound ? lag(link) : "–"),
+    h("td", { class: "number left", data: { label: "to come" } }, inbound ? short(link.reports.reduce((sum, each) => sum + each.backlog, 0)) : "–"),
     mayAct && h("td", { class: "actions" }, action(link)));
 }
 

@@ -70,7 +70,7 @@ function drawGaps({ total, rows }) {
   renew(byId("gaps"), h("table", {},
     h("thead", {}, h("tr", {}, head.map((name) => h("th", { scope: "col", class: ["Offsets", "Facts"].includes(name) && "number" }, name)))),
     h("tbody", {}, rows.map((gap) => h("tr", {},
-      h("td", {}, moment(gap.at_unix_ms, known.state.now_unix_ms)),
+      h("td", { class: "time" }, moment(gap.at_unix_ms, known.state.now_unix_ms)),
       h("td", {}, foreign(gap.stream), `, ${gap.buffer}`, gap.origin_zone ? h("span", { class: "sub" }, "offsets of ", foreign(gap.origin_zone)) : null),
       h("td", { class: "number" }, gap.first === gap.last ? count(gap.first) : `${count(gap.first)} – ${count(gap.last)}`),
       h("td", { class: "number" }, count(gap.last - gap.first + 1)),
@@ -94,7 +94,7 @@ export function certificates() {
       return h("tr", { data: { certificate: each.name } },
         h("td", {}, h("strong", {}, foreign(each.name))),
         h("td", {}, uses[each.use]),
-        h("td", {}, day(each.not_after_unix_ms)),
+        h("td", { class: "time" }, day(each.not_after_unix_ms)),
         h("td", {}, h("span", { class: `pill ${level}` }, icon(level), left)),
         h("td", {}, h("code", {}, foreign(each.file))));
     }))));
