@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import orjson
+import pyarrow as pa
 import pyarrow.dataset as ds
+from tests.spark.nodes import SparkZone
 
+from bsfg.fact import Entry
+from bsfg.spark.calls import Access
 from bsfg.spark.land.layout import GAPS
+from bsfg.spark.land.settings import Settings
 from bsfg.testing.disk import SimulatedDisk
 from bsfg.testing.durability import Folder, NameChange
 
@@ -91,3 +98,43 @@ def gap_offsets(out: Path) -> list[int]:
 
 def _spread(ranges: Iterable[tuple[int, int]]) -> Iterable[int]:
     return (offset for first, last in ranges for offset in range(first, last + 1))
+
+
+def settings(zone: SparkZone, out: Path, stream: str = "operational", **more: Any) -> Settings:
+    """Give the settings of a landing of a zone's buffer; without compaction unless it is asked for."""
+    given = zone.options(stream)
+    access = Access(given["address"], given["ca"], given["cert"], given["key"], given["serverName"])
+    return Settings(out, access, stream, **{"compact": False, "retry_seconds": 20.0, **more})
+
+
+def table(out: Path) -> pa.Table:
+    """Read a landing folder as a plain reader does, in the order of offsets."""
+    return ds.dataset(out, format="parquet", partitioning="hive").to_table().sort_by("offset")
+
+
+def check_same(rows: Sequence[dict[str, Any]], entries: Sequence[Entry], by: str = "produced_at") -> None:
+    """Hold what was landed against what the node has, field by field."""
+    assert len(rows) == len(entries)
+    for row, entry in zip(rows, entries, strict=True):
+        envelope, fact = entry.message.envelope, entry.message.fact
+        assert row["offset"] == entry.offset
+        assert (row["message_id"], row["from_zone"], row["to_zone"]) == (
+            envelope.message_id,
+            envelope.from_zone,
+            envelope.to_zone,
+        )
+        assert (row["subject"], row["predicate"]) == (fact.subject, fact.predicate)
+        assert _bytes(row) == fact.object
+        assert dict(row["labels"] or ()) == envelope.labels
+        assert _unix_ms(row["produced_at"]) == envelope.produced_at_unix_ms
+        assert _unix_ms(row["appended_at"]) == entry.appended_at_unix_ms
+        assert str(row["date"]) == row[by].astimezone(UTC).date().isoformat()
+
+
+def _bytes(row: dict[str, Any]) -> bytes:
+    assert (row["object"] is None) != (row["object_text"] is None)
+    return bytes(row["object"]) if row["object"] is not None else row["object_text"].encode()
+
+
+def _unix_ms(moment: datetime) -> int:
+    return round(moment.astimezone(UTC).timestamp() * 1000)

@@ -1,19 +1,16 @@
-"""Has Spark merge the small files of a landing folder, and puts the results in their place."""
+"""Chooses the small files of a landing folder, has them merged, and puts the results in their place."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bsfg.spark.land.compaction import Merge, partitions, plan, small_files
 from bsfg.spark.land.folder import LandingFolder, Staged
 from bsfg.spark.land.settings import Landed
-from bsfg.spark.land.tasks import merge_all
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+MergeAll = Callable[[list[Merge]], list[Staged | str]]
+"""Merges files, and gives in the place of a result the name of a file that is not ours."""
 
 MERGES_AT_ONCE = 32
 
@@ -21,11 +18,9 @@ MERGES_AT_ONCE = 32
 class Compactor:
     """Merges small files, of the partitions that were touched or of all; ``done`` is told what it did."""
 
-    def __init__(
-        self, spark: Callable[[], SparkSession], folder: LandingFolder, out: Path, file_size_bytes: int, done: Landed
-    ) -> None:
+    def __init__(self, merge_all: MergeAll, folder: LandingFolder, file_size_bytes: int, done: Landed) -> None:
         self.touched: set[str] = set()
-        self._spark, self._folder, self._out = spark, folder, out
+        self._merge_all, self._folder = merge_all, folder
         self._file_size_bytes, self._done = file_size_bytes, done
         self._looked_at_all = False
         self._not_ours: set[str] = set()
@@ -48,7 +43,7 @@ class Compactor:
         return plan(partition, ours, self._file_size_bytes, thorough=thorough)
 
     def _merge(self, merges: list[Merge]) -> None:
-        results = merge_all(self._spark(), str(self._out), self._folder.run, merges)
+        results = self._merge_all(merges)
         for merge, result in zip(merges, results, strict=True):
             if isinstance(result, Staged):
                 self._folder.replace(merge.partition, [result], merge.names)

@@ -93,7 +93,7 @@ def _many_alike(group: Sequence[Small]) -> list[Small]:
     """Give the smallest files of a group when there are many of about one size; larger ones are left alone."""
     tiers = [max(small.size_bytes // SMALLEST_BYTES, 1).bit_length() // 3 for small in group]
     for tier in sorted(set(tiers)):
-        if sum(each <= tier for each in tiers) >= MANY_FILES:
+        if tiers.count(tier) >= MANY_FILES:
             return [small for small, each in zip(group, tiers, strict=True) if each <= tier]
     return []
 

@@ -13,12 +13,13 @@ from bsfg.errors import BsfgError, SparkFailed
 from bsfg.spark.calls import Patience
 from bsfg.spark.fetching import Source
 from bsfg.spark.land.compacting import Compactor
+from bsfg.spark.land.compaction import Merge
 from bsfg.spark.land.disk import LocalDisk
-from bsfg.spark.land.folder import Batch, LandingFolder
+from bsfg.spark.land.folder import Batch, LandingFolder, Staged
 from bsfg.spark.land.joining import check_consumer, check_history, first_origin, received_gaps
 from bsfg.spark.land.settings import Landed, Settings, folder_of
 from bsfg.spark.land.staging import Receipt, Work
-from bsfg.spark.land.tasks import stage_all, staged_so_far
+from bsfg.spark.land.tasks import grouped, merge_all, stage_all, staged_so_far
 from bsfg.spark.session import is_local
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Lander:
     ) -> None:
         self.settings, self.folder = settings, folder
         self.done = Landed()
-        self._spark = spark
+        self._spark, self._group = spark, f"bsfg-{folder.run.rpartition('/')[2]}"
         self._session: SparkSession | None = None
         self._source = Source(settings.access, settings.stream, settings.buffer, 0.0)
         self._ending = threading.Event()
@@ -65,7 +66,7 @@ class Lander:
         self._confirmed = -1
         self._buffer_end = 0
         self.has_joined = False
-        self._compactor = Compactor(self._started, folder, settings.out, settings.file_size_bytes, self.done)
+        self._compactor = Compactor(self._merged, folder, settings.file_size_bytes, self.done)
 
     # For other threads.
 
@@ -74,7 +75,7 @@ class Lander:
         self._ending.set()
         if self._session is not None:
             with suppress(Exception):  # Spark may have ended already.
-                self._session.sparkContext.cancelAllJobs()
+                self._session.sparkContext.cancelJobGroup(self._group)
 
     @property
     def buffer_end(self) -> int:
@@ -144,11 +145,21 @@ class Lander:
     def _batch(self, end: int) -> None:
         """Land everything up to an offset, which is left out."""
         began, first = time.monotonic(), self.folder.state.next
-        receipts = self._stoppable(lambda: stage_all(self._started(), self._work(), self._cuts(first, end)))
+        receipts = self._stoppable(lambda: self._staged(first, end))
         self._commit(first, end, receipts)
         self.folder.discard_staged()
         self.done.seconds += time.monotonic() - began
         self._noted()
+
+    def _staged(self, first: int, end: int) -> list[Receipt]:
+        spark = self._started()
+        with grouped(spark, self._group):
+            return stage_all(spark, self._work(), self._cuts(first, end))
+
+    def _merged(self, merges: list[Merge]) -> list[Staged | str]:
+        spark = self._started()
+        with grouped(spark, self._group):
+            return merge_all(spark, str(self.settings.out), self.folder.run, merges)
 
     def _commit(self, first: int, end: int, receipts: list[Receipt]) -> None:
         state = self.folder.state
@@ -213,8 +224,6 @@ class Lander:
 
     def _stoppable(self, work: Callable[[], T]) -> T:
         """Do something with Spark; raises `Interrupted` when it failed because the landing is to end."""
-        if self._ending.is_set():
-            raise Interrupted
         try:
             return work()
         except SparkFailed:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import struct
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -32,6 +31,21 @@ if TYPE_CHECKING:
 ANSWER = "answer string"
 NOTE_SUFFIX = ".note"
 _COUNT = struct.Struct("<q")
+
+
+@contextmanager
+def grouped(spark: SparkSession, group: str) -> Iterator[None]:
+    """Have the jobs of a block belong to a group, which `cancelJobGroup` ends and nothing else.
+
+    `interruptTag` is not used: it can leave the thread that waits for the job hanging for ever.
+    """
+    context = spark.sparkContext
+    context.setJobGroup(group, "landing facts")
+    try:
+        yield
+    finally:
+        with suppress(Exception):  # Spark may have ended.
+            context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
 
 
 def stage_all(spark: SparkSession, work: Work, cuts: Sequence[int]) -> list[Receipt]:
@@ -101,8 +115,9 @@ def _answer(one: Callable[[int], dict[str, Any]], number: int) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or traceback.format_exception_only(error)
-    return f"{type(error).__name__}: {lines[0].strip()}"[:500]
+    """Give the line of an error that says most: where Java is quoted, that is its own message."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return next((line.removeprefix(": ") for line in lines if line.startswith(": ")), lines[0]).strip()[:500]
 
 
 def _receipt(form: dict[str, Any]) -> Receipt:
