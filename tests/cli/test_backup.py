@@ -6,13 +6,16 @@ import asyncio
 import os
 import resource
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import orjson
 import pytest
 from tests.cli import folders
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, environment
 from tests.e2e.zones import Zone, pair
 
 from bsfg.ports import Buffer, ConsumerSpec
@@ -101,6 +104,8 @@ def test_the_lineage_of_a_restored_log_is_kept(quick: Run, data: Path, tmp_path:
     assert before is not None and after is not None
     [ancestor] = after.lineage
     assert (ancestor.log_id, ancestor.end) == (before.log_id, folders.FACTS) and ancestor.restored_unix_ms > 0
+    shown = quick("inspect", tmp_path / "new", "--stream", folders.STREAM)
+    assert "restored from earlier histories" in shown.out and before.log_id.hex() in shown.out
 
 
 def test_a_zone_comes_back_whole(quick: Run, zone: Zone, tmp_path: Path) -> None:
@@ -127,6 +132,8 @@ def test_a_zone_comes_back_whole(quick: Run, zone: Zone, tmp_path: Path) -> None
 
 def test_keys_stay_where_they_are_unless_asked_for(quick: Run, zone: Zone, tmp_path: Path) -> None:
     """No private key is in a backup; with --with-keys all of them are, as unreadable for others as they were."""
+    hidden = zone.folder / "certs" / "spare.pem"
+    shutil.copy(zone.folder / "certs" / "plant-a-bsfg.key", hidden)
     plain = quick("backup", tmp_path / "plain", "--config", config_of(zone))
     assert plain.code == 0 and "Private keys are not in it" in plain.out
     held = files_of(tmp_path / "plain")
@@ -178,6 +185,20 @@ def test_nothing_is_overwritten(quick: Run, data: Path, tmp_path: Path) -> None:
     assert files_of(data) == before
     (tmp_path / "new.restoring").mkdir()
     assert "interrupted" in quick("restore", tmp_path / "empty", tmp_path / "new").err
+
+
+def test_what_is_ended_leaves_nothing_behind(data: Path, tmp_path: Path) -> None:
+    """A backup that the system ends in the middle removes its half."""
+    (data / "node").mkdir()
+    os.mkfifo(data / "node" / "endless.journal")
+    with subprocess.Popen(
+        [sys.executable, "-m", "bsfg", "backup", str(tmp_path / "b"), "--data", str(data)], env=environment()
+    ) as process:
+        while not (tmp_path / "b.partial").exists():
+            assert process.poll() is None
+        process.terminate()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert os.listdir(tmp_path) == ["data"]
 
 
 def test_a_full_disk_leaves_nothing_behind(bsfg: Run, data: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from tests.e2e.cleanup import Cleanup
 from tests.e2e.producing import calm, check_sound, history
 from tests.e2e.test_artifacts import download, naming, reference, upload
+from tests.e2e.test_relay import Chain
 from tests.e2e.zones import Zone, bsfg, link_to, pair, settled, until
 
 from bsfg import Endpoint, Producer
@@ -226,6 +227,30 @@ async def test_a_receiver_whose_backup_is_older_than_its_link(tmp_path: Path, cl
     await release(enterprise, "from-plant-a")
     await settled(plant, enterprise)
     assert enterprise.messages(Buffer.FORWARD) == messages(110, from_zone="plant-a")
+
+
+async def test_a_restored_relay(tmp_path: Path, cleanup: Cleanup) -> None:
+    """A zone in the middle is noticed on both sides; released, facts go through it again, each once and in order."""
+    chain = Chain(tmp_path, cleanup)
+    plant, idmz, enterprise = chain.zones
+    await append(plant, 0, 100)
+    await until(lambda: enterprise.end(Buffer.FORWARD) == 100)
+    backup, ends = back_up(idmz)
+    assert ends["forward"] == 100
+    await append(plant, 100, 50)
+    await until(lambda: enterprise.end(Buffer.FORWARD) == 150)
+    destroy(idmz)
+    restore(idmz, backup)
+    idmz.start()
+    await append(plant, 150, 10)
+    assert (await idmz.seen("link_held", link="from-plant-a"))["code"] == "frame_invalid"
+    assert (await enterprise.seen("link_held", link="over-idmz"))["code"] == "foreign_log"
+    await release(enterprise, "over-idmz")
+    await release(idmz, "from-plant-a")
+    await until(lambda: enterprise.end(Buffer.FORWARD) == 160)
+    assert enterprise.messages(Buffer.FORWARD) == messages(160, from_zone="plant-a")
+    assert idmz.messages(Buffer.FORWARD) == messages(160, from_zone="plant-a")
+    check_sound(plant, idmz, enterprise)
 
 
 async def test_a_moved_zone_goes_on(zones: tuple[Zone, Zone]) -> None:

@@ -12,6 +12,7 @@ import typer
 from rich.markup import escape
 from rich.text import Text
 
+from bsfg.cli.ending import orderly_end
 from bsfg.cli.output import console, count_text, examples, print_json, progress_bar, range_text, size_text, table
 from bsfg.errors import InvalidArgument
 
@@ -66,7 +67,7 @@ def backup(
     from bsfg.node.backup import Options, back_up
 
     place = _place(config, data)
-    with stages() as progress:
+    with orderly_end(), stages() as progress:
         options = Options(base, with_keys, verify=not no_verify)
         manifest = back_up(place, target, options, SystemClock().now_unix_ms, progress)
     if json:

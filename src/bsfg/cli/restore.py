@@ -9,6 +9,7 @@ import typer
 from rich.markup import escape
 
 from bsfg.cli.backup import stages
+from bsfg.cli.ending import orderly_end
 from bsfg.cli.output import console, count_text, examples, print_json, table, time_text
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def restore(
     from bsfg.node.restore import Options
     from bsfg.node.restore import restore as restore_zone
 
-    with stages() as progress:
+    with orderly_end(), stages() as progress:
         restored = restore_zone(backup, folder, Options(moved, accept_damage), SystemClock().now_unix_ms, progress)
     if json:
         print_json(_as_dict(restored))

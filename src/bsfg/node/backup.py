@@ -36,6 +36,7 @@ MANIFEST = "backup.json"
 DATA, ARTIFACTS, ZONE = "data", "artifacts", "zone"
 PARTIAL = ".partial"
 _COMPARED_BYTES = 64 << 10
+_CERTIFICATES = (".crt", ".pem", ".key", ".cer")
 
 Progress = Callable[[str, int, int], None]
 """Told what is being done, and how many bytes of how many are."""
@@ -54,18 +55,16 @@ class Place:
 
     @staticmethod
     def of(config: ZoneConfig) -> Place:
-        """Give the place of a configured zone; certificates are all that lie beside the node's own."""
-        files = [config.path(path) for path in (config.tls.ca, config.tls.certificate, config.tls.key) if path]
-        beside = sorted({path for file in files for path in file.parent.glob("*") if path.is_file()} | set(files))
-        keys = {path for path in beside if path.suffix == ".key"} | set(files[2:])
-        certificates = [path for path in beside if path.suffix in (".crt", ".pem") or path in files]
+        """Give the place of a configured zone; certificates are all that lie beside the node's own in its folder."""
+        tls, top = config.tls, config.source.parent.resolve()
+        files = {config.path(path) for path in (tls.ca, tls.certificate, tls.key) if path is not None}
+        folders = {file.parent for file in files if file.resolve().is_relative_to(top)}
+        files |= {path for folder in folders for path in folder.glob("*") if path.suffix in _CERTIFICATES}
+        keys = {path for path in files if _holds_key(path)} | ({config.path(tls.key)} if tls.key else set())
+        certificates = sorted(files - keys)
+        source, zone = config.source, config.zone.name
         return Place(
-            config.data_folder,
-            config.artifacts_folder,
-            config.source,
-            config.zone.name,
-            tuple(path for path in certificates if path not in keys),
-            tuple(sorted(keys)),
+            config.data_folder, config.artifacts_folder, source, zone, tuple(certificates), tuple(sorted(keys))
         )
 
     @staticmethod
@@ -280,6 +279,14 @@ def read_manifest(backup: Path) -> Manifest:
         raise NotAFolder(f"{backup / MANIFEST} is damaged", hint="Use another backup.") from None
     except OSError as error:
         raise translated(error, f"reading {backup}") from None
+
+
+def _holds_key(path: Path) -> bool:
+    """Tell whether a file is a private key, whatever it is called."""
+    try:
+        return path.suffix == ".key" or b"PRIVATE KEY-----" in path.read_bytes()
+    except OSError:
+        return False
 
 
 def _alike(old: Path, new: Path, size_bytes: int) -> bool:

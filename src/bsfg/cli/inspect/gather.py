@@ -76,6 +76,15 @@ class FileInfo:
     size_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class AncestorInfo:
+    """A history that the log went on from when it was restored, at the offset ``end``."""
+
+    log_id: str
+    end: int
+    restored_unix_ms: int
+
+
 @dataclass(slots=True)
 class LogInfo:
     """One log; ``error`` says why it could not be read."""
@@ -94,6 +103,7 @@ class LogInfo:
     quarantine: list[QuarantineInfo] = field(default_factory=list)
     removed: list[Anchor] = field(default_factory=list)
     aside: list[FileInfo] = field(default_factory=list)
+    lineage: list[AncestorInfo] = field(default_factory=list)
     error: dict[str, Any] | None = None
 
 
@@ -162,7 +172,9 @@ def describe(folder: LogFolder) -> LogInfo:
 def _describe(folder: LogFolder, info: LogInfo) -> None:
     files, path = folder.files, folder.path
     identity = read_identity(files, path)
-    info.log_id = identity.log_id.hex() if identity is not None else ""
+    if identity is not None:
+        info.log_id = identity.log_id.hex()
+        info.lineage = [AncestorInfo(each.log_id.hex(), each.end, each.restored_unix_ms) for each in identity.lineage]
     notes = folder.notes()
     info.gaps, info.removed = notes.gaps, notes.anchors
     info.quarantine = [_quarantined(item) for item in notes.quarantined.values()]

@@ -124,6 +124,11 @@ def _details(log: LogInfo) -> None:
             for item in log.index
         ],
     )
+    _list(
+        f"{name}: restored from earlier histories",
+        ("log_id", "up to offset", "restored"),
+        [(item.log_id, str(item.end - 1), time_text(item.restored_unix_ms)) for item in log.lineage],
+    )
     _list(f"{name}: gap records", ("offsets", "reason", "recorded", "detail"), [_gap(gap) for gap in log.gaps])
     _list(
         f"{name}: quarantine",
