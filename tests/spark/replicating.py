@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 from tests.spark.nodes import SparkZone
 
-WAIT_SECONDS = 120.0
+WAIT_SECONDS = 240.0
 """How long something that must happen may take before a test gives up; it is never what is measured."""
 
 
@@ -81,6 +81,10 @@ class Pipeline:
                 os.kill(pid, signal.SIGKILL)
         self.process.wait(30)
         self._reader.join()
+
+    def workers(self) -> list[int]:
+        """List the Python processes that run tasks, the one that they are forked from first."""
+        return self.pids("-m\0bsfg.spark.daemon")
 
     def pids(self, word: str) -> list[int]:
         """List those of its processes whose command line holds a word, the newest last."""

@@ -65,7 +65,7 @@ def test_replication_on_a_cluster(
         pipeline.until_moving()
         pipeline.until(lambda: plant.committed(CONSUMER) == 1_999, "the facts")
         assert arrived(enterprise) == sent(plant)
-        assert not pipeline.pids("bsfg.spark.daemon"), "the tasks run in the driver's own process tree"
+        assert not pipeline.workers(), "the tasks run in the driver's own process tree"
         plant.produce(batch_of(2_000, 10).to_messages())
         pipeline.until(lambda: enterprise.end(Buffer.FORWARD) == 2_010, "live facts")
         assert pipeline.stop() == 0

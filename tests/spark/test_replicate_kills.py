@@ -83,13 +83,13 @@ class Killing:
             self.pipeline.kill()
             self.pipeline = self._start()
         elif victim == "jvm":
-            _kill(self.pipeline.pids("java")[:1])
+            _kill(self.pipeline.pids("/bin/java")[:1])
             assert self.pipeline.process.wait(60) == 1
             assert "Traceback" not in self.pipeline.log_path.read_text()
             self.pipeline.kill()
             self.pipeline = self._start()
         else:
-            daemons = self.pipeline.pids("bsfg.spark.daemon")
+            daemons = self.pipeline.workers()
             _kill(daemons[:1] if victim == "daemon" else self.random.sample(daemons[1:], min(1, len(daemons[1:]))))
 
     def _kill_node(self, zone: SparkZone) -> None:
