@@ -22,6 +22,7 @@ from bsfg.retention import Policy
 from bsfg.stores.log.backup import copy_folder, size_of
 from bsfg.stores.log.files import Files
 from bsfg.stores.log.identity import read_identity
+from bsfg.stores.log.journal import Journal, Record, read_journal
 from bsfg.stores.log.restoring import begin_new_histories
 from bsfg.stores.log.storage import LogStorage, log_folder
 from bsfg.stores.log.verify import verify
@@ -31,6 +32,7 @@ from bsfg.testing.disk import SimulatedDisk
 from bsfg.testing.facts import altered, messages, sealed
 
 STREAM = "operational"
+POSITIONS = "node/state.journal"
 OPTIONS = LogOptions(segment_bytes=16_384, index_run_keys=64)
 POLICY = Policy(retention_seconds=60, max_age_seconds=60, key_horizon_seconds=600)
 EXAMPLES = 2_000 if os.environ.get("BSFG_SOAK") == "long" else 20
@@ -61,6 +63,9 @@ class Zone:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
+        self.disk.make_folder("node")
+        self.positions = Journal(self.disk, POSITIONS, list)
+        self.positions.open()
         self.run(self._open())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -108,6 +113,8 @@ class Zone:
         await self.store.append(sealed(facts))
         await self.forward.put_if_absent(sealed(facts), OriginSpan("field", offsets, offsets))
         self.truth += facts
+        # What the node knows of its sender is remembered once it is stored.
+        self.positions.append([Record({"position": len(self.truth)})])
 
     async def confirm(self) -> None:
         """Confirm a part, or an island beyond it."""
@@ -175,6 +182,8 @@ async def check(files: Files, truth: list[Message], clock: FakeClock, *, at_leas
             gaps = [gap for gap in await buffer.gaps() if gap.origin_zone is None]
             assert {str(gap.reason) for gap in gaps} <= {"consumer_retired", "expired"}
             assert all(gap.last < stats.end for gap in gaps)
+        known = [record.head["position"] for record in read_journal(files, POSITIONS)[0]]
+        assert max(known, default=0) <= (await storage.forward(STREAM)).end, "it would never ask for what it lacks"
         store = await storage.store(STREAM)
         state = await storage.cursors.consumer("peer")
         assert state.log_id == store.log_id
