@@ -17,10 +17,9 @@ from bsfg.cli.groups import Json
 from bsfg.cli.output import examples, progress_bar
 from bsfg.cli.pipeline import ingested
 from bsfg.cli.pipeline.running import Conf, Master, ends_on_signals, settings_of, spark_session
-from bsfg.errors import InvalidArgument
+from bsfg.errors import BsfgError, InvalidArgument
 
 if TYPE_CHECKING:
-    from bsfg.errors import BsfgError
     from bsfg.spark.ingest.files import Source, Sources
     from bsfg.spark.ingest.plan import Plan
     from bsfg.spark.ingest.run import Settings, Watch
@@ -308,7 +307,11 @@ def _run(
     with spark_session("bsfg-ingest", *session) as spark, _shown() as watch:
         run = Ingest(spark, job, plan, settings, watch)
         run.survey(fresh)
-        run.run()
+        try:
+            run.run()
+        except (BsfgError, KeyboardInterrupt):
+            ingested.tell_stopped(job)
+            raise
 
 
 def _knock(node: Target, stream: str) -> None:

@@ -35,6 +35,15 @@ def report(job: Work, sources: Sources, stream: str, json: bool) -> Counts:
     return counts
 
 
+def tell_stopped(job: Work) -> None:
+    """Tell how far it came when something stops it."""
+    done, left = job.progress.counts.rows, sum(chunk.rows for _, _, chunk in job.ahead())
+    text = (
+        f"Stopped: {count_text(done)} of {count_text(done + left)} rows are done. The same command goes on from there."
+    )
+    console(stderr=True).print(Text(text), soft_wrap=True)
+
+
 def _document(job: Work, sources: Sources, stream: str) -> dict[str, Any]:
     progress = job.progress
     counts = {name: getattr(progress.counts, name) for name in progress.counts.__slots__}

@@ -80,6 +80,7 @@ class Ingest:
     def __init__(self, spark: SparkSession, work: Work, plan: Plan, settings: Settings, watch: Watch) -> None:
         self._spark, self._work, self._plan = spark, work, plan
         self._settings, self._watch = settings, watch
+        self._careful = False
 
     def survey(self, sources: Sequence[Source]) -> None:
         """Look through new files and take them up; raises `InvalidArgument` when the plan fits none of them."""
@@ -123,15 +124,24 @@ class Ingest:
                 time.sleep(min(1.0, self._settings.wait_seconds))
 
     def _do(self, step: Sequence[Piece]) -> Left:
-        try:
-            left = self._written(step)
-        except BsfgError as error:
-            if error.code not in OF_ONE_ROW | OF_ITS_ZONE:
-                raise
-            return self._appended(step)
-        if not left.counts.conflicts:
-            return left
-        return self._appended(step)
+        """Do a step the quick way, and where the node refuses rows of it the careful one."""
+        stored = 0
+        if not self._careful:
+            try:
+                left = self._written(step)
+            except BsfgError as error:
+                if error.code not in OF_ONE_ROW | OF_ITS_ZONE:
+                    raise
+            else:
+                if not left.counts.conflicts:
+                    return left
+                stored = left.counts.inserted
+        left = self._appended(step)
+        left.counts.inserted += stored
+        left.counts.already_exists -= stored
+        # Where one row was refused others are likely to be; the quick way would be in vain again.
+        self._careful = left.refused > 0
+        return left
 
     def _written(self, step: Sequence[Piece]) -> Left:
         """Write a step through the data source."""

@@ -10,6 +10,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import orjson
 import pyarrow as pa
 
 from bsfg.batch import FactBatch
-from bsfg.errors import BsfgError, ConflictingDuplicate
+from bsfg.errors import BsfgError, ConflictingDuplicate, InvalidArgument
 from bsfg.ports import Result
 from bsfg.spark.calls import Access, Patience, calls
 from bsfg.spark.ingest.mapped import Mapped, to_mapped
@@ -47,6 +48,10 @@ OF_ONE_ROW = frozenset(
     }
 )
 """What a node refuses because of one fact; the others of its batch are still worth sending."""
+
+NEXT_FACTS = 256
+REFUSED_MAX = 1_000
+"""So many rows a node may refuse for rules of its own before it is plain that the rule is meant for all of them."""
 
 OF_ITS_ZONE = frozenset({"permission_denied", "zone_not_allowed"})
 """What it refuses because of a zone that a fact names: of one row when zones come from columns, else of all."""
@@ -126,6 +131,7 @@ class Leaving:
 
     folder: str
     counts: Counts = field(default_factory=Counts)
+    refused: int = 0
     by_file: dict[str, int] = field(default_factory=dict)
     _lines: list[bytes] = field(default_factory=list)
 
@@ -136,6 +142,7 @@ class Leaving:
             self._lines.append(orjson.dumps(reject.to_dict(), option=orjson.OPT_APPEND_NEWLINE))
             self.by_file[reject.file] = self.by_file.get(reject.file, 0) + reject.rows
         rejected = sum(reject.rows for reject in rejects)
+        self.refused += len(refused)
         self.counts.rejected += rejected
         self.counts.facts += mapped.facts.num_rows - len(refused)
         self.counts.rows += mapped.facts.num_rows - len(refused) + rejected
@@ -149,7 +156,8 @@ class Leaving:
         folder = Path(self.folder)
         _leave(folder / f"{partition}.rejects", b"".join(self._lines))
         # The counts come last: they say that the rejects are whole.
-        _leave(folder / f"{partition}.json", orjson.dumps({"counts": asdict(self.counts), "by_file": self.by_file}))
+        found = {"counts": asdict(self.counts), "by_file": self.by_file, "refused": self.refused}
+        _leave(folder / f"{partition}.json", orjson.dumps(found))
 
 
 def _leave(path: Path, data: bytes) -> None:
@@ -159,13 +167,17 @@ def _leave(path: Path, data: bytes) -> None:
     os.replace(fresh, path)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Left:
-    """What the tasks of a step left: the sums, the rejects in order, and how many rows of which file were rejected."""
+    """What the tasks of a step left: the sums, the rejects in order, how many rows of which file were rejected.
+
+    ``refused`` counts the rejects that only the node found out.
+    """
 
     counts: Counts
     rejects: list[bytes]
     by_file: dict[str, int]
+    refused: int = 0
 
 
 def collect(folder: Path, tasks: int) -> Left | None:
@@ -178,6 +190,7 @@ def collect(folder: Path, tasks: int) -> Left | None:
         except FileNotFoundError:
             return None
         whole.counts.add(Counts(**found["counts"]))
+        whole.refused += found["refused"]
         for path, rejected in found["by_file"].items():
             whole.by_file[path] = whole.by_file.get(path, 0) + rejected
     return whole
@@ -192,6 +205,7 @@ class _Appending:
     def __init__(self, access: Access, plan: Plan, retry_seconds: float, conflicts_fail: bool) -> None:
         self._access, self._stream, self._conflicts_fail = access, plan.stream, conflicts_fail
         self._patience = Patience(retry_seconds)
+        self._refused = 0
         fixed = all(plan.fields[name].value is not None for name in ("from_zone", "to_zone"))
         self._bearable = OF_ONE_ROW if fixed else OF_ONE_ROW | OF_ITS_ZONE
 
@@ -239,6 +253,7 @@ class _Appending:
         self, at: int, batch: FactBatch, error: BsfgError, refused: dict[int, BsfgError]
     ) -> list[tuple[int, FactBatch]]:
         """Part a refused batch at the row that is at fault, or in the middle when that is not known."""
+        _check_ids(error)
         row = error.details.get("row")
         if len(batch) == 1:
             row = 0
@@ -246,7 +261,12 @@ class _Appending:
             middle = len(batch) // 2
             return [(at, batch.slice(0, middle)), (at + middle, batch.slice(middle))]
         refused[at + row] = error
-        parts = [(at, batch.slice(0, row)), (at + row + 1, batch.slice(row + 1))]
+        self._refused += 1
+        if self._refused > REFUSED_MAX:
+            raise type(error)(f"the node refuses row after row, the last one so: {error.message}", hint=error.hint)
+        # Behind a bad row there is often another one: a few rows go first, so that little is sent in vain.
+        edges = [0, row, row + 1, min(row + 1 + NEXT_FACTS, len(batch)), len(batch)]
+        parts = [(at + a, batch.slice(a, b - a)) for a, b in pairwise(edges) if a != row]
         return [(first, part) for first, part in parts if len(part)]
 
     def _conflict(self, batch: FactBatch, row: int, offset: int) -> BsfgError:
@@ -260,6 +280,13 @@ class _Appending:
         if self._conflicts_fail:
             raise error
         return error
+
+
+def _check_ids(error: BsfgError) -> None:
+    """Raise what is wrong with all ids and not with one: the zone derives them, or the other way round."""
+    if error.details.get("field") == "message_id":
+        hint = "Use --id none where the zone derives ids (message_ids in its zone.toml), and another --id elsewhere."
+        raise InvalidArgument(f"message_id {error.details.get('rule', error.message)}", hint=hint)
 
 
 def _says(error: BsfgError) -> str:

@@ -22,6 +22,7 @@ from bsfg.errors import FileChanged, FolderLocked, FormatUnsupported
 from bsfg.spark.ingest.files import Source
 from bsfg.spark.ingest.plan import Plan
 from bsfg.spark.ingest.survey import Chunk, FileSurvey, digest_of, stamp_of
+from bsfg.stores.log.files import translated
 
 VERSION = 1
 FAIL, AGAIN, SKIP = "fail", "again", "skip"
@@ -84,17 +85,20 @@ class Work:
     @contextmanager
     def opened(folder: Path, plan: Plan, *, again: bool = False) -> Iterator[Work]:
         """Open the folder of a job, made if need be; ``again`` forgets what an earlier run did."""
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "lock").open("w") as lock:
+        with _told(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = (folder / "lock").open("w")
+        with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 hint = "Wait for the other run, or stop it; it is safe to run this again afterwards."
                 raise FolderLocked(f"another `bsfg pipeline ingest` works in {folder}", hint=hint) from None
             work = Work(folder, plan)
-            if again:
-                work._forget()
-            work._load()
+            with _told(folder):
+                if again:
+                    work._forget()
+                work._load()
             yield work
 
     def _forget(self) -> None:
@@ -180,7 +184,8 @@ class Work:
         """Add files behind those that are known, and make that durable."""
         self.files += surveys
         job = {"version": VERSION, "plan": self._plan.to_dict(), "files": [each.to_dict() for each in self.files]}
-        _replace(self.folder / "job.json", job)
+        with _told(self.folder):
+            _replace(self.folder / "job.json", job)
 
     # The way through them.
 
@@ -199,7 +204,7 @@ class Work:
     def advance(self, file: int, chunk: int, counts: Counts, rejects: Iterable[bytes], by_file: dict[str, int]) -> None:
         """Note that everything up to a chunk is done, with the rejects of it; durable when this returns."""
         progress = self.progress
-        with self.rejects.open("ab") as out:
+        with _told(self.folder), self.rejects.open("ab") as out:
             for data in rejects:
                 out.write(data)
             out.flush()
@@ -220,7 +225,17 @@ class Work:
         self._save()
 
     def _save(self) -> None:
-        _replace(self.folder / "progress.json", asdict(self.progress))
+        with _told(self.folder):
+            _replace(self.folder / "progress.json", asdict(self.progress))
+
+
+@contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    """Tell what the disk refuses in our own words."""
+    try:
+        yield
+    except OSError as error:
+        raise translated(error, f"writing to {folder}") from None
 
 
 def _read(path: Path) -> Any:
