@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from playwright.async_api import Browser, Page, async_playwright
+from playwright.async_api import Browser, Page, async_playwright, expect
 
 from bsfg.node.config import parse
 from bsfg.node.dashboard import tokens
@@ -25,7 +25,9 @@ from bsfg.node.node import Node
 from bsfg.wire.certs import create_authority, issue
 from bsfg.wire.tls import TlsFiles, client_context
 
-ZONE = "plant-a"
+# How long something that must happen may take before a test gives up; machines can be busy.
+expect.set_options(timeout=60_000)
+
 NAMES = ("plant-a-bsfg", "operator", "viewer", "producer", "stranger")
 TOKENS = {"control-room": "viewer", "shift-lead": "operator"}
 
@@ -226,6 +228,7 @@ async def browsing() -> AsyncIterator[Browser]:
 async def opened(browser: Browser, address: str, **context: Any) -> Page:
     """Open an address in a window of its own, in which any error of a script fails the test."""
     window = await browser.new_context(ignore_https_errors=True, **context)
+    window.set_default_timeout(60_000)
     page = await window.new_page()
     page.errors = []  # type: ignore[attr-defined]
     page.on("pageerror", lambda error: page.errors.append(str(error)))  # type: ignore[attr-defined]

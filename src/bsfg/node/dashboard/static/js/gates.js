@@ -6,6 +6,7 @@ import { icon } from "./icons.js";
 import { WORDS } from "./judge.js";
 import { known, latest, seriesOf } from "./store.js";
 
+const FRESH_MS = 60_000;
 const SAYS = {
   normal: "facts move as they come",
   autonomous: "the other side is away; both go on alone",
@@ -22,7 +23,7 @@ export function gates() {
     return;
   }
   const head = ["Link", "Mode", "Since", "Why", "Lag", "To come", ...(mayAct ? [""] : [])];
-  renew(byId("gates"), h("table", { class: "gates" },
+  renew(byId("gates"), h("table", { class: mayAct ? "gates" : "gates looked-at" },
     h("thead", {}, h("tr", {}, head.map((name) => h("th", { scope: "col", class: ["Lag", "To come"].includes(name) && "number" }, name)))),
     h("tbody", {}, known.state.links.map((link) => row(link, mayAct)))));
 }
@@ -36,7 +37,7 @@ function row(link, mayAct) {
     h("td", { class: "since", data: { label: "since" } }, moment(link.since_unix_ms, known.state.now_unix_ms)),
     h("td", { class: "why" }, why(link)),
     h("td", { class: "number lag", data: { label: "lag" } }, inbound ? lag(link) : "–"),
-    h("td", { class: "number left", data: { label: "to come" } }, inbound ? short(link.reports.reduce((sum, each) => sum + each.backlog, 0)) : "–"),
+    h("td", { class: "number left", data: { label: "to come" } }, inbound ? left(link) : "–"),
     mayAct && h("td", { class: "actions" }, action(link)));
 }
 
@@ -54,6 +55,12 @@ function why(link) {
 function lag(link) {
   const lags = seriesOf("lag").filter(({ of }) => of[0] === link.link).map(({ values }) => latest(values, 12)).filter((each) => each !== null);
   return lags.length ? span(Math.max(...lags)) : "–";
+}
+
+/** What the sender still has, as far as it was told lately. */
+function left(link) {
+  const fresh = link.reports.filter((report) => known.state.now_unix_ms - report.at_unix_ms < FRESH_MS);
+  return fresh.length ? short(fresh.reduce((sum, each) => sum + each.backlog, 0)) : "–";
 }
 
 function action(link) {

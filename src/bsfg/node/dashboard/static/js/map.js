@@ -113,6 +113,7 @@ function figures(link) {
     const backlog = own.reduce((total, each) => total + each.backlog, 0);
     return backlog ? `${short(backlog)} unconfirmed` : "all confirmed";
   }
+  if (link.mode === "held" || link.mode === "autonomous") return "nothing moves";
   const lags = seriesOf("lag").filter(({ of }) => of[0] === link.link).map(({ values }) => latest(values, 12) ?? 0);
   const left = link.reports.reduce((total, report) => total + report.backlog, 0);
   const lag = lags.length && Math.max(...lags) > 0 ? `lag ${span(Math.max(...lags))}` : "idle";

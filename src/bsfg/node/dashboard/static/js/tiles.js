@@ -56,7 +56,7 @@ function unconfirmed() {
   const level = near ? "alert" : backlogLevel(most?.backlog ?? 0);
   const sub = oldest ? `the oldest waits for ${age(oldest)}` : "everything is confirmed";
   const values = summed(seriesOf("backlog").map(({ values }) => values));
-  return tile("unconfirmed", "Unconfirmed facts", level, short(most?.backlog ?? 0), sub, spark([values]));
+  return tile("unconfirmed", "Unconfirmed", level, short(most?.backlog ?? 0), sub, spark([values]));
 }
 
 function age(buffer) {
@@ -75,8 +75,8 @@ function certificate() {
   const own = known.state.certificates.filter((each) => each.use !== "caller");
   const first = own.sort((a, b) => a.days_left - b.days_left)[0];
   if (!first) return tile("certificate", "Certificate", "none", "–", "without TLS: for trials on one machine");
-  const value = [count(Math.max(0, first.days_left)), " ", h("small", {}, first.days_left === 1 ? "day" : "days")];
-  return tile("certificate", "Certificate ends in", certificateLevel(first), value, foreign(first.name));
+  const value = [count(Math.max(0, first.days_left)), " ", h("small", {}, first.days_left === 1 ? "day left" : "days left")];
+  return tile("certificate", "Certificate", certificateLevel(first), value, foreign(first.name));
 }
 
 /** Draw the last ten minutes of a few series, without axes. */
