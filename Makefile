@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv lint format chromium test soak demo bench proto reference clean
+.PHONY: docs help venv lint format chromium test soak demo bench proto reference clean
 
 help: ## Show this help
 	@echo "BSFG: a bidirectional store-and-forward gateway."
@@ -64,6 +64,12 @@ reference: venv ## Write docs/reference from the code itself
 	@$(BIN)/python -m bsfg.node.config.document docs/reference/configuration.md
 	@$(BIN)/python -m bsfg.wire.document docs/reference/wire.md
 	@$(BIN)/python -m bsfg.node.observed docs/reference/observability.md
+	@$(BIN)/python -m bsfg.wire.errorpage docs/reference/errors.md
+	@$(BIN)/python -m bsfg.spark.options docs/guides/spark.md
+
+docs: venv ## Build the documentation as a web site, into build/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir build/site
+	@echo "Wrote build/site/index.html"
 
 proto: venv ## Renew the messages that are generated from the protocol files
 	$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src \

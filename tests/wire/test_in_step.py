@@ -10,7 +10,7 @@ import pytest
 
 from bsfg.node import observed
 from bsfg.node.logs import EVENTS
-from bsfg.wire import document
+from bsfg.wire import document, errorpage
 from bsfg.wire.methods import ADMIN, BOUNDARY, snake
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,8 @@ def test_every_method_is_described() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "page"), [("wire.md", document.page), ("observability.md", observed.page)], ids=["wire", "observability"]
+    ("name", "page"), [("wire.md", document.page), ("observability.md", observed.page), ("errors.md", errorpage.page)],
+    ids=["wire", "observability", "errors"],
 )
 def test_reference_pages_are_in_step(name: str, page: object) -> None:
     """The reference pages are what the code says today (else: `make reference`)."""
