@@ -103,12 +103,12 @@ def _line(shown: bool) -> Iterator[Callable[[str], None]]:
         with console(stderr=True).status("Looking at the node …") as status:
             yield status.update
         return
-    due = time.monotonic() + LINE_SECONDS
+    due, last = time.monotonic() + LINE_SECONDS, ""
 
     def show(text: str) -> None:
-        nonlocal due
-        if time.monotonic() >= due:
-            due = time.monotonic() + LINE_SECONDS
+        nonlocal due, last
+        if time.monotonic() >= due and text != last:
+            due, last = time.monotonic() + LINE_SECONDS, text
             print(text, file=sys.stderr, flush=True)
 
     yield show
