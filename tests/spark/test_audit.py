@@ -158,7 +158,7 @@ def test_the_window_and_the_depth_are_chosen(spark: SparkSession, zones: tuple[S
     assert verdict.facts == 200 and verdict.clean and not verdict.streams[0].deep
     config = load(enterprise.folder / "zone.toml")
     for wish, link, words in (
-        (Wish(streams=("nonsense",)), None, "does not have the stream 'nonsense'"),
+        (Wish(streams=("nonsense",)), None, "has no stream 'nonsense'"),
         (Wish(), "from-nowhere", "has no link 'from-nowhere'"),
     ):
         with pytest.raises(InvalidArgument, match=words):

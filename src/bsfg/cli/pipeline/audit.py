@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -114,6 +115,8 @@ def audit(
     for folder in (sender, receiver):
         if folder is not None:
             checked_folder(folder)
+    if report is not None:
+        _check_writable(report)
     wish = Wish(stream or (), first, last, deep, sender, receiver, shipped=not is_local(master))
     if config is None and link is None and sender is not None and receiver is not None:
         plan = plan_folders(Folders(sender, receiver, zone, receiver_zone, buffer), wish)
@@ -156,6 +159,12 @@ def _progress() -> Iterator[Progress]:
             bar.update(tasks[title], completed=done, total=total)  # type: ignore[arg-type]
 
         yield told
+
+
+def _check_writable(path: Path) -> None:
+    """Find out before the work that there will be no place for its report."""
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise InvalidArgument(f"the report {path} cannot be written", hint="Name a file in a folder that is there.")
 
 
 def _write(path: Path, verdict: Verdict) -> None:

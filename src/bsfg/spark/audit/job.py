@@ -93,7 +93,8 @@ def _settle(case: Case, verdict: StreamVerdict, details: Sequence[Detail], runne
 
 def _add_rest(case: Case, verdict: StreamVerdict) -> None:
     """Add what needs no comparison: order, bodies, damage, records, histories."""
-    known = {finding.receiver_offset for finding in verdict.findings}
+    misplaced = (Kind.DUPLICATED, Kind.EXTRA, Kind.OUT_OF_ORDER)
+    known = {finding.receiver_offset for finding in verdict.findings if finding.kind in misplaced}
     verdict.add(judging.order_findings(case.totals.side(RECEIVER), case.excuses, known, case.sibling))
     verdict.add(judging.body_findings(case.totals.stretches, _named_bodies(verdict.findings)))
     for side in (SENDER, RECEIVER):

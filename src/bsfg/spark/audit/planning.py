@@ -66,7 +66,7 @@ def _chosen(config: ZoneConfig, name: str | None) -> Link:
 def _known(stream: str, known: Sequence[str], where: str) -> str:
     if stream not in known:
         hint = f"There are {', '.join(known) or 'none'}."
-        raise InvalidArgument(f"{where} does not have the stream {stream!r}", hint=hint)
+        raise InvalidArgument(f"{where} has no stream {stream!r}", hint=hint)
     return stream
 
 
@@ -126,7 +126,7 @@ def plan_folders(folders: Folders, wish: Wish) -> LinkPlan:
     mine = {log.stream: log for log in open_folder(folders.receiver) if log.buffer == Buffer.FORWARD}
     theirs = [log.stream for log in open_folder(folders.sender) if log.buffer == folders.buffer]
     known = [stream for stream in theirs if stream in mine]
-    streams = [_known(stream, known, "the folders") for stream in wish.streams] or known
+    streams = [_known(stream, known, "the pair of folders") for stream in wish.streams] or known
     if not streams:
         raise InvalidArgument(f"no stream has a {folders.buffer} buffer in {folders.sender} and is forwarded to")
     zone = folders.zone or _only_origin([mine[stream] for stream in streams])
