@@ -94,8 +94,9 @@ def test_mistakes_are_told_before_spark_starts(quick: Run, plant: SparkZone, tmp
         assert says in outcome.err, outcome.err
         assert "hint:" in outcome.err
     assert not list(out.rglob("*.parquet"))
-    alone = quick("pipeline", "land", "--out", tmp_path / "none", "--compact-only", "--json")
-    assert (alone.code, alone.json()["merged_files"]) == (0, 0)
+    alone = quick("pipeline", "land", "--out", tmp_path / "none", "--compact-only")
+    assert (alone.code, (tmp_path / "none").exists()) == (1, False)
+    assert "nothing was landed in" in alone.err
 
 
 def test_a_node_that_is_not_there_is_told(quick: Run, tmp_path: Path) -> None:

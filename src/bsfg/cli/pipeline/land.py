@@ -39,72 +39,83 @@ app = typer.Typer(
 )
 
 
+Out = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="The folder to land in; it is made if need be.")]
+Stream = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The stream.", autocompletion=streams, show_default=False)
+]
+BufferName = Annotated[
+    Buffer,
+    typer.Option(metavar="BUFFER", help="store (facts of this zone) or forward (those that others sent it)."),
+]
+Once = Annotated[bool, typer.Option("--once", help="Land what is there now and leave.")]
+Every = Annotated[
+    float, typer.Option(metavar="SECONDS", min=0, help="Without --once: how long facts may gather first.")
+]
+ConsumerName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="A durable consumer of the buffer; what is landed is confirmed for it, so the node may let it go.",
+        autocompletion=known_consumers,
+        show_default=False,
+    ),
+]
+From = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="POSITION",
+        help="Where a new folder starts: earliest, latest, an offset or a time such as 2026-03-01T06:00:00Z. "
+        "Default: where the consumer stands, or the earliest fact that is kept.",
+        show_default=False,
+    ),
+]
+ByTime = Annotated[
+    str,
+    typer.Option(
+        metavar="TIME",
+        help="Which time gives a fact its date, in UTC: produced_at (when it happened) or appended_at (when it "
+        "became durable in this buffer).",
+        rich_help_panel=FILES,
+    ),
+]
+FileSize = Annotated[
+    str,
+    typer.Option(
+        metavar="SIZE", help="How large files should be; those under half of it are merged.", rich_help_panel=FILES
+    ),
+]
+MaxFacts = Annotated[
+    int, typer.Option(metavar="N", min=1, help="At most so many facts are landed at once.", rich_help_panel=FILES)
+]
+Compact = Annotated[
+    bool, typer.Option("--compact/--no-compact", help="Merge small files along the way.", rich_help_panel=FILES)
+]
+CompactOnly = Annotated[
+    bool,
+    typer.Option("--compact-only", help="Merge all small files of the folder and land nothing.", rich_help_panel=FILES),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")]
+
+
 @app.command()
 @connects("consumer", "pipeline", unless="compact_only")
 def land(
     node: Target | None,
     *,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="DIR", help="The folder to land in; it is made if need be.")
-    ],
-    stream: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The stream.", autocompletion=streams, show_default=False)
-    ] = None,
-    buffer: Annotated[
-        Buffer,
-        typer.Option(metavar="BUFFER", help="store (facts of this zone) or forward (those that others sent it)."),
-    ] = Buffer.STORE,
-    once: Annotated[bool, typer.Option("--once", help="Land what is there now and leave.")] = False,
-    every: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="Without --once: how long facts may gather first.")
-    ] = 10.0,
-    consumer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="A durable consumer of the buffer; what is landed is confirmed for it, so the node may let it go.",
-            autocompletion=known_consumers,
-            show_default=False,
-        ),
-    ] = None,
-    starting: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="POSITION",
-            help="Where a new folder starts: earliest, latest, an offset or a time such as 2026-03-01T06:00:00Z. "
-            "Default: where the consumer stands, or the earliest fact that is kept.",
-            show_default=False,
-        ),
-    ] = None,
-    by: Annotated[
-        str,
-        typer.Option(
-            metavar="TIME",
-            help="Which time gives a fact its date, in UTC: produced_at (when it happened) or appended_at (when it "
-            "became durable in this buffer).",
-            rich_help_panel=FILES,
-        ),
-    ] = "produced_at",
-    file_size: Annotated[
-        str,
-        typer.Option(
-            metavar="SIZE", help="How large files should be; those under half of it are merged.", rich_help_panel=FILES
-        ),
-    ] = "128MB",
-    max_facts_per_batch: Annotated[
-        int, typer.Option(metavar="N", min=1, help="At most so many facts are landed at once.", rich_help_panel=FILES)
-    ] = 4_000_000,
-    compact: Annotated[
-        bool, typer.Option("--compact/--no-compact", help="Merge small files along the way.", rich_help_panel=FILES)
-    ] = True,
-    compact_only: Annotated[
-        bool,
-        typer.Option(
-            "--compact-only", help="Merge all small files of the folder and land nothing.", rich_help_panel=FILES
-        ),
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
+    out: Out,
+    stream: Stream = None,
+    buffer: BufferName = Buffer.STORE,
+    once: Once = False,
+    every: Every = 10.0,
+    consumer: ConsumerName = None,
+    starting: From = None,
+    by: ByTime = "produced_at",
+    file_size: FileSize = "128MB",
+    max_facts_per_batch: MaxFacts = 4_000_000,
+    compact: Compact = True,
+    compact_only: CompactOnly = False,
+    json: Json = False,
     master: Master = "local[*]",
     conf: Conf = None,
 ) -> None:
@@ -121,6 +132,10 @@ def land(
     from bsfg.spark.land.needed import SparkWhenNeeded
     from bsfg.spark.land.settings import folder_of
 
+    if compact_only and not (out / "_bsfg" / "state.json").is_file():
+        raise InvalidArgument(
+            f"nothing was landed in {out}", hint="Give the folder that --out named when it was landed."
+        )
     settings = replace(
         _settings(node, stream, buffer, by, starting, consumer, compact_only),
         out=folder_of(out),
