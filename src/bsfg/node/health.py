@@ -129,7 +129,7 @@ def _buffer(buffer: Document) -> Iterator[Finding]:
         says = f"the oldest unconfirmed fact of {about} expires soon"
         yield Finding(Level.ALERT, "expiry_near", about, says)
     if buffer["quarantined"]:
-        says = f"{buffer['quarantined']:,} facts of {about} wait in quarantine for a decision"
+        says = f"{buffer['quarantined']:,} facts wait in quarantine for a decision, in {about}"
         yield Finding(Level.WARNING, "quarantine", about, says)
 
 
