@@ -11,8 +11,9 @@ import pyarrow as pa
 from bsfg.arrays import int64_array, nulls
 from bsfg.errors import InvalidFact
 from bsfg.fact import Entry, Message
-from bsfg.ipc import decode, encode, encoded_parts
+from bsfg.ipc import decode, encoded_parts
 from bsfg.model import DEFAULT_LIMITS, Limits
+from bsfg.rowipc import FACT_MESSAGES
 from bsfg.rows import Row, entry_of, is_plain, message_of, record_batch_of, row_of
 from bsfg.schema import AT, ENTRY_SCHEMA, FACT_SCHEMA, ORIGIN_FIELDS, STORED_SCHEMA
 
@@ -20,6 +21,9 @@ __all__ = ["ENTRY_SCHEMA", "FACT_SCHEMA", "ORIGIN_FIELDS", "SMALL_BATCH_FACTS", 
 
 SMALL_BATCH_FACTS = 64
 """Up to this many facts are cheaper to handle as Python rows than as columns."""
+
+BY_HAND_FACTS = 32
+"""Up to this many rows are cheaper to write by hand than by Arrow."""
 
 SMALL_BATCH_BYTES = 65_536
 
@@ -44,10 +48,10 @@ class FactBatch:
         self._rows: list[Row] | None = None
         self.sealed, self.wellformed = sealed, wellformed
 
-    @staticmethod
-    def of_rows(rows: list[Row], *, sealed: bool = False) -> FactBatch:
+    @classmethod
+    def of_rows(cls, rows: list[Row], *, sealed: bool = False) -> Self:
         """Make a batch of rows that hold exactly the types of the schema (see `bsfg.rows.is_plain`)."""
-        batch = FactBatch.__new__(FactBatch)
+        batch = cls.__new__(cls)
         small = len(rows) <= SMALL_BATCH_FACTS
         batch._rows = rows if small else None
         batch._record_batch = None if small else record_batch_of(rows)
@@ -58,7 +62,9 @@ class FactBatch:
     def record_batch(self) -> pa.RecordBatch:
         """The rows as an Arrow record batch."""
         if self._record_batch is None:
-            self._record_batch = record_batch_of(self._rows or [])
+            rows = self._rows or []
+            by_hand = 0 < len(rows) <= BY_HAND_FACTS
+            self._record_batch = FACT_MESSAGES.record_batch(rows) if by_hand else record_batch_of(rows)
         return self._record_batch
 
     @property
@@ -147,8 +153,7 @@ class FactBatch:
             return batches[0]
         sealed = all(batch.sealed for batch in batches)
         if all(batch._record_batch is None for batch in batches):
-            rows = [row for batch in batches for row in batch._rows or ()]
-            return cls(record_batch_of(rows), sealed=sealed)
+            return cls.of_rows([row for batch in batches for row in batch._rows or ()], sealed=sealed)
         return cls(pa.concat_batches([batch.record_batch for batch in batches]), sealed=sealed)
 
     @classmethod
@@ -175,11 +180,17 @@ class FactBatch:
 
     def to_ipc(self) -> pa.Buffer:
         """Write the batch as an Arrow IPC stream."""
-        return pa.py_buffer(encode(self.record_batch, self.schema))
+        return pa.py_buffer(b"".join(self.to_ipc_parts()))
 
-    def to_ipc_parts(self) -> tuple[bytes, pa.Buffer, bytes]:
+    def to_ipc_parts(self) -> tuple[bytes, bytes | pa.Buffer, bytes]:
         """Give the Arrow IPC stream in parts, for who puts it into something larger."""
-        return encoded_parts(self.record_batch, self.schema)
+        return encoded_parts(self.to_message(), self.schema)
+
+    def to_message(self) -> bytes | pa.Buffer:
+        """Write the rows as one record batch message of Arrow: a stream without its beginning and its end."""
+        if self._record_batch is None and 0 < len(self) <= BY_HAND_FACTS:
+            return FACT_MESSAGES.write(self._rows or [])
+        return self.record_batch.serialize()
 
     def to_messages(self) -> list[Message]:
         """Make Python messages of the rows."""

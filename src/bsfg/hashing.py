@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,9 @@ import pyarrow as pa
 from bsfg.arrays import binary_parts, constant_value
 from bsfg.errors import InvalidArgument
 from bsfg.schema import DIGEST_BYTES
+
+if TYPE_CHECKING:
+    from bsfg.batch import FactBatch
 
 __all__ = ["DIGEST_BYTES", "Hasher", "KeyHash", "Sha256"]
 
@@ -70,6 +73,13 @@ class KeyHash:
         self._coefficients = self._drawn(_ID_WORDS)
         self._as_ints = [(int(high), int(low)) for high, low in self._coefficients]
         self._zones: dict[str, np.uint64] = {}
+
+    def of_batch(self, batch: FactBatch) -> np.ndarray:
+        """Hash the key of each fact of a batch."""
+        if not batch.has_rows:
+            return self.of(batch.column("from_zone"), batch.column("message_id"))
+        pairs = zip(batch.values("from_zone"), batch.values("message_id"), strict=True)
+        return np.array([self.of_one(zone, text) for zone, text in pairs], dtype=np.uint64)
 
     def of(self, from_zone: pa.Array, message_id: pa.Array) -> np.ndarray:
         """Hash each row's key to an unsigned 64-bit number."""

@@ -15,6 +15,8 @@ import pyarrow as pa
 from bsfg.errors import FactTooLarge, FrameInvalid
 from bsfg.model import DEFAULT_LIMITS, Limits
 
+Data = bytes | memoryview
+
 _CONTINUATION = 0xFFFFFFFF
 _SCHEMA, _RECORD_BATCH = 1, 3
 _MAX_HEADER_BYTES = 1 << 20
@@ -24,14 +26,9 @@ _HEADS_MAX = 8
 _HINT = "Send an Arrow IPC stream of the schema of facts, uncompressed and without dictionaries."
 
 
-def encode(record_batch: pa.RecordBatch, schema: pa.Schema) -> bytes:
-    """Write a record batch of a schema as an Arrow IPC stream of its own."""
-    return b"".join(encoded_parts(record_batch, schema))
-
-
-def encoded_parts(record_batch: pa.RecordBatch, schema: pa.Schema) -> tuple[bytes, pa.Buffer, bytes]:
-    """Give the parts of the stream of a record batch, of which only the middle one depends on the rows."""
-    return _head_bytes(schema), record_batch.serialize(), _END
+def encoded_parts(message: bytes | pa.Buffer, schema: pa.Schema) -> tuple[bytes, bytes | pa.Buffer, bytes]:
+    """Give the parts of the stream of one record batch message, which alone depends on the rows."""
+    return _head_bytes(schema), message, _END
 
 
 def decode(data: bytes | memoryview | pa.Buffer, schema: pa.Schema, limits: Limits = DEFAULT_LIMITS) -> pa.RecordBatch:
@@ -143,40 +140,54 @@ def _headers(data: memoryview) -> Iterator[_Header]:
 
 def _header(data: memoryview) -> tuple[_Header, int]:
     """Read a message's flatbuffer: Message {version, kind, header, body bytes}, RecordBatch {rows, …, compression}."""
-    message = _Table(data, _number("<I", data, 0))
+    message = Table.root(data)
     kind, body_bytes = message.scalar(1, "<B"), message.scalar(3, "<q")
     if kind != _RECORD_BATCH:
         return _Header(kind, 0, False), body_bytes
-    at = message.where(2)
-    if at is None:
-        raise _invalid("a message has no header")
-    batch = _Table(data, at + _number("<I", data, at))
+    batch = message.table(2)
     return _Header(kind, batch.scalar(0, "<q"), batch.where(3) is not None), body_bytes
 
 
-class _Table:
+class Table:
     """A table of a flatbuffer: fields by number, each perhaps absent."""
 
-    def __init__(self, data: memoryview, at: int) -> None:
+    def __init__(self, data: Data, at: int) -> None:
         self._data, self._at = data, at
-        self._slots = at - _number("<i", data, at)
-        self._slots_bytes = _number("<H", data, self._slots)
+        self._slots = at - number("<i", data, at)
+        self._slots_bytes = number("<H", data, self._slots)
+
+    @staticmethod
+    def root(data: Data) -> Table:
+        """Give the table that a flatbuffer begins with."""
+        return Table(data, number("<I", data, 0))
+
+    def table(self, field: int) -> Table:
+        """Give the table that a field refers to."""
+        return Table(self._data, self.target(field))
+
+    def target(self, field: int) -> int:
+        """Give the place that a field refers to."""
+        at = self.where(field)
+        if at is None:
+            raise _invalid("a message lacks a part")
+        return at + number("<I", self._data, at)
 
     def where(self, field: int) -> int | None:
         """Give the place of a field's value."""
         slot = 4 + 2 * field
         if slot + 2 > self._slots_bytes:
             return None
-        offset = _number("<H", self._data, self._slots + slot)
+        offset = number("<H", self._data, self._slots + slot)
         return self._at + offset if offset else None
 
     def scalar(self, field: int, form: str) -> int:
         """Give a field's number, 0 when it is absent."""
         at = self.where(field)
-        return 0 if at is None else _number(form, self._data, at)
+        return 0 if at is None else number(form, self._data, at)
 
 
-def _number(form: str, data: memoryview, at: int) -> int:
+def number(form: str, data: Data, at: int) -> int:
+    """Read a number of a flatbuffer; a place before its beginning is no place."""
     if at < 0:
         raise _invalid("not an Arrow stream: an offset points before its beginning")
     value: int = struct.unpack_from(form, data, at)[0]

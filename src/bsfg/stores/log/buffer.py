@@ -129,7 +129,7 @@ class LogBuffer:
     def _append_all(self, group: list[AppendItem]) -> list[Any]:
         if not group:
             return []
-        outcome = self._attempt(lambda: self._writer.append_group(group, self._committed()))
+        outcome = self._attempt(lambda: self._writer.append_group(group, self._committed))
         if isinstance(outcome, BufferFull) and len(group) > 1:
             # Together they do not fit; alone some of them may.
             return [self._append_all([item])[0] for item in group]

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from bsfg.batch import EntryBatch
 from bsfg.errors import ForeignLog
-from bsfg.stores.log.files import Files
+from bsfg.stores.log.files import Bytes, Files
 from bsfg.stores.log.frame import (
     FRAME_HEADER_BYTES,
     FRAME_MAGIC,
@@ -219,7 +219,7 @@ class SegmentFile:
         self.until: int | None = None
         """Entries from here on are not to be seen, because they may not be durable; None means all of them are."""
         self._frames: list[FrameRef] | None = None
-        self._recent: dict[int, tuple[pa.RecordBatch, int]] = {}
+        self._recent: dict[int, Bytes] = {}
         self._recent_bytes = 0
         self.holes: list[Hole] = []
 
@@ -236,16 +236,16 @@ class SegmentFile:
         """Take note that the segment was just made."""
         self._frames = []
 
-    def add(self, ref: FrameRef, facts: pa.RecordBatch | None = None) -> None:
+    def add(self, ref: FrameRef, payload: Bytes | None = None) -> None:
         """Take note of a frame that was just made durable; the newest stay at hand for those who follow the log."""
-        if facts is not None:
-            self._recent[ref.base] = facts, ref.header.payload_bytes
-            self._recent_bytes += ref.header.payload_bytes
+        if payload is not None:
+            self._recent[ref.base] = payload
+            self._recent_bytes += len(payload)
         self.frames.append(ref)
         self.size_bytes = ref.position + ref.header.frame_bytes
         while len(self._recent) > _RECENT_FRAMES or self._recent_bytes > _RECENT_BYTES:
             oldest = next(iter(self._recent))
-            self._recent_bytes -= self._recent.pop(oldest)[1]
+            self._recent_bytes -= len(self._recent.pop(oldest))
 
     def has_at_hand(self, ref: FrameRef) -> bool:
         """Tell whether a frame can be given without reading the file."""
@@ -286,11 +286,10 @@ class SegmentFile:
 
     def read(self, ref: FrameRef) -> pa.RecordBatch:
         """Read the facts of one frame; raises `Torn` or `Damaged`."""
-        recent = self._recent.get(ref.base)
-        if recent is not None:
-            return recent[0]
-        payload = self.files.read_at(self.path, ref.position + FRAME_HEADER_BYTES, ref.header.payload_bytes)
-        check_payload(ref.header, payload)
+        payload = self._recent.get(ref.base)
+        if payload is None:
+            payload = self.files.read_at(self.path, ref.position + FRAME_HEADER_BYTES, ref.header.payload_bytes)
+            check_payload(ref.header, payload)
         return decode_payload(ref.header, payload, self.header.schema)
 
     def entries(self, ref: FrameRef) -> EntryBatch:

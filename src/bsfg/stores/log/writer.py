@@ -35,6 +35,7 @@ from bsfg.stores.log.frame import (
 from bsfg.stores.log.indexstore import IndexStore
 from bsfg.stores.log.keysegments import KeySegmentName, KeySegments, keys_of
 from bsfg.stores.log.notes import Anchor, Notes
+from bsfg.stores.log.origins import with_origins
 from bsfg.stores.log.segments import FrameRef, SegmentFile, segment_name
 from bsfg.stores.log.stored import stored_facts
 from bsfg.stores.log.view import LogView
@@ -42,6 +43,8 @@ from bsfg.stores.log.view import LogView
 STORE_SCHEMA = FACT_SCHEMA
 FORWARD_SCHEMA = STORED_SCHEMA
 _MIN_SEGMENT_BYTES = 16_384
+# As plain numbers: numpy takes its time with an enumeration.
+_INSERTED, _CONFLICT = int(Result.INSERTED), int(Result.CONFLICT)
 WATERMARK = struct.Struct("<16sqqI")
 
 OnSync = Callable[[float], None]
@@ -102,7 +105,7 @@ class LogWriter:
         self.files, self.stream, self.buffer = files, stream, buffer
         self.policy, self.options, self.clock = policy, options, clock
         self.folder, self.log_id = state.folder, state.log_id
-        self.segments: tuple[SegmentFile, ...] = tuple(state.segments)
+        self._now_has(state.segments)
         self.end, self.chain, self.newest_unix_ms = state.end, state.chain, state.newest_unix_ms
         self.notes, self.keys, self.index = state.notes, state.keys, state.index
         self.problems = state.problems
@@ -129,7 +132,12 @@ class LogWriter:
     @property
     def used_bytes(self) -> int:
         """The size of all segment files."""
-        return sum(segment.size_bytes for segment in self.segments)
+        return self._older_bytes + (self.segments[-1].size_bytes if self.segments else 0)
+
+    def _now_has(self, segments: Sequence[SegmentFile]) -> None:
+        """Exchange the segments; all but the last one stay as large as they are."""
+        self.segments: tuple[SegmentFile, ...] = tuple(segments)
+        self._older_bytes = sum(segment.size_bytes for segment in self.segments[:-1])
 
     def _damage_seen(self, first: int, last: int, why: str) -> GapRecord:
         return GapRecord(first, last, GapReason.DAMAGED, self.clock.now_unix_ms(), why)
@@ -140,24 +148,27 @@ class LogWriter:
 
     # Appending.
 
-    def append_group(self, items: Sequence[AppendItem], committed: int) -> list[Receipt]:
-        """Store the batches of several callers with one frame and one sync."""
+    def append_group(self, items: Sequence[AppendItem], committed: Callable[[], int]) -> list[Receipt]:
+        """Store the batches of several callers with one frame and one sync; ``committed`` is asked if room is short."""
         batch = FactBatch.concat([item.batch for item in items])
-        hashes = self._key_hash.of(batch.column("from_zone"), batch.column("message_id"))
+        hashes = self._key_hash.of_batch(batch)
         order = np.argsort(hashes, kind="stable")
-        verdict = judge(batch, hashes, order, self.index.keys, stored_facts(self.view(), self.keys))
-        now = max(self.clock.now_unix_ms(), self.newest_unix_ms)
-        fresh = np.flatnonzero(verdict.results == Result.INSERTED)
-        base = self.end
+        verdict = judge(batch, hashes, order, self.index.keys, self._stored)
+        now, base = max(self.clock.now_unix_ms(), self.newest_unix_ms), self.end
+        fresh = np.flatnonzero(verdict.results == _INSERTED)
         verdict.offsets[fresh] = np.arange(base, base + len(fresh))
-        for row, earlier in verdict.repeats_of.items():
-            verdict.offsets[row] = verdict.offsets[earlier]
-        self._quarantine(batch, verdict, now, items)
+        if len(fresh) < len(batch):
+            for row, earlier in verdict.repeats_of.items():
+                verdict.offsets[row] = verdict.offsets[earlier]
+            self._quarantine(batch, verdict, now, items)
+            order = order[verdict.results[order] == _INSERTED]
         if len(fresh):
             self._store(batch, fresh, items, now, committed)
-            mask = verdict.results[order] == Result.INSERTED
-            self.index.add(hashes[order][mask], verdict.offsets[order][mask], self.end, self.chain)
+            self.index.add(hashes[order], verdict.offsets[order], self.end, self.chain)
         return self._receipts(items, verdict, now)
+
+    def _stored(self, offsets: np.ndarray) -> tuple[FactBatch, np.ndarray, np.ndarray]:
+        return stored_facts(self.view(), self.keys)(offsets)
 
     def _receipts(self, items: Sequence[AppendItem], verdict: Verdict, now: int) -> list[Receipt]:
         receipts, at = [], 0
@@ -168,13 +179,15 @@ class LogWriter:
         return receipts
 
     def _store(
-        self, batch: FactBatch, fresh: np.ndarray, items: Sequence[AppendItem], now: int, committed: int
+        self, batch: FactBatch, fresh: np.ndarray, items: Sequence[AppendItem], now: int, committed: Callable[[], int]
     ) -> None:
         chosen = batch if len(fresh) == len(batch) else batch.take(fresh)
-        record_batch = chosen.record_batch
         if self.buffer == Buffer.FORWARD:
-            record_batch = self._with_origins(record_batch, fresh, items)
-        payload = memoryview(record_batch.serialize())
+            spans, lengths = [item.origin for item in items], [len(item.batch) for item in items]
+            message = with_origins(chosen.record_batch, fresh, spans, lengths).serialize()
+        else:
+            message = chosen.to_message()
+        payload = memoryview(message)
         size = padded(FRAME_HEADER_BYTES + len(payload))
         self._make_room(size, committed)
         if self._file is None or self.segments[-1].size_bytes + size > self._segment_bytes:
@@ -189,28 +202,9 @@ class LogWriter:
         )
         active = self.segments[-1]
         self._write(active, parts)
-        active.add(FrameRef(self.end, len(fresh), active.size_bytes, decode_frame_header(parts[0])), record_batch)
+        active.add(FrameRef(self.end, len(fresh), active.size_bytes, decode_frame_header(parts[0])), payload)
         self.end, self.chain, self.newest_unix_ms = self.end + len(fresh), chain, now
         self._publish_watermark()
-
-    def _with_origins(self, facts: pa.RecordBatch, fresh: np.ndarray, items: Sequence[AppendItem]) -> pa.RecordBatch:
-        spans = [item.origin for item in items]
-        lengths = [len(item.batch) for item in items]
-        zones = pa.array([span.zone if span else None for span in spans], type=pa.string())
-        zone = zones.take(pa.array(np.repeat(np.arange(len(items)), lengths)[fresh]))
-        offsets = np.concatenate(
-            [span.offsets if span else np.zeros(n) for span, n in zip(spans, lengths, strict=True)]
-        )
-        times = np.concatenate(
-            [span.appended_at_unix_ms if span else np.zeros(n) for span, n in zip(spans, lengths, strict=True)]
-        )
-        missing = zone.is_null()
-        columns = [
-            zone,
-            pa.array(offsets[fresh].astype(np.int64), mask=missing.to_numpy(zero_copy_only=False)),
-            pa.array(times[fresh].astype(np.int64), mask=missing.to_numpy(zero_copy_only=False)),
-        ]
-        return pa.RecordBatch.from_arrays([*facts.columns, *columns], schema=FORWARD_SCHEMA)
 
     def _write(self, active: SegmentFile, parts: Sequence[bytes | bytearray | memoryview]) -> None:
         """Write and sync one frame; when the disk is full the log stays as it was."""
@@ -239,7 +233,7 @@ class LogWriter:
         """Keep collisions, and in a forward buffer every conflict, before anyone is told of them."""
         rows = sorted(verdict.collisions)
         if self.buffer == Buffer.FORWARD:
-            rows = np.flatnonzero(verdict.results == Result.CONFLICT).tolist()
+            rows = np.flatnonzero(verdict.results == _CONFLICT).tolist()
         if not rows:
             return
         items = []
@@ -256,7 +250,7 @@ class LogWriter:
 
     # Space.
 
-    def _make_room(self, incoming_bytes: int, committed: int) -> None:
+    def _make_room(self, incoming_bytes: int, committed: Callable[[], int]) -> None:
         if self.used_bytes + incoming_bytes <= self.policy.capacity_bytes:
             return
         if len(self.segments) == 1 and self.segments[0].frames:
@@ -266,7 +260,7 @@ class LogWriter:
             self.policy,
             used_bytes=self.used_bytes,
             incoming_bytes=incoming_bytes,
-            committed=committed,
+            committed=committed(),
         )
         if removal is None:
             raise BufferFull(
@@ -332,7 +326,7 @@ class LogWriter:
         ]
         if not gone:
             return
-        self.segments = self.segments[len(gone) :]
+        self._now_has(self.segments[len(gone) :])
         for segment in gone:
             self.files.remove(segment.path)
         self.files.sync_folder(self.folder)
@@ -376,7 +370,7 @@ class LogWriter:
         segment.know_empty()
         if self.segments:
             self.segments[-1].let_go()
-        self.segments = (*self.segments, segment)
+        self._now_has((*self.segments, segment))
 
     def _publish_watermark(self) -> None:
         """Tell readers in other processes how far the log is durable."""

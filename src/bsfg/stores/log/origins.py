@@ -1,0 +1,35 @@
+"""Where facts of a forward buffer come from: three columns beside those of the facts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from bsfg.arrays import int64_array
+from bsfg.ports import OriginSpan
+from bsfg.schema import STORED_SCHEMA
+
+
+def with_origins(
+    facts: pa.RecordBatch, fresh: np.ndarray, spans: Sequence[OriginSpan | None], lengths: Sequence[int]
+) -> pa.RecordBatch:
+    """Put origins to facts: each span is that of so many rows, of which only the fresh ones are among the facts."""
+    span = spans[0]
+    if len(spans) == 1 and span is not None:
+        zone = pa.repeat(pa.scalar(span.zone, pa.string()), len(fresh))
+        columns = [zone, int64_array(span.offsets[fresh]), int64_array(span.appended_at_unix_ms[fresh])]
+    else:
+        columns = _of_many(fresh, spans, lengths)
+    return pa.RecordBatch.from_arrays([*facts.columns, *columns], schema=STORED_SCHEMA)
+
+
+def _of_many(fresh: np.ndarray, spans: Sequence[OriginSpan | None], lengths: Sequence[int]) -> list[pa.Array]:
+    zones = pa.array([span.zone if span else None for span in spans], type=pa.string())
+    zone = zones.take(pa.array(np.repeat(np.arange(len(spans)), lengths)[fresh]))
+    pairs = list(zip(spans, lengths, strict=True))
+    offsets = np.concatenate([span.offsets if span else np.zeros(n) for span, n in pairs])
+    times = np.concatenate([span.appended_at_unix_ms if span else np.zeros(n) for span, n in pairs])
+    missing = zone.is_null().to_numpy(zero_copy_only=False)
+    return [zone, *(pa.array(values[fresh].astype(np.int64), mask=missing) for values in (offsets, times))]
