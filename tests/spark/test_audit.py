@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.e2e.cleanup import Cleanup
+from tests.e2e.zones import settled
+from tests.journey.zones import origin_span
 from tests.spark.audit_worlds import copied, rewrite, with_value, without
-from tests.spark.nodes import SparkZone, facts
+from tests.spark.nodes import SparkZone, facts, zone_pair
 
 from bsfg.errors import InvalidArgument, PeerUnreachable, PermissionRefused
 from bsfg.fact import Message
 from bsfg.node.config import load
 from bsfg.ports import Buffer
-from bsfg.spark.audit import Kind, LinkPlan, Verdict, audit
+from bsfg.spark.audit import Kind, LinkPlan, Verdict, audit, audit_with
 from bsfg.spark.audit.ends import FolderEnd, NodeEnd
 from bsfg.spark.audit.planning import Folders, Wish, plan_folders, plan_link
 from bsfg.spark.audit.report import page
+from bsfg.spark.audit.runner import LocalRunner
 from bsfg.spark.audit.verdict import State
 from bsfg.spark.calls import Access
 from bsfg.stores.log.storage import LogStorage
-from bsfg.testing.facts import altered
+from bsfg.testing.facts import altered, sealed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,6 +61,19 @@ def planned(enterprise: SparkZone, **wish: object) -> LinkPlan:
     own = Access(options["address"], options["ca"], options["cert"], options["key"], options["serverName"])
     wanted = Wish(streams=("operational",), **wish)  # type: ignore[arg-type]
     return smaller(plan_link(load(enterprise.folder / "zone.toml"), None, own, wanted))
+
+
+async def occupy(storage: LogStorage) -> None:
+    """Take two of the plant's keys in a forward buffer, so that the plant's own facts conflict with them."""
+    forward = await storage.forward("operational")
+    await forward.put_if_absent(sealed(altered(facts(2, first=40))), origin_span("lab", 0, 2))
+
+
+async def changed(zone: SparkZone, change: Callable[[LogStorage], Awaitable[None]]) -> None:
+    """Change the storage of a zone that does not run."""
+    storage = await LogStorage.open(zone.data)
+    await change(storage)
+    await storage.close()
 
 
 def smaller(plan: LinkPlan) -> LinkPlan:
@@ -132,15 +153,6 @@ def test_what_was_let_go_is_proven_over_the_wire(spark: SparkSession, zones: tup
 def test_conflicts_and_losses_are_told_apart(spark: SparkSession, zones: tuple[SparkZone, SparkZone]) -> None:
     """What the receiver refused is listed as quarantined and is on record at the sender, so nothing is missing."""
     plant, enterprise = zones
-
-    async def occupy(storage: LogStorage) -> None:
-        from tests.journey.zones import origin_span
-
-        from bsfg.testing.facts import sealed
-
-        forward = await storage.forward("operational")
-        await forward.put_if_absent(sealed(altered(facts(2, first=40))), origin_span("lab", 0, 2))
-
     enterprise.offline(occupy)
     pulled(spark, plant, enterprise, facts(100))
     verdict = audit(spark, planned(enterprise))
@@ -200,3 +212,33 @@ def test_the_report_is_one_safe_page(spark: SparkSession, zones: tuple[SparkZone
     assert "prefers-color-scheme: dark" in text
     for words in ("0-000200", "Missing: 1", "Altered: 1", "finding", "plant-a"):
         assert words in text
+
+
+def test_a_busy_link_is_not_accused(tmp_path: Path, cleanup: Cleanup) -> None:
+    """While facts cross, conflicts among them, audit after audit finds nothing wrong, over the wire and in folders."""
+    plant, enterprise = zone_pair(tmp_path)
+    enterprise.links = enterprise.links.replace('"spark"', '"native"')
+    enterprise.write()
+    asyncio.run(changed(enterprise, occupy))
+    for zone in (plant, enterprise):
+        cleanup.zone(zone)
+        zone.start()
+    done = threading.Event()
+
+    def produce() -> None:
+        for first in range(0, 4_000, 100):
+            plant.produce(facts(100, first=first))
+        done.set()
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    verdicts = []
+    while not done.is_set() or len(verdicts) < 4:
+        folders = {} if len(verdicts) % 2 else {"sender": plant.data, "receiver": enterprise.data}
+        verdicts.append(audit_with(LocalRunner(), planned(enterprise, **folders)))
+    producer.join()
+    assert [verdict.findings for verdict in verdicts] == [[]] * len(verdicts)
+    asyncio.run(settled(plant, enterprise))
+    [last] = audit_with(LocalRunner(), planned(enterprise)).streams
+    assert last.clean and last.compared + sum(last.absent.values()) == 4_000
+    assert last.absent["quarantined"] == 2

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -33,8 +34,9 @@ from bsfg.ports import Buffer, GapRecord
 from bsfg.retention import GapReason, Overflow, Policy
 from bsfg.schema import FACT_SCHEMA
 from bsfg.sealing import seal
-from bsfg.spark.audit import Kind, StreamPlan, StreamVerdict
+from bsfg.spark.audit import Kind, LinkPlan, StreamPlan, StreamVerdict, audit_with
 from bsfg.spark.audit.ends import FolderEnd
+from bsfg.spark.audit.runner import LocalRunner
 from bsfg.spark.audit.verdict import State
 from bsfg.stores.log.segments import segment_name
 from bsfg.testing.facts import altered, message, messages
@@ -218,6 +220,34 @@ def test_a_window_leaves_the_rest_alone(whole: Inbound, tmp_path: Path) -> None:
     inside = audited(replace(harm, first=450, last=700))
     assert inside.compared == 250
     assert [each.offset for each in inside.findings if each.kind == Kind.MISSING] == [500]
+    # The window is found in the receiver's log without reading all of it.
+    assert inside.receiver.facts_read == 250
+
+
+def test_a_window_does_not_hide_what_stands_elsewhere(whole: Inbound, tmp_path: Path) -> None:
+    """A fact of the window that stands outside of it at the receiver is out of order and not missing."""
+    found = harmed(whole, tmp_path, lambda rows: exchanged(rows, 120, 900))
+    verdict = audited(replace(found, first=100, last=199))
+    assert verdict.compared == 99
+    wrong = [(each.kind, each.offset) for each in verdict.findings if each.kind != Kind.HEAD_UNKNOWN]
+    assert wrong == [(Kind.OUT_OF_ORDER, 120)]
+
+
+def test_a_window_after_a_truncation_excuses_nothing_inside(tmp_path: Path) -> None:
+    """What is missing at the beginning of a window is missing, although the receiver has let older facts go."""
+    inbound = asyncio.run(truncated_world(tmp_path, 0, 300))
+    found = plan(inbound)
+    verdict = audited(replace(found, first=600, last=699))
+    assert verdict.clean and verdict.compared == 100
+    folder = Path(found.receiver.name)
+    log = log_of(folder, Buffer.FORWARD)
+    segment = next(each for each in log.view().segments if each.base >= 500)
+    data = bytearray(Path(folder / segment.path).read_bytes())
+    data[data.find(b"0-000") + 2] ^= 1
+    Path(folder / segment.path).write_bytes(bytes(data))
+    first = segment.base
+    harm = audited(replace(found, first=first, last=first + 99))
+    assert harm.finding_counts[Kind.MISSING] == 50
 
 
 def test_without_deep_bodies_are_not_hashed(whole: Inbound, tmp_path: Path) -> None:
@@ -581,3 +611,44 @@ def test_a_gap_record_needs_no_facts(tmp_path: Path) -> None:
     verdict = audited(found)
     assert verdict.absent == {"skipped": 10} and verdict.absences[0].detail == "not wanted"
     assert set(verdict.finding_counts) == {Kind.HEAD_UNKNOWN}
+
+
+class Interrupted(LocalRunner):
+    """Runs something between the first pass and the second."""
+
+    def __init__(self, change: Callable[[], None]) -> None:
+        self._change: Callable[[], None] | None = change
+
+    def each(self, title: str, steps: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Change something once, then run all steps."""
+        if self._change is not None:
+            self._change()
+            self._change = None
+        return super().each(title, steps)
+
+
+@pytest.mark.parametrize("side", ["sender", "receiver"])
+def test_what_is_let_go_while_it_is_read_is_no_loss(tmp_path: Path, side: str) -> None:
+    """An end that lets go facts in the middle of an audit is not accused of having lost or invented them."""
+
+    async def work() -> Inbound:
+        plant, enterprise = FolderZone("plant-a", tmp_path), FolderZone("enterprise", tmp_path)
+        inbound = await linked(plant, enterprise)
+        await plant.say(500)
+        await inbound.pull_all()
+        await plant.say(20, first=500)
+        await closed(plant, enterprise)
+        return inbound
+
+    inbound = asyncio.run(work())
+
+    async def truncate() -> None:
+        zone = inbound.link.sender if side == "sender" else inbound.receiver
+        await (await (zone.store() if side == "sender" else zone.forward())).truncate_before(400)
+        await zone.restart()
+
+    # One range for everything: it is read again because of its tail.
+    found = plan(inbound, range_facts=2_048)
+    verdict = audit_with(Interrupted(lambda: asyncio.run(truncate())), LinkPlan("link", "plant-a", "e", [found]))
+    assert verdict.findings == []
+    assert verdict.streams[0].in_flight == 20

@@ -10,7 +10,8 @@ import numpy as np
 
 from bsfg.spark.audit.evidence import End, Evidence
 from bsfg.spark.audit.excuses import Excuses, for_absent
-from bsfg.spark.audit.judging import Totals, totals
+from bsfg.spark.audit.judging import Totals, let_go_before, own_gaps, totals
+from bsfg.spark.audit.narrowing import window_of
 from bsfg.spark.audit.runner import Runner
 from bsfg.spark.audit.scope import NO_END, RANGE_FACTS, RECEIVER, SENDER, Scope
 from bsfg.spark.audit.sibling import Sibling
@@ -74,6 +75,7 @@ class Case:
 
     ``repeated`` are hashed keys that the receiver has more than once. ``frontier`` is the last offset that the receiver
     must have, ``excuses`` say what it may lack all the same, and ``end`` is where the sender's part of it ends.
+    ``lowest`` is the lowest of the sender's offsets that the receiver has, inside the window or before it.
     """
 
     plan: StreamPlan
@@ -85,6 +87,7 @@ class Case:
     frontier: int
     excuses: Excuses
     end: int
+    lowest: int | None = None
     sibling: Sibling | None = None
 
     def side(self, side: str) -> tuple[End, Evidence]:
@@ -109,16 +112,19 @@ def open_case(plan: StreamPlan, runner: Runner) -> Case:
     sender, receiver = _look(plan)
     scope = plan.scope()
     end = max(plan.first, min(scope.end, sender.end))
+    window = window_of(plan.receiver, receiver, scope)
     steps = [
         *stretches(SENDER, plan.sender, sender, (scope.first, end), scope),
-        *stretches(RECEIVER, plan.receiver, receiver, (receiver.start, receiver.end), scope),
+        *stretches(RECEIVER, plan.receiver, receiver, (window.first, window.end), scope),
     ]
     title = f"{plan.stream}: reading both ends"
-    results, repeated = runner.each_with_keys(title, steps, receiver.end - receiver.start)
+    results, repeated = runner.each_with_keys(title, steps, window.end - window.first)
     found = totals(results)
+    receiver = replace(receiver, start=max(receiver.start, let_go_before(own_gaps(found.side(RECEIVER)))))
     frontier = _must_have(sender, receiver, found, scope)
-    excuses = for_absent(scope, sender, receiver, frontier, found.lowest)
-    return Case(plan, scope, sender, receiver, found, repeated, frontier, excuses, end, _sibling(plan))
+    lowest = min((each for each in (found.lowest, window.lowest) if each is not None), default=None)
+    excuses = for_absent(scope, sender, receiver, frontier, lowest)
+    return Case(plan, scope, sender, receiver, found, repeated, frontier, excuses, end, lowest, _sibling(plan))
 
 
 def _sibling(plan: StreamPlan) -> Sibling | None:

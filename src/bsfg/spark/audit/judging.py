@@ -83,6 +83,12 @@ def own_gaps(stretches: Sequence[Sums]) -> list[GapRecord]:
     return [gap for stretch in stretches for gap in stretch.gaps]
 
 
+def let_go_before(gaps: Sequence[GapRecord]) -> int:
+    """Give before which place a log has let go what it had, perhaps while it was read."""
+    gone = (GapReason.TRUNCATED, GapReason.EVICTED, GapReason.EXPIRED)
+    return max((gap.last + 1 for gap in gaps if gap.reason in gone), default=0)
+
+
 def is_left_out(gap: GapRecord) -> bool:
     """Tell whether a range was left out by the sender because the link does not carry it."""
     return gap.reason == GapReason.SKIPPED

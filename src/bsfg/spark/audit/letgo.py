@@ -27,7 +27,7 @@ def check_let_go(case: Case, runner: Runner) -> list[KeptDetail]:
 
 
 def _sender_kept(case: Case) -> Iterator[SenderKept]:
-    zone, paths, lowest = case.scope.zone, case.totals.paths, case.totals.lowest
+    zone, paths, lowest = case.scope.zone, case.totals.paths, case.lowest
     brought = {source for origin, source in paths if origin == zone}
     other_paths = any(origin != zone and source in brought for origin, source in paths)
     for kept in case.sender.kept:
@@ -96,7 +96,7 @@ def let_go_by_sender(case: Case) -> int:
 
 def let_go_by_receiver(case: Case) -> int:
     """Count about how many facts of the window the receiver alone has let go."""
-    lowest = case.totals.lowest
+    lowest = case.lowest
     if case.receiver.start == 0:
         return 0
     gone = case.frontier + 1 if lowest is None else lowest

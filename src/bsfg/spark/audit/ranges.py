@@ -12,9 +12,9 @@ from bsfg.spark.audit import judging
 from bsfg.spark.audit.case import Case
 from bsfg.spark.audit.compare import Detail, Known, compare
 from bsfg.spark.audit.evidence import End
-from bsfg.spark.audit.excuses import Excuses, for_gaps, of_gaps
+from bsfg.spark.audit.excuses import RECEIVER_TRUNCATED, Excuse, Excuses, for_gaps, of_gaps
 from bsfg.spark.audit.runner import Runner
-from bsfg.spark.audit.scope import SENDER, Rows, Scope, received, sender_rows, sent
+from bsfg.spark.audit.scope import RECEIVER, SENDER, Rows, Scope, received, sender_rows, sent
 from bsfg.spark.audit.verdict import Absence
 
 Span = tuple[int, int]
@@ -36,24 +36,38 @@ class Comparing:
     def __call__(self) -> Detail:
         """Do it, in whichever process this is."""
         first, end = self.scope.bounds(self.number)
-        ours, left_out = [], [np.empty(0, dtype=bool)]
+        ours, left_out, gaps = [], [np.empty(0, dtype=bool)], list[GapRecord]()
         for frame in self.sender.frames(first, max(first, min(end, self.known.end)), self.sender_log):
             if frame.entries is not None:
                 rows = sender_rows(frame.entries)
                 ours.append(rows)
                 left_out.append(~np.isin(rows.offsets, sent(frame.entries, self.scope)[0].offsets))
-        theirs = self._received(first, end)
-        return compare(self.number, Rows.concat(ours), np.concatenate(left_out), theirs, self.scope, self.known)
+            elif frame.gap is not None:
+                gaps.append(replace(frame.gap, first=frame.first, last=frame.last))
+        theirs, let_go = self._received(first, end)
+        known = self._known_now(first, end, gaps, let_go)
+        return compare(self.number, Rows.concat(ours), np.concatenate(left_out), theirs, self.scope, known)
 
-    def _received(self, first: int, end: int) -> Rows:
+    def _received(self, first: int, end: int) -> tuple[Rows, bool]:
+        """Give the receiver's entries of the range, and whether some of what was there has been let go since."""
         # What shares its offsets with another link is told apart by key, which needs the rows of both.
-        scope, parts = replace(self.scope, shared=False), []
+        scope, parts, gaps = replace(self.scope, shared=False), [], list[GapRecord]()
         for start, last in self.spans:
             for frame in self.receiver.frames(start, last + 1, self.receiver_log):
                 if frame.entries is not None:
                     rows = received(frame.entries, scope)
                     parts.append(rows.take(np.flatnonzero((rows.offsets >= first) & (rows.offsets < end))))
-        return Rows.concat(parts)
+                elif frame.gap is not None:
+                    gaps.append(frame.gap)
+        return Rows.concat(parts), judging.let_go_before(gaps) > 0
+
+    def _known_now(self, first: int, end: int, gaps: Sequence[GapRecord], let_go: bool) -> Known:
+        """Add to what is known what has changed since the first pass: both ends may let go what is being read."""
+        known = replace(self.known, gaps=Excuses([*self.known.gaps.all, *of_gaps(gaps).all]))
+        if not let_go:
+            return known
+        excuse = Excuse(first, end - 1, RECEIVER_TRUNCATED, RECEIVER, "let go while it was read")
+        return replace(known, absent=Excuses([*known.absent.all, excuse]))
 
 
 @dataclass(slots=True)

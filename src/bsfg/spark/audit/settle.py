@@ -138,8 +138,11 @@ class _Settling:
             self._elsewhere.append((offset, OTHER_PATH))
         elif place.origin_offset is None or place.origin_offset < 0:
             self._elsewhere.append((offset, PUT_AGAIN))
-        elif place.origin_offset == offset:
+        elif place.origin_offset == offset and self._scope.shared:
             self._done.compared += 1
+        elif place.origin_offset == offset:
+            entry = Named(place.place, offset, place.from_zone, place.message_id)
+            self._out_of_order(offset, entry, "it stands far from its neighbours", ())
         else:
             detail = f"the sender has the same key at {place.origin_offset} and {offset}"
             self._done.findings.append(
@@ -155,9 +158,10 @@ class _Settling:
                 )
             )
 
-    def _out_of_order(self, offset: int, entry: Named, detail: str) -> None:
+    def _out_of_order(
+        self, offset: int, entry: Named, detail: str, fields: tuple[str, ...] = ("origin_offset",)
+    ) -> None:
         key = entry.from_zone, entry.message_id
-        fields = ("origin_offset",)
         self._done.findings.append(
             Finding(Kind.OUT_OF_ORDER, RECEIVER, offset, None, entry.place, *key, fields=fields, detail=detail)
         )
