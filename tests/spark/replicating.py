@@ -104,9 +104,11 @@ def wait_until(
 
 
 def _session(pid: int) -> int:
+    """Give the session of a process, -1 when it is gone; what only waits to be buried is gone."""
     try:
-        return os.getsid(pid)
-    except (ProcessLookupError, PermissionError):
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return -1 if state == "Z" else os.getsid(pid)
+    except (OSError, IndexError):
         return -1
 
 
