@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from random import Random
 
 import orjson
@@ -160,20 +161,22 @@ def test_power_loss_and_kill_at_every_step(exchanges: bool, soak_size: Callable[
 @pytest.mark.parametrize("exchanges", [True, False])
 def test_recovery_itself_may_be_cut_off(exchanges: bool, soak_size: Callable[[int, int], int]) -> None:
     """Any number of interrupted recoveries ends where one that was left alone ends."""
-    random = Random(7)
-    for _ in range(soak_size(60, 5_000)):
+    for seed in range(soak_size(200, 20_000)):
+        random = Random(seed)
         disk, _ = crashed(random.randrange(1, 300), exchanges=exchanges)
         for _ in range(random.randrange(1, 5)):
-            disk = disk.after_kill() if random.random() < 0.5 else disk.after_power_loss(random)
-            disk.crash_at(random.randrange(1, 25))
-            try:
+            disk = _ended(disk, random)
+            disk.crash_at(random.randrange(1, 40))
+            with suppress(PowerLoss):
                 script(disk)
-            except PowerLoss:
-                continue
-        disk = disk.after_kill()
+        disk = _ended(disk, random)
         check(disk)
         script(disk)
         check(disk)
+
+
+def _ended(disk: SimulatedLandingDisk, random: Random) -> SimulatedLandingDisk:
+    return disk.after_kill() if random.random() < 0.5 else disk.after_power_loss(random)
 
 
 def test_a_reader_never_misses_a_fact_while_files_are_replaced() -> None:

@@ -11,9 +11,9 @@ import typer
 
 from bsfg.cli.complete import consumers as known_consumers
 from bsfg.cli.complete import streams
-from bsfg.cli.connection import Target, connects, told_once
+from bsfg.cli.connection import Target, connects
 from bsfg.cli.output import console, count_text, examples, print_json, size_text
-from bsfg.cli.pipeline.landing import watched
+from bsfg.cli.pipeline.landing import told, watched
 from bsfg.cli.pipeline.running import Conf, Master, ends_on_signals, settings_of
 from bsfg.errors import CertificateInvalid, InvalidArgument, PeerUnreachable
 from bsfg.ports import Buffer
@@ -147,7 +147,7 @@ def land(
     with (
         ends_on_signals(),
         SparkWhenNeeded("bsfg-land", master, settings_of(conf)) as spark,
-        landing(spark, settings, told_once()) as lander,
+        landing(spark, settings, told) as lander,
     ):
         ended = _work(lander, spark, node, once, compact_only, shown=not json)
         _told(lander.done, settings, json=json, landed=node is not None)
@@ -164,7 +164,7 @@ def _work(
         if compact_only:
             lander.compact()
             return
-        lander.join()
+        lander.join(for_ever=not once)
         if once:
             lander.land_available()
         else:

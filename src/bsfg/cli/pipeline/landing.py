@@ -14,6 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from bsfg.cli.output import console, count_text
+from bsfg.errors import BsfgError, SparkFailed
 
 if TYPE_CHECKING:
     from bsfg.spark.land.lander import Lander
@@ -78,13 +79,22 @@ def watched(lander: Lander, spark: SparkWhenNeeded, work: Callable[[], None], *,
         thread.start()
         while thread.is_alive():
             thread.join(LOOK_SECONDS)
-            if asked.is_set():
+            if asked.is_set() or spark.has_ended:
                 lander.end()
             elif shown:
                 show(_text(lander, spark, progress))
-    if failures and not asked.is_set():
+    if asked.is_set():
+        return True
+    if spark.has_ended:
+        raise SparkFailed("Spark's JVM has ended")
+    if failures:
         raise failures[0]
-    return asked.is_set()
+    return False
+
+
+def told(error: BsfgError) -> None:
+    """Tell on stderr what is waited for."""
+    print(f"waiting: {error.message}", file=sys.stderr, flush=True)
 
 
 def _text(lander: Lander, spark: SparkWhenNeeded, progress: Progress) -> str:

@@ -18,7 +18,7 @@ import orjson
 from bsfg.errors import FolderLocked, FrameInvalid, InvalidArgument, LandingDamaged
 from bsfg.spark.land.disk import Disk
 from bsfg.spark.land.layout import GAPS, LOCK, STAGING, STATE, SWAP, WORK, file_name
-from bsfg.spark.land.replacing import make_durable_folder, replace_files
+from bsfg.spark.land.replacing import make_durable_folders, replace_files
 from bsfg.spark.land.state import Add, Change, Origin, Pending, State
 from bsfg.stores.log.atomic import write_whole
 from bsfg.stores.log.files import translated
@@ -96,6 +96,8 @@ class LandingFolder:
             self._state = None
             if self.disk.exists(STATE):
                 state = State.from_json(bytes(self.disk.read(STATE)))
+                # A killed process may have left it where a power loss still takes it back, and its files must not stay.
+                self.disk.sync_folder(WORK)
                 self._finish(state)
             self.disk.remove(f"{STATE}.new")
             self.disk.remove_folder(SWAP)
@@ -169,24 +171,24 @@ class LandingFolder:
         self._state = state
         if state.pending is None:
             return
+        self._add([change for change in state.pending.changes if not change.removes])
         for number, change in enumerate(state.pending.changes):
             if change.removes:
                 replace_files(self.disk, change, f"{SWAP}/{state.sequence}-{number}")
-            else:
-                self._add(change)
         self._add_gaps(state.pending)
         self._write(replace(state, pending=None))
 
-    def _add(self, change: Change) -> None:
-        make_durable_folder(self.disk, change.partition)
-        for add in change.adds:
-            path = f"{change.partition}/{add.name}"
-            if self.disk.exists(add.staged):
-                self.disk.rename(add.staged, path)
-            elif not self.disk.exists(path):
-                raise LandingDamaged(f"{path} was committed and is neither there nor in {STAGING}")
-        # The names may have been there already and not be durable yet, so this is needed whatever was done.
-        self.disk.sync_folder(change.partition)
+    def _add(self, changes: Sequence[Change]) -> None:
+        make_durable_folders(self.disk, [change.partition for change in changes])
+        for change in changes:
+            for add in change.adds:
+                path = f"{change.partition}/{add.name}"
+                if self.disk.exists(add.staged):
+                    self.disk.rename(add.staged, path)
+                elif not self.disk.exists(path):
+                    raise LandingDamaged(f"{path} was committed and is neither there nor in {STAGING}")
+            # The names may have been there already and not be durable yet, so this is needed whatever was done.
+            self.disk.sync_folder(change.partition)
 
     def _add_gaps(self, pending: Pending) -> None:
         if not pending.gaps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -46,7 +47,8 @@ class Interrupted(Exception):
 class Lander:
     """Lands one buffer in one folder. It is used by one thread; `end` and the progress are for others.
 
-    ``spark`` gives the session when there is work for it, so that it need not be started for nothing.
+    ``spark`` gives the session when there is work for it, so that it need not be started for nothing. ``on_problem``
+    is told of what is waited for, once each time.
     """
 
     def __init__(
@@ -88,16 +90,19 @@ class Lander:
 
     # The landing itself.
 
-    def join(self) -> None:
-        """Find out where the folder stands, and check that the node still has the same history."""
-        head = self._patiently(self._look)
+    def join(self, *, for_ever: bool = False) -> None:
+        """Find out where the folder stands, and check that the node still has the same history.
+
+        A node that is away is waited for, for a while or for ever.
+        """
+        head = self._patiently(self._look, for_ever=for_ever)
         if self.folder.is_new:
-            origin, start = self._patiently(lambda: first_origin(self._source, self.settings))
+            origin, start = self._patiently(lambda: first_origin(self._source, self.settings), for_ever=for_ever)
             self.folder.begin(origin, start)
         state = self.folder.state
-        self._patiently(lambda: check_history(self._source, self.settings, state, head))
+        self._patiently(lambda: check_history(self._source, self.settings, state, head), for_ever=for_ever)
         if self.settings.consumer is not None:
-            self._patiently(lambda: check_consumer(self._source, self.settings, head))
+            self._patiently(lambda: check_consumer(self._source, self.settings, head), for_ever=for_ever)
         self._noted()
         self.has_joined = True
 
@@ -106,6 +111,7 @@ class Lander:
         target = self._patiently(self._look).end
         while self.folder.state.next < target:
             self._batch(min(target, self.folder.state.next + self.settings.max_facts_per_batch))
+            self._patiently(self._confirm)
         self._patiently(self._confirm)
         if self.settings.compact:
             self._stoppable(self._compactor.run)
@@ -134,7 +140,8 @@ class Lander:
             except BsfgError as error:
                 if not error.retryable:
                     raise
-                self._on_problem(error)
+                if not failed:
+                    self._on_problem(error)
                 self._ending.wait(pause)
                 pause, failed = min(2 * pause, WAIT_MAX_SECONDS), True
 
@@ -231,21 +238,25 @@ class Lander:
                 raise Interrupted from None
             raise
 
-    def _patiently(self, work: Callable[[], T]) -> T:
+    def _patiently(self, work: Callable[[], T], *, for_ever: bool = False) -> T:
         """Ask the node until it answers, for a while; raises `Interrupted` when the landing is to end meanwhile."""
+        failed = False
 
         def sleep(seconds: float) -> None:
             if self._ending.wait(seconds):
                 raise Interrupted
 
         def told() -> T:
+            nonlocal failed
             try:
                 return work()
             except BsfgError as error:
-                self._on_problem(error)
+                if error.retryable and not failed:
+                    self._on_problem(error)
+                failed = True
                 raise
 
-        return Patience(self.settings.retry_seconds, sleep=sleep).insist(told)
+        return Patience(math.inf if for_ever else self.settings.retry_seconds, sleep=sleep).insist(told)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bsfg.spark.session import end, session
 
@@ -22,6 +22,15 @@ class SparkWhenNeeded:
     def is_started(self) -> bool:
         """Whether there is a session."""
         return self._session is not None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether Spark ran in a process of its own and that has ended."""
+        if self._session is None:
+            return False
+        gateway: Any = self._session.sparkContext._gateway
+        process = getattr(gateway, "proc", None)
+        return process is not None and process.poll() is not None
 
     def __call__(self) -> SparkSession:
         """Give the session."""

@@ -8,6 +8,7 @@ ones go afterwards; a reader may then see facts twice for a moment, and never mi
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 
 from bsfg.errors import LandingDamaged
 from bsfg.spark.land.disk import UNSUPPORTED, Disk
@@ -17,7 +18,7 @@ from bsfg.spark.land.state import Change
 
 def replace_files(disk: Disk, change: Change, swap: str) -> None:
     """Do a change of a partition, or what is left of it; ``swap`` is the folder that it may use."""
-    make_durable_folder(disk, change.partition)
+    make_durable_folders(disk, [change.partition])
     if not _is_done(disk, change):
         try:
             _exchange(disk, change, swap)
@@ -34,11 +35,15 @@ def replace_files(disk: Disk, change: Change, swap: str) -> None:
     disk.remove_folder(swap)
 
 
-def make_durable_folder(disk: Disk, path: str) -> None:
-    """Make a folder that is sure to stay, before anything is moved into it."""
-    disk.make_folder(path)
-    while path:
-        path = _parent(path)
+def make_durable_folders(disk: Disk, paths: Sequence[str]) -> None:
+    """Make folders that are sure to stay, before anything is moved into them."""
+    above: set[str] = set()
+    for path in paths:
+        disk.make_folder(path)
+        while path:
+            path = _parent(path)
+            above.add(path)
+    for path in sorted(above):
         disk.sync_folder(path)
 
 
