@@ -76,7 +76,10 @@ def test_ends_that_agree_exit_with_0(folders: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.usefixtures("without_spark")
 def test_harm_is_named_to_people(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The terminal names the fact, says what it means and what to do, and the exit code is 1."""
-    assert run(["pipeline", "audit", "--sender", str(folders / "plant-a"), "--receiver", str(folders / "harmed")]) == 1
+    ends = ["--sender", str(folders / "plant-a"), "--receiver", str(folders / "harmed")]
+    assert run(["pipeline", "audit", *ends, "--json"]) == 1
+    assert orjson.loads(capsys.readouterr().out)["counts"] == {"head_unknown": 1, "missing": 1}
+    assert run(["pipeline", "audit", *ends]) == 1
     text = capsys.readouterr().out
     for words in ("missing", "123", "0-000123", "plant-a", "not clean", "Have the receiver read the range again"):
         assert words in text

@@ -230,7 +230,8 @@ class StreamVerdict:
     def add(self, findings: Iterable[Finding]) -> None:
         """Take findings: all are counted, the first of them are named."""
         for finding in findings:
-            self.finding_counts[finding.kind] = self.finding_counts.get(finding.kind, 0) + finding.count
+            kind = str(finding.kind)
+            self.finding_counts[kind] = self.finding_counts.get(kind, 0) + finding.count
             if len(self.findings) < FINDINGS_MAX:
                 self.findings.append(finding)
 
