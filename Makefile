@@ -46,7 +46,7 @@ chromium: ## Install Chromium for the tests of the dashboard, if there is none (
 	@sh tests/dashboard/chromium.sh
 
 test: venv lint chromium ## Run lint and every test, campaigns in their short form
-	@BSFG_SOAK=short $(BIN)/pytest -n $(WORKERS) tests || { \
+	@BSFG_SOAK=short $(BIN)/pytest -n $(WORKERS) --dist loadgroup tests || { \
 	  echo; echo "Some tests failed, see above. They run once more, alone; what fails again is broken."; \
 	  BSFG_SOAK=short $(BIN)/pytest --last-failed --last-failed-no-failures none tests; }
 

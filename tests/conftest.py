@@ -46,3 +46,10 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """Turn a module that skips itself into a failure in CI."""
     return _refuse_skip((yield))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have all tests with a Spark session of their process run in one process: a start costs many seconds."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("spark"))
