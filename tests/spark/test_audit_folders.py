@@ -34,8 +34,9 @@ from bsfg.ports import Buffer, GapRecord
 from bsfg.retention import GapReason, Overflow, Policy
 from bsfg.schema import FACT_SCHEMA
 from bsfg.sealing import seal
-from bsfg.spark.audit import Kind, LinkPlan, StreamPlan, StreamVerdict, audit_with
+from bsfg.spark.audit import Kind, LinkPlan, StreamPlan, StreamVerdict, Verdict, audit_with
 from bsfg.spark.audit.ends import FolderEnd
+from bsfg.spark.audit.report import page
 from bsfg.spark.audit.runner import LocalRunner
 from bsfg.spark.audit.verdict import State
 from bsfg.stores.log.segments import segment_name
@@ -408,6 +409,10 @@ def test_refused_facts_are_quarantined_and_reported(tmp_path: Path) -> None:
     [absence] = verdict.absences
     assert (absence.first, absence.last, absence.detail) == (20, 22, "conflict")
     assert verdict.receiver.quarantined == 3
+    assert [(each.reason, each.message_id) for each in verdict.quarantine] == [
+        ("conflict", id_of(at)) for at in (20, 21, 22)
+    ]
+    assert "In quarantine at the receiver: 3" in page(Verdict("link", "plant-a", "e", 0, 1.0, (verdict,)))
 
     found = plan(inbound)
     (Path(found.sender.name) / log_of(Path(found.sender.name), Buffer.STORE).path / "notes.journal").unlink()

@@ -16,7 +16,7 @@ from bsfg.spark.audit.ranges import compare_ranges
 from bsfg.spark.audit.runner import Runner
 from bsfg.spark.audit.scope import RECEIVER, SENDER
 from bsfg.spark.audit.settle import Place, Searching, duplicates, open_keys, settle
-from bsfg.spark.audit.verdict import EndState, Finding, Kind, StreamVerdict, merged_absences
+from bsfg.spark.audit.verdict import QUARANTINE_MAX, EndState, Finding, Kind, StreamVerdict, merged_absences
 
 
 def audit_stream(plan: StreamPlan, runner: Runner) -> StreamVerdict:
@@ -48,6 +48,7 @@ def audit_stream(plan: StreamPlan, runner: Runner) -> StreamVerdict:
     verdict.findings.sort(key=lambda finding: (finding.offset is None, finding.offset or 0))
     verdict.absences = merged_absences(verdict.absences)
     verdict.in_flight = verdict.absent.get(IN_FLIGHT, 0)
+    verdict.quarantine = sorted(case.receiver.set_aside, key=lambda each: -each.at_unix_ms)[:QUARANTINE_MAX]
     verdict.checks = checks_of(case, verdict, kept, chained, heads)
     verdict.ranges = range_states(case, compared.states, verdict.findings)
     verdict.seconds = time.monotonic() - started

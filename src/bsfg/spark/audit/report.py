@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 
 from bsfg.spark.audit import pictures
+from bsfg.spark.audit.evidence import SetAside
 from bsfg.spark.audit.excuses import BEFORE_THE_LINK, IN_FLIGHT, OTHER_PATH, PUT_AGAIN, RECEIVER_TRUNCATED
 from bsfg.spark.audit.scope import NOT_CARRIED, RETURNING
 from bsfg.spark.audit.verdict import MEANINGS, Absence, EndState, Finding, Kind, State, StreamVerdict, Verdict
@@ -89,6 +90,8 @@ def _stream(stream: StreamVerdict) -> Iterator[str]:
     yield _card("What was checked", _checks(stream))
     if stream.absences:
         yield _card("What is rightly not there", _absences(stream.absences))
+    if stream.quarantine:
+        yield _card(f"In quarantine at the receiver: {stream.receiver.quarantined:,}", _quarantine(stream.quarantine))
     yield _card("The two logs", _ends(stream))
 
 
@@ -188,6 +191,21 @@ def _absences(absences: Sequence[Absence]) -> str:
         for each in sorted(absences, key=lambda each: -each.count)[:ROWS_MAX]
     ]
     return _table(("reason", "#facts", "#between offsets", "says", "since", ""), rows)
+
+
+def _quarantine(set_aside: Sequence[SetAside]) -> str:
+    rows = [
+        [
+            escape(each.reason.replace("_", " ")),
+            _number(each.origin_offset),
+            _code(each.from_zone),
+            _code(each.message_id),
+            _time(each.at_unix_ms),
+            escape(each.detail),
+        ]
+        for each in set_aside
+    ]
+    return _table(("reason", "#offset", "from_zone", "message_id", "since", ""), rows)
 
 
 def _ends(stream: StreamVerdict) -> str:

@@ -17,7 +17,7 @@ from bsfg.spark.audit.ends import End
 from bsfg.spark.audit.entryhash import EntryHash
 from bsfg.spark.audit.excuses import OTHER_PATH, PUT_AGAIN
 from bsfg.spark.audit.scope import RECEIVER, SENDER, Scope
-from bsfg.spark.audit.sums import NAMED_MAX, Named
+from bsfg.spark.audit.sums import Named
 from bsfg.spark.audit.verdict import Absence, Finding, Kind
 
 RUN_MIN = 16
@@ -264,7 +264,7 @@ def duplicates(places: Sequence[Place], known: set[int | None], scope: Scope) ->
         for other in others:
             if first.place not in known and other.place not in known:
                 found.append(_duplicate(first, other, scope))
-    return found[:NAMED_MAX]
+    return found
 
 
 def _duplicate(first: Place, other: Place, scope: Scope) -> Finding:

@@ -8,6 +8,9 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from bsfg.spark.audit.evidence import SetAside
+
+QUARANTINE_MAX = 200
 FINDINGS_MAX = 1_000
 """How many findings a verdict names; all are counted."""
 
@@ -193,6 +196,7 @@ class StreamVerdict:
     ``compared`` counts the facts that were held against each other one end to the other, ``by_digest`` those of which
     only one end has the bytes and the other the digest. ``frontier`` is the last offset that the receiver must have;
     ``receiver_first`` and ``receiver_last`` are the lowest and the highest of the sender's offsets that it has.
+    ``quarantine`` lists what lies in quarantine at the receiver, the newest of it.
     """
 
     stream: str
@@ -213,6 +217,7 @@ class StreamVerdict:
     absences: list[Absence] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     ranges: list[RangeState] = field(default_factory=list)
+    quarantine: list[SetAside] = field(default_factory=list)
 
     @property
     def clean(self) -> bool:
