@@ -7,10 +7,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bsfg.spark.home import home_in_use
 from bsfg.spark.java import java_in_use
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def session(app: str, master: str = LOCAL_MASTER, conf: Mapping[str, str] | None
     builder = SparkSession.builder.appName(app).master(with_attempts(master))
     for name, value in settings(master, conf).items():
         builder = builder.config(name, value)
-    with java_in_use():
+    with java_in_use(), home_in_use() if is_local(master) else nullcontext():
         return builder.getOrCreate()
 
 

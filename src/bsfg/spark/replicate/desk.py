@@ -102,7 +102,7 @@ class RemoteDesk:
                 self.moves = False
             except BsfgError:
                 # The node is away; the next turn finds that out by itself, and what was gathered waits.
-                pass
+                await asyncio.sleep(TELL_EVERY_SECONDS)
             self._something.clear()
             if not self._urgent:
                 try:
