@@ -73,7 +73,7 @@ def test_an_unknown_command_gets_the_list(bsfg: Run) -> None:
         (("inspect", "data", "--from", "many"), "--from"),
         (("inspect", "data", "--buffer", "middle"), "store"),
         (("bench", "store", "--facts", "0"), "--facts"),
-        (("demo", "--producers", "0"), "--producers"),
+        (("demo", "storage", "--producers", "0"), "--producers"),
     ],
 )
 def test_wrong_usage_is_exit_code_2(bsfg: Run, args: tuple[str, ...], says: str) -> None:

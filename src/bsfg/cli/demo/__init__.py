@@ -1,99 +1,77 @@
-"""`bsfg demo`: kill a writer in mid-stream, several times, and prove that nothing is lost or doubled."""
+"""`bsfg demo`: two zones, a cut network and a killed node, live on a terminal, and the proof that nothing is lost."""
 
 from __future__ import annotations
 
-import secrets
-import shutil
-import tempfile
-import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from enum import StrEnum
+from typing import Annotated
 
 import typer
 
-from bsfg.cli.ending import orderly_end, run
-from bsfg.cli.output import console, examples, print_json
-from bsfg.errors import FileExists, InvalidArgument
+from bsfg.cli.demo import storage as storage_demo
+from bsfg.cli.output import examples
 
-if TYPE_CHECKING:
-    from bsfg.cli.demo.director import Plan
-
-app = typer.Typer()
+SECONDS, QUICK_SECONDS = 30.0, 8.0
+SECONDS_MIN, SECONDS_MAX = 4.0, 3600.0
 
 EPILOG = examples(
-    ("bsfg demo", "about ten seconds, nothing is left behind"),
-    ("bsfg demo --kills 20 --facts 20000", "a rougher one"),
-    ("bsfg demo --keep demo-data", "keep the data folder, then: bsfg inspect demo-data"),
-    ("bsfg demo --json", "only the counts, for a program"),
+    ("bsfg demo", "watch it: about a minute and a half, nothing is left behind"),
+    ("bsfg demo --three-zones", "the same with an IDMZ in the middle, which relays"),
+    ("bsfg demo --keep", "leave it running, with a dashboard for each zone, until Ctrl-C"),
+    ("bsfg demo --engine native --quick --json", "without Spark, short, the verdict for a program"),
+    ("bsfg demo storage", "another one: a single log, whose writer is killed in mid-stream"),
 )
 
+app = typer.Typer(invoke_without_command=True, epilog=EPILOG)
 
-@app.command(epilog=EPILOG)
+
+class Engine(StrEnum):
+    """What moves the facts."""
+
+    SPARK = "spark"
+    NATIVE = "native"
+
+
+@app.callback()
 def demo(
+    context: typer.Context,
     *,
-    producers: Annotated[int, typer.Option(metavar="N", min=1, max=64, help="How many processes append.")] = 4,
-    facts: Annotated[int, typer.Option(metavar="N", min=1, help="How many facts they append in all.")] = 12_000,
-    kills: Annotated[int, typer.Option(metavar="N", min=0, help="How often the writer is killed.")] = 5,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Kill at the moments of an earlier run.")] = None,
+    three_zones: Annotated[
+        bool, typer.Option("--three-zones", help="Put an IDMZ between the two, which relays both ways.")
+    ] = False,
+    engine: Annotated[
+        Engine, typer.Option(help="What moves the facts: a Spark pipeline per zone, or the nodes themselves.")
+    ] = Engine.SPARK,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            metavar="N",
+            min=SECONDS_MIN,
+            max=SECONDS_MAX,
+            help="How long the acts of the story last together; starting, catching up and the audit come on top.",
+        ),
+    ] = SECONDS,
+    quick: Annotated[bool, typer.Option("--quick", help=f"The same as --seconds {QUICK_SECONDS:.0f}.")] = False,
     keep: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Put the data here and keep it; the folder must be new or empty.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print only the outcome, as JSON.")] = False,
+        bool, typer.Option("--keep", help="After the verdict leave everything running, until Ctrl-C.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print only the verdict, as JSON.")] = False,
 ) -> None:
-    """Kill the writer in mid-stream, several times, and prove that nothing acknowledged is lost or stored twice.
+    """Cut the network between two zones, kill a node, heal it all, and prove that nothing is lost or there twice.
 
-    Several processes append facts through one writer, which answers each fact only when it is on disk. The writer is
-    killed with SIGKILL at random moments; each time the folder is read without it, then opened again, and producers
-    repeat with the same ids what was not answered. At the end every fact is counted, its place, its bytes and the hash
-    chain are checked, and the exit code is 1 if anything is lost, doubled or altered.
+    Plant A and Enterprise run as real nodes with certificates of their own, and a Spark pipeline in each zone pulls
+    from the other. Machine events go one way, work orders with a PDF the other. Then the network is cut, both sides
+    go on, the plant's node is killed and started again, the network heals, and what has gathered crosses. At the end
+    both ends of every link are compared, and the exit code is 1 if anything is lost, there twice or altered.
+
+    Everything happens on this machine, on free ports of loopback and in a temporary folder, which is removed.
     """
-    from bsfg.cli.demo.director import Plan
+    if context.invoked_subcommand is not None:
+        return
+    from bsfg.cli.demo.performance import Wanted, perform
 
-    plan = Plan(producers, max(1, facts // producers), kills, secrets.randbelow(10**6) if seed is None else seed)
-    folder = _folder(keep)
-    with orderly_end():
-        backstage = Path(tempfile.mkdtemp(prefix="bsfg-demo-"))
-        try:
-            ok = _perform(plan, folder or backstage / "data", backstage, kept=folder, as_json=json)
-        finally:
-            shutil.rmtree(backstage, ignore_errors=True)
-    if not ok:
+    wanted = Wanted(three_zones, engine == Engine.SPARK, QUICK_SECONDS if quick else seconds, keep, json)
+    if not perform(wanted):
         raise typer.Exit(1)
 
 
-def _folder(keep: Path | None) -> Path | None:
-    if keep is None:
-        return None
-    try:
-        keep.mkdir(parents=True, exist_ok=True)
-        if any(keep.iterdir()):
-            raise FileExists(f"{keep} is not empty", hint="Give the name of a new folder.")
-    except OSError as error:
-        raise InvalidArgument(f"cannot use {keep}: {error.strerror}") from None
-    return keep.absolute()
-
-
-def _perform(plan: Plan, folder: Path, backstage: Path, *, kept: Path | None, as_json: bool) -> bool:
-    from bsfg.cli.demo import view
-    from bsfg.cli.demo.director import Director, Event, Stage
-    from bsfg.cli.demo.referee import judge
-
-    screen = console(stderr=as_json)
-    line_by_line = not screen.is_terminal and not as_json
-
-    def on_event(event: Event) -> None:
-        if line_by_line:
-            screen.print(view.event_text(event))
-
-    stage = Stage(plan, on_event)
-    if line_by_line or screen.is_terminal:
-        view.introduce(screen)
-    with view.watching(stage, screen):
-        run(Director(stage, folder, backstage).play())
-    verdict = judge(folder, stage.acknowledged, plan.producers, plan.facts)
-    where = str(kept) if kept is not None else None
-    if as_json:
-        print_json(view.as_dict(stage, verdict, where, time.monotonic() - stage.started))
-    else:
-        view.show_verdict(stage, verdict, where)
-    return verdict.ok
+app.command("storage", epilog=storage_demo.EPILOG)(storage_demo.storage)

@@ -1,225 +1,349 @@
-"""The director of the demo: starts producers and a writer, kills the writer in mid-stream, and starts it again."""
+"""The director of the demo: starts everything, cuts the network, kills a node, heals it all, and has it audited."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import random
-import signal
-import sys
 import time
-from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple
+from asyncio.subprocess import Process
+from collections.abc import Coroutine
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import orjson
 
 from bsfg.cli.demo import referee
-from bsfg.errors import StorageFailed
+from bsfg.cli.demo.crew import Crew, killed
+from bsfg.cli.demo.site import EVENTS, ORDERS, Link, Site, Zone
+from bsfg.cli.demo.stage import Stage, Step
+from bsfg.cli.demo.verdict import Verdict
+from bsfg.cli.demo.watch import Watch
+from bsfg.errors import BsfgError, PeerUnreachable, SparkFailed
+from bsfg.gate import Mode
 
-STALLED_SECONDS = 60
-"""Without an acknowledgement for this long, something is wrong with the machine or with us."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How big the demo is; ``facts`` counts those of each producer."""
-
-    producers: int
-    facts: int
-    kills: int
-    seed: int
-
-    @property
-    def total(self) -> int:
-        """All facts together."""
-        return self.producers * self.facts
+NORMAL_SHARE, APART_SHARE, AFTER_SHARE = 0.3, 0.35, 0.25
+DEAD_SECONDS = 2.0
+READY_SECONDS = 60.0
+AUDIT_SECONDS = 300.0
+SOCKET_PATH_MAX = 60
+"""Above this length of the folder's name there is no room for the names of sockets in it."""
 
 
-class Event(NamedTuple):
-    """Something that happened, and when."""
-
-    seconds: float
-    text: str
-    style: str
+def steps_of(site: Site) -> list[Step]:
+    """Give the story, step by step."""
+    number = {2: "Two", 3: "Three"}[len(site.zones)]
+    between = "Plant A and the IDMZ" if site.three_zones else "the two zones"
+    joined = "A Spark pipeline in each zone begins to pull" if site.spark else "The nodes begin to pull"
+    return [
+        Step("start", f"{number} zones start, each with a certificate of its own"),
+        Step("join", joined),
+        Step("normal", "Normal: facts cross as they come"),
+        Step("cut", f"The network between {between} is cut"),
+        Step("kill", "The node of Plant A is killed (SIGKILL)"),
+        Step("restart", "It is started again"),
+        Step("heal", "The network heals: reconciliation"),
+        Step("after", "Normal again"),
+        Step("settle", "The producers pause, the last facts arrive"),
+        Step("audit", "Audit: both ends of every link, fact by fact"),
+    ]
 
 
 @dataclass(slots=True)
-class Stage:
-    """What can be seen while the demo runs."""
+class Times:
+    """When the spans of normal operation began and ended, to measure the lag in them."""
 
-    plan: Plan
-    on_event: Callable[[Event], None]
-    sent_by: list[int] = field(default_factory=list)
-    acknowledged_by: list[int] = field(default_factory=list)
-    retried_by: list[int] = field(default_factory=list)
-    acknowledged: dict[str, int] = field(default_factory=dict)
-    repeats: int = 0
-    longest_ms: float = 0.0
-    writer_pid: int | None = None
-    deaths: int = 0
-    started: float = field(default_factory=time.monotonic)
-    events: list[Event] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        for counts in (self.sent_by, self.acknowledged_by, self.retried_by):
-            counts += [0] * self.plan.producers
-
-    def tell(self, text: str, style: str = "") -> None:
-        """Add an event to the story."""
-        self.events.append(Event(time.monotonic() - self.started, text, style))
-        self.on_event(self.events[-1])
+    normal_from: int = 0
+    cut: int = 0
+    after_from: int = 0
+    pause: int = 0
 
 
 class Director:
     """One performance."""
 
-    def __init__(self, stage: Stage, folder: Path, backstage: Path) -> None:
-        self.stage = stage
-        self._folder = folder
-        self._socket = str(backstage / "writer.socket")
-        self._complaints = backstage / "stderr"
-        self._random = random.Random(stage.plan.seed)
-        self._writer: Process | None = None
-        self._producers: list[Process] = []
-        self._listeners: list[asyncio.Task[None]] = []
-        self._progress = asyncio.Event()
-        self._failure: StorageFailed | None = None
+    def __init__(self, site: Site, stage: Stage, crew: Crew, seconds: float) -> None:
+        self.site, self.stage, self.crew, self.seconds = site, stage, crew, seconds
+        self._nodes: dict[str, Process] = {}
+        self._producers: dict[str, Process] = {}
+        self._pipelines: dict[str, Process] = {}
+        self._ready: set[str] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._times = Times()
 
-    async def play(self) -> None:
-        """Play the whole piece; whatever happens, no process is left behind."""
-        plan = self.stage.plan
-        try:
-            await self._start_writer()
-            self._listeners = [asyncio.create_task(self._listen(number)) for number in range(plan.producers)]
-            for threshold in self._thresholds():
-                await self._until(threshold)
-                await asyncio.sleep(self._random.uniform(0, 0.03))
-                await self._kill_writer()
-                await self._start_writer()
-            await self._until(plan.total)
-            await asyncio.gather(*self._listeners)
-            self.stage.tell(f"all {plan.total:,} facts are acknowledged; the writer is killed a last time", "bold")
-        finally:
-            await self._clear()
-
-    def _thresholds(self) -> list[int]:
-        """Choose after how many acknowledgements the writer dies: anywhere, but always in mid-stream."""
-        plan = self.stage.plan
-        low, high = plan.total // 20, max(plan.total // 20 + 1, plan.total * 9 // 10)
-        return sorted(self._random.randrange(low, high) for _ in range(plan.kills))
-
-    async def _until(self, acknowledged: int) -> None:
-        """Wait for acknowledgements, and notice when there will be no more."""
-        idle_seconds = 0
-        while len(self.stage.acknowledged) < acknowledged:
-            self._progress.clear()
-            try:
-                await asyncio.wait_for(self._progress.wait(), 1)
-                idle_seconds = 0
-            except TimeoutError:
-                idle_seconds += 1
-            if self._failure is not None:
-                raise self._failure
-            if self._writer is not None and self._writer.returncode is not None:
-                raise StorageFailed(f"the writer ended by itself{self._last_words()}")
-            if idle_seconds >= STALLED_SECONDS:
-                raise StorageFailed(f"nothing happened for {STALLED_SECONDS} s{self._last_words()}")
-
-    async def _start_writer(self) -> None:
-        self._writer = await self._start("writer", str(self._folder), self._socket)
-        assert self._writer.stdout is not None
-        line = await self._writer.stdout.readline()
-        if not line:
-            raise StorageFailed(f"the writer did not start{self._last_words()}")
-        ready = orjson.loads(line)
-        self.stage.writer_pid = self._writer.pid
-        self.stage.tell(
-            f"writer {self._writer.pid} opened the folder in {ready['opened_ms']:.0f} ms "
-            f"and goes on at offset {ready['end']:,}",
-            "green",
+    async def play(self) -> Verdict:
+        """Play the whole piece and give the verdict; processes are left to the crew."""
+        started = time.monotonic()
+        await self._start()
+        await self._join()
+        await self._normal()
+        await self._cut()
+        await self._kill()
+        await self._heal()
+        await self._settle()
+        audits = await self._audit()
+        ways = await asyncio.to_thread(referee.ways_of, self.site, self._told())
+        times = self._times
+        return Verdict(
+            engine="spark" if self.site.spark else "native",
+            ways=ways,
+            audits=audits,
+            modes=referee.modes_of(self.site),
+            before=referee.Lag.of(ways, (times.normal_from, times.cut - referee.SPAN_MARGIN_MS)),
+            after=referee.Lag.of(ways, (times.after_from, times.pause)),
+            overall=referee.Lag.of(ways),
+            append_ms=sorted(value for each in self.stage.producing.values() for value in each.append_ms),
+            answer_ms_max=max(each.answer_ms_max for each in self.stage.producing.values()),
+            seconds=time.monotonic() - started,
         )
 
-    async def _kill_writer(self) -> None:
-        """Kill the writer, and read the folder without it: everything acknowledged must be there at once."""
-        assert self._writer is not None
-        pid = self._writer.pid
-        await _killed(self._writer)
-        self.stage.writer_pid, self.stage.deaths = None, self.stage.deaths + 1
-        acknowledged = dict(self.stage.acknowledged)
-        self.stage.tell(f"writer {pid} killed (SIGKILL) with {len(acknowledged):,} facts acknowledged", "red")
-        stored = await asyncio.to_thread(referee.read, self._folder)
-        absent = referee.missing(stored, acknowledged)
-        self.stage.tell(
-            f"read without a writer: {len(acknowledged) - len(absent):,} of {len(acknowledged):,} are there",
-            "red" if absent else "",
-        )
+    async def linger(self) -> None:
+        """Go on after the verdict, until somebody has seen enough."""
+        for name in self._producers:
+            self._say(name, "resume")
+        await asyncio.Event().wait()
 
-    async def _listen(self, number: int) -> None:
-        """Follow what one producer reports."""
-        facts = self.stage.plan.facts
-        process = await self._start("producer", self._socket, str(number + 1), str(facts))
-        self._producers.append(process)
-        assert process.stdout is not None
-        async for line in process.stdout:
-            self._take(number, orjson.loads(line))
-        if await process.wait() or self.stage.acknowledged_by[number] < facts:
-            self._failure = StorageFailed(f"producer {number + 1} ended early{self._last_words()}")
-            self._progress.set()
-
-    def _take(self, number: int, report: dict[str, Any]) -> None:
-        stage = self.stage
-        stage.sent_by[number] = report["sent"]
-        stage.retried_by[number] = report["retried"]
-        stage.longest_ms = max(stage.longest_ms, report["longest_ms"])
-        for id_, offset, result in report["acknowledged"]:
-            stage.acknowledged[id_] = offset
-            stage.repeats += result == "already_exists"
-        stage.acknowledged_by[number] += len(report["acknowledged"])
-        self._progress.set()
-
-    async def _start(self, role: str, *args: str) -> Process:
-        complaints = os.open(self._complaints, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            # In a session of its own Ctrl-C reaches only us, and we end the others in order.
-            return await asyncio.create_subprocess_exec(
-                *[sys.executable, "-m", f"bsfg.cli.demo.{role}", *args],
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=complaints,
-                limit=1 << 22,
-                start_new_session=True,
-            )
-        finally:
-            os.close(complaints)
-
-    def _last_words(self) -> str:
-        """Give the last line that any of the processes complained with."""
-        try:
-            lines = self._complaints.read_text(errors="replace").strip().splitlines()
-        except OSError:
-            return ""
-        return f": {lines[-1]}" if lines else ""
-
-    async def _clear(self) -> None:
-        for task in self._listeners:
+    async def end(self) -> None:
+        """Stop watching; the processes are the crew's to end."""
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._listeners, return_exceptions=True)
-        for process in [*self._producers, self._writer]:
-            if process is not None:
-                await _killed(process)
-        self.stage.writer_pid = None
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for link in self.site.links:
+            link.wire.close()
+
+    # The steps.
+
+    async def _start(self) -> None:
+        with self.stage.step("start") as step:
+            for link in self.site.links:
+                await link.wire.open()
+            self.stage.note = "certificates"
+            await asyncio.to_thread(self.site.write)
+            # A pipeline waits for its node as long as it must, and its Java takes the longest of all to start.
+            if self.site.spark:
+                await asyncio.gather(*(self._start_pipeline(zone) for zone in self.site.zones))
+            self.stage.note = "the nodes"
+            await asyncio.gather(*(self._start_node(zone) for zone in self.site.zones))
+            self._follow(Watch(self.site, self.stage).run())
+            await self._start_producer(self.site.plant, self.site.enterprise, "machines", EVENTS)
+            await self._start_producer(self.site.enterprise, self.site.plant, "orders", ORDERS)
+            await self.stage.until(
+                lambda: all(each.answered for each in self.stage.producing.values()), "the first facts to be stored"
+            )
+            step.detail = "mutual TLS 1.3; producers append on both sides"
+
+    async def _join(self) -> None:
+        with self.stage.step("join") as step:
+            if self.site.spark:
+                await self.stage.until(lambda: len(self._ready) == len(self.site.zones), "Spark to start (Java)")
+            waiting = sum(each.backlog for each in self.stage.links.values())
+            await self.stage.until(lambda: self._all(self.site.links, Mode.NORMAL), "every gate to be normal")
+            step.detail = f"{waiting:,} facts that had waited have crossed" if waiting else "every gate is normal"
+        self._times.normal_from = _now_unix_ms()
+
+    async def _normal(self) -> None:
+        with self.stage.step("normal") as step:
+            before = self.stage.received
+            began = time.monotonic()
+            await self.stage.during(NORMAL_SHARE * self.seconds)
+            rate = (self.stage.received - before) / (time.monotonic() - began)
+            lags = [each.lag_ms for each in self.stage.links.values() if each.lag_ms is not None]
+            lag = f", lag {max(lags):.0f} ms" if lags else ""
+            step.detail = f"{rate:,.0f} facts/s{lag}"
+
+    async def _cut(self) -> None:
+        links = self.site.cut_links
+        with self.stage.step("cut") as step:
+            self._times.cut = _now_unix_ms()
+            for link in links:
+                link.wire.cut()
+            self.stage.is_cut = True
+            await self.stage.until(lambda: self._all(links, Mode.AUTONOMOUS, both=True), "both sides to notice")
+            before = self.stage.sent
+            await self.stage.during(APART_SHARE * self.seconds)
+            waiting = sum(self.stage.links[link.key].backlog for link in links)
+            step.detail = f"both sides go on: {self.stage.sent - before:,} more facts, {waiting:,} wait"
+
+    async def _kill(self) -> None:
+        plant = self.site.plant
+        seen, producing = self.stage.zones[plant.name], self.stage.producing[plant.name]
+        with self.stage.step("kill") as step:
+            seen.pid, seen.alive = 0, False
+            await killed(self._nodes.pop(plant.name))
+            told = dict(producing.told)
+            absent = await asyncio.to_thread(referee.missing, plant.data, EVENTS, plant.name, told)
+            await self.stage.during(DEAD_SECONDS)
+            step.detail = f"its folder, read without it: {len(told) - absent:,} of {len(told):,} acknowledged facts"
+        with self.stage.step("restart") as step:
+            waiting = producing.sent - producing.answered
+            began = time.monotonic()
+            await self._start_node(plant)
+            took = time.monotonic() - began
+            target = producing.sent
+            await self.stage.until(lambda: producing.answered >= target, "the producer's outbox to empty")
+            step.detail = f"up after {took:.1f} s; {waiting:,} facts had waited in the producer's outbox"
+
+    async def _heal(self) -> None:
+        with self.stage.step("heal") as step:
+            waiting = sum(self.stage.links[link.key].backlog for link in self.site.links)
+            began = time.monotonic()
+            for link in self.site.links:
+                link.wire.mend()
+            self.stage.is_cut = False
+            await self.stage.until(lambda: self._all(self.site.links, Mode.NORMAL), "the backlog to cross")
+            step.detail = f"{waiting:,} facts crossed in {time.monotonic() - began:.1f} s"
+        self._times.after_from = _now_unix_ms()
+        with self.stage.step("after") as step:
+            await self.stage.during(AFTER_SHARE * self.seconds)
+            step.detail = "facts cross as they come"
+
+    async def _settle(self) -> None:
+        with self.stage.step("settle") as step:
+            self._times.pause = _now_unix_ms()
+            for name in self._producers:
+                self._say(name, "pause")
+            producing = self.stage.producing.values()
+            await self.stage.until(lambda: all(each.silent for each in producing), "the producers' last answers")
+            await self.stage.until(self._is_settled, "the last facts to be confirmed")
+            step.detail = f"{self.stage.sent:,} sent, all confirmed"
+
+    async def _audit(self) -> list[dict[str, Any]]:
+        with self.stage.step("audit") as step:
+            self.stage.note = "Spark to start for the audit" if self.site.spark else "the audit"
+            engine = "spark" if self.site.spark else "native"
+            named = [f"{link.sender.name}:{link.receiver.name}:{link.name}" for link in self.site.links]
+            settings = orjson.dumps(self._spark_settings("audit")).decode()
+            process = await self.crew.start(
+                "audit", "bsfg.cli.demo.auditor", engine, str(self.site.root), settings, *named
+            )
+            assert process.stdout is not None
+            try:
+                async with asyncio.timeout(AUDIT_SECONDS):
+                    answer = await process.stdout.readline()
+            except TimeoutError:
+                answer = b""
+            if not answer:
+                raise SparkFailed(f"the audit did not end well: {self.crew.last_words('audit')}")
+            found: list[dict[str, Any]] = orjson.loads(answer)
+            clean = "they agree" if all(each["clean"] for each in found) else "THEY DIFFER"
+            step.detail = f"{sum(each['facts'] for each in found):,} facts compared, hash chains verified: {clean}"
+        return found
+
+    # Conditions.
+
+    def _all(self, links: list[Link], mode: Mode, *, both: bool = False) -> bool:
+        """Tell whether the gates of some links are in a mode; ``both`` asks the senders' side, too."""
+        seen = [self.stage.links[link.key] for link in links]
+        return all(each.mode == mode and (not both or each.sender_mode == mode) for each in seen)
+
+    def _is_settled(self) -> bool:
+        stage = self.stage
+        arrived = stage.received == stage.sent == sum(each.answered for each in stage.producing.values())
+        return arrived and not any(each.backlog for each in stage.links.values())
+
+    def _told(self) -> dict[str, dict[str, int]]:
+        return {name: dict(each.told) for name, each in self.stage.producing.items()}
+
+    # The processes.
+
+    async def _start_node(self, zone: Zone) -> None:
+        ready = zone.folder / "ready"
+        ready.unlink(missing_ok=True)
+        process = await self.crew.start(
+            zone.name, "bsfg.cli.demo.child", "node", "-c", "zone.toml", "--ready-file", "ready", folder=zone.folder
+        )
+        ends = time.monotonic() + READY_SECONDS
+        while not (ready.exists() and ready.read_bytes()):
+            if process.returncode is not None or time.monotonic() > ends:
+                raise PeerUnreachable(
+                    f"the node of {zone.title} did not start", hint=f"It said: {self.crew.last_words(zone.name)}"
+                )
+            await asyncio.sleep(0.02)
+        self._nodes[zone.name] = process
+        self.stage.zones[zone.name].pid = process.pid
+        self._follow(self._guard(process, zone))
+
+    async def _guard(self, process: Process, zone: Zone) -> None:
+        """Notice when a node ends that nobody has killed."""
+        await process.wait()
+        if self._nodes.get(zone.name) is process:
+            words = self.crew.last_words(zone.name)
+            self.stage.fail(PeerUnreachable(f"the node of {zone.title} ended by itself", hint=f"It said: {words}"))
+
+    async def _start_pipeline(self, zone: Zone) -> None:
+        name = f"pipeline-{zone.name}"
+        settings = [f"--conf={key}={value}" for key, value in self._spark_settings(zone.name).items()]
+        command = ["pipeline", "replicate", "-c", "zone.toml", "--json", *settings]
+        process = await self.crew.start(name, "bsfg.cli.demo.child", *command, folder=zone.folder)
+        self._pipelines[zone.name] = process
+        self._follow(self._listen_to_pipeline(process, zone, name))
+
+    async def _listen_to_pipeline(self, process: Process, zone: Zone, name: str) -> None:
+        assert process.stdout is not None
+        async for _ in process.stdout:
+            self._ready.add(zone.name)
+            self.stage.tell()
+        await process.wait()
+        words = self.crew.last_words(name)
+        self.stage.fail(SparkFailed(f"the pipeline of {zone.title} ended by itself", hint=f"It said: {words}"))
+
+    async def _start_producer(self, zone: Zone, target: Zone, kind: str, stream: str) -> None:
+        endpoint = {key: str(value) for key, value in asdict(zone.endpoint("producer")).items() if key in _ENDPOINT}
+        settings = {
+            "endpoint": endpoint,
+            "stream": stream,
+            "from_zone": zone.name,
+            "to_zone": target.name,
+            "outbox": str(zone.folder / "outbox"),
+        }
+        process = await self.crew.start(kind, "bsfg.cli.demo.people", kind, orjson.dumps(settings).decode())
+        self._producers[zone.name] = process
+        self._follow(self._listen_to_producer(process, zone, kind))
+
+    async def _listen_to_producer(self, process: Process, zone: Zone, kind: str) -> None:
+        assert process.stdout is not None
+        seen = self.stage.producing[zone.name]
+        async for line in process.stdout:
+            report = orjson.loads(line)
+            seen.sent, seen.answered, seen.silent = report["sent"], report["answered"], report["silent"]
+            seen.told.update(report["news"])
+            seen.append_ms += report["append_ms"]
+            seen.answer_ms_max = report["answer_ms_max"]
+            self.stage.tell()
+        await process.wait()
+        words = self.crew.last_words(kind)
+        self.stage.fail(PeerUnreachable(f"the producer of {zone.title} ended by itself", hint=f"It said: {words}"))
+
+    def _say(self, name: str, word: str) -> None:
+        stdin = self._producers[name].stdin
+        assert stdin is not None
+        stdin.write(f"{word}\n".encode())
+
+    def _follow(self, work: Coroutine[Any, Any, None]) -> None:
+        async def followed() -> None:
+            try:
+                await work
+            except (BsfgError, OSError) as error:
+                self.stage.fail(error)
+
+        self._tasks.append(asyncio.create_task(followed()))
+
+    def _spark_settings(self, name: str) -> dict[str, str]:
+        """Give small settings: several Sparks share this machine, and nothing may be left outside the folder."""
+        place = self.crew.temporary / name
+        with contextlib.suppress(FileExistsError):
+            place.mkdir()
+        settings = {
+            "spark.driver.memory": "512m",
+            "spark.local.dir": str(place),
+            "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={place} -XX:-UsePerfData -XX:TieredStopAtLevel=1",
+        }
+        if len(str(place)) > SOCKET_PATH_MAX:
+            settings["spark.python.unix.domain.socket.enabled"] = "false"
+        return settings
 
 
-async def _killed(process: Process) -> None:
-    """Kill a process that may have ended already, and wait for its end.
+_ENDPOINT = ("address", "ca", "certificate", "key", "server_name")
 
-    `Process.kill` would fetch the exit code itself and leave asyncio, which waits for it too, with a complaint.
-    """
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)
-    await process.wait()
+
+def _now_unix_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -12,8 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from bsfg.cli.demo.director import Event, Stage
-from bsfg.cli.demo.referee import Verdict
+from bsfg.cli.demo.storage.director import Event, Stage
+from bsfg.cli.demo.storage.referee import Verdict
 from bsfg.cli.output import console, count_text, table
 
 SHOWN_EVENTS = 14

@@ -1,6 +1,6 @@
 """A producer of the demo: sends its facts, and sends again with the same id whatever was not acknowledged.
 
-Run as `python -m bsfg.cli.demo.producer SOCKET NUMBER FACTS`. It reports on stdout what was acknowledged.
+Run as `python -m bsfg.cli.demo.storage.producer SOCKET NUMBER FACTS`. It reports on stdout what was acknowledged.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from bsfg.cli.demo.script import end_with_parent, line_of, message_id
-from bsfg.cli.demo.writer import address
+from bsfg.cli.demo.storage.script import end_with_parent, line_of, message_id
+from bsfg.cli.demo.storage.writer import address
 
 WINDOW = 32
 """Facts that a producer keeps waiting for at a time."""

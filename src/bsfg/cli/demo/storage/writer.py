@@ -1,6 +1,6 @@
 """The demo's writer: takes facts as lines of JSON over a local socket and answers each when it is durable.
 
-Run as `python -m bsfg.cli.demo.writer FOLDER SOCKET`. It is meant to be killed.
+Run as `python -m bsfg.cli.demo.storage.writer FOLDER SOCKET`. It is meant to be killed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 import orjson
 
 from bsfg.batch import FactBatch
-from bsfg.cli.demo.script import STREAM, end_with_parent
+from bsfg.cli.demo.storage.script import STREAM, end_with_parent
 from bsfg.jsonform import message_from_json
 from bsfg.ports import Result
 from bsfg.sealing import seal

@@ -1,4 +1,4 @@
-"""`bsfg demo`: it proves what it says, notices when that is not so, and leaves nothing behind."""
+"""`bsfg demo storage`: it proves what it says, notices when that is not so, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from tests.cli.conftest import Run, environment
 from tests.cli.test_verify import without_the_rights_of_root
 
-from bsfg.cli.demo import referee
-from bsfg.cli.demo.script import message_id
+from bsfg.cli.demo.storage import referee
+from bsfg.cli.demo.storage.script import message_id
 from bsfg.stores.log.reader import open_folder
 
 PRODUCERS, FACTS = 2, 150
@@ -25,7 +25,7 @@ SMALL = ("--producers", str(PRODUCERS), "--facts", str(PRODUCERS * FACTS))
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give the data folder of a small demo; do not change it."""
     folder = tmp_path_factory.mktemp("demo") / "kept"
-    command = [sys.executable, "-m", "bsfg", "demo", *SMALL, "--kills", "1", "--keep", str(folder)]
+    command = [sys.executable, "-m", "bsfg", "demo", "storage", *SMALL, "--kills", "1", "--keep", str(folder)]
     subprocess.run(command, env=environment(), capture_output=True, check=True, timeout=120)
     return folder
 
@@ -34,7 +34,7 @@ def test_nothing_is_lost_or_doubled(bsfg: Run, tmp_path: Path) -> None:
     """With the writer killed twice every fact is there once, as JSON and in a table; the temporary folder is gone."""
     place = tmp_path / "temporary"
     place.mkdir()
-    outcome = bsfg("demo", *SMALL, "--kills", "2", "--json", env={"TMPDIR": str(place)})
+    outcome = bsfg("demo", "storage", *SMALL, "--kills", "2", "--json", env={"TMPDIR": str(place)})
     assert (outcome.code, outcome.err) == (0, "")
     result = outcome.json()
     assert result["ok"] is True
@@ -47,7 +47,7 @@ def test_nothing_is_lost_or_doubled(bsfg: Run, tmp_path: Path) -> None:
 
 def test_the_story_is_told(bsfg: Run, tmp_path: Path) -> None:
     """Without a terminal the story is told line by line, and ends with the count; it can be kept and looked at."""
-    outcome = bsfg("demo", *SMALL, "--kills", "1", "--keep", "kept")
+    outcome = bsfg("demo", "storage", *SMALL, "--kills", "1", "--keep", "kept")
     assert (outcome.code, outcome.err) == (0, "")
     assert "killed (SIGKILL)" in outcome.out
     assert "read without a writer" in outcome.out
@@ -58,7 +58,7 @@ def test_the_story_is_told(bsfg: Run, tmp_path: Path) -> None:
 def test_a_folder_in_use_is_not_touched(quick: Run, data: Path) -> None:
     """The demo refuses to write into a folder that has something in it."""
     before = sorted(path.name for path in data.iterdir())
-    outcome = quick("demo", "--keep", data)
+    outcome = quick("demo", "storage", "--keep", data)
     assert outcome.code == 1
     assert outcome.err.startswith("error[file_exists]: ")
     assert sorted(path.name for path in data.iterdir()) == before
@@ -69,7 +69,7 @@ def test_a_writer_that_cannot_start_is_reported(bsfg: Run, tmp_path: Path) -> No
     place = tmp_path / "sealed"
     place.mkdir()
     place.chmod(0o555)
-    outcome = bsfg("demo", *SMALL, "--keep", place, preexec_fn=without_the_rights_of_root)
+    outcome = bsfg("demo", "storage", *SMALL, "--keep", place, preexec_fn=without_the_rights_of_root)
     assert outcome.code == 1
     assert outcome.err.startswith("error[storage_failed]: the writer did not start: ")
     assert "StorageReadOnly" in outcome.err
@@ -93,7 +93,7 @@ def started(place: Path) -> subprocess.Popen[str]:
     """Start a long demo and wait until its writer is at work."""
     place.mkdir()
     process = subprocess.Popen(
-        [sys.executable, "-m", "bsfg", "demo", "--facts", "10000000"],
+        [sys.executable, "-m", "bsfg", "demo", "storage", "--facts", "10000000"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -181,6 +181,6 @@ def test_a_broken_promise_is_exit_code_1(quick: Run, monkeypatch: pytest.MonkeyP
         return real(folder, {id_: offset + 1 for id_, offset in told.items()}, producers, facts)
 
     monkeypatch.setattr(referee, "judge", unlucky)
-    outcome = quick("demo", "--producers", "1", "--facts", "20", "--kills", "0", "--seed", "11")
+    outcome = quick("demo", "storage", "--producers", "1", "--facts", "20", "--kills", "0", "--seed", "11")
     assert outcome.code == 1
     assert "--seed 11" in outcome.out

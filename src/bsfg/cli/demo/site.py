@@ -1,0 +1,238 @@
+"""The site of the demo: its zones, the links between them, and the files that describe all that to the nodes."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+
+from bsfg.cli.demo.network import Wire
+from bsfg.node.config.access import consumer_name
+from bsfg.node.dashboard.tokens import hash_of, make
+from bsfg.ports import Buffer
+from bsfg.sdk.endpoint import Endpoint
+from bsfg.wire.certs import create_authority, issue
+from bsfg.wire.connection import Connection
+from bsfg.wire.tls import TlsFiles, Watched
+
+EVENTS, ORDERS = "operational", "documents"
+"""The streams: machine events go from the plant to the enterprise, work orders the other way."""
+
+DRAIN_FACTS_PER_SECOND = 1_500
+"""How fast a link may go; without a limit what gathers here would cross before anybody could see it."""
+
+CAUGHT_UP = {EVENTS: 20, ORDERS: 2}
+"""The backlog at which a link counts as normal again: a tenth of a second of machine events, a few orders."""
+
+ROLES = ("producer", "pipeline", "operator", "viewer")
+
+
+@dataclass(slots=True)
+class Zone:
+    """One zone: its folder and where its node listens."""
+
+    name: str
+    title: str
+    root: Path
+    port: int = 0
+    http_port: int = 0
+
+    @property
+    def folder(self) -> Path:
+        """Where its files are."""
+        return self.root / self.name
+
+    @property
+    def data(self) -> Path:
+        """Where its buffers are."""
+        return self.folder / "data"
+
+    @property
+    def config(self) -> Path:
+        """Its configuration."""
+        return self.folder / "zone.toml"
+
+    def connection(self, role: str) -> Connection:
+        """Give a way to its node."""
+        files = TlsFiles(*self._files(role))
+        return Connection(self._address, watched=Watched(files), server_name=f"{self.name}-bsfg")
+
+    def endpoint(self, role: str) -> Endpoint:
+        """Give the same in the form that producers take."""
+        return Endpoint(self._address, *self._files(role), server_name=f"{self.name}-bsfg")
+
+    @property
+    def _address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def _files(self, role: str) -> tuple[Path, Path, Path]:
+        certs = self.root / "certs"
+        return certs / "ca.crt", certs / f"{self.name}-{role}.crt", certs / f"{self.name}-{role}.key"
+
+
+@dataclass(slots=True)
+class Link:
+    """One inbound link: who pulls what from whom, and the wire that it goes over."""
+
+    name: str
+    sender: Zone
+    receiver: Zone
+    stream: str
+    buffer: Buffer
+    wire: Wire
+
+    @property
+    def key(self) -> str:
+        """Its name among those of all zones."""
+        return f"{self.receiver.name}/{self.name}"
+
+    @property
+    def consumer(self) -> str:
+        """The cursor of the receiver at the sender."""
+        return consumer_name(self.receiver.name, self.stream, self.buffer)
+
+
+@dataclass(slots=True)
+class Site:
+    """Two zones, or three with one in the middle; the first is the plant and the last the enterprise."""
+
+    root: Path
+    three_zones: bool
+    spark: bool
+    zones: list[Zone] = field(init=False)
+    links: list[Link] = field(init=False)
+    token: str = field(default_factory=make)
+
+    def __post_init__(self) -> None:
+        names = [("plant-a", "Plant A"), ("idmz", "IDMZ"), ("enterprise", "Enterprise")]
+        if not self.three_zones:
+            del names[1]
+        self.zones = [Zone(name, title, self.root) for name, title in names]
+        ports = _free_ports()
+        for zone in self.zones:
+            zone.port, zone.http_port = next(ports), next(ports)
+        self.links = [*_way(self.zones, EVENTS), *_way(self.zones[::-1], ORDERS)]
+
+    @property
+    def plant(self) -> Zone:
+        """Where machines are."""
+        return self.zones[0]
+
+    @property
+    def enterprise(self) -> Zone:
+        """Where orders come from."""
+        return self.zones[-1]
+
+    @property
+    def cut_links(self) -> list[Link]:
+        """The links that the cut concerns: those of the plant, in both directions."""
+        return [link for link in self.links if self.plant in (link.sender, link.receiver)]
+
+    def inbound(self, zone: Zone) -> list[Link]:
+        """Give the links that a zone pulls."""
+        return [link for link in self.links if link.receiver is zone]
+
+    def write(self) -> None:
+        """Make certificates, and the file of every zone."""
+        certs, now = self.root / "certs", datetime.now(UTC)
+        create_authority(certs, name="bsfg demo", days=2, now=now)
+        for zone in self.zones:
+            issue(certs, f"{zone.name}-bsfg", days=1, now=now, hosts=["127.0.0.1", "localhost"])
+            for role in ROLES:
+                issue(certs, f"{zone.name}-{role}", days=1, now=now, serves=False)
+            zone.folder.mkdir()
+            zone.config.write_text("".join(self._text(zone)), encoding="utf-8")
+
+    def _text(self, zone: Zone) -> Iterator[str]:
+        yield _ZONE.format(zone=zone, certs=self.root / "certs", token=hash_of(self.token))
+        for role in ROLES:
+            yield _IDENTITY.format(name=f"{zone.name}-{role}", zone=zone.name, role=role, relay="[]")
+        for other in self.zones:
+            pulled = [link for link in self.inbound(zone) if link.sender is other]
+            served = [link for link in self.links if link.sender is zone and link.receiver is other]
+            if not pulled and not served:
+                continue
+            relayed = [each.name for each in self.zones if each not in (zone, other)] if self.three_zones else []
+            yield _IDENTITY.format(name=f"{other.name}-bsfg", zone=other.name, role="peer", relay=_listed(relayed))
+            for link in pulled:
+                engine = "spark" if self.spark else "native"
+                calm = CAUGHT_UP[link.stream]
+                yield _LINK.format(link=link, engine=engine, rate=DRAIN_FACTS_PER_SECOND, calm=calm)
+            if served:
+                streams, buffers = ({str(getattr(link, name)) for link in served} for name in ("stream", "buffer"))
+                yield _SERVE.format(zone=other.name, streams=_listed(streams), buffers=_listed(buffers))
+
+
+def _way(zones: list[Zone], stream: str) -> Iterator[Link]:
+    """Give the links by which a stream travels: the first pulls what a zone has produced, another what it relays."""
+    for number, (sender, receiver) in enumerate(pairwise(zones)):
+        buffer = Buffer.FORWARD if number else Buffer.STORE
+        name = f"over-{sender.name}" if number else f"from-{sender.name}"
+        yield Link(name, sender, receiver, stream, buffer, Wire(sender.port))
+
+
+def _listed(names: list[str] | set[str]) -> str:
+    return "[" + ", ".join(f'"{name}"' for name in sorted(names)) + "]"
+
+
+def _free_ports() -> Iterator[int]:
+    """Give ports that are free and that the system does not hand out to others: a node must get its own back."""
+    try:
+        low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError):
+        low = 32_768
+    candidates = list(range(20_000, low)) if low > 21_000 else []
+    random.shuffle(candidates)
+    for port in [*candidates, *[0] * 100]:
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            yield int(probe.getsockname()[1])
+
+
+_ZONE = """\
+[zone]
+name = "{zone.name}"
+[listen]
+grpc = "127.0.0.1:{zone.port}"
+http = "127.0.0.1:{zone.http_port}"
+[tls]
+ca = "{certs}/ca.crt"
+certificate = "{certs}/{zone.name}-bsfg.crt"
+key = "{certs}/{zone.name}-bsfg.key"
+expiry_warning = "1h"
+[streams.operational]
+[streams.documents]
+[tokens.demo]
+hash = "{token}"
+role = "operator"
+"""
+_IDENTITY = """
+[identities.{name}]
+zone = "{zone}"
+roles = ["{role}"]
+relay_for = {relay}
+"""
+_LINK = """
+[links.{link.name}]
+zone = "{link.sender.name}"
+address = "127.0.0.1:{link.wire.port}"
+streams = ["{link.stream}"]
+buffer = "{link.buffer}"
+engine = "{engine}"
+rate_limit = {rate}
+normal_backlog = {calm}
+fetch_wait = "1s"
+backoff_first = "50ms"
+backoff_max = "500ms"
+"""
+_SERVE = """
+[serve.{zone}]
+streams = {streams}
+buffers = {buffers}
+lost_after = "2s"
+"""
