@@ -29,7 +29,7 @@ from bsfg.spark.land.state import Origin
 from bsfg.testing.disk import PowerLoss
 
 ORIGIN = Origin("operational", "store", "ab" * 16, "produced_at")
-FILE_SIZE_BYTES = 4_000
+FILE_SIZE_BYTES = 160
 HOT, COLD = Partition("2026-03-01", "temperature_measured").path, Partition("2026-03-02", "door_opened").path
 
 

@@ -28,7 +28,6 @@ def replace_files(disk: Disk, change: Change, swap: str) -> None:
             disk.remove_folder(swap)
             _one_by_one(disk, change)
     disk.sync_folder(change.partition)
-    disk.sync_folder(_parent(change.partition))
     _rescue(disk, change, swap)
     for add in change.adds:
         disk.remove(add.staged)
