@@ -83,7 +83,7 @@ def _stream(stream: StreamVerdict) -> Iterator[str]:
     yield _card("The two ends side by side", pictures.two_ends(stream))
     if stream.ranges:
         width = max(each.last - each.first + 1 for each in stream.ranges)
-        size = f"{len(stream.ranges):,} of {width:,} offsets"
+        size = f"{len(stream.ranges):,} ranges of {width:,} offsets"
         states = [each.state if each.state in pictures.WORDS else "excused" for each in stream.ranges]
         yield _card(f"Range by range: {size}", pictures.range_map(stream.ranges) + pictures.legend(states))
     yield from _findings(stream)
