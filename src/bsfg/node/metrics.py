@@ -6,6 +6,10 @@ are configured or counted by the node itself, never a caller's words.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from bsfg.gate import Mode
@@ -27,6 +31,8 @@ class Metrics:
         registry = self.registry = CollectorRegistry()
         self._highest_lag: dict[tuple[str, str], float] = {}
         self._worst_lags: dict[tuple[str, str], float] = {}
+        # For what is counted with every request: to find a metric by its labels takes longer than to count.
+        self._labelled: Callable[..., Any] = lru_cache(maxsize=1024)(lambda metric, *labels: metric.labels(*labels))
 
         def counter(name: str, says: str, *labels: str) -> Counter:
             return Counter(name, says, labels, registry=registry)
@@ -70,15 +76,19 @@ class Metrics:
         self.alerts = counter("bsfg_alerts_total", "Alerts raised.", "alert")
         self.certificate_expiry = gauge("bsfg_certificate_expiry_seconds", "Time left.", "certificate")
 
+    def append_asked(self, stream: str) -> None:
+        """Count one append that was asked for."""
+        self._labelled(self.append_requests, stream).inc()
+
     def appended(self, stream: str, receipt: Receipt, seconds: float) -> None:
         """Count one append that was answered."""
-        self.append_latency.labels(stream).observe(seconds)
+        self._labelled(self.append_latency, stream).observe(seconds)
         self.stored(stream, Buffer.STORE, receipt)
 
     def stored(self, stream: str, buffer: Buffer, receipt: Receipt) -> None:
         """Count facts by their results."""
         if not receipt.results.any():
-            self.facts.labels(stream, str(buffer), "inserted").inc(len(receipt.results))
+            self._labelled(self.facts, stream, str(buffer), "inserted").inc(len(receipt.results))
             return
         for result in Result:
             if count := receipt.count(result):
@@ -122,7 +132,7 @@ class Metrics:
 
     def answered(self, operation: str, seconds: float, code: str | None) -> None:
         """Note how a request went."""
-        self.request_latency.labels(operation).observe(seconds)
+        self._labelled(self.request_latency, operation).observe(seconds)
         if code is not None:
             self.request_failures.labels(code).inc()
 

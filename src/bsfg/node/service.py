@@ -61,7 +61,7 @@ class NodeService:
             # The role first: a stranger learns nothing of streams and costs no decoding.
             self._check(caller, Request(Action.APPEND, stream))
             lane = self._parts.settings.lane(stream)
-            metrics.append_requests.labels(stream).inc()
+            metrics.append_asked(stream)
             sealed = await self._sealed(facts, lane)
             zones = Request(
                 Action.APPEND, stream, from_zones=zones_of(sealed, "from_zone"), to_zones=zones_of(sealed, "to_zone")

@@ -57,7 +57,7 @@ class Calls:
                 caller = caller_of(context)
                 with self.admission.enter(str(caller)):
                     try:
-                        request = requests if method.request_streams else await self._one(requests)
+                        request = requests if method.request_streams else await self._one(context)
                         answer = await answered(behaviour, request, caller, context)
                     except Exception as error:
                         await self.admission.hold_back(str(caller), error)
@@ -71,12 +71,13 @@ class Calls:
 
         return call
 
-    async def _one(self, requests: AsyncIterator[Any]) -> Any:
-        """Read the one request of a call."""
+    async def _one(self, context: Context) -> Any:
+        """Read the one request of a call; not from the iterator, which would be a generator to be closed afterwards."""
         async with asyncio.timeout(self.limits.idle_timeout_seconds):
-            async for request in requests:
-                return request
-        raise InvalidArgument("the call ended without a request")
+            request = await context.read()
+        if request is grpc.aio.EOF:
+            raise InvalidArgument("the call ended without a request")
+        return request
 
     async def _returned(self, behaviour: Any, request: Any, caller: Caller, context: Context) -> Any:
         return await behaviour(request, caller)

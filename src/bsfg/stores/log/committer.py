@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
 
 from bsfg.errors import StorageClosed
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+_NOTHING: Any = object()
 
 
 class Committer(Generic[Item, Answer]):
@@ -31,8 +33,8 @@ class Committer(Generic[Item, Answer]):
         self._process = process
         self._weight = weight
         self._max_weight = max_weight
-        self._waiting: list[tuple[Item, asyncio.Future[Answer]]] = []
-        self._changed = threading.Condition(threading.Lock())
+        self._waiting: SimpleQueue[tuple[Item, asyncio.Future[Answer]] | None] = SimpleQueue()
+        self._entrance = threading.Lock()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -40,53 +42,48 @@ class Committer(Generic[Item, Answer]):
     async def submit(self, item: Item) -> Answer:
         """Queue an item and wait for its outcome."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        with self._changed:
+        with self._entrance:
             if self._closing:
                 raise StorageClosed("the storage is closed")
-            self._waiting.append((item, future))
-            self._changed.notify()
-        # A caller that gives up does not take back what is queued: the future is shielded from its cancellation, and
-        # an error that then nobody waits for is looked at, so that asyncio does not report it as forgotten.
-        future.add_done_callback(_look_at)
-        return await asyncio.shield(future)
+            self._waiting.put((item, future))
+        # A caller that gives up takes back his question, and not what is queued.
+        return await future
 
     async def close(self) -> None:
         """Finish what is queued and end the thread."""
-        with self._changed:
+        with self._entrance:
+            if not self._closing:
+                self._waiting.put(None)
             self._closing = True
-            self._changed.notify()
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._waiting and not self._closing:
-                    self._changed.wait()
-                if not self._waiting:
-                    return
-                group = self._take()
+        following = self._waiting.get()
+        while following is not None:
+            group = [following]
+            following = self._join(group)
             try:
                 outcomes = self._process([item for item, _ in group])
             except BaseException as error:  # whatever it is belongs to those who wait
                 outcomes = [error] * len(group)
             _wake([future for _, future in group], outcomes)
+            if following is _NOTHING:
+                following = self._waiting.get()
 
-    def _take(self) -> list[tuple[Item, asyncio.Future[Answer]]]:
-        """Take as much as fits one commit, and at least one item."""
-        total = count = 0
-        for item, _ in self._waiting:
-            total += self._weight(item)
-            if count and total > self._max_weight:
-                break
-            count += 1
-        group, self._waiting = self._waiting[:count], self._waiting[count:]
-        return group
-
-
-def _look_at(future: asyncio.Future[Answer]) -> None:
-    if not future.cancelled():
-        future.exception()
+    def _join(self, group: list[tuple[Item, asyncio.Future[Answer]]]) -> Any:
+        """Put to a group what waits and fits into the same commit; give what follows it."""
+        total = self._weight(group[0][0])
+        while not self._waiting.empty():
+            # Nobody else takes anything, so what was there is still there.
+            following = self._waiting.get()
+            if following is None:
+                return None
+            total += self._weight(following[0])
+            if total > self._max_weight:
+                return following
+            group.append(following)
+        return _NOTHING
 
 
 def _wake(futures: Sequence[asyncio.Future[Answer]], outcomes: Sequence[Answer | BaseException]) -> None:
