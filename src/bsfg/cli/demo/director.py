@@ -14,7 +14,7 @@ import orjson
 
 from bsfg.cli.demo import referee
 from bsfg.cli.demo.crew import Crew, killed
-from bsfg.cli.demo.site import EVENTS, ORDERS, Link, Site, Zone
+from bsfg.cli.demo.site import CAUGHT_UP, EVENTS, ORDERS, Link, Site, Zone
 from bsfg.cli.demo.stage import Stage, Step
 from bsfg.cli.demo.verdict import Verdict
 from bsfg.cli.demo.watch import Watch
@@ -136,19 +136,21 @@ class Director:
             if self.site.spark:
                 await self.stage.until(lambda: len(self._ready) == len(self.site.zones), "Spark to start (Java)")
             waiting = sum(each.backlog for each in self.stage.links.values())
-            await self.stage.until(lambda: self._all(self.site.links, Mode.NORMAL), "every gate to be normal")
+            await self.stage.until(self._is_normal, "every gate to be normal")
             step.detail = f"{waiting:,} facts that had waited have crossed" if waiting else "every gate is normal"
         self._times.normal_from = _now_unix_ms()
 
     async def _normal(self) -> None:
         with self.stage.step("normal") as step:
-            before = self.stage.received
-            began = time.monotonic()
-            await self.stage.during(NORMAL_SHARE * self.seconds)
-            rate = (self.stage.received - before) / (time.monotonic() - began)
-            lags = [each.lag_ms for each in self.stage.links.values() if each.lag_ms is not None]
-            lag = f", lag {max(lags):.0f} ms" if lags else ""
-            step.detail = f"{rate:,.0f} facts/s{lag}"
+            await self._cross(NORMAL_SHARE * self.seconds, step)
+
+    async def _cross(self, seconds: float, step: Step) -> None:
+        """Watch facts cross for a while."""
+        before, began = self.stage.received, time.monotonic()
+        await self.stage.during(seconds)
+        rate = (self.stage.received - before) / (time.monotonic() - began)
+        lags = [each.lag_ms for each in self.stage.links.values() if each.lag_ms is not None]
+        step.detail = f"{rate:,.0f} facts/s" + (f", lag {max(lags):.0f} ms" if lags else "")
 
     async def _cut(self) -> None:
         links = self.site.cut_links
@@ -157,7 +159,7 @@ class Director:
             for link in links:
                 link.wire.cut()
             self.stage.is_cut = True
-            await self.stage.until(lambda: self._all(links, Mode.AUTONOMOUS, both=True), "both sides to notice")
+            await self.stage.until(lambda: self._is_apart(links), "both sides to notice")
             before = self.stage.sent
             await self.stage.during(APART_SHARE * self.seconds)
             waiting = sum(self.stage.links[link.key].backlog for link in links)
@@ -180,6 +182,7 @@ class Director:
             took = time.monotonic() - began
             target = producing.sent
             await self.stage.until(lambda: producing.answered >= target, "the producer's outbox to empty")
+            await self.stage.until(lambda: seen.alive and seen.appended >= target, "a look at the node")
             step.detail = f"up after {took:.1f} s; {waiting:,} facts had waited in the producer's outbox"
 
     async def _heal(self) -> None:
@@ -189,12 +192,11 @@ class Director:
             for link in self.site.links:
                 link.wire.mend()
             self.stage.is_cut = False
-            await self.stage.until(lambda: self._all(self.site.links, Mode.NORMAL), "the backlog to cross")
+            await self.stage.until(self._is_normal, "the backlog to cross")
             step.detail = f"{waiting:,} facts crossed in {time.monotonic() - began:.1f} s"
         self._times.after_from = _now_unix_ms()
         with self.stage.step("after") as step:
-            await self.stage.during(AFTER_SHARE * self.seconds)
-            step.detail = "facts cross as they come"
+            await self._cross(AFTER_SHARE * self.seconds, step)
 
     async def _settle(self) -> None:
         with self.stage.step("settle") as step:
@@ -230,10 +232,15 @@ class Director:
 
     # Conditions.
 
-    def _all(self, links: list[Link], mode: Mode, *, both: bool = False) -> bool:
-        """Tell whether the gates of some links are in a mode; ``both`` asks the senders' side, too."""
+    def _is_normal(self) -> bool:
+        """Tell whether every gate is normal, and nothing waits that came before."""
+        seen = self.stage.links.values()
+        return all(each.mode == Mode.NORMAL and each.backlog <= CAUGHT_UP[each.link.stream] for each in seen)
+
+    def _is_apart(self, links: list[Link]) -> bool:
+        """Tell whether both sides of some links know that the other is away."""
         seen = [self.stage.links[link.key] for link in links]
-        return all(each.mode == mode and (not both or each.sender_mode == mode) for each in seen)
+        return all(each.mode == each.sender_mode == Mode.AUTONOMOUS for each in seen)
 
     def _is_settled(self) -> bool:
         stage = self.stage

@@ -49,9 +49,9 @@ class Machines:
 
 
 class Orders:
-    """Somebody who releases a work order several times a second, and attaches a PDF to each."""
+    """Somebody who releases a work order every other moment, and attaches a PDF to each."""
 
-    pause_seconds = 0.2
+    pause_seconds = 0.4
 
     async def next(self, producer: AsyncProducer, number: int) -> Sequence[Said]:
         """Upload the next PDF, for as long as that takes, and give the order that names it."""

@@ -17,8 +17,11 @@ from bsfg.cli.demo.stage import LinkSeen, Progress, Stage, Step, ZoneSeen
 from bsfg.cli.output import count_text
 from bsfg.cli.status.view import duration_text
 
-ZONE_COLUMNS = 36
+ZONE_COLUMNS = 40
 """A zone beside another needs so much; with less, zones stand below each other."""
+
+DETAIL_COLUMNS = 60
+"""Details stand below each other where there is so much room for them."""
 
 LAG_MS_WARNING, LAG_MS_ALERT, LAG_MS_TOP = 100.0, 1_000.0, 60_000.0
 
@@ -36,12 +39,16 @@ class Glyphs(NamedTuple):
     full: str
     empty: str
     wire: str
+    ends: str
+    broken: str
     levels: str
     dots: str
 
 
-SIGNS = Glyphs("✔", "▶", "·", "✘", "●", "█", "░", "═", "▁▂▃▄▅▆▇█", "…")
-ASCII = Glyphs("+", ">", ".", "x", "*", "#", "-", "=", "._-~=+*#", "...")
+SIGNS = Glyphs("✔", "▶", "·", "✘", "●", "█", "░", "═", "◀▶", "╳", "▁▂▃▄▅▆▇█", "…")
+ASCII = Glyphs("+", ">", ".", "x", "*", "#", "-", "=", "<>", "x", "._-~=+*#", "...")
+
+WIRE_COLUMNS = 12
 
 
 class Picture:
@@ -55,11 +62,11 @@ class Picture:
         width, height = options.max_width, console.size.height
         beside = width >= len(self._stage.zones) * ZONE_COLUMNS + 14
         yield self._head(width)
-        zones: list[RenderableType] = list(self._zones(glyphs, width, beside, height))
+        zones: list[RenderableType] = list(self._zones(glyphs, width, beside))
         yield zones[0] if beside else Group(*zones)
         yield self._counts(width)
         if self._told:
-            used_lines = 5 + (9 if beside else sum(6 if isinstance(each, Panel) else 1 for each in zones))
+            used_lines = 3 + len(console.render_lines(Group(*zones), options))
             yield from story(self._stage.steps, glyphs, width, self._stage.note, max(3, height - used_lines))
 
     def _head(self, width: int) -> Text:
@@ -83,23 +90,23 @@ class Picture:
                 text.append_text(part)
         return text
 
-    def _zones(self, glyphs: Glyphs, width: int, beside: bool, height: int) -> Iterator[RenderableType]:
-        stage, seen = self._stage, list(self._stage.zones.values())
+    def _zones(self, glyphs: Glyphs, width: int, beside: bool) -> Iterator[RenderableType]:
+        seen = list(self._stage.zones.values())
         if not beside:
-            tight = height < 12 + 6 * len(seen) + len(stage.steps) // 2
             for number, zone in enumerate(seen):
                 if number:
                     yield Align.center(self._wire(glyphs, number, width // 2))
-                yield _panel(zone, self._inbound(zone), glyphs, width, tight=tight)
+                yield _panel(zone, self._inbound(zone), glyphs, width)
             return
-        wires = len(seen) - 1
-        zone_width = (width - 12 * wires) // len(seen)
+        zone_width = (width - WIRE_COLUMNS * (len(seen) - 1)) // len(seen)
+        height = 6 + 2 * max(len(self._inbound(zone)) for zone in seen)
         grid = Table.grid(expand=True)
         cells: list[RenderableType] = []
         for number, zone in enumerate(seen):
             if number:
-                grid.add_column(width=12)
-                cells.append(Align.center(self._wire(glyphs, number, 10), vertical="middle", height=9))
+                grid.add_column(width=WIRE_COLUMNS)
+                wire = self._wire(glyphs, number, WIRE_COLUMNS)
+                cells.append(Align.center(wire, vertical="middle", height=height))
             grid.add_column(ratio=1)
             cells.append(_panel(zone, self._inbound(zone), glyphs, zone_width, wide=True))
         grid.add_row(*cells)
@@ -111,28 +118,22 @@ class Picture:
     def _wire(self, glyphs: Glyphs, number: int, width: int) -> Text:
         """Draw the network before a zone; the cut is at the plant, which is the first."""
         cut = self._stage.is_cut and number == 1
-        word, style = (" cut ", "bold red") if cut else (" open ", "green")
-        side = max(1, (width - len(word)) // 2)
-        lines = (" " if cut else glyphs.wire) * (side - 1)
-        ends = glyphs.wire
-        left, right = (ends + lines, lines + ends) if not cut else (ends * max(1, side // 2), ends * max(1, side // 2))
-        return Text(left + word + right, style)
+        word, end, style = (" cut ", glyphs.broken, "bold red") if cut else (" open ", "", "green")
+        side = glyphs.wire * (max(3, (width - len(word)) // 2) - 1 - len(end))
+        return Text(glyphs.ends[0] + side + end + word + end + side + glyphs.ends[1], style)
 
 
-def _panel(
-    zone: ZoneSeen, links: Sequence[LinkSeen], glyphs: Glyphs, width: int, *, wide: bool = False, tight: bool = False
-) -> Panel:
+def _panel(zone: ZoneSeen, links: Sequence[LinkSeen], glyphs: Glyphs, width: int, *, wide: bool = False) -> Panel:
     if zone.alive:
         state = Text("node up", "green")
     else:
         state = Text("node starts", "dim") if zone.pid or not zone.seen else Text("node DOWN", "bold red")
-    inside = width - 4
-    body = _tall(zone, inside, glyphs) if wide else _flat(zone, inside)
-    lines: list[RenderableType] = [*body]
+    inside, received = width - 4, f"received {count_text(zone.received)}  "
+    lines: list[RenderableType] = [*(_tall(zone, inside, glyphs) if wide else _flat(zone))]
     for link in links:
-        lines.append(_gate(link, glyphs, inside))
-        if not tight:
-            lines.append(sparkline(link, glyphs, inside))
+        lines.append(_gate(link, glyphs, inside, known=zone.alive or not zone.seen))
+        before = Text("" if wide or link is not links[0] else received, "dim")
+        lines.append(before + sparkline(link, glyphs, inside - before.cell_len))
     return Panel(
         Group(*lines),
         title=Text(zone.zone.title, "bold"),
@@ -160,11 +161,11 @@ def _tall(zone: ZoneSeen, width: int, glyphs: Glyphs) -> Iterator[RenderableType
     yield rows
 
 
-def _flat(zone: ZoneSeen, width: int) -> Iterator[RenderableType]:
-    """Give a zone's buffers as few lines as they need."""
+def _flat(zone: ZoneSeen) -> Iterator[RenderableType]:
+    """Give a zone's store buffer one line; what it received stands before the lag."""
     yield Text.assemble(
         ("appended ", "dim"), _number(zone.appended), ("  forwarded ", "dim"), _number(zone.forwarded),
-        ("  backlog ", "dim"), _backlog(zone.backlog), ("  received ", "dim"), _number(zone.received),
+        ("  backlog ", "dim"), _backlog(zone.backlog),
     )  # fmt: skip
 
 
@@ -186,13 +187,16 @@ def mode_text(mode: str, glyphs: Glyphs = SIGNS) -> Text:
     return Text(f"{glyphs.mode} {mode}", MODES.get(mode, ""))
 
 
-def _gate(link: LinkSeen, glyphs: Glyphs, width: int) -> Text:
+def _gate(link: LinkSeen, glyphs: Glyphs, width: int, *, known: bool) -> Text:
+    """Write how a zone's inbound gate stands; while its node is away nobody knows."""
     lag = "" if link.lag_ms is None else duration_text(link.lag_ms / 1000)
-    text = Text.assemble((f"from {link.link.sender.title} ", "dim"), mode_text(link.mode, glyphs))
-    behind = Text.assemble(("lag ", "dim"), (lag, _lag_style(link.lag_ms))) if lag else Text()
-    text.append(" " * max(1, width - text.cell_len - behind.cell_len))
-    text.append_text(behind)
-    text.truncate(width)
+    mode = mode_text(link.mode, glyphs) if known else Text("not known", "dim")
+    text = Text.assemble((f"from {link.link.sender.title} ", "dim"), mode)
+    for label in ("lag ", ""):
+        behind = Text.assemble((label, "dim"), (lag, _lag_style(link.lag_ms))) if lag else Text()
+        if text.cell_len + behind.cell_len < width:
+            text.append(" " * (width - text.cell_len - behind.cell_len))
+            return text + behind
     return text
 
 
@@ -218,12 +222,17 @@ def sparkline(link: LinkSeen, glyphs: Glyphs, width: int) -> Text:
 def story(steps: Sequence[Step], glyphs: Glyphs, width: int, note: str = "", lines: int = 100) -> Iterator[Text]:
     """Tell the steps, each with a tick when it is done; when there is little room, those around the present one."""
     now = next((at for at, step in enumerate(steps) if step.progress != Progress.DONE), len(steps) - 1)
-    first = max(0, min(now - lines // 2, len(steps) - lines))
-    for step in steps[first : first + lines]:
-        yield _told(step, glyphs, width, note)
+    longest = max(len(step.title) for step in steps)
+    aligned = longest if width - longest >= DETAIL_COLUMNS else 0
+    told = {step.key: list(_told(step, glyphs, width, note, aligned)) for step in steps}
+    room = lines - (len(told[steps[now].key]) - 1)
+    first = max(0, min(now - room // 2, len(steps) - room))
+    for step in steps[first : first + room]:
+        yield from told[step.key]
 
 
-def _told(step: Step, glyphs: Glyphs, width: int, note: str) -> Text:
+def _told(step: Step, glyphs: Glyphs, width: int, note: str, aligned: int) -> Iterator[Text]:
+    """Tell one step; its detail stands beside it where it fits, and what is waited for else below."""
     signs = {
         Progress.AHEAD: (glyphs.ahead, "dim", "dim"),
         Progress.NOW: (glyphs.now, "bold yellow", "bold"),
@@ -233,9 +242,12 @@ def _told(step: Step, glyphs: Glyphs, width: int, note: str) -> Text:
     sign, sign_style, style = signs[step.progress]
     text = Text.assemble(" ", (sign, sign_style), " ", (step.title, style))
     detail = step.detail
-    if step.progress == Progress.NOW:
-        detail = f"waiting for {note} {glyphs.dots}" if note else glyphs.dots
-    room = width - text.cell_len - 3
-    if detail and len(detail) <= room:
-        text.append(f"   {detail}", "dim")
-    return text
+    if step.progress == Progress.NOW and note:
+        detail = f"waiting for {note} {glyphs.dots}"
+    space = " " * (2 + max(0, aligned - len(step.title)))
+    fits = text.cell_len + len(space) + len(detail) <= width
+    if detail and fits:
+        text.append(space + detail, "dim")
+    yield text
+    if detail and not fits and step.progress == Progress.NOW:
+        yield Text(f"   {detail}", "dim", overflow="ellipsis", no_wrap=True)

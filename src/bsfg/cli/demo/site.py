@@ -26,8 +26,11 @@ EVENTS, ORDERS = "operational", "documents"
 DRAIN_FACTS_PER_SECOND = 1_500
 """How fast a link may go; without a limit what gathers here would cross before anybody could see it."""
 
-CAUGHT_UP = {EVENTS: 20, ORDERS: 2}
-"""The backlog at which a link counts as normal again: a tenth of a second of machine events, a few orders."""
+CAUGHT_UP = {EVENTS: 80, ORDERS: 2}
+"""The backlog at which a link counts as normal again: half a second of machine events, a few orders."""
+
+BATCH = {EVENTS: 10_000, ORDERS: 10}
+"""How many facts are fetched at once: orders wait for the PDFs of all that come with them."""
 
 ROLES = ("producer", "pipeline", "operator", "viewer")
 
@@ -161,8 +164,8 @@ class Site:
             yield _IDENTITY.format(name=f"{other.name}-bsfg", zone=other.name, role="peer", relay=_listed(relayed))
             for link in pulled:
                 engine = "spark" if self.spark else "native"
-                calm = CAUGHT_UP[link.stream]
-                yield _LINK.format(link=link, engine=engine, rate=DRAIN_FACTS_PER_SECOND, calm=calm)
+                calm, batch = CAUGHT_UP[link.stream], BATCH[link.stream]
+                yield _LINK.format(link=link, engine=engine, rate=DRAIN_FACTS_PER_SECOND, calm=calm, batch=batch)
             if served:
                 streams, buffers = ({str(getattr(link, name)) for link in served} for name in ("stream", "buffer"))
                 yield _SERVE.format(zone=other.name, streams=_listed(streams), buffers=_listed(buffers))
@@ -226,6 +229,7 @@ buffer = "{link.buffer}"
 engine = "{engine}"
 rate_limit = {rate}
 normal_backlog = {calm}
+batch_facts = {batch}
 fetch_wait = "1s"
 backoff_first = "50ms"
 backoff_max = "500ms"

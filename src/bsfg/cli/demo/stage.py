@@ -16,7 +16,7 @@ from bsfg.errors import TimedOut
 WAIT_SECONDS = 300.0
 """How long something that must happen may take, on a very busy machine, before the demo gives up."""
 
-LAGS_SHOWN = 60
+LAGS_SHOWN = 150
 
 
 class Progress(StrEnum):
