@@ -25,6 +25,9 @@ LINE_SECONDS = 10.0
 """How often a line is written where there is no terminal to keep one up to date."""
 
 RATE_SECONDS = 20.0
+GONE_SECONDS = 2.0
+"""How long a JVM that does not answer any more may take until it is known to have ended."""
+
 END_SECONDS = 9.0
 """After this time a landing that was asked to end is left as it is, which harms nothing."""
 
@@ -79,13 +82,13 @@ def watched(lander: Lander, spark: SparkWhenNeeded, work: Callable[[], None], *,
         thread.start()
         while thread.is_alive():
             thread.join(LOOK_SECONDS)
-            if asked.is_set() or spark.has_ended:
+            if asked.is_set() or spark.has_ended():
                 lander.end()
             elif shown:
                 show(_text(lander, spark, progress))
     if asked.is_set():
         return True
-    if spark.has_ended:
+    if spark.has_ended(GONE_SECONDS if failures and isinstance(failures[0], SparkFailed) else 0.0):
         raise SparkFailed("Spark's JVM has ended")
     if failures:
         raise failures[0]

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import subprocess
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from bsfg.errors import BsfgError, SparkFailed
 from bsfg.spark.session import end, session
 
 if TYPE_CHECKING:
@@ -23,21 +28,32 @@ class SparkWhenNeeded:
         """Whether there is a session."""
         return self._session is not None
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether Spark ran in a process of its own and that has ended."""
+    def has_ended(self, within_seconds: float = 0.0) -> bool:
+        """Tell whether Spark runs in a process of its own and that has ended, or ends within some time."""
         if self._session is None:
             return False
         gateway: Any = self._session.sparkContext._gateway
-        process = getattr(gateway, "proc", None)
-        return process is not None and process.poll() is not None
+        process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
+        if process is None:
+            return False
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(within_seconds)
+        return process.poll() is not None
 
     def __call__(self) -> SparkSession:
         """Give the session."""
         if self._session is None:
             self.is_starting = True
-            self._session = session(*self._given)
-            self.is_starting = False
+            _quiet()
+            try:
+                self._session = session(*self._given)
+            except BsfgError:
+                raise
+            except Exception as error:
+                hint = "Java has said why, above; --master and --conf are handed to Spark as they are."
+                raise SparkFailed(f"Spark did not start: {str(error).strip().splitlines()[0]}", hint=hint) from error
+            finally:
+                self.is_starting = False
         return self._session
 
     def __enter__(self) -> SparkWhenNeeded:
@@ -46,3 +62,15 @@ class SparkWhenNeeded:
     def __exit__(self, *raised: object) -> None:
         if self._session is not None:
             end(self._session)
+
+
+def _quiet() -> None:
+    """Keep tracebacks of PySpark off stderr when the JVM ends; the command says it in a sentence."""
+    if os.environ.get("BSFG_DEBUG") == "1":
+        return
+    from pyspark import accumulators
+
+    logging.disable(logging.CRITICAL)
+    for name in ("AccumulatorTCPServer", "AccumulatorUnixServer"):
+        if hasattr(accumulators, name):
+            getattr(accumulators, name).handle_error = lambda *given: None
