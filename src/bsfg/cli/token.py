@@ -18,7 +18,7 @@ app = typer.Typer()
 EPILOG = examples(
     ("bsfg token control-room", "a token for somebody who may look"),
     ("bsfg token shift-lead --role operator", "one for somebody who may also hold and release gates"),
-    ("bsfg token control-room --json | tee token.json | jq -r .row >> zone.toml", "keep both, the row where it belongs"),
+    ("bsfg token control-room --json | tee token.json | jq -r .row >> zone.toml", "the row where it belongs"),
 )
 
 
