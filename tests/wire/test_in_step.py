@@ -41,7 +41,8 @@ def test_every_method_is_described() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "page"), [("wire.md", document.page), ("observability.md", observed.page), ("errors.md", errorpage.page)],
+    ("name", "page"),
+    [("wire.md", document.page), ("observability.md", observed.page), ("errors.md", errorpage.page)],
     ids=["wire", "observability", "errors"],
 )
 def test_reference_pages_are_in_step(name: str, page: object) -> None:
