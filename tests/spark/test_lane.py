@@ -111,6 +111,34 @@ def test_items_arrive_in_order_and_once(seed: int, count: int, trouble: float, l
     assert all(sum(taken.values()) == count for taken in results)
 
 
+class Independent(FakeStream):
+    """A call in which each item is taken or refused for itself, as appends are."""
+
+    @property
+    def broken(self) -> bool:
+        """Never: a refusal does not concern the items behind it."""
+        return False
+
+    @broken.setter
+    def broken(self, value: bool) -> None:
+        pass
+
+
+@given(st.integers(0, 10**6), st.integers(0, 30), st.sampled_from([0.0, 0.05, 0.3]))
+def test_one_by_one_no_item_overtakes_a_refused_one(seed: int, count: int, trouble: float) -> None:
+    """Where a refused item does not hold up those behind it, sending them one by one keeps the order."""
+    buffer = Buffer(seed, trouble)
+
+    async def work() -> None:
+        lane = Lane(lambda: Independent(buffer), lambda item, answer: None, 1_000.0, one_by_one=True)
+        for item in range(count):
+            await lane.send(item)
+        await lane.finish()
+
+    asyncio.run(work())
+    assert buffer.items == list(range(count))
+
+
 def test_patience_ends() -> None:
     """Trouble that lasts longer than the time given, or will not pass, is raised."""
 

@@ -89,10 +89,22 @@ class Stream(Protocol):
 
 
 class Lane:
-    """Sends items in order over streams that may break; it lives in the event loop of the calls."""
+    """Sends items in order over streams that may break; it lives in the event loop of the calls.
 
-    def __init__(self, opening: Callable[[], Stream], take: Callable[[Any, Any], None], retry_seconds: float) -> None:
+    With ``one_by_one`` an item is sent when the one before it was taken, so that no item overtakes another that is
+    refused for a while; without it as many are under way as the stream allows.
+    """
+
+    def __init__(
+        self,
+        opening: Callable[[], Stream],
+        take: Callable[[Any, Any], None],
+        retry_seconds: float,
+        *,
+        one_by_one: bool = False,
+    ) -> None:
         self._opening, self._take, self._retry_seconds = opening, take, retry_seconds
+        self._one_by_one = one_by_one
         self._stream: Stream | None = None
         self._unsent: deque[Any] = deque()
         self._under_way: deque[tuple[Any, asyncio.Future[Any]]] = deque()
@@ -102,9 +114,11 @@ class Lane:
     async def send(self, item: Any) -> None:
         """Send an item; what was answered meanwhile is taken."""
         self._unsent.append(item)
-        while self._unsent:
+        while self._unsent or (self._one_by_one and self._under_way):
             try:
                 await self._send_all()
+                if self._one_by_one:
+                    await asyncio.wait([future for _, future in self._under_way])
                 self._take_answered()
             except BsfgError as error:
                 await self._bear(error)

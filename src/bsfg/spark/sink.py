@@ -133,7 +133,9 @@ class FactsWriting:
             )
 
         take = take_put(sums) if self.puts else take_append(sums, options["conflicts"] == "fail")
-        return Lane(opening, take, options["retrySeconds"])
+        # A node refuses the rest of a put when it refuses a frame of it; appends are each for itself.
+        one_by_one = options["ordered"] and not self.puts
+        return Lane(opening, take, options["retrySeconds"], one_by_one=one_by_one)
 
     # What the driver does when all tasks are done.
 

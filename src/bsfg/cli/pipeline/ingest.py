@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -303,8 +304,11 @@ def _run(
         return
     _knock(node, plan.stream)
     from bsfg.spark.ingest.run import Ingest
+    from bsfg.spark.session import hush
 
     with spark_session("bsfg-ingest", *session) as spark, _shown() as watch:
+        if os.environ.get("BSFG_DEBUG") != "1":
+            hush(spark)  # what goes wrong in a task is told in its own words
         run = Ingest(spark, job, plan, settings, watch)
         run.survey(fresh)
         try:
