@@ -1,7 +1,7 @@
 # The one entry to the project. `make` alone lists what it can do.
 
 PYTHON ?= python3
-WORKERS ?= 2
+WORKERS ?= 3
 BENCH ?=
 
 VENV := .venv
