@@ -137,7 +137,7 @@ class Director:
                 await self.stage.until(lambda: len(self._ready) == len(self.site.zones), "Spark to start (Java)")
             waiting = sum(each.backlog for each in self.stage.links.values())
             await self.stage.until(self._is_normal, "every gate to be normal")
-            step.detail = f"{waiting:,} facts that had waited have crossed" if waiting else "every gate is normal"
+            step.detail = f"{_facts(waiting)} that had waited crossed" if waiting else "every gate is normal"
         self._times.normal_from = _now_unix_ms()
 
     async def _normal(self) -> None:
@@ -160,10 +160,9 @@ class Director:
                 link.wire.cut()
             self.stage.is_cut = True
             await self.stage.until(lambda: self._is_apart(links), "both sides to notice")
-            before = self.stage.sent
             await self.stage.during(APART_SHARE * self.seconds)
             waiting = sum(self.stage.links[link.key].backlog for link in links)
-            step.detail = f"both sides go on: {self.stage.sent - before:,} more facts, {waiting:,} wait"
+            step.detail = f"both sides go on; {_facts(waiting)} wait on disk"
 
     async def _kill(self) -> None:
         plant = self.site.plant
@@ -174,7 +173,9 @@ class Director:
             told = dict(producing.told)
             absent = await asyncio.to_thread(referee.missing, plant.data, EVENTS, plant.name, told)
             await self.stage.during(DEAD_SECONDS)
-            step.detail = f"its folder, read without it: {len(told) - absent:,} of {len(told):,} acknowledged facts"
+            step.detail = (
+                f"its folder, read without it, has {len(told) - absent:,} of {_facts(len(told))} it acknowledged"
+            )
         with self.stage.step("restart") as step:
             waiting = producing.sent - producing.answered
             began = time.monotonic()
@@ -183,7 +184,7 @@ class Director:
             target = producing.sent
             await self.stage.until(lambda: producing.answered >= target, "the producer's outbox to empty")
             await self.stage.until(lambda: seen.alive and seen.appended >= target, "a look at the node")
-            step.detail = f"up after {took:.1f} s; {waiting:,} facts had waited in the producer's outbox"
+            step.detail = f"up after {took:.1f} s; the producer's outbox had kept {_facts(waiting)}"
 
     async def _heal(self) -> None:
         with self.stage.step("heal") as step:
@@ -193,7 +194,7 @@ class Director:
                 link.wire.mend()
             self.stage.is_cut = False
             await self.stage.until(self._is_normal, "the backlog to cross")
-            step.detail = f"{waiting:,} facts crossed in {time.monotonic() - began:.1f} s"
+            step.detail = f"{_facts(waiting)} crossed in {time.monotonic() - began:.1f} s"
         self._times.after_from = _now_unix_ms()
         with self.stage.step("after") as step:
             await self._cross(AFTER_SHARE * self.seconds, step)
@@ -227,7 +228,7 @@ class Director:
                 raise SparkFailed(f"the audit did not end well: {self.crew.last_words('audit')}")
             found: list[dict[str, Any]] = orjson.loads(answer)
             clean = "they agree" if all(each["clean"] for each in found) else "THEY DIFFER"
-            step.detail = f"{sum(each['facts'] for each in found):,} facts compared, hash chains verified: {clean}"
+            step.detail = f"{_facts(sum(each['facts'] for each in found))} compared, hash chains verified: {clean}"
         return found
 
     # Conditions.
@@ -350,6 +351,10 @@ class Director:
 
 
 _ENDPOINT = ("address", "ca", "certificate", "key", "server_name")
+
+
+def _facts(count: int) -> str:
+    return f"{count:,} fact{'' if count == 1 else 's'}"
 
 
 def _now_unix_ms() -> int:

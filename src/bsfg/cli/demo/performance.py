@@ -7,6 +7,7 @@ import contextlib
 import os
 import tempfile
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
@@ -37,6 +38,8 @@ def perform(wanted: Wanted) -> bool:
     """Play, show and judge; tell whether every promise was kept."""
     # gRPC reads this when it is loaded; what it says of connections that the demo itself breaks is of no use.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    if wanted.spark and find_spec("pyspark") is None:
+        raise ModuleNotFoundError("No module named 'pyspark'", name="pyspark")
     screen = console(stderr=wanted.json)
     show = show_on(screen, as_json=wanted.json)
     with orderly_end():
