@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import tempfile
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -44,11 +45,13 @@ def perform(wanted: Wanted) -> bool:
     show = show_on(screen, as_json=wanted.json)
     with orderly_end():
         folder = Path(tempfile.mkdtemp(prefix="bsfg-demo-"))
-        site = Site(folder, wanted.three_zones, wanted.spark)
-        if not isinstance(show, Silent):
-            introduce(screen, site)
-        verdict = run(_Performance(wanted, site, screen, show).play())
-    return verdict.ok
+        try:
+            site = Site(folder, wanted.three_zones, wanted.spark)
+            if not isinstance(show, Silent):
+                introduce(screen, site)
+            return run(_Performance(wanted, site, screen, show).play()).ok
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Performance:
