@@ -76,10 +76,13 @@ class KeyHash:
 
     def of_batch(self, batch: FactBatch) -> np.ndarray:
         """Hash the key of each fact of a batch."""
-        if not batch.has_rows:
-            return self.of(batch.column("from_zone"), batch.column("message_id"))
-        pairs = zip(batch.values("from_zone"), batch.values("message_id"), strict=True)
-        return np.array([self.of_one(zone, text) for zone, text in pairs], dtype=np.uint64)
+        if batch.has_rows:
+            return np.array(self.of_few(batch), dtype=np.uint64)
+        return self.of(batch.column("from_zone"), batch.column("message_id"))
+
+    def of_few(self, batch: FactBatch) -> list[int]:
+        """Hash the key of each fact of a small batch, without array operations."""
+        return list(map(self.of_one, batch.values("from_zone"), batch.values("message_id")))
 
     def of(self, from_zone: pa.Array, message_id: pa.Array) -> np.ndarray:
         """Hash each row's key to an unsigned 64-bit number."""

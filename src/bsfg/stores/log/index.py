@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import crc32c
@@ -139,17 +139,27 @@ class KeyIndex:
         """Add the keys of the offsets from ``first`` to ``last``; hashes are sorted, offsets stand beside them."""
         if not len(hashes):
             return
-        self.recent_keys += len(hashes)
         if len(hashes) < _SCALAR_BELOW:
-            for value, offset in zip(hashes.tolist(), offsets.tolist(), strict=True):
-                self._newest.setdefault(value, []).append(offset)
-            self._newest_first = first if self._newest_first is None else self._newest_first
-            if len(self._newest) < _NEWEST_KEYS:
-                return
-            self._sort_newest()
+            self.add_few(hashes.tolist(), offsets.tolist(), first)
             return
+        self.recent_keys += len(hashes)
         self._sort_newest()
         self._add_sorted(Run(hashes, offsets, first, last))
+
+    def add_few(self, hashes: Iterable[int], offsets: Iterable[int], first: int) -> None:
+        """Add a few keys; ``first`` is the offset from which on there are none yet."""
+        for value, offset in zip(hashes, offsets, strict=True):
+            self._newest.setdefault(value, []).append(offset)
+            self.recent_keys += 1
+        self._newest_first = first if self._newest_first is None else self._newest_first
+        if len(self._newest) >= _NEWEST_KEYS:
+            self._sort_newest()
+
+    def may_hold(self, hash_: int) -> bool:
+        """Tell whether a key may be there; this asks the filters alone, which are sometimes wrong about absent ones."""
+        if hash_ in self._newest or self._recent_filter.maybe_one(hash_):
+            return True
+        return any(run.filter is None or run.filter.maybe_one(hash_) for run in self.runs)
 
     def _sort_newest(self) -> None:
         """Turn the newest keys, which came one by one, into a sorted array like the others."""

@@ -6,6 +6,7 @@ log and the key segments.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -84,10 +85,16 @@ class IndexStore:
     def add(self, hashes: np.ndarray, offsets: np.ndarray, end: int, chain: bytes) -> None:
         """Add the sorted keys of entries up to ``end``, which are durable; ``chain`` is the chain value there."""
         with self.keys.lock:
-            self._add(hashes, offsets, end, chain)
+            self.keys.add(hashes, offsets, self.covered, end - 1)
+            self._added(end, chain)
 
-    def _add(self, hashes: np.ndarray, offsets: np.ndarray, end: int, chain: bytes) -> None:
-        self.keys.add(hashes, offsets, self.covered, end - 1)
+    def add_few(self, hashes: Sequence[int], end: int, chain: bytes) -> None:
+        """Add the keys of the last entries before ``end``, in their order."""
+        with self.keys.lock:
+            self.keys.add_few(hashes, range(end - len(hashes), end), self.covered)
+            self._added(end, chain)
+
+    def _added(self, end: int, chain: bytes) -> None:
         self.covered = end
         if self.keys.recent_keys >= self._run_keys:
             run = self.keys.take_recent()

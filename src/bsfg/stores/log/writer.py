@@ -43,6 +43,7 @@ from bsfg.stores.log.view import LogView
 STORE_SCHEMA = FACT_SCHEMA
 FORWARD_SCHEMA = STORED_SCHEMA
 _MIN_SEGMENT_BYTES = 16_384
+_FEW = 8
 # As plain numbers: numpy takes its time with an enumeration.
 _INSERTED, _CONFLICT = int(Result.INSERTED), int(Result.CONFLICT)
 WATERMARK = struct.Struct("<16sqqI")
@@ -151,10 +152,15 @@ class LogWriter:
     def append_group(self, items: Sequence[AppendItem], committed: Callable[[], int]) -> list[Receipt]:
         """Store the batches of several callers with one frame and one sync; ``committed`` is asked if room is short."""
         batch = FactBatch.concat([item.batch for item in items])
+        now, base = max(self.clock.now_unix_ms(), self.newest_unix_ms), self.end
+        if (keys := self._new_keys(batch)) is not None:
+            self._store(batch, np.arange(len(batch)), items, now, committed)
+            self.index.add_few(keys, self.end, self.chain)
+            verdict = Verdict(np.zeros(len(batch), dtype=np.int8), np.arange(base, self.end))
+            return self._receipts(items, verdict, now)
         hashes = self._key_hash.of_batch(batch)
         order = np.argsort(hashes, kind="stable")
-        verdict = judge(batch, hashes, order, self.index.keys, self._stored)
-        now, base = max(self.clock.now_unix_ms(), self.newest_unix_ms), self.end
+        verdict = judge(batch, hashes, order, self.index.keys, stored_facts(self.view(), self.keys))
         fresh = np.flatnonzero(verdict.results == _INSERTED)
         verdict.offsets[fresh] = np.arange(base, base + len(fresh))
         if len(fresh) < len(batch):
@@ -167,8 +173,13 @@ class LogWriter:
             self.index.add(hashes[order], verdict.offsets[order], self.end, self.chain)
         return self._receipts(items, verdict, now)
 
-    def _stored(self, offsets: np.ndarray) -> tuple[FactBatch, np.ndarray, np.ndarray]:
-        return stored_facts(self.view(), self.keys)(offsets)
+    def _new_keys(self, batch: FactBatch) -> list[int] | None:
+        """Give the hashes of a few keys that are certainly new, None for others: most single facts need no more."""
+        if not 0 < len(batch) <= _FEW:
+            return None
+        hashes = self._key_hash.of_few(batch)
+        known = len(set(hashes)) < len(hashes) or any(map(self.index.keys.may_hold, hashes))
+        return None if known else hashes
 
     def _receipts(self, items: Sequence[AppendItem], verdict: Verdict, now: int) -> list[Receipt]:
         receipts, at = [], 0
