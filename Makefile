@@ -3,6 +3,7 @@
 PYTHON ?= python3
 WORKERS ?= 3
 BENCH ?=
+DEMO ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,13 +15,14 @@ STAMP := $(VENV)/.installed
 help: ## Show this help
 	@echo "BSFG: a bidirectional store-and-forward gateway."
 	@echo
-	@echo "New here? Run 'make demo' to watch it survive a kill, then 'make test' to check everything."
+	@echo "New here? Run 'make demo' to watch it survive a cut network and a kill, then 'make test' to check everything."
 	@echo "Each target creates its own environment in $(VENV); only Python 3.11+ (with venv) and make are needed."
 	@echo
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "Variables: PYTHON=$(PYTHON) (the interpreter), WORKERS=$(WORKERS) (parallel test processes),"
-	@echo "           BENCH (options of the benchmark, such as BENCH='--facts 10000000 --plot bench.svg')."
+	@echo "           BENCH (options of the benchmark, such as BENCH='--facts 10000000 --plot bench.svg'),"
+	@echo "           DEMO (options of the demo, such as DEMO='--three-zones --keep')."
 
 venv: $(STAMP) ## Create the environment and install the package for development
 
@@ -53,8 +55,8 @@ test: venv lint chromium ## Run lint and every test, campaigns in their short fo
 soak: venv ## Run the campaigns in their long form (hours, other seeds each time)
 	BSFG_SOAK=long $(BIN)/pytest --timeout 0 -m soak tests
 
-demo: venv ## Kill a writer in mid-stream and prove that nothing is lost or doubled
-	@$(BIN)/bsfg demo
+demo: venv ## Cut two zones apart, kill a node, heal it all, and prove that nothing is lost or doubled
+	@$(BIN)/bsfg demo $(DEMO)
 
 bench: venv ## Measure the embedded log against this machine's SHA-256
 	@$(BIN)/bsfg bench store $(BENCH)

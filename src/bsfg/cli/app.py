@@ -24,7 +24,7 @@ from bsfg.errors import BsfgError, ExtraMissing
 EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 
 EPILOG = examples(
-    ("bsfg demo", "watch nothing get lost while the writer is killed"),
+    ("bsfg demo", "watch nothing get lost while the network is cut and a node is killed"),
     ("bsfg verify data", "check every byte of a data folder"),
     ("bsfg inspect data", "see what is in it"),
     ("bsfg COMMAND --help", "learn one command, with examples"),
