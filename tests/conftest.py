@@ -1,6 +1,7 @@
 """What every test shares: stable property tests, campaigns in two sizes, and no skips in CI."""
 
 import os
+import signal
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
@@ -10,6 +11,11 @@ from hypothesis import HealthCheck, settings
 import bsfg.wire  # noqa: F401 - gRPC takes its TLS settings when it is loaded, so what sets them comes first
 
 pytest_plugins = ["pytester"]
+
+# A shell starts what it puts in the background with Ctrl-C ignored, and everything started from there inherits that:
+# commands that tests interrupt would never end.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 

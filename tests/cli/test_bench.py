@@ -108,11 +108,14 @@ def test_it_cleans_up_when_it_is_stopped(tmp_path: Path, number: int, code: int)
     # The folder is there only once everything is imported and the signal is taken care of.
     command = [sys.executable, "-m", "bsfg", "bench", "store", "--facts", "50000000", "--dir", str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
-    while not list(tmp_path.rglob("*.seg")):
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.send_signal(number)
-    assert process.communicate(timeout=60) == (b"", b"")
+    try:
+        while not list(tmp_path.rglob("*.seg")):
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(number)
+        assert process.communicate(timeout=60) == (b"", b"")
+    finally:
+        process.kill()
     assert process.returncode == code
     assert list(tmp_path.iterdir()) == []
 
