@@ -12,12 +12,14 @@ import pytest
 from tests.e2e.cleanup import Cleanup
 from tests.e2e.proxy import Proxy
 from tests.e2e.test_artifacts import download, naming, reference, upload
+from tests.e2e.test_backup import back_up, destroy, restore
 from tests.spark.nodes import SparkZone, zone_pair
 from tests.spark.replicating import Pipeline, wait_until
 
 from bsfg.batch import FactBatch
 from bsfg.cli.bench.workload import batch_of, batches_of
 from bsfg.ports import Buffer
+from bsfg.spark.replicate.driver import MEND_SECONDS, MEND_SECONDS_MOST, LiveQuery
 from bsfg.testing.facts import altered
 from bsfg.wire.service import GateView
 
@@ -239,6 +241,23 @@ def test_another_history_is_held(story: Story) -> None:
     story.pipeline.until(lambda: story.plant.committed(CONSUMER) == 9, "the new history")
 
 
+def test_a_restored_zone_is_brought_back(story: Story) -> None:
+    """A receiver lost its disk and what it had confirmed: the link is held, and after the release nothing lacks."""
+    before = len(arrived(story.enterprise)) - story.plant.end(Buffer.STORE)
+    backup, _ = back_up(story.enterprise)
+    story.produce(30)
+    end = story.plant.end(Buffer.STORE)
+    story.pipeline.until(lambda: story.plant.committed(CONSUMER) == end - 1, "facts after the backup")
+    destroy(story.enterprise)
+    restore(story.enterprise, backup)
+    story.enterprise.start()
+    story.produce(10)
+    story.mode("held")
+    hold(story, held=False)
+    story.pipeline.until(lambda: story.plant.committed(CONSUMER) == end + 9, "what the restored zone lacked")
+    assert arrived(story.enterprise)[before:] == sent(story.plant)
+
+
 async def gates(story: Story) -> list[GateView]:
     """Ask the node of the enterprise for its gates."""
     async with story.enterprise.admin() as admin:
@@ -253,3 +272,17 @@ def hold(story: Story, *, held: bool) -> None:
             await (admin.hold_gate(LINK, "test") if held else admin.release_gate(LINK, "test"))
 
     asyncio.run(work())
+
+
+def test_a_live_query_that_keeps_failing_is_tried_less_and_less_often() -> None:
+    """The pause doubles up to a limit, and a query that had worked for a while starts again soon."""
+    live = LiveQuery(None, began=0.0, pause=MEND_SECONDS / 2)  # type: ignore[arg-type]
+    pauses = []
+    for _ in range(8):
+        live.fail(0.1)
+        pauses.append(live.pause)
+    assert pauses[:3] == [MEND_SECONDS, 2 * MEND_SECONDS, 4 * MEND_SECONDS]
+    assert pauses[-1] == MEND_SECONDS_MOST
+    live.fail(10 * MEND_SECONDS_MOST)
+    assert live.pause == MEND_SECONDS
+    assert live.again == 10 * MEND_SECONDS_MOST + MEND_SECONDS

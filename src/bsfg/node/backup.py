@@ -125,16 +125,13 @@ def back_up(
     _check(place, target, options)
     partial = target.with_name(target.name + PARTIAL)
     try:
-        partial.mkdir(parents=True, mode=0o750)
-    except FileExistsError:
-        hint = "Another backup is being made, or one was interrupted; then remove it."
-        raise FileExists(f"{partial} is already there", hint=hint) from None
-    except OSError as error:
-        raise translated(error, f"making {partial}") from None
-    try:
+        # Made in here: a signal may end this process as soon as the folder is there.
+        _make(partial)
         manifest = _Backup(place, partial, options, now_unix_ms, progress).run()
         partial.rename(target)
         DiskFiles(target.parent).sync_folder("")
+    except FileExists:
+        raise
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise translated(error, f"writing {target}") from None
@@ -142,6 +139,15 @@ def back_up(
         shutil.rmtree(partial, ignore_errors=True)
         raise
     return manifest
+
+
+def _make(partial: Path) -> None:
+    """Make the folder that becomes the backup; one that is there already is somebody else's."""
+    try:
+        partial.mkdir(parents=True, mode=0o750)
+    except FileExistsError:
+        hint = "Another backup is being made, or one was interrupted; then remove it."
+        raise FileExists(f"{partial} is already there", hint=hint) from None
 
 
 def _check(place: Place, target: Path, options: Options) -> None:

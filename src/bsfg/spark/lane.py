@@ -113,18 +113,23 @@ class Lane:
 
     async def send(self, item: Any) -> None:
         """Send an item; what was answered meanwhile is taken."""
+        if self._one_by_one:
+            await self._settle()
         self._unsent.append(item)
-        while self._unsent or (self._one_by_one and self._under_way):
+        while self._unsent:
             try:
                 await self._send_all()
-                if self._one_by_one:
-                    await asyncio.wait([future for _, future in self._under_way])
                 self._take_answered()
             except BsfgError as error:
                 await self._bear(error)
 
     async def finish(self) -> None:
         """Wait until everything was answered and taken, and end the stream."""
+        await self._settle()
+        await self.close()
+
+    async def _settle(self) -> None:
+        """Wait until everything that was sent is answered and taken."""
         while self._unsent or self._under_way:
             try:
                 await self._send_all()
@@ -132,7 +137,6 @@ class Lane:
                 self._take_answered()
             except BsfgError as error:
                 await self._bear(error)
-        await self.close()
 
     async def close(self) -> None:
         """End the stream; what was not answered yet is given up."""

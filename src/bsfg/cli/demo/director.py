@@ -173,9 +173,7 @@ class Director:
             told = dict(producing.told)
             absent = await asyncio.to_thread(referee.missing, plant.data, EVENTS, plant.name, told)
             await self.stage.during(DEAD_SECONDS)
-            step.detail = (
-                f"its folder, read without it, has {len(told) - absent:,} of {_facts(len(told))} it acknowledged"
-            )
+            step.detail = f"its folder alone has {len(told) - absent:,} of {len(told):,} acknowledged facts"
         with self.stage.step("restart") as step:
             waiting = producing.sent - producing.answered
             began = time.monotonic()

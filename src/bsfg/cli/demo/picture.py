@@ -20,7 +20,7 @@ from bsfg.cli.status.view import duration_text
 ZONE_COLUMNS = 40
 """A zone beside another needs so much; with less, zones stand below each other."""
 
-DETAIL_COLUMNS = 60
+DETAIL_COLUMNS = 50
 """Details stand below each other where there is so much room for them."""
 
 LAG_MS_WARNING, LAG_MS_ALERT, LAG_MS_TOP = 100.0, 1_000.0, 60_000.0
@@ -132,8 +132,8 @@ def _panel(zone: ZoneSeen, links: Sequence[LinkSeen], glyphs: Glyphs, width: int
     lines: list[RenderableType] = [*(_tall(zone, inside, glyphs) if wide else _flat(zone))]
     for link in links:
         lines.append(_gate(link, glyphs, inside, known=zone.alive or not zone.seen))
-        before = Text("" if wide or link is not links[0] else received, "dim")
-        lines.append(before + sparkline(link, glyphs, inside - before.cell_len))
+        before = "" if wide or link is not links[0] else received
+        lines.append(Text.assemble((before, "dim"), sparkline(link, glyphs, inside - len(before))))
     return Panel(
         Group(*lines),
         title=Text(zone.zone.title, "bold"),
@@ -245,6 +245,8 @@ def _told(step: Step, glyphs: Glyphs, width: int, note: str, aligned: int) -> It
     if step.progress == Progress.NOW and note:
         detail = f"waiting for {note} {glyphs.dots}"
     space = " " * (2 + max(0, aligned - len(step.title)))
+    if text.cell_len + len(space) + len(detail) > width:
+        space = "  "
     fits = text.cell_len + len(space) + len(detail) <= width
     if detail and fits:
         text.append(space + detail, "dim")

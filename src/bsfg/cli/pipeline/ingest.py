@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import typer
 from bsfg.cli.complete import streams as known_streams
 from bsfg.cli.connection import Target, connects, told_once
 from bsfg.cli.groups import Json
-from bsfg.cli.output import examples, progress_bar
+from bsfg.cli.output import count_text, examples, progress_bar
 from bsfg.cli.pipeline import ingested
 from bsfg.cli.pipeline.running import Conf, Master, ends_on_signals, settings_of, spark_session
 from bsfg.errors import BsfgError, InvalidArgument
@@ -261,8 +262,8 @@ def ingest(
     )
     folder = work.absolute() / f"{plan.stream}-{plan.fingerprint(settings.access.address)[:12]}"
     with ends_on_signals(), Work.opened(folder, plan, again=again) as job:
-        _run(node, job, plan, settings, job.new_sources(sources.files, changed), (master, settings_of(conf)))
-        counts = ingested.report(job, sources, plan.stream, json)
+        seconds = _run(node, job, plan, settings, job.new_sources(sources.files, changed), (master, settings_of(conf)))
+        counts = ingested.report(job, sources, plan.stream, seconds, json)
     if rejects is not None and job.rejects.exists():
         shutil.copyfile(job.rejects, rejects)
     raise typer.Exit(EXIT_REJECTED if counts.rejected else 0)
@@ -298,17 +299,17 @@ def _settings(node: Target, master: str) -> Settings:
 
 def _run(
     node: Target, job: Work, plan: Plan, settings: Settings, fresh: list[Source], session: tuple[str, dict[str, str]]
-) -> None:
-    """Ingest what is new or unfinished; Spark is started only when there is something."""
+) -> float | None:
+    """Ingest what is new or unfinished, and tell how long that took; Spark is started only when there is something."""
     if not fresh and not job.ahead():
-        return
+        return None
     _knock(node, plan.stream)
     from bsfg.spark.ingest.run import Ingest
-    from bsfg.spark.session import hush
 
-    with spark_session("bsfg-ingest", *session) as spark, _shown() as watch:
-        if os.environ.get("BSFG_DEBUG") != "1":
-            hush(spark)  # what goes wrong in a task is told in its own words
+    log = job.folder / "spark.log" if os.environ.get("BSFG_DEBUG") != "1" else None
+    # What goes wrong is told in its own words; py4j would print a traceback for every Ctrl-C.
+    logging.getLogger().addHandler(logging.NullHandler())
+    with spark_session("bsfg-ingest", *session, log=log) as spark, _shown() as watch:
         run = Ingest(spark, job, plan, settings, watch)
         run.survey(fresh)
         try:
@@ -316,6 +317,7 @@ def _run(
         except (BsfgError, KeyboardInterrupt):
             ingested.tell_stopped(job)
             raise
+        return run.seconds
 
 
 def _knock(node: Target, stream: str) -> None:
@@ -342,7 +344,9 @@ def _shown() -> Iterator[Watch]:
             bar.reset(task, total=rows, description="ingesting")
 
         def done(counts: Counts) -> None:
-            bar.update(task, advance=counts.rows, description="ingesting")
+            speed = bar.tasks[0].speed
+            rate = f", {count_text(int(speed))} rows/s" if speed else ""
+            bar.update(task, advance=counts.rows, description=f"ingesting{rate}")
 
         tell = told_once()
 

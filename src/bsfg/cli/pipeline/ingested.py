@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 SHOWN_REJECTS, SHOWN_FILES = 5, 5
 
 
-def report(job: Work, sources: Sources, stream: str, json: bool) -> Counts:
+def report(job: Work, sources: Sources, stream: str, seconds: float | None, json: bool) -> Counts:
     """Tell what became of the files since the last report, and note that it was told."""
     counts, files = job.progress.counts, job.open_files()
     first = list(islice(_rejects(job.rejects, job.progress.reported_bytes), SHOWN_REJECTS))
     if json:
-        print_json(_document(job, sources, stream))
+        print_json({**_document(job, sources, stream), "seconds": None if seconds is None else round(seconds, 1)})
     else:
         known = len(sources.files) - len(files)
         _tell(job, counts, known, first)

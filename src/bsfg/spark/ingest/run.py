@@ -81,6 +81,12 @@ class Ingest:
         self._spark, self._work, self._plan = spark, work, plan
         self._settings, self._watch = settings, watch
         self._careful = False
+        self._began = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has worked so far."""
+        return time.monotonic() - self._began
 
     def survey(self, sources: Sequence[Source]) -> None:
         """Look through new files and take them up; raises `InvalidArgument` when the plan fits none of them."""

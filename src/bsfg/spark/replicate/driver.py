@@ -41,6 +41,9 @@ LEASE_SECONDS = 10.0
 REPLAY_AGAIN_SECONDS = 15.0
 """How long the live tasks have a link to themselves after a replay that failed."""
 
+MEND_SECONDS, MEND_SECONDS_MOST = 0.5, 15.0
+"""How long a live query that failed stays away: twice as long each time, unless it had worked for a while."""
+
 TASK_ATTEMPTS = 1_000
 """A task that is killed is simply started again, however often."""
 
@@ -53,12 +56,28 @@ class Engine(StrEnum):
 
 
 @dataclass(slots=True)
+class LiveQuery:
+    """One of the two live queries of a link, and when it may start again after a failure."""
+
+    query: StreamingQuery
+    began: float
+    pause: float = MEND_SECONDS
+    again: float | None = None
+
+    def fail(self, now: float) -> None:
+        """Plan the next start; a query that fails as soon as it starts waits longer each time."""
+        worked = now - self.began > 2 * MEND_SECONDS_MOST
+        self.pause = MEND_SECONDS if worked else min(2 * self.pause, MEND_SECONDS_MOST)
+        self.again = now + self.pause
+
+
+@dataclass(slots=True)
 class LinkState:
     """One link as the driver sees it."""
 
     plan: LinkPlan
     folder: Path
-    queries: dict[str, StreamingQuery] = field(default_factory=dict)
+    queries: dict[str, LiveQuery] = field(default_factory=dict)
     engine: Engine = Engine.LIVE
     mode: str = str(Mode.AUTONOMOUS)
     lease: str | None = None
@@ -161,22 +180,28 @@ class Replication:
             .option("checkpointLocation", str(link.folder / f"live-{half}-{link.restarts}"))
             .queryName(f"live {link.plan.name} {half}")
         )
-        link.queries[half] = writing.start()
+        live = link.queries.get(half)
+        pause = live.pause if live is not None else MEND_SECONDS / 2
+        link.queries[half] = LiveQuery(writing.start(), time.monotonic(), pause)
 
     def _mend(self, link: LinkState) -> None:
-        """Start a live query again that has failed; when Spark itself is gone there is nothing to mend."""
-        for half, query in link.queries.items():
+        """Start a live query that failed again, after a pause; when Spark itself is gone there is nothing to mend."""
+        for half, live in list(link.queries.items()):
             try:
-                active, failure = query.isActive, None if query.isActive else query.exception()
+                active = live.query.isActive
+                failure = None if active else live.query.exception()
             except Exception as error:
                 raise SparkFailed(f"Spark has ended: {type(error).__name__}") from None
             if active or self._stopping.is_set():
                 continue
             if self._spark.sparkContext._jsc.sc().isStopped():
                 raise SparkFailed("Spark has ended")
-            link.restarts += 1
-            link.problem = str(failure or "a query ended")[:300]
-            self._start_live(link, half)
+            if live.again is None:
+                link.problem = str(failure or "a query ended")[:300]
+                live.fail(time.monotonic())
+            elif time.monotonic() >= live.again:
+                link.restarts += 1
+                self._start_live(link, half)
 
     # Replay.
 
@@ -278,9 +303,9 @@ class Replication:
         token = None
         with suppress(BsfgError):
             token = self._take(link, STOP_SECONDS).token
-        for query in link.queries.values():
+        for live in link.queries.values():
             with suppress(Exception):
-                query.stop()
+                live.query.stop()
         if token is not None:
             self._give_back(link, token)
         shutil.rmtree(link.folder, ignore_errors=True)
