@@ -1,11 +1,13 @@
 """Step 3 as a stream: one answer is being stored, the next one judged, and the one after that is on its way.
 
 `bsfg.journey.pull` does one thing after the other; here they go side by side, and confirmations follow on their own,
-several answers in one. It is as safe as a single turn, because of three things:
+several answers in one. While an answer is stored the sender is already asked for the next one, so that a new fact finds
+a question waiting for it. It is as safe as a single turn, because of three things:
 
 - Asking ahead (`FetchRequest.after`) moves no cursor of the sender. Who forgets how far he asked is served again from
   what he confirmed.
-- Answers are judged and put in the order of their offsets, each by the position that the one before it leads to.
+- Answers are judged and handed over in the order of their offsets, each by the position that the one before it leads
+  to, and are stored in that order.
 - A confirmation names only what is durable here, and the position it can lead to is remembered before it is sent.
 
 After any failure everything that was under way is let go. The next turn begins with what is remembered.
@@ -15,8 +17,10 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from bsfg.errors import BufferFull
@@ -45,6 +49,15 @@ class _Answer:
     following: asyncio.Task[_Answer] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Storing:
+    """An answer that was handed over."""
+
+    answer: _Answer
+    put: Put
+    stored: asyncio.Task[Stored]
+
+
 @dataclass(slots=True)
 class _Waiting:
     """What is durable here and not yet confirmed."""
@@ -57,6 +70,9 @@ class _Waiting:
 
 class Turns(ABC, Generic[Target]):
     """The turns of one stream of a link, wherever its facts are stored; use it from one task at a time."""
+
+    stores_at_once = 1
+    """How many answers may be handed over and not stored yet."""
 
     def __init__(
         self, link: PeerLink, memory: PeerMemory, *, confirm_every_seconds: float = CONFIRM_EVERY_SECONDS
@@ -71,16 +87,23 @@ class Turns(ABC, Generic[Target]):
         """Decide what becomes of an answer."""
 
     @abstractmethod
-    async def store(self, put: Put, target: Target, clock_trusted: bool) -> Stored:
-        """Make what is good of an answer durable."""
+    async def hand_over(self, put: Put, target: Target, clock_trusted: bool) -> Coroutine[Any, Any, Stored]:
+        """Begin to make what is good of an answer durable, and give the rest of the work.
+
+        Where several answers are stored at once, what is begun here decides on their order.
+        """
+
+    def waits_its_turn(self, put: Put) -> bool:
+        """Tell whether an answer must not be handed over before all others are stored."""
+        return False
 
     async def turn(
         self, forward: Target, request: FetchRequest | None = None, *, clock_trusted: bool = True
     ) -> Progress:
-        """Store the next answer, while the ones after it are fetched and judged; see `bsfg.journey.pull.pull_once`.
+        """Wait until the next answer is stored, while the ones after it are fetched, judged and handed over.
 
-        ``through`` is what this turn stored, ``acknowledged`` what the sender has said so far. What made confirming an
-        earlier answer fail is raised here.
+        See `bsfg.journey.pull.pull_once`. ``through`` is what this turn stored, ``acknowledged`` what the sender has
+        said so far. What made confirming an earlier answer fail is raised here.
         """
         try:
             return await self._turn(forward, request or FetchRequest(), clock_trusted)
@@ -103,38 +126,79 @@ class Turns(ABC, Generic[Target]):
             await asyncio.shield(self._confirming)
 
     def _forget(self) -> None:
-        self._room = asyncio.Semaphore(ANSWERS_AT_ONCE)
+        self._room = asyncio.Semaphore(ANSWERS_AT_ONCE + self.stores_at_once - 1)
         self._position: PeerPosition | None = None
         self._after: int | None = None
         self._acknowledged: int | None = None
         self._next: asyncio.Task[_Answer] | None = None
+        self._storing: deque[_Storing] = deque()
         self._waiting: _Waiting | None = None
         self._confirming: asyncio.Task[None] | None = None
 
     async def _turn(self, forward: Target, request: FetchRequest, clock_trusted: bool) -> Progress:
-        answer = await self._answer(request)
-        if isinstance(answer.decision, LinkHeld):
-            self.reset()
-            return Progress(held=answer.decision)
-        put = _to_put(answer.decision)
+        while not (self._storing and self._storing[0].stored.done()):
+            following = await self._asked(request)
+            if following is not None and following.done() and self._may_hand_over(following):
+                answer = following.result()
+                if isinstance(answer.decision, LinkHeld):
+                    self.reset()
+                    return Progress(held=answer.decision)
+                await self._hand_over(answer, _to_put(answer.decision), forward, clock_trusted)
+            else:
+                await self._wait(following)
+        return await self._finish(self._storing.popleft())
+
+    def _may_hand_over(self, following: asyncio.Task[_Answer]) -> bool:
+        """Tell whether it is the turn of an answer that has come: alone always, beside others only if it is good."""
+        if not self._storing:
+            return True
+        if len(self._storing) >= self.stores_at_once or following.cancelled() or following.exception() is not None:
+            return False
+        decision = following.result().decision
+        return isinstance(decision, Put) and not self.waits_its_turn(decision)
+
+    async def _hand_over(self, answer: _Answer, put: Put, forward: Target, clock_trusted: bool) -> None:
+        """Begin to store an answer, and go on from where it leads to."""
+        work = await self.hand_over(put, forward, clock_trusted)
+        self._storing.append(_Storing(answer, put, self._begin(work)))
+        self._position, self._next = answer.position, answer.following
+        if put.through >= answer.fetched.start:
+            self._after = put.through
+
+    async def _finish(self, storing: _Storing) -> Progress:
+        """Take what became of the oldest answer, and have it confirmed."""
+        answer, put = storing.answer, storing.put
         try:
-            stored = await self.store(put, forward, clock_trusted)
+            stored = storing.stored.result()
         except BufferFull as error:
             self.reset()
             return Progress(paused=error, backlog=answer.fetched.end - answer.fetched.start)
         self._room.release()
-        self._position, self._next = answer.position, answer.following
         progress = progress_of(answer.position, put, stored)
         if put.through < answer.fetched.start:
             return progress
-        self._after = put.through
         await self._confirm_soon(answer.position, put, stored)
         return replace(progress, through=put.through, acknowledged=self._acknowledged)
 
+    async def _wait(self, following: asyncio.Task[_Answer] | None) -> None:
+        """Wait for whatever comes first, and raise what kept an earlier answer from being confirmed."""
+        tasks: list[asyncio.Task[Any]] = [each.stored for each in islice(self._storing, 1)]
+        if following is not None and not following.done():
+            tasks.append(following)
+        confirming = self._confirming
+        if confirming is not None:
+            tasks.append(confirming)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if confirming is not None and confirming.done():
+            self._confirming = None
+            confirming.result()
+
     # Fetching and judging.
 
-    async def _answer(self, request: FetchRequest) -> _Answer:
-        """Give the next answer, and raise what kept an earlier one from being confirmed."""
+    async def _asked(self, request: FetchRequest) -> asyncio.Task[_Answer] | None:
+        """Give the next answer as it is being fetched and judged; None when asking now would bring nothing new."""
+        if self._next is None and self._storing and not request.wait_seconds:
+            return None
         if self._position is None:
             self._position = await self._memory.recall()
             self._acknowledged = self._position.acknowledged
@@ -144,13 +208,7 @@ class Turns(ABC, Generic[Target]):
             # An answer may start where this was acknowledged before it was asked for, but not where it was afterwards.
             position = replace(self._position, acknowledged=self._acknowledged)
             self._next = self._begin(self._judge(fetching, position, request))
-        following, confirming = self._next, self._confirming
-        if confirming is not None:
-            await asyncio.wait([following, confirming], return_when=asyncio.FIRST_COMPLETED)
-            if confirming.done():
-                self._confirming = None
-                confirming.result()
-        return await following
+        return self._next
 
     async def _fetch(self, request: FetchRequest) -> Fetched:
         room = self._room
@@ -237,10 +295,10 @@ class Flow(Turns[ForwardBuffer]):
         """Decide what becomes of an answer by the rules of the link."""
         return await judged(fetched, position, self._rules, self._link.zone)
 
-    async def store(self, put: Put, target: ForwardBuffer, clock_trusted: bool) -> Stored:
+    async def hand_over(self, put: Put, target: ForwardBuffer, clock_trusted: bool) -> Coroutine[Any, Any, Stored]:
         """Put the entries into the buffer; nothing expires while the clock is in doubt."""
         rules = self._rules if clock_trusted else replace(self._rules, max_age_seconds=None)
-        return await store(put, target, rules, self._link.zone, self._clock, self._before_put)
+        return store(put, target, rules, self._link.zone, self._clock, self._before_put)
 
 
 def _to_put(decision: Put | Refetch) -> Put:

@@ -7,9 +7,9 @@ is judged by the node that puts it, which takes nobody's word for it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bsfg.batch import EntryBatch
 from bsfg.errors import (
@@ -56,6 +56,8 @@ class Carried(Put):
 class Carrying(Turns["Courier"]):
     """The turns of one stream, its facts given to a courier."""
 
+    stores_at_once = 3
+
     async def judge(self, fetched: Fetched, position: PeerPosition) -> Decision:
         """Check the history and the order of an answer."""
         try:
@@ -72,10 +74,14 @@ class Carrying(Turns["Courier"]):
             relayed=fetched.gaps,
         )
 
-    async def store(self, put: Put, target: Courier, clock_trusted: bool) -> Stored:
-        """Have the node put every frame, in order."""
+    async def hand_over(self, put: Put, target: Courier, clock_trusted: bool) -> Coroutine[Any, Any, Stored]:
+        """Send every frame to the node, which puts them in order."""
         assert isinstance(put, Carried)
-        return await target.carry(put.log_id, put.frames, put.relayed, at=put.through + 1)
+        return await target.send(put.log_id, put.frames, put.relayed, at=put.through + 1)
+
+    def waits_its_turn(self, put: Put) -> bool:
+        """An answer with artifacts may take long to bring; what is stored before it is to be confirmed meanwhile."""
+        return any(len(entries) > entries.column("artifact_digest").null_count for entries in put.entries)
 
 
 Bring = Callable[[EntryBatch], Awaitable[None]]
@@ -90,10 +96,14 @@ class Courier:
         self._bring = bring
         self._open: tuple[str, PutStream] | None = None
 
-    async def carry(
+    async def carry(self, log_id: str, frames: Sequence[Frame]) -> Stored:
+        """Put frames and tell what became of them."""
+        return await (await self.send(log_id, frames))
+
+    async def send(
         self, log_id: str, frames: Sequence[Frame], relayed: Sequence[GapRecord] = (), *, at: int = 0
-    ) -> Stored:
-        """Put frames, and with the first one the gap records that the sender relays; tell what became of them."""
+    ) -> Coroutine[Any, Any, Stored]:
+        """Send frames, and with the first one the gap records that the sender relays; give the wait for the outcome."""
         for frame in frames:
             if frame.entries is not None:
                 await self._bring(frame.entries)
@@ -104,11 +114,18 @@ class Courier:
                 answers.append((Frame(at, at - 1), await calls.send_gaps(at, relayed)))
             for frame in frames:
                 answers.append((frame, await calls.send(frame, relayed if frame is frames[0] else ())))
-            stored = Stored()
+        except BaseException:
+            self._abandon(calls)
+            raise
+        return self._outcome(calls, answers)
+
+    async def _outcome(self, calls: PutStream, answers: Sequence[tuple[Frame, asyncio.Future[PutOutcome]]]) -> Stored:
+        stored = Stored()
+        try:
             for frame, answer in answers:
                 _add(stored, frame, await answer)
         except BaseException:
-            self._abandon()
+            self._abandon(calls)
             raise
         return stored
 
@@ -129,10 +146,10 @@ class Courier:
         self._open = log_id, calls
         return calls
 
-    def _abandon(self) -> None:
+    def _abandon(self, calls: PutStream) -> None:
         """Begin anew after a frame that was not taken: the node refuses the rest of that call."""
-        if self._open is not None:
-            self._open[1].abandon()
+        calls.abandon()
+        if self._open is not None and self._open[1] is calls:
             self._open = None
 
 
