@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,10 @@ from bsfg.cli.bench.node_client import Job, measured
 from bsfg.cli.bench.node_zones import PRODUCER, STREAM, Site, wait_until
 from bsfg.cli.bench.workload import OBJECT_BYTES
 from bsfg.ports import Buffer
+
+if TYPE_CHECKING:
+    from bsfg.cli.bench.pipeline_measure import PipelinePlan
+    from bsfg.cli.bench.pipeline_zones import PipelineSite
 
 SINGLES = 400
 HANDOFF_SECONDS_MAX = 600.0
@@ -100,7 +104,8 @@ def _yardstick(samples: NodeSamples) -> None:
     samples.sha256_rates += [sha256_per_second(samples.plan.object_bytes) for _ in range(2)]
 
 
-def _job(site: Site, plan: Plan, kind: str, first: int, count: int) -> Job:
+def job_of(site: Site | PipelineSite, plan: Plan | PipelinePlan, kind: str, first: int, count: int) -> Job:
+    """Give the job of a producer of the sender."""
     return Job(
         kind=kind,
         address=f"127.0.0.1:{site.sender.port}",
@@ -116,7 +121,7 @@ def _job(site: Site, plan: Plan, kind: str, first: int, count: int) -> Job:
 
 
 def _singles(site: Site, samples: NodeSamples) -> None:
-    [found] = measured([_job(site, samples.plan, "singles", _SINGLES_FROM, samples.plan.singles)])
+    [found] = measured([job_of(site, samples.plan, "singles", _SINGLES_FROM, samples.plan.singles)])
     samples.append_ms, samples.floor_ms = found["append_ms"], found["floor_ms"]
     samples.fdatasync_ms = found["fdatasync_ms"]
 
@@ -125,7 +130,7 @@ def _append(site: Site, samples: NodeSamples, kind: str, first: int, count: int)
     """Let all clients append at the same time, each its share."""
     clients = samples.plan.clients
     share = -(-count // clients)
-    jobs = [_job(site, samples.plan, kind, first + _PER_CLIENT * number, share) for number in range(clients)]
+    jobs = [job_of(site, samples.plan, kind, first + _PER_CLIENT * number, share) for number in range(clients)]
     before = site.sender.cpu_seconds()
     found = measured(jobs)
     seconds = max(each["ended"] for each in found) - min(each["started"] for each in found)
@@ -171,7 +176,7 @@ def _live(site: Site, samples: NodeSamples) -> None:
         site.receiver.published_end(Buffer.FORWARD) as end_there,
         Watch(end_here, end_there) as watch,
     ):
-        [found] = measured([_job(site, plan, "live", _LIVE_FROM, count)])
+        [found] = measured([job_of(site, plan, "live", _LIVE_FROM, count)])
         total = site.sender.end(Buffer.STORE)
         wait_until(lambda: site.receiver.end(Buffer.FORWARD) >= total, SETTLE_SECONDS_MAX)
     samples.rates["live"] = Rate(count, found["ended"] - found["started"], _cpu_seconds_since(site, before))

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bsfg.cli.bench.measure import sha256_per_second
-from bsfg.cli.bench.node_client import Job, measured
-from bsfg.cli.bench.node_measure import LOOK_SECONDS, WARM_UP_SECONDS, Rate, Watch
-from bsfg.cli.bench.node_zones import PRODUCER, STREAM, Zone, wait_until
+from bsfg.cli.bench.node_client import measured
+from bsfg.cli.bench.node_measure import LOOK_SECONDS, WARM_UP_SECONDS, Rate, Watch, job_of
+from bsfg.cli.bench.node_zones import STREAM, Zone, wait_until
 from bsfg.cli.bench.pipeline_zones import LINK, PipelineSite
 from bsfg.cli.bench.workload import BATCH_FACTS, OBJECT_BYTES, batch_of
 from bsfg.ports import Buffer
@@ -63,7 +63,7 @@ def run(site: PipelineSite, spark: SparkSession, plan: PipelinePlan, step: Step)
     samples = PipelineSamples(plan)
     step("appending the backlog")
     site.start_sender()
-    measured([_job(site, plan, "batches", 0, plan.facts + WARM_FACTS)])
+    measured([job_of(site, plan, "batches", 0, plan.facts + WARM_FACTS)])
     _yardstick(samples)
     step("the node's own handoff")
     _native(site, samples)
@@ -85,21 +85,6 @@ def run(site: PipelineSite, spark: SparkSession, plan: PipelinePlan, step: Step)
 
 def _yardstick(samples: PipelineSamples) -> None:
     samples.sha256_rates += [sha256_per_second(samples.plan.object_bytes) for _ in range(2)]
-
-
-def _job(site: PipelineSite, plan: PipelinePlan, kind: str, first: int, count: int) -> Job:
-    return Job(
-        kind=kind,
-        address=f"127.0.0.1:{site.sender.port}",
-        certs=str(site.certs),
-        identity=PRODUCER,
-        server_name=f"{site.sender.name}-bsfg",
-        stream=STREAM,
-        first=first,
-        count=count,
-        object_bytes=plan.object_bytes,
-        rate=plan.rate,
-    )
 
 
 def _native(site: PipelineSite, samples: PipelineSamples) -> None:
@@ -177,7 +162,7 @@ def _live(site: PipelineSite, spark: SparkSession, samples: PipelineSamples) -> 
             site.lake.published_end(Buffer.FORWARD) as end_there,
             Watch(end_here, end_there) as watch,
         ):
-            measured([_job(site, plan, "live", _LIVE_FROM, count)])
+            measured([job_of(site, plan, "live", _LIVE_FROM, count)])
             _reached(site.lake, site.sender.end(Buffer.STORE))
         offsets = np.arange(first + min(count - 1, int(plan.rate * WARM_UP_SECONDS)), first + count)
         samples.lag_ms = (1000 * np.maximum(0.0, watch.times(1, offsets) - watch.times(0, offsets))).tolist()
