@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import subprocess
@@ -74,6 +75,18 @@ def activate(spark: SparkSession) -> None:
     """Have this thread use a session: without one, Spark does not find Python sources when it writes."""
     sessions = type(spark)._get_j_spark_session_class(spark._jvm)
     sessions.setActiveSession(spark._jsparkSession)
+
+
+def without_tracebacks() -> None:
+    """Keep PySpark from printing tracebacks when the JVM ends or a call is cut off: a command says it in a sentence."""
+    if os.environ.get("BSFG_DEBUG") == "1":
+        return
+    from pyspark import accumulators
+
+    logging.disable(logging.CRITICAL)
+    for name in ("AccumulatorTCPServer", "AccumulatorUnixServer"):
+        if hasattr(accumulators, name):
+            getattr(accumulators, name).handle_error = lambda *given: None
 
 
 def hush(spark: SparkSession) -> None:

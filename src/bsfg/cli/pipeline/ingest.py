@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -307,8 +306,6 @@ def _run(
     from bsfg.spark.ingest.run import Ingest
 
     log = job.folder / "spark.log" if os.environ.get("BSFG_DEBUG") != "1" else None
-    # What goes wrong is told in its own words; py4j would print a traceback for every Ctrl-C.
-    logging.getLogger().addHandler(logging.NullHandler())
     with spark_session("bsfg-ingest", *session, log=log) as spark, _shown() as watch:
         run = Ingest(spark, job, plan, settings, watch)
         run.survey(fresh)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import subprocess
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from bsfg.errors import BsfgError, SparkFailed
-from bsfg.spark.session import end, session
+from bsfg.spark.session import end, session, without_tracebacks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,7 +42,7 @@ class SparkWhenNeeded:
         """Give the session."""
         if self._session is None:
             self.is_starting = True
-            _quiet()
+            without_tracebacks()
             try:
                 self._session = session(*self._given)
             except BsfgError:
@@ -62,15 +60,3 @@ class SparkWhenNeeded:
     def __exit__(self, *raised: object) -> None:
         if self._session is not None:
             end(self._session)
-
-
-def _quiet() -> None:
-    """Keep tracebacks of PySpark off stderr when the JVM ends; the command says it in a sentence."""
-    if os.environ.get("BSFG_DEBUG") == "1":
-        return
-    from pyspark import accumulators
-
-    logging.disable(logging.CRITICAL)
-    for name in ("AccumulatorTCPServer", "AccumulatorUnixServer"):
-        if hasattr(accumulators, name):
-            getattr(accumulators, name).handle_error = lambda *given: None
