@@ -26,6 +26,7 @@ _SORTED = orjson.OPT_SORT_KEYS
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _STRINGS_OR_SPACES = re.compile(rb'("(?:[^"\\]|\\.)*")|[ \t\r\n]+', re.DOTALL)
 _SPACES = b" \t\r\n"
+_NUMBERS = b"0123456789.+-eE"
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
@@ -48,13 +49,28 @@ def canonicalize(data: bytes) -> bytes:
         raise NotJson(_reason(data, error)) from None
     _check_depth(data)
     ordered = orjson.dumps(parsed, option=_SORTED)
-    if ordered == data:
+    if ordered == data or _differ_in_numbers_alone(data, ordered):
         return data
     # When only whitespace and the order of keys differ, the parsed value holds everything that was written.
     if orjson.dumps(parsed) == _without_spaces(data):
         return ordered
     canonical = write_literals(parse_literals(data))
     return data if canonical == data else canonical
+
+
+def _differ_in_numbers_alone(data: bytes, ordered: bytes) -> bool:
+    """Tell whether valid JSON and its parsed and sorted form differ in nothing but how numbers are written.
+
+    Numbers are kept as written, so such a text is canonical. A key in another place would show among the strings.
+    """
+    if b"\\" in data:
+        return False
+    # Without escapes every second part between quotes is a string.
+    ours, theirs = data.split(b'"'), ordered.split(b'"')
+    if ours[1::2] != theirs[1::2]:
+        return False
+    between = (b'"'.join(parts[::2]).translate(None, delete=_NUMBERS) for parts in (ours, theirs))
+    return next(between) == next(between)
 
 
 def _without_spaces(data: bytes) -> bytes:
@@ -130,7 +146,8 @@ def _chunk_is_canonical(chunk: Sequence[bytes], separator: bytes, token: str) ->
         values = orjson.loads(joined)
         if values[1::2] != [token] * (len(chunk) - 1):
             return False
-        return bool(orjson.dumps(values, option=_SORTED) == joined)
+        ordered = orjson.dumps(values, option=_SORTED)
+        return ordered == joined or _differ_in_numbers_alone(joined, ordered)
     except (ValueError, TypeError, RecursionError):
         return False
 
