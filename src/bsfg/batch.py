@@ -11,9 +11,9 @@ import pyarrow as pa
 from bsfg.arrays import int64_array, nulls
 from bsfg.errors import InvalidFact
 from bsfg.fact import Entry, Message
-from bsfg.ipc import decode, encoded_parts
+from bsfg.ipc import decode, encoded_parts, message_in
 from bsfg.model import DEFAULT_LIMITS, Limits
-from bsfg.rowipc import FACT_MESSAGES
+from bsfg.rowipc import ENTRY_MESSAGES, FACT_MESSAGES
 from bsfg.rows import Row, entry_of, is_plain, message_of, record_batch_of, row_of
 from bsfg.schema import AT, ENTRY_SCHEMA, FACT_SCHEMA, ORIGIN_FIELDS, STORED_SCHEMA
 
@@ -34,27 +34,34 @@ class FactBatch:
     ``sealed`` says that the rows were validated, canonicalised and digested by `bsfg.sealing.seal`; buffers accept
     only sealed batches. A batch is immutable. ``wellformed`` says that Arrow itself has checked every offset and text.
 
-    A small batch that was made of Python objects stays Python rows until somebody asks for its columns: a caller that
-    appends one fact then never pays for sixteen arrays, because the log joins such batches before it writes them.
+    A small batch that was made of Python objects, or came as a message, stays Python rows until somebody asks for its
+    columns: a caller that appends one fact then never pays for sixteen arrays. While such rows are those of a message
+    the message is kept, since it can be written to log and wire as it stands.
     """
 
     schema = FACT_SCHEMA
-    __slots__ = ("_record_batch", "_rows", "sealed", "wellformed")
+    messages = FACT_MESSAGES
+    __slots__ = ("_message", "_record_batch", "_rows", "sealed", "wellformed")
 
     def __init__(self, record_batch: pa.RecordBatch, *, sealed: bool = False, wellformed: bool = False) -> None:
         if not record_batch.schema.equals(self.schema):
             record_batch = _fitted(record_batch, self.schema)
         self._record_batch: pa.RecordBatch | None = record_batch
         self._rows: list[Row] | None = None
+        self._message: bytes | None = None
         self.sealed, self.wellformed = sealed, wellformed
 
     @classmethod
-    def of_rows(cls, rows: list[Row], *, sealed: bool = False) -> Self:
-        """Make a batch of rows that hold exactly the types of the schema (see `bsfg.rows.is_plain`)."""
+    def of_rows(cls, rows: list[Row], *, sealed: bool = False, message: bytes | None = None) -> Self:
+        """Make a batch of rows that hold exactly the types of the schema (see `bsfg.rows.is_plain`).
+
+        ``message`` holds the same rows as `messages` writes or reads them, if there is one.
+        """
         batch = cls.__new__(cls)
         small = len(rows) <= SMALL_BATCH_FACTS
         batch._rows = rows if small else None
-        batch._record_batch = None if small else record_batch_of(rows)
+        batch._record_batch = None if small else record_batch_of(rows, cls.schema)
+        batch._message = message
         batch.sealed, batch.wellformed = sealed, True
         return batch
 
@@ -63,14 +70,21 @@ class FactBatch:
         """The rows as an Arrow record batch."""
         if self._record_batch is None:
             rows = self._rows or []
-            by_hand = 0 < len(rows) <= BY_HAND_FACTS
-            self._record_batch = FACT_MESSAGES.record_batch(rows) if by_hand else record_batch_of(rows)
+            if self.is_by_hand:
+                self._record_batch = pa.ipc.read_record_batch(pa.py_buffer(self.to_message()), self.schema)
+            else:
+                self._record_batch = record_batch_of(rows, self.schema)
         return self._record_batch
 
     @property
     def has_rows(self) -> bool:
         """Whether the batch has its rows at hand as Python tuples."""
         return self._rows is not None
+
+    @property
+    def is_by_hand(self) -> bool:
+        """Whether the message of the batch is written, or was read, by hand."""
+        return self._message is not None or (self._record_batch is None and 0 < len(self) <= BY_HAND_FACTS)
 
     def rows(self) -> list[Row]:
         """Give the rows as tuples in the order of the schema; do not change the list."""
@@ -101,6 +115,8 @@ class FactBatch:
     @property
     def size_bytes(self) -> int:
         """About the bytes of this batch: as `nbytes`, but without counting exactly where that is not worth it."""
+        if self._record_batch is None:
+            return len(self.to_message())
         size = int(self.record_batch.get_total_buffer_size())
         return size if size <= SMALL_BATCH_BYTES else self.nbytes
 
@@ -116,6 +132,12 @@ class FactBatch:
         result: list[Any] = self.column(name).to_pylist()
         return result
 
+    def numbers(self, name: str) -> np.ndarray:
+        """Give one column of whole numbers without nulls as an array."""
+        if self._record_batch is None:
+            return np.array(self.values(name), dtype=np.int64)
+        return np.asarray(self.column(name).to_numpy())
+
     def first_null(self, name: str) -> int | None:
         """Give the first row without a value in a column, or None when all have one."""
         if self._rows is None and self.column(name).null_count == 0:
@@ -125,11 +147,16 @@ class FactBatch:
     def as_sealed(self) -> FactBatch:
         """Give the same facts marked as sealed; only `bsfg.sealing` may say so."""
         if self._record_batch is None:
-            return FactBatch.of_rows(self._rows or [], sealed=True)
+            return type(self).of_rows(self._rows or [], sealed=True, message=self._message)
         return type(self)(self._record_batch, sealed=True)
 
     def slice(self, start: int, count: int | None = None) -> Self:
         """Give consecutive rows without copying them."""
+        if start == 0 and (count is None or count >= len(self)):
+            return self
+        if self._record_batch is None:
+            rows = (self._rows or [])[start : None if count is None else start + count]
+            return type(self).of_rows(rows, sealed=self.sealed)
         return type(self)(self.record_batch.slice(start, count), sealed=self.sealed)
 
     def take(self, rows: np.ndarray | Sequence[int]) -> Self:
@@ -153,7 +180,10 @@ class FactBatch:
             return batches[0]
         sealed = all(batch.sealed for batch in batches)
         if all(batch._record_batch is None for batch in batches):
-            return cls.of_rows([row for batch in batches for row in batch._rows or ()], sealed=sealed)
+            small = sum(map(len, batches)) <= SMALL_BATCH_FACTS
+            # Many messages are sooner joined by Arrow.
+            if small or any(batch._message is None for batch in batches):
+                return cls.of_rows([row for batch in batches for row in batch._rows or ()], sealed=sealed)
         return cls(pa.concat_batches([batch.record_batch for batch in batches]), sealed=sealed)
 
     @classmethod
@@ -176,6 +206,12 @@ class FactBatch:
 
         Raises `FrameInvalid` or `FactTooLarge` when the bytes are not exactly that (see `bsfg.ipc.decode`).
         """
+        if type(data) is bytes and len(data) <= min(SMALL_BATCH_BYTES, limits.max_batch_bytes):
+            message = message_in(data, cls.schema)
+            if message is not None:
+                rows = cls.messages.read(message, min(SMALL_BATCH_FACTS, limits.max_batch_facts))
+                if rows is not None:
+                    return cls.of_rows(rows, message=message)
         return cls(decode(data, cls.schema, limits), wellformed=True)
 
     def to_ipc(self) -> pa.Buffer:
@@ -188,9 +224,17 @@ class FactBatch:
 
     def to_message(self) -> bytes | pa.Buffer:
         """Write the rows as one record batch message of Arrow: a stream without its beginning and its end."""
-        if self._record_batch is None and 0 < len(self) <= BY_HAND_FACTS:
-            return FACT_MESSAGES.write(self._rows or [])
-        return self.record_batch.serialize()
+        if not self.is_by_hand:
+            return self.record_batch.serialize()
+        if self._message is None:
+            self._message = self.messages.write(self._rows or [])
+        return self._message
+
+    def message_with_digests(self, digests: Sequence[bytes]) -> bytes | None:
+        """Write the message of the same rows with other digests, if this batch has one to begin with."""
+        if self._message is None:
+            return None
+        return self.messages.spliced(self._message, self.messages, AT["digest"], [digests])
 
     def to_messages(self) -> list[Message]:
         """Make Python messages of the rows."""
@@ -205,17 +249,33 @@ class EntryBatch(FactBatch):
     """Stored facts as columns: a `FactBatch` with offsets, times and origins."""
 
     schema = ENTRY_SCHEMA
+    messages = ENTRY_MESSAGES
     __slots__ = ()
 
     @property
     def offsets(self) -> np.ndarray:
         """The offsets of the rows."""
-        return np.asarray(self.column("offset").to_numpy())
+        return self.numbers("offset")
 
     @property
     def facts(self) -> FactBatch:
         """The same rows without what the buffer added."""
+        if self._record_batch is None:
+            rows = [row[: len(FACT_SCHEMA)] for row in self._rows or ()]
+            message = None
+            if self._message is not None:
+                message = FACT_MESSAGES.spliced(self._message, ENTRY_MESSAGES, len(FACT_SCHEMA), ())
+            return FactBatch.of_rows(rows, sealed=True, message=message)
         return FactBatch(self.record_batch.select(FACT_SCHEMA.names), sealed=True, wellformed=self.wellformed)
+
+    @staticmethod
+    def of_few(facts: FactBatch, base: int, appended_at_unix_ms: int) -> EntryBatch:
+        """Put offsets and a time to a few facts of a store buffer, which have no origins; see `is_by_hand`."""
+        count, nothing = len(facts), [None] * len(facts)
+        added = (range(base, base + count), [appended_at_unix_ms] * count, nothing, nothing, nothing)
+        rows = [(*row, *more) for row, more in zip(facts.rows(), zip(*added, strict=True), strict=True)]
+        message = ENTRY_MESSAGES.spliced(bytes(facts.to_message()), FACT_MESSAGES, len(FACT_SCHEMA), added)
+        return EntryBatch.of_rows(rows, sealed=True, message=message)
 
     @staticmethod
     def of(facts: pa.RecordBatch, offsets: np.ndarray, appended_at_unix_ms: np.ndarray | int) -> EntryBatch:
@@ -234,6 +294,9 @@ class EntryBatch(FactBatch):
 
     def to_entries(self) -> list[Entry]:
         """Make Python entries of the rows."""
+        if self._rows is not None:
+            names = ENTRY_SCHEMA.names
+            return [entry_of(dict(zip(names, row, strict=True))) for row in self._rows]
         return [entry_of(row) for row in self.record_batch.to_pylist()]
 
 

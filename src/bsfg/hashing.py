@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterable
+from operator import mul
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -71,7 +72,7 @@ class KeyHash:
         self._secret = secret
         # Made at once for the longest id there is: threads share this object, and a table that grows could tear.
         self._coefficients = self._drawn(_ID_WORDS)
-        self._as_ints = [(int(high), int(low)) for high, low in self._coefficients]
+        self._highs, self._lows = self._coefficients.T.tolist()
         self._zones: dict[str, np.uint64] = {}
 
     def of_batch(self, batch: FactBatch) -> np.ndarray:
@@ -103,14 +104,11 @@ class KeyHash:
         data = message_id.encode()
         width = (len(data) + 3) // 4
         words = (len(data) + 1, *struct.unpack(f"<{width}I", data.ljust(4 * width, b"\0")))
-        coefficients = self._as_ints
-        if len(coefficients) < len(words):
-            coefficients = [(int(high), int(low)) for high, low in self._drawn(len(words))]
-        high = low = 0
-        for word, (first, second) in zip(words, coefficients, strict=False):
-            high += word * first
-            low += word * second
-        mixed = (high & 0xFFFFFFFF00000000) | ((low >> 32) & 0xFFFFFFFF)
+        highs, lows = self._highs, self._lows
+        if len(highs) < len(words):
+            highs, lows = self._drawn(len(words)).T.tolist()
+        high, low = sum(map(mul, words, highs)), sum(map(mul, words, lows))
+        mixed: int = (high & 0xFFFFFFFF00000000) | ((low >> 32) & 0xFFFFFFFF)
         return mixed ^ int(self._zone_term(zone))
 
     def _zone_terms(self, from_zone: pa.Array) -> np.ndarray | np.uint64:

@@ -31,6 +31,12 @@ def encoded_parts(message: bytes | pa.Buffer, schema: pa.Schema) -> tuple[bytes,
     return _head_bytes(schema), message, _END
 
 
+def message_in(data: bytes, schema: pa.Schema) -> bytes | None:
+    """Give what stands between the beginning and the end of a stream as `encoded_parts` makes them; None for others."""
+    head = _head_bytes(schema)
+    return data[len(head) : -len(_END)] if data.startswith(head) and data.endswith(_END) else None
+
+
 def decode(data: bytes | memoryview | pa.Buffer, schema: pa.Schema, limits: Limits = DEFAULT_LIMITS) -> pa.RecordBatch:
     """Read an Arrow IPC stream from anybody; what it gives is safe to look at, cell by cell.
 

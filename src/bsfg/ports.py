@@ -13,7 +13,7 @@ call then) and `StorageFailed`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Protocol
@@ -223,7 +223,7 @@ class Replayable(Protocol):
 class StoreBuffer(Replayable, Protocol):
     """The durable log of what this zone produced."""
 
-    async def append(self, batch: FactBatch) -> Receipt:
+    def append(self, batch: FactBatch) -> Awaitable[Receipt]:
         """Store a sealed batch and answer when it is durable; the batch becomes visible as a whole.
 
         Idempotent per key (from_zone, message_id), also inside the batch, across restarts and after truncation:

@@ -84,11 +84,11 @@ def _kind(type_: pa.DataType) -> type:
 _KINDS: tuple[Any, ...] = tuple(_kind(field.type) for field in FACT_SCHEMA)
 
 
-def record_batch_of(rows: Sequence[Row]) -> pa.RecordBatch:
+def record_batch_of(rows: Sequence[Row], schema: pa.Schema = FACT_SCHEMA) -> pa.RecordBatch:
     """Make columns of rows; raises `InvalidFact` naming the row and the field that do not fit."""
-    columns = list(zip(*rows, strict=True)) if rows else [()] * len(FACT_SCHEMA)
-    arrays = [_array(values, field) for values, field in zip(columns, FACT_SCHEMA, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=FACT_SCHEMA)
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
+    arrays = [_array(values, field) for values, field in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _array(values: Sequence[Any], field: pa.Field) -> pa.Array:

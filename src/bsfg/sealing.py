@@ -46,7 +46,8 @@ def seal(
     digests = hasher.digest_all(bodies(batch))
     message_ids = ids.apply(batch, digests, hasher)
     if batch.has_rows:
-        return FactBatch.of_rows(_with_digests(batch.rows(), digests, message_ids), sealed=True)
+        message = batch.message_with_digests(digests) if message_ids is None else None
+        return FactBatch.of_rows(_with_digests(batch.rows(), digests, message_ids), sealed=True, message=message)
     changed = {"digest": fixed_binary(b"".join(digests), DIGEST_BYTES)}
     if message_ids is not None:
         changed["message_id"] = pa.array(message_ids, type=pa.string())

@@ -167,6 +167,29 @@ async def test_a_caller_that_goes_leaves_nothing_behind() -> None:
     work.doing[0].set_exception(ValueError("nobody hears this"))
 
 
+async def test_work_that_only_waits_is_dropped_with_its_caller() -> None:
+    """Coroutines run when it is their turn; those whose turn never comes are closed, and the room is given back."""
+    first: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    begun: list[int] = []
+
+    async def waiting(frame: int) -> int:
+        return frame if frame else await first
+
+    async def begin(frame: int) -> Awaitable[int]:
+        begun.append(frame)
+        return waiting(frame)
+
+    budget = ByteBudget(10)
+    pipelined = Pipelined(begin, size=lambda frame: 1, budget=budget, window_frames=2, idle_timeout_seconds=60)
+    answers = pipelined.answers(frames(9))
+    asked = asyncio.create_task(anext(answers))  # type: ignore[arg-type]
+    await until(lambda: len(begun) >= 3)
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
+    await answers.aclose()  # type: ignore[attr-defined]
+    assert budget.used == 0
+
+
 async def test_a_defect_ends_the_stream() -> None:
     """What nobody expected ends the stream with that error, after the answers before it."""
 

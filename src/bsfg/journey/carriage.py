@@ -33,10 +33,18 @@ class Carriage:
         if frame.entries is None or (self.to_zones is None and self.receiver_zone is None):
             yield frame
             return
+        if frame.entries.has_rows and self._carries_all(frame.entries):
+            yield frame
+            return
         verdicts = self._verdicts(frame.entries)
         edges = np.flatnonzero(np.diff(verdicts)) + 1
         for start, stop in zip([0, *edges], [*edges, len(verdicts)], strict=True):
             yield _run(frame, int(start), int(stop), int(verdicts[start]))
+
+    def _carries_all(self, entries: EntryBatch) -> bool:
+        if self.receiver_zone is not None and self.receiver_zone in entries.values("from_zone"):
+            return False
+        return self.to_zones is None or self.to_zones.issuperset(entries.values("to_zone"))
 
     def _verdicts(self, entries: EntryBatch) -> np.ndarray:
         verdicts = np.full(len(entries), _CARRIED, dtype=np.int8)

@@ -23,6 +23,8 @@ from bsfg.journey.link import Fetched, FetchRequest, PeerLink, PeerMemory, PeerP
 from bsfg.journey.verify import Decision, LinkHeld, LinkRules, Put, Refetch, judge
 from bsfg.ports import Clock, Confirmation, ForwardBuffer, GapRecord, OriginSpan, Result
 from bsfg.retention import GapReason
+from bsfg.rows import Row
+from bsfg.schema import AT
 
 HOLDING = (ForeignLog, FrameInvalid, ZoneNotAllowed)
 """Errors of a sender that say its history or this zone's right is in question: more tries would not help."""
@@ -190,9 +192,12 @@ async def _put_entries(
     if before_put is not None:
         await before_put(facts)
     receipt = await forward.put_if_absent(facts, _origin(entries, peer))
+    stored.chain_head = receipt.chain_head
+    if not receipt.results.any():
+        stored.inserted = len(receipt.results)
+        return
     stored.inserted = receipt.count(Result.INSERTED)
     stored.repeated = receipt.count(Result.ALREADY_EXISTS)
-    stored.chain_head = receipt.chain_head
     conflicts = np.flatnonzero(receipt.results == Result.CONFLICT)
     if len(conflicts):
         stored.refusals += await _conflict_refusals(entries.take(conflicts), forward)
@@ -214,8 +219,11 @@ async def _set_expired_aside(
     """Quarantine what is older than max age, and give the rest; what is here already is no replay but a repeat."""
     if rules.max_age_seconds is None:
         return entries
+    max_age_ms = rules.max_age_seconds * 1000
+    if entries.has_rows and now_unix_ms - min(map(_origin_time, entries.rows())) <= max_age_ms:
+        return entries
     ages_ms = now_unix_ms - _origin_times(entries)
-    old = np.flatnonzero(ages_ms > rules.max_age_seconds * 1000)
+    old = np.flatnonzero(ages_ms > max_age_ms)
     if not len(old):
         return entries
     keys = _keys(entries.take(old))
@@ -248,7 +256,12 @@ def condensed(gaps: Sequence[GapRecord], peer: str) -> list[GapRecord]:
 
 
 def _origin(entries: EntryBatch, peer: str) -> OriginSpan:
-    return OriginSpan(peer, entries.offsets, np.asarray(entries.column("appended_at_unix_ms").to_numpy()))
+    return OriginSpan(peer, entries.offsets, entries.numbers("appended_at_unix_ms"))
+
+
+def _origin_time(row: Row) -> int:
+    relayed, here = row[AT["origin_appended_at_unix_ms"]], row[AT["appended_at_unix_ms"]]
+    return int(here if relayed is None else relayed)
 
 
 def _origin_times(entries: EntryBatch) -> np.ndarray:
@@ -258,7 +271,7 @@ def _origin_times(entries: EntryBatch) -> np.ndarray:
 
 
 def _newest(batches: list[EntryBatch]) -> int | None:
-    return int(batches[-1].column("appended_at_unix_ms")[-1].as_py()) if batches else None
+    return int(batches[-1].slice(len(batches[-1]) - 1).values("appended_at_unix_ms")[0]) if batches else None
 
 
 def _keys(entries: EntryBatch) -> list[Key]:

@@ -151,8 +151,7 @@ class _Collector:
         """Give what was gathered."""
         if self._pending:
             entries = EntryBatch.concat(self._pending)
-            offsets = entries.offsets
-            self._frames.append(Frame(int(offsets[0]), int(offsets[-1]), entries))
+            self._frames.append(Frame(self.next_offset - len(entries), self.next_offset - 1, entries))
             self._pending = []
         return self._frames
 

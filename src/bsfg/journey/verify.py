@@ -121,6 +121,13 @@ def check_order(fetched: Fetched, position: PeerPosition) -> None:
 
 
 def _check_offsets(entries: EntryBatch, frame: Frame) -> None:
+    if entries.wellformed and entries.has_rows:
+        offsets: Sequence[int | None] = entries.values("offset")
+        if None in offsets or None in entries.values("appended_at_unix_ms"):
+            raise FrameInvalid(f"frame {frame.first}..{frame.last} has entries without offset or time")
+        if offsets != list(range(frame.first, frame.last + 1)):
+            raise FrameInvalid(f"the entries of frame {frame.first}..{frame.last} do not have these offsets")
+        return
     try:
         entries.record_batch.validate()
     except pa.ArrowInvalid as error:
@@ -180,6 +187,8 @@ def _leave_out_own(put: Put, entries: EntryBatch, rules: LinkRules, peer_zone: s
 
 
 def _zones(entries: EntryBatch) -> list[str]:
+    if entries.has_rows:
+        return list(dict.fromkeys(entries.values("from_zone")))
     single = constant_value(entries.column("from_zone"))
     zones: list[str] = [single] if single is not None else pc.unique(entries.column("from_zone")).to_pylist()
     return zones

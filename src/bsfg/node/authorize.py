@@ -301,6 +301,12 @@ def _not_in_force(row: Identity, now_unix_ms: int) -> tuple[Rule, BsfgError] | N
     return None
 
 
+def speaks_for(row: Identity, from_zones: frozenset[str], to_zones: frozenset[str]) -> bool:
+    """Tell whether an identity may bring facts of these zones for those; who may not is told why by `Matrix.decide`."""
+    brings = ANY in row.relay_for or from_zones <= {row.zone, *row.relay_for}
+    return brings and (ANY in row.to_zones or to_zones.issubset(row.to_zones))
+
+
 def _zones(row: Identity, request: Request) -> tuple[Rule, BsfgError] | None:
     """Check where facts come from and go to."""
     if ANY not in row.relay_for:

@@ -74,9 +74,7 @@ class BoardDesk:
     def report(self, stream: str, progress: Progress) -> None:
         """Count what a turn achieved and show it on the board."""
         metrics = self._parts.metrics
-        for result, count in (("inserted", progress.inserted), ("already_exists", progress.repeated)):
-            if count:
-                metrics.facts.labels(stream, str(Buffer.FORWARD), result).inc(count)
+        metrics.put(stream, Buffer.FORWARD, inserted=progress.inserted, repeated=progress.repeated)
         metrics.link_backlog.labels(self._link, stream).set(progress.backlog)
         lag_seconds = None
         if progress.newest_origin_unix_ms is not None:

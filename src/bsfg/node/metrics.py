@@ -88,16 +88,32 @@ class Metrics:
     def stored(self, stream: str, buffer: Buffer, receipt: Receipt) -> None:
         """Count facts by their results."""
         if not receipt.results.any():
-            self._labelled(self.facts, stream, str(buffer), "inserted").inc(len(receipt.results))
+            self.put(stream, buffer, inserted=len(receipt.results))
             return
         for result in Result:
             if count := receipt.count(result):
-                self.facts.labels(stream, str(buffer), result.name.lower()).inc(count)
+                self._labelled(self.facts, stream, buffer.value, result.name.lower()).inc(count)
+
+    def put(self, stream: str, buffer: Buffer, *, inserted: int, repeated: int = 0) -> None:
+        """Count facts that were new, and those that were there already."""
+        for result, count in (("inserted", inserted), ("already_exists", repeated)):
+            if count:
+                self._labelled(self.facts, stream, buffer.value, result).inc(count)
+
+    def served(self, stream: str, buffer: Buffer, facts: int) -> None:
+        """Count one fetch that was answered."""
+        self._labelled(self.fetch_requests, stream, buffer.value).inc()
+        self._labelled(self.fetched_facts, stream, buffer.value).inc(facts)
+
+    def confirmed(self, stream: str, buffer: Buffer, consumer: str, through: int) -> None:
+        """Count one confirmation that was taken."""
+        self._labelled(self.confirm_requests, stream, buffer.value).inc()
+        self._labelled(self.frontier, consumer).set(through)
 
     def lagged(self, link: str, stream: str, seconds: float) -> None:
         """Note the lag of a link and stream."""
-        self.lag.labels(link, stream).set(seconds)
-        self.lags.labels(link, stream).observe(seconds)
+        self._labelled(self.lag, link, stream).set(seconds)
+        self._labelled(self.lags, link, stream).observe(seconds)
         self._worst_lags[link, stream] = max(seconds, self._worst_lags.get((link, stream), 0.0))
         if seconds > self._highest_lag.get((link, stream), -1.0):
             self._highest_lag[link, stream] = seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from bsfg.errors import UnknownStream
 from bsfg.journey.append import Plausibility
@@ -47,11 +48,16 @@ class Lane:
     @property
     def link_limits(self) -> Limits:
         """The limits for what a peer sends: how it batches is bounded by what was asked for, not as for producers."""
-        return replace(
-            self.limits,
-            max_batch_facts=max(self.limits.max_batch_facts, DEFAULT_LIMITS.max_batch_facts),
-            max_batch_bytes=max(self.limits.max_batch_bytes, DEFAULT_LIMITS.max_batch_bytes),
-        )
+        return _link_limits(self.limits)
+
+
+@lru_cache
+def _link_limits(limits: Limits) -> Limits:
+    return replace(
+        limits,
+        max_batch_facts=max(limits.max_batch_facts, DEFAULT_LIMITS.max_batch_facts),
+        max_batch_bytes=max(limits.max_batch_bytes, DEFAULT_LIMITS.max_batch_bytes),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,9 +69,8 @@ class Putting:
             raise progress.paused
         if progress.held is not None:
             return PutOutcome(call.first - 1, held_code=progress.held.code, held_detail=progress.held.detail)
-        facts = self._parts.metrics.facts
-        for result, count in (("inserted", progress.inserted), ("already_exists", progress.repeated)):
-            facts.labels(call.stream, str(Buffer.FORWARD), result).inc(count)
+        metrics = self._parts.metrics
+        metrics.put(call.stream, Buffer.FORWARD, inserted=progress.inserted, repeated=progress.repeated)
         confirmed = brought.confirmation
         return PutOutcome(
             through=progress.through if progress.through is not None else call.first - 1,

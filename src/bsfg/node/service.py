@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from bsfg.batch import FactBatch
 from bsfg.errors import BsfgError, FactNotFound, InvalidArgument, UnknownConsumer
 from bsfg.fact import Entry, Key
-from bsfg.journey.append import AppendOutcome, AppendRules, append
+from bsfg.journey.append import ANYTHING, AppendOutcome, AppendRules, admit
 from bsfg.journey.carriage import Carriage
 from bsfg.journey.confirm import confirm_receipt
 from bsfg.journey.link import Fetched, FetchRequest, Refusal
 from bsfg.journey.serve import serve, serve_range
 from bsfg.keys import IdStrategy
-from bsfg.node.authorize import Action, Request
+from bsfg.node.authorize import Action, Request, speaks_for
 from bsfg.node.config.access import Identity
 from bsfg.node.evidence import gather
 from bsfg.node.guard import is_peer
@@ -29,7 +31,7 @@ from bsfg.node.objects import Objects
 from bsfg.node.parts import Lane, Parts
 from bsfg.node.putting import Putting
 from bsfg.node.spans import offsets_of_span, zones_of
-from bsfg.ports import Buffer, Confirmation, ConsumerState, ForwardBuffer, StoreBuffer
+from bsfg.ports import Buffer, Confirmation, ConsumerState, ForwardBuffer, Receipt, StoreBuffer
 from bsfg.sealing import seal
 from bsfg.wire.evidence import LogEvidence
 from bsfg.wire.service import Caller, ObjectInfo, Prepared, PutCall, PutOutcome, Reading
@@ -59,21 +61,21 @@ class NodeService:
         metrics = self._parts.metrics
         try:
             # The role first: a stranger learns nothing of streams and costs no decoding.
-            self._check(caller, Request(Action.APPEND, stream))
+            row = self._check(caller, Request(Action.APPEND, stream))
             lane = self._parts.settings.lane(stream)
             metrics.append_asked(stream)
             sealed = await self._sealed(facts, lane)
-            zones = Request(
-                Action.APPEND, stream, from_zones=zones_of(sealed, "from_zone"), to_zones=zones_of(sealed, "to_zone")
-            )
-            self._check(caller, zones)
+            from_zones, to_zones = zones_of(sealed, "from_zone"), zones_of(sealed, "to_zone")
+            # The rest of the question was answered above; it is asked again only to say what is wrong.
+            if not speaks_for(row, from_zones, to_zones):
+                self._check(caller, Request(Action.APPEND, stream, from_zones=from_zones, to_zones=to_zones))
             await self._objects.require(sealed)
             # The first append opens the buffer; it must not be in the commit, where a later frame could pass by.
-            await self._parts.store(stream)
+            store = await self._parts.store(stream)
         except BsfgError as error:
             self._append_failed(stream, error)
             raise
-        return Prepared(stream, sealed, self._parts.settings.ids.strategy != IdStrategy.EXPLICIT)
+        return Prepared(stream, sealed, store, self._parts.settings.ids.strategy != IdStrategy.EXPLICIT)
 
     async def _sealed(self, facts: FactBatch | bytes, lane: Lane) -> FactBatch:
         ids = self._parts.settings.ids
@@ -85,18 +87,31 @@ class NodeService:
         large = len(facts) > (THREAD_FACTS if isinstance(facts, FactBatch) else THREAD_BYTES)
         return await asyncio.get_running_loop().run_in_executor(_WORKERS, work) if large else work()
 
-    async def commit(self, prepared: Prepared) -> AppendOutcome:
+    def commit(self, prepared: Prepared) -> Awaitable[AppendOutcome]:
         """Make prepared facts durable."""
         started = time.perf_counter()
         parts, stream = self._parts, prepared.stream
         try:
-            rules = AppendRules(plausibility=parts.settings.lane(stream).plausibility)
-            outcome = await append(await parts.store(stream), prepared.facts, clock=parts.clock, rules=rules)
+            plausibility = parts.settings.lane(stream).plausibility
+            rules = ANYTHING if plausibility is None else AppendRules(plausibility=plausibility)
+            sealed = admit(prepared.facts, rules, parts.clock.now_unix_ms())
+            # The embedded log gives a future; where it is a coroutine this makes a task of it.
+            receipt = asyncio.ensure_future(prepared.store.append(sealed))
         except BsfgError as error:
             self._append_failed(stream, error)
             raise
-        parts.metrics.appended(stream, outcome.receipt, time.perf_counter() - started)
-        return outcome
+        # Counted by itself: it is stored also when nobody waits for the answer any more.
+        receipt.add_done_callback(partial(self._append_done, stream, started))
+        return _Outcome(sealed, receipt)
+
+    def _append_done(self, stream: str, started: float, done: asyncio.Future[Receipt]) -> None:
+        if done.cancelled():
+            return
+        error = done.exception()
+        if error is None:
+            self._parts.metrics.appended(stream, done.result(), time.perf_counter() - started)
+        elif isinstance(error, BsfgError):
+            self._append_failed(stream, error)
 
     def _append_failed(self, stream: str, error: BsfgError) -> None:
         known = stream if stream in self._parts.settings.lanes else "unknown"
@@ -121,10 +136,8 @@ class NodeService:
             fetched = await serve(buffer, parts.storage.cursors, consumer, wanted, carriage=carriage)
         # An operator may have closed the gate while this one waited.
         parts.board.check_serving(consumer, row.zone)
-        labels = (state.spec.stream, str(state.spec.buffer))
-        parts.metrics.fetch_requests.labels(*labels).inc()
         facts = sum(len(frame.entries) for frame in fetched.frames if frame.entries is not None)
-        parts.metrics.fetched_facts.labels(*labels).inc(facts)
+        parts.metrics.served(state.spec.stream, state.spec.buffer, facts)
         parts.board.fetched(consumer, fetched.end - fetched.start)
         return fetched
 
@@ -195,8 +208,7 @@ class NodeService:
         advanced_to = await confirm_receipt(
             buffer, parts.storage.cursors, consumer, confirmation, refusals, clock=clock, peer=peer
         )
-        parts.metrics.confirm_requests.labels(state.spec.stream, str(state.spec.buffer)).inc()
-        parts.metrics.frontier.labels(consumer).set(advanced_to)
+        parts.metrics.confirmed(state.spec.stream, state.spec.buffer, consumer, advanced_to)
         return advanced_to
 
     # What the zone's own pipeline brings, and artifacts.
@@ -243,3 +255,17 @@ class NodeService:
     def _carriage(self, row: Identity, carry_only: frozenset[str] | None) -> Carriage:
         """Give what a caller is served: a peer never gets back what its own zone said."""
         return Carriage(carry_only, row.zone if is_peer(row) else None)
+
+
+class _Outcome:
+    """The outcome of an append that is under way; it may be left alone, as a coroutine may not."""
+
+    __slots__ = ("_receipt", "_sealed")
+
+    def __init__(self, sealed: FactBatch, receipt: asyncio.Future[Receipt]) -> None:
+        self._sealed, self._receipt = sealed, receipt
+
+    def __await__(self) -> Generator[Any, None, AppendOutcome]:
+        # A task must not end with who waits for it; a future of the log is only a question.
+        receipt = asyncio.shield(self._receipt) if isinstance(self._receipt, asyncio.Task) else self._receipt
+        return AppendOutcome(self._sealed, (yield from receipt.__await__()))

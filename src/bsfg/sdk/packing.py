@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bsfg.batch import FactBatch
+from bsfg.batch import SMALL_BATCH_FACTS, FactBatch
 from bsfg.errors import BsfgError, FactTooLarge, InvalidFact
 from bsfg.keys import EXPLICIT, MessageIds
 from bsfg.model import Limits
-from bsfg.rows import Row, record_batch_of
+from bsfg.rows import Row, is_plain, record_batch_of
 from bsfg.rules import check, judge
 from bsfg.sdk.futures import Outcome
 from bsfg.sdk.intake import Gathering
@@ -87,7 +87,8 @@ class Packer:
 def _checked(rows: list[Row]) -> tuple[FactBatch, np.ndarray | None, Failures]:
     """Make a batch of rows; give which rows are in it (None for all) and why the others are not."""
     try:
-        batch = FactBatch(record_batch_of(rows))
+        small = len(rows) <= SMALL_BATCH_FACTS and all(map(is_plain, rows))
+        batch = FactBatch.of_rows(rows) if small else FactBatch(record_batch_of(rows))
         check(batch, LOOSE)
     except (InvalidFact, FactTooLarge):
         return _checked_one_by_one(rows)

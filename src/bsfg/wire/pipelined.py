@@ -8,7 +8,7 @@ feels it in its connection and not in the node's memory.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Generic, TypeVar
 
 from bsfg.wire.limits import ByteBudget
@@ -17,7 +17,18 @@ Request = TypeVar("Request")
 Answer = TypeVar("Answer")
 
 Begin = Callable[[Request], Awaitable[Awaitable[Answer]]]
-"""Does the ordered part of a frame's work and gives what is to be waited for; neither may raise."""
+"""Does the ordered part of a frame's work and gives what is to be waited for, which is under way; neither may raise.
+
+A future is left alone when nobody waits any more. A coroutine is where only the waiting is left to be done: it runs
+when its turn to be answered comes, without a task of its own, and is dropped when nobody waits.
+"""
+
+
+def given(answer: Answer) -> asyncio.Future[Answer]:
+    """Give what need not be waited for; a finished future costs the loop nothing, a coroutine would be a task."""
+    future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    future.set_result(answer)
+    return future
 
 
 class Pipelined(Generic[Request, Answer]):
@@ -34,7 +45,7 @@ class Pipelined(Generic[Request, Answer]):
     ) -> None:
         self._begin, self._size, self._budget = begin, size, budget
         self._idle_timeout_seconds = idle_timeout_seconds
-        self._queue: asyncio.Queue[tuple[asyncio.Future[Answer], int] | None] = asyncio.Queue(window_frames)
+        self._queue: asyncio.Queue[tuple[Awaitable[Answer], int] | None] = asyncio.Queue(window_frames)
         self._failure: Exception | None = None
 
     async def answers(self, requests: AsyncIterator[Request]) -> AsyncIterator[Answer]:
@@ -42,10 +53,9 @@ class Pipelined(Generic[Request, Answer]):
         reader = asyncio.create_task(self._read(requests))
         try:
             while (item := await self._queue.get()) is not None:
-                future, held = item
+                work, held = item
                 try:
-                    # What was begun is finished also when nobody waits for the answer any more.
-                    answer = await asyncio.shield(future)
+                    answer = await _waited(work)
                 finally:
                     self._budget.release(held)
                 yield answer
@@ -72,13 +82,13 @@ class Pipelined(Generic[Request, Answer]):
                 return
             held = await self._budget.acquire(self._size(request))
             try:
-                work = asyncio.ensure_future(await self._begin(request))
+                work = await self._begin(request)
             except BaseException:
                 self._budget.release(held)
                 raise
             await self._put(work, held)
 
-    async def _put(self, work: asyncio.Future[Answer], held: int) -> None:
+    async def _put(self, work: Awaitable[Answer], held: int) -> None:
         try:
             await self._queue.put((work, held))
         except asyncio.CancelledError:
@@ -94,6 +104,16 @@ class Pipelined(Generic[Request, Answer]):
                 self._budget.release(item[1])
 
 
-def _forget(work: asyncio.Future[Answer]) -> None:
+async def _waited(work: Awaitable[Answer]) -> Answer:
+    if not isinstance(work, asyncio.Future):
+        return await work
+    # What was begun is finished also when nobody waits for the answer any more.
+    return work.result() if work.done() else await asyncio.shield(work)
+
+
+def _forget(work: Awaitable[Answer]) -> None:
     """Let work end on its own; what becomes of it nobody needs to know."""
-    work.add_done_callback(lambda done: done.cancelled() or done.exception())
+    if isinstance(work, asyncio.Future):
+        work.add_done_callback(lambda done: done.cancelled() or done.exception())
+    elif isinstance(work, Coroutine):
+        work.close()

@@ -28,8 +28,8 @@ from bsfg.wire.frames import THREAD_BYTES, ack_message, frame_messages, frames_r
 from bsfg.wire.limits import ByteBudget
 from bsfg.wire.methods import BOUNDARY, BOUNDARY_SERVICE, snake
 from bsfg.wire.objects import download, upload
-from bsfg.wire.pipelined import Pipelined
-from bsfg.wire.service import BoundaryService, Caller, Prepared, PutCall, PutOutcome
+from bsfg.wire.pipelined import Pipelined, given
+from bsfg.wire.service import BoundaryService, Caller, PutCall, PutOutcome
 from bsfg.wire.status import error_message
 
 FACTS_DEFAULT = 100
@@ -66,10 +66,11 @@ class BoundaryServicer:
         async def begin(frame: pb.AppendFrame) -> Awaitable[pb.AppendAck]:
             try:
                 prepared = await self._service.prepare(caller, frame.stream, frame.facts)
+                outcome = self._service.commit(prepared)
             except BsfgError as error:
                 await self._calls.admission.hold_back(str(caller), error)
-                return _given(pb.AppendAck(sequence=frame.sequence, error=error_message(error)))
-            return self._committed(frame.sequence, prepared)
+                return given(pb.AppendAck(sequence=frame.sequence, error=error_message(error)))
+            return _committed(frame.sequence, outcome, ids_derived=prepared.ids_derived)
 
         pipelined = Pipelined(
             begin,
@@ -79,13 +80,6 @@ class BoundaryServicer:
             idle_timeout_seconds=self._limits.idle_timeout_seconds,
         )
         return pipelined.answers(requests)
-
-    async def _committed(self, sequence: int, prepared: Prepared) -> pb.AppendAck:
-        try:
-            outcome = await self._service.commit(prepared)
-        except BsfgError as error:
-            return pb.AppendAck(sequence=sequence, error=error_message(error))
-        return ack_message(sequence, outcome, ids_derived=prepared.ids_derived)
 
     async def fetch_facts(self, request: pb.FetchRequest, caller: Caller) -> pb.FetchResponse | bytes:
         """Give the next facts of a consumer as messages, or as frames when it asks for those."""
@@ -215,9 +209,9 @@ class BoundaryServicer:
             except BsfgError as error:
                 broken = True
                 ack = pb.PutAck(sequence=frame.sequence, through=frame.first - 1, error=error_message(error))
-                return _given(ack)
+                return given(ack)
             broken = outcome.through != frame.last
-            return _given(put_ack(frame.sequence, outcome))
+            return given(put_ack(frame.sequence, outcome))
 
         pipelined = Pipelined(
             begin,
@@ -238,6 +232,13 @@ class BoundaryServicer:
 
     def _wait_seconds(self, wait_ms: int) -> float:
         return min(wait_ms / 1000, self._limits.fetch_wait_max_seconds)
+
+
+async def _committed(sequence: int, outcome: Awaitable[AppendOutcome], *, ids_derived: bool) -> pb.AppendAck:
+    try:
+        return ack_message(sequence, await outcome, ids_derived=ids_derived)
+    except BsfgError as error:
+        return pb.AppendAck(sequence=sequence, error=error_message(error))
 
 
 def append_response(outcome: AppendOutcome) -> pb.AppendResponse:
@@ -290,10 +291,6 @@ def put_ack(sequence: int, outcome: PutOutcome) -> pb.PutAck:
         error=held,
         held=bool(outcome.held_code),
     )
-
-
-async def _given(answer: Any) -> Any:
-    return answer
 
 
 def _zones(names: Any) -> frozenset[str] | None:

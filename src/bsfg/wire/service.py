@@ -6,7 +6,7 @@ counts it, and raises only `bsfg.errors.BsfgError`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,6 +25,7 @@ from bsfg.ports import (
     GapRecord,
     Quarantined,
     Result,
+    StoreBuffer,
 )
 from bsfg.wire.evidence import LogEvidence
 from bsfg.wire.peer import PeerNames
@@ -50,10 +51,11 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Facts that were checked and sealed for one caller and wait to be made durable."""
+    """Facts that were checked and sealed for one caller and wait to be made durable in a buffer."""
 
     stream: str
     facts: FactBatch
+    store: StoreBuffer
     ids_derived: bool = False
 
 
@@ -117,8 +119,8 @@ class BoundaryService(Protocol):
         """
         ...
 
-    async def commit(self, prepared: Prepared) -> AppendOutcome:
-        """Make prepared facts durable; commits begin in the order of the calls."""
+    def commit(self, prepared: Prepared) -> Awaitable[AppendOutcome]:
+        """Make prepared facts durable; that begins at the call, and goes on whether or not anybody waits for it."""
         ...
 
     async def fetch(

@@ -25,7 +25,7 @@ from bsfg.stores.log.committer import Committer
 from bsfg.stores.log.files import translated
 from bsfg.stores.log.history import history_of
 from bsfg.stores.log.lookup import find_key
-from bsfg.stores.log.waiters import Waiters
+from bsfg.stores.log.waiters import Waiters, settle
 from bsfg.stores.log.writer import AppendItem, LogWriter
 
 Found = TypeVar("Found")
@@ -55,6 +55,7 @@ class LogBuffer:
             self._process,
             weight=lambda item: len(item.batch) if isinstance(item, AppendItem) else 1,
             max_weight=writer.options.max_group_facts,
+            others=lambda: self._waiters.ready(writer.end),
         )
 
     # Positions.
@@ -100,17 +101,15 @@ class LogBuffer:
 
     # Writing.
 
-    async def _submit(self, item: AppendItem | Step) -> Any:
+    def _submit(self, item: AppendItem | Step) -> asyncio.Future[Any]:
         if self._closed:
             raise StorageClosed(f"{self.stream}/{self.buffer} is closed")
-        return await self._committer.submit(item)
+        return self._committer.submit(item)
 
-    async def _append(self, item: AppendItem) -> Receipt:
-        if not item.batch.sealed:
+    def _append(self, batch: FactBatch, origin: OriginSpan | None = None) -> asyncio.Future[Receipt]:
+        if not batch.sealed:
             raise InvalidArgument("a buffer takes sealed batches only; see bsfg.sealing.seal")
-        facts = item.batch.facts if isinstance(item.batch, EntryBatch) else item.batch
-        receipt: Receipt = await self._submit(AppendItem(facts, item.origin))
-        return receipt
+        return self._submit(AppendItem(batch.facts if isinstance(batch, EntryBatch) else batch, origin))
 
     def _process(self, items: Sequence[AppendItem | Step]) -> list[Any]:
         outcomes: list[Any] = []
@@ -123,7 +122,6 @@ class LogBuffer:
             group = []
             outcomes.append(self._attempt(item.run))
         outcomes += self._append_all(group)
-        self._waiters.wake(self._writer.end)
         return outcomes
 
     def _append_all(self, group: list[AppendItem]) -> list[Any]:
@@ -197,14 +195,16 @@ class LogBuffer:
         if self.end > offset:
             return True
         future = self._waiters.add(offset)
-        if self.end > offset:
-            self._waiters.wake(self.end)
+        # The future itself becomes false in time: one timer, where waiting with a timeout takes a task's detour.
+        timer = asyncio.get_running_loop().call_later(timeout_seconds, settle, future, False)
         try:
-            return await asyncio.wait_for(future, timeout_seconds)
-        except TimeoutError:
-            self._check_open()
-            return False
+            # What became durable between the two looks has woken nobody.
+            if self.end <= offset and not await future:
+                self._check_open()
+                return False
+            return True
         finally:
+            timer.cancel()
             self._waiters.drop(future)
 
     # Leaving.
@@ -353,9 +353,9 @@ class LogBuffer:
 class LogStoreBuffer(LogBuffer):
     """The durable log of what this zone produced."""
 
-    async def append(self, batch: FactBatch) -> Receipt:
-        """Store a sealed batch and answer when it is durable."""
-        return await self._append(AppendItem(batch))
+    def append(self, batch: FactBatch) -> asyncio.Future[Receipt]:
+        """Store a sealed batch and answer when it is durable; it is queued at once, also if nobody waits."""
+        return self._append(batch)
 
     async def frontier(self) -> int:
         """Give the lowest frontier of the required consumers, -1 when there is none."""
@@ -370,7 +370,7 @@ class LogForwardBuffer(LogBuffer):
         """Insert each fact whose key is not there yet."""
         if len(origin.offsets) != len(batch) or len(origin.appended_at_unix_ms) != len(batch):
             raise InvalidArgument("an origin names an offset and a time for each fact")
-        return await self._append(AppendItem(batch, origin))
+        return await self._append(batch, origin)
 
     async def query_by_time_range(self, start_unix_ms: int, end_unix_ms: int) -> AsyncIterator[Frame]:
         """Give the entries that became durable in a span of time."""

@@ -19,7 +19,7 @@ class Committer(Generic[Item, Answer]):
     """Runs ``process`` on everything that waits, in order, in one thread of its own.
 
     ``process`` gets a non-empty list of items and gives one outcome for each: an answer or an exception. Callers of
-    one event loop are woken together.
+    one event loop are woken together, and with them, by a true value, whoever ``others`` names after each commit.
     """
 
     def __init__(
@@ -29,8 +29,9 @@ class Committer(Generic[Item, Answer]):
         *,
         weight: Callable[[Item], int] = lambda _: 1,
         max_weight: int = 1024,
+        others: Callable[[], Sequence[asyncio.Future[bool]]] = lambda: (),
     ) -> None:
-        self._process = process
+        self._process, self._others = process, others
         self._weight = weight
         self._max_weight = max_weight
         self._waiting: SimpleQueue[tuple[Item, asyncio.Future[Answer]] | None] = SimpleQueue()
@@ -39,15 +40,17 @@ class Committer(Generic[Item, Answer]):
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    async def submit(self, item: Item) -> Answer:
-        """Queue an item and wait for its outcome."""
+    def submit(self, item: Item) -> asyncio.Future[Answer]:
+        """Queue an item and give its outcome to wait for.
+
+        A caller that gives up takes back his question, and not what is queued.
+        """
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         with self._entrance:
             if self._closing:
                 raise StorageClosed("the storage is closed")
             self._waiting.put((item, future))
-        # A caller that gives up takes back his question, and not what is queued.
-        return await future
+        return future
 
     async def close(self) -> None:
         """Finish what is queued and end the thread."""
@@ -67,7 +70,8 @@ class Committer(Generic[Item, Answer]):
                 outcomes = self._process([item for item, _ in group])
             except BaseException as error:  # whatever it is belongs to those who wait
                 outcomes = [error] * len(group)
-            _wake([future for _, future in group], outcomes)
+            others = self._others()
+            _wake([*(future for _, future in group), *others], [*outcomes, *(True for _ in others)])
             if following is _NOTHING:
                 following = self._waiting.get()
 
@@ -86,7 +90,7 @@ class Committer(Generic[Item, Answer]):
         return _NOTHING
 
 
-def _wake(futures: Sequence[asyncio.Future[Answer]], outcomes: Sequence[Answer | BaseException]) -> None:
+def _wake(futures: Sequence[asyncio.Future[Any]], outcomes: Sequence[Any]) -> None:
     loops: dict[asyncio.AbstractEventLoop, list[int]] = {}
     for index, future in enumerate(futures):
         loops.setdefault(future.get_loop(), []).append(index)

@@ -77,6 +77,11 @@ class Run:
         table = self.filter.table.nbytes if self.filter else 0
         return int(self.hashes.nbytes + self.offsets.nbytes + table)
 
+    def holds(self, hash_: int) -> bool:
+        """Tell whether a hash is among these."""
+        at = int(np.searchsorted(self.hashes, np.uint64(hash_)))
+        return at < len(self.hashes) and int(self.hashes[at]) == hash_
+
     def candidates(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Give (position in ``hashes``, offset) for every match; ``hashes`` are sorted."""
         positions = self.filter.maybe(hashes) if self.filter else np.arange(len(hashes))
@@ -156,10 +161,12 @@ class KeyIndex:
             self._sort_newest()
 
     def may_hold(self, hash_: int) -> bool:
-        """Tell whether a key may be there; this asks the filters alone, which are sometimes wrong about absent ones."""
-        if hash_ in self._newest or self._recent_filter.maybe_one(hash_):
+        """Tell whether a key may be there: one has this hash."""
+        if hash_ in self._newest:
             return True
-        return any(run.filter is None or run.filter.maybe_one(hash_) for run in self.runs)
+        if self._recent_filter.maybe_one(hash_) and any(run.holds(hash_) for run in self.recent):
+            return True
+        return any((run.filter is None or run.filter.maybe_one(hash_)) and run.holds(hash_) for run in self.runs)
 
     def _sort_newest(self) -> None:
         """Turn the newest keys, which came one by one, into a sorted array like the others."""

@@ -8,8 +8,21 @@ import numpy as np
 import pyarrow as pa
 
 from bsfg.arrays import int64_array
+from bsfg.batch import FactBatch
 from bsfg.ports import OriginSpan
-from bsfg.schema import STORED_SCHEMA
+from bsfg.rowipc import FACT_MESSAGES, STORED_MESSAGES
+from bsfg.schema import FACT_SCHEMA, STORED_SCHEMA
+
+
+def message_with_origins(
+    facts: FactBatch, fresh: np.ndarray, spans: Sequence[OriginSpan | None], lengths: Sequence[int]
+) -> bytes | pa.Buffer:
+    """Write facts with their origins as one message; see `with_origins`."""
+    span = spans[0]
+    if facts.is_by_hand and len(spans) == 1 and span is not None:
+        columns = ([span.zone] * len(fresh), span.offsets[fresh].tolist(), span.appended_at_unix_ms[fresh].tolist())
+        return STORED_MESSAGES.spliced(bytes(facts.to_message()), FACT_MESSAGES, len(FACT_SCHEMA), columns)
+    return with_origins(facts.record_batch, fresh, spans, lengths).serialize()
 
 
 def with_origins(

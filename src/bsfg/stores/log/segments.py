@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from bsfg.batch import EntryBatch
+from bsfg.batch import EntryBatch, FactBatch
 from bsfg.errors import ForeignLog
 from bsfg.stores.log.files import Bytes, Files
 from bsfg.stores.log.frame import (
@@ -28,6 +28,7 @@ from bsfg.stores.log.frame import (
 _FIRST_READ_BYTES = 16_384
 _RECENT_BYTES = 1 << 20
 _RECENT_FRAMES = 64
+_NOT_AT_HAND = (None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +220,7 @@ class SegmentFile:
         self.until: int | None = None
         """Entries from here on are not to be seen, because they may not be durable; None means all of them are."""
         self._frames: list[FrameRef] | None = None
-        self._recent: dict[int, Bytes] = {}
+        self._recent: dict[int, tuple[Bytes, FactBatch | None]] = {}
         self._recent_bytes = 0
         self.holes: list[Hole] = []
 
@@ -236,16 +237,19 @@ class SegmentFile:
         """Take note that the segment was just made."""
         self._frames = []
 
-    def add(self, ref: FrameRef, payload: Bytes | None = None) -> None:
-        """Take note of a frame that was just made durable; the newest stay at hand for those who follow the log."""
+    def add(self, ref: FrameRef, payload: Bytes | None = None, facts: FactBatch | None = None) -> None:
+        """Take note of a frame that was just made durable; the newest stay at hand for those who follow the log.
+
+        ``facts`` are what the payload holds, all of it, where that is small and need not be read again.
+        """
         if payload is not None:
-            self._recent[ref.base] = payload
+            self._recent[ref.base] = (payload, facts)
             self._recent_bytes += len(payload)
         self.frames.append(ref)
         self.size_bytes = ref.position + ref.header.frame_bytes
         while len(self._recent) > _RECENT_FRAMES or self._recent_bytes > _RECENT_BYTES:
             oldest = next(iter(self._recent))
-            self._recent_bytes -= len(self._recent.pop(oldest))
+            self._recent_bytes -= len(self._recent.pop(oldest)[0])
 
     def has_at_hand(self, ref: FrameRef) -> bool:
         """Tell whether a frame can be given without reading the file."""
@@ -286,7 +290,7 @@ class SegmentFile:
 
     def read(self, ref: FrameRef) -> pa.RecordBatch:
         """Read the facts of one frame; raises `Torn` or `Damaged`."""
-        payload = self._recent.get(ref.base)
+        payload, _ = self._recent.get(ref.base, _NOT_AT_HAND)
         if payload is None:
             payload = self.files.read_at(self.path, ref.position + FRAME_HEADER_BYTES, ref.header.payload_bytes)
             check_payload(ref.header, payload)
@@ -294,5 +298,8 @@ class SegmentFile:
 
     def entries(self, ref: FrameRef) -> EntryBatch:
         """Read one frame as entries."""
+        _, small = self._recent.get(ref.base, _NOT_AT_HAND)
+        if small is not None:
+            return EntryBatch.of_few(small, ref.base, ref.header.appended_at_unix_ms)
         facts = self.read(ref)
         return EntryBatch.of(facts, np.arange(ref.base, ref.end), ref.header.appended_at_unix_ms)

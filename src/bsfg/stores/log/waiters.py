@@ -1,4 +1,4 @@
-"""Those who wait for an offset: tasks of any event loop, woken by the writer's thread."""
+"""Those who wait for an offset: tasks of any event loop, woken with those whose appends reached it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Waiters:
         self._lock = threading.Lock()
 
     def add(self, offset: int) -> asyncio.Future[bool]:
-        """Wait for an offset: give the future that `wake` settles."""
+        """Wait for an offset: give the future that becomes true when the offset is durable."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         with self._lock:
             self._waiting.append((offset, future))
@@ -27,16 +27,14 @@ class Waiters:
         with self._lock:
             self._waiting = [(offset, other) for offset, other in self._waiting if other is not future]
 
-    def wake(self, end: int) -> None:
-        """Wake whoever waits for an offset below ``end``; may be called from any thread."""
+    def ready(self, end: int) -> list[asyncio.Future[bool]]:
+        """Give those who wait for an offset below ``end``, to be woken; may be called from any thread."""
+        if not self._waiting:
+            return []
         with self._lock:
             ready = [future for offset, future in self._waiting if offset < end]
             self._waiting = [(offset, future) for offset, future in self._waiting if offset >= end]
-        for future in ready:
-            try:
-                future.get_loop().call_soon_threadsafe(_set_true, future)
-            except RuntimeError:
-                continue  # its loop is closed: nobody waits any more
+        return ready
 
     def close(self, error: StorageClosed) -> None:
         """Tell everybody who still waits that nothing more will come."""
@@ -47,6 +45,7 @@ class Waiters:
                 future.set_exception(error)
 
 
-def _set_true(future: asyncio.Future[bool]) -> None:
+def settle(future: asyncio.Future[bool], there: bool) -> None:
+    """Tell one who waits whether what he waits for is there, unless he knows already."""
     if not future.done():
-        future.set_result(True)
+        future.set_result(there)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import crc32c
 import numpy as np
@@ -35,7 +35,7 @@ from bsfg.stores.log.frame import (
 from bsfg.stores.log.indexstore import IndexStore
 from bsfg.stores.log.keysegments import KeySegmentName, KeySegments, keys_of
 from bsfg.stores.log.notes import Anchor, Notes
-from bsfg.stores.log.origins import with_origins
+from bsfg.stores.log.origins import message_with_origins
 from bsfg.stores.log.segments import FrameRef, SegmentFile, segment_name
 from bsfg.stores.log.stored import stored_facts
 from bsfg.stores.log.view import LogView
@@ -43,7 +43,7 @@ from bsfg.stores.log.view import LogView
 STORE_SCHEMA = FACT_SCHEMA
 FORWARD_SCHEMA = STORED_SCHEMA
 _MIN_SEGMENT_BYTES = 16_384
-_FEW = 8
+_FEW = 32
 # As plain numbers: numpy takes its time with an enumeration.
 _INSERTED, _CONFLICT = int(Result.INSERTED), int(Result.CONFLICT)
 WATERMARK = struct.Struct("<16sqqI")
@@ -174,7 +174,7 @@ class LogWriter:
         return self._receipts(items, verdict, now)
 
     def _new_keys(self, batch: FactBatch) -> list[int] | None:
-        """Give the hashes of a few keys that are certainly new, None for others: most single facts need no more."""
+        """Give the hashes of a few keys that are certainly new, None for others: most small batches need no more."""
         if not 0 < len(batch) <= _FEW:
             return None
         hashes = self._key_hash.of_few(batch)
@@ -195,7 +195,7 @@ class LogWriter:
         chosen = batch if len(fresh) == len(batch) else batch.take(fresh)
         if self.buffer == Buffer.FORWARD:
             spans, lengths = [item.origin for item in items], [len(item.batch) for item in items]
-            message = with_origins(chosen.record_batch, fresh, spans, lengths).serialize()
+            message = message_with_origins(chosen, fresh, spans, lengths)
         else:
             message = chosen.to_message()
         payload = memoryview(message)
@@ -213,7 +213,8 @@ class LogWriter:
         )
         active = self.segments[-1]
         self._write(active, parts)
-        active.add(FrameRef(self.end, len(fresh), active.size_bytes, decode_frame_header(parts[0])), payload)
+        ref = FrameRef(self.end, len(fresh), active.size_bytes, decode_frame_header(parts[0]))
+        active.add(ref, payload, chosen if self.buffer == Buffer.STORE and chosen.is_by_hand else None)
         self.end, self.chain, self.newest_unix_ms = self.end + len(fresh), chain, now
         self._publish_watermark()
 
@@ -360,8 +361,7 @@ class LogWriter:
         if self.segments and not self.segments[-1].frames and self.segments[-1].base == base:
             return
         header = SegmentHeader(self.log_id, base, previous, self.chain, self.newest_unix_ms, self._schema)
-        path = f"{self.folder}/{segment_name(base)}"
-        data = encode_segment_header(header)
+        path, data = f"{self.folder}/{segment_name(base)}", encode_segment_header(header)
         file = self.files.create(path)
         try:
             file.write([data])
@@ -374,10 +374,7 @@ class LogWriter:
         if self._file is not None:
             self._file.close()
         self._file = file
-        known = SegmentHeader(
-            self.log_id, base, previous, self.chain, self.newest_unix_ms, self._schema, size_bytes=len(data)
-        )
-        segment = SegmentFile(self.files, path, known, len(data))
+        segment = SegmentFile(self.files, path, replace(header, size_bytes=len(data)), len(data))
         segment.know_empty()
         if self.segments:
             self.segments[-1].let_go()
