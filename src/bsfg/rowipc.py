@@ -46,9 +46,9 @@ class RowMessages:
         # are vectors: their length comes first.
         places = (message.where(3), batch.where(0), batch.target(1) + 4, batch.target(2) + 4)
         self._size_at, self._count_at, self._nodes_at, self._buffers_at = (_PREFIX_BYTES + (at or 0) for at in places)
-        self._buffers = [2 if width else 3 for width in self._widths]
+        self._buffers_before = list(accumulate((2 if width else 3 for width in self._widths), initial=0))
         self._nodes_form = struct.Struct(f"<{2 * len(schema)}q")
-        self._buffers_form = struct.Struct(f"<{2 * sum(self._buffers)}q")
+        self._buffers_form = struct.Struct(f"<{2 * self._buffers_before[-1]}q")
         self._fixed = self._fixed_parts()
 
     def record_batch(self, rows: Sequence[Sequence[Any]]) -> pa.RecordBatch:
@@ -193,7 +193,7 @@ class RowMessages:
         Their bytes are copied as they stand: no value of them becomes an object again.
         """
         [count] = struct.unpack_from("<q", message, of._count_at)
-        kept = 2 * sum(of._buffers[:keep])
+        kept = 2 * of._buffers_before[keep]
         nodes = list(of._nodes_form.unpack_from(message, of._nodes_at)[: 2 * keep])
         buffers = list(of._buffers_form.unpack_from(message, of._buffers_at)[:kept])
         at = buffers[-2] + buffers[-1] + -buffers[-1] % _ALIGN

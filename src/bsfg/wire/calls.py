@@ -13,6 +13,7 @@ import structlog
 from grpc._cython import cygrpc
 
 from bsfg.errors import BsfgError, InvalidArgument, TimedOut
+from bsfg.wire.idle import IdleTimer
 from bsfg.wire.limits import Admission, WireLimits
 from bsfg.wire.methods import Method
 from bsfg.wire.peer import names_in_auth_context
@@ -83,11 +84,14 @@ class Calls:
         return await behaviour(request, caller)
 
     async def _written(self, behaviour: Any, request: Any, caller: Caller, context: Context) -> None:
-        async with aclosing(behaviour(request, caller)) as answers:
-            async for answer in answers:
-                # A caller that reads nothing more must not hold his place for ever.
-                async with asyncio.timeout(self.limits.idle_timeout_seconds):
-                    await context.write(answer)
+        # A caller that reads nothing more must not hold his place for ever.
+        idle = IdleTimer(self.limits.idle_timeout_seconds)
+        try:
+            async with aclosing(behaviour(request, caller)) as answers:
+                async for answer in answers:
+                    await idle.wait(context.write(answer))
+        finally:
+            idle.close()
 
     async def _abort(self, context: Context, name: str, error: Exception, started: float) -> None:
         told = told_to_caller(name, error)

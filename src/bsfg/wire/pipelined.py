@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Generic, TypeVar
 
+from bsfg.wire.idle import IdleTimer
 from bsfg.wire.limits import ByteBudget
 
 Request = TypeVar("Request")
@@ -44,7 +45,7 @@ class Pipelined(Generic[Request, Answer]):
         idle_timeout_seconds: float,
     ) -> None:
         self._begin, self._size, self._budget = begin, size, budget
-        self._idle_timeout_seconds = idle_timeout_seconds
+        self._idle = IdleTimer(idle_timeout_seconds)
         self._queue: asyncio.Queue[tuple[Awaitable[Answer], int] | None] = asyncio.Queue(window_frames)
         self._failure: Exception | None = None
 
@@ -64,6 +65,7 @@ class Pipelined(Generic[Request, Answer]):
         finally:
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
+            self._idle.close()
             self._discard()
 
     async def _read(self, requests: AsyncIterator[Request]) -> None:
@@ -76,8 +78,7 @@ class Pipelined(Generic[Request, Answer]):
     async def _read_all(self, iterator: AsyncIterator[Request]) -> None:
         while True:
             try:
-                async with asyncio.timeout(self._idle_timeout_seconds):
-                    request = await anext(iterator)
+                request = await self._idle.wait(anext(iterator))
             except (StopAsyncIteration, TimeoutError):
                 return
             held = await self._budget.acquire(self._size(request))

@@ -1,0 +1,58 @@
+"""A bound on each wait of a stream, at the price of one timer for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+
+class IdleTimer:
+    """Ends a wait that lasts too long with `TimeoutError`, as `asyncio.timeout` does; one wait at a time.
+
+    A stream waits for every frame, and hardly ever for long. So the timer is not set and taken back each time: it
+    stays, and looks when it rings whether the wait of that moment is an old one.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiting: asyncio.Task[object] | None = None
+        self._since = 0.0
+        self._rang = False
+
+    async def wait(self, awaitable: Awaitable[Result]) -> Result:
+        """Wait for something."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        self._waiting, self._since, self._rang = task, loop.time(), False
+        cancelling = task.cancelling()
+        if self._timer is None:
+            self._timer = loop.call_at(self._since + self._seconds, self._look)
+        try:
+            return await awaitable
+        except asyncio.CancelledError:
+            if self._rang and task.uncancel() <= cancelling:
+                raise TimeoutError from None
+            raise
+        finally:
+            self._waiting = None
+
+    def close(self) -> None:
+        """Take the timer back; whoever waits again sets it again."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._waiting is None:
+            return
+        loop, due = asyncio.get_running_loop(), self._since + self._seconds
+        if loop.time() < due:
+            self._timer = loop.call_at(due, self._look)
+        else:
+            self._rang = True
+            self._waiting.cancel()
