@@ -25,6 +25,7 @@ from bsfg.errors import (
 from bsfg.journey.link import FetchRequest
 from bsfg.ports import Confirmation
 from bsfg.testing.facts import message, messages
+from bsfg.wire import connection
 from bsfg.wire.certs import issue
 from bsfg.wire.client import BoundaryClient
 from bsfg.wire.connection import Connection
@@ -157,8 +158,26 @@ async def test_handshakes_that_never_end_are_given_up(sites: Sites, listener: st
     assert await _answered(port, listener, client_context(files_of(site.folder, "app"))) is True
 
 
-async def test_new_certificates_are_used_without_a_restart(sites: Sites) -> None:
+async def test_one_look_at_the_files_does_for_many_calls(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller does not look at its certificate files before each call, but does when it is to connect again."""
+    monkeypatch.setattr(connection, "LOOK_SECONDS", 3_600.0)
+    site = await sites(tls=True)
+    client = site.client("app")
+    assert client.connection._watched is not None
+    looks: list[int] = []
+    refresh = client.connection._watched.refresh
+    monkeypatch.setattr(client.connection._watched, "refresh", lambda: looks.append(1) or refresh())
+    for number in range(5):
+        await client.append_fact(STREAM, message(f"look-{number}"))
+    assert len(looks) == 1
+    client.connection.reconnect()
+    await client.append_fact(STREAM, message("again"))
+    assert len(looks) == 2
+
+
+async def test_new_certificates_are_used_without_a_restart(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the files are replaced, new connections get the new certificate and the client shows its own new one."""
+    monkeypatch.setattr(connection, "LOOK_SECONDS", 0.0)
     site = await sites(tls=True)
     client = site.client("app")
     await client.append_fact(STREAM, message("before"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,9 @@ MESSAGE_BYTES = 64 << 20
 REQUEST_TIMEOUT_SECONDS = 30.0
 OLD_CHANNEL_SECONDS = 120.0
 """How long calls that were under way when the certificate changed may go on."""
+
+LOOK_SECONDS = 1.0
+"""How long one look at the certificate files does: before each small call it would take a good part of the call."""
 
 STATUS_SECONDS = 5.0
 """How long the status of a call may follow a write that has failed."""
@@ -69,6 +73,7 @@ class Connection:
         self._callables: dict[str, Any] = {}
         self._health: Any = None
         self._version = 0
+        self._look_again_seconds = 0.0
         self._retiring: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -134,6 +139,10 @@ class Connection:
         """Make the channel, again when the files have changed."""
         if self._closed:
             raise PeerUnreachable(f"the connection to {self.address} was closed here")
+        now_seconds = time.monotonic()
+        if self._channel is not None and self._version >= 0 and now_seconds < self._look_again_seconds:
+            return
+        self._look_again_seconds = now_seconds + LOOK_SECONDS
         version = self._watched.refresh() if self._watched else 0
         if self._channel is not None and version == self._version:
             return
