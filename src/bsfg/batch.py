@@ -82,6 +82,11 @@ class FactBatch:
         return self._rows is not None
 
     @property
+    def message_bytes(self) -> int | None:
+        """The size of the message that the rows came as, or were written as; None while there is none."""
+        return None if self._message is None else len(self._message)
+
+    @property
     def is_by_hand(self) -> bool:
         """Whether the message of the batch is written, or was read, by hand."""
         return self._message is not None or (self._record_batch is None and 0 < len(self) <= BY_HAND_FACTS)

@@ -22,6 +22,9 @@ MAX_DEPTH = 128
 """Containers nested deeper than this are refused: no fact needs it, and readers of it die of it."""
 
 _CHUNK = 32
+# Drawn once: it never leaves the process, and to ask the system for randomness takes longer than to check a few texts.
+_TOKEN = secrets.token_hex(16)
+_SEPARATOR = f',"{_TOKEN}",'.encode()
 _SORTED = orjson.OPT_SORT_KEYS
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _STRINGS_OR_SPACES = re.compile(rb'("(?:[^"\\]|\\.)*")|[ \t\r\n]+', re.DOTALL)
@@ -121,11 +124,9 @@ def canonicalize_all(objects: Sequence[bytes]) -> tuple[dict[int, bytes], dict[i
     """
     changed: dict[int, bytes] = {}
     problems: dict[int, NotJson] = {}
-    token = secrets.token_hex(8) if len(objects) > 1 else ""
-    separator = f',"{token}",'.encode()
     for start in range(0, len(objects), _CHUNK):
         chunk = objects[start : start + _CHUNK]
-        if len(chunk) > 1 and _chunk_is_canonical(chunk, separator, token):
+        if len(chunk) > 1 and _chunk_is_canonical(chunk):
             continue
         for index, data in enumerate(chunk, start):
             try:
@@ -138,13 +139,13 @@ def canonicalize_all(objects: Sequence[bytes]) -> tuple[dict[int, bytes], dict[i
     return changed, problems
 
 
-def _chunk_is_canonical(chunk: Sequence[bytes], separator: bytes, token: str) -> bool:
+def _chunk_is_canonical(chunk: Sequence[bytes]) -> bool:
     if any(_may_be_deep(data) for data in chunk):
         return False
-    joined = b"[" + separator.join(chunk) + b"]"
+    joined = b"[" + _SEPARATOR.join(chunk) + b"]"
     try:
         values = orjson.loads(joined)
-        if values[1::2] != [token] * (len(chunk) - 1):
+        if values[1::2] != [_TOKEN] * (len(chunk) - 1):
             return False
         ordered = orjson.dumps(values, option=_SORTED)
         return ordered == joined or _differ_in_numbers_alone(joined, ordered)
