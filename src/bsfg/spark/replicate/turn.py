@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from bsfg.wire.adminclient import AdminClient
     from bsfg.wire.service import LeaseView
 
-HOLD_SECONDS_MIN, HOLD_SECONDS_MAX = 10.0, 60.0
-"""How long a task moves a link before it lets the other one, and how long at most."""
+HOLD_SECONDS_MIN, HOLD_SECONDS_MAX = 30.0, 120.0
+"""How long a task moves a link before it lets the other one, and how long at most; facts wait at each change."""
 
 WAIT_SECONDS = 5.0
 AWAY_SECONDS = 0.5
