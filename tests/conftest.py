@@ -54,6 +54,7 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     return _refuse_skip((yield))
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Have all tests with a Spark session of their process run in one process: a start costs many seconds."""
     for item in items:

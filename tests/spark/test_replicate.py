@@ -91,12 +91,12 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     for zone in (plant, enterprise):
         cleanup.zone(zone)
         zone.start()
-    pipeline = Pipeline(enterprise, ["--replay-backlog", "20000"])
+    story = Story(plant, enterprise, proxy, Pipeline(enterprise, ["--replay-backlog", "20000"]))
     try:
-        pipeline.until_moving()
-        yield Story(plant, enterprise, proxy, pipeline)
+        story.pipeline.until_moving()
+        yield story
     finally:
-        pipeline.kill()
+        story.pipeline.kill()  # the one that a test may have put into the place of the first
         cleanup.run()
 
 
