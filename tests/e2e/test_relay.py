@@ -138,5 +138,5 @@ async def test_link_that_carries_some_zones_only(tmp_path: Path, cleanup: Cleanu
     kinds = {(gap.reason, gap.detail, gap.origin_zone) for gap in enterprise.gaps(Buffer.FORWARD)}
     assert kinds == {(GapReason.SKIPPED, NOT_CARRIED, "plant-a")}
     async with plant.admin("viewer") as viewer:
-        [view] = await viewer.consumers()
-    assert view.state.checkpoint.committed == 59
+        while (await viewer.consumers())[0].state.checkpoint.committed < 59:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0.05)  # confirmations follow what is stored

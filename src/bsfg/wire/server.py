@@ -66,9 +66,13 @@ class BoundaryServicer:
         async def begin(frame: pb.AppendFrame) -> Awaitable[pb.AppendAck]:
             try:
                 prepared = await self._service.prepare(caller, frame.stream, frame.facts)
-                outcome = self._service.commit(prepared)
             except BsfgError as error:
                 await self._calls.admission.hold_back(str(caller), error)
+                return given(pb.AppendAck(sequence=frame.sequence, error=error_message(error)))
+            try:
+                outcome = self._service.commit(prepared)
+            except BsfgError as error:
+                # The caller did nothing that it may not do: its clock or this zone's room is the matter.
                 return given(pb.AppendAck(sequence=frame.sequence, error=error_message(error)))
             return _committed(frame.sequence, outcome, ids_derived=prepared.ids_derived)
 
