@@ -154,6 +154,17 @@ def test_callbacks_are_called_once() -> None:
     assert called == [("second", True), ("first", True)]
 
 
+def test_a_callback_that_fails_harms_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
+    """All facts of a batch learn their fate, whatever one of their callbacks raises; that is logged."""
+    whole, called = outcome(2), []
+    first, second = futures(whole)
+    first.add_done_callback(lambda future: 1 / 0)  # type: ignore[arg-type,return-value]
+    second.add_done_callback(called.append)
+    whole.settle(appended([1, 2]))
+    assert called == [second]
+    assert "ZeroDivisionError" in caplog.text
+
+
 def test_a_batch_future_gives_the_receipt_of_all_pieces() -> None:
     """A batch that travelled in pieces is answered as one, conflicts and repeats as results."""
     one, two = outcome(2), outcome(1)

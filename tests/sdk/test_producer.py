@@ -266,6 +266,34 @@ async def test_an_absent_node_is_waited_for(zone: Zone) -> None:
     assert zone.end(Buffer.STORE) == 1
 
 
+async def test_a_complaint_that_fails_does_not_stop_the_producer(zone: Zone, caplog: pytest.LogCaptureFixture) -> None:
+    """An application's own ``on_problem`` may raise; the facts are stored all the same, and the log tells of it."""
+    zone.stop()
+    told = asyncio.Event()
+
+    def complain(problem: BsfgError) -> None:
+        told.set()
+        raise ZeroDivisionError
+
+    async with AsyncProducer(endpoint(zone), stream="operational", on_problem=complain) as producer:
+        future = await producer.send(message("a"))
+        await told.wait()
+        await asyncio.to_thread(zone.start)
+        assert (await future).offset == 0
+    assert "on_problem failed" in caplog.text
+
+
+async def test_facts_that_cannot_be_packed_fail(zone: Zone, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A defect in the producer itself is told to whoever waits; the next fact is sent as if nothing had been."""
+    async with AsyncProducer(endpoint(zone), stream="operational") as producer:
+        with monkeypatch.context() as patched:
+            patched.setattr("bsfg.sdk.packing.check", lambda *args: 1 / 0)
+            error = await _error(await producer.send(message("a")))
+        assert error.code == "internal"
+        assert "ZeroDivisionError" in error.message
+        assert (await producer.append(message("b"))).offset == 0
+
+
 async def test_a_deadline_gives_facts_up() -> None:
     """When the node stays away facts fail with the reason, those in flight and those that never left."""
     address = f"127.0.0.1:{free_port()}"

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.sdk.fakenode import FakeNode
+from tests.sdk.fakenode import FakeNode, FakeStream
 
 from bsfg.batch import FactBatch
 from bsfg.errors import (
@@ -256,3 +256,63 @@ def test_at_least_one_is_in_flight() -> None:
     """A sender that may have nothing in flight would never send."""
     with pytest.raises(InvalidArgument):
         SendOptions(max_in_flight=0)
+
+
+class Defective(FakeNode):
+    """A link with a defect that nobody foresaw: it shows itself as often as it is told."""
+
+    left = 0
+
+    def append_stream(self, stream: str, *, window_frames: int) -> FakeStream:
+        """Fail as no part of ours should."""
+        if self.left:
+            self.left -= 1
+            raise RuntimeError("nobody foresaw this")
+        return super().append_stream(stream, window_frames=window_frames)
+
+
+async def test_a_defect_fails_the_facts_and_not_the_sender() -> None:
+    """An unforeseen error must not leave futures waiting for ever: the fact fails with it, the next one is sent."""
+    node, one, two = Defective(), shipment([message("a")]), shipment([message("b")])
+    node.left = 1
+    source = ListSource([one], ended=False)
+    running = asyncio.create_task(Sender(node, "s", source, SendOptions(**EAGER)).run())  # type: ignore[arg-type]
+    with pytest.raises(BsfgError, match="nobody foresaw this") as caught:
+        await asyncio.wait_for(futures([one])[0], 10)
+    assert caught.value.code == "internal"
+    source.queue.put_nowait(two)
+    source.queue.put_nowait(None)
+    await asyncio.wait_for(running, 10)
+    assert futures([two])[0].result(0).message_id == "b"
+
+
+async def test_a_defect_holds_what_lies_in_an_outbox() -> None:
+    """Facts in an outbox are sent when the defect has passed; each attempt is told of."""
+    node, made, problems = Defective(), shipment([message("a")]), list[BsfgError]()
+    node.left = 3
+    options = SendOptions(**EAGER, hold=True)
+    await asyncio.wait_for(Sender(node, "s", ListSource([made]), options, problems.append).run(), 10)  # type: ignore[arg-type]
+    assert futures([made])[0].result(0).message_id == "a"
+    assert [problem.code for problem in problems] == ["internal"] * 3
+
+
+async def test_a_source_that_fails_is_asked_again() -> None:
+    """What cannot be read now may be readable later: the sender goes on, and what it had in flight is not harmed."""
+
+    class Flaky(ListSource):
+        broken = 2
+
+        async def next(self) -> Shipment | None:
+            if self.broken and self.queue.qsize() == 2:
+                self.broken -= 1
+                raise OSError(5, "the disk had a bad moment")
+            return await super().next()
+
+    one, two = shipment([message("a")]), shipment([message("b")])
+    source, problems = Flaky([one, two]), list[BsfgError]()
+    await asyncio.wait_for(
+        Sender(FakeNode(), "s", source, SendOptions(**EAGER), problems.append).run(),  # type: ignore[arg-type]
+        10,
+    )
+    assert [future.result(0).message_id for future in futures([one, two])] == ["a", "b"]
+    assert len(problems) == 2

@@ -25,6 +25,7 @@ from bsfg.errors.artifacts import (
 from bsfg.errors.base import (
     BsfgError,
     RemoteError,
+    unforeseen,
 )
 from bsfg.errors.boundary import (
     FrameInvalid,
@@ -160,4 +161,5 @@ __all__ = [
     "UnknownLink",
     "UnknownStream",
     "ZoneNotAllowed",
+    "unforeseen",
 ]

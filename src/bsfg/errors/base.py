@@ -48,6 +48,11 @@ class BsfgError(Exception):
         return error
 
 
+def unforeseen(error: BaseException, doing: str) -> BsfgError:
+    """Give an error as one of ours: what is not is a defect, and whoever waits for the work is told of it as one."""
+    return error if isinstance(error, BsfgError) else BsfgError(f"{doing} failed: {error!r}")
+
+
 class RemoteError(BsfgError):
     """The other side reported an error that this version does not know."""
 

@@ -113,6 +113,9 @@ class NativeHandoff:
             except LeaseLost as lost:
                 desk.lease = None
                 self._note("lease_lost", link=name, holder=lost.details.get("holder"))
+            except Exception as error:
+                # A link that nobody holds stands still: a disk that fails at this moment must not be the end of it.
+                self._note("link_failed", link=name, exc_info=error)
             await asyncio.sleep(LEASE_RENEW_SECONDS if desk.lease else 1.0)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TypedDict
 
 from bsfg.batch import EntryBatch
-from bsfg.errors import BsfgError, ForeignLog, InvalidArgument
+from bsfg.errors import BsfgError, ForeignLog, InvalidArgument, unforeseen
 from bsfg.fact import Entry
 from bsfg.frontier import Frontier
 from bsfg.journey.link import Fetched, FetchRequest, Refusal
@@ -291,9 +291,9 @@ class ConsumerCore:
             self._urgent.clear()
             try:
                 await self.flush()
-            except BsfgError as error:
+            except Exception as error:
                 # It cannot pass by itself; whoever fetches or flushes next is told.
-                self._failure = error
+                self._failure = unforeseen(error, "confirming")
                 return
 
     async def close(self, timeout_seconds: float | None) -> None:

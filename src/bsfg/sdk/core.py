@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
@@ -25,6 +26,8 @@ from bsfg.sdk.packing import Packer
 from bsfg.sdk.sender import NodeLink, Sender, SendOptions
 from bsfg.sdk.signing import Signer
 from bsfg.wire.service import ObjectInfo
+
+log = logging.getLogger("bsfg.producer")
 
 DEADLINE_SECONDS = 60.0
 PIECE_BYTES = 4 << 20
@@ -174,7 +177,10 @@ class ProducerCore:
     def _note(self, error: BsfgError) -> None:
         self._problem = error
         if self._options.on_problem is not None:
-            self._options.on_problem(error)
+            try:
+                self._options.on_problem(error)
+            except Exception:
+                log.exception("the producer's on_problem failed")
 
     @property
     def problem(self) -> BsfgError | None:

@@ -7,6 +7,7 @@ cost of a future far below that of a fact, and a batch of thousands is answered 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -23,6 +24,7 @@ from bsfg.schema import DIGEST_BYTES
 if TYPE_CHECKING:
     from bsfg.wire.clientstreams import Appended
 
+log = logging.getLogger("bsfg.producer")
 
 _RESULTS = tuple(Result)
 
@@ -262,8 +264,18 @@ class FactFuture:
         self._raise_failure()
 
     def add_done_callback(self, call: Callable[[FactFuture], None]) -> None:
-        """Call a function when the future is done: at once, or later in the producer's own thread, so be brief."""
-        self._outcome.on_step(self.done, lambda: call(self))
+        """Call a function when the future is done: at once, or later in the producer's own thread, so be brief.
+
+        What it raises is logged and goes no further: other futures wait for the same answer.
+        """
+
+        def done() -> None:
+            try:
+                call(self)
+            except Exception:
+                log.exception("a callback of a fact's future failed")
+
+        self._outcome.on_step(self.done, done)
 
     def __await__(self) -> Generator[Any, None, AppendedFact]:
         if not self._outcome.is_settled(self._row):

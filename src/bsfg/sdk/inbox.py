@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bsfg.batch import EntryBatch
-from bsfg.errors import BsfgError, ForeignLog
+from bsfg.errors import BsfgError, ForeignLog, unforeseen
 from bsfg.journey.link import Fetched, FetchRequest, Refusal
 from bsfg.ports import Confirmation, Frame, GapRecord
 from bsfg.retention import GapReason
@@ -97,9 +97,9 @@ class InboxFeed:
                     await asyncio.sleep(_FULL_PAUSE_SECONDS)
                     continue
                 await self._bring()
-        except BsfgError as error:
+        except Exception as error:
             # What is in the inbox is still given; then whoever reads is told.
-            self._failure = error
+            self._failure = unforeseen(error, "filling the inbox")
             self._changed.set()
 
     async def _bring(self) -> None:

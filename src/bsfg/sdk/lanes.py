@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from bsfg.errors import BsfgError
+from bsfg.errors import BsfgError, unforeseen
 from bsfg.sdk.intake import Gathering, Intake, Lane
 from bsfg.sdk.outbox import OutboxLane
 from bsfg.sdk.packing import Packed, Packer
@@ -90,6 +90,9 @@ class Keeper:
                 _fail([each for each in group if each.ends is not None and each.ends <= now], error)
                 group = [each for each in group if each.ends is None or each.ends > now]
                 await asyncio.sleep(_FULL_PAUSE_SECONDS)
+            except Exception as error:
+                _fail(group, unforeseen(error, "keeping the facts"))
+                return
             else:
                 return
 
@@ -103,7 +106,8 @@ async def packed_or_failed(packer: Packer, gathering: Gathering) -> Packed | Non
     """Pack a gathering; None when nothing of it can be sent, and its futures have failed."""
     try:
         packed = await packer.pack(gathering)
-    except BsfgError as error:
-        gathering.outcome.fail(error)
+    except Exception as error:
+        # Also what nobody foresaw: the facts must not wait for ever because of it.
+        gathering.outcome.fail(unforeseen(error, "packing the facts"))
         return None
     return packed if len(packed.facts) else None

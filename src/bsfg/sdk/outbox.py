@@ -8,6 +8,7 @@ reason, in ``refused.journal``.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,8 @@ from bsfg.sdk.shipment import Part, Shipment
 from bsfg.sdk.spool import Spool, Spooled
 from bsfg.stores.log.files import DiskFiles, translated
 from bsfg.stores.log.journal import Journal, Record, read_journal
+
+log = logging.getLogger("bsfg.producer")
 
 REFUSED = "refused.journal"
 _STREAMS = "streams"
@@ -93,7 +96,10 @@ class Outbox:
         self._refused.append([Record(head, facts.to_ipc().to_pybytes())])
         if on_refused is not None:
             for message in facts.to_messages():
-                on_refused(RefusedFact(stream, message, error, now))
+                try:
+                    on_refused(RefusedFact(stream, message, error, now))
+                except Exception:
+                    log.exception("the producer's on_refused failed; the fact is kept aside in the outbox")
 
     def close(self) -> None:
         """Write all positions and give the folder back; repeats are harmless."""

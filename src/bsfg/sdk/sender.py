@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from bsfg.arrays import constant_value
-from bsfg.errors import BsfgError, InvalidArgument, PeerUnreachable
+from bsfg.errors import BsfgError, InvalidArgument, PeerUnreachable, unforeseen
 from bsfg.sdk.endpoint import Endpoint
 from bsfg.sdk.shipment import Shipment
 from bsfg.wire.client import BoundaryClient
@@ -113,6 +113,7 @@ class Sender:
         self._on_problem = on_problem
         self._unanswered: deque[Shipment] = deque()
         self._errors: dict[Shipment, BsfgError] = {}
+        self._source_error: BsfgError | None = None
         self._sent: set[Shipment] = set()
         self._trouble = asyncio.Event()
         self._getter: asyncio.Future[Shipment | None] | None = None
@@ -137,6 +138,7 @@ class Sender:
         """Send over one stream until there is trouble, the stream has ended, or everything is done."""
         self._trouble.clear()
         self._errors.clear()
+        self._source_error = None
         self._sent.clear()
         self._last_answer = time.monotonic()
         watching = asyncio.create_task(self._watch())
@@ -144,13 +146,17 @@ class Sender:
         stream: AppendStream | None = None
         try:
             try:
+                if not self._unanswered and not await self._took_next():
+                    return
+                # Not before there is something to send: who cannot reach the node is told so, and does not ask in vain.
                 stream = self._link.client.append_stream(self._stream, window_frames=self._options.max_in_flight)
                 for shipment in list(self._unanswered):
                     await self._send(stream, shipment, answers)
                 while await self._took_next() and stream.is_open:
                     await self._send(stream, self._unanswered[-1], answers)
-            except BsfgError as error:
-                self._failed(error)
+            except Exception as error:
+                # Also what nobody foresaw: a sender that ended here would leave its futures waiting for ever.
+                self._failed(unforeseen(error, "sending"))
             if answers:
                 await asyncio.wait(answers)
             if stream is not None:
@@ -160,6 +166,8 @@ class Sender:
 
     async def _took_next(self) -> bool:
         """Take the next shipment as soon as there is one; tell whether there is, and no trouble."""
+        if self._finished:
+            return False
         if self._getter is None:
             self._getter = asyncio.ensure_future(self._source.next())
         if not self._getter.done() and not self._trouble.is_set():
@@ -172,13 +180,15 @@ class Sender:
         if self._trouble.is_set():
             return False
         # A getter that is not done stays for the next session, so that nothing it takes is lost.
-        if (broken := self._getter.exception()) is not None:
-            self._on_problem(broken if isinstance(broken, BsfgError) else BsfgError(repr(broken)))
-        shipment = self._getter.result() if broken is None else None
+        getter, self._getter = self._getter, None
+        if (error := getter.exception()) is not None:
+            self._source_error = unforeseen(error, "reading what is to be sent")
+            self._trouble.set()
+            return False
+        shipment = getter.result()
         if shipment is None:
             self._finished = True
             return False
-        self._getter = None
         self._unanswered.append(shipment)
         return True
 
@@ -206,12 +216,12 @@ class Sender:
             self._sent.discard(shipment)
             shipment.settle(answer.result())
         else:
-            self._failed(error if isinstance(error, BsfgError) else BsfgError(repr(error)), shipment)
+            self._failed(unforeseen(error, "sending"), shipment)
 
     def _failed(self, error: BsfgError, shipment: Shipment | None = None) -> None:
         if shipment is not None:
             self._errors[shipment] = error
-        elif self._unanswered:
+        else:
             # The stream as a whole: it concerns everything that was not answered for another reason.
             for each in self._unanswered:
                 self._errors.setdefault(each, error)
@@ -231,7 +241,7 @@ class Sender:
 
     async def _after_trouble(self) -> None:
         """Judge everything that was not answered, then wait before the next attempt."""
-        again: BsfgError | None = None
+        again = self._source_error
         largest = max(self._sent, key=lambda each: each.facts.nbytes, default=None)
         for shipment in list(self._unanswered):
             error = self._errors.get(shipment)
