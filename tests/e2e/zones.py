@@ -36,11 +36,19 @@ SETTLE_SECONDS = 60.0
 ROLES = ("producer", "consumer", "operator", "viewer")
 
 
+_given: set[int] = set()
+
+
 def free_port() -> int:
     """Give a port that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        # The system may well give the same one again before the first is in use.
+        if port not in _given:
+            _given.add(port)
+            return port
 
 
 def bsfg(*args: str) -> bytes:

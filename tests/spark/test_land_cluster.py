@@ -35,7 +35,7 @@ def test_a_landing_on_a_cluster(plant: SparkZone, cluster: str, tmp_path: Path) 
         timeout=280,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, (done.stdout[-3000:], done.stderr[-3000:])
     found = orjson.loads(done.stdout)
     assert (found["facts"], found["batches"]) == (500, 5)
     check_same(table(out).to_pylist(), plant.entries(Buffer.STORE))

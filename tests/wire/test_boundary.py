@@ -233,6 +233,7 @@ async def test_a_node_without_whole_answers_is_asked_for_a_stream(sites: Sites, 
         return await call(name, request, **options)
 
     client.connection.call = older  # type: ignore[method-assign]
+    client._followed._is_known = False
     assert (await client.fetch("historian", FetchRequest())).frames[-1].last == 9
     assert not client._gives_whole_answers
 

@@ -9,9 +9,11 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bsfg.errors import BsfgError, SparkFailed
 from bsfg.spark.home import home_in_use
 from bsfg.spark.java import java_in_use
 
@@ -69,6 +71,41 @@ def session(app: str, master: str = LOCAL_MASTER, conf: Mapping[str, str] | None
         builder = builder.config(name, value)
     with java_in_use(), home_in_use() if is_local(master) else nullcontext():
         return builder.getOrCreate()
+
+
+def started(app: str, master: str, conf: Mapping[str, str], log: Path | None = None) -> SparkSession:
+    """Give a session as `session` does, or raise `SparkFailed` with what is known of why Java did not start.
+
+    ``log`` is where its words go; without one they go where this process prints its errors.
+    """
+    gateways: Any = import_module("pyspark.java_gateway")
+    launched: list[subprocess.Popen[bytes]] = []
+
+    def launch(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        launched.append(subprocess.Popen(*args, **options))
+        return launched[-1]
+
+    before, gateways.Popen = gateways.Popen, launch
+    try:
+        return session(app, master, conf)
+    except BsfgError:
+        raise
+    except Exception as error:
+        why = str(error).strip().splitlines()[0]
+        hint = f"Java has said why, {f'in {log}' if log else 'above'}; --master and --conf go to Spark as they are."
+        raise SparkFailed(f"Spark did not start: {why}{_ended(launched)}", hint=hint) from error
+    finally:
+        gateways.Popen = before
+
+
+def _ended(launched: list[subprocess.Popen[bytes]]) -> str:
+    """Say how Java ended: one that was killed has no words of its own."""
+    code = launched[-1].poll() if launched else None
+    if code is None:
+        return ""
+    # A shell stands between: it tells of a signal by a number above 128.
+    killed_by = -code if code < 0 else code - 128 if code > 128 else None
+    return f" Java was killed by signal {killed_by}." if killed_by else f" Java ended with exit code {code}."
 
 
 def activate(spark: SparkSession) -> None:

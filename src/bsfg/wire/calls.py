@@ -93,6 +93,25 @@ class Calls:
         finally:
             idle.close()
 
+    async def one_by_one(
+        self, name: str, behaviour: Unary, requests: AsyncIterator[Any], caller: Caller
+    ) -> AsyncIterator[Any]:
+        """Answer the requests of a stream as if each were a call of the named method, until they end or fall silent."""
+        idle = IdleTimer(self.limits.idle_timeout_seconds)
+        asked = aiter(requests)
+        try:
+            while True:
+                try:
+                    request = await idle.wait(anext(asked))
+                except (StopAsyncIteration, TimeoutError):
+                    return
+                started = time.perf_counter()
+                answer = await behaviour(request, caller)
+                self.admission.answered(name, time.perf_counter() - started)
+                yield answer
+        finally:
+            idle.close()
+
     async def _abort(self, context: Context, name: str, error: Exception, started: float) -> None:
         told = told_to_caller(name, error)
         self.admission.answered(name, time.perf_counter() - started, told.code)

@@ -18,7 +18,8 @@ from bsfg.model import Limits
 from bsfg.ports import Buffer, Confirmation, Frame, GapRecord, Result
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.clientstreams import Appended, AppendStream, PutStream
-from bsfg.wire.connection import MESSAGE_BYTES, Connection
+from bsfg.wire.connection import MESSAGE_BYTES, Connection, unreadable
+from bsfg.wire.conversation import Conversations, is_unimplemented
 from bsfg.wire.convert import (
     buffer_number,
     confirm_request,
@@ -66,6 +67,8 @@ class BoundaryClient:
         self.connection = connection
         self._appending: dict[str, AppendStream] = {}
         self._gives_whole_answers = True
+        self._followed = Conversations(connection, "FollowFacts", "FetchFacts")
+        self._confirmed = Conversations(connection, "ConfirmReceipts", "ConfirmReceipt")
 
     async def append_fact(self, stream: str, message: Message) -> AppendedFact:
         """Append one fact; raises `ConflictingDuplicate` when its id is taken by another body."""
@@ -137,11 +140,10 @@ class BoundaryClient:
             gaps_after=request.gaps_after,
             after=request.after,
         )
-        timeout_seconds = self._timeout(request.wait_seconds)
         try:
-            answer = await self.connection.call("FetchFacts", message, timeout_seconds=timeout_seconds)
+            answer = await self._followed.ask(consumer, message, timeout_seconds=self._timeout(request.wait_seconds))
         except RemoteError as error:
-            if error.details.get("remote_code") != "unimplemented":
+            if not is_unimplemented(error):
                 raise
             return []
         frames: Sequence[Any] = answer.frames
@@ -237,7 +239,7 @@ class BoundaryClient:
         """Confirm what is durable here; give the offset through which the node counts it."""
         request = confirm_request(consumer, confirmation)
         request.refusals.extend(refusal_message(refusal) for refusal in refusals)
-        answer = await self.connection.call("ConfirmReceipt", request)
+        answer = await self._confirmed.ask(consumer, request)
         return int(answer.cursor_advanced_to)
 
     def put_stream(
@@ -308,6 +310,8 @@ class BoundaryClient:
         call = self.connection.method(name)(request, timeout=timeout_seconds)
         try:
             async for answer in call:
+                if answer is None:
+                    raise unreadable(self.connection)
                 yield answer
         except grpc.aio.AioRpcError as error:
             raise self.connection.translated(error) from None

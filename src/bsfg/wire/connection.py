@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from bsfg.errors import BsfgError, PeerUnreachable
+from bsfg.errors import BsfgError, FrameInvalid, PeerUnreachable
 from bsfg.wire.methods import ADMIN, BOUNDARY, Method
 from bsfg.wire.status import from_rpc_error
 from bsfg.wire.tls import Watched, grpc_channel_credentials, grpc_channel_options
@@ -121,6 +121,14 @@ class Connection:
         """Make the next call over a new connection; calls that are under way go on over the old one."""
         self._version = -1
 
+    async def ended_with(self, call: Any) -> BsfgError | None:
+        """Give what the node ended a stream with, in its own words; None when it ended in peace."""
+        code = await call.code()
+        if code == grpc.StatusCode.OK:
+            return None
+        initial, trailing = await call.initial_metadata(), await call.trailing_metadata()
+        return self.translated(grpc.aio.AioRpcError(code, initial, trailing, await call.details()))
+
     def translated(self, error: grpc.aio.AioRpcError) -> BsfgError:
         """Give the error that a failed call stands for."""
         return from_rpc_error(error, where=self.address)
@@ -157,6 +165,11 @@ class Connection:
         options = [*self._options, *(grpc_channel_options(self._server_name) if self._server_name else [])]
         credentials = grpc_channel_credentials(self._watched.material)
         self._channel = grpc.aio.secure_channel(self.address, credentials, options)
+
+
+def unreadable(connection: Connection) -> BsfgError:
+    """Give the error for a message that cannot be read; in a stream gRPC gives None for it."""
+    return FrameInvalid(f"{connection.address} sent a message that cannot be read")
 
 
 class _StatusKept:

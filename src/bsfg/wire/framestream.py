@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 
 from bsfg.errors import BsfgError, FrameInvalid, PeerUnreachable
-from bsfg.wire.connection import Connection
+from bsfg.wire.connection import Connection, unreadable
 
 Ack = TypeVar("Ack")
 
@@ -97,10 +97,11 @@ class FrameStream(Generic[Ack]):
         error: BsfgError = PeerUnreachable(f"{self._connection.address} ended the stream")
         try:
             while (message := await self._call.read()) is not grpc.aio.EOF:
+                if message is None:
+                    raise unreadable(self._connection)
                 self._take(message)
-            code = await self._call.code()
-            if code != grpc.StatusCode.OK:
-                error = await self._ended_with(code)
+            # The node's own words tell a caller whether trying again can help.
+            error = await self._connection.ended_with(self._call) or error
         except grpc.aio.AioRpcError as failure:
             error = self._connection.translated(failure)
         except BsfgError as failure:
@@ -110,11 +111,6 @@ class FrameStream(Generic[Ack]):
             error = PeerUnreachable(f"the connection to {self._connection.address} was closed here")
         finally:
             self._fail(error)
-
-    async def _ended_with(self, code: grpc.StatusCode) -> BsfgError:
-        """Give what the node ended the stream with: its own words tell a caller whether trying again can help."""
-        initial, trailing = await self._call.initial_metadata(), await self._call.trailing_metadata()
-        return self._connection.translated(grpc.aio.AioRpcError(code, initial, trailing, await self._call.details()))
 
     def _take(self, message: Any) -> None:
         if not self._waiting or self._waiting[0][0] != message.sequence:

@@ -124,6 +124,10 @@ class BoundaryServicer:
             return await asyncio.to_thread(frames_response, fetched)
         return frames_response(fetched)
 
+    def follow_facts(self, requests: AsyncIterator[pb.FetchRequest], caller: Caller) -> AsyncIterator[Any]:
+        """Answer one fetch after the other."""
+        return self._calls.one_by_one("FetchFacts", self.fetch_facts, requests, caller)
+
     async def fetch_frames(self, request: pb.FetchFramesRequest, caller: Caller) -> Frames:
         """Give facts as frames: a consumer's next ones, a range of offsets, or a span of time."""
         selection = request.WhichOneof("selection")
@@ -195,6 +199,10 @@ class BoundaryServicer:
         async with self._calls.timeout():
             advanced_to = await self._service.confirm(caller, request.consumer, confirmation_of(request), refusals)
         return pb.ConfirmResponse(cursor_advanced_to=advanced_to)
+
+    def confirm_receipts(self, requests: AsyncIterator[pb.ConfirmRequest], caller: Caller) -> AsyncIterator[Any]:
+        """Record one confirmation after the other."""
+        return self._calls.one_by_one("ConfirmReceipt", self.confirm_receipt, requests, caller)
 
     def put_facts(self, requests: AsyncIterator[pb.PutFrame], caller: Caller) -> AsyncIterator[pb.PutAck]:
         """Put what a link brought, frame by frame: order matters here more than overlap.

@@ -58,12 +58,12 @@ def settings_of(conf: Sequence[str] | None) -> dict[str, str]:
 @contextmanager
 def spark_session(app: str, master: str, conf: dict[str, str], log: Path | None = None) -> Iterator[SparkSession]:
     """Run a block with a Spark session, which is stopped at the end; ``log`` takes what Spark itself prints."""
-    from bsfg.spark.session import end, session, without_tracebacks
+    from bsfg.spark.session import end, started, without_tracebacks
 
     without_tracebacks()
     waiting = console(stderr=True).status("Starting Spark …") if sys.stderr.isatty() else _nothing()
     with waiting, _stderr_into(log) if log is not None else _nothing():
-        spark = session(app, master, conf)
+        spark = started(app, master, conf, log)
     try:
         yield spark
     finally:

@@ -6,8 +6,7 @@ import subprocess
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from bsfg.errors import BsfgError, SparkFailed
-from bsfg.spark.session import end, session, without_tracebacks
+from bsfg.spark.session import end, started, without_tracebacks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,12 +43,7 @@ class SparkWhenNeeded:
             self.is_starting = True
             without_tracebacks()
             try:
-                self._session = session(*self._given)
-            except BsfgError:
-                raise
-            except Exception as error:
-                hint = "Java has said why, above; --master and --conf are handed to Spark as they are."
-                raise SparkFailed(f"Spark did not start: {str(error).strip().splitlines()[0]}", hint=hint) from error
+                self._session = started(*self._given)
             finally:
                 self.is_starting = False
         return self._session
