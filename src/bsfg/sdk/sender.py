@@ -115,7 +115,7 @@ class Sender:
         self._errors: dict[Shipment, BsfgError] = {}
         self._source_error: BsfgError | None = None
         self._sent: set[Shipment] = set()
-        self._trouble = asyncio.Event()
+        self._trouble: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._getter: asyncio.Future[Shipment | None] | None = None
         self._failures = 0
         self._finished = False
@@ -126,7 +126,7 @@ class Sender:
         try:
             while not self._finished or self._unanswered:
                 await self._session()
-                if self._trouble.is_set():
+                if self._trouble.done():
                     await self._after_trouble()
         finally:
             if self._getter is not None:
@@ -136,7 +136,8 @@ class Sender:
 
     async def _session(self) -> None:
         """Send over one stream until there is trouble, the stream has ended, or everything is done."""
-        self._trouble.clear()
+        if self._trouble.done():
+            self._trouble = asyncio.get_running_loop().create_future()
         self._errors.clear()
         self._source_error = None
         self._sent.clear()
@@ -170,20 +171,16 @@ class Sender:
             return False
         if self._getter is None:
             self._getter = asyncio.ensure_future(self._source.next())
-        if not self._getter.done() and not self._trouble.is_set():
-            trouble = asyncio.ensure_future(self._trouble.wait())
-            waiting: set[asyncio.Future[Any]] = {self._getter, trouble}
-            try:
-                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                trouble.cancel()
-        if self._trouble.is_set():
+        if not self._getter.done() and not self._trouble.done():
+            waiting: tuple[asyncio.Future[Any], ...] = (self._getter, self._trouble)
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if self._trouble.done():
             return False
         # A getter that is not done stays for the next session, so that nothing it takes is lost.
         getter, self._getter = self._getter, None
         if (error := getter.exception()) is not None:
             self._source_error = unforeseen(error, "reading what is to be sent")
-            self._trouble.set()
+            self._in_trouble()
             return False
         shipment = getter.result()
         if shipment is None:
@@ -196,7 +193,7 @@ class Sender:
         # The window is kept here and not left to the stream: what failed must be known before the next is sent.
         while len(answers) >= self._options.max_in_flight:
             await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
-        if self._trouble.is_set():
+        if self._trouble.done():
             return
         self._sent.add(shipment)
         answer = await stream.send(shipment.facts)
@@ -225,7 +222,11 @@ class Sender:
             # The stream as a whole: it concerns everything that was not answered for another reason.
             for each in self._unanswered:
                 self._errors.setdefault(each, error)
-        self._trouble.set()
+        self._in_trouble()
+
+    def _in_trouble(self) -> None:
+        if not self._trouble.done():
+            self._trouble.set_result(None)
 
     async def _watch(self) -> None:
         """Replace the connection when a node takes frames but does not answer."""

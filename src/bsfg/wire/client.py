@@ -287,8 +287,14 @@ class BoundaryClient:
 
         return object_info(first.description), chunks()
 
+    def hang_up(self) -> None:
+        """End the calls that are kept open for the next question, and leave the connection to others who use it."""
+        self._followed.end()
+        self._confirmed.end()
+
     async def close(self) -> None:
         """End open streams and the connection."""
+        self.hang_up()
         await asyncio.gather(*(each.close() for each in self._appending.values()), return_exceptions=True)
         await self.connection.close()
 

@@ -39,6 +39,11 @@ class Conversations:
                 self._is_known = False
         return await self._connection.call(self._single, question, timeout_seconds=timeout_seconds)
 
+    def end(self) -> None:
+        """End all calls; a question that comes later opens its own."""
+        for conversation in self._open.values():
+            conversation.hang_up()
+
 
 class Conversation:
     """One call with questions one way and answers the other, one at a time."""
@@ -79,7 +84,7 @@ class Conversation:
         if self._call is None or self._call.done():
             return False
         if made_by is not self._made_by:
-            self._hang_up()
+            self.hang_up()
             return False
         return True
 
@@ -96,17 +101,18 @@ class Conversation:
             answer, ended = grpc.aio.EOF, self._connection.translated(error)
         except BaseException:
             # Its answer may still come, and would be taken for that of the next question.
-            self._hang_up()
+            self.hang_up()
             raise
         if answer is grpc.aio.EOF or answer is None:
-            self._hang_up()
+            self.hang_up()
         if answer is None:
             raise unreadable(self._connection)
         if ended is not None:
             raise ended
         return answer
 
-    def _hang_up(self) -> None:
+    def hang_up(self) -> None:
+        """End the call."""
         call, self._call = self._call, None
         if call is not None:
             call.cancel()

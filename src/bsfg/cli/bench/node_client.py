@@ -162,17 +162,21 @@ async def append_facts(job: Job) -> dict[str, Any]:
 
 
 async def append_singles(job: Job) -> dict[str, Any]:
-    """Append one fact per call, each beside a call that does nothing and a bare fdatasync on the same disk."""
+    """Append one fact after the other, each beside a call that does nothing and a bare fdatasync on the same disk."""
+    from bsfg.sdk.producer import AsyncProducer
+
     probe = os.open(Path(job.certs) / "probe", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
     append_ms: list[float] = []
     floor_ms: list[float] = []
     fdatasync_ms: list[float] = []
-    async with job.endpoint.connect() as client:
+    messages = _messages(job, 1)
+    async with job.endpoint.connect() as client, AsyncProducer(job.endpoint, stream=job.stream) as producer:
         await client.connection.check_health()
+        await producer.append(messages.pop())
         began = _ready()
-        for message in _messages(job):
+        for message in messages:
             times = [time.perf_counter()]
-            _expect_one(await client.append_fact(job.stream, message))
+            _expect_one(await producer.append(message))
             times.append(time.perf_counter())
             await client.connection.check_health()
             times.append(time.perf_counter())

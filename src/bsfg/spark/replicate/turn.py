@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bsfg.wire.adminclient import AdminClient
     from bsfg.wire.service import LeaseView
 
-HOLD_SECONDS_MIN, HOLD_SECONDS_MAX = 30.0, 120.0
+HOLD_SECONDS_MIN, HOLD_SECONDS_MAX = 60.0, 180.0
 """How long a task moves a link before it lets the other one, and how long at most; facts wait at each change."""
 
 WAIT_SECONDS = 5.0
@@ -115,6 +115,7 @@ async def _move(plan: LinkPlan, admin: AdminClient, lease: LeaseView, gone: Call
         await handoff.stop()
         telling.cancel()
         reach.close()
+        peer.hang_up()
         with suppress(BsfgError):
             await asyncio.gather(*(pull.close() for pull in pulls))
         with suppress(BsfgError):
