@@ -196,3 +196,21 @@ async def test_messages_that_cannot_be_read_are_refused_everywhere(
         await client.append(STREAM, batch(1, seed=3))
     with pytest.raises(FrameInvalid, match="cannot be read"):
         _ = [frame async for frame in client.read_offsets(STREAM, 0)]
+
+
+async def test_a_node_that_stops_does_not_wait_for_talkers(sites: Sites) -> None:
+    """Conversations end when the node stops, the silent and the lively; without that each stop would take its grace."""
+    site, client = await filled(sites)
+    lively = site.client("app")
+    await client.fetch("historian", FetchRequest())
+
+    async def talk() -> None:
+        while True:
+            await lively.fetch("historian", FetchRequest(max_facts=1))
+
+    talking = asyncio.create_task(talk())
+    await until(lambda: site.listeners.grpc.admission.serving == 2)
+    async with asyncio.timeout(20):
+        await site.listeners.grpc.stop(grace_seconds=3600)
+        with pytest.raises(BsfgError):
+            await talking

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.wire.site import until
 
 from bsfg.errors import Overloaded
+from bsfg.wire.idle import IdleTimer
 from bsfg.wire.limits import Admission, ByteBudget, WireLimits
 from bsfg.wire.pipelined import Pipelined
 
@@ -99,9 +100,7 @@ class Work:
 
     def pipelined(self, budget: ByteBudget, *, window: int = 4, idle: float = 60.0) -> Pipelined[int, int]:
         """Give a pipeline of such frames, each counting as one byte."""
-        return Pipelined(
-            self.begin, size=lambda frame: 1, budget=budget, window_frames=window, idle_timeout_seconds=idle
-        )
+        return Pipelined(self.begin, size=lambda frame: 1, budget=budget, window_frames=window, idle=IdleTimer(idle))
 
 
 async def frames(count: int, *, silent: bool = False) -> AsyncIterator[int]:
@@ -180,7 +179,7 @@ async def test_work_that_only_waits_is_dropped_with_its_caller() -> None:
         return waiting(frame)
 
     budget = ByteBudget(10)
-    pipelined = Pipelined(begin, size=lambda frame: 1, budget=budget, window_frames=2, idle_timeout_seconds=60)
+    pipelined = Pipelined(begin, size=lambda frame: 1, budget=budget, window_frames=2, idle=IdleTimer(60))
     answers = pipelined.answers(frames(9))
     asked = asyncio.create_task(anext(answers))  # type: ignore[arg-type]
     await until(lambda: len(begun) >= 3)
@@ -199,7 +198,7 @@ async def test_a_defect_ends_the_stream() -> None:
         return _given(frame)
 
     budget = ByteBudget(10)
-    pipelined = Pipelined(begin, size=lambda frame: 1, budget=budget, window_frames=4, idle_timeout_seconds=60)
+    pipelined = Pipelined(begin, size=lambda frame: 1, budget=budget, window_frames=4, idle=IdleTimer(60))
     found: list[int] = []
     with pytest.raises(ValueError, match="a defect"):
         async for answer in pipelined.answers(frames(5)):

@@ -13,7 +13,7 @@ import structlog
 from grpc._cython import cygrpc
 
 from bsfg.errors import BsfgError, InvalidArgument, TimedOut
-from bsfg.wire.idle import IdleTimer
+from bsfg.wire.idle import IdleTimer, IdleTimers
 from bsfg.wire.limits import Admission, WireLimits
 from bsfg.wire.methods import Method
 from bsfg.wire.peer import names_in_auth_context
@@ -37,6 +37,7 @@ class Calls:
 
     def __init__(self, limits: WireLimits, admission: Admission) -> None:
         self.limits, self.admission = limits, admission
+        self.listening = IdleTimers(limits.idle_timeout_seconds)
 
     def handlers(self, service: str, methods: Mapping[str, Method], behaviours: Mapping[str, Unary | Stream]) -> Any:
         """Give one service's handlers; every method has its behaviour."""
@@ -97,8 +98,7 @@ class Calls:
         self, name: str, behaviour: Unary, requests: AsyncIterator[Any], caller: Caller
     ) -> AsyncIterator[Any]:
         """Answer the requests of a stream as if each were a call of the named method, until they end or fall silent."""
-        idle = IdleTimer(self.limits.idle_timeout_seconds)
-        asked = aiter(requests)
+        idle, asked = self.listening.new(), aiter(requests)
         try:
             while True:
                 try:

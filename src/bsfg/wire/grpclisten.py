@@ -64,7 +64,7 @@ class GrpcListener:
         self._server = grpc.aio.server(
             options=server_options(limits), maximum_concurrent_rpcs=2 * limits.concurrent_requests
         )
-        calls = Calls(limits, self.admission)
+        self._calls = calls = Calls(limits, self.admission)
         handlers = (
             BoundaryServicer(boundary, calls, self.budget).handlers(),
             AdminServicer(admin, calls).handlers(),
@@ -100,4 +100,8 @@ class GrpcListener:
     async def stop(self, grace_seconds: float = 5.0) -> None:
         """Refuse new calls, let those under way finish for a while, and close."""
         await self._health.enter_graceful_shutdown()
-        await asyncio.shield(self._server.stop(grace_seconds))
+        stopping = asyncio.ensure_future(self._server.stop(grace_seconds))
+        # First no new calls, then no more requests within the open ones: their callers would only call again.
+        await asyncio.sleep(0)
+        self._calls.listening.shut()
+        await asyncio.shield(stopping)

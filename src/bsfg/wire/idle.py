@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar
+from weakref import WeakSet
 
 Result = TypeVar("Result")
 
@@ -21,12 +22,14 @@ class IdleTimer:
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: asyncio.Task[object] | None = None
         self._since = 0.0
-        self._rang = False
+        self._rang = self._is_shut = False
 
     async def wait(self, awaitable: Awaitable[Result]) -> Result:
         """Wait for something."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
+        if self._is_shut:
+            raise TimeoutError
         self._waiting, self._since, self._rang = task, loop.time(), False
         cancelling = task.cancelling()
         if self._timer is None:
@@ -39,6 +42,12 @@ class IdleTimer:
             raise
         finally:
             self._waiting = None
+
+    def shut(self) -> None:
+        """End the wait of this moment, and every later one, as if it had lasted too long."""
+        self._is_shut = True
+        if self._waiting is not None:
+            self._ring(self._waiting)
 
     def close(self) -> None:
         """Take the timer back; whoever waits again sets it again."""
@@ -54,5 +63,31 @@ class IdleTimer:
         if loop.time() < due:
             self._timer = loop.call_at(due, self._look)
         else:
-            self._rang = True
-            self._waiting.cancel()
+            self._ring(self._waiting)
+
+    def _ring(self, waiting: asyncio.Task[object]) -> None:
+        self._rang = True
+        waiting.cancel()
+
+
+class IdleTimers:
+    """The timers of all streams that wait for what their callers say next; when a node stops, it listens no more."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._timers: WeakSet[IdleTimer] = WeakSet()
+        self._is_shut = False
+
+    def new(self) -> IdleTimer:
+        """Give a timer for one stream."""
+        timer = IdleTimer(self._seconds)
+        self._timers.add(timer)
+        if self._is_shut:
+            timer.shut()
+        return timer
+
+    def shut(self) -> None:
+        """End the waits of all of them."""
+        self._is_shut = True
+        for timer in list(self._timers):
+            timer.shut()

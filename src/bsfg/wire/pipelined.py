@@ -42,10 +42,9 @@ class Pipelined(Generic[Request, Answer]):
         size: Callable[[Request], int],
         budget: ByteBudget,
         window_frames: int,
-        idle_timeout_seconds: float,
+        idle: IdleTimer,
     ) -> None:
-        self._begin, self._size, self._budget = begin, size, budget
-        self._idle = IdleTimer(idle_timeout_seconds)
+        self._begin, self._size, self._budget, self._idle = begin, size, budget, idle
         self._queue: asyncio.Queue[tuple[Awaitable[Answer], int] | None] = asyncio.Queue(window_frames)
         self._failure: Exception | None = None
 

@@ -81,7 +81,7 @@ class BoundaryServicer:
             size=lambda frame: len(frame.facts),
             budget=self._budget,
             window_frames=self._limits.window_frames,
-            idle_timeout_seconds=self._limits.idle_timeout_seconds,
+            idle=self._calls.listening.new(),
         )
         return pipelined.answers(requests)
 
@@ -230,7 +230,7 @@ class BoundaryServicer:
             size=lambda frame: len(frame.entries),
             budget=self._budget,
             window_frames=self._limits.window_frames,
-            idle_timeout_seconds=self._limits.idle_timeout_seconds,
+            idle=self._calls.listening.new(),
         )
         return pipelined.answers(requests)
 
