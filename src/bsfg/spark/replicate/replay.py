@@ -51,6 +51,7 @@ def start_replay(spark: SparkSession, plan: LinkPlan, of: StreamPlan, lease: str
     if head.start >= head.end:
         return None
     shutil.rmtree(folder, ignore_errors=True)
+    facts = str(even_batch(head.end - head.start))
     reading = (
         spark.readStream.format("bsfg")
         .options(**_access(plan.peer))
@@ -59,8 +60,8 @@ def start_replay(spark: SparkSession, plan: LinkPlan, of: StreamPlan, lease: str
         .option("rows", "frames")
         .option("gaps", "rows")
         .option("startingOffsets", str(head.start))
-        .option("maxFactsPerBatch", str(BATCH_FACTS))
-        .option("partitionFacts", str(BATCH_FACTS))
+        .option("maxFactsPerBatch", facts)
+        .option("partitionFacts", facts)
         .option("retrySeconds", str(RETRY_SECONDS))
     )
     if plan.link.carry_only:
@@ -81,6 +82,12 @@ def start_replay(spark: SparkSession, plan: LinkPlan, of: StreamPlan, lease: str
         .trigger(availableNow=True)
     )
     return Replay(plan, of, lease, head.start, head.end, writing.start())
+
+
+def even_batch(facts: int) -> int:
+    """Give the size of micro-batches that cuts a backlog into even parts: a small last one would cost as much."""
+    parts = max(1, round(facts / BATCH_FACTS))
+    return max(1, -(-facts // parts))
 
 
 async def _head(plan: LinkPlan, of: StreamPlan) -> Fetched:
