@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
 
@@ -113,13 +113,14 @@ def test_facts_cross_as_they_come(story: Story) -> None:
     story.pipeline.until(lambda: lag_seconds() is not None, "the lag to be shown")
 
 
-def test_a_backlog_is_replayed(story: Story) -> None:
+@pytest.mark.soak
+def test_a_backlog_is_replayed(story: Story, soak_size: Callable[[int, int], int]) -> None:
     """After an outage the backlog crosses as a DataFrame, and live facts follow it without hole, repeat or disorder."""
     story.settle()
     before = story.pipeline.link["replays"]
     story.proxy.cut()
     story.mode("autonomous")
-    story.produce(150_000)
+    story.produce(soak_size(150_000, 10_000_000))
     story.proxy.mend()
     story.pipeline.until(lambda: story.pipeline.link["replays"] > before, "a replay")
     story.produce(500)
