@@ -15,6 +15,7 @@ from bsfg.ports import Confirmation
 from bsfg.testing.facts import batch, message
 from bsfg.wire import connection
 from bsfg.wire.client import BoundaryClient
+from bsfg.wire.listeners import Listeners
 from bsfg.wire.methods import BOUNDARY
 
 
@@ -214,3 +215,15 @@ async def test_a_node_that_stops_does_not_wait_for_talkers(sites: Sites) -> None
         await site.listeners.grpc.stop(grace_seconds=3600)
         with pytest.raises(BsfgError):
             await talking
+
+
+async def test_a_node_that_came_back_is_asked_again(sites: Sites) -> None:
+    """A conversation with a node that was restarted goes on with the next question, as calls of their own would."""
+    site, client = await filled(sites, storage="log")
+    await client.fetch("historian", FetchRequest(max_facts=1))
+    await site.listeners.stop(0)
+    listeners = Listeners(site.boundary, site.admin, site.parts.settings.limits, zone="plant")
+    await listeners.start(("127.0.0.1", site.listeners.grpc.port), ("127.0.0.1", 0))
+    site.listeners = listeners
+    assert ranges(await client.fetch("historian", FetchRequest(max_facts=2))) == [(0, 1)]
+    assert await client.confirm("historian", Confirmation(1)) == 1

@@ -7,6 +7,7 @@ question asked for. All questions of this kind may be repeated without harm.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -68,10 +69,11 @@ class Conversation:
 
     async def _asked(self, question: Any) -> Any:
         if self._is_open():
-            answer = await self._exchange(question)
-            if answer is not grpc.aio.EOF:
-                return answer
-            # The node ended the silence just now; it asked for nothing but another call.
+            # The node may have ended the silence just now, or may be another one since it was last asked.
+            with suppress(PeerUnreachable):
+                answer = await self._exchange(question)
+                if answer is not grpc.aio.EOF:
+                    return answer
         self._call = self._connection.stream(self._method)
         answer = await self._exchange(question)
         if answer is grpc.aio.EOF:
