@@ -12,6 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 FORBIDDEN = "grpc"
+DAEMON_PID = "BSFG_SPARK_DAEMON_PID"
+"""Where workers find whose children they are, also when their parent is gone already."""
 
 
 def preload() -> None:
@@ -43,6 +45,7 @@ def quietly(worker: Callable[..., int]) -> Callable[..., int]:
 def main() -> None:
     """Preload, then do what Spark's own daemon does."""
     preload()
+    os.environ[DAEMON_PID] = str(os.getpid())
     import pyspark.daemon
 
     pyspark.daemon.worker = quietly(pyspark.daemon.worker)

@@ -41,7 +41,7 @@ def channel_options(message_bytes: int) -> list[tuple[str, Any]]:
         ("grpc.initial_reconnect_backoff_ms", 100),
         # Despite its name this is how long one attempt may take, handshake included; a slow line needs seconds.
         ("grpc.min_reconnect_backoff_ms", 10_000),
-        ("grpc.max_reconnect_backoff_ms", 5_000),
+        ("grpc.max_reconnect_backoff_ms", 1_000),
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.http2.ping_timeout_ms", 10_000),

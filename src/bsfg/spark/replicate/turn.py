@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bsfg.errors import BsfgError, LeaseHeld, LeaseLost
 from bsfg.spark.calls import calls
+from bsfg.spark.daemon import DAEMON_PID
 from bsfg.spark.replicate.carrying import CarriedPull
 from bsfg.spark.replicate.desk import RemoteDesk
 from bsfg.spark.replicate.plan import LEASE_TTL_MS, LinkPlan
@@ -46,8 +47,11 @@ class Receipt:
 
 
 def orphaned() -> Callable[[], bool]:
-    """Give what tells whether the process that started this one is gone: then nobody wants this task's work."""
-    parent = os.getppid()
+    """Give what tells whether the process that started this one is gone: then nobody wants this task's work.
+
+    It may have gone before this is asked for, so its number comes from itself where it is ours.
+    """
+    parent = int(os.environ.get(DAEMON_PID) or os.getppid())
     return lambda: os.getppid() != parent
 
 
