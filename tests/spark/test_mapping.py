@@ -36,7 +36,7 @@ from bsfg.spark.mapping import (
     to_spark,
 )
 from bsfg.spark.nested import LABELS, map_to_labels
-from bsfg.testing.facts import messages, sealed
+from bsfg.testing.facts import batch, messages, sealed
 
 PLACE = Place("operational", "store", "0123")
 ALL = (*COLUMNS, "gap")
@@ -217,6 +217,17 @@ def test_frames_and_gap_records_come_back_in_order() -> None:
     assert frames[1].gap == gap(2, 6)
     assert [frame.entries is None for frame in frames] == [False, True, True, False]
     assert FactBatch.concat([frame.entries.facts for frame in frames if frame.entries]).to_messages() == found
+
+
+def test_a_frame_is_let_go_with_its_row() -> None:
+    """Frames are views of what came over the wire; a row that kept one would keep a backlog in memory."""
+    data = bytearray(batch(3).to_ipc().to_pybytes())
+    view = memoryview(data)
+    row = frame_to_spark(0, 2, view, None, "0123")
+    assert row.column("entries")[0].as_py() == data
+    del row
+    view.release()
+    data.clear()  # which fails while anybody looks at it
 
 
 def test_whole_frames_come_back() -> None:

@@ -124,11 +124,26 @@ def gap_to_spark(first: int, last: int, gap: GapRecord, place: Place, columns: S
     return pa.RecordBatch.from_pylist([{name: row.get(name) for name in columns}], schema=schema_of(columns))
 
 
-def frame_to_spark(first: int, last: int, data: bytes, gap: GapRecord | None, log_id: str) -> pa.RecordBatch:
+def frame_to_spark(
+    first: int, last: int, data: bytes | memoryview, gap: GapRecord | None, log_id: str
+) -> pa.RecordBatch:
     """Make one row of a whole frame, as it travels."""
     value = _gap_value(first, last, gap) if gap is not None else None
-    row = {"first": first, "last": last, "entries": data or None, "log_id": log_id, "gap": value}
-    return pa.RecordBatch.from_pylist([row], schema=FRAME_SCHEMA)
+    row = {"first": first, "last": last, "log_id": log_id, "gap": value}
+    columns = [
+        _one_value(data, field.type) if field.name == "entries" else pa.array([row[field.name]], field.type)
+        for field in FRAME_SCHEMA
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=FRAME_SCHEMA)
+
+
+def _one_value(data: bytes | memoryview, type: pa.DataType) -> pa.Array:
+    """Give bytes as the only value of an array, where they lie; PyArrow never lets go of a view that it copies from."""
+    if not data:
+        return pa.nulls(1, type)
+    buffer = pa.py_buffer(data)
+    offsets = pa.array([0, buffer.size], pa.int32())
+    return pa.Array.from_buffers(type, 1, [None, offsets.buffers()[1], buffer])
 
 
 def _gap_value(first: int, last: int, gap: GapRecord) -> dict[str, object]:

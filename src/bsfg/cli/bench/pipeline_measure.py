@@ -195,8 +195,8 @@ def _audit(site: PipelineSite, spark: SparkSession, samples: PipelineSamples) ->
 
 
 def _note_rss(samples: PipelineSamples, when: str) -> None:
-    samples.rss_mb[f"driver_rss_mb_{when}"] = _rss_mb(b"java")
-    samples.rss_mb[f"worker_rss_mb_{when}"] = _rss_mb(b"bsfg.spark.daemon")
+    samples.rss_mb[f"driver_rss_mb_{when}"] = _rss_mb(b"/bin/java\0")
+    samples.rss_mb[f"worker_rss_mb_{when}"] = _rss_mb(b"-m\0bsfg.spark.daemon")
 
 
 def _rss_mb(word: bytes) -> float:
