@@ -42,6 +42,11 @@ async def filled(sites: Sites, **options: Any) -> tuple[Site, BoundaryClient]:
     return site, client
 
 
+async def confirmed(client: BoundaryClient, through: int) -> int:
+    """Confirm as a link does."""
+    return await client.confirm("historian", Confirmation(through), again_and_again=True)
+
+
 def ranges(fetched: Fetched) -> list[tuple[int, int]]:
     """Give which offsets an answer holds."""
     return [(frame.first, frame.last) for frame in fetched.frames]
@@ -54,8 +59,16 @@ async def test_all_questions_go_over_one_call(sites: Sites) -> None:
     for number in range(10):
         fetched = await client.fetch("historian", FetchRequest(max_facts=1))
         assert ranges(fetched) == [(number, number)]
-        assert await client.confirm("historian", Confirmation(number)) == number
+        assert await confirmed(client, number) == number
     assert sorted(opened) == ["ConfirmReceipts", "FollowFacts"]
+
+
+async def test_who_confirms_now_and_then_takes_no_place(sites: Sites) -> None:
+    """Applications with many consumers confirm in calls of their own: an open call would count as a request."""
+    _, client = await filled(sites)
+    opened = Opened(client)
+    assert await client.confirm("historian", Confirmation(3)) == 3
+    assert opened == []
 
 
 async def test_the_answer_to_an_abandoned_question_is_nobodys(sites: Sites) -> None:
@@ -90,8 +103,8 @@ async def test_a_refusal_is_told_and_harms_no_later_question(sites: Sites) -> No
     with pytest.raises(UnknownConsumer):
         await client.fetch("app-nobody", FetchRequest())
     with pytest.raises(BsfgError, match="99"):
-        await client.confirm("historian", Confirmation(99))
-    assert await client.confirm("historian", Confirmation(4)) == 4
+        await confirmed(client, 99)
+    assert await confirmed(client, 4) == 4
     assert ranges(await client.fetch("historian", FetchRequest())) == [(5, 9)]
     site.act_as("enterprise-bsfg")
     await site.consumer("link-enterprise-1")
@@ -226,4 +239,4 @@ async def test_a_node_that_came_back_is_asked_again(sites: Sites) -> None:
     await listeners.start(("127.0.0.1", site.listeners.grpc.port), ("127.0.0.1", 0))
     site.listeners = listeners
     assert ranges(await client.fetch("historian", FetchRequest(max_facts=2))) == [(0, 1)]
-    assert await client.confirm("historian", Confirmation(1)) == 1
+    assert await confirmed(client, 1) == 1

@@ -235,11 +235,24 @@ class BoundaryClient:
         request = pb.GetEvidenceRequest(stream=stream, buffer=buffer_number(buffer), heads=heads)
         return evidence_of(await self.connection.call("GetEvidence", request), stream, buffer)
 
-    async def confirm(self, consumer: str, confirmation: Confirmation, refusals: Sequence[Refusal] = ()) -> int:
-        """Confirm what is durable here; give the offset through which the node counts it."""
+    async def confirm(
+        self,
+        consumer: str,
+        confirmation: Confirmation,
+        refusals: Sequence[Refusal] = (),
+        *,
+        again_and_again: bool = False,
+    ) -> int:
+        """Confirm what is durable here; give the offset through which the node counts it.
+
+        Who does it ``again_and_again`` keeps a call open for it, which takes one of his places at the node meanwhile.
+        """
         request = confirm_request(consumer, confirmation)
         request.refusals.extend(refusal_message(refusal) for refusal in refusals)
-        answer = await self._confirmed.ask(consumer, request)
+        if again_and_again:
+            answer = await self._confirmed.ask(consumer, request)
+        else:
+            answer = await self.connection.call("ConfirmReceipt", request)
         return int(answer.cursor_advanced_to)
 
     def put_stream(
@@ -346,7 +359,7 @@ class ClientLink:
 
     async def confirm(self, confirmation: Confirmation, refusals: Sequence[Refusal] = ()) -> int:
         """Tell what is durable here and what was refused."""
-        return await self.client.confirm(self.consumer, confirmation, refusals)
+        return await self.client.confirm(self.consumer, confirmation, refusals, again_and_again=True)
 
 
 class _Room:

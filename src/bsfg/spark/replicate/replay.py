@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bsfg.journey.link import Fetched
 
 BATCH_FACTS = 1_000_000
-"""A micro-batch costs seconds of its own, mostly processes that Spark starts for it; a killed one begins anew."""
+"""A micro-batch costs up to a second of its own; a killed one begins anew."""
 
 RETRY_SECONDS = 20.0
 
