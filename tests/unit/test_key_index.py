@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections import defaultdict
 from pathlib import Path
 
@@ -140,3 +142,55 @@ def test_merging_keeps_the_order_of_equal_hashes() -> None:
     assert both.hashes.tolist() == [0, 1, 5, 5, 5, 9]
     assert both.offsets.tolist() == [3, 0, 1, 2, 4, 5]
     assert (both.first, both.last) == (0, 5)
+
+
+def test_a_key_is_never_missed_while_others_are_looked_up(tmp_path: Path) -> None:
+    """A key that is there is found at every moment, also while another thread sorts the newest keys for its batch."""
+    store = opened(tmp_path)
+    batch = np.arange(1_000, 1_000 + 64, dtype=np.uint64) << np.uint64(48)
+    missed: list[int] = []
+    known: list[int] = []
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.is_set():
+            for value in known[-3:]:
+                if not len(store.keys.candidates(np.array([value], dtype=np.uint64))[0]):
+                    missed.append(value)
+                if not store.keys.may_hold(value):
+                    missed.append(value)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    reader = threading.Thread(target=look)
+    try:
+        reader.start()
+        for end in range(1, 3_000):
+            store.add_few([end << 20], end, bytes(32))
+            known.append(end << 20)
+            if end % 8 == 0:
+                store.keys.candidates(batch)
+    finally:
+        ended.set()
+        reader.join()
+        sys.setswitchinterval(interval)
+        store.close()
+    assert not missed
+
+
+@pytest.mark.parametrize("memory_bytes", [0, 1 << 20])
+def test_keys_below_the_floor_are_gone(tmp_path: Path, memory_bytes: int) -> None:
+    """What was forgotten is no candidate any more: not from memory, from runs, after merges or after a restart."""
+    store = opened(tmp_path, memory_bytes=memory_bytes)
+    hashes = np.arange(1, 2_001, dtype=np.uint64) << np.uint64(48)
+    for at in range(0, 1_000, 20):
+        store.add(hashes[at : at + 20], np.arange(at, at + 20), at + 20, bytes(32))
+    for floor in (13, 500, 990):
+        store.forget_before(floor)
+        assert sorted(store.keys.candidates(hashes)[1].tolist()) == list(range(floor, 1_000))
+        assert sorted(store.keys.candidates(hashes[floor - 5 : floor + 3])[1].tolist()) == [*range(floor, floor + 3)]
+    for at in range(1_000, 2_000, 20):
+        store.add(hashes[at : at + 20], np.arange(at, at + 20), at + 20, bytes(32))
+        settle(store)
+    assert sorted(store.keys.candidates(hashes)[1].tolist()) == list(range(990, 2_000))
+    store.close()

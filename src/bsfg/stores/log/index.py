@@ -36,6 +36,8 @@ class Filter:
 
     def add(self, hashes: np.ndarray) -> None:
         """Add sorted hashes."""
+        if not len(hashes):
+            return
         places = (hashes >> np.uint64(self.shift)).astype(np.int64)
         masks = _masks(hashes)
         # The hashes are sorted, so equal places are neighbours and one pass combines them.
@@ -101,10 +103,13 @@ class Run:
         return np.repeat(positions, counts), self.offsets[spread]
 
 
-def merged(runs: list[Run], *, with_filter: bool) -> Run:
-    """Merge runs into one."""
+def merged(runs: list[Run], *, with_filter: bool, floor: int = 0) -> Run:
+    """Merge runs into one, without the keys of offsets below ``floor``."""
     hashes = np.concatenate([run.hashes for run in runs])
     offsets = np.concatenate([run.offsets for run in runs])
+    if floor > min(run.first for run in runs):
+        kept = offsets >= floor
+        hashes, offsets = hashes[kept], offsets[kept]
     # A stable sort finds the sorted stretches and merges them.
     order = np.argsort(hashes, kind="stable")
     hashes, offsets = hashes[order], offsets[order]
@@ -118,12 +123,15 @@ def merged(runs: list[Run], *, with_filter: bool) -> Run:
 class KeyIndex:
     """All runs of one log, newest first, and the recent keys in memory.
 
-    The writer changes it and readers look keys up in it; ``lock`` keeps them apart, and is never held during a sync.
+    The writer changes it and readers look keys up in it, which may sort the newest ones: every look and every change
+    holds ``lock``, which is never held during a sync. ``floor`` is where the key horizon stands: keys of offsets below
+    it are forgotten and are no candidates, in whatever run they still lie.
     """
 
     def __init__(self, run_keys: int) -> None:
         self._run_keys = run_keys
         self.lock = threading.RLock()
+        self.floor = 0
         self.recent: list[Run] = []
         self.recent_keys = 0
         self._newest: dict[int, list[int]] = {}
@@ -161,12 +169,13 @@ class KeyIndex:
             self._sort_newest()
 
     def may_hold(self, hash_: int) -> bool:
-        """Tell whether a key may be there: one has this hash."""
-        if hash_ in self._newest:
-            return True
-        if self._recent_filter.maybe_one(hash_) and any(run.holds(hash_) for run in self.recent):
-            return True
-        return any((run.filter is None or run.filter.maybe_one(hash_)) and run.holds(hash_) for run in self.runs)
+        """Tell whether a key may be there: one has this hash, forgotten ones included."""
+        with self.lock:
+            if hash_ in self._newest:
+                return True
+            if self._recent_filter.maybe_one(hash_) and any(run.holds(hash_) for run in self.recent):
+                return True
+            return any((run.filter is None or run.filter.maybe_one(hash_)) and run.holds(hash_) for run in self.runs)
 
     def _sort_newest(self) -> None:
         """Turn the newest keys, which came one by one, into a sorted array like the others."""
@@ -187,6 +196,14 @@ class KeyIndex:
 
     def candidates(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Give (position in ``hashes``, offset) for every entry that may have one of the sorted hashes."""
+        with self.lock:
+            rows, offsets = self._found(hashes)
+            if self.floor and len(offsets):
+                known = offsets >= self.floor
+                return rows[known], offsets[known]
+            return rows, offsets
+
+    def _found(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if len(hashes) < _SCALAR_BELOW:
             return self._candidates_few(hashes)
         self._sort_newest()
@@ -251,7 +268,8 @@ class KeyIndex:
         self.runs[at : at + len(old)] = [new]
 
     def forget_before(self, offset: int) -> list[Run]:
-        """Drop the runs that lie wholly below an offset, and give them."""
+        """Forget the keys of offsets below this one; give the runs that lie wholly below it, which are dropped."""
+        self.floor = max(self.floor, offset)
         gone = [run for run in self.runs if run.last < offset]
         self.runs = [run for run in self.runs if run.last >= offset]
         return gone

@@ -152,10 +152,11 @@ class IndexStore:
         if due:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(1, "bsfg-index")
-            self._merging = self._pool.submit(lambda: (due, merged(due, with_filter=True)))
+            floor = self.keys.floor
+            self._merging = self._pool.submit(lambda: (due, merged(due, with_filter=True, floor=floor)))
 
     def forget_before(self, offset: int) -> None:
-        """Drop runs that lie wholly below an offset."""
+        """Forget the keys of offsets below this one, and drop the runs that hold no others."""
         with self.keys.lock:
             if self._merging is not None:
                 self._merging.result()

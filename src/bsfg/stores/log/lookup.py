@@ -12,8 +12,7 @@ from bsfg.stores.log.writer import LogWriter
 def find_key(writer: LogWriter, key: Key) -> Entry | None:
     """Give the entry of a key while its bytes are retained."""
     hashes = writer.hash_of(pa.array([key.from_zone], pa.string()), pa.array([key.message_id], pa.string()))
-    with writer.index.keys.lock:
-        _, offsets = writer.index.keys.candidates(hashes)
+    _, offsets = writer.index.keys.candidates(hashes)
     view = writer.view()
     for offset in np.unique(offsets).tolist():
         rows = view.rows_at(offset)

@@ -105,6 +105,7 @@ class Recovery:
         keys = KeySegments(files, folder)
         self._check_keys(notes, keys)
         index = self._index(identity, segments, keys, scan, end, chain)
+        index.forget_before(notes.keys_start)
         return LogState(
             folder,
             identity.log_id,

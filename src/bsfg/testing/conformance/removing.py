@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bsfg.errors import InvalidArgument, TruncateRefused
@@ -223,6 +225,29 @@ class RetentionContract(StorageCase):
             receipt = await lane.write(batch(6))
             assert receipt.count(Result.ALREADY_EXISTS) == 6
             assert receipt.offsets.tolist() == list(range(6))
+
+    @scenario
+    async def test_a_key_below_the_horizon_is_no_key(self, rig: Rig) -> None:
+        """An id that was used before the key horizon is free: a new fact is stored, whatever its body, and known."""
+        lane = await self._written(rig, AGEING)
+        for first in range(6, 1_206, 50):
+            await lane.write(batch(50, first=first))
+        await lane.confirm()
+        rig.clock.advance(50_000)
+        await lane.buffer.enforce_retention(link_open=True)
+        await lane.write(batch(2, first=1_206))
+        rig.clock.advance(100_001)
+        await lane.buffer.enforce_retention(link_open=True)
+        other = [replace(each, fact=replace(each.fact, predicate="seen_later")) for each in messages(30, first=30)]
+        again = batch(60)
+        async for lane in rig.across_restart(AGEING):
+            if (await lane.stats()).end == 1_208:
+                assert (await lane.write(batch(30))).count(Result.INSERTED) == 30
+                assert (await lane.write_messages(other)).count(Result.INSERTED) == 30
+            receipt = await lane.write(again)
+            assert receipt.offsets.tolist() == list(range(1_208, 1_268))
+            assert receipt.results.tolist() == [Result.ALREADY_EXISTS] * 30 + [Result.CONFLICT] * 30
+        assert (await lane.messages())[-60:] == [*messages(30), *other]
 
     async def _written(self, rig: Rig, policy: Policy, *, through: int = -1) -> Lane:
         """Write six facts and confirm some of them."""
