@@ -60,10 +60,15 @@ class Frontier:
 
     def is_confirmed(self, offset: int) -> bool:
         """Tell whether an offset is confirmed, in the prefix or in an island."""
-        if offset <= self.committed:
+        return self.covers(offset, offset)
+
+    def covers(self, first: int, last: int) -> bool:
+        """Tell whether every offset from ``first`` through ``last`` is confirmed, by halving the islands."""
+        if last <= self.committed:
             return True
-        at = bisect_left(self.ranges, (offset + 1,)) - 1
-        return at >= 0 and self.ranges[at][1] >= offset
+        # Islands are never adjacent, to each other or to the prefix: a range is covered by one of them or by none.
+        at = bisect_left(self.ranges, (first + 1,)) - 1
+        return at >= 0 and self.ranges[at][1] >= last
 
     def missing(self, end: int) -> list[Range]:
         """List what is not confirmed below ``end`` (exclusive)."""

@@ -1,6 +1,7 @@
 """Step 4, confirm: what advances the frontier, what is refused, and what is recorded."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 from tests.journey.zones import STREAM, Zone
@@ -14,8 +15,8 @@ from bsfg.errors import (
     TooManyRanges,
     UnknownConsumer,
 )
-from bsfg.frontier import MAX_OPEN_RANGES
-from bsfg.journey.confirm import confirm_receipt
+from bsfg.frontier import MAX_OPEN_RANGES, Frontier
+from bsfg.journey.confirm import check_refusals, confirm_receipt
 from bsfg.journey.link import Refusal, merged_refusals
 from bsfg.ports import Confirmation, ConsumerSpec
 from bsfg.retention import GapReason
@@ -93,6 +94,46 @@ async def test_too_many_open_ranges(make_zone: MakeZone) -> None:
     with pytest.raises(TooManyRanges):
         await confirm(zone, Confirmation(ranges=islands))
     assert await confirm(zone, Confirmation(through=2_999)) == 2_999
+
+
+async def test_too_many_open_ranges_leave_no_refusals_behind(make_zone: MakeZone) -> None:
+    """A confirmation that the cursor cannot take leaves no gap record either, however many refusals come with it."""
+    zone = await zone_with(make_zone, 3_000)
+    islands = [(offset, offset) for offset in range(1, 2 * (MAX_OPEN_RANGES + 2), 2)]
+    with pytest.raises(TooManyRanges):
+        await confirm(zone, Confirmation(ranges=islands), [Refusal(first, last, "x") for first, last in islands])
+    assert await (await zone.store()).gaps() == []
+
+
+async def test_refusal_in_an_island_confirmed_before(make_zone: MakeZone) -> None:
+    """What was confirmed out of order by an earlier call may be refused by a later one."""
+    zone = await zone_with(make_zone, 10)
+    await confirm(zone, Confirmation(ranges=[(4, 6)]))
+    assert await confirm(zone, Confirmation(ranges=[(8, 8)]), [Refusal(5, 6, "conflict")]) == -1
+    assert len(await (await zone.store()).gaps()) == 1
+
+
+async def test_the_work_of_checking_refusals_grows_with_their_number() -> None:
+    """Each refusal is looked up among the confirmed ranges by halving; none of them lists all that is missing."""
+    count, looked = 4_000, 0
+
+    class Counted(list[tuple[int, int]]):
+        """Confirmed ranges that count how often one of them is looked at."""
+
+        def __getitem__(self, at: Any) -> Any:
+            nonlocal looked
+            looked += 1
+            return super().__getitem__(at)
+
+        def __iter__(self) -> Iterator[tuple[int, int]]:
+            nonlocal looked
+            for item in super().__iter__():
+                looked += 1
+                yield item
+
+    confirmed = Frontier(-1, Counted((offset, offset) for offset in range(1, 2 * count, 2)), max_ranges=count)
+    check_refusals(confirmed, [Refusal(offset, offset, "x") for offset in range(1, 2 * count, 2)])
+    assert looked <= 20 * count
 
 
 async def test_refusals_become_gap_records(make_zone: MakeZone) -> None:

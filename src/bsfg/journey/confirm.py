@@ -13,7 +13,7 @@ from bsfg.errors import ForeignLog, InvalidArgument, OffsetOutOfRange
 from bsfg.frontier import Frontier
 from bsfg.journey.link import DETAIL_CHARACTERS_MAX, Refusal, merged_refusals
 from bsfg.journey.position import check_consumer
-from bsfg.ports import Clock, Confirmation, CursorTracker, GapRecord, Replayable
+from bsfg.ports import Clock, Confirmation, ConsumerState, CursorTracker, GapRecord, Replayable
 from bsfg.retention import GapReason
 
 REFUSALS_MAX = 100_000
@@ -39,7 +39,7 @@ async def confirm_receipt(
     check_consumer(state, buffer)
     check_history(buffer, confirmation)
     await _check_range(buffer, confirmation, refusals)
-    check_refusals(state.checkpoint.committed, confirmation, refusals)
+    check_refusals(_after(state, confirmation), refusals)
     # Before the commit: once the frontier has passed, nobody would ask for the reasons again.
     await _record_refusals(buffer, refusals, peer or consumer, clock.now_unix_ms())
     checkpoint = await cursors.commit(consumer, confirmation)
@@ -52,21 +52,27 @@ def check_history(buffer: Replayable, confirmation: Confirmation) -> None:
         raise ForeignLog(f"the confirmation is for log {confirmation.log_id}, this is {buffer.log_id}")
 
 
-def check_refusals(committed: int, confirmation: Confirmation, refusals: Sequence[Refusal]) -> None:
+def check_refusals(confirmed: Frontier, refusals: Sequence[Refusal]) -> None:
     """Raise `InvalidArgument` unless every refused range is confirmed, now or before."""
     if len(refusals) > REFUSALS_MAX:
         raise InvalidArgument(f"{len(refusals)} refusals in one confirmation, the limit is {REFUSALS_MAX}")
-    if not refusals:
-        return
-    confirmed = Frontier(committed, max_ranges=len(confirmation.ranges) + 1)
-    if confirmation.through is not None:
-        confirmed.confirm_through(confirmation.through)
-    confirmed.confirm(confirmation.ranges)
     for refusal in refusals:
         if refusal.first < 0 or refusal.last < refusal.first:
             raise InvalidArgument(f"refusal {refusal.first}..{refusal.last} is not a range of offsets")
-        if _open_within(confirmed, refusal):
+        if not confirmed.covers(refusal.first, refusal.last):
             raise InvalidArgument(f"offsets {refusal.first}..{refusal.last} are refused but not confirmed")
+
+
+def _after(state: ConsumerState, confirmation: Confirmation) -> Frontier:
+    """Give the frontier as the confirmation would leave it, raising what `CursorTracker.commit` would raise then.
+
+    Refusals are recorded before the commit, so whatever it may refuse has to be known before them.
+    """
+    confirmed = Frontier(state.checkpoint.committed, list(state.ranges))
+    if confirmation.through is not None:
+        confirmed.confirm_through(confirmation.through)
+    confirmed.confirm(confirmation.ranges)
+    return confirmed
 
 
 async def _check_range(buffer: Replayable, confirmation: Confirmation, refusals: Sequence[Refusal]) -> None:
@@ -83,10 +89,6 @@ async def _check_range(buffer: Replayable, confirmation: Confirmation, refusals:
     end = (await buffer.stats()).end
     if highest >= end:
         raise OffsetOutOfRange(f"offset {highest} is confirmed, but the log ends before {end}", offset=highest, end=end)
-
-
-def _open_within(confirmed: Frontier, refusal: Refusal) -> bool:
-    return any(last >= refusal.first for _, last in confirmed.missing(refusal.last + 1))
 
 
 async def _record_refusals(buffer: Replayable, refusals: Sequence[Refusal], peer: str, now_unix_ms: int) -> None:
