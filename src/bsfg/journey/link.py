@@ -21,14 +21,15 @@ class FetchRequest:
     """What a receiver asks for: how much at most, how long to wait, and which gap records it has already.
 
     At least one fact is served when there is one, however large. ``gaps_after`` is the `Fetched.gaps_token` of the
-    last answer that was stored, empty at first. ``after`` names an offset through which the receiver has asked for
-    everything already without having confirmed it yet; the sender then goes on behind it and moves no cursor.
+    last answer that was stored, empty at first; None leaves it to the sender to keep count. ``after`` names an offset
+    through which the receiver has asked for everything already without having confirmed it yet; the sender then goes
+    on behind it and moves no cursor.
     """
 
     max_facts: int = 10_000
     max_bytes: int = 8 << 20
     wait_seconds: float = 0.0
-    gaps_after: str = ""
+    gaps_after: str | None = ""
     after: int | None = None
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from bsfg.batch import EntryBatch
 from bsfg.errors import ForeignLog, InvalidArgument
@@ -26,6 +27,45 @@ SCANNED_PER_FACT = 16
 RELAYED_GAPS_MAX = 1_000
 
 
+@dataclass(slots=True)
+class _Given:
+    """What one consumer was given last, with facts through which offset, and the last record that it confirmed."""
+
+    token: str = ""
+    through: int = -1
+    confirmed: str = ""
+
+
+@dataclass(slots=True)
+class GivenGaps:
+    """Which gap records of other zones were given to consumers that do not keep count themselves.
+
+    A record is given with every answer until the consumer confirms what it was given with, as facts are, but only the
+    first time does it end a wait. This is memory: after a restart of the node all records are given once more.
+    """
+
+    _given: dict[str, _Given] = field(default_factory=dict)
+
+    def confirmed_by(self, consumer: str) -> str:
+        """Give the token of the last record that a consumer has confirmed."""
+        return self._given.get(consumer, _Given()).confirmed
+
+    def is_news(self, consumer: str, token: str) -> bool:
+        """Tell whether the record of a token was not yet given to a consumer."""
+        return token != self._given.get(consumer, _Given()).token
+
+    def give(self, consumer: str, token: str, through: int) -> None:
+        """Note an answer that ends with the record of a token, and with the facts through an offset."""
+        given = self._given.setdefault(consumer, _Given())
+        given.token, given.through = token, through
+
+    def confirm(self, consumer: str, committed: int) -> None:
+        """Note that a consumer has confirmed everything through an offset."""
+        given = self._given.get(consumer)
+        if given is not None and committed >= given.through:
+            given.confirmed = given.token
+
+
 async def serve(
     buffer: Replayable,
     cursors: CursorTracker,
@@ -33,21 +73,27 @@ async def serve(
     request: FetchRequest,
     *,
     carriage: Carriage = EVERYTHING,
+    given: GivenGaps | None = None,
 ) -> Fetched:
     """Answer one fetch of a named durable consumer: what follows the last offset it confirmed without a gap.
 
     A consumer that asks ahead of its confirmations (``request.after``) gets what follows that offset. When there is
     nothing yet, wait for it as long as the request says; then the answer may have no frames. Ranges that the link
-    leaves out are not worth an answer of their own while there is time to wait. Raises `UnknownConsumer`,
+    leaves out are not worth an answer of their own while there is time to wait; gap records of other zones are, the
+    first time. ``given`` counts them for those who do not (``request.gaps_after`` is None). Raises `UnknownConsumer`,
     `ConsumerRetired`, and `ForeignLog` when the consumer's position is not one of this buffer.
     """
     check_request(request)
     state = await cursors.consumer(consumer)
     check_consumer(state, buffer)
     start = max(state.checkpoint.committed, -1 if request.after is None else request.after) + 1
-    gaps = relayed_gaps(await _gaps(buffer), request.gaps_after, carriage.receiver_zone)
+    counted = (given or GivenGaps()) if request.gaps_after is None else None
+    after = counted.confirmed_by(consumer) if counted else request.gaps_after or ""
+    gaps = relayed_gaps(await _gaps(buffer), after, carriage.receiver_zone)
+    token = gap_token(gaps[-1]) if gaps else after
+    news = bool(gaps) and (counted is None or counted.is_news(consumer, token))
     collector = _Collector(request, start)
-    deadline = _now_seconds() + (0 if gaps else request.wait_seconds)
+    deadline = _now_seconds() + (0 if news else request.wait_seconds)
     more = True
     while more:
         there = await buffer.wait_for(collector.next_offset, max(0.0, deadline - _now_seconds()))
@@ -59,7 +105,8 @@ async def serve(
     frames = collector.frames()
     if frames:
         await cursors.sent(consumer, frames[-1].last + 1)
-    token = gap_token(gaps[-1]) if gaps else request.gaps_after
+    if counted is not None and gaps:
+        counted.give(consumer, token, frames[-1].last if frames else start - 1)
     return Fetched(buffer.log_id, start, stats.end, stats.chain_head, frames, gaps, token)
 
 

@@ -21,7 +21,7 @@ from bsfg.journey.append import ANYTHING, AppendOutcome, AppendRules, admit
 from bsfg.journey.carriage import Carriage
 from bsfg.journey.confirm import confirm_receipt
 from bsfg.journey.link import Fetched, FetchRequest, Refusal
-from bsfg.journey.serve import serve, serve_range
+from bsfg.journey.serve import GivenGaps, serve, serve_range
 from bsfg.keys import IdStrategy
 from bsfg.node.authorize import Action, Request, speaks_for
 from bsfg.node.config.access import Identity
@@ -53,6 +53,7 @@ class NodeService:
         self._parts = parts
         self._putting = Putting(parts)
         self._objects = Objects(parts)
+        self._given = GivenGaps()
 
     # Append.
 
@@ -133,7 +134,7 @@ class NodeService:
         )
         carriage = self._carriage(row, carry_only)
         with parts.board.fetching(consumer):
-            fetched = await serve(buffer, parts.storage.cursors, consumer, wanted, carriage=carriage)
+            fetched = await serve(buffer, parts.storage.cursors, consumer, wanted, carriage=carriage, given=self._given)
         # An operator may have closed the gate while this one waited.
         parts.board.check_serving(consumer, row.zone)
         facts = sum(len(frame.entries) for frame in fetched.frames if frame.entries is not None)
@@ -208,6 +209,7 @@ class NodeService:
         advanced_to = await confirm_receipt(
             buffer, parts.storage.cursors, consumer, confirmation, refusals, clock=clock, peer=peer
         )
+        self._given.confirm(consumer, advanced_to)
         parts.metrics.confirmed(state.spec.stream, state.spec.buffer, consumer, advanced_to)
         return advanced_to
 

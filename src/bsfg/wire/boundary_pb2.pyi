@@ -221,7 +221,7 @@ class FetchRequest(_message.Message):
     def __init__(self, consumer: _Optional[str] = ..., limit: _Optional[int] = ..., max_bytes: _Optional[int] = ..., wait_ms: _Optional[int] = ..., carry_only: _Optional[_Iterable[str]] = ..., frames: _Optional[bool] = ..., gaps_after: _Optional[str] = ..., after: _Optional[int] = ...) -> None: ...
 
 class FetchResponse(_message.Message):
-    __slots__ = ("entries", "gaps", "start", "next_offset", "log_id", "end", "chain_head", "frames")
+    __slots__ = ("entries", "gaps", "start", "next_offset", "log_id", "end", "chain_head", "frames", "gaps_token")
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     GAPS_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
@@ -230,6 +230,7 @@ class FetchResponse(_message.Message):
     END_FIELD_NUMBER: _ClassVar[int]
     CHAIN_HEAD_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
+    GAPS_TOKEN_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[Entry]
     gaps: _containers.RepeatedCompositeFieldContainer[GapRecord]
     start: int
@@ -238,7 +239,8 @@ class FetchResponse(_message.Message):
     end: int
     chain_head: bytes
     frames: _containers.RepeatedCompositeFieldContainer[FetchFrame]
-    def __init__(self, entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., gaps: _Optional[_Iterable[_Union[GapRecord, _Mapping]]] = ..., start: _Optional[int] = ..., next_offset: _Optional[int] = ..., log_id: _Optional[str] = ..., end: _Optional[int] = ..., chain_head: _Optional[bytes] = ..., frames: _Optional[_Iterable[_Union[FetchFrame, _Mapping]]] = ...) -> None: ...
+    gaps_token: str
+    def __init__(self, entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., gaps: _Optional[_Iterable[_Union[GapRecord, _Mapping]]] = ..., start: _Optional[int] = ..., next_offset: _Optional[int] = ..., log_id: _Optional[str] = ..., end: _Optional[int] = ..., chain_head: _Optional[bytes] = ..., frames: _Optional[_Iterable[_Union[FetchFrame, _Mapping]]] = ..., gaps_token: _Optional[str] = ...) -> None: ...
 
 class ConsumerSelection(_message.Message):
     __slots__ = ("consumer", "wait_ms", "gaps_after", "after")

@@ -55,6 +55,7 @@ class FetchedEntries:
     end: int
     log_id: str
     chain_head: bytes
+    gaps_token: str = ""
 
 
 class BoundaryClient:
@@ -97,6 +98,7 @@ class BoundaryClient:
         wait_seconds: float = 0.0,
         max_bytes: int = 0,
         carry_only: Sequence[str] = (),
+        gaps_after: str = "",
     ) -> FetchedEntries:
         """Fetch the next facts of a consumer one by one; for applications."""
         request = pb.FetchRequest(
@@ -105,6 +107,7 @@ class BoundaryClient:
             max_bytes=max_bytes,
             wait_ms=int(wait_seconds * 1000),
             carry_only=carry_only,
+            gaps_after=gaps_after,
         )
         answer = await self.connection.call("FetchFacts", request, timeout_seconds=self._timeout(wait_seconds))
         return FetchedEntries(
@@ -115,6 +118,7 @@ class BoundaryClient:
             answer.end,
             answer.log_id,
             answer.chain_head,
+            answer.gaps_token,
         )
 
     async def fetch(self, consumer: str, request: FetchRequest, carry_only: Sequence[str] = ()) -> Fetched:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import orjson
@@ -116,11 +116,12 @@ class HttpBoundary:
             max_facts=_integer(request, "limit", 100, 1, 100_000),
             max_bytes=min(_integer(request, "max_bytes", 1 << 20, 1, 1 << 40), self._limits.frame_bytes),
             wait_seconds=min(wait_ms / 1000, self._limits.fetch_wait_max_seconds),
+            gaps_after=request.query_params.get("gaps_after") or None,
         )
         async with asyncio.timeout(self._limits.request_timeout_seconds + wanted.wait_seconds):
             fetched = await _unless_gone(request, self._boundary.fetch(caller, request.path_params["consumer"], wanted))
         if JSON_LINES in request.headers.get("accept", ""):
-            lines = (orjson.dumps(each, option=orjson.OPT_APPEND_NEWLINE) for each in _entries(fetched))
+            lines = (orjson.dumps(each, option=orjson.OPT_APPEND_NEWLINE) for each in _lines(fetched))
             return Response(b"".join(lines), media_type=JSON_LINES)
         return _json(_fetched(fetched))
 
@@ -269,23 +270,28 @@ def _appended(outcome: AppendOutcome) -> dict[str, Any]:
     }
 
 
-def _entries(fetched: Fetched) -> list[dict[str, Any]]:
-    return [
-        entry_to_dict(entry)
-        for frame in fetched.frames
-        if frame.entries is not None
-        for entry in frame.entries.to_entries()
-    ]
+def _lines(fetched: Fetched) -> Iterator[dict[str, Any]]:
+    """Give an answer line by line, as `bsfg fetch` does: entries, and each range that is not there as a gap."""
+    for gap in fetched.gaps:
+        yield {"gap": _gap(gap)}
+    for frame in fetched.frames:
+        if frame.entries is not None:
+            yield from (entry_to_dict(entry) for entry in frame.entries.to_entries())
+        elif frame.gap is not None:
+            yield {"gap": _gap(frame.gap)}
 
 
 def _fetched(fetched: Fetched) -> dict[str, Any]:
+    ranges = [frame.gap for frame in fetched.frames if frame.gap is not None]
+    batches = [frame.entries for frame in fetched.frames if frame.entries is not None]
     return {
-        "entries": _entries(fetched),
-        "gaps": [_gap(frame.gap) for frame in fetched.frames if frame.gap is not None],
+        "entries": [entry_to_dict(entry) for entries in batches for entry in entries.to_entries()],
+        "gaps": [_gap(gap) for gap in (*fetched.gaps, *ranges)],
         "start": fetched.start,
         "next_offset": fetched.frames[-1].last + 1 if fetched.frames else fetched.start,
         "end": fetched.end,
         "log_id": fetched.log_id,
+        "gaps_token": fetched.gaps_token,
     }
 
 

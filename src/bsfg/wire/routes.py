@@ -74,11 +74,13 @@ OPERATIONS: tuple[Operation, ...] = (
         "fetch",
         "GET",
         "/v1/consumers/{consumer}/facts",
-        "Give what follows the last offset that a durable consumer confirmed. Ask for JSON Lines to get entries only.",
+        "Give what follows the last offset that a durable consumer confirmed. As JSON Lines: an entry a line, and a "
+        'line {"gap": …} for every range that is not there.',
         parameters=(
             Parameter("limit", "At most this many facts.", default=100),
             Parameter("wait_ms", "How long to wait when there is nothing yet.", default=0),
             Parameter("max_bytes", "At most about this many bytes, but at least one fact.", default=1 << 20),
+            Parameter("gaps_after", "The gaps_token of the last answer; the node counts when left out.", "string"),
         ),
         answers=((JSON, "Fetched"), (JSON_LINES, "Entries")),
     ),
@@ -175,7 +177,7 @@ SCHEMAS: dict[str, Any] = {
         envelope=_ref("Envelope"),
         fact=_ref("Fact"),
     ),
-    "Entries": {**_STRING, "description": "One Entry per line."},
+    "Entries": {**_STRING, "description": 'One Entry per line, or {"gap": GapRecord}.'},
     "Appended": _object(
         results=_list(_object(result=_RESULT, offset=_INTEGER, message_id=_STRING, digest=_DIGEST)),
         chain_head=_STRING,
@@ -186,11 +188,15 @@ SCHEMAS: dict[str, Any] = {
     ),
     "Fetched": _object(
         entries=_list(_ref("Entry")),
-        gaps=_list(_ref("GapRecord")),
+        gaps={
+            **_list(_ref("GapRecord")),
+            "description": "Records of other zones (origin_zone), given until confirmed; then ranges without entries.",
+        },
         start=_INTEGER,
         next_offset={**_INTEGER, "description": "Confirm through next_offset - 1."},
         end=_INTEGER,
         log_id=_STRING,
+        gaps_token={**_STRING, "description": "Names the last gap record of another zone, for gaps_after."},
     ),
     "Confirmation": _object(
         through=_INTEGER,

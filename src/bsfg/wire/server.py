@@ -93,6 +93,7 @@ class BoundaryServicer:
             max_facts=request.limit or FACTS_DEFAULT,
             max_bytes=min(request.max_bytes or FETCH_BYTES_DEFAULT, self._limits.frame_bytes),
             wait_seconds=self._wait_seconds(request.wait_ms),
+            gaps_after=request.gaps_after or None,
         )
         async with self._calls.timeout(wanted.wait_seconds):
             fetched = await self._service.fetch(caller, request.consumer, wanted, _zones(request.carry_only))
@@ -102,6 +103,8 @@ class BoundaryServicer:
             log_id=fetched.log_id,
             end=fetched.end,
             chain_head=fetched.chain_head,
+            gaps=[gap_message(gap) for gap in fetched.gaps],
+            gaps_token=fetched.gaps_token,
         )
         for frame in fetched.frames:
             if frame.entries is not None:
