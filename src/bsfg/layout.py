@@ -39,6 +39,9 @@ _LOWEST_PLAIN, _HIGHEST_PLAIN = _all_to(_PLAIN, _PLAIN[0]), _all_to(_PLAIN, _PLA
 
 def laid_out_like(template: bytes, texts: pa.Array) -> np.ndarray:
     """Tell for each text of a binary column whether it is canonical because the template, which must be, is."""
+    if _BACKSLASH in template:
+        # What is plain behind a backslash is not so without it: an escaped quote would end its string.
+        return np.zeros(len(texts), dtype=bool)
     return _within(texts, *_allowed(template), never=_BACKSLASH)
 
 

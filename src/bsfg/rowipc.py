@@ -247,7 +247,8 @@ class _ColumnReader:
     def texts(self, kind: str, body: bytes, nulls: int, buffers: tuple[int, ...]) -> Sequence[Any]:
         """Read a column of texts or bytes."""
         bits_at, bits, ends_at, size, at, used = buffers
-        if size != self._ends_bytes:
+        # Padding would hide a bitmap that is too short for its rows, which no Arrow reads.
+        if size != self._ends_bytes or bits != (self._bits_bytes if nulls else 0):
             raise _OtherLayout
         if nulls == self._count and not used and body[bits_at : ends_at + size] == self._no_bytes:
             return self._nothing

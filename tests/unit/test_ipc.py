@@ -12,8 +12,6 @@ from tests.unit.samples import ARTIFACT, message, messages
 from bsfg.batch import FACT_SCHEMA, EntryBatch, FactBatch
 from bsfg.errors import BsfgError, FactTooLarge, FrameInvalid
 from bsfg.model import Limits
-from bsfg.rowipc import FACT_MESSAGES
-from bsfg.rows import Row, record_batch_of
 from bsfg.sealing import seal
 
 
@@ -51,23 +49,6 @@ def test_round_trip(count: int) -> None:
         read = FactBatch.from_ipc(data)
         assert read == batch
         assert not read.sealed
-
-
-TEXTS = st.one_of(st.none(), st.text(st.characters(exclude_categories=["Cs"]), max_size=12))
-VALUES = {
-    "produced_at_unix_ms": st.one_of(st.none(), st.integers(-(1 << 63), (1 << 63) - 1)),
-    "object": st.one_of(st.none(), st.binary(max_size=20)),
-    "digest": st.one_of(st.none(), st.binary(min_size=32, max_size=32)),
-}
-ROWS = st.lists(st.tuples(*(VALUES.get(name, TEXTS) for name in FACT_SCHEMA.names)), min_size=1, max_size=20)
-
-
-@given(ROWS)
-def test_rows_are_written_by_hand_as_arrow_writes_them(rows: list[Row]) -> None:
-    """The message of a few rows has the very bytes that Arrow writes for the same rows, nulls anywhere included."""
-    written = FACT_MESSAGES.write(rows)
-    assert written == record_batch_of(rows).serialize().to_pybytes()
-    FACT_MESSAGES.record_batch(rows).validate(full=True)
 
 
 def test_several_batches_are_joined() -> None:
