@@ -15,7 +15,7 @@ TEXT_SUFFIXES = {"", ".cfg", ".css", ".csv", ".html", ".ini", ".js", ".json", ".
 TEXT_SUFFIXES |= {".sql", ".toml", ".txt", ".yaml", ".yml"}
 WALKED = ("src", "tests", "docs", "examples", "benchmarks", ".ci")
 
-MODULE_LINES_MAX = 400
+MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 60
 
 # The character classes keep these patterns from finding themselves.
@@ -76,7 +76,7 @@ def lines_matching(pattern: re.Pattern[str]) -> list[str]:
 
 
 def test_modules_are_small() -> None:
-    """A module of the package has fewer than 400 lines."""
+    """A module of the package has fewer than 600 lines."""
     sizes = {name: len(text.splitlines()) for name, text, _ in python_files("src")}
     assert {name: size for name, size in sizes.items() if size >= MODULE_LINES_MAX} == {}
 
