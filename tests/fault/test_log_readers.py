@@ -242,7 +242,7 @@ def test_an_index_that_lacks_a_key_is_a_problem(tmp_path: Path) -> None:
     identity = read_identity(log.files, log.path)
     assert identity is not None
     path = sorted((tmp_path / log.path / "index").iterdir())[0]
-    decoded = decode_run(path.read_bytes(), identity.index_owner, in_memory=True)
+    decoded = decode_run(path.read_bytes(), identity.index_owner)
     assert decoded is not None
     run, chain = decoded
     fewer = Run(run.hashes[1:], run.offsets[1:], run.first, run.last, Filter(len(run.hashes) - 1))

@@ -107,17 +107,45 @@ def test_a_run_survives_its_encoding() -> None:
     table.add(store_hashes)
     run = Run(store_hashes, np.arange(500), 0, 499, table)
     data = b"".join(bytes(part) for part in encode_run(run, OWNER, b"c" * 32))
-    for in_memory in (False, True):
-        decoded = decode_run(data, OWNER, in_memory=in_memory)
-        assert decoded is not None
-        assert decoded[1] == b"c" * 32
-        assert (decoded[0].hashes == store_hashes).all()
-        assert (decoded[0].first, decoded[0].last) == (0, 499)
-    assert decode_run(data, b"x" * 16, in_memory=True) is None
+    decoded = decode_run(data, OWNER)
+    assert decoded is not None
+    assert decoded[1] == b"c" * 32
+    assert (decoded[0].hashes == store_hashes).all()
+    assert (decoded[0].first, decoded[0].last) == (0, 499)
+    assert decode_run(data, b"x" * 16) is None
     for at in [*range(100), *range(100, len(data), 97)]:
         damaged = bytearray(data)
         damaged[at] ^= 1
-        assert decode_run(bytes(damaged), OWNER, in_memory=True) is None
+        assert decode_run(bytes(damaged), OWNER) is None
+
+
+@pytest.mark.parametrize("distinct", [2**64 - 1, 400, 3])
+def test_a_run_on_disk_answers_like_one_in_memory(tmp_path: Path, distinct: int) -> None:
+    """Reading page by page finds every offset of every key, also of keys that fill pages, and nothing else."""
+    from bsfg.stores.log.index import Run
+
+    rng = np.random.default_rng(distinct % 1000)
+    hashes = np.sort(rng.integers(0, distinct, size=5_000, dtype=np.uint64))
+    table = Filter(len(hashes))
+    table.add(hashes)
+    there, stored = (Run(hashes, rng.permutation(5_000), 0, 4_999, table) for _ in range(2))
+    stored.offsets = there.offsets
+    path = tmp_path / "a.run"
+    path.write_bytes(b"".join(bytes(part) for part in encode_run(there, OWNER, bytes(32))))
+    stored.live_on_disk(DiskFiles(tmp_path), "a.run")
+    assert stored.nbytes < there.nbytes / 4
+    asked = np.sort(np.concatenate([hashes[::7], rng.integers(0, 2**64, size=500, dtype=np.uint64)]))
+    expected, found = there.candidates(asked), stored.candidates(asked)
+    assert sorted(zip(*map(np.ndarray.tolist, found), strict=True)) == sorted(
+        zip(*map(np.ndarray.tolist, expected), strict=True)
+    )
+    for value in asked[::50].tolist():
+        assert sorted(stored.offsets_of(value)) == sorted(there.offsets_of(value))
+    assert (stored.arrays()[0] == hashes).all()
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 3)
+    with pytest.raises(OSError, match="ends before"):
+        stored.arrays()
 
 
 def test_filter_never_denies_what_is_there() -> None:

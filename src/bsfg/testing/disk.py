@@ -206,6 +206,10 @@ class SimulatedDisk:
         with self._looking("read", path):
             return bytes(self._root.file(path).live[start : start + count])
 
+    def read_parts(self, path: str, parts: Sequence[tuple[int, int]]) -> builtins.list[bytes]:
+        """Give parts of the content."""
+        return [self.read_at(path, start, count) for start, count in parts]
+
     def size(self, path: str) -> int:
         """Give the size of a file."""
         with self._looking("size", path):

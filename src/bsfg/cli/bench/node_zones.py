@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import subprocess
 import sys
@@ -112,14 +111,14 @@ class Zone:
 
     @contextmanager
     def published_end(self, buffer: Buffer) -> Iterator[Callable[[], int]]:
-        """Map what the writer of a buffer publishes, and give a quick look at how far it is durable."""
+        """Open what the writer of a buffer publishes, and give a quick look at how far it is durable."""
         path = self.folder / "data" / log_folder(STREAM, buffer) / "durable"
-        with path.open("rb") as file, mmap.mmap(file.fileno(), WATERMARK.size, prot=mmap.PROT_READ) as published:
+        with path.open("rb", buffering=0) as published:
             last = 0
 
             def end() -> int:
                 nonlocal last
-                data = published[:]
+                data = os.pread(published.fileno(), WATERMARK.size, 0)
                 # While it is being written the checksum is wrong; then what was seen before still holds.
                 if crc32c.crc32c(data[:-4]) == WATERMARK.unpack(data)[3]:
                     last = WATERMARK.unpack(data)[1]

@@ -222,7 +222,7 @@ def _index(files: Files, path: str, owner: bytes) -> list[RunInfo]:
             data = files.read(f"{path}/index/{name}")
         except FileNotFoundError:
             continue  # merged while we were looking
-        decoded = decode_run(data, owner, in_memory=False)
+        decoded = decode_run(data, owner)
         if decoded is not None:
             run = decoded[0]
             result.append(RunInfo(name, run.first, run.last, len(run.hashes), len(data)))

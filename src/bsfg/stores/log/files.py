@@ -6,11 +6,12 @@ writes and fails. Paths are relative to the data folder and use forward slashes.
 
 from __future__ import annotations
 
-import contextlib
+import builtins
 import errno
 import fcntl
-import mmap
 import os
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +19,8 @@ from typing import Protocol
 from bsfg.errors import BsfgError, DiskFull, FolderLocked, StorageFailed, StorageReadOnly
 
 Bytes = bytes | bytearray | memoryview
+
+_SLOTS_OPEN = 32
 
 
 class OpenFile(Protocol):
@@ -41,7 +44,7 @@ class OpenFile(Protocol):
 
 
 class Slot(Protocol):
-    """A small piece of shared memory in a file: cheap to store, seen by other processes, never synced."""
+    """A few bytes in a file that are replaced in place: cheap to store, seen by other processes, never synced."""
 
     def store(self, data: bytes) -> None:
         """Replace the content."""
@@ -64,11 +67,15 @@ class Files(Protocol):
         ...
 
     def read(self, path: str) -> Bytes:
-        """Give the whole content, possibly as a memory map that stays valid after the file is removed."""
+        """Give the whole content; what cannot be read is an error, never a fault of memory."""
         ...
 
     def read_at(self, path: str, start: int, count: int) -> bytes:
         """Give up to ``count`` bytes from ``start``."""
+        ...
+
+    def read_parts(self, path: str, parts: Sequence[tuple[int, int]]) -> builtins.list[bytes]:
+        """Give several parts, each named by its start and how many bytes it has at most."""
         ...
 
     def size(self, path: str) -> int:
@@ -149,25 +156,50 @@ class DiskFile:
             self._fd = -1
 
 
-class DiskSlot:
-    """A memory map of a small file."""
+class Descriptors:
+    """The descriptors of files that are written in place: those last used stay open, few for all logs of a folder."""
 
-    def __init__(self, path: Path, size_bytes: int) -> None:
+    def __init__(self, at_most: int) -> None:
+        self._at_most = at_most
+        self._open: OrderedDict[Path, int] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def write(self, path: Path, data: bytes) -> None:
+        """Write at the beginning of a file, making it when needed."""
+        with self._lock:
+            fd = self._open.get(path)
+            if fd is None:
+                fd = self._open[path] = os.open(path, os.O_RDWR | os.O_CREAT, 0o640)
+                if len(self._open) > self._at_most:
+                    os.close(self._open.popitem(last=False)[1])
+            self._open.move_to_end(path)
+            os.pwrite(fd, data, 0)
+
+    def release(self, path: Path) -> None:
+        """Close a file, if it is open."""
+        with self._lock:
+            if (fd := self._open.pop(path, None)) is not None:
+                os.close(fd)
+
+
+class DiskSlot:
+    """A small file that is written in place: a full or failing disk is an error, where a map would end the process."""
+
+    def __init__(self, descriptors: Descriptors, path: Path, size_bytes: int) -> None:
+        self._descriptors, self._path = descriptors, path
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o640)
         try:
             os.ftruncate(fd, size_bytes)
-            self._map = mmap.mmap(fd, size_bytes)
         finally:
             os.close(fd)
 
     def store(self, data: bytes) -> None:
         """Replace the content in place."""
-        self._map[: len(data)] = data
+        self._descriptors.write(self._path, data)
 
     def close(self) -> None:
-        """Release the map."""
-        with contextlib.suppress(BufferError):
-            self._map.close()
+        """Release the file."""
+        self._descriptors.release(self._path)
 
 
 class DiskFiles:
@@ -175,6 +207,7 @@ class DiskFiles:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
+        self._slots = Descriptors(_SLOTS_OPEN)
 
     def _at(self, path: str) -> Path:
         return self.root / path
@@ -188,20 +221,22 @@ class DiskFiles:
         return DiskFile(os.open(self._at(path), os.O_WRONLY | os.O_APPEND))
 
     def read(self, path: str) -> Bytes:
-        """Map a file into memory."""
+        """Read a whole file; one that grows meanwhile is read up to the size it had."""
         fd = os.open(self._at(path), os.O_RDONLY)
         try:
-            if os.fstat(fd).st_size == 0:
-                return b""
-            return memoryview(mmap.mmap(fd, 0, prot=mmap.PROT_READ))
+            return _read(fd, os.fstat(fd).st_size, 0)
         finally:
             os.close(fd)
 
     def read_at(self, path: str, start: int, count: int) -> bytes:
         """Read part of a file."""
+        return self.read_parts(path, [(start, count)])[0]
+
+    def read_parts(self, path: str, parts: Sequence[tuple[int, int]]) -> builtins.list[bytes]:
+        """Read parts of a file."""
         fd = os.open(self._at(path), os.O_RDONLY)
         try:
-            return os.pread(fd, count, start)
+            return [_read(fd, count, start) for start, count in parts]
         finally:
             os.close(fd)
 
@@ -241,8 +276,8 @@ class DiskFiles:
             os.close(fd)
 
     def slot(self, path: str, size_bytes: int) -> DiskSlot:
-        """Map a small file for writing."""
-        return DiskSlot(self._at(path), size_bytes)
+        """Open a small file for writing in place."""
+        return DiskSlot(self._slots, self._at(path), size_bytes)
 
     def lock(self, path: str) -> Callable[[], None]:
         """Take an exclusive lock that the kernel gives back when this process ends, however it ends."""
@@ -260,3 +295,14 @@ class DiskFiles:
             os.close(fd)
 
         return release
+
+
+def _read(fd: int, count: int, start: int) -> bytes:
+    """Read so many bytes, fewer at the end of the file; one call gives at most 2 GiB."""
+    data = os.pread(fd, count, start)
+    if not data or len(data) == count:
+        return data
+    parts = [data]
+    while more := os.pread(fd, count - sum(map(len, parts)), start + sum(map(len, parts))):
+        parts.append(more)
+    return b"".join(parts)

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import crc32c
 import numpy as np
 
-from bsfg.stores.log.files import Bytes
+from bsfg.stores.log.files import Bytes, Files
+from bsfg.stores.log.storedrun import StoredRun
 
 FANOUT = 8
 _HEADER = struct.Struct("<8sIIQqq16s32s")
@@ -24,6 +25,7 @@ _MAGIC = b"BSFGRUN1"
 _SCALAR_BELOW = 9
 _NEWEST_KEYS = 1024
 _EMPTY_ROWS = np.empty(0, dtype=np.int64)
+_NO_HASHES = np.empty(0, dtype=np.uint64)
 
 
 class Filter:
@@ -63,7 +65,10 @@ def _masks(hashes: np.ndarray) -> np.ndarray:
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """Sorted hashes with their offsets, covering the offsets from ``first`` to ``last``."""
+    """Sorted hashes with their offsets, covering the offsets from ``first`` to ``last``.
+
+    The arrays of a run that lives on disk are empty here; ``stored`` reads them.
+    """
 
     hashes: np.ndarray
     offsets: np.ndarray
@@ -71,18 +76,48 @@ class Run:
     last: int
     filter: Filter | None = None
     name: str = ""
-    in_memory: bool = True
+    stored: StoredRun | None = None
+
+    @property
+    def count(self) -> int:
+        """How many keys it has."""
+        return self.stored.count if self.stored is not None else len(self.hashes)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether its arrays are in memory; the filter always is."""
+        return self.stored is None
 
     @property
     def nbytes(self) -> int:
-        """The bytes it occupies, in memory or mapped."""
+        """The bytes it occupies in memory."""
         table = self.filter.table.nbytes if self.filter else 0
-        return int(self.hashes.nbytes + self.offsets.nbytes + table)
+        arrays = self.hashes.nbytes + self.offsets.nbytes if self.stored is None else self.stored.nbytes
+        return int(arrays + table)
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Give hashes and offsets, from disk when they are there."""
+        return (self.hashes, self.offsets) if self.stored is None else self.stored.arrays()
+
+    def live_on_disk(self, files: Files, path: str) -> None:
+        """Let the arrays go; the file that was written from them has them."""
+        self.stored = StoredRun(files, path, _HEADER.size, self.hashes)
+        self.hashes, self.offsets = _NO_HASHES, _EMPTY_ROWS
 
     def holds(self, hash_: int) -> bool:
         """Tell whether a hash is among these."""
-        at = int(np.searchsorted(self.hashes, np.uint64(hash_)))
-        return at < len(self.hashes) and int(self.hashes[at]) == hash_
+        return bool(self.offsets_of(hash_))
+
+    def offsets_of(self, hash_: int) -> list[int]:
+        """Give the offsets beside one hash."""
+        if self.stored is not None:
+            found: list[int] = self.stored.candidates(np.array([hash_], dtype=np.uint64))[1].tolist()
+            return found
+        at, result = int(np.searchsorted(self.hashes, np.uint64(hash_))), []
+        while at < len(self.hashes) and int(self.hashes[at]) == hash_:
+            result.append(int(self.offsets[at]))
+            at += 1
+        return result
 
     def candidates(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Give (position in ``hashes``, offset) for every match; ``hashes`` are sorted."""
@@ -90,6 +125,9 @@ class Run:
         if not len(positions):
             return _EMPTY_ROWS, _EMPTY_ROWS
         wanted = hashes[positions]
+        if self.stored is not None:
+            rows, offsets = self.stored.candidates(wanted)
+            return positions[rows], offsets
         left = np.searchsorted(self.hashes, wanted, side="left")
         inside = left < len(self.hashes)
         inside[inside] = self.hashes[left[inside]] == wanted[inside]
@@ -105,8 +143,8 @@ class Run:
 
 def merged(runs: list[Run], *, with_filter: bool, floor: int = 0) -> Run:
     """Merge runs into one, without the keys of offsets below ``floor``."""
-    hashes = np.concatenate([run.hashes for run in runs])
-    offsets = np.concatenate([run.offsets for run in runs])
+    parts = [run.arrays() for run in runs]
+    hashes, offsets = np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
     if floor > min(run.first for run in runs):
         kept = offsets >= floor
         hashes, offsets = hashes[kept], offsets[kept]
@@ -140,11 +178,11 @@ class KeyIndex:
         self.runs: list[Run] = []
 
     def __len__(self) -> int:
-        return self.recent_keys + sum(len(run.hashes) for run in self.runs)
+        return self.recent_keys + sum(run.count for run in self.runs)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all runs, those on disk included."""
+        """The bytes of all runs in memory; of those on disk that is the filter."""
         recent = self._recent_filter.table.nbytes + sum(run.nbytes for run in self.recent)
         return int(recent + sum(run.nbytes for run in self.runs))
 
@@ -236,11 +274,9 @@ class KeyIndex:
             if self._recent_filter.maybe_one(value):
                 where = [*self.recent, *where]
             for run in where:
-                at = int(np.searchsorted(run.hashes, np.uint64(value)))
-                while at < len(run.hashes) and int(run.hashes[at]) == value:
-                    rows.append(row)
-                    offsets.append(int(run.offsets[at]))
-                    at += 1
+                found = run.offsets_of(value)
+                rows.extend([row] * len(found))
+                offsets.extend(found)
         return np.array(rows, dtype=np.int64), np.array(offsets, dtype=np.int64)
 
     def take_recent(self) -> Run | None:
@@ -255,7 +291,7 @@ class KeyIndex:
 
     def mergeable(self) -> list[Run]:
         """Give the oldest stretch of neighbouring runs of like size that should become one, or none."""
-        sizes = [len(run.hashes) for run in self.runs]
+        sizes = [run.count for run in self.runs]
         for start in range(len(sizes) - FANOUT, -1, -1):
             stretch = sizes[start : start + FANOUT]
             if max(stretch) < FANOUT * max(1, min(stretch)):
@@ -291,7 +327,7 @@ def encode_run(run: Run, owner: bytes, chain_after_last: bytes) -> list[Bytes]:
     return [head(crc), *parts]
 
 
-def decode_run(data: Bytes, owner: bytes, *, in_memory: bool) -> tuple[Run, bytes] | None:
+def decode_run(data: Bytes, owner: bytes) -> tuple[Run, bytes] | None:
     """Read a run of this owner and the chain value it is bound to; None when it is not usable."""
     if len(data) < _HEADER.size:
         return None
@@ -302,10 +338,10 @@ def decode_run(data: Bytes, owner: bytes, *, in_memory: bool) -> tuple[Run, byte
     unsigned = _HEADER.pack(magic, 0, shift, count, first, last, found, chain)
     if crc32c.crc32c(data[_HEADER.size :], crc32c.crc32c(unsigned)) != crc:
         return None
-    body = bytes(data[_HEADER.size :]) if in_memory else memoryview(data)[_HEADER.size :]
+    body = memoryview(data)[_HEADER.size :]
     hashes = np.frombuffer(body, dtype=np.uint64, count=count)
     offsets = np.frombuffer(body, dtype=np.int64, count=count, offset=8 * count)
-    table = Filter(count, memoryview(body)[16 * count :])
+    table = Filter(count, body[16 * count :])
     if table.shift != shift:
         return None
-    return Run(hashes, offsets, first, last, table, in_memory=in_memory), chain
+    return Run(hashes, offsets, first, last, table), chain

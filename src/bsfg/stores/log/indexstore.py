@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 
@@ -29,6 +30,8 @@ class IndexStore:
         self._chains: dict[int, bytes] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._merging: Future[tuple[list[Run], Run]] | None = None
+        self._due: list[Run] = []
+        self._may_merge = True
         self._serial = 0
 
     def load(self, start: int, end: int, trusted_before: int, chain_at: dict[int, bytes]) -> int:
@@ -42,9 +45,9 @@ class IndexStore:
         for name in self._files.list(self._folder):
             decoded = None
             if name.endswith(".run") and name.split("-")[0].isdigit():
-                decoded = decode_run(self._files.read(f"{self._folder}/{name}"), self._owner, in_memory=False)
+                decoded = self._read(f"{self._folder}/{name}")
             if decoded is None or not self._fits(decoded, end, trusted_before, chain_at):
-                self._files.remove(f"{self._folder}/{name}")
+                self._discard(f"{self._folder}/{name}")
                 continue
             run, chain = decoded
             run.name = name
@@ -53,6 +56,18 @@ class IndexStore:
             self._serial = max(self._serial, int(name.split("-")[0]) + 1)
         self.covered = self._take_contiguous(found, start)
         return self.covered
+
+    def _read(self, path: str) -> tuple[Run, bytes] | None:
+        """Read a run and the chain value it is bound to; None when it is not usable, for whatever reason."""
+        try:
+            return decode_run(self._files.read(path), self._owner)
+        except OSError:
+            return None
+
+    def _discard(self, path: str) -> None:
+        """Remove a file that is of no use; what cannot be removed is passed over at the next start, too."""
+        with suppress(OSError):
+            self._files.remove(path)
 
     def _fits(self, decoded: tuple[Run, bytes], end: int, trusted_before: int, chain_at: dict[int, bytes]) -> bool:
         run, chain = decoded
@@ -69,17 +84,19 @@ class IndexStore:
                 self.keys.runs.insert(0, self._placed(run))
                 at = run.last + 1
             else:
-                self._files.remove(f"{self._folder}/{name}")
+                self._discard(f"{self._folder}/{name}")
         return start if at is None else max(at, start)
 
     def _placed(self, run: Run) -> Run:
         """Bring a run into memory while the limit allows it; older ones are read from disk as they are needed."""
-        used = sum(item.nbytes for item in self.keys.runs if item.in_memory)
+        used = sum(item.nbytes for item in self.keys.runs)
+        # Copies, so that the bytes of the whole file can go.
+        if run.filter is not None:
+            run.filter.table = run.filter.table.copy()
         if used + run.nbytes <= self._memory_bytes:
             run.hashes, run.offsets = run.hashes.copy(), run.offsets.copy()
-            if run.filter is not None:
-                run.filter.table = run.filter.table.copy()
-            run.in_memory = True
+        else:
+            run.live_on_disk(self._files, f"{self._folder}/{run.name}")
         return run
 
     def add(self, hashes: np.ndarray, offsets: np.ndarray, end: int, chain: bytes) -> None:
@@ -121,49 +138,51 @@ class IndexStore:
 
     def _spill(self) -> None:
         """Let the oldest runs live on disk alone when memory is full."""
-        used = sum(run.nbytes for run in self.keys.runs if run.in_memory)
+        used = sum(run.nbytes for run in self.keys.runs)
         for run in reversed(self.keys.runs):
             if used <= self._memory_bytes:
                 return
-            if run.in_memory and run.name:
-                decoded = decode_run(self._files.read(f"{self._folder}/{run.name}"), self._owner, in_memory=False)
-                if decoded is not None:
-                    used -= run.nbytes
-                    mapped = decoded[0]
-                    run.hashes, run.offsets, run.filter = mapped.hashes, mapped.offsets, mapped.filter
-                    run.in_memory = False
+            # A merge that is under way reads its runs in another thread.
+            if run.in_memory and run.name and run not in self._due:
+                used -= run.nbytes
+                run.live_on_disk(self._files, f"{self._folder}/{run.name}")
+                used += run.nbytes
 
     def _merge(self) -> None:
         """Finish a merge that is done, and begin one that is due; sorting releases the interpreter."""
         if self._merging is not None:
             if not self._merging.done():
                 return
-            old, new = self._merging.result()
-            self._merging = None
+            merging, self._merging, self._due = self._merging, None, []
+            if merging.exception() is not None:
+                # A run on disk cannot be read. More runs cost time and nothing else; the next start makes new ones.
+                self._may_merge = False
+                return
+            old, new = merging.result()
             self._save(new)
             self.keys.replace(old, new)
             for run in old:
                 if run.last != new.last:
                     self._chains.pop(run.last, None)
                 if run.name:
-                    self._files.remove(f"{self._folder}/{run.name}")
+                    self._discard(f"{self._folder}/{run.name}")
             self._spill()
-        due = self.keys.mergeable()
+        due = self.keys.mergeable() if self._may_merge else []
         if due:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(1, "bsfg-index")
-            floor = self.keys.floor
+            self._due, floor = due, self.keys.floor
             self._merging = self._pool.submit(lambda: (due, merged(due, with_filter=True, floor=floor)))
 
     def forget_before(self, offset: int) -> None:
         """Forget the keys of offsets below this one, and drop the runs that hold no others."""
         with self.keys.lock:
             if self._merging is not None:
-                self._merging.result()
+                self._merging.exception()
                 self._merge()
             for run in self.keys.forget_before(offset):
                 if run.name:
-                    self._files.remove(f"{self._folder}/{run.name}")
+                    self._discard(f"{self._folder}/{run.name}")
 
     def close(self) -> None:
         """End the background thread; what it was merging is simply not used."""

@@ -254,7 +254,7 @@ class _LogCheck:
         for name in folder.files.list(f"{folder.path}/index"):
             where = f"{folder.path}/index/{name}"
             try:
-                decoded = decode_run(folder.files.read(where), owner, in_memory=True)
+                decoded = decode_run(folder.files.read(where), owner)
             except FileNotFoundError:
                 continue  # merged while we were reading
             if decoded is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import crc32c
@@ -384,7 +385,9 @@ class LogWriter:
         """Tell readers in other processes how far the log is durable."""
         size = self.segments[-1].size_bytes if self.segments else 0
         body = WATERMARK.pack(self._boot_id, self.end, size, 0)[:-4]
-        self._slot.store(body + crc32c.crc32c(body).to_bytes(4, "little"))
+        # It is a hint: where it cannot be stored, others see less than there is until the next one.
+        with suppress(OSError):
+            self._slot.store(body + crc32c.crc32c(body).to_bytes(4, "little"))
 
     def close(self) -> None:
         """Release the files."""

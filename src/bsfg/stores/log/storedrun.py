@@ -1,0 +1,72 @@
+"""The arrays of an index run that live on disk alone: read page by page as they are needed, never mapped.
+
+A page that cannot be read is an error with a code; under a memory map it would be the end of the process.
+"""
+
+from __future__ import annotations
+
+import errno
+
+import numpy as np
+
+from bsfg.stores.log.files import Files
+
+PAGE_KEYS = 512
+"""One page of hashes is 4 KiB; the first hash of each page stays in memory."""
+_WORTH_READING_PAGES = 4
+"""So many pages between two that are wanted are read with them."""
+
+
+class StoredRun:
+    """Sorted hashes and the offsets beside them, in a file."""
+
+    def __init__(self, files: Files, path: str, hashes_at: int, hashes: np.ndarray) -> None:
+        self._files, self._path, self._at = files, path, hashes_at
+        self.count = len(hashes)
+        self._first_of_page = hashes[::PAGE_KEYS].copy()
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that it still occupies in memory."""
+        return int(self._first_of_page.nbytes)
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Read all of it."""
+        every = [(0, self.count)]
+        return self._values(np.uint64, self._at, every), self._values(np.int64, self._at + 8 * self.count, every)
+
+    def candidates(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Give (position in ``wanted``, offset) for every match; ``wanted`` are sorted."""
+        stretches = self._stretches(wanted)
+        # The pages of a sorted array, one after the other, are sorted.
+        hashes = self._values(np.uint64, self._at, stretches)
+        left = np.searchsorted(hashes, wanted, side="left")
+        counts = np.searchsorted(hashes, wanted, side="right") - left
+        matched = np.flatnonzero(counts)
+        if not len(matched):
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        left, counts = left[matched], counts[matched]
+        places = np.repeat(left, counts) + np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        offsets = self._values(np.int64, self._at + 8 * self.count, stretches)
+        return np.repeat(matched, counts), offsets[places]
+
+    def _stretches(self, wanted: np.ndarray) -> list[tuple[int, int]]:
+        """Give the stretches of the arrays, in whole pages, that hold what is wanted if anything does."""
+        # Equal hashes may begin on the page before the one that starts with them.
+        low = np.maximum(np.searchsorted(self._first_of_page, wanted, side="left") - 1, 0)
+        high = np.maximum(np.searchsorted(self._first_of_page, wanted, side="right") - 1, 0)
+        result: list[tuple[int, int]] = []
+        for first, last in zip(low.tolist(), high.tolist(), strict=True):
+            if result and first <= result[-1][1] + _WORTH_READING_PAGES:
+                result[-1] = (result[-1][0], max(result[-1][1], last + 1))
+            else:
+                result.append((first, last + 1))
+        return [(first * PAGE_KEYS, min(end * PAGE_KEYS, self.count)) for first, end in result]
+
+    def _values(self, kind: type, at: int, stretches: list[tuple[int, int]]) -> np.ndarray:
+        wanted = [(at + 8 * first, 8 * (end - first)) for first, end in stretches]
+        parts = self._files.read_parts(self._path, wanted)
+        for part, (start, count) in zip(parts, wanted, strict=True):
+            if len(part) < count:
+                raise OSError(errno.EIO, f"the file ends before byte {start + count}", self._path)
+        return np.frombuffer(b"".join(parts), dtype=kind)
