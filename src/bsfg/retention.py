@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from bsfg.errors import PolicyInvalid
+from bsfg.errors import PolicyInvalid, TruncateRefused
 
 DAY_SECONDS = 86_400
 
@@ -110,46 +110,104 @@ class Removal:
     gaps: tuple[Gap, ...] = ()
 
 
-def removable_before(
-    pieces: Sequence[Piece],
-    policy: Policy,
-    *,
-    committed: int,
-    now_unix_ms: int,
-    link_open: bool,
-    clock_trusted: bool,
-) -> Removal:
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far the required consumers of a buffer are.
+
+    ``committed`` is the lowest of their frontiers, inclusive, -1 when nothing is confirmed. ``awaited`` tells whether
+    somebody still has a right to what lies above it. In a store buffer that is always so, because a peer may yet be
+    configured; in a forward buffer only when a required consumer reads it.
+    """
+
+    committed: int = -1
+    awaited: bool = True
+
+    @staticmethod
+    def of_store(frontier: int | None) -> Standing:
+        """Describe a store buffer; the frontier is None without a required consumer."""
+        return Standing(-1 if frontier is None else frontier)
+
+    @staticmethod
+    def of_forward(frontier: int | None) -> Standing:
+        """Describe a forward buffer, likewise."""
+        return Standing(awaited=False) if frontier is None else Standing(frontier)
+
+
+@dataclass(frozen=True, slots=True)
+class Age:
+    """Something leaves because it is old: the time, whether the links are open, and whether the clock is believed."""
+
+    now_unix_ms: int
+    link_open: bool
+    clock_trusted: bool
+
+
+class Cause(StrEnum):
+    """Something leaves because its place is needed, or because an operator says so."""
+
+    ROOM = "room"
+    ORDER = "order"
+
+
+STAYS, GOES = False, True
+
+
+def departure(piece: Piece, policy: Policy, standing: Standing, cause: Age | Cause) -> tuple[bool, GapReason | None]:
+    """Decide whether a piece may leave, and with which record: the one rule behind every removal.
+
+    - What every required consumer has confirmed leaves for room or by order at any time, and by age once retention
+      has passed, but by age never while a link stands still: after an outage its receiver may ask again.
+    - What somebody still waits for leaves only when it is older than max age (never on a `sil` stream), or for room
+      under ``drop_oldest``; it is recorded. No order removes it.
+    - What nobody must read leaves by age once retention has passed, for room (never on a `sil` stream) or by order.
+      What makes room is recorded, and on a `sil` stream everything is.
+    """
+    confirmed = piece.last <= standing.committed
+    if isinstance(cause, Age):
+        return _by_age(piece, policy, standing, cause, confirmed)
+    if confirmed:
+        return GOES, None
+    if cause == Cause.ORDER:
+        return (STAYS, None) if standing.awaited else (GOES, GapReason.TRUNCATED if policy.is_sil else None)
+    if policy.overflow == Overflow.REJECT_NEW and (standing.awaited or policy.is_sil):
+        return STAYS, None
+    return GOES, GapReason.EVICTED
+
+
+def _by_age(
+    piece: Piece, policy: Policy, standing: Standing, cause: Age, confirmed: bool
+) -> tuple[bool, GapReason | None]:
+    age_seconds = (cause.now_unix_ms - piece.newest_unix_ms) / 1000
+    if not cause.clock_trusted or (piece.first <= standing.committed and not cause.link_open):
+        return STAYS, None
+    if confirmed:
+        return age_seconds >= policy.retention_seconds, None
+    if standing.awaited:
+        return not policy.is_sil and age_seconds > policy.max_age_seconds, GapReason.EXPIRED
+    return age_seconds >= policy.retention_seconds, GapReason.EXPIRED if policy.is_sil else None
+
+
+def removable_before(pieces: Sequence[Piece], policy: Policy, standing: Standing, age: Age) -> Removal:
     """Decide what retention and expiry remove.
 
-    ``committed`` is the lowest frontier of the required consumers (-1 when nothing is confirmed). What is confirmed
-    goes once retention allows and while the link is open. What is not goes only when it is older than max age, never
-    on a `sil` stream. Nothing goes while the clock is in doubt. A buffer loses its oldest first and nothing from
-    its middle, so what stands behind a piece that stays, stays too.
+    Nothing goes while the clock is in doubt. A buffer loses its oldest first and nothing from its middle, so what
+    stands behind a piece that stays, stays too.
     """
     before = pieces[0].first if pieces else 0
     gaps: list[Gap] = []
     for piece in pieces:
-        age_seconds = (now_unix_ms - piece.newest_unix_ms) / 1000
-        confirmed = piece.last <= committed
-        old = age_seconds >= policy.retention_seconds if confirmed else age_seconds > policy.max_age_seconds
-        if not old or not clock_trusted:
-            break
-        if (piece.first <= committed and not link_open) or (not confirmed and policy.is_sil):
+        goes, reason = departure(piece, policy, standing, age)
+        if not goes:
             break
         before = piece.last + 1
-        if not confirmed:
-            gaps.append(Gap(max(piece.first, committed + 1), piece.last, GapReason.EXPIRED))
+        gaps += _gap(piece, standing, reason)
     return Removal(before, tuple(_merged(gaps)))
 
 
 def make_room(
-    pieces: Sequence[Piece], policy: Policy, *, used_bytes: int, incoming_bytes: int, committed: int
+    pieces: Sequence[Piece], policy: Policy, standing: Standing, *, used_bytes: int, incoming_bytes: int
 ) -> Removal | None:
-    """Decide how an append of ``incoming_bytes`` fits; None means that it must be rejected.
-
-    Confirmed pieces may leave early when space is needed, because nobody waits for them. What is unconfirmed leaves
-    only under ``drop_oldest``, and is recorded.
-    """
+    """Decide how an append of ``incoming_bytes`` fits; None means that it must be rejected."""
     before = pieces[0].first if pieces else 0
     gaps: list[Gap] = []
     if incoming_bytes > policy.capacity_bytes:
@@ -157,16 +215,35 @@ def make_room(
     for piece in pieces:
         if used_bytes + incoming_bytes <= policy.capacity_bytes:
             break
-        confirmed = piece.last <= committed
-        if not confirmed and policy.overflow == Overflow.REJECT_NEW:
+        goes, reason = departure(piece, policy, standing, Cause.ROOM)
+        if not goes:
             return None
-        if not confirmed:
-            gaps.append(Gap(max(piece.first, committed + 1), piece.last, GapReason.EVICTED))
+        gaps += _gap(piece, standing, reason)
         used_bytes -= piece.size_bytes
         before = piece.last + 1
     if used_bytes + incoming_bytes > policy.capacity_bytes:
         return None
     return Removal(before, tuple(_merged(gaps)))
+
+
+def ordered_before(offset: int, policy: Policy, standing: Standing, *, start: int, end: int) -> Removal:
+    """Decide what an order to remove everything below ``offset`` removes, or raise `TruncateRefused`."""
+    piece = Piece(start, offset - 1, 0, 0)
+    if offset <= start:
+        return Removal(start)
+    goes, reason = departure(piece, policy, standing, Cause.ORDER)
+    if not goes or offset > end:
+        raise TruncateRefused(
+            f"entries below {offset} are not all confirmed: the frontier is {standing.committed}, the end {end}",
+            committed=standing.committed,
+            end=end,
+        )
+    return Removal(offset, tuple(_gap(piece, standing, reason)))
+
+
+def _gap(piece: Piece, standing: Standing, reason: GapReason | None) -> list[Gap]:
+    """Give the record of what nobody confirmed of a piece, if one is due."""
+    return [] if reason is None else [Gap(max(piece.first, standing.committed + 1), piece.last, reason)]
 
 
 def _merged(gaps: Sequence[Gap]) -> list[Gap]:

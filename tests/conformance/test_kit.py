@@ -9,6 +9,7 @@ import pytest
 
 from bsfg.frontier import Frontier
 from bsfg.ports import Storage
+from bsfg.retention import Standing
 from bsfg.stores.memory import MemoryStorage
 from bsfg.stores.memory.buffers import MemoryBuffer, MemoryForwardBuffer
 from bsfg.stores.memory.medium import Medium
@@ -103,7 +104,7 @@ def write_without_a_lock(patch: pytest.MonkeyPatch) -> None:
 
 
 def truncate_anything(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(MemoryBuffer, "_committed", lambda buffer: buffer._state.end - 1)
+    patch.setattr(MemoryBuffer, "_standing", lambda buffer: Standing(buffer._state.end - 1))
 
 
 def keep_silent_about_truncation(patch: pytest.MonkeyPatch) -> None:

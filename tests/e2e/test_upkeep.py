@@ -115,6 +115,31 @@ async def test_facts_leave_while_the_link_is_open_and_stay_while_it_is_not(tmp_p
     assert enterprise.end(Buffer.FORWARD) == 800
 
 
+async def test_a_closed_link_keeps_what_is_confirmed_until_room_is_needed(tmp_path: Path, cleanup: Cleanup) -> None:
+    """While the peer is away nothing confirmed leaves by age or by order, but it makes room for new facts."""
+    plant, enterprise = map(cleanup.zone, pair(tmp_path, streams=SMALL))
+    enterprise.start()
+    config = load(plant.folder / "zone.toml")
+    async with Node(config) as node, plant.client() as producer:
+        upkeep = Upkeep(config, node.parts, node.alerts, lambda event, **fields: None)
+        for number in range(5):
+            await producer.append("operational", _facts(number))
+        await calm(plant, enterprise)
+        enterprise.kill()
+        await until(lambda: not node.parts.board.gate("enterprise", "sender").gate.allows_truncation)
+        await upkeep.enforce_retention()
+        assert plant.log(Buffer.STORE).view().start == 0
+        number = 5
+        while (left := plant.log(Buffer.STORE).view().start) == 0 and number < 40:
+            await producer.append("operational", _facts(number))
+            number += 1
+        assert 0 < left <= 500
+        assert not plant.gaps(Buffer.STORE)
+        enterprise.start()
+        await calm(plant, enterprise)
+    assert enterprise.end(Buffer.FORWARD) == 100 * number
+
+
 def _facts(number: int) -> object:
     return batch(100, first=100 * number, from_zone="plant-a", object_bytes=200)
 

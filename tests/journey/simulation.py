@@ -27,7 +27,7 @@ from bsfg.journey.link import Fetched, FetchRequest, Refusal, SessionMemory
 from bsfg.journey.pull import Progress, pull_once
 from bsfg.journey.recover import recover
 from bsfg.journey.serve import serve
-from bsfg.journey.truncate import keep_forward, truncate
+from bsfg.journey.truncate import truncate
 from bsfg.journey.verify import LinkRules
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec, Result
 from bsfg.retention import DAY_SECONDS, Policy
@@ -202,7 +202,7 @@ class Direction:
         mode = self.campaign.random.choice(list(Mode))
         store = await self.sender.store()
         await truncate(store, (await self.sender.storage()).cursors, {self.consumer: mode})
-        await keep_forward(await self.receiver.forward())
+        await truncate(await self.receiver.forward(), (await self.receiver.storage()).cursors, {})
         start = (await store.stats()).start
         assert start <= await store.frontier() + 1
         seen_or_there = {id for _, id in self.handled} | set(await self.receiver.received_ids())
@@ -340,7 +340,7 @@ class Campaign:
         while await direction.sender.committed(direction.consumer) < len(direction.acknowledged) - 1:
             await direction.pull()
             await direction.consume()
-            await keep_forward(await direction.receiver.forward())
+            await truncate(await direction.receiver.forward(), (await direction.receiver.storage()).cursors, {})
         while await direction.receiver.committed(APP) < len(direction.acknowledged) - 1:
             await direction.consume()
 

@@ -8,7 +8,7 @@ from tests.journey.zones import STREAM, Zone, connect
 from bsfg.errors import InvalidArgument, TruncateRefused
 from bsfg.gate import Mode
 from bsfg.journey.append import append
-from bsfg.journey.truncate import Truncation, decide, keep_forward, retire, truncate, truncate_before
+from bsfg.journey.truncate import Truncation, decide, retire, truncate, truncate_before
 from bsfg.ports import Buffer, Checkpoint, Confirmation, ConsumerSpec, ConsumerState, Result
 from bsfg.retention import DAY_SECONDS, GapReason, Policy
 from bsfg.testing.facts import messages
@@ -33,23 +33,20 @@ def test_the_slowest_required_consumer_decides() -> None:
         state("elsewhere", 2, stream="audit"),
         state("reader", 3, buffer=Buffer.FORWARD),
     ]
-    assert decide(consumers, STREAM, {}) == Truncation(4, (), ("b",))
+    assert decide(consumers, STREAM, Buffer.STORE, {}) == Truncation(4, (), ("b",))
 
 
 def test_without_required_consumers_nothing_leaves() -> None:
-    """When nobody is required nobody has confirmed, so nothing may leave."""
-    assert decide([state("optional", 7, required=False)], STREAM, {}).before == 0
+    """When nobody is required nobody has confirmed: the frontier stands before the first fact."""
+    assert decide([state("optional", 7, required=False)], STREAM, Buffer.STORE, {}) == Truncation(-1)
 
 
-@pytest.mark.parametrize(
-    ("mode", "before"),
-    [(Mode.NORMAL, 6), (Mode.RECONCILIATION, 6), (Mode.AUTONOMOUS, 0), (Mode.HELD, 0)],
-)
-def test_a_link_that_stands_still_keeps_everything(mode: Mode, before: int) -> None:
-    """While a required consumer's link is autonomous or held, nothing may leave."""
-    decision = decide([state("a", 5), state("local", 8)], STREAM, {"a": mode})
-    assert decision.before == before
-    assert decision.held_by == (() if before else ("a",))
+@pytest.mark.parametrize("mode", Mode)
+def test_a_link_that_stands_still_is_named(mode: Mode) -> None:
+    """While a required consumer's link is autonomous or held, it is what keeps old facts from leaving."""
+    decision = decide([state("a", 5), state("local", 8)], STREAM, Buffer.STORE, {"a": mode})
+    open_ = mode in (Mode.NORMAL, Mode.RECONCILIATION)
+    assert decision == Truncation(5, () if open_ else ("a",), ("a",))
 
 
 async def replicated(make_zone: MakeZone) -> tuple[Zone, Zone, str]:
@@ -78,7 +75,7 @@ async def test_confirmed_facts_leave_when_they_are_old_enough(make_zone: MakeZon
     assert await start_of(plant) == 0
     plant.clock.advance(RETENTION_SECONDS)
     decision = await truncate(store, cursors, {consumer: Mode.NORMAL})
-    assert (decision.before, decision.slowest) == (6, (consumer,))
+    assert (decision.frontier, decision.slowest) == (5, (consumer,))
     assert await start_of(plant) <= 6
     assert (await store.stats()).end == 10
 
@@ -130,9 +127,8 @@ async def test_retired_consumer_lets_the_frontier_go(make_zone: MakeZone) -> Non
     gaps = await retire(cursors, "scrapped-line", "line 4 was scrapped")
     assert [(gap.first, gap.last, gap.reason) for gap in gaps] == [(0, 9, GapReason.RETIRED)]
     assert await store.gaps() == gaps
-    assert decide(await cursors.consumers(), STREAM, {}).before == 6
+    assert decide(await cursors.consumers(), STREAM, Buffer.STORE, {}) == Truncation(5, (), (consumer,))
     assert await store.frontier() == 5
-    del consumer
 
 
 async def test_forward_buffer_keeps_by_time(make_zone: MakeZone) -> None:
@@ -141,8 +137,8 @@ async def test_forward_buffer_keeps_by_time(make_zone: MakeZone) -> None:
     cursors, forward = (await enterprise.storage()).cursors, await enterprise.forward()
     await cursors.create(ConsumerSpec("app", STREAM, Buffer.FORWARD))
     await cursors.commit("app", Confirmation(through=5))
-    await keep_forward(forward)
+    await truncate(forward, cursors, {})
     assert (await forward.stats()).start == 0
     enterprise.clock.advance(RETENTION_SECONDS)
-    await keep_forward(forward)
+    await truncate(forward, cursors, {})
     assert (await forward.stats()).start == 6

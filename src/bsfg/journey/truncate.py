@@ -1,8 +1,10 @@
 """Step 6, truncate: what everybody has confirmed may leave, when age allows, and while the peers are there to ask.
 
-A store buffer gives up nothing that a required consumer still needs, and nothing at all while a link stands still:
-after an outage the receiver may have lost what it confirmed last. A consumer that never comes back would hold the
-frontier for ever; an operator retires it, and what it missed stays listed as gap records.
+What may leave, and with which record, is one rule, `bsfg.retention.departure`: the buffers ask it when room is short,
+and here it is asked from time to time and by operators. A buffer gives up nothing that a required consumer still needs.
+By age nothing confirmed leaves while a link stands still, because after an outage its receiver may have lost what it
+confirmed last; when a full buffer needs the room, what is safe elsewhere leaves all the same. A consumer that never
+comes back would hold the frontier for ever; an operator retires it, and what it missed stays listed as gap records.
 """
 
 from __future__ import annotations
@@ -13,16 +15,16 @@ from dataclasses import dataclass
 from bsfg.errors import InvalidArgument, TruncateRefused
 from bsfg.frontier import NOTHING
 from bsfg.gate import Gate, Mode
-from bsfg.ports import Buffer, ConsumerState, CursorTracker, ForwardBuffer, GapRecord, StoreBuffer
+from bsfg.ports import Buffer, ConsumerState, CursorTracker, GapRecord, Replayable
 
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """What may leave a store buffer, and what keeps the rest.
+    """What may leave a buffer, and what keeps the rest.
 
     ``frontier`` is the lowest offset that all required consumers have confirmed (-1 when nothing is, or when there is
-    no required consumer). ``held_by`` names the consumers whose links do not allow truncation now, ``slowest`` those
-    that stand at the frontier.
+    no required consumer). ``held_by`` names the consumers whose links stand still, ``slowest`` those that stand at the
+    frontier.
     """
 
     frontier: int
@@ -31,17 +33,12 @@ class Truncation:
 
     @property
     def link_open(self) -> bool:
-        """Whether every link of a required consumer allows truncation."""
+        """Whether every link of a required consumer is open."""
         return not self.held_by
 
-    @property
-    def before(self) -> int:
-        """The offset below which entries may leave, as far as consumers and links are concerned."""
-        return self.frontier + 1 if self.link_open else 0
 
-
-def decide(consumers: Iterable[ConsumerState], stream: str, modes: Mapping[str, Mode]) -> Truncation:
-    """Decide from the required consumers of a store buffer and the modes of their links.
+def decide(consumers: Iterable[ConsumerState], stream: str, buffer: Buffer, modes: Mapping[str, Mode]) -> Truncation:
+    """Decide from the required consumers of a buffer and the modes of their links.
 
     ``modes`` maps consumer names to the mode of their link's gate on this side; a consumer that is not in it is local
     and needs no link.
@@ -49,7 +46,7 @@ def decide(consumers: Iterable[ConsumerState], stream: str, modes: Mapping[str, 
     required = [
         state
         for state in consumers
-        if (state.spec.stream, state.spec.buffer) == (stream, Buffer.STORE)
+        if (state.spec.stream, state.spec.buffer) == (stream, buffer)
         and state.spec.required
         and state.retired_reason is None
     ]
@@ -61,39 +58,38 @@ def decide(consumers: Iterable[ConsumerState], stream: str, modes: Mapping[str, 
     )
 
 
-async def truncate(store: StoreBuffer, cursors: CursorTracker, modes: Mapping[str, Mode]) -> Truncation:
+async def truncate(buffer: Replayable, cursors: CursorTracker, modes: Mapping[str, Mode]) -> Truncation:
     """Let go what is confirmed and old enough, and record what outlived its max age unconfirmed.
 
-    This is what a node does from time to time; the buffer's policy says how long confirmed facts stay.
+    This is what a node does from time to time with each of its buffers, whose policy says how long facts stay.
     """
-    truncation = decide(await cursors.consumers(), store.stream, modes)
-    await store.enforce_retention(link_open=truncation.link_open)
+    truncation = decide(await cursors.consumers(), buffer.stream, buffer.buffer, modes)
+    await buffer.enforce_retention(link_open=truncation.link_open)
     return truncation
 
 
-async def truncate_before(store: StoreBuffer, cursors: CursorTracker, modes: Mapping[str, Mode], offset: int) -> None:
+async def truncate_before(
+    buffer: Replayable, cursors: CursorTracker, modes: Mapping[str, Mode], offset: int
+) -> Truncation:
     """Remove everything below an offset (exclusive) at once, whatever its age, by an operator's decision.
 
-    Raises `TruncateRefused` when a required consumer still needs some of it or its link is not open.
+    Raises `TruncateRefused` when a required consumer still needs some of it or its link stands still.
     """
-    truncation = decide(await cursors.consumers(), store.stream, modes)
+    truncation = decide(await cursors.consumers(), buffer.stream, buffer.buffer, modes)
     if not truncation.link_open:
         raise TruncateRefused(
             f"the links of {', '.join(truncation.held_by)} are not open; nothing leaves meanwhile",
             hint="Wait until the link is in mode normal or reconciliation, or retire the consumer.",
             held_by=list(truncation.held_by),
         )
-    if offset > truncation.before:
+    if truncation.slowest and offset > truncation.frontier + 1:
         raise TruncateRefused(
-            f"cannot truncate before {offset}: confirmed is only {truncation.frontier}, by {truncation.slowest}",
+            f"cannot truncate before {offset}: {', '.join(truncation.slowest)} confirmed only up to "
+            f"{truncation.frontier}",
             committed=truncation.frontier,
         )
-    await store.truncate_before(offset)
-
-
-async def keep_forward(forward: ForwardBuffer) -> None:
-    """Let go what a forward buffer has kept long enough; it is read locally, so no link has a say."""
-    await forward.enforce_retention(link_open=True)
+    await buffer.truncate_before(offset)
+    return truncation
 
 
 async def retire(cursors: CursorTracker, consumer: str, reason: str) -> list[GapRecord]:

@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from bsfg.errors import GateHeld, UnknownLink
-from bsfg.gate import Event, Gate
+from bsfg.gate import Event, Gate, Mode
+from bsfg.node.config.access import consumer_name
 from bsfg.node.leases import Lease, Leases
-from bsfg.ports import Clock
+from bsfg.ports import Buffer, Clock
 from bsfg.wire.service import GateView, LeaseView, LinkReport
 
 RECEIVER, SENDER = "receiver", "sender"
@@ -90,6 +91,11 @@ class Board:
             gate = self.gate(zone, SENDER).gate
             if not gate.allows_fetch:
                 raise GateHeld(f"the gate to {zone} is held by {gate.held_by}: {gate.reason}", consumer=consumer)
+
+    def modes(self, stream: str, buffer: Buffer) -> dict[str, Mode]:
+        """Give the mode of the gate to each zone that pulls, by the name of its consumer of a buffer."""
+        views = (view for view in self.gates() if view.side == SENDER)
+        return {consumer_name(view.link, stream, buffer): view.gate.mode for view in views}
 
     def fetched(self, consumer: str, backlog: int) -> None:
         """Note that a consumer has fetched, and how much it had left."""

@@ -13,6 +13,7 @@ from bsfg.errors import BsfgError
 from bsfg.gate import Event, Mode
 from bsfg.journey.artifacts import collect_orphans
 from bsfg.journey.references import References, all_buffers
+from bsfg.journey.truncate import truncate
 from bsfg.node.alerts import AlertBoard, Note, alert_gate
 from bsfg.node.board import SENDER
 from bsfg.node.certificates import Certificates
@@ -160,7 +161,7 @@ class Upkeep:
         for stream in self._parts.settings.lanes:
             for kind in Buffer:
                 buffer = await self._parts.buffer(stream, kind)
-                await buffer.enforce_retention(link_open=self._links_open(stream, kind))
+                await truncate(buffer, self._parts.storage.cursors, self._parts.board.modes(stream, kind))
 
     async def collect_orphans(self) -> None:
         """Remove artifacts that no retained fact names, after their grace period."""
@@ -177,11 +178,3 @@ class Upkeep:
         grace_seconds = self._config.artifacts.orphan_grace_seconds
         collected = await collect_orphans(store, referenced, self._parts.clock.now_unix_ms(), grace_seconds)
         self._note("orphans_collected", **asdict(collected))
-
-    def _links_open(self, stream: str, buffer: Buffer) -> bool:
-        """Tell whether every required peer of a buffer is in touch; what no peer pulls is not held back by one."""
-        return all(
-            self._parts.board.gate(zone, SENDER).gate.allows_truncation
-            for zone, serve in self._config.serve.items()
-            if serve.required and buffer in serve.buffers and stream in self._config.streams_of(serve)
-        )

@@ -37,7 +37,10 @@ class Stream:
     name: str = given_name()
     store_capacity_bytes: int = setting(SIZE, "10GiB", says="Size of the store buffer: what this zone produced.")
     forward_capacity_bytes: int = setting(
-        SIZE, "10GiB", says="Size of the forward buffer: what other zones sent. When it is full, pulling pauses."
+        SIZE,
+        "10GiB",
+        says="Size of the forward buffer: what other zones sent. When it is full of facts that a required consumer "
+        "has not read, or of any on a sil stream, pulling pauses; else the oldest make room, with a gap record.",
     )
     overflow: Overflow = setting(
         choice(Overflow),
@@ -45,9 +48,14 @@ class Stream:
         says="What a full store buffer does: reject_new, or drop_oldest, which leaves a gap record.",
     )
     safety: Safety = setting(
-        choice(Safety), "none", says='"sil" for safety functions: needs reject_new, and unconfirmed facts never expire.'
+        choice(Safety),
+        "none",
+        says='"sil" for safety functions: needs reject_new, unconfirmed facts never expire, and what leaves unread is '
+        "a gap record.",
     )
-    retention_seconds: int = setting(WHOLE_SECONDS, "7d", says="How long confirmed facts are kept.")
+    retention_seconds: int = setting(
+        WHOLE_SECONDS, "7d", says="How long confirmed facts are kept; a full buffer takes their place earlier."
+    )
     max_age_seconds: int = setting(WHOLE_SECONDS, "7d", says="Age at which an unconfirmed fact expires, with a record.")
     key_horizon_seconds: int = setting(
         WHOLE_SECONDS, "30d", says="How long keys outlive their facts; a repeat is recognised for that long."
@@ -80,7 +88,7 @@ class Stream:
 
     @property
     def forward_policy(self) -> Policy:
-        """Give the settings of the forward buffer, which never drops what nobody has read: pulling pauses instead."""
+        """Give the settings of the forward buffer, which drops nothing that somebody must read: pulling pauses."""
         return replace(self.store_policy, capacity_bytes=self.forward_capacity_bytes, overflow=Overflow.REJECT_NEW)
 
     @property

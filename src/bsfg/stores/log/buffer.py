@@ -15,12 +15,11 @@ from bsfg.errors import (
     OffsetOutOfRange,
     OutcomeUnknown,
     StorageClosed,
-    TruncateRefused,
 )
 from bsfg.fact import Entry, Key
 from bsfg.ports import Buffer, BufferStats, Frame, GapRecord, OriginSpan, Quarantined, Receipt
 from bsfg.rangedigest import History
-from bsfg.retention import ClockGuard, GapReason, Removal, removable_before
+from bsfg.retention import Age, ClockGuard, GapReason, Standing, ordered_before, removable_before
 from bsfg.stores.log.committer import Committer
 from bsfg.stores.log.files import translated
 from bsfg.stores.log.history import history_of
@@ -127,7 +126,7 @@ class LogBuffer:
     def _append_all(self, group: list[AppendItem]) -> list[Any]:
         if not group:
             return []
-        outcome = self._attempt(lambda: self._writer.append_group(group, self._committed))
+        outcome = self._attempt(lambda: self._writer.append_group(group, self._standing))
         if isinstance(outcome, BufferFull) and len(group) > 1:
             # Together they do not fit; alone some of them may.
             return [self._append_all([item])[0] for item in group]
@@ -152,11 +151,9 @@ class LogBuffer:
             self._writer.failure = StorageClosed(f"the writer stopped: {error!r}")
             return error
 
-    def _committed(self) -> int:
-        frontier = self._required_frontier()
-        if frontier is not None:
-            return frontier
-        return -1 if self.buffer == Buffer.STORE else self._writer.end - 1
+    def _standing(self) -> Standing:
+        of = Standing.of_store if self.buffer == Buffer.STORE else Standing.of_forward
+        return of(self._required_frontier())
 
     # Reading.
 
@@ -216,14 +213,8 @@ class LogBuffer:
         await self._submit(Step(lambda: self._truncate(offset)))
 
     def _truncate(self, offset: int) -> None:
-        if offset > self._committed() + 1:
-            raise TruncateRefused(
-                f"entries below {offset} are not all confirmed: the frontier is {self._committed()}",
-                committed=self._committed(),
-            )
-        if offset > self._writer.end:
-            raise OffsetOutOfRange(f"offset {offset} is beyond the end {self._writer.end}")
-        self._writer.remove(Removal(offset))
+        writer = self._writer
+        writer.remove(ordered_before(offset, writer.policy, self._standing(), start=writer.start, end=writer.end))
 
     async def enforce_retention(self, *, link_open: bool) -> None:
         """Remove what age allows and record what expired unconfirmed."""
@@ -237,10 +228,8 @@ class LogBuffer:
         removal = removable_before(
             self._writer.pieces(),
             self._writer.policy,
-            committed=self._committed(),
-            now_unix_ms=now,
-            link_open=link_open,
-            clock_trusted=trusted,
+            self._standing(),
+            Age(now, link_open=link_open, clock_trusted=trusted),
         )
         self._writer.remove(removal)
         if trusted:
@@ -360,7 +349,7 @@ class LogStoreBuffer(LogBuffer):
     async def frontier(self) -> int:
         """Give the lowest frontier of the required consumers, -1 when there is none."""
         self._check_open()
-        return self._committed()
+        return self._standing().committed
 
 
 class LogForwardBuffer(LogBuffer):

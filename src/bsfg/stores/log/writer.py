@@ -21,7 +21,7 @@ from bsfg.errors import BsfgError, BufferFull, OutcomeUnknown
 from bsfg.fact import Key
 from bsfg.hashing import KeyHash
 from bsfg.ports import Buffer, Clock, GapRecord, OriginSpan, Quarantined, Receipt, Result
-from bsfg.retention import GapReason, Piece, Policy, Removal, make_room
+from bsfg.retention import GapReason, Piece, Policy, Removal, Standing, make_room
 from bsfg.schema import STORED_SCHEMA
 from bsfg.stores.log.dedupe import Verdict, judge
 from bsfg.stores.log.files import Files, OpenFile, Slot, translated
@@ -150,12 +150,12 @@ class LogWriter:
 
     # Appending.
 
-    def append_group(self, items: Sequence[AppendItem], committed: Callable[[], int]) -> list[Receipt]:
-        """Store the batches of several callers with one frame and one sync; ``committed`` is asked if room is short."""
+    def append_group(self, items: Sequence[AppendItem], standing: Callable[[], Standing]) -> list[Receipt]:
+        """Store the batches of several callers with one frame and one sync; ``standing`` is asked if room is short."""
         batch = FactBatch.concat([item.batch for item in items])
         now, base = max(self.clock.now_unix_ms(), self.newest_unix_ms), self.end
         if (keys := self._new_keys(batch)) is not None:
-            self._store(batch, np.arange(len(batch)), items, now, committed)
+            self._store(batch, np.arange(len(batch)), items, now, standing)
             self.index.add_few(keys, self.end, self.chain)
             verdict = Verdict(np.zeros(len(batch), dtype=np.int8), np.arange(base, self.end))
             return self._receipts(items, verdict, now)
@@ -170,7 +170,7 @@ class LogWriter:
             self._quarantine(batch, verdict, now, items)
             order = order[verdict.results[order] == _INSERTED]
         if len(fresh):
-            self._store(batch, fresh, items, now, committed)
+            self._store(batch, fresh, items, now, standing)
             self.index.add(hashes[order], verdict.offsets[order], self.end, self.chain)
         return self._receipts(items, verdict, now)
 
@@ -191,7 +191,12 @@ class LogWriter:
         return receipts
 
     def _store(
-        self, batch: FactBatch, fresh: np.ndarray, items: Sequence[AppendItem], now: int, committed: Callable[[], int]
+        self,
+        batch: FactBatch,
+        fresh: np.ndarray,
+        items: Sequence[AppendItem],
+        now: int,
+        standing: Callable[[], Standing],
     ) -> None:
         chosen = batch if len(fresh) == len(batch) else batch.take(fresh)
         if self.buffer == Buffer.FORWARD:
@@ -201,7 +206,7 @@ class LogWriter:
             message = chosen.to_message()
         payload = memoryview(message)
         size = padded(FRAME_HEADER_BYTES + len(payload))
-        self._make_room(size, committed)
+        self._make_room(size, standing)
         if self._file is None or self.segments[-1].size_bytes + size > self._segment_bytes:
             self._roll()
         parts, chain = encode_frame(
@@ -263,7 +268,7 @@ class LogWriter:
 
     # Space.
 
-    def _make_room(self, incoming_bytes: int, committed: Callable[[], int]) -> None:
+    def _make_room(self, incoming_bytes: int, standing: Callable[[], Standing]) -> None:
         if self.used_bytes + incoming_bytes <= self.policy.capacity_bytes:
             return
         if len(self.segments) == 1 and self.segments[0].frames:
@@ -271,9 +276,9 @@ class LogWriter:
         removal = make_room(
             self.pieces(),
             self.policy,
+            standing(),
             used_bytes=self.used_bytes,
             incoming_bytes=incoming_bytes,
-            committed=committed(),
         )
         if removal is None:
             raise BufferFull(

@@ -10,11 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from bsfg.batch import FACT_SCHEMA, ORIGIN_FIELDS, EntryBatch, FactBatch
-from bsfg.errors import BufferFull, InvalidArgument, OffsetOutOfRange, TruncateRefused
+from bsfg.errors import BufferFull, InvalidArgument, OffsetOutOfRange
 from bsfg.fact import Entry, Key
-from bsfg.frontier import NOTHING
-from bsfg.ports import BufferStats, Frame, GapRecord, OriginSpan, Quarantined, Receipt
-from bsfg.retention import Gap, Policy, Removal, make_room, removable_before
+from bsfg.ports import Buffer, BufferStats, Frame, GapRecord, OriginSpan, Quarantined, Receipt
+from bsfg.retention import Age, Gap, Policy, Removal, Standing, make_room, ordered_before, removable_before
 from bsfg.stores.memory.state import (
     KEY_OVERHEAD_BYTES,
     Block,
@@ -94,15 +93,11 @@ class MemoryBuffer:
         if offset < 0:
             raise InvalidArgument(f"offset {offset} is negative")
         async with self._storage.writing() as write:
-            if offset <= self._state.start:
-                return
-            committed = self._committed()
-            if offset > committed + 1:
-                raise TruncateRefused(
-                    f"cannot truncate before {offset}: confirmed is only {committed}", committed=committed
-                )
+            state = self._state
+            removal = ordered_before(offset, self._policy, self._standing(), start=state.start, end=state.end)
             now_unix_ms = self._storage.clock.now_unix_ms()
-            await write(lambda: self._state.remove_before(offset, now_unix_ms))
+            if removal.before > state.start:
+                await write(lambda: self._remove(removal, now_unix_ms))
 
     async def gaps(self) -> list[GapRecord]:
         """List all gap records."""
@@ -168,10 +163,8 @@ class MemoryBuffer:
             removal = removable_before(
                 self._state.pieces(),
                 self._policy,
-                committed=self._committed(),
-                now_unix_ms=now_unix_ms,
-                link_open=link_open,
-                clock_trusted=trusted,
+                self._standing(),
+                Age(now_unix_ms, link_open=link_open, clock_trusted=trusted),
             )
 
             def change() -> None:
@@ -206,10 +199,10 @@ class MemoryBuffer:
             chain_head=state.chain_head,
         )
 
-    def _committed(self) -> int:
-        """Give how far everything may be removed."""
-        lowest = self._storage.required_frontier(self.stream, self.buffer)
-        return NOTHING if lowest is None else lowest
+    def _standing(self) -> Standing:
+        """Tell how far the required consumers are."""
+        of = Standing.of_store if self.buffer == Buffer.STORE else Standing.of_forward
+        return of(self._storage.required_frontier(self.stream, self.buffer))
 
     async def _write(self, facts: FactBatch, origin: OriginSpan | None = None) -> Receipt:
         _check_sealed(facts)
@@ -241,9 +234,9 @@ class MemoryBuffer:
         removal = make_room(
             state.pieces(),
             policy,
+            self._standing(),
             used_bytes=state.used_bytes,
             incoming_bytes=incoming_bytes,
-            committed=self._committed(),
         )
         if removal is None:
             raise BufferFull(
@@ -266,7 +259,7 @@ class MemoryStoreBuffer(MemoryBuffer):
     async def frontier(self) -> int:
         """Give the lowest ``committed`` of the required consumers."""
         self._storage.check_open()
-        return self._committed()
+        return self._standing().committed
 
 
 class MemoryForwardBuffer(MemoryBuffer):
@@ -289,10 +282,6 @@ class MemoryForwardBuffer(MemoryBuffer):
         async for frame in self.replay(first, end=stop):
             if frame.entries is not None:
                 yield frame
-
-    def _committed(self) -> int:
-        lowest = self._storage.required_frontier(self.stream, self.buffer)
-        return self._state.end - 1 if lowest is None else lowest
 
 
 def _check_sealed(batch: FactBatch) -> None:

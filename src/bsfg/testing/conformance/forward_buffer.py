@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -9,8 +10,8 @@ import pytest
 
 from bsfg.errors import BufferFull, InvalidArgument, TruncateRefused
 from bsfg.fact import Key, Origin
-from bsfg.ports import Buffer, OriginSpan
-from bsfg.retention import Policy
+from bsfg.ports import Buffer, GapRecord, OriginSpan
+from bsfg.retention import GapReason, Policy
 from bsfg.testing.clock import START_UNIX_MS
 from bsfg.testing.conformance.capacity import CapacityContract
 from bsfg.testing.conformance.case import Rig, drain, entries_of, origin, scenario
@@ -168,12 +169,61 @@ class ForwardBufferContract(
 
     @scenario
     async def test_a_buffer_that_nobody_must_read_makes_room(self, rig: Rig) -> None:
-        """Without a required consumer the oldest facts make room and a put is never refused."""
-        lane = await rig.lane(Policy(capacity_bytes=self.capacity_bytes))
+        """Without a required consumer the oldest facts make room, with a record, and a put is never refused."""
+        policy = Policy(capacity_bytes=self.capacity_bytes)
+        lane = await rig.lane(policy)
         for number in range(3 * self.capacity_bytes // 20_000):
             await lane.write(batch(20, first=20 * number, object_bytes=1_000))
             assert (await lane.stats()).used_bytes <= self.capacity_bytes
-        assert (await lane.stats()).start > 0
+        async for lane in rig.across_restart(policy):
+            start = (await lane.stats()).start
+            assert start > 0
+            assert _recorded(await lane.gaps()) == dict.fromkeys(range(start), GapReason.EVICTED)
+
+    @scenario
+    async def test_a_safety_buffer_that_nobody_must_read_pauses(self, rig: Rig) -> None:
+        """On a stream of a safety function nothing unread makes room; it leaves by age, and that is recorded."""
+        policy = Policy(capacity_bytes=self.capacity_bytes, safety="sil")
+        lane = await rig.lane(policy)
+        number = 0
+        with pytest.raises(BufferFull):
+            while number < 4 * self.capacity_bytes // 20_000:
+                await lane.write(batch(20, first=20 * number, object_bytes=1_000))
+                number += 1
+        assert (await lane.stats()).start == 0
+        assert await lane.gaps() == []
+        rig.clock.advance(policy.retention_seconds)
+        await lane.buffer.enforce_retention(link_open=True)
+        async for lane in rig.across_restart(policy):
+            start = (await lane.stats()).start
+            assert start > 0
+            assert _recorded(await lane.gaps()) == dict.fromkeys(range(start), GapReason.EXPIRED)
+        await lane.write(batch(20, first=20 * number, object_bytes=1_000))
+
+    @scenario
+    async def test_an_order_on_a_safety_buffer_is_recorded(self, rig: Rig) -> None:
+        """What an operator removes unread from a stream of a safety function is a gap record; elsewhere it is not."""
+        for policy, expected in ((Policy(safety="sil"), {0: "truncated", 1: "truncated"}), (Policy(), {})):
+            await rig.open()
+            lane = await rig.lane(policy)
+            await lane.write(batch(6))
+            await lane.buffer.truncate_before(2)
+            await lane.buffer.truncate_before(2)
+            async for lane in rig.across_restart(policy):
+                assert _recorded(await lane.gaps()) == expected
+
+    @scenario
+    async def test_unread_facts_stay_for_the_retention(self, rig: Rig) -> None:
+        """Without a required consumer facts leave when they are as old as the retention, without a record."""
+        policy = Policy(retention_seconds=100, max_age_seconds=1_000, key_horizon_seconds=100_000)
+        lane = await rig.lane(policy)
+        await lane.write(batch(6))
+        rig.clock.advance(99)
+        await lane.buffer.enforce_retention(link_open=True)
+        assert (await lane.stats()).start == 0
+        rig.clock.advance(1)
+        await lane.buffer.enforce_retention(link_open=True)
+        assert (await lane.stats()).start == 6
         assert await lane.gaps() == []
 
     @scenario
@@ -188,3 +238,13 @@ class ForwardBufferContract(
                 number += 1
         await lane.confirm()
         await lane.write(batch(20, first=20 * number, object_bytes=1_000))
+
+
+def _recorded(gaps: Sequence[GapRecord]) -> dict[int, str]:
+    """Give the reason recorded for each offset, failing when one is recorded twice."""
+    reasons: dict[int, str] = {}
+    for gap in gaps:
+        for offset in range(gap.first, gap.last + 1):
+            assert offset not in reasons
+            reasons[offset] = str(gap.reason)
+    return reasons
