@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 _EMPTY = np.empty(0, dtype=np.uint8)
-_INT64 = pa.int64()
+_INT64, _BINARY = pa.int64(), pa.binary()
 _NULLS_KEPT = 64
 _NULLS: dict[tuple[int, pa.DataType], pa.Array] = {}
 
@@ -71,6 +71,12 @@ def int64_array(values: np.ndarray) -> pa.Array:
     """Make an Arrow array of whole numbers without asking for their type."""
     data = np.ascontiguousarray(values, dtype=np.int64)
     return pa.Array.from_buffers(_INT64, len(data), [None, pa.py_buffer(data)], null_count=0)
+
+
+def binary_scalar(value: bytes) -> pa.Scalar:
+    """Make a scalar of bytes; `pa.scalar` would load pandas where that is installed, and every start wait for it."""
+    ends = np.array([0, len(value)], dtype=np.int32)
+    return pa.Array.from_buffers(_BINARY, 1, [None, pa.py_buffer(ends), pa.py_buffer(value)])[0]
 
 
 def nulls(count: int, type_: pa.DataType) -> pa.Array:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bsfg.arrays import constant_value, fixed_binary, fixed_rows
+from bsfg.arrays import binary_scalar, constant_value, fixed_binary, fixed_rows
 from bsfg.batch import FactBatch
 from bsfg.canonical import canonicalize_all
 from bsfg.errors import DigestMismatch
@@ -25,7 +25,7 @@ from bsfg.skeleton import unproven
 
 SHA256 = Sha256()
 _BINARY = pa.binary()
-_NUL = pa.scalar(b"\0", _BINARY)
+_NUL = binary_scalar(b"\0")
 _OBJECT, _DIGEST = AT["object"], AT["digest"]
 
 BODY_FIELDS = ("subject", "predicate", "artifact_digest", "object")

@@ -13,6 +13,7 @@ from bsfg.arrays import byte_lengths, constant_value, used_bytes
 from bsfg.batch import FactBatch
 from bsfg.layout import alike_but_for_digits
 from bsfg.model import (
+    ARTIFACT_DIGEST,
     LATEST_UNIX_MS,
     PRINTABLE,
     TEXT_RULES,
@@ -22,8 +23,6 @@ from bsfg.model import (
     labels_problem,
 )
 
-# Scalars are made once: to infer the type of one, pyarrow searches for modules every time.
-_NULL_IS_FINE = {False: pa.scalar(True, pa.bool_()), True: pa.scalar(False, pa.bool_())}
 _FIRST = np.zeros(1, dtype=np.int64)
 _NONE = np.empty(0, dtype=np.int64)
 _REPEATED = 4
@@ -52,19 +51,31 @@ def _doubtful_texts(column: pa.Array, rule: TextRule) -> np.ndarray:
 
 
 def _are_repetitions(column: pa.Array, rule: TextRule) -> bool:
-    """Settle texts that differ from one good text by digits only, which no rule tells apart, or are few and good."""
+    """Settle texts that differ from one good text by digits only, or are few and good.
+
+    No rule tells one digit from another, but that of artifact digests, whose function has digits in its name.
+    """
     first: str = column[0].as_py()
-    if not rule.breaks(first) and alike_but_for_digits(first.encode(), column).all():
+    if (
+        rule.pattern is not ARTIFACT_DIGEST
+        and not rule.breaks(first)
+        and alike_but_for_digits(first.encode(), column).all()
+    ):
         return True
     few = column.unique()
     return len(few) <= len(column) // _REPEATED and not len(_misfits(few, rule))
 
 
 def _misfits(column: pa.Array, rule: TextRule) -> np.ndarray:
-    good = pc.match_substring_regex(column, rule.pattern)
-    if int(byte_lengths(column).max()) > rule.max_bytes:
-        good = pc.and_(good, pc.less_equal(pc.binary_length(column), pa.scalar(rule.max_bytes, pa.int32())))
-    return _rows(pc.invert(pc.fill_null(good, _NULL_IS_FINE[rule.required])))
+    wrong = pc.invert(pc.match_substring_regex(column, rule.pattern))
+    if column.null_count:
+        # Where there is no text there is no match either: what that means is for the rule to say.
+        absent = pc.is_null(column)
+        wrong = pc.or_kleene(wrong, absent) if rule.required else pc.and_kleene(wrong, pc.invert(absent))
+    rows, lengths = _rows(wrong), byte_lengths(column)
+    if int(lengths.max()) > rule.max_bytes:
+        rows = np.union1d(rows, np.flatnonzero(lengths > rule.max_bytes))
+    return rows
 
 
 def _is_plain_text(column: pa.Array, max_bytes: int) -> bool:
@@ -99,7 +110,7 @@ def _doubtful_labels(column: pa.Array, limits: Limits) -> np.ndarray:
         return _NONE
     encoded = column.dictionary_encode()
     bad = [at for at, text in enumerate(encoded.dictionary.to_pylist()) if labels_problem(text, limits)]
-    return _rows(pc.is_in(encoded.indices, pa.array(bad, type=pa.int32()))) if bad else _NONE
+    return np.flatnonzero(np.isin(encoded.indices.to_numpy(zero_copy_only=False), bad)) if bad else _NONE
 
 
 def _doubtful_artifacts(references: pa.Array, digests: pa.Array) -> np.ndarray:

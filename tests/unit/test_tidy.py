@@ -3,6 +3,7 @@
 import ast
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import version
@@ -131,3 +132,9 @@ def test_no_leftovers() -> None:
 def test_version_is_stated_once() -> None:
     """The package and its metadata agree about the version."""
     assert bsfg.__version__ == version("bsfg")
+
+
+def test_no_start_waits_for_pandas() -> None:
+    """Commands, the node and the SDK are loaded without pandas, which Spark alone needs."""
+    loaded = "import sys, bsfg.cli.app, bsfg.node.node, bsfg.sdk; sys.exit('pandas' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", loaded], check=False).returncode == 0
