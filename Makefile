@@ -48,9 +48,7 @@ chromium: ## Install Chromium for the tests of the dashboard, if there is none (
 	@sh tests/dashboard/chromium.sh
 
 test: venv lint chromium ## Run lint and every test, campaigns in their short form
-	@BSFG_SOAK=short $(BIN)/pytest -n $(WORKERS) --dist loadgroup tests || { \
-	  echo; echo "Some tests failed, see above. They run once more, alone; what fails again is broken."; \
-	  BSFG_SOAK=short $(BIN)/pytest --last-failed --last-failed-no-failures none tests; }
+	BSFG_SOAK=short $(BIN)/pytest -n $(WORKERS) --dist loadgroup tests
 
 soak: venv ## Run the campaigns in their long form (hours, other seeds each time)
 	BSFG_SOAK=long $(BIN)/pytest --timeout 0 -m soak tests

@@ -62,13 +62,19 @@ NETWORK_EVENTS = frozenset({Event.PEER_LOST, Event.PEER_FOUND, Event.BACKLOG_CLE
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """The state of a gate: its mode, since when, and for a held gate who holds it, why and until when."""
+    """The state of a gate: its mode, since when, and for a held gate who holds it, why and until when.
+
+    A gate that a finding about the sender has closed also knows in which stream and history it was made: that is what
+    an operator accepts who releases it.
+    """
 
     mode: Mode = Mode.AUTONOMOUS
     since_unix_ms: int = 0
     reason: str = ""
     held_by: str = ""
     held_until_unix_ms: int | None = None
+    held_stream: str = ""
+    held_log_id: str = ""
 
     def on(self, event: Event, now_unix_ms: int, reason: str = "") -> Gate:
         """Give the gate after a network event; `hold` and `release` are an operator's, `tick` ends a hold."""
@@ -79,14 +85,23 @@ class Gate:
             return self
         return Gate(target, now_unix_ms, reason or str(event))
 
-    def hold(self, now_unix_ms: int, *, by: str, reason: str, until_unix_ms: int | None = None) -> Gate:
-        """Close the gate by an operator's decision, which needs a name and a reason."""
+    def hold(
+        self,
+        now_unix_ms: int,
+        *,
+        by: str,
+        reason: str,
+        until_unix_ms: int | None = None,
+        stream: str = "",
+        log_id: str = "",
+    ) -> Gate:
+        """Close the gate by an operator's decision or for a finding about a sender; needs a name and a reason."""
         if not reason.strip() or not by.strip():
             raise InvalidArgument("a hold needs an operator and a reason")
         if until_unix_ms is not None and until_unix_ms <= now_unix_ms:
             raise InvalidArgument("the end of a hold lies in the future")
         since = self.since_unix_ms if self.mode == Mode.HELD else now_unix_ms
-        return Gate(Mode.HELD, since, reason, by, until_unix_ms)
+        return Gate(Mode.HELD, since, reason, by, until_unix_ms, stream, log_id)
 
     def release(self, now_unix_ms: int, *, by: str, reason: str) -> Gate:
         """Open a held gate again; the next successful fetch starts reconciliation."""

@@ -121,3 +121,60 @@ async def test_restored_receiver_whose_sender_has_let_go(tmp_path: Path, cleanup
     assert gap.origin_zone == "plant-a"
     await append(plant, 4_100, 10)
     await until(lambda: enterprise.messages(Buffer.FORWARD)[-10:] == messages(10, first=4_100, from_zone="plant-a"))
+
+
+async def test_a_release_outlives_the_engine(zones: tuple[Zone, Zone]) -> None:
+    """A link that is released while its sender is away, and whose node then dies, goes on without a second word."""
+    plant, enterprise = zones
+    await held_receiver(plant, enterprise)
+    plant.stop()
+    await release(enterprise)
+    enterprise.kill()
+    enterprise.start()
+    plant.start()
+    await settled(plant, enterprise)
+    assert enterprise.messages(Buffer.FORWARD) == messages(180, from_zone="plant-a")
+    assert [each["code"] for each in enterprise.events("link_held")] == ["frame_invalid"]
+
+
+async def held_receiver(plant: Zone, enterprise: Zone) -> None:
+    """Bring a link to where its receiver is held, because it was restored and lacks 50 facts and the 30 after them."""
+    plant.start()
+    enterprise.start()
+    await append(plant, 0, 100)
+    await calm(plant, enterprise)
+    enterprise.stop()
+    backup(enterprise)
+    enterprise.start()
+    await append(plant, 100, 50)
+    await calm(plant, enterprise)
+    enterprise.kill()
+    restore(enterprise)
+    enterprise.start()
+    await append(plant, 150, 30)
+    assert (await enterprise.seen("link_held"))["code"] == "frame_invalid"
+
+
+async def test_a_release_is_for_the_history_that_was_seen(zones: tuple[Zone, Zone]) -> None:
+    """An operator who accepts another history of a sender has not accepted a third one, which is held again."""
+    plant, enterprise = zones
+    plant.start()
+    enterprise.start()
+    await append(plant, 0, 100)
+    await calm(plant, enterprise)
+    for first in (1_000, 2_000):
+        plant.kill()
+        shutil.rmtree(plant.data)
+        plant.start()
+        await append(plant, first, 10)
+        await enterprise.mode(LINK, "held")
+        plant.kill()
+        if first == 1_000:
+            await release(enterprise)
+            await enterprise.mode(LINK, "autonomous")
+    plant.start()
+    await release(enterprise)
+    await until(lambda: enterprise.end(Buffer.FORWARD) == 110)
+    expected = messages(100, from_zone="plant-a") + messages(10, first=2_000, from_zone="plant-a")
+    assert enterprise.messages(Buffer.FORWARD) == expected
+    assert [each["code"] for each in enterprise.events("link_held")] == ["foreign_log", "foreign_log"]

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,8 +23,9 @@ from bsfg.errors import (
     UnknownLink,
     UnknownStream,
 )
-from bsfg.gate import Event, Mode
-from bsfg.journey.link import PeerPosition, SessionMemory
+from bsfg.gate import Event, Gate, Mode
+from bsfg.journey.link import PeerPosition, Release, SessionMemory
+from bsfg.node.state import NodeState
 from bsfg.ports import Buffer, ConsumerSpec, OriginSpan, Result, StartAt
 from bsfg.retention import GapReason
 from bsfg.testing.facts import altered, messages, sealed
@@ -188,6 +190,41 @@ async def test_what_is_known_of_a_sender_is_kept_for_every_engine(sites: Sites) 
     await admin.remember_peer(LINK, STREAM, PeerPosition(), lease.token)
     with pytest.raises(UnknownStream):
         await admin.recall_peer(LINK, "nowhere")
+
+
+async def test_a_release_stays_until_it_is_settled_by_name(sites: Sites) -> None:
+    """An engine that writes its position, or settles another release, does not take an operator's word away."""
+    site = await sites()
+    site.act_as("pipeline")
+    released = Release("foreign_log", "b" * 32)
+    admin, memory = site.admin_client(), SessionMemory(PeerPosition("a" * 32, 17, released=released))
+    site.parts.memory = lambda link, stream: memory
+    assert (await admin.recall_peer(LINK, STREAM)).released == released
+    position = PeerPosition("a" * 32, 18)
+    await admin.remember_peer(LINK, STREAM, position)
+    await admin.remember_peer(LINK, STREAM, position, settles=Release("frame_invalid", "b" * 32))
+    assert await admin.recall_peer(LINK, STREAM) == PeerPosition("a" * 32, 18, released=released)
+    await admin.remember_peer(LINK, STREAM, position, settles=released)
+    assert await admin.recall_peer(LINK, STREAM) == position
+
+
+async def test_a_release_is_a_durable_value_of_each_stream(tmp_path: Path) -> None:
+    """The stream in which another history was found accepts that one, the others the next; all outlive a restart."""
+    state = NodeState(tmp_path)
+    for stream in ("audit", "operational"):
+        await state.peer(LINK, stream).remember(PeerPosition("a" * 32, 17))
+    reason, found = "foreign_log: the sender's log is another", "b" * 32
+    state.accept(LINK, Gate(Mode.HELD, 0, reason, "bsfg", None, "operational", found))
+    state.close()
+    state = NodeState(tmp_path)
+    expected = {"audit": Release("foreign_log"), "operational": Release("foreign_log", found)}
+    for stream, released in expected.items():
+        memory = state.peer(LINK, stream)
+        await memory.remember(PeerPosition("a" * 32, 18))
+        assert await memory.recall() == PeerPosition("a" * 32, 18, released=released)
+        await memory.remember(PeerPosition(found), settles=released)
+        assert await memory.recall() == PeerPosition(found)
+    state.close()
 
 
 async def test_reports_move_the_gate(sites: Sites) -> None:

@@ -7,7 +7,7 @@ or a simulator stands between the two as a `PeerLink`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from bsfg.ports import Confirmation, Frame, GapRecord
@@ -94,6 +94,21 @@ class PeerLink(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Release:
+    """What an operator accepted by releasing a held link: the finding by its code, and the history it was made in.
+
+    ``log_id`` is empty where the finding named none; then the history that the sender shows next is meant.
+    """
+
+    code: str
+    log_id: str = ""
+
+    def covers(self, code: str, log_id: str) -> bool:
+        """Tell whether a finding in a history is the one that was accepted."""
+        return self.code == code and self.log_id in ("", log_id)
+
+
+@dataclass(frozen=True, slots=True)
 class PeerPosition:
     """What a receiver remembers of a sender: its history, and from where it may go on.
 
@@ -101,7 +116,8 @@ class PeerPosition:
     since everything below it may have been confirmed; what starts later skips something. ``acknowledged`` is the last
     offset of which the sender said that it counts as confirmed; an answer that starts there or before comes from a
     sender that lost history. ``end`` and ``chain_head`` are the sender's own as it last told them, kept as evidence.
-    ``suspect`` is an offset whose bytes did not match their digest once.
+    ``suspect`` is an offset whose bytes did not match their digest once. ``released`` is an operator's word about this
+    stream that has not been acted upon yet.
     """
 
     log_id: str | None = None
@@ -111,6 +127,7 @@ class PeerPosition:
     chain_head: bytes | None = None
     suspect: int | None = None
     gaps_token: str = ""
+    released: Release | None = None
 
 
 class PeerMemory(Protocol):
@@ -125,8 +142,8 @@ class PeerMemory(Protocol):
         """Give the position."""
         ...
 
-    async def remember(self, position: PeerPosition) -> None:
-        """Keep the position."""
+    async def remember(self, position: PeerPosition, settles: Release | None = None) -> None:
+        """Keep the position. What was released stays so, whatever the position says, until a call settles just that."""
         ...
 
 
@@ -140,6 +157,7 @@ class SessionMemory:
         """Give the position."""
         return self.position
 
-    async def remember(self, position: PeerPosition) -> None:
+    async def remember(self, position: PeerPosition, settles: Release | None = None) -> None:
         """Keep the position."""
-        self.position = position
+        released = self.position.released
+        self.position = replace(position, released=None if released == settles else released)

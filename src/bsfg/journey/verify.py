@@ -63,10 +63,11 @@ class Refetch:
 
 @dataclass(frozen=True, slots=True)
 class LinkHeld:
-    """The link must stand still until an operator has looked: an error code and what was found."""
+    """The link must stand still until an operator has looked: an error code, what was found, and in which history."""
 
     code: str
     detail: str
+    log_id: str = ""
 
 
 Decision = Put | Refetch | LinkHeld
@@ -83,7 +84,7 @@ def judge(fetched: Fetched, position: PeerPosition, rules: LinkRules, peer_zone:
             if suspect is not None:
                 return _suspected(put, suspect, position)
     except BsfgError as error:
-        return LinkHeld(error.code, error.message)
+        return LinkHeld(error.code, error.message, fetched.log_id)
     return put
 
 

@@ -10,7 +10,7 @@ import structlog
 
 from bsfg.errors import BsfgError, InvalidArgument, NotReady, RemoteError
 from bsfg.fact import Origin
-from bsfg.journey.link import PeerMemory, PeerPosition
+from bsfg.journey.link import PeerMemory, PeerPosition, Release
 from bsfg.journey.truncate import retire
 from bsfg.model import check_name
 from bsfg.node.authorize import Action, Request
@@ -230,12 +230,18 @@ class Administration:
         return await self._memory(link, stream).recall()
 
     async def remember_peer(
-        self, caller: Caller, link: str, stream: str, position: PeerPosition, lease: str | None
+        self,
+        caller: Caller,
+        link: str,
+        stream: str,
+        position: PeerPosition,
+        lease: str | None,
+        settles: Release | None = None,
     ) -> None:
-        """Keep what a pipeline knows of the sender of a link."""
+        """Keep what a pipeline knows of the sender of a link, and that it has acted upon a release."""
         self._check(caller, Action.REPORT)
         self._parts.board.check_lease(link, lease)
-        await self._memory(link, stream).remember(position)
+        await self._memory(link, stream).remember(position, settles)
 
     def _memory(self, link: str, stream: str) -> PeerMemory:
         self._parts.board.gate(link)

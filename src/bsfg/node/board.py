@@ -59,11 +59,21 @@ class Board:
         gate = self.gate(link, side).gate
         return self._moved(link, side, gate.on(event, self.clock.now_unix_ms(), reason))
 
-    def hold(self, link: str, side: str, *, by: str, reason: str, until_unix_ms: int | None = None) -> GateView:
-        """Close a gate until it is released, or until a time."""
-        gate = self.gate(link, side).gate
-        now_unix_ms = self.clock.now_unix_ms()
-        return self._moved(link, side, gate.hold(now_unix_ms, by=by, reason=reason, until_unix_ms=until_unix_ms))
+    def hold(
+        self,
+        link: str,
+        side: str,
+        *,
+        by: str,
+        reason: str,
+        until_unix_ms: int | None = None,
+        stream: str = "",
+        log_id: str = "",
+    ) -> GateView:
+        """Close a gate until it is released, or until a time; for a finding, with its stream and history."""
+        gate, now_unix_ms = self.gate(link, side).gate, self.clock.now_unix_ms()
+        held = gate.hold(now_unix_ms, by=by, reason=reason, until_unix_ms=until_unix_ms, stream=stream, log_id=log_id)
+        return self._moved(link, side, held)
 
     def release(self, link: str, side: str, *, by: str, reason: str) -> GateView:
         """Open a held gate."""
@@ -167,7 +177,8 @@ class Board:
             self._reports[report.link, report.stream] = (self.clock.now_unix_ms(), report)
         if report.hold_code:
             reason = f"{report.hold_code}: {report.hold_detail}".rstrip(": ")
-            return self.hold(report.link, RECEIVER, by="pipeline", reason=reason)
+            stream, log_id = report.hold_stream, report.hold_log_id
+            return self.hold(report.link, RECEIVER, by="pipeline", reason=reason, stream=stream, log_id=log_id)
         return self.on(report.link, RECEIVER, report.event, report.reason) if report.event else view
 
     def reports(self) -> Iterable[tuple[int, LinkReport]]:

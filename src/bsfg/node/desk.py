@@ -30,8 +30,8 @@ class Desk(Protocol):
         """Tell what happened to the gate."""
         ...
 
-    def hold(self, reason: str) -> None:
-        """Close the gate until an operator has looked."""
+    def hold(self, reason: str, stream: str = "", log_id: str = "") -> None:
+        """Close the gate until an operator has looked at what was found in a stream, and in which history."""
         ...
 
     def report(self, stream: str, progress: Progress) -> None:
@@ -66,10 +66,10 @@ class BoardDesk:
         """Tell what happened to the gate."""
         self._parts.board.on(self._link, RECEIVER, event, reason)
 
-    def hold(self, reason: str) -> None:
+    def hold(self, reason: str, stream: str = "", log_id: str = "") -> None:
         """Close the gate; an operator's own hold keeps his reason, and what is wrong shows again at its release."""
         if self.gate().mode != Mode.HELD:
-            self._parts.board.hold(self._link, RECEIVER, by="bsfg", reason=reason)
+            self._parts.board.hold(self._link, RECEIVER, by="bsfg", reason=reason, stream=stream, log_id=log_id)
 
     def report(self, stream: str, progress: Progress) -> None:
         """Count what a turn achieved and show it on the board."""

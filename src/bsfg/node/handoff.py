@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from bsfg.errors import BsfgError, CertificateInvalid, FrameInvalid, TimedOut
+from bsfg.errors import BsfgError, CertificateInvalid, TimedOut
 from bsfg.gate import Event, Gate, Mode
 from bsfg.journey.link import FetchRequest
 from bsfg.journey.pull import Progress
@@ -50,8 +50,8 @@ class Pull(Protocol):
         """Make one turn."""
         ...
 
-    async def read_again(self) -> Progress:
-        """Read what a restored receiver lacks, after an operator has released the link."""
+    async def make_good(self) -> Progress | None:
+        """Act upon an operator's release, None when there is none; see `bsfg.node.reread`."""
         ...
 
     def reset(self) -> None:
@@ -98,39 +98,42 @@ class Handoff:
 
     async def _loop(self, pull: Pull) -> None:
         backoff = Backoff(self.link.backoff_first_seconds, self.link.backoff_max_seconds, self._rng)
-        looks_back = False
+        # What an operator released is remembered by the node, so that every loop that begins, and begins again, asks.
+        made_good = False
         try:
             while not self._stopping.is_set():
                 gate = self._desk.gate()
                 if not self._desk.may_move() or not gate.allows_fetch:
-                    looks_back = looks_back or gate.reason.startswith(f"{FrameInvalid.code}:")
+                    made_good = False
                     pull.reset()
                     await self._pause(HELD_LOOK_SECONDS)
-                elif looks_back:
-                    looks_back = not await self._try(pull, self._read_again(pull), backoff)
+                elif not made_good:
+                    made_good = await self._try(pull, self._make_good(pull), backoff)
                 else:
                     await self._try(pull, self._turn(pull, gate), backoff)
         finally:
             pull.reset()
 
-    async def _try(self, pull: Pull, turn: Awaitable[Progress], backoff: Backoff) -> bool:
+    async def _try(self, pull: Pull, turn: Awaitable[Progress | None], backoff: Backoff) -> bool:
         """Make one turn and deal with how it went; tell whether it went well."""
         try:
             progress = await turn
+            if progress is None:
+                return True
             await self._went_well(pull, progress, backoff)
         except BsfgError as error:
             await self._failed(pull, error, backoff)
         except Exception as error:
             # A loop that ended here would be a link that stands still and says nothing.
             self._note("link_failed", link=self.link.name, stream=pull.stream, exc_info=error)
-            self._hold(BsfgError.code, f"{type(error).__name__}: {error}")
+            self._hold(pull, BsfgError.code, f"{type(error).__name__}: {error}")
         else:
             return progress.held is None and progress.paused is None
         return False
 
-    async def _read_again(self, pull: Pull) -> Progress:
-        progress = await pull.read_again()
-        if progress.inserted:
+    async def _make_good(self, pull: Pull) -> Progress | None:
+        progress = await pull.make_good()
+        if progress is not None and progress.inserted:
             self._note("link_read_again", link=self.link.name, stream=pull.stream, facts=progress.inserted)
         return progress
 
@@ -149,7 +152,7 @@ class Handoff:
         self._failed_with.pop(pull.stream, None)
         self._desk.distrust(None)
         if progress.held is not None:
-            self._hold(progress.held.code, progress.held.detail)
+            self._hold(pull, progress.held.code, progress.held.detail, progress.held.log_id)
             return
         self._backlogs[pull.stream] = progress.backlog
         self._report(pull, progress)
@@ -175,7 +178,7 @@ class Handoff:
         self._desk.failed(error.code)
         decided = verdict(error, self._repeats(pull.stream, error.code), self.link.lost_after_failures)
         if decided == Verdict.HOLD:
-            self._hold(error.code, error.message)
+            self._hold(pull, error.code, error.message, str(error.details.get("log_id", "")))
             return
         if decided == Verdict.PAUSE:
             await self._no_room(pull, error, backoff)
@@ -198,12 +201,12 @@ class Handoff:
 
     # Gate and reports.
 
-    def _hold(self, code: str, detail: str) -> None:
+    def _hold(self, pull: Pull, code: str, detail: str, log_id: str = "") -> None:
         """Close the gate: an operator must look before this link goes on."""
         self._failures.clear()
         self._failed_with.clear()
-        self._note("link_held", link=self.link.name, code=code, detail=detail)
-        self._desk.hold(f"{code}: {detail}"[:500])
+        self._note("link_held", link=self.link.name, stream=pull.stream, code=code, detail=detail)
+        self._desk.hold(f"{code}: {detail}"[:500], pull.stream, log_id)
 
     def _move_gate(self) -> None:
         backlog = sum(self._backlogs.values())

@@ -18,7 +18,8 @@ from bsfg.node.config.kinds import ANY
 from bsfg.node.desk import BoardDesk
 from bsfg.node.handoff import Explain, Handoff, Note
 from bsfg.node.parts import Parts
-from bsfg.node.reread import ReadRange, read_again
+from bsfg.node.reread import ReadRange, make_good, put_again
+from bsfg.ports import Frame
 
 LEASE_TTL_MS = 15_000
 LEASE_RENEW_SECONDS = 5.0
@@ -50,14 +51,16 @@ class StreamPull:
         forward = await self.parts.forward(self.stream)
         return await self._flow.turn(forward, request, clock_trusted=self.parts.steady.trusted)
 
-    async def read_again(self) -> Progress:
-        """Read what a restored receiver lacks."""
+    async def make_good(self) -> Progress | None:
+        """Act upon an operator's release."""
         if self.read is None:
-            return Progress()
+            return None
         forward, clock = await self.parts.forward(self.stream), self.parts.steady
-        return await read_again(
-            self.peer, self.memory, self.rules, forward, self.read, clock=clock, before_put=self.before_put
-        )
+
+        async def put(frame: Frame, log_id: str) -> Progress:
+            return await put_again(frame, log_id, self.peer.zone, self.rules, forward, clock, self.before_put)
+
+        return await make_good(self.peer, self.memory, self.read, put)
 
     def reset(self) -> None:
         """Let go of what is under way."""

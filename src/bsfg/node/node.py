@@ -11,7 +11,7 @@ import structlog
 
 import bsfg
 from bsfg.clock import SystemClock
-from bsfg.errors import BsfgError, ForeignLog
+from bsfg.errors import BsfgError, ForeignLog, FrameInvalid
 from bsfg.gate import Gate, Mode
 from bsfg.journey.recover import recover
 from bsfg.node.administration import Administration
@@ -136,9 +136,9 @@ class Node:
 
     def _board(self, state: NodeState, metrics: Metrics) -> Board:
         def on_move(view: GateView, before: Gate) -> None:
+            if _accepts(view, before):
+                state.accept(view.link, before)
             state.keep_gate(view.link, view.side, view.gate)
-            if _forgets(view, before):
-                state.forget_peer(view.link)
             alert_gate(self.alerts, view)
             metrics.gate_moved(view.link, view.side, view.gate.mode)
             log.info(
@@ -243,16 +243,19 @@ class Node:
         return StreamPull(stream, peer, state.peer(link.name, stream), rules, bringing, self.parts, read)
 
 
-def _forgets(view: GateView, before: Gate) -> bool:
-    """Tell whether a link is released that another history of its sender had closed: the operator accepts that one."""
+def _accepts(view: GateView, before: Gate) -> bool:
+    """Tell whether a link is released that a finding about its sender's history had closed, which is then accepted."""
     released = before.mode == Mode.HELD and view.gate.mode != Mode.HELD
-    return released and view.side == RECEIVER and before.reason.startswith(f"{ForeignLog.code}:")
+    return released and view.side == RECEIVER and before.reason.startswith(ACCEPTABLE)
 
 
 def _note(event: str, **fields: Any) -> None:
     level = log.info if event in QUIET else log.warning
     level(event, **fields)
 
+
+ACCEPTABLE = (f"{ForeignLog.code}:", f"{FrameInvalid.code}:")
+"""How the reason of a hold begins that an operator can accept; after others the engine simply tries again."""
 
 QUIET = frozenset({"lease_taken", "alert_cleared", "orphans_collected"})
 

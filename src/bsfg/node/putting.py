@@ -61,8 +61,12 @@ class Putting:
 
     async def _foreign(self, call: PutCall) -> str | None:
         """Say that these facts are of another log than the one that is known of the sender."""
-        known = (await self._parts.memory(call.link, call.stream).recall()).log_id
-        return None if known in (None, call.log_id) else f"the sender's log is {call.log_id}, it was {known}"
+        known = await self._parts.memory(call.link, call.stream).recall()
+        if known.log_id in (None, call.log_id):
+            return None
+        if known.released is not None and known.released.covers(ForeignLog.code, call.log_id):
+            return None
+        return f"the sender's log is {call.log_id}, it was {known.log_id}"
 
     def _outcome(self, call: PutCall, brought: Brought, progress: Progress) -> PutOutcome:
         if isinstance(progress.paused, BufferFull):

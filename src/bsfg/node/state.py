@@ -1,4 +1,5 @@
-"""What a node must remember besides its buffers: what it knows of each sender, and which gates an operator holds.
+"""What a node must remember besides its buffers: what it knows of each sender, which gates an operator holds, and
+what he accepted by releasing one.
 
 All of it is a handful of small values by name, each replaced as a whole, in one journal that is synced on every write.
 """
@@ -12,12 +13,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from bsfg.errors import ForeignLog
 from bsfg.gate import Gate, Mode
-from bsfg.journey.link import PeerPosition
+from bsfg.journey.link import PeerPosition, Release
 from bsfg.stores.log.files import DiskFiles, translated
 from bsfg.stores.log.journal import Journal, Record
 
-_PEER, _GATE = "peer", "gate"
+_PEER, _GATE, _RELEASE = "peer", "gate", "release"
 
 
 class NodeState:
@@ -44,11 +46,28 @@ class NodeState:
         """Give the memory of one stream of a link."""
         return StoredMemory(self, f"{link}/{stream}")
 
-    def forget_peer(self, link: str) -> None:
-        """Forget what is known of the sender of a link: its next answer is taken as the beginning of its history."""
-        for kind, name in list(self._values):
+    def accept(self, link: str, held: Gate) -> None:
+        """Remember that an operator accepts what held a link, until its engine has acted upon that in every stream.
+
+        The finding was made in one stream. If it was another history, the other streams have one too, and the next one
+        that they show is meant; if facts were left out, only their own history is.
+        """
+        code = held.reason.partition(":")[0]
+        for (kind, name), value in list(self._values.items()):
             if kind == _PEER and name.startswith(f"{link}/"):
-                self.put(kind, name, _position_value(PeerPosition()))
+                known = "" if code == ForeignLog.code else value["log_id"] or ""
+                log_id = held.held_log_id if name == f"{link}/{held.held_stream}" else known
+                self.put(_RELEASE, name, asdict(Release(code, log_id)))
+
+    def released(self, name: str) -> Release | None:
+        """Give what was accepted and not acted upon yet."""
+        value = self._values.get((_RELEASE, name))
+        return Release(**value) if value else None
+
+    def settle(self, name: str, release: Release | None) -> None:
+        """Forget what was accepted, if it is this."""
+        if release is not None and release == self.released(name):
+            self.put(_RELEASE, name, {})
 
     def begin_at_least(self, link: str, stream: str, position: PeerPosition) -> None:
         """Take a position for the one of a sender that nothing is known of yet."""
@@ -107,16 +126,20 @@ class StoredMemory:
         value = self._state.get(_PEER, self._name)
         if value is None:
             return PeerPosition()
-        head = value["chain_head"]
-        return PeerPosition(**{**value, "chain_head": bytes.fromhex(head) if head else None})
+        head, released = value["chain_head"], self._state.released(self._name)
+        return PeerPosition(**{**value, "chain_head": bytes.fromhex(head) if head else None}, released=released)
 
-    async def remember(self, position: PeerPosition) -> None:
+    async def remember(self, position: PeerPosition, settles: Release | None = None) -> None:
         """Keep the position; the same one again costs nothing."""
         value = _position_value(position)
         if value != self._state.get(_PEER, self._name):
             await asyncio.to_thread(self._state.put, _PEER, self._name, value)
+        if settles is not None:
+            await asyncio.to_thread(self._state.settle, self._name, settles)
 
 
 def _position_value(position: PeerPosition) -> dict[str, Any]:
     head = position.chain_head
-    return {**asdict(position), "chain_head": head.hex() if head else None}
+    value = {**asdict(position), "chain_head": head.hex() if head else None}
+    del value["released"]  # is kept apart: an engine that knows nothing of it yet must not write over it
+    return value

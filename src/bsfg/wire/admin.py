@@ -12,7 +12,7 @@ from bsfg.gate import Event
 from bsfg.ports import Buffer, ConsumerSpec, StartAt
 from bsfg.wire import admin_pb2 as pb
 from bsfg.wire.calls import Calls, Unary
-from bsfg.wire.convert import buffer_number, buffer_of, gap_message, position_message, position_of
+from bsfg.wire.convert import buffer_number, buffer_of, gap_message, position_message, position_of, release_of
 from bsfg.wire.frames import encode
 from bsfg.wire.methods import ADMIN, ADMIN_SERVICE, snake
 from bsfg.wire.service import AdminService, Caller, ConsumerView, GateView, LeaseView, LinkReport, QuarantinedView
@@ -117,7 +117,8 @@ class AdminServicer:
         """Keep what a pipeline knows of a sender."""
         lease = request.lease if request.HasField("lease") else None
         position = position_of(request.position)
-        await self._service.remember_peer(caller, request.link, request.stream, position, lease)
+        settles = release_of(request.settles) if request.HasField("settles") else None
+        await self._service.remember_peer(caller, request.link, request.stream, position, lease, settles)
         return pb.RememberPeerResponse()
 
     async def list_gaps(self, request: pb.ListGapsRequest, caller: Caller) -> pb.ListGapsResponse:
@@ -225,6 +226,8 @@ def link_report(found: pb.ReportLinkRequest) -> LinkReport:
         lease=found.lease if found.HasField("lease") else None,
         reason=found.reason[:500],
         failure_code=found.failure_code[:80],
+        hold_stream=found.hold_stream[:80],
+        hold_log_id=found.hold_log_id[:80],
     )
 
 

@@ -194,7 +194,7 @@ class ReleaseLeaseResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ReportLinkRequest(_message.Message):
-    __slots__ = ("link", "stream", "event", "backlog", "inserted", "repeated", "refused", "lag_seconds", "hold_code", "hold_detail", "lease", "reason", "failure_code")
+    __slots__ = ("link", "stream", "event", "backlog", "inserted", "repeated", "refused", "lag_seconds", "hold_code", "hold_detail", "lease", "reason", "failure_code", "hold_stream", "hold_log_id")
     LINK_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     EVENT_FIELD_NUMBER: _ClassVar[int]
@@ -208,6 +208,8 @@ class ReportLinkRequest(_message.Message):
     LEASE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     FAILURE_CODE_FIELD_NUMBER: _ClassVar[int]
+    HOLD_STREAM_FIELD_NUMBER: _ClassVar[int]
+    HOLD_LOG_ID_FIELD_NUMBER: _ClassVar[int]
     link: str
     stream: str
     event: str
@@ -221,7 +223,9 @@ class ReportLinkRequest(_message.Message):
     lease: str
     reason: str
     failure_code: str
-    def __init__(self, link: _Optional[str] = ..., stream: _Optional[str] = ..., event: _Optional[str] = ..., backlog: _Optional[int] = ..., inserted: _Optional[int] = ..., repeated: _Optional[int] = ..., refused: _Optional[int] = ..., lag_seconds: _Optional[float] = ..., hold_code: _Optional[str] = ..., hold_detail: _Optional[str] = ..., lease: _Optional[str] = ..., reason: _Optional[str] = ..., failure_code: _Optional[str] = ...) -> None: ...
+    hold_stream: str
+    hold_log_id: str
+    def __init__(self, link: _Optional[str] = ..., stream: _Optional[str] = ..., event: _Optional[str] = ..., backlog: _Optional[int] = ..., inserted: _Optional[int] = ..., repeated: _Optional[int] = ..., refused: _Optional[int] = ..., lag_seconds: _Optional[float] = ..., hold_code: _Optional[str] = ..., hold_detail: _Optional[str] = ..., lease: _Optional[str] = ..., reason: _Optional[str] = ..., failure_code: _Optional[str] = ..., hold_stream: _Optional[str] = ..., hold_log_id: _Optional[str] = ...) -> None: ...
 
 class ReportLinkResponse(_message.Message):
     __slots__ = ("mode", "reason")
@@ -239,8 +243,16 @@ class RecallPeerRequest(_message.Message):
     stream: str
     def __init__(self, link: _Optional[str] = ..., stream: _Optional[str] = ...) -> None: ...
 
+class Release(_message.Message):
+    __slots__ = ("code", "log_id")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    LOG_ID_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    log_id: str
+    def __init__(self, code: _Optional[str] = ..., log_id: _Optional[str] = ...) -> None: ...
+
 class PeerPosition(_message.Message):
-    __slots__ = ("log_id", "latest_start", "acknowledged", "end", "chain_head", "suspect", "gaps_token")
+    __slots__ = ("log_id", "latest_start", "acknowledged", "end", "chain_head", "suspect", "gaps_token", "released")
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
     LATEST_START_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
@@ -248,6 +260,7 @@ class PeerPosition(_message.Message):
     CHAIN_HEAD_FIELD_NUMBER: _ClassVar[int]
     SUSPECT_FIELD_NUMBER: _ClassVar[int]
     GAPS_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
     log_id: str
     latest_start: int
     acknowledged: int
@@ -255,19 +268,22 @@ class PeerPosition(_message.Message):
     chain_head: bytes
     suspect: int
     gaps_token: str
-    def __init__(self, log_id: _Optional[str] = ..., latest_start: _Optional[int] = ..., acknowledged: _Optional[int] = ..., end: _Optional[int] = ..., chain_head: _Optional[bytes] = ..., suspect: _Optional[int] = ..., gaps_token: _Optional[str] = ...) -> None: ...
+    released: Release
+    def __init__(self, log_id: _Optional[str] = ..., latest_start: _Optional[int] = ..., acknowledged: _Optional[int] = ..., end: _Optional[int] = ..., chain_head: _Optional[bytes] = ..., suspect: _Optional[int] = ..., gaps_token: _Optional[str] = ..., released: _Optional[_Union[Release, _Mapping]] = ...) -> None: ...
 
 class RememberPeerRequest(_message.Message):
-    __slots__ = ("link", "stream", "position", "lease")
+    __slots__ = ("link", "stream", "position", "lease", "settles")
     LINK_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
+    SETTLES_FIELD_NUMBER: _ClassVar[int]
     link: str
     stream: str
     position: PeerPosition
     lease: str
-    def __init__(self, link: _Optional[str] = ..., stream: _Optional[str] = ..., position: _Optional[_Union[PeerPosition, _Mapping]] = ..., lease: _Optional[str] = ...) -> None: ...
+    settles: Release
+    def __init__(self, link: _Optional[str] = ..., stream: _Optional[str] = ..., position: _Optional[_Union[PeerPosition, _Mapping]] = ..., lease: _Optional[str] = ..., settles: _Optional[_Union[Release, _Mapping]] = ...) -> None: ...
 
 class RememberPeerResponse(_message.Message):
     __slots__ = ()

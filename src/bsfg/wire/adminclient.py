@@ -11,7 +11,7 @@ from bsfg.batch import FactBatch
 from bsfg.errors import FrameInvalid
 from bsfg.fact import Key
 from bsfg.gate import Gate, Mode
-from bsfg.journey.link import PeerPosition
+from bsfg.journey.link import PeerPosition, Release
 from bsfg.ports import (
     Buffer,
     Checkpoint,
@@ -24,7 +24,7 @@ from bsfg.ports import (
 )
 from bsfg.wire import admin_pb2 as pb
 from bsfg.wire.connection import Connection
-from bsfg.wire.convert import buffer_number, buffer_of, gap_of, position_message, position_of
+from bsfg.wire.convert import buffer_number, buffer_of, gap_of, position_message, position_of, release_message
 from bsfg.wire.service import ConsumerView, GateView, LeaseView, LinkReport, QuarantinedView
 
 
@@ -123,6 +123,8 @@ class AdminClient:
             lease=report.lease,
             reason=report.reason,
             failure_code=report.failure_code,
+            hold_stream=report.hold_stream,
+            hold_log_id=report.hold_log_id,
         )
         answer = await self.connection.call("ReportLink", request)
         return Gate(_word(Mode, answer.mode), reason=answer.reason)
@@ -131,9 +133,18 @@ class AdminClient:
         """Give what is remembered of the sender of a link."""
         return position_of(await self.connection.call("RecallPeer", pb.RecallPeerRequest(link=link, stream=stream)))
 
-    async def remember_peer(self, link: str, stream: str, position: PeerPosition, lease: str | None = None) -> None:
-        """Keep what is known of the sender of a link."""
+    async def remember_peer(
+        self,
+        link: str,
+        stream: str,
+        position: PeerPosition,
+        lease: str | None = None,
+        settles: Release | None = None,
+    ) -> None:
+        """Keep what is known of the sender of a link, and that a release has been acted upon."""
         request = pb.RememberPeerRequest(link=link, stream=stream, position=position_message(position), lease=lease)
+        if settles is not None:
+            request.settles.CopyFrom(release_message(settles))
         await self.connection.call("RememberPeer", request)
 
     async def gaps(self, stream: str, buffer: Buffer = Buffer.STORE) -> list[GapRecord]:

@@ -9,7 +9,7 @@ import orjson
 from bsfg.batch import FactBatch
 from bsfg.errors import FrameInvalid, InvalidArgument, InvalidFact
 from bsfg.fact import JSON_MEDIA_TYPE, ArtifactRef, Entry, Envelope, Fact, Message, Origin
-from bsfg.journey.link import PeerPosition, Refusal
+from bsfg.journey.link import PeerPosition, Refusal, Release
 from bsfg.jsonform import artifact_to_dict
 from bsfg.ports import Buffer, Confirmation, GapRecord
 from bsfg.retention import GapReason
@@ -196,10 +196,21 @@ def position_message(position: PeerPosition) -> admin_pb.PeerPosition:
     return admin_pb.PeerPosition(**asdict(position))
 
 
+def release_message(release: Release) -> admin_pb.Release:
+    """Write what an operator accepted."""
+    return admin_pb.Release(**asdict(release))
+
+
+def release_of(found: admin_pb.Release) -> Release:
+    """Read what an operator accepted."""
+    return Release(found.code, found.log_id)
+
+
 def position_of(found: admin_pb.PeerPosition) -> PeerPosition:
     """Read what is remembered of a sender."""
     optional = {
         name: getattr(found, name) if found.HasField(name) else None
         for name in ("log_id", "latest_start", "acknowledged", "chain_head", "suspect")
     }
-    return PeerPosition(**optional, end=found.end, gaps_token=found.gaps_token)
+    released = release_of(found.released) if found.HasField("released") else None
+    return PeerPosition(**optional, end=found.end, gaps_token=found.gaps_token, released=released)

@@ -15,7 +15,7 @@ from bsfg.batch import FactBatch
 from bsfg.fact import Entry, Key
 from bsfg.gate import Event, Gate
 from bsfg.journey.append import AppendOutcome
-from bsfg.journey.link import Fetched, FetchRequest, PeerPosition, Refusal
+from bsfg.journey.link import Fetched, FetchRequest, PeerPosition, Refusal, Release
 from bsfg.ports import (
     Buffer,
     Confirmation,
@@ -235,6 +235,8 @@ class LinkReport:
     lease: str | None = None
     reason: str = ""
     failure_code: str = ""
+    hold_stream: str = ""
+    hold_log_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,9 +306,15 @@ class AdminService(Protocol):
         ...
 
     async def remember_peer(
-        self, caller: Caller, link: str, stream: str, position: PeerPosition, lease: str | None
+        self,
+        caller: Caller,
+        link: str,
+        stream: str,
+        position: PeerPosition,
+        lease: str | None,
+        settles: Release | None = None,
     ) -> None:
-        """Keep what a pipeline knows of the sender of a link."""
+        """Keep what a pipeline knows of the sender of a link, and that it has acted upon a release."""
         ...
 
     async def gaps(self, caller: Caller, stream: str, buffer: Buffer) -> list[GapRecord]:

@@ -25,7 +25,7 @@ from bsfg.errors import (
 from bsfg.fact import ArtifactRef
 from bsfg.journey.artifacts import named_artifacts
 from bsfg.journey.flow import Turns
-from bsfg.journey.link import Fetched, FetchRequest, PeerPosition
+from bsfg.journey.link import Fetched, FetchRequest, PeerLink, PeerPosition, Release
 from bsfg.journey.pull import Progress, Stored
 from bsfg.journey.verify import Decision, LinkHeld, Put, check_history, check_order
 from bsfg.ports import Frame, GapRecord
@@ -67,7 +67,7 @@ class Carrying(Turns["Courier"]):
             check_history(fetched, position)
             check_order(fetched, position)
         except BsfgError as error:
-            return LinkHeld(error.code, error.message)
+            return LinkHeld(error.code, error.message, fetched.log_id)
         return Carried(
             through=fetched.frames[-1].last if fetched.frames else fetched.start - 1,
             entries=[frame.entries for frame in fetched.frames if frame.entries is not None],
@@ -120,13 +120,15 @@ class Courier:
         except BaseException:
             self._abandon(calls)
             raise
-        return self._outcome(calls, answers)
+        return self._outcome(calls, answers, log_id)
 
-    async def _outcome(self, calls: PutStream, answers: Sequence[tuple[Frame, asyncio.Future[PutOutcome]]]) -> Stored:
+    async def _outcome(
+        self, calls: PutStream, answers: Sequence[tuple[Frame, asyncio.Future[PutOutcome]]], log_id: str
+    ) -> Stored:
         stored = Stored()
         try:
             for frame, answer in answers:
-                _add(stored, frame, await answer)
+                _add(stored, frame, await answer, log_id)
         except BaseException:
             self._abandon(calls)
             raise
@@ -156,10 +158,10 @@ class Courier:
             self._open = None
 
 
-def _add(stored: Stored, frame: Frame, outcome: PutOutcome) -> None:
+def _add(stored: Stored, frame: Frame, outcome: PutOutcome, log_id: str) -> None:
     if outcome.held_code:
         kind = _HOLDING.get(outcome.held_code, FrameInvalid)
-        raise kind(outcome.held_detail)
+        raise kind(outcome.held_detail, log_id=log_id)
     if outcome.refetch_at is not None or outcome.through != frame.last:
         at = outcome.through + 1 if outcome.refetch_at is None else outcome.refetch_at
         raise DigestMismatch(f"the fact at offset {at} did not arrive as it was sent", offset=at)
@@ -226,9 +228,9 @@ class RemoteMemory:
         """Give the position."""
         return await self.admin.recall_peer(self.link, self.stream)
 
-    async def remember(self, position: PeerPosition) -> None:
+    async def remember(self, position: PeerPosition, settles: Release | None = None) -> None:
         """Keep the position."""
-        await self.admin.remember_peer(self.link, self.stream, position, self.lease)
+        await self.admin.remember_peer(self.link, self.stream, position, self.lease, settles)
 
 
 @dataclass(slots=True)
@@ -241,6 +243,7 @@ class CarriedPull:
     own: BoundaryClient
     admin: AdminClient
     lease: str | None
+    _source: PeerLink = field(init=False)
     _turns: Carrying = field(init=False)
     _courier: Courier = field(init=False)
     _memory: RemoteMemory = field(init=False)
@@ -249,9 +252,9 @@ class CarriedPull:
         from bsfg.wire.client import ClientLink
 
         link = self.plan.link
-        source = ClientLink(link.zone, self.of.consumer, self.peer, link.carry_only)
+        self._source = ClientLink(link.zone, self.of.consumer, self.peer, link.carry_only)
         self._memory = RemoteMemory(self.admin, link.name, self.stream, self.lease)
-        self._turns = Carrying(source, self._memory, confirm_every_seconds=CONFIRM_EVERY_SECONDS)
+        self._turns = Carrying(self._source, self._memory, confirm_every_seconds=CONFIRM_EVERY_SECONDS)
         bring = Artifacts(self.peer, self.own).bring
         self._courier = Courier(self.own, link.name, self.stream, self.lease, bring)
 
@@ -269,23 +272,19 @@ class CarriedPull:
         """Make one turn."""
         return await self._turns.turn(self._courier, request)
 
-    async def read_again(self) -> Progress:
-        """Read what a restored receiver lacks: from where it remembers to where the sender goes on."""
-        position = await self._memory.recall()
-        fetched = await self.peer.fetch(self.of.consumer, FetchRequest(max_facts=1), self.plan.link.carry_only)
-        check_history(fetched, position)
-        if position.latest_start is None or fetched.start <= position.latest_start:
-            return Progress()
-        link, inserted, repeated = self.plan.link, 0, 0
-        frames = self.peer.read_offsets(
-            self.stream, position.latest_start, fetched.start, buffer=link.buffer, carry_only=link.carry_only
-        )
-        async for frame in frames:
-            stored = await self._courier.carry(fetched.log_id, [frame])
-            position = replace(position, latest_start=frame.last + 1)
-            await self._memory.remember(position)
-            inserted, repeated = inserted + stored.inserted, repeated + stored.repeated
-        return Progress(inserted=inserted, repeated=repeated)
+    async def make_good(self) -> Progress | None:
+        """Act upon an operator's release."""
+        from bsfg.node.reread import make_good
+
+        def read(first: int, end: int) -> AsyncIterator[Frame]:
+            link = self.plan.link
+            return self.peer.read_offsets(self.stream, first, end, buffer=link.buffer, carry_only=link.carry_only)
+
+        async def put(frame: Frame, log_id: str) -> Progress:
+            stored = await self._courier.carry(log_id, [frame])
+            return Progress(inserted=stored.inserted, repeated=stored.repeated)
+
+        return await make_good(self._source, self._memory, read, put)
 
     def reset(self) -> None:
         """Let go of what is under way."""

@@ -72,12 +72,12 @@ class RemoteDesk:
             self._gate = moved
             self._add(event=event, reason=reason)
 
-    def hold(self, reason: str) -> None:
+    def hold(self, reason: str, stream: str = "", log_id: str = "") -> None:
         """Close the gate."""
         if self._gate.mode != Mode.HELD:
             code, _, detail = reason.partition(": ")
             self._gate = Gate(Mode.HELD, reason=reason)
-            self._add(hold_code=code, hold_detail=detail)
+            self._add(hold_code=code, hold_detail=detail, hold_stream=stream, hold_log_id=log_id)
 
     def report(self, stream: str, progress: Progress) -> None:
         """Add what a turn achieved."""
