@@ -25,7 +25,11 @@ from bsfg.batch import EntryBatch, FactBatch
 from bsfg.clock import Clock as Clock  # noqa: PLC0414
 from bsfg.fact import Entry, Key, Origin
 from bsfg.frontier import Range
-from bsfg.retention import Fill, GapReason, Policy
+from bsfg.gaps import RELAYED_RANGES_MAX
+from bsfg.gaps import Gap as Gap  # noqa: PLC0414
+from bsfg.gaps import GapRecord as GapRecord  # noqa: PLC0414
+from bsfg.gaps import GapSet as GapSet  # noqa: PLC0414
+from bsfg.retention import Fill, Policy
 
 
 class Buffer(StrEnum):
@@ -64,18 +68,6 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True)
-class GapRecord:
-    """A durable note that a range was not or is no longer there, and why; it travels like a fact does."""
-
-    first: int
-    last: int
-    reason: GapReason
-    at_unix_ms: int
-    detail: str = ""
-    origin_zone: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Quarantined:
     """A fact that was refused for good and kept aside: where, why, the bytes as they came, and where they came from."""
 
@@ -94,13 +86,15 @@ class Frame:
     """A step of a replay: either entries, or a gap record for the range ``first`` to ``last``.
 
     Frames follow each other without hole or overlap. The gap record's own range holds ``first`` to ``last`` and may
-    be wider, when the replay begins or ends inside it.
+    be wider, when the replay begins or ends inside it. Between two zones a frame may also tell with ``skips`` which
+    offsets among its entries the link leaves out; entries and skips together are then all of its range.
     """
 
     first: int
     last: int
     entries: EntryBatch | None = None
     gap: GapRecord | None = None
+    skips: Sequence[GapSet] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,17 +173,34 @@ class Replayable(Protocol):
         ...
 
     async def gaps(self) -> list[GapRecord]:
-        """List all gap records, oldest first; what left after everybody had confirmed it is no gap."""
+        """List the ranges of all gap records, oldest first; what left after everybody had confirmed it is no gap.
+
+        For whoever looks at few of them: `gap_sets` gives the same without an object per range.
+        """
+        ...
+
+    async def gap_sets(self) -> list[GapSet]:
+        """Give all gap records as sets, one for each reason, detail and origin."""
+        ...
+
+    async def gaps_told(self, after: str = "", max_ranges: int = RELAYED_RANGES_MAX) -> tuple[list[GapSet], str]:
+        """Give gap records with an ``origin_zone`` in the order they came, those after a token; and the next token.
+
+        At least one set when there is one, and about ``max_ranges`` ranges at most. A token that is not known, as
+        after a restart, gives all from the beginning: hearing of a range twice does no harm.
+        """
         ...
 
     async def record_gap(self, gap: GapRecord) -> None:
         """Make one gap record durable; see `record_gaps`."""
 
-    async def record_gaps(self, gaps: Sequence[GapRecord]) -> None:
-        """Make gap records durable together, all or none of them.
+    async def record_gaps(self, gaps: Sequence[Gap]) -> None:
+        """Make gap records and sets of them durable together, all or none of them.
 
-        One that is already there (same range, reason, detail and origin) is not repeated. With an ``origin_zone`` the
-        range counts that zone's offsets; without, it must lie below the end of this buffer (`OffsetOutOfRange`).
+        Ranges of one reason, detail and origin that overlap or adjoin become one, with the latest of their times; a
+        range that is covered already changes nothing. The cost grows with ranges, not with offsets. With an
+        ``origin_zone`` ranges count that zone's offsets; without, they must lie below the end of this buffer
+        (`OffsetOutOfRange`).
         """
         ...
 

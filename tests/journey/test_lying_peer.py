@@ -12,7 +12,8 @@ from bsfg.batch import EntryBatch
 from bsfg.errors import ForeignLog
 from bsfg.journey.link import DETAIL_CHARACTERS_MAX, Fetched, FetchRequest, PeerPosition, Refusal
 from bsfg.journey.verify import LinkHeld, LinkRules, Put, judge
-from bsfg.ports import Confirmation, Frame, GapRecord
+from bsfg.ports import Confirmation, Frame, GapRecord, GapSet
+from bsfg.ranges import RangeSet
 from bsfg.retention import GapReason
 from bsfg.testing.facts import messages
 
@@ -356,3 +357,59 @@ def test_log_that_became_shorter_is_noticed() -> None:
     assert isinstance(held, LinkHeld)
     assert held.code == "foreign_log"
     assert isinstance(judge(replace(fetched, end=9), position, rules, "plant"), Put)
+
+
+def skips(*ranges: tuple[int, int], detail: str = "not carried") -> GapSet:
+    """Make a set of what a link left out."""
+    return GapSet(GapReason.SKIPPED, RangeSet.of(ranges, 1), detail, None, 1)
+
+
+LEFT_OUT: dict[str, tuple[list[int] | None, list[GapSet]]] = {
+    "a hole": ([4, 6, 8, 9], [skips((5, 5))]),
+    "an entry that was left out": ([4, 5, 6, 7, 8, 9], [skips((5, 5))]),
+    "a set beyond the frame": ([4, 6, 7, 8, 9], [skips((5, 5), (10, 10))]),
+    "a set before the frame": ([4, 5, 6, 7, 8], [skips((3, 3))]),
+    "two sets of one offset": ([4, 7, 8, 9], [skips((5, 5)), skips((5, 5), detail="again")]),
+    "nothing but a part": (None, [skips((4, 8))]),
+    "everything and more": (None, [skips((4, 1 << 61))]),
+}
+
+
+@pytest.mark.parametrize("case", LEFT_OUT)
+async def test_what_was_left_out_must_fit_the_entries(make_memory_zone: MakeZone, case: str) -> None:
+    """A frame whose entries and skipped ranges are not together its whole range holds the link, and stores nothing."""
+    rows, left_out = LEFT_OUT[case]
+
+    def alter(fetched: Fetched) -> Fetched:
+        (frame,) = fetched.frames
+        assert frame.entries is not None
+        entries = None if rows is None else frame.entries.take(np.array(rows) - 4)
+        return replace(fetched, frames=[replace(frame, entries=entries, skips=left_out)])
+
+    _, enterprise, inbound, _ = await lied_to(make_memory_zone, alter)
+    progress = await inbound.pull()
+    assert progress.held is not None
+    assert progress.held.code == "frame_invalid"
+    assert len(await enterprise.received()) == 4
+    assert await enterprise.forward_gaps() == []
+
+
+async def test_a_damaged_entry_between_skips_is_fetched_again(make_memory_zone: MakeZone) -> None:
+    """What was left out before a damaged entry is recorded, what stands behind it is not, until it comes whole."""
+
+    def alter(fetched: Fetched) -> Fetched:
+        (frame,) = fetched.frames
+        assert frame.entries is not None
+        batch = frame.entries.take(np.array([0, 2, 4, 5])).record_batch
+        place = batch.schema.get_field_index("object")
+        objects = batch.column(place).to_pylist()
+        objects[1] = b'{"value":"altered"}'
+        batch = batch.set_column(place, batch.schema.field(place), pa.array(objects, type=pa.binary()))
+        return replace(fetched, frames=[replace(frame, entries=EntryBatch(batch), skips=[skips((5, 5), (7, 7))])])
+
+    _, enterprise, inbound, link = await lied_to(make_memory_zone, alter)
+    progress = await inbound.pull()
+    assert (progress.held, progress.refetch_at, progress.acknowledged) == (None, 6, 5)
+    assert [(gap.first, gap.last) for gap in await enterprise.forward_gaps()] == [(5, 5)]
+    link.alter = None
+    assert (await inbound.pull()).acknowledged == 9

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
-from tests.journey.zones import STREAM, Inbound, Zone, connect, origin_span
+import pytest
+from tests.journey.zones import STREAM, DirectLink, Inbound, Zone, connect, log_backend, origin_span
 
 from bsfg.fact import Message
-from bsfg.journey.carriage import Carriage
-from bsfg.journey.link import SessionMemory
+from bsfg.journey.carriage import RETURNING, Carriage
+from bsfg.journey.link import Fetched, FetchRequest, SessionMemory
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec, GapRecord, Result
 from bsfg.retention import GapReason, Overflow, Policy
 from bsfg.testing.facts import altered, message, messages, sealed
@@ -83,8 +85,8 @@ async def test_fact_does_not_return_to_its_zone(make_zone: MakeZone) -> None:
     assert bare(await enterprise.forward_gaps()) == [(2, 4, GapReason.SKIPPED, "idmz")]
 
 
-async def test_returning_facts_leave_one_record_per_answer(make_zone: MakeZone) -> None:
-    """Where two zones talk through a third, returning facts lie between all others; an answer leaves one record."""
+async def test_returning_facts_are_one_set(make_zone: MakeZone) -> None:
+    """Where two zones talk through a third, returning facts lie between all others; exactly they are in one set."""
     plant, idmz, enterprise = make_zone("plant"), make_zone("idmz"), make_zone("enterprise")
     from_plant, from_enterprise = await connect(plant, idmz), await connect(enterprise, idmz)
     to_enterprise = await connect(idmz, enterprise, relayed=["plant"], buffer=Buffer.FORWARD)
@@ -95,9 +97,46 @@ async def test_returning_facts_leave_one_record_per_answer(make_zone: MakeZone) 
         await from_enterprise.pull()
     progress = await to_enterprise.pull()
     assert (progress.inserted, progress.acknowledged) == (5, 9)
-    (gap,) = await enterprise.forward_gaps()
-    assert (gap.first, gap.last, gap.origin_zone) == (1, 9, "idmz")
-    assert gap.detail == "returns to its from_zone: 5 of these offsets"
+    (gaps,) = await (await enterprise.forward()).gap_sets()
+    assert (gaps.reason, gaps.detail, gaps.origin_zone) == (GapReason.SKIPPED, RETURNING, "idmz")
+    assert [(gap.first, gap.last) for gap in gaps.records()] == [(offset, offset) for offset in range(1, 10, 2)]
+
+
+@pytest.mark.parametrize("knows_sets", [True, False])
+async def test_a_hundred_thousand_interleaved_facts_cost_little(tmp_path: Path, knows_sets: bool) -> None:
+    """A link that leaves out every other fact leaves under 100 kB of records, whatever form its sender knows."""
+    plant, enterprise = Zone("plant", log_backend(tmp_path / "plant")), Zone("enterprise", log_backend(tmp_path / "it"))
+    inbound = await connect(plant, enterprise, carriage=Carriage(frozenset({"enterprise"}), "enterprise"))
+    if not knows_sets:
+        link = inbound.link
+        inbound.link = OlderLink(link.sender, link.consumer, link.carriage)
+    count = 100_000 if knows_sets else 4_000
+    for first in range(0, count, 10_000):
+        facts = messages(min(count, 10_000), first=first)
+        await plant.append([_to(fact, ("enterprise", "idmz")[at % 2]) for at, fact in enumerate(facts)])
+    turns = await inbound.pull_all()
+    assert sum(turn.inserted for turn in turns) == sum(turn.gaps for turn in turns) == count // 2
+    assert turns[-1].acknowledged == count - 1
+    (gaps,) = await (await enterprise.forward()).gap_sets()
+    assert gaps.ranges.firsts.tolist() == gaps.ranges.lasts.tolist() == list(range(1, count, 2))
+    await enterprise.restart()
+    assert await (await enterprise.forward()).gap_sets() == [gaps]
+    journals = [path.stat().st_size for path in (tmp_path / "it").rglob("notes.journal")]
+    assert 0 < sum(journals) < 100_000
+    await enterprise.restart()
+    await plant.restart()
+
+
+class OlderLink(DirectLink):
+    """A link to a sender that knows no sets."""
+
+    async def fetch(self, request: FetchRequest) -> Fetched:
+        """Let the sender serve as it always did."""
+        return await super().fetch(replace(request, sets=False))
+
+
+def _to(fact: Message, zone: str) -> Message:
+    return replace(fact, envelope=replace(fact.envelope, to_zone=zone))
 
 
 async def test_returned_fact_is_refused_even_if_sent(make_zone: MakeZone) -> None:

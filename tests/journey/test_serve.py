@@ -15,7 +15,6 @@ from bsfg.journey.carriage import RETURNING, Carriage
 from bsfg.journey.link import Fetched, FetchRequest
 from bsfg.journey.serve import (
     SCANNED_PER_FACT,
-    gap_token,
     relayed_gaps,
     serve,
     serve_range,
@@ -269,14 +268,27 @@ def test_answers_cover_everything_once(targets: list[str], max_facts: int, per_a
     asyncio.run(run())
 
 
-def test_relayed_gaps_follow_the_token() -> None:
-    """Gap records of other zones are given after the one the receiver has, all of them when it is not found."""
-    own = GapRecord(0, 1, GapReason.EVICTED, 1)
-    plant = [GapRecord(n, n, GapReason.SKIPPED, n, origin_zone="plant") for n in range(3)]
-    back = GapRecord(0, 0, GapReason.SKIPPED, 1, origin_zone="enterprise")
-    returned = GapRecord(5, 9, GapReason.SKIPPED, 1, f"{RETURNING}: 3 of these offsets", origin_zone="plant")
-    gaps = [own, plant[0], back, plant[1], returned, plant[2]]
-    assert relayed_gaps(gaps, "", "enterprise") == plant
-    assert relayed_gaps(gaps, gap_token(plant[1]), "enterprise") == plant[2:]
-    assert relayed_gaps(gaps, gap_token(plant[2]), "enterprise") == []
-    assert relayed_gaps(gaps, "gone", "enterprise") == plant
+async def test_relayed_gaps_follow_the_token(make_zone: MakeZone) -> None:
+    """A receiver is told what came after its token; a token that is not known gives all, what returned is kept back."""
+    zone = make_zone("idmz")
+    forward = await zone.forward()
+    plant = [GapRecord(first, first, GapReason.EVICTED, first, "", "plant") for first in (0, 2, 4)]
+    others = [
+        GapRecord(0, 0, GapReason.EVICTED, 5, "", "enterprise"),
+        GapRecord(9, 9, GapReason.SKIPPED, 6, RETURNING, "plant"),
+    ]
+    tokens = [""]
+    for gap in (plant[0], others[0], plant[1], others[1], plant[2]):
+        await forward.record_gap(gap)
+        tokens.append((await forward.gaps_told(tokens[-1]))[1])
+
+    async def told(token: str) -> list[GapRecord]:
+        gaps, following = await relayed_gaps(forward, token, "enterprise")
+        assert (await relayed_gaps(forward, following, "enterprise")) == ([], following)
+        return [record for each in gaps for record in each.records()]
+
+    assert await told("") == plant
+    assert await told(tokens[2]) == plant[1:]
+    assert await told(tokens[3]) == plant[2:]
+    assert await told(tokens[5]) == []
+    assert await told("plant:2-2:evicted") == plant

@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 
 from bsfg.arrays import constant_value
 from bsfg.batch import EntryBatch
-from bsfg.ports import Frame, GapRecord
+from bsfg.ports import Frame, GapSet
+from bsfg.ranges import RangeSet
 from bsfg.retention import GapReason
 
 _CARRIED, _OTHER_ZONE, _RETURNING = 0, 1, 2
@@ -30,16 +31,27 @@ class Carriage:
 
     def split(self, frame: Frame) -> Iterator[Frame]:
         """Give a frame as runs of entries that the link carries and gap records for those it leaves out."""
-        if frame.entries is None or (self.to_zones is None and self.receiver_zone is None):
-            yield frame
-            return
-        if frame.entries.has_rows and self._carries_all(frame.entries):
-            yield frame
-            return
-        verdicts = self._verdicts(frame.entries)
-        edges = np.flatnonzero(np.diff(verdicts)) + 1
-        for start, stop in zip([0, *edges], [*edges, len(verdicts)], strict=True):
-            yield _run(frame, int(start), int(stop), int(verdicts[start]))
+        yield from apart(self.chosen(frame))
+
+    def chosen(self, frame: Frame) -> Frame:
+        """Give a frame with the entries that the link carries, and what it leaves out among them as sets."""
+        entries = frame.entries
+        if entries is None or (self.to_zones is None and self.receiver_zone is None):
+            return frame
+        if entries.has_rows and self._carries_all(entries):
+            return frame
+        verdicts = self._verdicts(entries)
+        if not verdicts.any():
+            return frame
+        # The time of the last fact, not of this answer: a repeated answer is then the same.
+        at_unix_ms = int(entries.column("appended_at_unix_ms")[-1].as_py())
+        skips = []
+        for verdict, detail in _DETAIL.items():
+            ranges = RangeSet.where(verdicts == verdict, frame.first, at_unix_ms)
+            if len(ranges):
+                skips.append(GapSet(GapReason.SKIPPED, ranges, detail, None, at_unix_ms))
+        carried = np.flatnonzero(verdicts == _CARRIED)
+        return Frame(frame.first, frame.last, entries.take(carried) if len(carried) else None, skips=tuple(skips))
 
     def _carries_all(self, entries: EntryBatch) -> bool:
         if self.receiver_zone is not None and self.receiver_zone in entries.values("from_zone"):
@@ -58,16 +70,26 @@ class Carriage:
 EVERYTHING = Carriage()
 
 
-def _run(frame: Frame, start: int, stop: int, verdict: int) -> Frame:
-    """Give the rows from ``start`` to ``stop`` as entries, or as the gap record for leaving them out."""
+def apart(frame: Frame) -> Iterator[Frame]:
+    """Give a frame as runs of entries and a gap record for each skipped range, for those who know no sets."""
+    if not frame.skips:
+        yield frame
+        return
+    gaps = sorted((gap for each in frame.skips for gap in each.records()), key=lambda gap: gap.first)
+    at, row = frame.first, 0
+    for gap in gaps:
+        if gap.first > at:
+            yield _run(frame, at, gap.first - 1, row)
+            row += gap.first - at
+        yield Frame(gap.first, gap.last, gap=gap)
+        at = gap.last + 1
+    if at <= frame.last:
+        yield _run(frame, at, frame.last, row)
+
+
+def _run(frame: Frame, first: int, last: int, row: int) -> Frame:
     assert frame.entries is not None
-    rows = frame.entries.slice(start, stop - start)
-    first, last = int(rows.offsets[0]), int(rows.offsets[-1])
-    if verdict == _CARRIED:
-        return Frame(first, last, rows)
-    # The time of the last fact, not of this answer: a repeated answer is then the same.
-    at_unix_ms = int(rows.column("appended_at_unix_ms")[-1].as_py())
-    return Frame(first, last, gap=GapRecord(first, last, GapReason.SKIPPED, at_unix_ms, _DETAIL[verdict]))
+    return Frame(first, last, frame.entries.slice(row, last - first + 1))
 
 
 def _is_in(column: pa.Array, zones: frozenset[str]) -> np.ndarray:

@@ -74,6 +74,9 @@ class Turns(ABC, Generic[Target]):
     stores_at_once = 1
     """How many answers may be handed over and not stored yet."""
 
+    takes_sets = True
+    """Whether what is fetched is stored by someone who knows sets of ranges."""
+
     def __init__(
         self, link: PeerLink, memory: PeerMemory, *, confirm_every_seconds: float = CONFIRM_EVERY_SECONDS
     ) -> None:
@@ -214,7 +217,7 @@ class Turns(ABC, Generic[Target]):
         room = self._room
         await room.acquire()
         try:
-            return await self._link.fetch(request)
+            return await self._link.fetch(replace(request, sets=self.takes_sets))
         except BaseException:
             room.release()
             raise

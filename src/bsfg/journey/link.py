@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from bsfg.ports import Confirmation, Frame, GapRecord
+from bsfg.ports import Confirmation, Frame, GapRecord, GapSet
 
 DETAIL_CHARACTERS_MAX = 500
 """How much of the other side's own words is stored for good."""
@@ -23,7 +23,8 @@ class FetchRequest:
     At least one fact is served when there is one, however large. ``gaps_after`` is the `Fetched.gaps_token` of the
     last answer that was stored, empty at first; None leaves it to the sender to keep count. ``after`` names an offset
     through which the receiver has asked for everything already without having confirmed it yet; the sender then goes
-    on behind it and moves no cursor.
+    on behind it and moves no cursor. ``sets`` says that the receiver knows sets of ranges: what the link leaves out
+    then comes with the entries it lies between (`Frame.skips`), and gap records of other zones as `Fetched.gap_sets`.
     """
 
     max_facts: int = 10_000
@@ -31,6 +32,7 @@ class FetchRequest:
     wait_seconds: float = 0.0
     gaps_after: str | None = ""
     after: int | None = None
+    sets: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,8 @@ class Fetched:
     """What a sender answers: the frames from ``start`` on, and what history they belong to.
 
     ``end`` and ``chain_head`` describe the sender's buffer at that moment. ``gaps`` are gap records that the sender
-    itself received from other zones; they have no offsets in its buffer and travel beside the frames.
+    itself received from other zones; they have no offsets in its buffer and travel beside the frames, as ``gap_sets``
+    to those who know sets.
     """
 
     log_id: str
@@ -48,6 +51,7 @@ class Fetched:
     frames: Sequence[Frame] = ()
     gaps: Sequence[GapRecord] = ()
     gaps_token: str = ""
+    gap_sets: Sequence[GapSet] = ()
 
 
 @dataclass(frozen=True, slots=True)

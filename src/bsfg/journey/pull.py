@@ -9,7 +9,7 @@ buffer knows them by their keys.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,10 +18,9 @@ import pyarrow.compute as pc
 from bsfg.batch import EntryBatch, FactBatch
 from bsfg.errors import BsfgError, BufferFull, ForeignLog, FrameInvalid, ZoneNotAllowed
 from bsfg.fact import Key
-from bsfg.journey.carriage import RETURNING
 from bsfg.journey.link import Fetched, FetchRequest, PeerLink, PeerMemory, PeerPosition, Refusal, merged_refusals
 from bsfg.journey.verify import Decision, LinkHeld, LinkRules, Put, Refetch, judge
-from bsfg.ports import Clock, Confirmation, ForwardBuffer, GapRecord, OriginSpan, Result
+from bsfg.ports import Clock, Confirmation, ForwardBuffer, GapRecord, GapSet, OriginSpan, Result
 from bsfg.retention import GapReason
 from bsfg.rows import Row
 from bsfg.schema import AT
@@ -92,7 +91,7 @@ async def pull_once(
     next turn continues rightly. ``clock_trusted`` suspends expiry while this zone's clock is in doubt.
     """
     position = await memory.recall()
-    asked = replace(request or FetchRequest(), gaps_after=position.gaps_token)
+    asked = replace(request or FetchRequest(), gaps_after=position.gaps_token, sets=True)
     try:
         fetched = await link.fetch(asked)
     except HOLDING as error:
@@ -157,7 +156,7 @@ def progress_of(position: PeerPosition, put: Put, stored: Stored) -> Progress:
         inserted=stored.inserted,
         repeated=stored.repeated,
         refused=tuple(stored.refusals),
-        gaps=len(put.gaps),
+        gaps=sum(len(gap.ranges) if isinstance(gap, GapSet) else 1 for gap in put.gaps),
         backlog=position.end - (put.through + 1),
         newest_origin_unix_ms=_newest(put.entries),
         refetch_at=position.suspect,
@@ -174,7 +173,7 @@ async def store(
         entries = await _set_expired_aside(stored, entries, forward, rules, peer, clock.now_unix_ms())
         if len(entries):
             await _put_entries(stored, entries, forward, peer, before_put)
-    gaps = list(condensed(put.gaps, peer))
+    gaps = list(put.gaps)
     for refusal in stored.refusals:
         detail = f"{refusal.reason}: {refusal.detail}" if refusal.detail else refusal.reason
         reason, now_unix_ms = GapReason.QUARANTINED, clock.now_unix_ms()
@@ -236,23 +235,6 @@ async def _set_expired_aside(
     await forward.set_aside(aside.facts, EXPIRED, where, _origin(aside, peer))
     stored.refusals += merged_refusals(Refusal(offset, offset, EXPIRED, detail) for offset in offsets)
     return entries.take(np.setdiff1d(np.arange(len(entries)), expired))
-
-
-def condensed(gaps: Sequence[GapRecord], peer: str) -> list[GapRecord]:
-    """Make one record of all ranges in a peer's answer that return to this zone.
-
-    Nothing is missing there, since this zone said it itself. Where two zones talk through a third such ranges lie
-    between all others, and a record for each would soon outgrow the facts.
-    """
-    kind = (GapReason.SKIPPED, RETURNING, peer)
-    returning = [gap for gap in gaps if (gap.reason, gap.detail, gap.origin_zone) == kind]
-    if len(returning) < 2:
-        return list(gaps)
-    first, last = returning[0], returning[-1]
-    count = sum(gap.last - gap.first + 1 for gap in returning)
-    detail = f"{RETURNING}: {count} of these offsets"
-    rest = [gap for gap in gaps if gap not in returning]
-    return [*rest, replace(last, first=first.first, detail=detail)]
 
 
 def _origin(entries: EntryBatch, peer: str) -> OriginSpan:

@@ -3,28 +3,27 @@
 The sender is passive: it looks up what this consumer has confirmed, gives what follows, and changes nothing durable
 until a confirmation arrives. An answer that gets lost is therefore given again, from the same place.
 
-What a link leaves out is part of the answer: a gap record with reason ``skipped`` stands in the place of every range
-that the link does not carry, so that the receiver sees one sequence of offsets without holes.
+What a link leaves out is part of the answer, with reason ``skipped``: as sets that come with the entries around them,
+or, for a receiver that knows no sets, as a gap record in the place of every range that the link does not carry. Either
+way the receiver sees one sequence of offsets without holes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from bsfg.batch import EntryBatch
 from bsfg.errors import ForeignLog, InvalidArgument
-from bsfg.journey.carriage import EVERYTHING, RETURNING, Carriage
+from bsfg.gaps import grouped
+from bsfg.journey.carriage import EVERYTHING, RETURNING, Carriage, apart
 from bsfg.journey.link import Fetched, FetchRequest
 from bsfg.journey.position import check_consumer
-from bsfg.ports import Buffer, CursorTracker, ForwardBuffer, Frame, GapRecord, Replayable
-from bsfg.retention import GapReason
+from bsfg.ports import Buffer, CursorTracker, ForwardBuffer, Frame, GapSet, Replayable
 
 SCANNED_PER_FACT = 16
 """A link that carries little looks at this many facts per fact asked for, then answers with what it has."""
-
-RELAYED_GAPS_MAX = 1_000
 
 
 @dataclass(slots=True)
@@ -89,8 +88,7 @@ async def serve(
     start = max(state.checkpoint.committed, -1 if request.after is None else request.after) + 1
     counted = (given or GivenGaps()) if request.gaps_after is None else None
     after = counted.confirmed_by(consumer) if counted else request.gaps_after or ""
-    gaps = relayed_gaps(await _gaps(buffer), after, carriage.receiver_zone)
-    token = gap_token(gaps[-1]) if gaps else after
+    gaps, token = await relayed_gaps(buffer, after, carriage.receiver_zone)
     news = bool(gaps) and (counted is None or counted.is_news(consumer, token))
     collector = _Collector(request, start)
     deadline = _now_seconds() + (0 if news else request.wait_seconds)
@@ -107,7 +105,11 @@ async def serve(
         await cursors.sent(consumer, frames[-1].last + 1)
     if counted is not None and gaps:
         counted.give(consumer, token, frames[-1].last if frames else start - 1)
-    return Fetched(buffer.log_id, start, stats.end, stats.chain_head, frames, gaps, token)
+    answer = Fetched(buffer.log_id, start, stats.end, stats.chain_head, frames, gaps_token=token)
+    if request.sets:
+        return replace(answer, gap_sets=gaps)
+    pieces = [piece for frame in frames for piece in apart(frame)]
+    return replace(answer, frames=pieces, gaps=[record for each in gaps for record in each.records()])
 
 
 async def serve_range(
@@ -137,27 +139,23 @@ def check_request(request: FetchRequest) -> None:
         raise InvalidArgument("a fetch asks for at least one fact and one byte, and waits no negative time")
 
 
-def relayed_gaps(gaps: Sequence[GapRecord], after: str, receiver_zone: str | None) -> list[GapRecord]:
-    """Choose the gap records of other zones that follow the one the receiver stored last.
+async def relayed_gaps(buffer: Replayable, after: str, receiver_zone: str | None) -> tuple[list[GapSet], str]:
+    """Choose the gap records of other zones that came after those the receiver stored last, and give the next token.
 
-    A token that is not found, because the list was restored or shortened, gives all of them again: storing one twice
-    does no harm, leaving one out would. What merely returned to this zone is nobody else's concern.
+    What merely returned to this zone is nobody else's concern.
     """
-    foreign = [
-        gap for gap in gaps if gap.origin_zone not in (None, receiver_zone) and not gap.detail.startswith(RETURNING)
-    ]
-    known = next((at + 1 for at in range(len(foreign) - 1, -1, -1) if gap_token(foreign[at]) == after), 0)
-    return foreign[known : known + RELAYED_GAPS_MAX]
-
-
-def gap_token(gap: GapRecord) -> str:
-    """Name a gap record by what makes it the same one: origin, range and reason."""
-    return f"{gap.origin_zone}:{gap.first}-{gap.last}:{gap.reason}"
-
-
-async def _gaps(buffer: Replayable) -> list[GapRecord]:
-    """List the gap records that may be of other zones; a store buffer has none."""
-    return await buffer.gaps() if buffer.buffer == Buffer.FORWARD else []
+    if buffer.buffer != Buffer.FORWARD:
+        return [], after
+    while True:
+        told, token = await buffer.gaps_told(after)
+        wanted = [
+            each
+            for each in told
+            if each.origin_zone not in (None, receiver_zone) and not each.detail.startswith(RETURNING)
+        ]
+        if wanted or not told:
+            return wanted, token
+        after = token
 
 
 def _now_seconds() -> float:
@@ -175,68 +173,64 @@ class _Collector:
         self._bytes = request.max_bytes
         self._scanned = request.max_facts * SCANNED_PER_FACT
         self._frames: list[Frame] = []
-        self._pending: list[EntryBatch] = []
+        self._pending: list[Frame] = []
 
     async def gather(self, buffer: Replayable, carriage: Carriage, end: int) -> bool:
         """Take what the buffer has up to an end; tell whether more would be taken."""
         async for frame in buffer.replay(self.next_offset, end=end, max_facts=self._max_facts):
-            if not self._take(carriage.split(frame)):
+            if not self._take(carriage.chosen(frame)):
                 return False
         return True
-
-    def _take(self, pieces: Iterator[Frame]) -> bool:
-        """Take frames in order, the last one perhaps in part; tell whether more are wanted."""
-        for piece in pieces:
-            if piece.entries is not None:
-                if not self._take_entries(piece.entries):
-                    return False
-            else:
-                self._take_gap(piece)
-        return self._facts > 0 and self._bytes > 0 and self._scanned > 0
 
     def frames(self) -> list[Frame]:
         """Give what was gathered."""
         if self._pending:
-            entries = EntryBatch.concat(self._pending)
-            self._frames.append(Frame(self.next_offset - len(entries), self.next_offset - 1, entries))
+            self._frames.append(_joined(self._pending))
             self._pending = []
         return self._frames
 
-    def _take_entries(self, entries: EntryBatch) -> bool:
+    def _take(self, frame: Frame) -> bool:
+        """Take a frame, perhaps in part; tell whether more are wanted."""
+        taken = frame if frame.entries is None else self._fitting(frame, frame.entries)
+        if taken is None:
+            return False
+        if frame.gap is not None:
+            self.frames().append(frame)
+            self.is_worth_an_answer = True
+        else:
+            self._pending.append(taken)
+            self._scanned -= taken.last - taken.first + 1
+        self.next_offset = taken.last + 1
+        return taken.last == frame.last and self._facts > 0 and self._bytes > 0 and self._scanned > 0
+
+    def _fitting(self, frame: Frame, entries: EntryBatch) -> Frame | None:
+        """Give as much of a frame as there is room for, None when there is none."""
         count = _count_within(entries, self._bytes, min(len(entries), self._facts))
-        if count == 0 and not self._pending and not self._frames:
+        if count == 0 and not self.is_worth_an_answer:
             count = 1
         if count:
-            taken = entries.slice(0, count)
-            self._pending.append(taken)
-            self._bytes -= taken.size_bytes
             self.is_worth_an_answer = True
-        self._facts -= count
-        self._scanned -= count
-        self.next_offset += count
-        return count == len(entries) and self._facts > 0
-
-    def _take_gap(self, piece: Frame) -> None:
-        assert piece.gap is not None
-        frames = self.frames()
-        self.next_offset = piece.last + 1
-        if piece.gap.reason == GapReason.SKIPPED:
-            self._scanned -= piece.last - piece.first + 1
-        else:
-            self.is_worth_an_answer = True
-        if frames and (joined := _joined(frames[-1], piece)):
-            frames[-1] = joined
-        else:
-            frames.append(piece)
+            self._facts -= count
+            self._bytes -= entries.slice(0, count).size_bytes
+        if count == len(entries):
+            return frame
+        # What is left out before the next entry belongs to this answer, too.
+        last = int(entries.slice(count, 1).offsets[0]) - 1
+        if last < frame.first:
+            return None
+        skips = [each.within(frame.first, last) for each in frame.skips]
+        kept = entries.slice(0, count) if count else None
+        return Frame(frame.first, last, kept, skips=tuple(each for each in skips if len(each.ranges)))
 
 
-def _joined(one: Frame, next_one: Frame) -> Frame | None:
-    """Join two neighbouring skipped ranges of one kind, or give None."""
-    a, b = one.gap, next_one.gap
-    if a is None or b is None or a.reason != GapReason.SKIPPED or (a.reason, a.detail) != (b.reason, b.detail):
-        return None
-    gap = GapRecord(a.first, b.last, a.reason, b.at_unix_ms, a.detail)
-    return Frame(one.first, next_one.last, gap=gap)
+def _joined(pending: Sequence[Frame]) -> Frame:
+    """Make one frame of neighbours, a plain gap record when they are one skipped range."""
+    first, last = pending[0].first, pending[-1].last
+    batches = [frame.entries for frame in pending if frame.entries is not None]
+    skips = grouped(each for frame in pending for each in frame.skips)
+    if not batches and len(skips) == 1 and len(skips[0].ranges) == 1:
+        return Frame(first, last, gap=next(skips[0].records()))
+    return Frame(first, last, EntryBatch.concat(batches) if batches else None, skips=tuple(skips))
 
 
 def _count_within(entries: EntryBatch, max_bytes: int, max_facts: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -20,10 +21,13 @@ from bsfg.errors import BsfgError, DigestMismatch, ForeignLog, FrameInvalid, Zon
 from bsfg.hashing import Hasher
 from bsfg.journey.carriage import RETURNING
 from bsfg.journey.link import DETAIL_CHARACTERS_MAX, Fetched, PeerPosition
-from bsfg.ports import Frame, GapRecord
+from bsfg.ports import Frame, Gap, GapRecord, GapSet
+from bsfg.ranges import RangeSet
 from bsfg.retention import GapReason
 from bsfg.rules import DEFAULT_LIMITS, Limits
 from bsfg.sealing import SHA256, reseal
+
+AnyGap = TypeVar("AnyGap", GapRecord, GapSet, Gap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,7 @@ class Put:
 
     through: int
     entries: list[EntryBatch] = field(default_factory=list)
-    gaps: list[GapRecord] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,7 @@ def judge(fetched: Fetched, position: PeerPosition, rules: LinkRules, peer_zone:
     try:
         check_history(fetched, position)
         check_order(fetched, position)
-        put = Put(fetched.start - 1, gaps=_relayed(fetched.gaps, rules))
+        put = Put(fetched.start - 1, gaps=_relayed([*fetched.gaps, *fetched.gap_sets], rules))
         for frame in fetched.frames:
             suspect = _sort_in(put, frame, rules, peer_zone)
             if suspect is not None:
@@ -112,32 +116,53 @@ def check_order(fetched: Fetched, position: PeerPosition) -> None:
     for frame in fetched.frames:
         if frame.first != expected or frame.last < frame.first:
             raise FrameInvalid(f"a frame has offsets {frame.first}..{frame.last}, {expected} is expected next")
-        if (frame.entries is None) == (frame.gap is None):
+        has_facts = frame.entries is not None or bool(frame.skips)
+        if has_facts == (frame.gap is not None):
             raise FrameInvalid(f"frame {frame.first}..{frame.last} must hold either entries or a gap record")
-        if frame.entries is not None:
-            _check_offsets(frame.entries, frame)
+        if has_facts:
+            _check_offsets(frame)
         expected = frame.last + 1
     if expected > fetched.end:
         raise FrameInvalid(f"the frames reach offset {expected - 1} of a log that ends before {fetched.end}")
 
 
-def _check_offsets(entries: EntryBatch, frame: Frame) -> None:
-    if entries.wellformed and entries.has_rows:
-        offsets: Sequence[int | None] = entries.values("offset")
-        if None in offsets or None in entries.values("appended_at_unix_ms"):
+def _check_offsets(frame: Frame) -> None:
+    """Raise `FrameInvalid` unless the entries of a frame, and what was left out among them, are all of its range."""
+    entries, wrong = frame.entries, f"the entries of frame {frame.first}..{frame.last} do not have these offsets"
+    if entries is None:
+        offsets = np.empty(0, dtype=np.int64)
+    elif entries.wellformed and entries.has_rows:
+        values: Sequence[int | None] = entries.values("offset")
+        if None in values or None in entries.values("appended_at_unix_ms"):
             raise FrameInvalid(f"frame {frame.first}..{frame.last} has entries without offset or time")
-        if offsets != list(range(frame.first, frame.last + 1)):
-            raise FrameInvalid(f"the entries of frame {frame.first}..{frame.last} do not have these offsets")
-        return
+        if not frame.skips and values != list(range(frame.first, frame.last + 1)):
+            raise FrameInvalid(wrong)
+        offsets = np.array(values, dtype=np.int64) if frame.skips else np.empty(0, dtype=np.int64)
+        if not frame.skips:
+            return
+    else:
+        offsets = _columnar_offsets(entries, frame)
+    left_out = RangeSet.union([each.ranges for each in frame.skips]) if frame.skips else RangeSet.empty()
+    count = frame.last - frame.first + 1 - left_out.offsets
+    if left_out.offsets != sum(each.ranges.offsets for each in frame.skips) or len(offsets) != count:
+        raise FrameInvalid(wrong)
+    if len(left_out) and (int(left_out.firsts[0]) < frame.first or int(left_out.lasts[-1]) > frame.last):
+        raise FrameInvalid(wrong)
+    if len(offsets) and (offsets[0] < frame.first or offsets[-1] > frame.last or (np.diff(offsets) <= 0).any()):
+        raise FrameInvalid(wrong)
+    # As many as there is room for, each once and none where something was left out: these are all of them.
+    if left_out.cover(RangeSet(offsets, offsets, offsets)).any():
+        raise FrameInvalid(wrong)
+
+
+def _columnar_offsets(entries: EntryBatch, frame: Frame) -> np.ndarray:
     try:
         entries.record_batch.validate()
     except pa.ArrowInvalid as error:
         raise FrameInvalid(f"frame {frame.first}..{frame.last} is malformed: {error}") from None
     if entries.column("offset").null_count or entries.column("appended_at_unix_ms").null_count:
         raise FrameInvalid(f"frame {frame.first}..{frame.last} has entries without offset or time")
-    count = frame.last - frame.first + 1
-    if len(entries) != count or not np.array_equal(entries.offsets, np.arange(frame.first, frame.last + 1)):
-        raise FrameInvalid(f"the entries of frame {frame.first}..{frame.last} do not have these offsets")
+    return entries.offsets
 
 
 def _sort_in(put: Put, frame: Frame, rules: LinkRules, peer_zone: str) -> int | None:
@@ -148,18 +173,21 @@ def _sort_in(put: Put, frame: Frame, rules: LinkRules, peer_zone: str) -> int | 
         put.gaps.append(_trimmed(gap))
         put.through = frame.last
         return suspect
-    assert frame.entries is not None
     entries = frame.entries
-    try:
-        reseal(entries, hasher=rules.hasher, limits=rules.limits)
-    except DigestMismatch as error:
-        row = int(error.details["rows"][0])
-        suspect = frame.first + row
-        entries = entries.slice(0, row)
-    if len(entries):
-        _check_from_zones(entries, rules)
-        _leave_out_own(put, entries, rules, peer_zone)
-        put.through = frame.first + len(entries) - 1
+    put.through = frame.last
+    if entries is not None:
+        try:
+            reseal(entries, hasher=rules.hasher, limits=rules.limits)
+        except DigestMismatch as error:
+            row = int(error.details["rows"][0])
+            suspect = int(entries.offsets[row])
+            entries = entries.slice(0, row)
+            put.through = suspect - 1
+        if len(entries):
+            _check_from_zones(entries, rules)
+            _leave_out_own(put, entries, rules, peer_zone)
+    for skips in frame.skips:
+        put.gaps.append(_trimmed(replace(skips.within(frame.first, put.through), origin_zone=peer_zone)))
     return suspect
 
 
@@ -176,15 +204,12 @@ def _leave_out_own(put: Put, entries: EntryBatch, rules: LinkRules, peer_zone: s
         put.entries.append(entries)
         return
     own = np.asarray(pc.equal(entries.column("from_zone"), rules.zone).to_numpy(zero_copy_only=False))
-    edges = np.flatnonzero(np.diff(own)) + 1
-    for start, stop in zip([0, *edges], [*edges, len(own)], strict=True):
-        rows = entries.slice(int(start), int(stop - start))
-        if own[start]:
-            at_unix_ms = int(rows.column("appended_at_unix_ms")[-1].as_py())
-            first, last = int(rows.offsets[0]), int(rows.offsets[-1])
-            put.gaps.append(GapRecord(first, last, GapReason.SKIPPED, at_unix_ms, RETURNING, peer_zone))
-        else:
-            put.entries.append(rows)
+    mine = entries.take(np.flatnonzero(own))
+    at_unix_ms = int(mine.column("appended_at_unix_ms")[-1].as_py())
+    ranges = RangeSet.of_offsets(mine.offsets, at_unix_ms)
+    put.gaps.append(GapSet(GapReason.SKIPPED, ranges, RETURNING, peer_zone, at_unix_ms))
+    if len(mine) < len(entries):
+        put.entries.append(entries.take(np.flatnonzero(~own)))
 
 
 def _zones(entries: EntryBatch) -> list[str]:
@@ -195,17 +220,17 @@ def _zones(entries: EntryBatch) -> list[str]:
     return zones
 
 
-def _relayed(gaps: Sequence[GapRecord], rules: LinkRules) -> list[GapRecord]:
+def _relayed(gaps: Sequence[Gap], rules: LinkRules) -> list[Gap]:
     """Take the gap records that the sender got from other zones, those that speak of this zone left out."""
     for gap in gaps:
-        if gap.origin_zone is None or gap.first < 0 or gap.last < gap.first:
-            raise FrameInvalid(f"a relayed gap record has range {gap.first}..{gap.last} of zone {gap.origin_zone}")
+        if gap.origin_zone is None or (isinstance(gap, GapRecord) and not 0 <= gap.first <= gap.last):
+            raise FrameInvalid(f"a relayed gap record of zone {gap.origin_zone} names no range of its offsets")
         if gap.origin_zone not in rules.from_zones and gap.origin_zone != rules.zone:
             raise ZoneNotAllowed(f"this link may not bring gap records of zone {gap.origin_zone!r}")
     return [_trimmed(gap) for gap in gaps if gap.origin_zone != rules.zone]
 
 
-def _trimmed(gap: GapRecord) -> GapRecord:
+def _trimmed(gap: AnyGap) -> AnyGap:
     """Keep a sender's words short: they are stored for good."""
     return replace(gap, detail=gap.detail[:DETAIL_CHARACTERS_MAX])
 

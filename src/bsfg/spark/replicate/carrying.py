@@ -60,6 +60,7 @@ class Carrying(Turns["Courier"]):
     """The turns of one stream, its facts given to a courier."""
 
     stores_at_once = 3
+    takes_sets = False
 
     async def judge(self, fetched: Fetched, position: PeerPosition) -> Decision:
         """Check the history and the order of an answer."""

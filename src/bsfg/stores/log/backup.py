@@ -154,11 +154,7 @@ class _LogCopy:
 
     def _notes(self, notes: Notes, end: int) -> None:
         """Write the notes as far as they speak of what was copied."""
-        notes.gaps = [
-            replace(gap, last=gap.last if gap.origin_zone is not None else min(gap.last, end - 1))
-            for gap in notes.gaps
-            if gap.origin_zone is not None or gap.first < end
-        ]
+        notes.book = notes.book.before(end)
         notes.quarantined = {id: item for id, item in notes.quarantined.items() if item.existing_offset < end}
         data = b"".join(encode(record) for record in notes.snapshot())
         write_whole(self._target, f"{self._source.path}/notes.journal", data)

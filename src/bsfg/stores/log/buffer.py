@@ -17,7 +17,8 @@ from bsfg.errors import (
     StorageClosed,
 )
 from bsfg.fact import Entry, Key
-from bsfg.ports import Buffer, BufferStats, Frame, GapRecord, OriginSpan, Quarantined, Receipt
+from bsfg.gaps import RELAYED_RANGES_MAX, check_gaps
+from bsfg.ports import Buffer, BufferStats, Frame, Gap, GapRecord, GapSet, OriginSpan, Quarantined, Receipt
 from bsfg.rangedigest import History
 from bsfg.retention import Age, ClockGuard, GapReason, Standing, ordered_before, removable_before
 from bsfg.stores.log.committer import Committer
@@ -240,19 +241,25 @@ class LogBuffer:
     async def gaps(self) -> list[GapRecord]:
         """List all gap records."""
         self._check_open()
-        return list(self._writer.notes.gaps)
+        return self._writer.notes.gaps
+
+    async def gap_sets(self) -> list[GapSet]:
+        """Give all gap records as sets."""
+        self._check_open()
+        return self._writer.notes.book.sets()
+
+    async def gaps_told(self, after: str = "", max_ranges: int = RELAYED_RANGES_MAX) -> tuple[list[GapSet], str]:
+        """Give what other zones told after a token."""
+        self._check_open()
+        return self._writer.notes.book.told_since(after, max_ranges)
 
     async def record_gap(self, gap: GapRecord) -> None:
         """Make a gap record durable."""
         await self.record_gaps([gap])
 
-    async def record_gaps(self, gaps: Sequence[GapRecord]) -> None:
+    async def record_gaps(self, gaps: Sequence[Gap]) -> None:
         """Make gap records durable with one sync."""
-        for gap in gaps:
-            if gap.first < 0 or gap.last < gap.first:
-                raise InvalidArgument(f"{gap.first}..{gap.last} is not a range of offsets")
-            if gap.origin_zone is None and gap.last >= self.end:
-                raise OffsetOutOfRange(f"a gap up to {gap.last} reaches beyond the end {self.end}", end=self.end)
+        check_gaps(gaps, self.end)
         if gaps:
             await self._submit(Step(lambda: self._writer.notes.add_gaps(list(gaps))))
 
@@ -305,7 +312,7 @@ class LogBuffer:
             segments=len(writer.segments),
             keys=len(writer.index.keys),
             index_bytes=writer.index.keys.nbytes,
-            gaps=len(writer.notes.gaps),
+            gaps=len(writer.notes.book),
             quarantined=len(writer.notes.quarantined),
             chain_head=writer.chain,
         )

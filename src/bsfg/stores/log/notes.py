@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
@@ -11,7 +11,9 @@ import pyarrow as pa
 from bsfg.batch import FACT_SCHEMA, FactBatch
 from bsfg.errors import InvalidArgument
 from bsfg.fact import Key, Origin
-from bsfg.ports import GapRecord, Quarantined
+from bsfg.gaps import Gap, GapBook, GapRecord, GapSet, listed
+from bsfg.ports import Quarantined
+from bsfg.ranges import RangeSet
 from bsfg.retention import GapReason
 from bsfg.sealing import bodies
 from bsfg.stores.log.files import Files
@@ -39,12 +41,16 @@ class Notes:
         self._journal = Journal(files, self._path, self.snapshot)
         self.start = 0
         self.keys_start = 0
-        self.gaps: list[GapRecord] = []
+        self.book = GapBook()
         self.anchors: list[Anchor] = []
         self.quarantined: dict[int, Quarantined] = {}
         self.released: list[dict[str, Any]] = []
         self.next_quarantine_id = 1
-        self._known_gaps: set[tuple[int, int, str, str, str | None]] = set()
+
+    @property
+    def gaps(self) -> list[GapRecord]:
+        """All gap records, one per range, oldest first."""
+        return listed(self.book.sets())
 
     @property
     def problems(self) -> list[str]:
@@ -66,12 +72,12 @@ class Notes:
     def move_start(self, start: int, anchors: list[Anchor], gaps: list[GapRecord]) -> None:
         """Record durably that the log now begins at ``start``, and what is known of what went."""
         records = [Record({"kind": "anchor", **_anchor_head(anchor)}) for anchor in anchors]
-        records += [_gap(gap) for gap in gaps if not self._knows(gap)]
+        records += [_gaps(each) for each in self.book.missing(gaps)]
         self._write([*records, Record({"kind": "start", "start": start})])
 
-    def add_gaps(self, gaps: list[GapRecord]) -> None:
+    def add_gaps(self, gaps: Sequence[Gap]) -> None:
         """Record gaps durably; those already known are left out."""
-        fresh = [_gap(gap) for gap in gaps if not self._knows(gap)]
+        fresh = [_gaps(each) for each in self.book.missing(gaps)]
         if fresh:
             self._write(fresh)
 
@@ -108,9 +114,6 @@ class Notes:
         """Release the journal."""
         self._journal.close()
 
-    def _knows(self, gap: GapRecord) -> bool:
-        return _gap_identity(gap) in self._known_gaps
-
     def _write(self, records: list[Record]) -> None:
         self._journal.append(records)
         for record in records:
@@ -129,11 +132,9 @@ class Notes:
             anchor = Anchor(**head)
             if anchor not in self.anchors[-8:]:
                 self.anchors.append(anchor)
-        elif kind == "gap":
-            gap = GapRecord(**{**head, "reason": GapReason(head["reason"])})
-            if not self._knows(gap):
-                self._known_gaps.add(_gap_identity(gap))
-                self.gaps.append(gap)
+        elif kind in ("gap", "gaps"):
+            for gap in self.book.missing([_gap_set(head, record.blob)]):
+                self.book.add(gap)
         elif kind == "quarantined":
             item = _quarantined(head, record.blob)
             self.quarantined[item.id] = item
@@ -147,8 +148,8 @@ class Notes:
         """Give the records from which the present notes can be read again."""
         for anchor in self.anchors:
             yield Record({"kind": "anchor", **_anchor_head(anchor)})
-        for gap in self.gaps:
-            yield _gap(gap)
+        for gap in self.book.sets():
+            yield _gaps(gap)
         for item in self.quarantined.values():
             yield _quarantine(item)
         for head in self.released:
@@ -161,12 +162,22 @@ def _anchor_head(anchor: Anchor) -> dict[str, Any]:
     return {name: getattr(anchor, name) for name in Anchor.__dataclass_fields__}
 
 
-def _gap_identity(gap: GapRecord) -> tuple[int, int, str, str, str | None]:
-    return gap.first, gap.last, str(gap.reason), gap.detail, gap.origin_zone
+def _gaps(gap: GapSet) -> Record:
+    head = {"kind": "gaps", "reason": str(gap.reason), "since_unix_ms": gap.since_unix_ms}
+    if gap.detail:
+        head["detail"] = gap.detail
+    if gap.origin_zone is not None:
+        head["origin_zone"] = gap.origin_zone
+    return Record(head, gap.ranges.encode())
 
 
-def _gap(gap: GapRecord) -> Record:
-    return Record({"kind": "gap", **{name: getattr(gap, name) for name in GapRecord.__dataclass_fields__}})
+def _gap_set(head: dict[str, Any], blob: bytes) -> GapSet:
+    reason = GapReason(head["reason"])
+    if "first" in head:
+        # Written by versions that kept a record for every range.
+        return GapSet.of(GapRecord(**{**head, "reason": reason}))
+    ranges, zone = RangeSet.decode(blob), head.get("origin_zone")
+    return GapSet(reason, ranges, head.get("detail", ""), zone, head["since_unix_ms"])
 
 
 def _identity(item: Quarantined) -> tuple[str, Key, bytes]:

@@ -78,7 +78,7 @@ class LogFolder:
         segments = [segment for segment in segments if segment.base <= end]
         for segment in segments:
             segment.until = end
-        return LogView(tuple(segments), notes.start, max(end, notes.start), tuple(notes.gaps), _damage), notes
+        return LogView(tuple(segments), notes.start, max(end, notes.start), notes.book.own(), _damage), notes
 
     def _watermark(self) -> int | None:
         """Give how far the writer says the log is durable; None when nobody wrote since the machine was started."""

@@ -122,9 +122,8 @@ class LogView:
     def _absent(self, first: int, end: int, reason: GapReason) -> Iterator[Frame]:
         """Explain a range without entries by the gap records that cover it, and the rest by ``reason``."""
         at = first
-        known = sorted((gap for gap in self.gaps if gap.reason in _ABSENT), key=lambda gap: gap.first)
-        for gap in known:
-            if gap.last < at or gap.origin_zone is not None:
+        for gap in self.gaps:
+            if gap.last < at or gap.origin_zone is not None or gap.reason not in _ABSENT:
                 continue
             if gap.first >= end:
                 break

@@ -129,7 +129,7 @@ class LogWriter:
 
     def view(self) -> LogView:
         """Give the log as it stands, for reading."""
-        return LogView(self.segments, self.start, self.end, tuple(self.notes.gaps), self._damage_seen)
+        return LogView(self.segments, self.start, self.end, self.notes.book.own(), self._damage_seen)
 
     @property
     def used_bytes(self) -> int:

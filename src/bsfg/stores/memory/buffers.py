@@ -12,8 +12,10 @@ import pyarrow as pa
 from bsfg.batch import FACT_SCHEMA, ORIGIN_FIELDS, EntryBatch, FactBatch
 from bsfg.errors import BufferFull, InvalidArgument, OffsetOutOfRange
 from bsfg.fact import Entry, Key
-from bsfg.ports import Buffer, BufferStats, Frame, GapRecord, OriginSpan, Quarantined, Receipt
-from bsfg.retention import Age, Gap, Policy, Removal, Standing, make_room, ordered_before, removable_before
+from bsfg.gaps import RELAYED_RANGES_MAX, check_gaps, listed
+from bsfg.ports import Buffer, BufferStats, Frame, Gap, GapRecord, GapSet, OriginSpan, Quarantined, Receipt
+from bsfg.retention import Age, Policy, Removal, Standing, make_room, ordered_before, removable_before
+from bsfg.retention import Gap as RemovedRange
 from bsfg.stores.memory.state import (
     KEY_OVERHEAD_BYTES,
     Block,
@@ -102,22 +104,27 @@ class MemoryBuffer:
     async def gaps(self) -> list[GapRecord]:
         """List all gap records."""
         self._storage.check_open()
-        return list(self._state.gaps)
+        return listed(self._state.book.sets())
+
+    async def gap_sets(self) -> list[GapSet]:
+        """Give all gap records as sets."""
+        self._storage.check_open()
+        return self._state.book.sets()
+
+    async def gaps_told(self, after: str = "", max_ranges: int = RELAYED_RANGES_MAX) -> tuple[list[GapSet], str]:
+        """Give what other zones told after a token."""
+        self._storage.check_open()
+        return self._state.book.told_since(after, max_ranges)
 
     async def record_gap(self, gap: GapRecord) -> None:
         """Keep a gap record once."""
         await self.record_gaps([gap])
 
-    async def record_gaps(self, gaps: Sequence[GapRecord]) -> None:
+    async def record_gaps(self, gaps: Sequence[Gap]) -> None:
         """Keep gap records once."""
-        for gap in gaps:
-            if gap.first < 0 or gap.last < gap.first:
-                raise InvalidArgument(f"{gap.first}..{gap.last} is not a range of offsets")
         async with self._storage.writing() as write:
-            highest = max((gap.last for gap in gaps if gap.origin_zone is None), default=-1)
-            if highest >= self._state.end:
-                raise OffsetOutOfRange(f"offset {highest} is not below the end {self._state.end}")
-            if any(not self._state.has_gap(gap) for gap in gaps):
+            check_gaps(gaps, self._state.end)
+            if self._state.book.missing(gaps):
                 await write(lambda: self._state.add_gaps(gaps))
 
     async def quarantine(self) -> list[Quarantined]:
@@ -194,7 +201,7 @@ class MemoryBuffer:
             segments=len(state.blocks),
             keys=len(state.keys),
             index_bytes=len(state.keys) * KEY_OVERHEAD_BYTES,
-            gaps=len(state.gaps),
+            gaps=len(state.book),
             quarantined=len(state.quarantined),
             chain_head=state.chain_head,
         )
@@ -309,5 +316,5 @@ def _block(first: int, facts: FactBatch, found: Plan, origin: OriginSpan | None,
     return Block(first, entries, found.new_bodies, row_sizes_bytes(new), at_unix_ms)
 
 
-def _records(gaps: Sequence[Gap], now_unix_ms: int) -> list[GapRecord]:
+def _records(gaps: Sequence[RemovedRange], now_unix_ms: int) -> list[GapRecord]:
     return [GapRecord(gap.first, gap.last, gap.reason, now_unix_ms) for gap in gaps]

@@ -14,6 +14,7 @@ import pyarrow as pa
 from bsfg.arrays import byte_lengths
 from bsfg.batch import EntryBatch, FactBatch
 from bsfg.fact import Key
+from bsfg.gaps import Gap, GapBook
 from bsfg.ports import Buffer, Frame, GapRecord, OriginSpan, Quarantined, Result
 from bsfg.retention import GapReason, Piece
 from bsfg.sealing import bodies
@@ -81,7 +82,7 @@ class BufferState:
     removed_unix_ms: int = 0
     blocks: list[Block] = field(default_factory=list)
     keys: dict[Key, KnownKey] = field(default_factory=dict)
-    gaps: list[GapRecord] = field(default_factory=list)
+    book: GapBook = field(default_factory=GapBook)
     quarantined: list[Quarantined] = field(default_factory=list)
     released: list[tuple[Quarantined, str]] = field(default_factory=list)
     next_quarantine_id: int = 0
@@ -147,15 +148,10 @@ class BufferState:
         for key in old:
             del self.keys[key]
 
-    def add_gaps(self, gaps: Iterable[GapRecord]) -> None:
+    def add_gaps(self, gaps: Iterable[Gap]) -> None:
         """Add the gap records that are not there yet."""
-        for gap in gaps:
-            if not self.has_gap(gap):
-                self.gaps.append(gap)
-
-    def has_gap(self, gap: GapRecord) -> bool:
-        """Tell whether a gap record of this range, reason, detail and origin is there."""
-        return any(_gap_identity(gap) == _gap_identity(other) for other in self.gaps)
+        for gap in self.book.missing(gaps):
+            self.book.add(gap)
 
     def set_aside(self, facts: Iterable[Quarantined]) -> None:
         """Put refused facts into quarantine under their ids."""
@@ -182,16 +178,12 @@ class BufferState:
         return Frame(at, position - 1, entries=EntryBatch.concat(parts))
 
     def _gap_frame(self, at: int, stop: int) -> Frame:
-        reasons = [gap for gap in self.gaps if gap.origin_zone is None and gap.reason in REMOVAL_REASONS]
+        reasons = [gap for gap in self.book.own() if gap.reason in REMOVAL_REASONS]
         for gap in reasons:
             if gap.first <= at <= gap.last:
                 return Frame(at, min(gap.last + 1, stop) - 1, gap=gap)
         last = min([stop, *(gap.first for gap in reasons if gap.first > at)]) - 1
         return Frame(at, last, gap=GapRecord(at, last, GapReason.TRUNCATED, self.removed_unix_ms))
-
-
-def _gap_identity(gap: GapRecord) -> tuple[int, int, GapReason, str, str | None]:
-    return gap.first, gap.last, gap.reason, gap.detail, gap.origin_zone
 
 
 def key_columns(facts: FactBatch) -> tuple[list[str], list[str]]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bsfg.errors import InvalidArgument, OffsetOutOfRange
-from bsfg.ports import GapRecord
+from bsfg.gaps import RELAYED_RANGES_MAX
+from bsfg.ports import GapRecord, GapSet
+from bsfg.ranges import RangeSet
 from bsfg.retention import GapReason
 from bsfg.testing.conformance.case import Rig, StorageCase, origin, scenario
 from bsfg.testing.facts import WeakHasher, batch, message, messages
@@ -48,6 +50,43 @@ class RecordsContract(StorageCase):
         lane = await rig.reopened()
         await lane.buffer.record_gap(again)
         assert await lane.gaps() == [first, *others]
+
+    @scenario
+    async def test_neighbouring_gap_records_become_one(self, rig: Rig) -> None:
+        """Ranges of one kind that overlap or adjoin are one range with the latest time, after a restart too."""
+        lane = await rig.lane()
+        await lane.write(batch(10))
+        for first, last, at_unix_ms in ((0, 1, 1_000), (4, 6, 2_000), (2, 2, 3_000), (5, 8, 4_000), (5, 5, 5_000)):
+            await lane.buffer.record_gap(GapRecord(first, last, GapReason.EXPIRED, at_unix_ms, "late", "field"))
+        expected = [
+            GapRecord(0, 2, GapReason.EXPIRED, 3_000, "late", "field"),
+            GapRecord(4, 8, GapReason.EXPIRED, 4_000, "late", "field"),
+        ]
+        async for lane in rig.across_restart():
+            assert await lane.gaps() == expected
+            (found,) = await lane.buffer.gap_sets()
+            assert (found.kind, found.since_unix_ms) == ((GapReason.EXPIRED, "late", "field"), 1_000)
+            assert (found.ranges.offsets, (await lane.stats()).gaps) == (8, 2)
+
+    @scenario
+    async def test_thousands_of_ranges_are_recorded_at_once(self, rig: Rig) -> None:
+        """A set of ranges is recorded as a whole, and what another zone told is told on in bounded parts."""
+        lane = await rig.lane()
+        pairs = [(offset, offset) for offset in range(1, 6_000, 2)]
+        gaps = GapSet(GapReason.SKIPPED, RangeSet.of(pairs, 1_000), "not for this zone", "field", 1_000)
+        await lane.buffer.record_gaps([gaps])
+        await lane.buffer.record_gaps([gaps, GapRecord(9, 9, GapReason.SKIPPED, 2_000, "not for this zone", "field")])
+        async for lane in rig.across_restart():
+            assert await lane.buffer.gap_sets() == [gaps]
+            told: list[GapSet] = []
+            token = ""
+            while (answer := await lane.buffer.gaps_told(token))[0]:
+                assert sum(len(each.ranges) for each in answer[0]) <= RELAYED_RANGES_MAX
+                told, token = [*told, *answer[0]], answer[1]
+            assert [(gap.first, gap.last) for each in told for gap in each.records()] == pairs
+        await lane.buffer.record_gap(GapRecord(8_000, 8_001, GapReason.EVICTED, 2_000, "", "field"))
+        (after,), _ = await lane.buffer.gaps_told(token)
+        assert [(gap.first, gap.last, gap.reason) for gap in after.records()] == [(8_000, 8_001, GapReason.EVICTED)]
 
     @scenario
     async def test_impossible_gap_records_are_refused(self, rig: Rig) -> None:

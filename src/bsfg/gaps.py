@@ -1,0 +1,290 @@
+"""Gap records: what was not or is no longer there, and why, as sets of ranges.
+
+A buffer keeps one set for each reason, detail and origin. Ranges that overlap or adjoin become one, so the cost of a
+set grows with its ranges and not with the facts they name; a set that alternates with facts costs one bit per offset.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from bsfg.errors import InvalidArgument, OffsetOutOfRange
+from bsfg.ranges import RangeSet
+from bsfg.retention import GapReason
+
+Kind = tuple[GapReason, str, str | None]
+"""What the ranges of one set have in common: reason, detail and origin zone."""
+
+RELAYED_RANGES_MAX = 1_000
+"""How many ranges of one set are told to the next zone at once."""
+
+_STEPS_KEPT = 1_024
+
+
+@dataclass(frozen=True, slots=True)
+class GapRecord:
+    """A durable note that a range was not or is no longer there, and why; it travels like a fact does."""
+
+    first: int
+    last: int
+    reason: GapReason
+    at_unix_ms: int
+    detail: str = ""
+    origin_zone: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GapSet:
+    """All ranges of one reason, detail and origin, each with the time it was last added to.
+
+    ``since_unix_ms`` is when the first of them was recorded. With an ``origin_zone`` the ranges count that zone's
+    offsets.
+    """
+
+    reason: GapReason
+    ranges: RangeSet
+    detail: str = ""
+    origin_zone: str | None = None
+    since_unix_ms: int = 0
+
+    @staticmethod
+    def of(gap: GapRecord) -> GapSet:
+        """Give a single record as a set."""
+        ranges = RangeSet.of([(gap.first, gap.last)], gap.at_unix_ms)
+        return GapSet(gap.reason, ranges, gap.detail, gap.origin_zone, gap.at_unix_ms)
+
+    @property
+    def kind(self) -> Kind:
+        """What the ranges have in common."""
+        return self.reason, self.detail, self.origin_zone
+
+    @property
+    def at_unix_ms(self) -> int:
+        """When the set was last added to."""
+        return int(self.ranges.times_unix_ms.max()) if len(self.ranges) else self.since_unix_ms
+
+    def records(self) -> Iterator[GapRecord]:
+        """Give the ranges one by one."""
+        for first, last, at_unix_ms in self.ranges.rows():
+            yield GapRecord(first, last, self.reason, at_unix_ms, self.detail, self.origin_zone)
+
+    def pieces(self, max_ranges: int) -> Iterator[GapSet]:
+        """Give the set in pieces of so many ranges at most."""
+        if len(self.ranges) <= max_ranges:
+            yield self
+            return
+        for start in range(0, len(self.ranges), max_ranges):
+            yield replace(self, ranges=self.ranges.slice(start, start + max_ranges))
+
+    def within(self, first: int, last: int) -> GapSet:
+        """Give what lies inside a range of offsets."""
+        return replace(self, ranges=self.ranges.within(first, last))
+
+
+Gap = GapRecord | GapSet
+
+
+def grouped(gaps: Iterable[Gap]) -> list[GapSet]:
+    """Bring records and sets of one kind together, in the order in which the kinds first came."""
+    kinds: dict[Kind, list[GapSet]] = {}
+    singles: dict[Kind, list[GapRecord]] = {}
+    for gap in gaps:
+        if isinstance(gap, GapSet):
+            kinds.setdefault(gap.kind, []).append(gap)
+        else:
+            kind = gap.reason, gap.detail, gap.origin_zone
+            kinds.setdefault(kind, [])
+            singles.setdefault(kind, []).append(gap)
+    return [_together(kind, sets, singles.get(kind, [])) for kind, sets in kinds.items()]
+
+
+def _together(kind: Kind, sets: Sequence[GapSet], singles: Sequence[GapRecord]) -> GapSet:
+    if len(sets) == 1 and not singles:
+        return sets[0]
+    parts = [each.ranges for each in sets]
+    if singles:
+        columns = np.array([(gap.first, gap.last, gap.at_unix_ms) for gap in singles], dtype=np.int64)
+        parts.append(RangeSet.normal(columns[:, 0], columns[:, 1], columns[:, 2]))
+    since_unix_ms = min([*(each.since_unix_ms for each in sets), *(gap.at_unix_ms for gap in singles)])
+    return GapSet(kind[0], RangeSet.union(parts), kind[1], kind[2], since_unix_ms)
+
+
+def check_gaps(gaps: Iterable[Gap], end: int) -> None:
+    """Raise unless all are ranges of offsets, and those of a buffer's own lie below its end."""
+    for gap in gaps:
+        ranges = gap.ranges if isinstance(gap, GapSet) else RangeSet.of([(gap.first, gap.last)], 0)
+        if not len(ranges):
+            continue
+        first, last = int(ranges.firsts[0]), int(ranges.lasts[-1])
+        if first < 0 or last < first or bool((ranges.lasts < ranges.firsts).any()):
+            raise InvalidArgument(f"{first}..{last} is not a range of offsets")
+        if gap.origin_zone is None and last >= end:
+            raise OffsetOutOfRange(f"a gap up to {last} reaches beyond the end {end}", end=end)
+
+
+def listed(sets: Iterable[GapSet]) -> list[GapRecord]:
+    """List the ranges of sets one by one, by the time they were recorded; for those who look at few of them."""
+    records = [record for each in sets for record in each.records()]
+    records.sort(key=lambda record: record.at_unix_ms)
+    return records
+
+
+class _Growing:
+    """A set that grows, mostly at its end: three columns that are copied only for whoever looks."""
+
+    def __init__(self, gap: GapSet) -> None:
+        self.head = replace(gap, ranges=RangeSet.empty())
+        self._columns = [array("q") for _ in range(3)]
+        self._seen: GapSet | None = None
+        self.add(gap)
+
+    def __len__(self) -> int:
+        return len(self._columns[0])
+
+    def missing(self, ranges: RangeSet) -> RangeSet:
+        """Leave out the ranges that are covered already."""
+        lasts = self._columns[1]
+        if not len(ranges) or not lasts or int(ranges.firsts[0]) > lasts[-1]:
+            return ranges
+        return ranges.take(~self.seen().ranges.cover(ranges))
+
+    def add(self, gap: GapSet) -> None:
+        """Add ranges of the same kind."""
+        self.head = replace(self.head, since_unix_ms=min(self.head.since_unix_ms, gap.since_unix_ms))
+        lasts, ranges = self._columns[1], gap.ranges
+        if lasts and len(ranges) and int(ranges.firsts[0]) <= lasts[-1] + 1:
+            if int(ranges.firsts[0]) == lasts[-1] + 1:
+                # The most frequent case, a run that goes on, must not copy what is there.
+                first = self._columns[0].pop()
+                lasts.pop(), self._columns[2].pop()
+                ranges = ranges.beginning_at(first)
+            else:
+                ranges = RangeSet.union([self.seen().ranges, ranges])
+                self._columns = [array("q") for _ in range(3)]
+        for column, values in zip(self._columns, (ranges.firsts, ranges.lasts, ranges.times_unix_ms), strict=True):
+            column.frombytes(np.ascontiguousarray(values, dtype=np.int64).tobytes())
+        self._seen = None
+
+    def seen(self) -> GapSet:
+        """Give the set as it stands."""
+        if self._seen is None:
+            columns = [np.array(column, dtype=np.int64) for column in self._columns]
+            if self.head.reason == GapReason.SKIPPED and len(self):
+                # Nothing is missing where a link left out what it does not carry: one time for all is enough.
+                columns[2] = np.full(len(self), columns[2].max())
+            self._seen = replace(self.head, ranges=RangeSet(*columns))
+        return self._seen
+
+
+@dataclass(slots=True)
+class _Told:
+    """What other zones told, in the order in which it came, each step under a token that names all before it too."""
+
+    steps: list[GapSet] = field(default_factory=list)
+    tokens: list[str] = field(default_factory=list)
+    at: dict[str, int] = field(default_factory=dict)
+
+    def add(self, gap: GapSet) -> None:
+        for piece in gap.pieces(RELAYED_RANGES_MAX):
+            before = self.tokens[-1] if self.tokens else ""
+            said = f"{before}|{piece.reason}|{piece.detail}|{piece.origin_zone}|".encode() + piece.ranges.encode()
+            token = hashlib.sha256(said).hexdigest()[:32]
+            self.steps.append(piece)
+            self.tokens.append(token)
+            self.at[token] = len(self.steps)
+
+    def since(self, token: str, max_ranges: int) -> tuple[list[GapSet], str]:
+        start = stop = self.at.get(token, 0)
+        ranges = 0
+        while stop < len(self.steps) and (stop == start or ranges + len(self.steps[stop].ranges) <= max_ranges):
+            ranges += len(self.steps[stop].ranges)
+            stop += 1
+        return self.steps[start:stop], self.tokens[stop - 1] if stop > start else token
+
+
+class GapBook:
+    """The gap records of one buffer, in memory; one thread adds, any may look."""
+
+    def __init__(self) -> None:
+        self._sets: dict[Kind, _Growing] = {}
+        self._told = _Told()
+        self._lock = threading.Lock()
+        self._own: tuple[GapRecord, ...] | None = None
+
+    def __len__(self) -> int:
+        with self._lock:
+            return sum(map(len, self._sets.values()))
+
+    def missing(self, gaps: Iterable[Gap]) -> list[GapSet]:
+        """Give what is not recorded yet; a range that is covered by those of its kind is not recorded again."""
+        result = []
+        for gap in grouped(gaps):
+            with self._lock:
+                known = self._sets.get(gap.kind)
+                fresh = known.missing(gap.ranges) if known is not None else gap.ranges
+            if len(fresh):
+                result.append(replace(gap, ranges=fresh))
+        return result
+
+    def add(self, gap: GapSet) -> None:
+        """Take ranges in."""
+        with self._lock:
+            known = self._sets.get(gap.kind)
+            if known is None:
+                self._sets[gap.kind] = _Growing(gap)
+            else:
+                known.add(gap)
+            if gap.origin_zone is None:
+                self._own = None
+                return
+            self._told.add(gap)
+            if len(self._told.steps) > _STEPS_KEPT + 2 * self._full_steps():
+                self._tell_anew()
+
+    def sets(self) -> list[GapSet]:
+        """Give all sets as they stand, in the order in which their kinds first came."""
+        with self._lock:
+            return [each.seen() for each in self._sets.values()]
+
+    def own(self) -> tuple[GapRecord, ...]:
+        """Give the ranges of this buffer's own offsets one by one, by offset; they are few and often asked for."""
+        with self._lock:
+            if self._own is None:
+                own = [each.seen() for kind, each in self._sets.items() if kind[2] is None]
+                records = [record for each in own for record in each.records()]
+                self._own = tuple(sorted(records, key=lambda record: record.first))
+            return self._own
+
+    def told_since(self, token: str, max_ranges: int) -> tuple[list[GapSet], str]:
+        """Give what other zones told after a token, and the token that follows.
+
+        A token that is not known, because it is of another life of this book, begins anew: hearing of a range twice
+        does no harm, never hearing of it would.
+        """
+        with self._lock:
+            return self._told.since(token, max_ranges)
+
+    def before(self, end: int) -> GapBook:
+        """Give a book that knows nothing of this buffer's own offsets from ``end`` on."""
+        result = GapBook()
+        for each in self.sets():
+            kept = each if each.origin_zone is not None else each.within(0, end - 1)
+            if len(kept.ranges):
+                result.add(kept)
+        return result
+
+    def _full_steps(self) -> int:
+        return sum(1 + len(each) // RELAYED_RANGES_MAX for kind, each in self._sets.items() if kind[2] is not None)
+
+    def _tell_anew(self) -> None:
+        """Begin the telling again from the sets themselves, lest many small steps outgrow them."""
+        self._told = _Told()
+        for kind, each in self._sets.items():
+            if kind[2] is not None:
+                self._told.add(each.seen())

@@ -1,0 +1,111 @@
+"""The book of gap records: sets that grow, what it gives to whoever looks, and what it tells to the next zone."""
+
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bsfg.gaps import RELAYED_RANGES_MAX, GapBook, GapRecord, GapSet, grouped, listed
+from bsfg.ranges import RangeSet
+from bsfg.retention import GapReason
+
+KINDS = [
+    (GapReason.EVICTED, "", None),
+    (GapReason.SKIPPED, "returns", "plant"),
+    (GapReason.SKIPPED, "not carried", "plant"),
+    (GapReason.EVICTED, "", "plant"),
+]
+RECORDS = st.lists(
+    st.builds(
+        lambda first, length, kind, at: GapRecord(first, first + length, KINDS[kind][0], at, *KINDS[kind][1:]),
+        st.integers(0, 200),
+        st.integers(0, 9),
+        st.integers(0, 3),
+        st.integers(0, 5),
+    ),
+    max_size=30,
+)
+Held = set[tuple[object, int]]
+
+
+def held(sets: list[GapSet]) -> Held:
+    """List kind and offset of everything in sets."""
+    return {
+        (each.kind, offset)
+        for each in sets
+        for first, last, _ in each.ranges.rows()
+        for offset in range(first, last + 1)
+    }
+
+
+def add(book: GapBook, gaps: list[GapRecord]) -> None:
+    """Add what is missing, as a storage does."""
+    for gap in book.missing(gaps):
+        book.add(gap)
+
+
+@given(RECORDS, st.integers(1, 5))
+def test_a_book_holds_what_was_added(records: list[GapRecord], step: int) -> None:
+    """However records come, one by one or together, the book holds their offsets, each kind in fewest ranges."""
+    book = GapBook()
+    for at in range(0, len(records), step):
+        add(book, records[at : at + step])
+    expected = {
+        ((gap.reason, gap.detail, gap.origin_zone), offset)
+        for gap in records
+        for offset in range(gap.first, gap.last + 1)
+    }
+    assert held(book.sets()) == held(grouped(records)) == expected
+    assert len(book) == len(listed(book.sets())) == sum(len(each.ranges) for each in grouped(records))
+    assert book.missing(records) == []
+    assert all(gap.origin_zone is None for gap in book.own())
+    assert {gap.first for gap in book.own()} == {gap.first for gap in listed(book.sets()) if not gap.origin_zone}
+
+
+@given(RECORDS, st.integers(0, 220))
+def test_a_book_before_an_end_knows_nothing_of_own_offsets_beyond(records: list[GapRecord], end: int) -> None:
+    """A copy of a shorter log keeps other zones' records, and of its own only what lies below its end."""
+    book = GapBook()
+    add(book, records)
+    kept = {each for each in held(book.sets()) if each[0][2] is not None or each[1] < end}  # type: ignore[index]
+    assert held(book.before(end).sets()) == kept
+
+
+@given(RECORDS, st.randoms(use_true_random=False))
+def test_everything_is_told_once_in_order(records: list[GapRecord], random: Random) -> None:
+    """Whoever follows the tokens hears of everything that other zones told, and of nothing twice."""
+    book, token, heard = GapBook(), "", []
+    for record in records:
+        add(book, [record])
+        if random.random() < 0.5:
+            told, token = book.told_since(token, random.randint(1, 5))
+            heard += told
+    while True:
+        told, token = book.told_since(token, 3)
+        if not told:
+            break
+        heard += told
+    assert held(heard) == {each for each in held(book.sets()) if each[0][2] is not None}  # type: ignore[index]
+
+
+def test_the_telling_does_not_outgrow_the_sets() -> None:
+    """A run that grows by one offset at a time is told in few steps again, to whoever has lost its place."""
+    book, token = GapBook(), ""
+    for offset in range(5_000):
+        book.add(GapSet.of(GapRecord(offset, offset, GapReason.SKIPPED, offset, "", "plant")))
+        token = book.told_since(token, RELAYED_RANGES_MAX)[1]
+    assert len(book) == 1
+    steps = 0
+    while (answer := book.told_since("unknown" if not steps else token, RELAYED_RANGES_MAX))[0]:
+        steps, token = steps + 1, answer[1]
+    assert steps <= 3
+
+
+def test_large_sets_are_told_in_pieces() -> None:
+    """A set of many ranges is told a bounded part at a time."""
+    book = GapBook()
+    ranges = RangeSet.of([(offset, offset) for offset in range(0, 10_000, 2)], 1)
+    book.add(GapSet(GapReason.SKIPPED, ranges, "", "plant", 1))
+    first, token = book.told_since("", RELAYED_RANGES_MAX)
+    assert [len(each.ranges) for each in first] == [RELAYED_RANGES_MAX]
+    assert next(book.told_since(token, RELAYED_RANGES_MAX)[0][0].records()).first == 2 * RELAYED_RANGES_MAX
