@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from bsfg.errors import InvalidArgument
@@ -18,6 +18,8 @@ BUCKET = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 KEY_BYTES_MAX = 1024
 MEDIA_TYPE_BYTES_MAX = 255
 DEFAULT_MEDIA_TYPE = "application/octet-stream"
+BY_DIGEST = "sha256"
+"""The bucket of what has no name of its own: the key there is the digits of the digest, and stands for nothing else."""
 
 _bucket = re.compile(BUCKET).fullmatch
 _media_type = re.compile(MEDIA_TYPE).fullmatch
@@ -186,6 +188,20 @@ def check_name(bucket: str, key: str) -> None:
         raise InvalidArgument(f"bucket {bucket[:80]!r} is not a name: it must match {BUCKET}", bucket=bucket[:80])
     if says := key_problem(key):
         raise InvalidArgument(f"key {key[:80]!r} {says}", key=key[:80])
+
+
+def own_name(reference: ArtifactRef) -> tuple[str, str] | None:
+    """Give the bucket and key of a reference, None when it has no name but its digest."""
+    if reference.bucket is None or reference.key is None or reference.bucket == BY_DIGEST:
+        return None
+    return reference.bucket, reference.key
+
+
+def completed(reference: ArtifactRef, size_bytes: int, media_type: str) -> ArtifactRef:
+    """Fill in what a reference leaves out, so that readers who expect all of it understand it too."""
+    bucket, key = own_name(reference) or (BY_DIGEST, check_digest(reference.digest))
+    said = reference.media_type or media_type
+    return replace(reference, bucket=bucket, key=key, size_bytes=size_bytes, media_type=said)
 
 
 def key_problem(key: str) -> str | None:

@@ -50,13 +50,17 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class ArtifactRef:
-    """Content kept outside the log, named by bucket and key and pinned by its digest."""
+    """Content kept outside the log, pinned by its digest: ``ArtifactRef(digest="sha256:…")`` says enough.
 
-    bucket: str
-    key: str
-    digest: str
-    size_bytes: int
-    media_type: str
+    Bucket and key, both or neither, are what one zone calls it. What is left out is filled in by the node that the
+    fact is appended to.
+    """
+
+    bucket: str | None = None
+    key: str | None = None
+    digest: str = ""
+    size_bytes: int | None = None
+    media_type: str | None = None
     file_name: str | None = None
 
 

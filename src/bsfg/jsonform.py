@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
 from bsfg.canonical import NotJson, canonicalize, parse_literals, write_literals
 from bsfg.errors import InvalidFact
-from bsfg.fact import ArtifactRef, Entry, Envelope, Fact, Message, is_json
+from bsfg.fact import JSON_MEDIA_TYPE, ArtifactRef, Entry, Envelope, Fact, Message, is_json
+
+_ARTIFACT_FIELDS = tuple(ArtifactRef.__dataclass_fields__)
 
 
 def message_to_dict(message: Message) -> dict[str, Any]:
@@ -33,22 +36,15 @@ def message_to_dict(message: Message) -> dict[str, Any]:
     else:
         body["object_base64"] = base64.b64encode(fact.object).decode()
     if fact.artifact is not None:
+        body["artifact_digest"] = fact.artifact.digest
         body["artifact"] = artifact_to_dict(fact.artifact)
     return {"envelope": {name: value for name, value in head.items() if value is not None}, "fact": body}
 
 
 def artifact_to_dict(artifact: ArtifactRef) -> dict[str, Any]:
-    """Give the JSON form of an artifact reference."""
-    result: dict[str, Any] = {
-        "bucket": artifact.bucket,
-        "key": artifact.key,
-        "digest": artifact.digest,
-        "size_bytes": artifact.size_bytes,
-        "media_type": artifact.media_type,
-    }
-    if artifact.file_name is not None:
-        result["file_name"] = artifact.file_name
-    return result
+    """Give the JSON form of an artifact reference: its digest, and what else it says."""
+    values = {name: getattr(artifact, name) for name in _ARTIFACT_FIELDS}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def entry_to_dict(entry: Entry) -> dict[str, Any]:
@@ -70,14 +66,16 @@ def entry_to_dict(entry: Entry) -> dict[str, Any]:
 # What an exported entry adds is accepted and not used, so that an export can be read in again.
 _MESSAGE_FIELDS = frozenset({"envelope", "fact", "offset", "appended_at_unix_ms", "digest", "origin"})
 _ENVELOPE_FIELDS = frozenset(Envelope.__dataclass_fields__)
-_FACT_FIELDS = frozenset({"subject", "predicate", "object", "object_json", "object_base64", "artifact"})
-_ARTIFACT_FIELDS = frozenset(ArtifactRef.__dataclass_fields__)
+_FACT_FIELDS = frozenset(
+    {"subject", "predicate", "object", "object_json", "object_base64", "artifact", "artifact_digest"}
+)
 
 
 def message_from_json(line: bytes, **defaults: Any) -> Message:
     """Read the JSON form of a message; ``defaults`` fill envelope fields that it leaves out.
 
-    Numbers inside ``object`` keep their literals: 1.10 stays 1.10.
+    Numbers inside ``object`` keep their literals: 1.10 stays 1.10. A media type that is not JSON, beside ``object`` or
+    ``object_json``, is that of the artifact which the fact refers to, as the message model has it.
     """
     data, literal = _parsed(line)
     if not isinstance(data, dict) or not isinstance(data.get("fact"), dict):
@@ -93,8 +91,11 @@ def message_from_json(line: bytes, **defaults: Any) -> Message:
         if name not in merged:
             raise _invalid(name, "is required")
     head = _checked_envelope(merged)
+    artifact = _artifact(fact)
+    if ("object" in fact or "object_json" in fact) and not is_json(head.object_media_type):
+        artifact = _typed(artifact, head.object_media_type)
+        head = replace(head, object_media_type=JSON_MEDIA_TYPE)
     body = _object_bytes(fact, literal, head.object_media_type)
-    artifact = _artifact(fact.get("artifact"))
     return Message(head, Fact(_text(fact, "subject"), _text(fact, "predicate"), body, artifact))
 
 
@@ -134,8 +135,6 @@ def _object_bytes(fact: dict[str, Any], literal: Any, media_type: str) -> bytes:
         if "object_base64" in fact:
             data = base64.b64decode(_text(fact, "object_base64"), validate=True)
             return canonicalize(data) if is_json(media_type) else data
-        if given and not is_json(media_type):
-            raise _invalid("object", f"{media_type} is not JSON: give object_base64")
         if "object_json" in fact:
             return canonicalize(_text(fact, "object_json").encode())
         if "object" in fact:
@@ -153,26 +152,39 @@ def _written(value: Any, literal: Any) -> bytes:
     return write_literals(literal["fact"]["object"])
 
 
-def _artifact(data: Any) -> ArtifactRef | None:
-    if data is None:
+def _artifact(fact: dict[str, Any]) -> ArtifactRef | None:
+    """Read the reference to an artifact: ``artifact_digest``, the object ``artifact``, or both."""
+    if fact.get("artifact") is None and fact.get("artifact_digest") is None:
         return None
+    data = {} if fact.get("artifact") is None else fact["artifact"]
     if not isinstance(data, dict):
         raise _invalid("artifact", "must be an object")
-    _no_unknown("artifact", data, _ARTIFACT_FIELDS)
-    missing = [name for name in ("bucket", "key", "digest", "size_bytes", "media_type") if name not in data]
-    if missing:
-        raise _invalid("artifact", f"lacks {', '.join(missing)}")
-    size = data["size_bytes"]
+    _no_unknown("artifact", data, frozenset(_ARTIFACT_FIELDS))
+    given = {name: value for name, value in data.items() if value is not None}
+    if fact.get("artifact_digest") is not None:
+        digest = _text(fact, "artifact_digest")
+        if given.setdefault("digest", digest) != digest:
+            raise _invalid("artifact_digest", "differs from the digest in artifact")
+    if "digest" not in given:
+        raise _invalid("artifact", "lacks digest")
+    if ("bucket" in given) != ("key" in given):
+        raise _invalid("artifact", "needs bucket and key, or neither")
+    size = given.get("size_bytes", 0)
     if isinstance(size, bool) or not isinstance(size, int) or size < 0:
         raise _invalid("artifact", "size_bytes must be a non-negative integer")
-    return ArtifactRef(
-        _text(data, "bucket"),
-        _text(data, "key"),
-        _text(data, "digest"),
-        size,
-        _text(data, "media_type"),
-        data.get("file_name"),
-    )
+    texts = {name: _text(given, name) for name in given if name != "size_bytes"}
+    return ArtifactRef(**texts, size_bytes=given.get("size_bytes"))
+
+
+def _typed(artifact: ArtifactRef | None, media_type: str) -> ArtifactRef:
+    """Give an artifact the media type that stands in the envelope beside a JSON object."""
+    if artifact is None:
+        rule = f"{media_type} is not JSON: give object_base64, or refer to the artifact that has this type"
+        raise _invalid("object_media_type", rule)
+    if artifact.media_type not in (None, media_type):
+        rule = f"is {media_type}, but the artifact's own media_type is {artifact.media_type}"
+        raise _invalid("object_media_type", rule)
+    return replace(artifact, media_type=media_type)
 
 
 def _text(data: dict[str, Any], name: str) -> str:

@@ -138,10 +138,14 @@ def artifact_problem(text: str | None, digest: str | None) -> tuple[str, str] | 
 
 
 def _reference_problem(reference: dict[str, Any]) -> str | None:
+    if "digest" not in reference:
+        return "needs a text 'digest'"
+    if ("bucket" in reference) != ("key" in reference):
+        return "needs bucket and key, or neither"
     for name in ("bucket", "key", "digest", "media_type"):
-        if not isinstance(reference.get(name), str) or not reference[name]:
+        if name in reference and (not isinstance(reference[name], str) or not reference[name]):
             return f"needs a text {name!r}"
-    size = reference.get("size_bytes")
+    size = reference.get("size_bytes", 0)
     if isinstance(size, bool) or not isinstance(size, int) or size < 0:
         return "size_bytes must be a non-negative integer"
     if not isinstance(reference.get("file_name", ""), str):

@@ -5,7 +5,7 @@ A sealed batch is valid, its JSON objects are canonical, every row has its diges
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,7 @@ from bsfg.skeleton import unproven
 SHA256 = Sha256()
 _BINARY = pa.binary()
 _NUL = binary_scalar(b"\0")
-_OBJECT, _DIGEST = AT["object"], AT["digest"]
+_OBJECT, _ARTIFACT, _DIGEST = AT["object"], AT["artifact"], AT["digest"]
 
 BODY_FIELDS = ("subject", "predicate", "artifact_digest", "object")
 _BODY = tuple(AT[name] for name in BODY_FIELDS)
@@ -71,6 +71,20 @@ def bodies(batch: FactBatch) -> list[bytes]:
     parts = [batch.column(name).cast(_BINARY) for name in BODY_FIELDS]
     joined: list[bytes] = pc.binary_join_element_wise(*parts, _NUL, null_handling="replace").to_pylist()
     return joined
+
+
+def with_references(batch: FactBatch, texts: Mapping[str, str]) -> FactBatch:
+    """Give a sealed batch with some artifact references written otherwise, by what they were.
+
+    Digest and id cover the artifact's digest, which stands in a column of its own, and not what else is said of it.
+    """
+    if batch.has_rows:
+        rows = [
+            (*row[:_ARTIFACT], texts.get(row[_ARTIFACT], row[_ARTIFACT]), *row[_ARTIFACT + 1 :]) for row in batch.rows()
+        ]
+        return FactBatch.of_rows(rows, sealed=True)
+    values = [texts.get(text, text) for text in batch.values("artifact")]
+    return batch.with_columns(artifact=pa.array(values, type=pa.string())).as_sealed()
 
 
 def _encoded(value: str | bytes | None) -> bytes:

@@ -96,6 +96,49 @@ async def test_an_uploaded_artifact_may_be_named() -> None:
     await require_artifacts(batch_of(None, reference(), None, reference()), store)
 
 
+PARTS: list[dict[str, object]] = [
+    {},
+    {"size_bytes": len(REPORT)},
+    {"media_type": "image/png"},
+    {"file_name": "report.pdf"},
+    {"bucket": "batch-files", "key": "report.pdf"},
+    {"bucket": "sha256", "key": digest_of(REPORT)[7:]},
+]
+
+
+@pytest.mark.parametrize("rows", [1, 100])
+@pytest.mark.parametrize("parts", PARTS)
+async def test_the_digest_alone_is_a_reference(parts: dict[str, object], rows: int) -> None:
+    """Whatever a reference leaves out is filled in, as peers of any age expect it; digests and ids stay as they are."""
+    store = MemoryArtifacts()
+    await put(store, reference())
+    bare = ArtifactRef(digest=digest_of(REPORT), **parts)  # type: ignore[arg-type]
+    given = batch_of(*[bare, None, reference()] * rows)
+    batch = await require_artifacts(given, store)
+    assert batch.sealed
+    assert (batch.digests(), batch.values("message_id")) == (given.digests(), given.values("message_id"))
+    first, second, third = (each.fact.artifact for each in batch.to_messages()[-3:])
+    assert (second, third) == (None, reference())
+    assert first is not None
+    name = ("batch-files", "report.pdf") if parts.get("bucket") == "batch-files" else ("sha256", bare.digest[7:])
+    kind = "application/pdf" if parts.get("bucket") == "batch-files" else "application/octet-stream"
+    assert (first.bucket, first.key, first.size_bytes) == (*name, len(REPORT))
+    assert (first.media_type, first.file_name) == (parts.get("media_type", kind), parts.get("file_name"))
+    # What is whole is taken as it is, so that a fact which was read here can be sent again.
+    assert await require_artifacts(batch, store) == batch
+
+
+async def test_a_digest_that_is_not_here_is_missing() -> None:
+    """A reference by digest alone is refused without its content, and with another size; other names do not matter."""
+    store = MemoryArtifacts()
+    await put(store, reference())
+    for bare in (ArtifactRef(digest=digest_of(b"never")), ArtifactRef("sha256", "report.pdf", digest_of(b"never"))):
+        with pytest.raises(ArtifactMissing, match="row 1: artifact sha256:"):
+            await require_artifacts(batch_of(None, bare), store)
+    with pytest.raises(DigestMismatch):
+        await require_artifacts(batch_of(ArtifactRef(digest=digest_of(REPORT), size_bytes=3)), store)
+
+
 async def test_a_missing_artifact_is_named_with_its_row() -> None:
     """An artifact that was not uploaded, or only under another name, refuses the batch and says where."""
     store = MemoryArtifacts()
@@ -273,8 +316,7 @@ class Pair:
 
     async def append(self, facts: Sequence[Message]) -> None:
         """Append as a node does: artifacts first."""
-        batch = seal(FactBatch.from_messages(facts))
-        await require_artifacts(batch, self.here)
+        batch = await require_artifacts(seal(FactBatch.from_messages(facts)), self.here)
         await append(await self.sender.store(), batch, clock=self.sender.clock)
 
     async def pull(self, source: Source | MemoryArtifacts | None = None) -> Progress:
@@ -310,6 +352,31 @@ async def test_a_fact_is_confirmed_only_with_its_artifact(make_zone: MakeZone) -
     (_, entry) = await zones.receiver.received()
     assert entry.message.fact.artifact == reference()
     assert await whole(zones.there, reference().digest) == REPORT
+
+
+@pytest.mark.parametrize("filled_in", [True, False])
+async def test_a_fact_with_a_digest_alone_crosses(make_zone: MakeZone, filled_in: bool) -> None:
+    """Content is brought and kept by digest, filled in or not, and the receiver's own artifacts are no match."""
+    zones = await pair(make_zone)
+    await put(zones.here, reference())
+    await put(zones.there, reference(b"its own", digest_of(REPORT)[7:], "batch-files"), b"its own")
+    bare = ArtifactRef(digest=digest_of(REPORT))
+    if filled_in:
+        await zones.append([naming(bare)])
+    else:
+        await append(await zones.sender.store(), batch_of(bare), clock=zones.sender.clock)
+    with pytest.raises(DigestMismatch):
+        await zones.pull(Source(b"something else"))
+    assert await zones.receiver.received() == []
+    progress = await zones.pull()
+    assert (progress.inserted, progress.acknowledged) == (1, 0)
+    (entry,) = await zones.receiver.received()
+    assert entry.message.fact.artifact is not None
+    assert await whole(zones.there, entry.message.fact.artifact.digest) == REPORT
+    assert [each.bucket async for each in zones.there.names()] == ["batch-files"]
+    for zone, store in ((zones.sender, zones.here), (zones.receiver, zones.there)):
+        zone.clock.advance(2 * GRACE_SECONDS)
+        assert bare.digest not in await collected(zone, store, References())
 
 
 async def test_an_append_without_the_upload_is_refused(make_zone: MakeZone) -> None:

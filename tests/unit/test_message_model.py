@@ -73,9 +73,9 @@ def test_the_examples_of_canonical_json_are_true(sent: str, stored: str) -> None
         assert canonicalize(data) == stored.strip("`").encode()
 
 
-def test_the_message_at_the_top_is_good() -> None:
-    """The example message is read and sealed without complaint."""
-    (example,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+@pytest.mark.parametrize("example", re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL))
+def test_the_example_messages_are_good(example: str) -> None:
+    """Each example message is read and sealed without complaint."""
     message = message_from_json(example.encode())
     sealed = seal(FactBatch.from_messages([message]))
     assert sealed.to_messages() == [message]

@@ -58,7 +58,7 @@ envelopes = st.builds(
     object_schema=maybe,
     signature=maybe,
 )
-artifacts = st.builds(ArtifactRef, texts, texts, texts, st.integers(0, 2**62), texts, maybe)
+artifacts = st.builds(ArtifactRef, maybe, maybe, texts, st.none() | st.integers(0, 2**62), maybe, maybe)
 facts = st.builds(Fact, texts, texts, st.binary(max_size=20), st.none() | artifacts)
 origins = st.none() | st.builds(Origin, texts, numbers, numbers)
 entries = st.builds(Entry, numbers, numbers, st.builds(Message, envelopes, facts), st.binary(max_size=32), origins)

@@ -2,7 +2,9 @@
 
 import asyncio
 import hashlib
+import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from tests.wire.conftest import Sites
@@ -108,6 +110,49 @@ async def test_a_fact_needs_its_artifact(sites: Sites) -> None:
     with pytest.raises(DigestMismatch):
         await client.append_fact(STREAM, naming(DIGEST, 5))
     assert (await client.append_fact(STREAM, naming(DIGEST))).result == Result.INSERTED
+
+
+async def test_a_fact_may_say_the_digest_alone(sites: Sites) -> None:
+    """Over gRPC and HTTP a reference may be the digest alone; what is stored has all that peers of any age expect."""
+    site = await sites()
+    client = site.client()
+    bare = replace(naming(DIGEST), fact=Fact("batch:B1042", "report_written", b"{}", ArtifactRef(digest=DIGEST)))
+    with pytest.raises(ArtifactMissing):
+        await client.append_fact(STREAM, bare)
+    await client.put_object(INFO, pieces(CONTENT))
+    assert (await client.append_fact(STREAM, bare)).result == Result.INSERTED
+    assert (await client.append_fact(STREAM, bare)).result == Result.ALREADY_EXISTS
+    envelope = {"message_id": "b", "to_zone": "enterprise", "produced_at_unix_ms": 1}
+    form = {
+        "envelope": {**envelope, "object_media_type": "application/pdf"},
+        "fact": {"subject": "batch:B1042", "predicate": "report_written", "object_json": "{}"},
+    }
+    form["fact"]["artifact_digest"] = DIGEST
+    answer = await site.http("POST", f"/v1/streams/{STREAM}/facts", json.dumps(form))
+    assert answer.status == 200
+    frames = [frame async for frame in (await site.parts.store(STREAM)).replay(0)]
+    texts = [text for frame in frames if frame.entries for text in frame.entries.values("artifact")]
+    expected = {"bucket": "sha256", "key": DIGEST[7:], "digest": DIGEST, "size_bytes": len(CONTENT)}
+    assert list(map(json.loads, texts)) == [
+        expected | {"media_type": "application/octet-stream"},
+        expected | {"media_type": "application/pdf"},
+    ]
+    assert await joined((await client.get_object("sha256", DIGEST[7:]))[1]) == CONTENT
+
+
+async def test_the_bucket_of_digests_holds_nothing_else(sites: Sites) -> None:
+    """Nobody can take the name that content has by its digest: a key there is the digest of what is uploaded."""
+    site = await sites()
+    client = site.client()
+    unnamed = ObjectInfo("sha256", DIGEST[7:])
+    with pytest.raises(DigestMismatch):
+        await client.put_object(unnamed, pieces(b"other"))
+    for wrong in (ObjectInfo("sha256", "report.pdf"), replace(unnamed, digest="sha256:" + 64 * "0")):
+        with pytest.raises(InvalidArgument):
+            await client.put_object(wrong, pieces(CONTENT))
+    assert not (await client.put_object(unnamed, pieces(CONTENT))).already_exists
+    assert (await client.put_object(unnamed, pieces(CONTENT))).already_exists
+    assert await joined((await client.get_object("", "", digest=DIGEST))[1]) == CONTENT
 
 
 async def test_roles_decide_about_artifacts(sites: Sites) -> None:

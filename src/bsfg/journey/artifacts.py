@@ -15,12 +15,23 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from bsfg.artifacts import ArtifactSource, ArtifactStore, Collected, check_name
+from bsfg.artifacts import (
+    DEFAULT_MEDIA_TYPE,
+    ArtifactSource,
+    ArtifactStore,
+    Collected,
+    StoredArtifact,
+    check_name,
+    completed,
+    own_name,
+)
 from bsfg.batch import FactBatch
 from bsfg.errors import ArtifactConflict, ArtifactMissing, BsfgError, DigestMismatch, InvalidArgument
 from bsfg.fact import ArtifactRef
+from bsfg.jsonform import artifact_to_dict
 from bsfg.model import artifact_problem
 from bsfg.rules import invalid
+from bsfg.sealing import with_references
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,40 +91,60 @@ def _taken(column: pa.Array, name: str, rows: np.ndarray) -> list[str | None]:
     return values
 
 
-async def require_artifacts(batch: FactBatch, store: ArtifactStore) -> None:
-    """Raise unless every artifact that a producer's facts name is here, under that name and with that digest.
+async def require_artifacts(batch: FactBatch, store: ArtifactStore) -> FactBatch:
+    """Give a producer's facts with whole references, or raise unless every artifact that they name is here.
 
-    `ArtifactMissing` when it was not uploaded, `DigestMismatch` when the name stands for other content or the size
-    differs, `InvalidFact` for what cannot be a name. What is here is claimed: no orphan collection takes it until
-    the facts are durable, provided that they become so within the grace period. Call it right before the append.
+    A reference is the digest; the name, the size and the media type are filled in where they are left out, and checked
+    where they are given. `ArtifactMissing` when it was not uploaded, or not under that name, `DigestMismatch` when the
+    name stands for other content or the size differs, `InvalidFact` for what cannot be a name. What is here is
+    claimed: no orphan collection takes it until the facts are durable, provided that they become so within the grace
+    period. Call it right before the append.
     """
     named = named_artifacts(batch)
     if not named:
-        return
+        return batch
     sizes = await store.claim([each.reference.digest for each in named])
+    written: dict[str, str] = {}
     for each, size_bytes in zip(named, sizes, strict=True):
-        await _require(each, size_bytes, store)
+        whole = await _required(each, size_bytes, store)
+        if whole != each.reference:
+            written[_text(each.reference)] = _text(whole)
+    return with_references(batch, written) if written else batch
 
 
-async def _require(named: NamedArtifact, size_bytes: int | None, store: ArtifactStore) -> None:
-    reference, row = named.reference, named.row
-    try:
-        check_name(reference.bucket, reference.key)
-    except InvalidArgument as error:
-        raise invalid(row, "artifact", error.message) from None
-    stored = await store.stat(reference.bucket, reference.key)
-    if stored is not None and stored.digest != reference.digest:
-        raise _problem(DigestMismatch, named, f"is here with the digest {stored.digest}, not {reference.digest}")
-    if stored is None or size_bytes is None:
+async def _required(named: NamedArtifact, size_bytes: int | None, store: ArtifactStore) -> ArtifactRef:
+    reference, name = named.reference, own_name(named.reference)
+    stored = None
+    if name is not None:
+        stored = await _standing(named, name, store)
+    if size_bytes is None or (name is not None and stored is None):
         raise _problem(ArtifactMissing, named, "is not here")
-    if size_bytes != reference.size_bytes:
+    if reference.size_bytes not in (None, size_bytes):
         raise _problem(DigestMismatch, named, f"has {size_bytes} bytes here, not {reference.size_bytes}")
+    return completed(reference, size_bytes, DEFAULT_MEDIA_TYPE if stored is None else stored.media_type)
+
+
+async def _standing(named: NamedArtifact, name: tuple[str, str], store: ArtifactStore) -> StoredArtifact | None:
+    """Give what the name of a reference stands for, which must be the digest that it says."""
+    try:
+        check_name(*name)
+    except InvalidArgument as error:
+        raise invalid(named.row, "artifact", error.message) from None
+    stored = await store.stat(*name)
+    if stored is not None and stored.digest != named.reference.digest:
+        raise _problem(DigestMismatch, named, f"is here with the digest {stored.digest}, not {named.reference.digest}")
+    return stored
+
+
+def _text(reference: ArtifactRef) -> str:
+    return orjson.dumps(artifact_to_dict(reference), option=orjson.OPT_SORT_KEYS).decode()
 
 
 def _problem(kind: type[BsfgError], named: NamedArtifact, says: str) -> BsfgError:
     reference = named.reference
+    name = own_name(reference)
     return kind(
-        f"row {named.row}: artifact {reference.bucket}/{reference.key} {says}",
+        f"row {named.row}: artifact {'/'.join(name) if name else reference.digest} {says}",
         row=named.row,
         bucket=reference.bucket,
         key=reference.key,
@@ -144,13 +175,16 @@ async def replicate_artifact(source: ArtifactSource, target: ArtifactStore, refe
         content = source.get(reference.digest)
         added = await target.add(content, digest=reference.digest, size_bytes=reference.size_bytes)
         transferred_bytes = added.size_bytes
-    elif size_bytes != reference.size_bytes:
+    elif reference.size_bytes not in (None, size_bytes):
         raise DigestMismatch(
             f"{reference.digest} has {size_bytes} bytes here, the reference says {reference.size_bytes}",
             digest=reference.digest,
         )
+    name = own_name(reference)
+    if name is None:
+        return Replicated(reference, transferred_bytes, named=False)
     try:
-        await target.link(reference.bucket, reference.key, reference.digest, media_type=reference.media_type)
+        await target.link(*name, reference.digest, media_type=reference.media_type or DEFAULT_MEDIA_TYPE)
     except (ArtifactConflict, InvalidArgument):
         return Replicated(reference, transferred_bytes, named=False)
     return Replicated(reference, transferred_bytes, named=True)

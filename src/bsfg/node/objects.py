@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import orjson
 
+from bsfg.artifacts import BY_DIGEST, DEFAULT_MEDIA_TYPE, check_digest
 from bsfg.batch import FactBatch
 from bsfg.errors import ArtifactMissing, DigestMismatch, InvalidArgument
 from bsfg.journey.artifacts import named_artifacts, require_artifacts
@@ -25,6 +27,8 @@ class Objects:
         """Store an artifact."""
         self._parts.guard.check(caller, Request(Action.UPLOAD))
         store = self._store()
+        if info.bucket == BY_DIGEST:
+            return await self._put_unnamed(info, chunks)
         before = await store.stat(info.bucket, info.key)
         stored = await store.put(
             info.bucket,
@@ -44,27 +48,48 @@ class Objects:
             already_exists=before is not None,
         )
 
+    async def _put_unnamed(self, info: ObjectInfo, chunks: AsyncIterator[bytes]) -> ObjectInfo:
+        """Store content that is known by its digest alone; its key must be the digits of that."""
+        digest = f"sha256:{info.key}"
+        check_digest(digest)
+        if info.digest not in (None, digest):
+            raise InvalidArgument(
+                f"in the bucket {BY_DIGEST} a key is the digest of its content, not of {info.digest}",
+                hint="Choose another bucket, or give the digits of the content's SHA-256 as the key.",
+            )
+        store = self._store()
+        before = await store.exists(digest)
+        stored = await store.add(chunks, digest=digest, size_bytes=info.size_bytes)
+        return replace(info, digest=digest, size_bytes=stored.size_bytes, already_exists=before)
+
     async def get(
         self, caller: Caller, bucket: str, key: str, digest: str | None
     ) -> tuple[ObjectInfo, AsyncIterator[bytes]]:
-        """Give an artifact by name, or by digest alone, and its bytes, which are verified while they are read."""
+        """Give an artifact and its bytes, which are verified while they are read.
+
+        A digest decides by itself: a name beside it says at most of which media type the content is. Without one, the
+        name is looked up in this zone.
+        """
         self._parts.guard.check(caller, Request(Action.DOWNLOAD))
         store = self._store()
-        if digest is not None:
-            [size_bytes] = await store.claim([digest])
-            if size_bytes is None:
-                raise ArtifactMissing(f"no artifact with digest {digest} is here", digest=digest)
-            return ObjectInfo(bucket, key, digest=digest, size_bytes=size_bytes), store.get(digest)
-        found = await store.stat(bucket, key)
-        if found is None:
-            raise ArtifactMissing(f"there is no artifact {bucket}/{key} here", bucket=bucket, key=key)
-        info = ObjectInfo(bucket, key, found.media_type, None, found.digest, found.size_bytes)
-        return info, store.get(found.digest)
+        if digest is None and bucket == BY_DIGEST:
+            digest = f"sha256:{key}"
+        found = await store.stat(bucket, key) if bucket or digest is None else None
+        if digest is None:
+            if found is None:
+                raise ArtifactMissing(f"there is no artifact {bucket}/{key} here", bucket=bucket, key=key)
+            digest = found.digest
+        [size_bytes] = await store.claim([digest])
+        if size_bytes is None:
+            raise ArtifactMissing(f"no artifact with digest {digest} is here", digest=digest)
+        media_type = found.media_type if found is not None and found.digest == digest else DEFAULT_MEDIA_TYPE
+        return ObjectInfo(bucket, key, media_type, None, digest, size_bytes), store.get(digest)
 
-    async def require(self, facts: FactBatch) -> None:
-        """Raise unless every artifact that a producer's facts name was uploaded here under that name."""
+    async def require(self, facts: FactBatch) -> FactBatch:
+        """Give a producer's facts with whole references; raise unless every artifact that they name is here."""
         if self._parts.artifacts is not None or named_artifacts(facts):
-            await require_artifacts(facts, self._store())
+            return await require_artifacts(facts, self._store())
+        return facts
 
     async def claim(self, facts: FactBatch) -> None:
         """Raise unless every artifact that facts name is here and has the size they say; keep those that are."""
@@ -75,7 +100,7 @@ class Objects:
         for (digest, said), size_bytes in zip(sizes.items(), found, strict=True):
             if size_bytes is None:
                 raise ArtifactMissing(f"a fact names the artifact {digest}, which is not here", digest=digest)
-            if size_bytes != said:
+            if said not in (None, size_bytes):
                 raise DigestMismatch(f"artifact {digest} has {size_bytes} bytes, a fact says {said}", digest=digest)
 
     def _store(self) -> ArtifactStore:
@@ -85,9 +110,9 @@ class Objects:
         return store
 
 
-def _named(facts: FactBatch) -> dict[str, int]:
-    """Give the size that facts say of each artifact they name, by digest."""
+def _named(facts: FactBatch) -> dict[str, int | None]:
+    """Give the size that facts say of each artifact they name, if they do, by digest."""
     if not facts.has_rows and facts.column("artifact").null_count == len(facts):
         return {}
     references = [orjson.loads(text) for text in facts.values("artifact") if text is not None]
-    return {reference["digest"]: reference["size_bytes"] for reference in references}
+    return {reference["digest"]: reference.get("size_bytes") for reference in references}

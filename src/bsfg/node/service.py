@@ -70,7 +70,7 @@ class NodeService:
             # The rest of the question was answered above; it is asked again only to say what is wrong.
             if not speaks_for(row, from_zones, to_zones):
                 self._check(caller, Request(Action.APPEND, stream, from_zones=from_zones, to_zones=to_zones))
-            await self._objects.require(sealed)
+            sealed = await self._objects.require(sealed)
             # The first append opens the buffer; it must not be in the commit, where a later frame could pass by.
             store = await self._parts.store(stream)
         except BsfgError as error:

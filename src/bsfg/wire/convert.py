@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 import orjson
 
@@ -17,6 +18,7 @@ from bsfg.wire import admin_pb2 as admin_pb
 from bsfg.wire import boundary_pb2 as pb
 
 _BUFFERS: dict[int, Buffer] = {pb.BUFFER_STORE: Buffer.STORE, pb.BUFFER_FORWARD: Buffer.FORWARD}
+_ARTIFACT_FIELDS: tuple[Any, ...] = tuple(ArtifactRef.__dataclass_fields__)
 _NUMBERS: dict[Buffer, pb.Buffer] = {Buffer.STORE: pb.BUFFER_STORE, Buffer.FORWARD: pb.BUFFER_FORWARD}
 
 
@@ -108,9 +110,9 @@ def fact_of(found: pb.Fact) -> Fact:
 
 
 def artifact_of(found: pb.ArtifactRef) -> ArtifactRef:
-    """Read an artifact reference."""
-    file_name = found.file_name if found.HasField("file_name") else None
-    return ArtifactRef(found.bucket, found.key, found.digest, found.size_bytes, found.media_type, file_name)
+    """Read an artifact reference; only its digest is always there."""
+    given = {name: getattr(found, name) for name in _ARTIFACT_FIELDS if name == "digest" or found.HasField(name)}
+    return ArtifactRef(**given)
 
 
 def entry_message(entry: Entry) -> pb.Entry:

@@ -128,7 +128,11 @@ _ENVELOPE: dict[str, Any] = {
         "correlation_id": _STRING,
         "causation_id": _STRING,
         "labels": {"type": "object", "additionalProperties": _STRING},
-        "object_media_type": {**_STRING, "default": JSON},
+        "object_media_type": {
+            **_STRING,
+            "default": JSON,
+            "description": "Of the object; another type than JSON beside object or object_json is the artifact's.",
+        },
         "object_schema": _STRING,
         "signature": _STRING,
     },
@@ -142,7 +146,19 @@ _FACT: dict[str, Any] = {
         "object": {"description": "Any JSON value; its numbers keep their literals."},
         "object_json": {**_STRING, "description": "The same as a text."},
         "object_base64": {**_STRING, "description": "Bytes of another media type."},
-        "artifact": {"type": "object"},
+        "artifact_digest": {**_STRING, "description": "Refers to an artifact, and is enough."},
+        "artifact": {
+            "type": "object",
+            "description": "What else is known of it; what is left out is filled in.",
+            "properties": {
+                "bucket": _STRING,
+                "key": _STRING,
+                "digest": _STRING,
+                "size_bytes": _INTEGER,
+                "media_type": _STRING,
+                "file_name": _STRING,
+            },
+        },
     },
 }
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from bsfg.artifacts import BY_DIGEST, DEFAULT_MEDIA_TYPE, check_digest, own_name
 from bsfg.batch import EntryBatch
 from bsfg.errors import (
     ArtifactConflict,
@@ -40,9 +41,6 @@ if TYPE_CHECKING:
 WINDOW_FRAMES = 8
 CONFIRM_EVERY_SECONDS = 0.1
 """A confirmation takes three calls from here to two nodes, where the native engine needs one."""
-
-UNNAMED_BUCKET = "replicated"
-"""Where an artifact goes whose own name stands for something else here; facts get at it by digest."""
 
 _HOLDING: dict[str, type[BsfgError]] = {each.code: each for each in (ForeignLog, FrameInvalid, ZoneNotAllowed)}
 
@@ -196,19 +194,17 @@ class Artifacts:
     async def _copy(self, reference: ArtifactRef) -> None:
         from bsfg.wire.service import ObjectInfo
 
-        info = ObjectInfo(
-            reference.bucket,
-            reference.key,
-            reference.media_type,
-            reference.file_name,
-            reference.digest,
-            reference.size_bytes,
-        )
-        try:
-            await self._target.put_object(info, self._content(reference.digest))
-        except (ArtifactConflict, InvalidArgument):
-            unnamed = replace(info, bucket=UNNAMED_BUCKET, key=reference.digest.rpartition(":")[2], file_name=None)
-            await self._target.put_object(unnamed, self._content(reference.digest))
+        digest, media_type = reference.digest, reference.media_type or DEFAULT_MEDIA_TYPE
+        unnamed = ObjectInfo(BY_DIGEST, check_digest(digest), media_type, None, digest, reference.size_bytes)
+        name = own_name(reference)
+        if name is not None:
+            info = replace(unnamed, bucket=name[0], key=name[1], file_name=reference.file_name)
+            try:
+                await self._target.put_object(info, self._content(digest))
+                return
+            except (ArtifactConflict, InvalidArgument):
+                pass  # the name stands for something else here, or is none; facts get at it by digest
+        await self._target.put_object(unnamed, self._content(digest))
 
     async def _content(self, digest: str) -> AsyncIterator[bytes]:
         _, chunks = await self._source.get_object("", "", digest=digest)
