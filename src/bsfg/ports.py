@@ -218,9 +218,11 @@ class Replayable(Protocol):
         """Drop one quarantined fact by an operator's decision, which is recorded; `InvalidArgument` if unknown."""
         ...
 
-    async def enforce_retention(self, *, link_open: bool) -> None:
+    async def enforce_retention(self, *, link_open: bool, keys_as_of_unix_ms: int | None = None) -> None:
         """Remove what age allows and record what expired unconfirmed, as `bsfg.retention.removable_before` decides.
 
+        Forget the keys of removed entries that are older than the key horizon, which counts back from now, or from
+        ``keys_as_of_unix_ms`` when that is earlier. A key that is forgotten is free: a fact under it is new.
         A storage may keep an entry for as long as a younger one stored in the same unit. A clock that jumped forward
         (see `bsfg.retention.ClockGuard`) removes nothing.
         """

@@ -3,15 +3,16 @@
 from collections.abc import Callable
 
 import pytest
-from tests.journey.zones import STREAM, Zone, connect
+from tests.journey.zones import STREAM, Zone, connect, origin_span
 
-from bsfg.errors import InvalidArgument, TruncateRefused
+from bsfg.errors import InvalidArgument, PeerUnreachable, TruncateRefused
 from bsfg.gate import Mode
 from bsfg.journey.append import append
-from bsfg.journey.truncate import Truncation, decide, retire, truncate, truncate_before
+from bsfg.journey.link import PeerPosition
+from bsfg.journey.truncate import InStep, Truncation, decide, retire, truncate, truncate_before
 from bsfg.ports import Buffer, Checkpoint, Confirmation, ConsumerSpec, ConsumerState, Result
 from bsfg.retention import DAY_SECONDS, GapReason, Policy
-from bsfg.testing.facts import messages
+from bsfg.testing.facts import batch, messages
 
 MakeZone = Callable[[str], Zone]
 RETENTION_SECONDS = 3600
@@ -142,3 +143,55 @@ async def test_forward_buffer_keeps_by_time(make_zone: MakeZone) -> None:
     enterprise.clock.advance(RETENTION_SECONDS)
     await truncate(forward, cursors, {})
     assert (await forward.stats()).start == 6
+
+
+async def test_keys_outlive_an_outage_in_which_a_confirmation_was_lost(make_zone: MakeZone) -> None:
+    """Facts that were put before an outage, and are offered again long after the key horizon, are still one entry."""
+    plant, enterprise = make_zone("plant"), make_zone("enterprise")
+    plant.store_policy = enterprise.forward_policy = Policy(safety="sil")
+    inbound, in_step = await connect(plant, enterprise), InStep()
+
+    async def a_day(mode: Mode) -> None:
+        for zone in (plant, enterprise):
+            zone.clock.advance(DAY_SECONDS)
+        now_unix_ms = enterprise.clock.now_unix_ms()
+        in_step.observe("from-plant", STREAM, mode, await inbound.memory.recall(), now_unix_ms)
+        cursors, forward = (await enterprise.storage()).cursors, await enterprise.forward()
+        await truncate(forward, cursors, {}, in_step.since(["from-plant"], STREAM))
+
+    await plant.append(messages(6))
+    await inbound.pull()
+    await a_day(Mode.NORMAL)
+    await plant.append(messages(4, first=6))
+    inbound.link.loses_confirmations = True
+    with pytest.raises(PeerUnreachable):
+        await inbound.pull()
+    assert (await (await enterprise.forward()).stats()).end == 10
+    for _ in range(40):
+        await a_day(Mode.AUTONOMOUS)
+    assert (await (await enterprise.forward()).stats()).start == 10
+    inbound.link.loses_confirmations = False
+    progress = await inbound.pull()
+    assert (progress.inserted, progress.repeated) == (0, 4)
+    for _ in range(45):
+        await a_day(Mode.NORMAL)
+    outcome = await (await enterprise.forward()).put_if_absent(batch(1), origin_span("plant", 10, 1))
+    assert outcome.count(Result.INSERTED) == 1
+
+
+def test_a_busy_link_is_in_step_with_what_there_was() -> None:
+    """A link that always has facts on their way was in step when what its sender had by then was acknowledged."""
+    in_step = InStep()
+    assert in_step.since([], STREAM) is None
+    assert in_step.since(["a"], STREAM) == 0
+    for second in range(10):
+        position = PeerPosition(end=100 * (second + 1), acknowledged=100 * second + 50)
+        in_step.observe("a", STREAM, Mode.NORMAL, position, 1_000 * second)
+    assert in_step.since(["a"], STREAM) == 8_000
+    assert in_step.since(["a", "b"], STREAM) == 0
+    in_step.observe("a", STREAM, Mode.AUTONOMOUS, PeerPosition(end=100, acknowledged=99), 20_000)
+    assert in_step.since(["a"], STREAM) == 8_000
+    in_step.observe("a", STREAM, Mode.NORMAL, PeerPosition(end=2_000, acknowledged=99), 30_000)
+    assert in_step.since(["a"], STREAM) == 8_000
+    in_step.observe("a", STREAM, Mode.NORMAL, PeerPosition(end=3_000, acknowledged=1_999), 40_000)
+    assert in_step.since(["a"], STREAM) == 30_000

@@ -133,6 +133,7 @@ class DirectLink:
     carriage: Carriage = EVERYTHING
     buffer: Buffer = Buffer.STORE
     up: bool = True
+    loses_confirmations: bool = False
     fetches: int = 0
     confirmations: list[Confirmation] = field(default_factory=list)
 
@@ -151,6 +152,8 @@ class DirectLink:
     async def confirm(self, confirmation: Confirmation, refusals: Sequence[Refusal] = ()) -> int:
         """Let the sender take a confirmation."""
         self._check_up()
+        if self.loses_confirmations:
+            raise PeerUnreachable(f"{self.sender.name} does not answer")
         self.confirmations.append(confirmation)
         storage, clock = await self.sender.storage(), self.sender.clock
         return await confirm_receipt(

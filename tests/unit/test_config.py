@@ -310,6 +310,12 @@ CONTRADICTIONS = [
     ('[streams.a]\nsafety = "sil"\noverflow = "drop_oldest"', "streams.a.overflow", "reject_new"),
     ('[streams.a]\nretention = "8d"', "streams.a.retention", "longer than max_age"),
     ('[streams.a]\nmax_age = "31d"', "streams.a.max_age", "longer than key_horizon"),
+    (
+        '[streams.a]\nsafety = "sil"\nretention = "1h"\nmax_age = "1h"\nkey_horizon = "23h"',
+        "streams.a.key_horizon",
+        "at least",
+    ),
+    ('[links.from-enterprise]\nmax_age = "31d"', "links.from-enterprise.max_age", "longer than key_horizon"),
     ("[streams.a]\nwarning_fill = 90", "streams.a.warning_fill", "above alert_fill"),
     ('[streams.a]\nmax_object = "2GiB"', "streams.a.max_object", "above max_batch"),
     ('[streams.a]\nmax_batch = "11GiB"', "streams.a.max_batch", "never be stored"),

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from bsfg.errors import InvalidArgument, TruncateRefused
 from bsfg.frontier import NOTHING
 from bsfg.gate import Gate, Mode
+from bsfg.journey.link import PeerPosition
 from bsfg.ports import Buffer, ConsumerState, CursorTracker, GapRecord, Replayable
 
 
@@ -58,14 +59,55 @@ def decide(consumers: Iterable[ConsumerState], stream: str, buffer: Buffer, mode
     )
 
 
-async def truncate(buffer: Replayable, cursors: CursorTracker, modes: Mapping[str, Mode]) -> Truncation:
+async def truncate(
+    buffer: Replayable, cursors: CursorTracker, modes: Mapping[str, Mode], keys_as_of_unix_ms: int | None = None
+) -> Truncation:
     """Let go what is confirmed and old enough, and record what outlived its max age unconfirmed.
 
-    This is what a node does from time to time with each of its buffers, whose policy says how long facts stay.
+    This is what a node does from time to time with each of its buffers, whose policy says how long facts stay. The key
+    horizon counts back from ``keys_as_of_unix_ms``, see `InStep`, or from now.
     """
     truncation = decide(await cursors.consumers(), buffer.stream, buffer.buffer, modes)
-    await buffer.enforce_retention(link_open=truncation.link_open)
+    await buffer.enforce_retention(link_open=truncation.link_open, keys_as_of_unix_ms=keys_as_of_unix_ms)
     return truncation
+
+
+class InStep:
+    """When each link was last in step: its sender had acknowledged everything that had been put here until then.
+
+    On a `sil` stream a sender never lets go what it has not seen confirmed. A confirmation that an outage swallowed
+    leads to the same facts being offered again, however long the outage was, and only their keys tell that they are
+    here. So the key horizon of such a stream counts back from the last moment when all its links were in step: while
+    one of them is not, it stands still. Nothing of this is kept: after a restart no key is forgotten before the links
+    are in step again.
+    """
+
+    def __init__(self) -> None:
+        self._marks: dict[tuple[str, str], tuple[int, int]] = {}
+        self._seen: dict[tuple[str, str], int] = {}
+
+    def observe(self, link: str, stream: str, mode: Mode, position: PeerPosition, now_unix_ms: int) -> None:
+        """Take note of the receiver's gate of a link, and of what is remembered of its sender.
+
+        A busy link is never seen without a fact on its way. It was in step at a moment once the sender has
+        acknowledged all that it had then.
+        """
+        lane = (link, stream)
+        acknowledged = -1 if position.acknowledged is None else position.acknowledged
+        if mode != Mode.NORMAL:
+            # What the position says may be old by now: a put that was not remembered is not in it.
+            self._marks.pop(lane, None)
+            return
+        end, at_unix_ms = self._marks.get(lane, (position.end, now_unix_ms))
+        if acknowledged >= end - 1:
+            self._seen[lane] = at_unix_ms
+            self._marks[lane] = (position.end, now_unix_ms)
+        else:
+            self._marks[lane] = (end, at_unix_ms)
+
+    def since(self, links: Iterable[str], stream: str) -> int | None:
+        """Give the last moment when all these links were in step, 0 when it is not known, None without a link."""
+        return min((self._seen.get((link, stream), 0) for link in links), default=None)
 
 
 async def truncate_before(

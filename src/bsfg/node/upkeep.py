@@ -13,7 +13,7 @@ from bsfg.errors import BsfgError
 from bsfg.gate import Event, Mode
 from bsfg.journey.artifacts import collect_orphans
 from bsfg.journey.references import References, all_buffers
-from bsfg.journey.truncate import truncate
+from bsfg.journey.truncate import InStep, truncate
 from bsfg.node.alerts import AlertBoard, Note, alert_gate
 from bsfg.node.board import SENDER
 from bsfg.node.certificates import Certificates
@@ -41,6 +41,7 @@ class Upkeep:
         self._certificates = Certificates(config, parts.clock)
         memory = getattr(parts.artifacts, "references", None)
         self._references = References(memory)
+        self._in_step = InStep()
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -84,6 +85,7 @@ class Upkeep:
         """Look once at gates, buffers and consumers."""
         for zone, serve in self._config.serve.items():
             await self._look_at_peer(zone, serve)
+        await self._look_at_senders()
         self._look_at_clock()
         now_ms = self._parts.clock.monotonic_ms()
         stats = await all_stats(self._parts)
@@ -161,7 +163,23 @@ class Upkeep:
         for stream in self._parts.settings.lanes:
             for kind in Buffer:
                 buffer = await self._parts.buffer(stream, kind)
-                await truncate(buffer, self._parts.storage.cursors, self._parts.board.modes(stream, kind))
+                modes, as_of = self._parts.board.modes(stream, kind), self._keys_as_of(stream, kind)
+                await truncate(buffer, self._parts.storage.cursors, modes, as_of)
+
+    async def _look_at_senders(self) -> None:
+        """Take note of which links are in step, for the keys of streams that never expire."""
+        parts, now_unix_ms = self._parts, self._parts.clock.now_unix_ms()
+        for name, link in self._config.links.items():
+            mode = parts.board.gate(name).gate.mode
+            for stream in self._config.streams_of(link):
+                self._in_step.observe(name, stream, mode, await parts.memory(name, stream).recall(), now_unix_ms)
+
+    def _keys_as_of(self, stream: str, kind: Buffer) -> int | None:
+        """Give the moment that the key horizon counts back from, None for now: what expires is not offered again."""
+        if kind == Buffer.STORE or not self._parts.settings.lane(stream).forward_policy.is_sil:
+            return None
+        links = [name for name, link in self._config.links.items() if stream in self._config.streams_of(link)]
+        return self._in_step.since(links, stream)
 
     async def collect_orphans(self) -> None:
         """Remove artifacts that no retained fact names, after their grace period."""

@@ -15,7 +15,7 @@ from bsfg.node.config.positions import Path
 from bsfg.node.config.settings import ZoneConfig
 from bsfg.node.config.words import Role, Safety
 from bsfg.ports import Buffer
-from bsfg.retention import Overflow
+from bsfg.retention import DAY_SECONDS, Overflow
 
 CONSUMER_NAME_MAX = 64
 _LOCAL_ROLES = (Role.PRODUCER, Role.CONSUMER, Role.PIPELINE)
@@ -134,6 +134,9 @@ def _policy(stream: Stream, path: Path) -> Iterator[Problem]:
         yield Problem((*path, "retention"), "must not be longer than max_age (retention <= max_age <= key_horizon)")
     if stream.max_age_seconds > stream.key_horizon_seconds:
         yield Problem((*path, "max_age"), "must not be longer than key_horizon (retention <= max_age <= key_horizon)")
+    if stream.safety == Safety.SIL and stream.key_horizon_seconds < DAY_SECONDS:
+        # What a lost confirmation brings again is told by its key alone, and links are looked at from time to time.
+        yield Problem((*path, "key_horizon"), 'must be at least "1d" on a stream with safety = "sil"')
     if stream.warning_fill_percent > stream.alert_fill_percent:
         yield Problem((*path, "warning_fill"), "must not be above alert_fill")
     if stream.max_object_bytes > stream.max_batch_bytes:
@@ -156,10 +159,19 @@ def _links(config: ZoneConfig) -> Iterator[Problem]:
         if link.backoff_first_seconds > link.backoff_max_seconds:
             yield Problem((*path, "backoff_first"), "must not be longer than backoff_max")
         for stream in config.streams_of(link):
+            yield from _link_age(link, config.streams[stream], path)
             other = taken.setdefault((link.zone, link.buffer, stream), name)
             if other != name:
                 says = f"{stream!r} is already pulled from {link.zone!r} by [links.{other}]; one lane has one link"
                 yield Problem((*path, "streams"), says)
+
+
+def _link_age(link: Link, stream: Stream, path: Path) -> Iterator[Problem]:
+    """A fact that a link takes must be young enough for its key to be known, or a repeat would be a second fact."""
+    if stream.safety == Safety.SIL or link.max_age_seconds is None:
+        return
+    if link.max_age_seconds > stream.key_horizon_seconds:
+        yield Problem((*path, "max_age"), f"must not be longer than key_horizon of [streams.{stream.name}]")
 
 
 def _server(config: ZoneConfig, link: Link, path: Path) -> Iterator[Problem]:

@@ -58,7 +58,10 @@ class Stream:
     )
     max_age_seconds: int = setting(WHOLE_SECONDS, "7d", says="Age at which an unconfirmed fact expires, with a record.")
     key_horizon_seconds: int = setting(
-        WHOLE_SECONDS, "30d", says="How long keys outlive their facts; a repeat is recognised for that long."
+        WHOLE_SECONDS,
+        "30d",
+        says="How long keys outlive their facts; a repeat is recognised for that long. On a sil stream it counts from "
+        "when all links that bring it were last in step, and is at least 1d.",
     )
     warning_fill_percent: float = setting(PERCENT, 50, says="Fill of a buffer from which a warning is raised.")
     alert_fill_percent: float = setting(PERCENT, 80, says="Fill of a buffer above which an alert is raised.")

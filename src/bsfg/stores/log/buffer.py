@@ -217,11 +217,11 @@ class LogBuffer:
         writer = self._writer
         writer.remove(ordered_before(offset, writer.policy, self._standing(), start=writer.start, end=writer.end))
 
-    async def enforce_retention(self, *, link_open: bool) -> None:
+    async def enforce_retention(self, *, link_open: bool, keys_as_of_unix_ms: int | None = None) -> None:
         """Remove what age allows and record what expired unconfirmed."""
-        await self._submit(Step(lambda: self._enforce(link_open)))
+        await self._submit(Step(lambda: self._enforce(link_open, keys_as_of_unix_ms)))
 
-    def _enforce(self, link_open: bool) -> None:
+    def _enforce(self, link_open: bool, keys_as_of_unix_ms: int | None) -> None:
         clock = self._writer.clock
         now = clock.now_unix_ms()
         trusted = self._guard.observe(now, clock.monotonic_ms())
@@ -234,7 +234,7 @@ class LogBuffer:
         )
         self._writer.remove(removal)
         if trusted:
-            self._writer.forget_keys()
+            self._writer.forget_keys(now if keys_as_of_unix_ms is None else min(now, keys_as_of_unix_ms))
 
     # Records.
 

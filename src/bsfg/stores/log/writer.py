@@ -349,9 +349,9 @@ class LogWriter:
             self.files.remove(segment.path)
         self.files.sync_folder(self.folder)
 
-    def forget_keys(self) -> None:
-        """Drop key segments and index runs that are older than the key horizon."""
-        limit = self.clock.now_unix_ms() - 1000 * self.policy.key_horizon_seconds
+    def forget_keys(self, as_of_unix_ms: int) -> None:
+        """Drop key segments and index runs that were older than the key horizon at a time."""
+        limit = as_of_unix_ms - 1000 * self.policy.key_horizon_seconds
         before = self.notes.keys_beyond(limit)
         if before > self.notes.keys_start:
             self.notes.forget_keys_before(before)

@@ -161,7 +161,7 @@ class MemoryBuffer:
             if new := not_yet_aside(self._state, refused):
                 await write(lambda: self._state.set_aside(new))
 
-    async def enforce_retention(self, *, link_open: bool) -> None:
+    async def enforce_retention(self, *, link_open: bool, keys_as_of_unix_ms: int | None = None) -> None:
         """Remove what age allows, and forget keys beyond their horizon."""
         clock = self._storage.clock
         async with self._storage.writing() as write:
@@ -177,7 +177,8 @@ class MemoryBuffer:
             def change() -> None:
                 self._remove(removal, now_unix_ms)
                 if trusted:
-                    self._state.forget_keys(now_unix_ms - self._policy.key_horizon_seconds * 1000)
+                    as_of = now_unix_ms if keys_as_of_unix_ms is None else min(now_unix_ms, keys_as_of_unix_ms)
+                    self._state.forget_keys(as_of - self._policy.key_horizon_seconds * 1000)
 
             await write(change)
 

@@ -227,6 +227,20 @@ class RetentionContract(StorageCase):
             assert receipt.offsets.tolist() == list(range(6))
 
     @scenario
+    async def test_the_horizon_may_stand_still(self, rig: Rig) -> None:
+        """Keys are forgotten by their age at the moment that the horizon counts back from, however late it is."""
+        lane = await self._written(rig, AGEING, through=5)
+        in_step = rig.clock.now_unix_ms() + 50_000 * 1000
+        rig.clock.advance(10_000_000)
+        await lane.buffer.enforce_retention(link_open=True, keys_as_of_unix_ms=in_step)
+        async for lane in rig.across_restart(AGEING):
+            assert (await lane.stats()).start == 6
+            assert (await lane.write(batch(6))).count(Result.ALREADY_EXISTS) == 6
+            await lane.buffer.enforce_retention(link_open=True, keys_as_of_unix_ms=in_step)
+        await lane.buffer.enforce_retention(link_open=True, keys_as_of_unix_ms=in_step + 50_001 * 1000)
+        assert (await lane.write(batch(6))).count(Result.INSERTED) == 6
+
+    @scenario
     async def test_a_key_below_the_horizon_is_no_key(self, rig: Rig) -> None:
         """An id that was used before the key horizon is free: a new fact is stored, whatever its body, and known."""
         lane = await self._written(rig, AGEING)
