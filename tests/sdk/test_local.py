@@ -138,8 +138,7 @@ def test_only_durable_facts_are_shown(tmp_path: Path) -> None:
 def _rewind_mark(path: Path, end: int, size: int) -> None:
     import crc32c
 
-    from bsfg.stores.log.recovery import boot_id
-    from bsfg.stores.log.writer import WATERMARK
+    from bsfg.stores.log.watermark import WATERMARK, boot_id
 
     body = WATERMARK.pack(boot_id(), end, size, 0)[:-4]
     path.write_bytes(body + crc32c.crc32c(body).to_bytes(4, "little"))

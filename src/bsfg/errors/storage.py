@@ -37,6 +37,14 @@ class DiskFull(BsfgError):
     default_hint = "Free space on the volume or lower capacity_bytes; facts stored so far are intact."
 
 
+class StorageBusy(BsfgError):
+    """The system lacked something for a moment, mostly a file descriptor; nothing was stored."""
+
+    code = "storage_busy"
+    retryable = True
+    default_hint = "Retry; if it comes again, raise the limit of open files (ulimit -n, LimitNOFILE) or free memory."
+
+
 class StorageFailed(BsfgError):
     """The medium reported an input/output error."""
 

@@ -16,7 +16,7 @@ from typing import Any
 from bsfg.errors import ForeignLog
 from bsfg.gate import Gate, Mode
 from bsfg.journey.link import PeerPosition, Release
-from bsfg.stores.log.files import DiskFiles, translated
+from bsfg.stores.log.files import DiskFiles, Files, translated
 from bsfg.stores.log.journal import Journal, Record
 
 _PEER, _GATE, _RELEASE = "peer", "gate", "release"
@@ -25,17 +25,18 @@ _PEER, _GATE, _RELEASE = "peer", "gate", "release"
 class NodeState:
     """The durable values of one node; open it before anything else of the node starts."""
 
-    def __init__(self, folder: Path) -> None:
-        files = DiskFiles(folder)
-        files.make_folder("node")
+    def __init__(self, where: Path | Files) -> None:
+        files: Files = DiskFiles(where) if isinstance(where, Path) else where
         self._values: dict[tuple[str, str], dict[str, Any]] = {}
         self._lock = threading.Lock()
         self._journal = Journal(files, "node/state.journal", self._snapshot)
         try:
+            files.make_folder("node")
+            files.sync_folder("")
             for record in self._journal.open():
                 self._values[record.head["kind"], record.head["name"]] = record.head["value"]
         except OSError as error:
-            raise translated(error, f"opening the state of the node in {folder}") from None
+            raise translated(error, f"opening the state of the node in {where}") from None
 
     @property
     def problems(self) -> list[str]:
@@ -97,13 +98,10 @@ class NodeState:
     def put(self, kind: str, name: str, value: dict[str, Any]) -> None:
         """Replace a value and return when it is durable."""
         with self._lock:
-            try:
-                self._journal.append([Record({"kind": kind, "name": name, "value": value})])
-                self._values[kind, name] = value
-                if self._journal.wants_compaction:
-                    self._journal.compact()
-            except OSError as error:
-                raise translated(error, "writing the state of the node") from None
+            self._journal.append([Record({"kind": kind, "name": name, "value": value})])
+            self._values[kind, name] = value
+            if self._journal.wants_compaction:
+                self._journal.compact()
 
     def close(self) -> None:
         """Release the journal."""

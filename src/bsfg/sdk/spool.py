@@ -31,7 +31,7 @@ from bsfg.errors import (
     StorageClosed,
 )
 from bsfg.stores.log.atomic import write_whole
-from bsfg.stores.log.files import DiskFiles, Files, OpenFile, translated
+from bsfg.stores.log.files import DiskFiles, Files, OpenFile, is_refusal, translated
 from bsfg.stores.log.journal import Record, decode_all, encode
 
 MARK = "spool.json"
@@ -136,7 +136,7 @@ class Spool:
                 self._file.truncate(self._sizes[base])
             except OSError as second:
                 self._failure = translated(second, "undoing a failed write")
-            if failure.code != "disk_full":
+            if not is_refusal(failure):
                 self._failure = failure
             raise failure from None
         try:

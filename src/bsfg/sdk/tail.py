@@ -9,9 +9,9 @@ from bsfg.retention import GapReason
 from bsfg.stores.log.files import translated
 from bsfg.stores.log.frame import FRAME_HEADER_BYTES, Damaged, Torn, decode_frame_header
 from bsfg.stores.log.reader import LogFolder
-from bsfg.stores.log.recovery import boot_id, read_watermark
 from bsfg.stores.log.segments import FrameRef, SegmentFile, read_segment_header, segment_bases, segment_name
 from bsfg.stores.log.view import LogView
+from bsfg.stores.log.watermark import boot_id, read_watermark
 
 STEP_FACTS = 10_000
 

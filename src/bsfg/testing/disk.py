@@ -15,7 +15,7 @@ from random import Random
 from threading import RLock
 
 from bsfg.errors import FolderLocked
-from bsfg.stores.log.files import Bytes
+from bsfg.stores.log.files import Bytes, SyncFailed
 from bsfg.testing.durability import Change, File, Folder, NameChange, copied_tree, names_of, surviving_tree
 
 FAILING = ("create", "open", "write", "sync", "truncate", "read", "make_folder", "rename", "remove", "sync_folder")
@@ -315,7 +315,7 @@ class SimulatedDisk:
             if error is not None:
                 on_fault()
                 self._under_way(kind, path, ends_here)
-                raise OSError(error, os.strerror(error), path)
+                raise (SyncFailed if durable else OSError)(error, os.strerror(error), path)
             yield
             if not durable:
                 self._under_way(kind, path, ends_here)

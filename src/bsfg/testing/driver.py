@@ -16,6 +16,7 @@ from bsfg.errors import (
     DiskFull,
     ForeignLog,
     OutcomeUnknown,
+    StorageBusy,
     StorageClosed,
     StorageFailed,
     StorageReadOnly,
@@ -141,7 +142,7 @@ class Driver:
                     receipt = await self.stores[place].append(batch)
                 else:
                     receipt = await self.forwards[place].put_if_absent(batch, origin)
-        except (BufferFull, DiskFull):
+        except (BufferFull, DiskFull, StorageBusy):
             with self.ledger.lock:
                 book.refuse(token)
             return None
@@ -183,7 +184,7 @@ class Driver:
         try:
             with self._medium():
                 checkpoint = await self.storage.cursors.commit(name, Confirmation(through, ranges))
-        except DiskFull:
+        except (DiskFull, StorageBusy):
             with self.ledger.lock:
                 cursor.upper = before
             return
@@ -213,7 +214,7 @@ class Driver:
         try:
             with self._medium():
                 await self.buffer(place).truncate_before(before)
-        except (TruncateRefused, DiskFull):
+        except (TruncateRefused, DiskFull, StorageBusy):
             with self.ledger.lock:
                 book.may_truncate_before = allowed
             return
@@ -308,14 +309,14 @@ class Driver:
     def _usual_errors(self) -> tuple[type[BsfgError], ...]:
         """Give the errors that are answers: refusals, and what faults and damage explain."""
         damaged = any(book.damaged for book in self.ledger.buffers.values())
-        extra = [DiskFull] * self.faulty + [ForeignLog] * damaged
+        extra = [DiskFull, StorageBusy] * self.faulty + [ForeignLog] * damaged
         return (BufferFull, TruncateRefused, *extra)
 
     @contextmanager
     def _unless_full(self) -> Iterator[None]:
         try:
             yield
-        except DiskFull:
+        except (DiskFull, StorageBusy):
             return
 
 

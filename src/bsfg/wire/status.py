@@ -53,6 +53,7 @@ STATUSES: dict[str, tuple[grpc.StatusCode, int]] = {
     "artifact_store_full": (Status.RESOURCE_EXHAUSTED, 503),
     "disk_full": (Status.RESOURCE_EXHAUSTED, 507),
     "outcome_unknown": (Status.UNAVAILABLE, 503),
+    "storage_busy": (Status.UNAVAILABLE, 503),
     "storage_closed": (Status.UNAVAILABLE, 503),
     "storage_failed": (Status.INTERNAL, 500),
     "storage_read_only": (Status.FAILED_PRECONDITION, 500),

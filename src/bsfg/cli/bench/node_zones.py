@@ -20,9 +20,8 @@ from bsfg.cli.bench.workload import FROM_ZONE, TO_ZONE
 from bsfg.errors import PeerUnreachable, TimedOut
 from bsfg.ports import Buffer
 from bsfg.stores.log.files import DiskFiles
-from bsfg.stores.log.recovery import read_watermark
 from bsfg.stores.log.storage import log_folder
-from bsfg.stores.log.writer import WATERMARK
+from bsfg.stores.log.watermark import WATERMARK, read_watermark
 from bsfg.wire.certs import create_authority, issue
 
 STREAM = "bench"

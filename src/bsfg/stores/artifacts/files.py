@@ -6,16 +6,16 @@ names (new, renamed, removed) after a sync of their folder.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from bsfg import disk
 from bsfg.artifacts import Bytes
-from bsfg.errors import BsfgError, DiskFull, FolderLocked, StorageFailed, StorageReadOnly
+from bsfg.disk import SPARES, SyncFailed, locked, sync_folder
+from bsfg.errors import BsfgError
 
 
 class WriteFile(Protocol):
@@ -103,13 +103,17 @@ class Files(Protocol):
 
 
 def translated(error: OSError, doing: str) -> BsfgError:
-    """Turn an operating-system error into one of ours; the only place where errno is read."""
-    text = f"{doing}: {error.strerror or error}"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFull(text, hint="Free space on the volume or lower capacity in [artifacts].")
-    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        return StorageReadOnly(text, hint="Make the folder of artifacts writable for this user.")
-    return StorageFailed(text, hint="Check the disk (dmesg, smartctl), then open the folder again.", errno=error.errno)
+    """Turn an operating-system error into one of ours, with hints that name artifacts."""
+    found = disk.translated(error, doing)
+    return type(found)(found.message, hint=_HINTS.get(found.code), **found.details)
+
+
+_HINTS = {
+    "disk_full": "Free space on the volume or lower capacity in [artifacts].",
+    "storage_read_only": "Make the folder of artifacts writable for this user.",
+    "storage_failed": "Check the disk (dmesg, smartctl), then open the folder again.",
+    "outcome_unknown": "Look at the disk (dmesg, smartctl), then repeat the call.",
+}
 
 
 @contextmanager
@@ -125,7 +129,7 @@ class DiskWriteFile:
     """A real file opened for writing."""
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
+        self._fd = SPARES.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
     def write(self, parts: Sequence[Bytes]) -> None:
         """Write all parts, however many calls that takes."""
@@ -136,20 +140,23 @@ class DiskWriteFile:
 
     def sync(self) -> None:
         """Sync contents and attributes to the disk."""
-        os.fsync(self._fd)
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            raise SyncFailed(error.errno, error.strerror) from error
 
     def close(self) -> None:
         """Close the descriptor."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
-            os.close(fd)
+            SPARES.close(fd)
 
 
 class DiskReadFile:
     """A real file opened for reading."""
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDONLY)
+        self._fd = SPARES.open(path, os.O_RDONLY)
 
     def read(self, count: int) -> bytes:
         """Give the next bytes."""
@@ -159,7 +166,7 @@ class DiskReadFile:
         """Close the descriptor."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
-            os.close(fd)
+            SPARES.close(fd)
 
 
 class DiskFiles:
@@ -173,7 +180,7 @@ class DiskFiles:
         missing = [folder for folder in (self.root, *self.root.parents) if not folder.exists()]
         self.root.mkdir(parents=True, exist_ok=True, mode=0o750)
         for folder in reversed(missing):
-            _sync_folder(folder.parent)
+            sync_folder(folder.parent)
 
     def create(self, path: str) -> DiskWriteFile:
         """Make a new, empty file."""
@@ -223,29 +230,8 @@ class DiskFiles:
 
     def sync_folder(self, path: str) -> None:
         """Sync a directory."""
-        _sync_folder(self.root / path)
+        sync_folder(self.root / path)
 
     def lock(self, path: str) -> Callable[[], None]:
         """Take an exclusive lock that the kernel gives back when this process ends, however it ends."""
-        fd = os.open(self.root / path, os.O_RDWR | os.O_CREAT, 0o640)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
-            os.close(fd)
-            raise FolderLocked(f"{self.root} is being written by process {holder}", pid=holder) from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, str(os.getpid()).encode(), 0)
-
-        def release() -> None:
-            os.close(fd)
-
-        return release
-
-
-def _sync_folder(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        return locked(self.root / path)

@@ -22,7 +22,7 @@ from bsfg.ports import Buffer, BufferStats, Frame, Gap, GapRecord, GapSet, Origi
 from bsfg.rangedigest import History
 from bsfg.retention import Age, ClockGuard, GapReason, Standing, ordered_before, removable_before
 from bsfg.stores.log.committer import Committer
-from bsfg.stores.log.files import translated
+from bsfg.stores.log.files import is_refusal, translated
 from bsfg.stores.log.history import history_of
 from bsfg.stores.log.lookup import find_key
 from bsfg.stores.log.waiters import Waiters, settle
@@ -140,14 +140,17 @@ class LogBuffer:
             return StorageClosed(f"{self.stream}/{self.buffer} closed itself: {failure.message}")
         try:
             return run()
+        except OutcomeUnknown as error:  # whatever it was that failed to become durable, the log ends with it
+            self._writer.failure = self._writer.failure or error
+            return error
         except BsfgError as error:
             return error
         except OSError as error:
             failure = translated(error, f"writing {self.stream}/{self.buffer}")
-            if failure.code != "disk_full":
-                self._writer.failure = failure
-                return OutcomeUnknown(f"{failure.message}; the log is closed until it is opened again")
-            return failure
+            if is_refusal(failure):
+                return failure
+            self._writer.failure = failure
+            return OutcomeUnknown(f"{failure.message}; the log is closed until it is opened again")
         except BaseException as error:  # the writer's state is in doubt: stop here
             self._writer.failure = StorageClosed(f"the writer stopped: {error!r}")
             return error

@@ -13,7 +13,6 @@ from bsfg.errors import (
     ForeignLog,
     InvalidArgument,
     OffsetOutOfRange,
-    OutcomeUnknown,
     StorageClosed,
     UnknownConsumer,
 )
@@ -32,7 +31,7 @@ from bsfg.ports import (
 from bsfg.retention import GapReason
 from bsfg.rules import check_name
 from bsfg.stores.log.committer import Committer
-from bsfg.stores.log.files import Files, translated
+from bsfg.stores.log.files import Files
 from bsfg.stores.log.journal import Journal, Record
 
 CURSORS = "cursors/cursors.journal"
@@ -154,7 +153,6 @@ class LogCursors:
         self._cursors: dict[str, Cursor] = {}
         self._journal = Journal(files, CURSORS, self._snapshot)
         self._committer: Committer[Change, Cursor] | None = None
-        self._failure: BsfgError | None = None
 
     def open(self) -> None:
         """Read all positions and begin to accept changes."""
@@ -298,8 +296,6 @@ class LogCursors:
 
     def _write(self, changes: Sequence[Change]) -> list[Cursor | BaseException]:
         """Apply changes to copies, make the copies durable, then show them; each caller gets what became of its own."""
-        if self._failure is not None:
-            raise StorageClosed(f"the cursors are closed: {self._failure.message}")
         fresh: dict[str, Cursor] = {}
         outcomes: list[Cursor | BaseException] = []
         for change in changes:
@@ -313,25 +309,14 @@ class LogCursors:
                 fresh[change.name] = changed
             outcomes.append(changed)
         if fresh:
-            records = [cursor.record() for cursor in fresh.values()]
-            self._make_durable(lambda: self._journal.append(records))
+            self._journal.append([cursor.record() for cursor in fresh.values()])
             for name, cursor in fresh.items():
                 if name in self._cursors:
                     cursor.next_to_send = self._cursors[name].next_to_send
                 self._cursors[name] = cursor
         if self._journal.wants_compaction:
-            self._make_durable(self._journal.compact)
+            self._journal.compact()
         return outcomes
-
-    def _make_durable(self, write: Callable[[], None]) -> None:
-        try:
-            write()
-        except OSError as error:
-            failure = translated(error, "writing the cursors")
-            if failure.code != "disk_full":
-                self._failure = failure
-                raise OutcomeUnknown(f"{failure.message}; the cursors are closed until they are opened again") from None
-            raise failure from None
 
     def _snapshot(self) -> Iterator[Record]:
         for name in sorted(self._cursors):

@@ -7,8 +7,6 @@ writes and fails. Paths are relative to the data folder and use forward slashes.
 from __future__ import annotations
 
 import builtins
-import errno
-import fcntl
 import os
 import threading
 from collections import OrderedDict
@@ -16,7 +14,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from bsfg.errors import BsfgError, DiskFull, FolderLocked, StorageFailed, StorageReadOnly
+from bsfg.disk import SPARES, SyncFailed, is_refusal, locked, sync_folder, translated
+
+__all__ = [
+    "Bytes",
+    "DiskFile",
+    "DiskFiles",
+    "DiskSlot",
+    "Files",
+    "OpenFile",
+    "Slot",
+    "SyncFailed",
+    "is_refusal",
+    "translated",
+]
 
 Bytes = bytes | bytearray | memoryview
 
@@ -31,7 +42,7 @@ class OpenFile(Protocol):
         ...
 
     def sync(self) -> None:
-        """Return when everything written so far, and the file's size, will survive a power loss."""
+        """Return when everything written so far, and the file's size, will survive a power loss, or `SyncFailed`."""
         ...
 
     def truncate(self, size_bytes: int) -> None:
@@ -103,7 +114,7 @@ class Files(Protocol):
         ...
 
     def sync_folder(self, path: str) -> None:
-        """Return when the names in a folder will survive a power loss."""
+        """Return when the names in a folder will survive a power loss, or `SyncFailed`."""
         ...
 
     def slot(self, path: str, size_bytes: int) -> Slot:
@@ -113,16 +124,6 @@ class Files(Protocol):
     def lock(self, path: str) -> Callable[[], None]:
         """Become the one writer; give the function that ends it, or raise `FolderLocked`."""
         ...
-
-
-def translated(error: OSError, doing: str) -> BsfgError:
-    """Turn an operating-system error into one of ours; the only place where errno is read."""
-    text = f"{doing}: {error.strerror or error}"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFull(text)
-    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        return StorageReadOnly(text)
-    return StorageFailed(text, errno=error.errno)
 
 
 class DiskFile:
@@ -143,7 +144,10 @@ class DiskFile:
 
     def sync(self) -> None:
         """Sync contents and size to the disk."""
-        os.fdatasync(self._fd)
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:
+            raise SyncFailed(error.errno, error.strerror) from error
 
     def truncate(self, size_bytes: int) -> None:
         """Cut the file."""
@@ -152,7 +156,7 @@ class DiskFile:
     def close(self) -> None:
         """Close the descriptor; a second time is harmless."""
         if self._fd >= 0:
-            os.close(self._fd)
+            SPARES.close(self._fd)
             self._fd = -1
 
 
@@ -169,9 +173,9 @@ class Descriptors:
         with self._lock:
             fd = self._open.get(path)
             if fd is None:
-                fd = self._open[path] = os.open(path, os.O_RDWR | os.O_CREAT, 0o640)
+                fd = self._open[path] = SPARES.open(path, os.O_RDWR | os.O_CREAT)
                 if len(self._open) > self._at_most:
-                    os.close(self._open.popitem(last=False)[1])
+                    SPARES.close(self._open.popitem(last=False)[1])
             self._open.move_to_end(path)
             os.pwrite(fd, data, 0)
 
@@ -179,7 +183,7 @@ class Descriptors:
         """Close a file, if it is open."""
         with self._lock:
             if (fd := self._open.pop(path, None)) is not None:
-                os.close(fd)
+                SPARES.close(fd)
 
 
 class DiskSlot:
@@ -187,11 +191,11 @@ class DiskSlot:
 
     def __init__(self, descriptors: Descriptors, path: Path, size_bytes: int) -> None:
         self._descriptors, self._path = descriptors, path
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o640)
+        fd = SPARES.open(path, os.O_RDWR | os.O_CREAT)
         try:
             os.ftruncate(fd, size_bytes)
         finally:
-            os.close(fd)
+            SPARES.close(fd)
 
     def store(self, data: bytes) -> None:
         """Replace the content in place."""
@@ -214,19 +218,19 @@ class DiskFiles:
 
     def create(self, path: str) -> DiskFile:
         """Make a new, empty file."""
-        return DiskFile(os.open(self._at(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o640))
+        return DiskFile(SPARES.open(self._at(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND))
 
     def open_append(self, path: str) -> DiskFile:
         """Open an existing file to write at its end."""
-        return DiskFile(os.open(self._at(path), os.O_WRONLY | os.O_APPEND))
+        return DiskFile(SPARES.open(self._at(path), os.O_WRONLY | os.O_APPEND))
 
     def read(self, path: str) -> Bytes:
         """Read a whole file; one that grows meanwhile is read up to the size it had."""
-        fd = os.open(self._at(path), os.O_RDONLY)
+        fd = SPARES.open(self._at(path), os.O_RDONLY)
         try:
             return _read(fd, os.fstat(fd).st_size, 0)
         finally:
-            os.close(fd)
+            SPARES.close(fd)
 
     def read_at(self, path: str, start: int, count: int) -> bytes:
         """Read part of a file."""
@@ -234,11 +238,11 @@ class DiskFiles:
 
     def read_parts(self, path: str, parts: Sequence[tuple[int, int]]) -> builtins.list[bytes]:
         """Read parts of a file."""
-        fd = os.open(self._at(path), os.O_RDONLY)
+        fd = SPARES.open(self._at(path), os.O_RDONLY)
         try:
             return [_read(fd, count, start) for start, count in parts]
         finally:
-            os.close(fd)
+            SPARES.close(fd)
 
     def size(self, path: str) -> int:
         """Give the size of a file."""
@@ -269,11 +273,7 @@ class DiskFiles:
 
     def sync_folder(self, path: str) -> None:
         """Sync a directory."""
-        fd = os.open(self._at(path), os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync_folder(self._at(path))
 
     def slot(self, path: str, size_bytes: int) -> DiskSlot:
         """Open a small file for writing in place."""
@@ -281,20 +281,7 @@ class DiskFiles:
 
     def lock(self, path: str) -> Callable[[], None]:
         """Take an exclusive lock that the kernel gives back when this process ends, however it ends."""
-        fd = os.open(self._at(path), os.O_RDWR | os.O_CREAT, 0o640)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
-            os.close(fd)
-            raise FolderLocked(f"{self.root} is being written by process {holder}", pid=holder) from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, str(os.getpid()).encode(), 0)
-
-        def release() -> None:
-            os.close(fd)
-
-        return release
+        return locked(self._at(path))
 
 
 def _read(fd: int, count: int, start: int) -> bytes:

@@ -6,6 +6,7 @@ log and the key segments.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -118,7 +119,9 @@ class IndexStore:
             assert run is not None
             self._chains[run.last] = chain
             self._save(run)
-        self._merge()
+        # The entries are durable: that some file of the derived index cannot be read or removed is nobody's error.
+        with contextlib.suppress(OSError):
+            self._merge()
 
     def _save(self, run: Run) -> None:
         """Write a run; when that fails the run simply stays in memory."""

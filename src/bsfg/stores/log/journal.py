@@ -2,11 +2,15 @@
 
 A record is a JSON head and optional bytes. Appending syncs; records that are appended together are there together or
 not at all. A torn end is cut at the next open. The file is rewritten through a rename when most of it is history.
+
+One rule for all who keep a journal: when nobody can know any more what is on the disk (a sync failed, whatever its
+error number; a failed write could not be undone), the journal is closed. It writes nothing more, refuses everything,
+and its next opening writes anew what it finds. A failed write is cut back to the end of the last record that was
+synced.
 """
 
 from __future__ import annotations
 
-import errno
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -14,8 +18,9 @@ from typing import Any, NamedTuple
 import crc32c
 import orjson
 
+from bsfg.errors import BsfgError, OutcomeUnknown, StorageClosed
 from bsfg.stores.log.atomic import write_whole
-from bsfg.stores.log.files import Files, OpenFile
+from bsfg.stores.log.files import Files, OpenFile, is_refusal, translated
 
 _HEAD = struct.Struct("<4sIII")
 _MAGIC = b"JRN1"
@@ -127,6 +132,7 @@ class Journal:
         self._size = 0
         self._compact_at = _COMPACT_ABOVE_BYTES
         self.problems: list[str] = []
+        self.failure: BsfgError | None = None
 
     def open(self) -> list[Record]:
         """Read what is there, cut a torn end, and be ready to append."""
@@ -143,16 +149,40 @@ class Journal:
         return records
 
     def append(self, records: Sequence[Record]) -> None:
-        """Write records, all of them or none, and return when they are durable."""
+        """Write records, all of them or none, and return when they are durable.
+
+        Raises `DiskFull` or `StorageBusy` when nothing has happened, `OutcomeUnknown` when the journal had to close,
+        and `StorageClosed` ever after.
+        """
+        if self.failure is not None:
+            raise StorageClosed(f"{self._path} closed itself: {self.failure.message}")
         assert self._file is not None
         data = encode_together(records)
         try:
             self._file.write([data])
-        except OSError:
-            self._file.truncate(self._size)
-            raise
-        self._file.sync()
+        except OSError as error:
+            raise self._undone(error) from None
+        try:
+            self._file.sync()
+        except OSError as error:
+            raise self._closed(error, "syncing") from None
         self._size += len(data)
+
+    def _undone(self, failed: OSError) -> BsfgError:
+        """Cut back what a failed write left behind the last record that was synced."""
+        assert self._file is not None
+        try:
+            self._file.truncate(self._size)
+        except OSError as error:
+            return self._closed(error, "undoing a failed write to")
+        failure = translated(failed, f"writing {self._path}")
+        return failure if is_refusal(failure) else self._closed(failed, "writing")
+
+    def _closed(self, error: OSError, doing: str) -> OutcomeUnknown:
+        """Close for good: nobody can know what of the last write is on the disk."""
+        text = f"{doing} {self._path}: {error.strerror or error}"
+        self.failure = OutcomeUnknown(f"{text}; it is closed until it is opened again")
+        return self.failure
 
     @property
     def wants_compaction(self) -> bool:
@@ -160,9 +190,10 @@ class Journal:
         return self._size > self._compact_at
 
     def compact(self) -> None:
-        """Replace the file by one that holds only the present state, or leave it when there is no room for that.
+        """Replace the file by one that holds only the present state, or leave it when that cannot be done.
 
-        An error here means that nobody can know which of the two files a power loss would leave.
+        What was appended is in both files, so whoever waits has his answer. But when the new name cannot be made
+        durable a power loss may bring the old file back, so that nothing more may be appended to the new one.
         """
         new = self._path + ".new"
         parts = [encode(record) for record in self._snapshot()]
@@ -172,12 +203,15 @@ class Journal:
             fresh = self._files.create(new)
             fresh.write(parts)
             fresh.sync()
-            self._files.rename(new, self._path)
         except OSError:
-            # The old file is whole and still the one that counts; try again when it has grown.
-            if fresh is not None:
-                fresh.close()
-            self._compact_at = 2 * self._size
+            self._leave(fresh)
+            return
+        try:
+            self._files.rename(new, self._path)
+        except OSError as error:
+            self._leave(fresh)
+            if not self._is_there(new):
+                self._closed(error, "replacing")
             return
         if self._file is not None:
             self._file.close()
@@ -186,8 +220,19 @@ class Journal:
         try:
             self._files.sync_folder(self._folder)
         except OSError as error:
-            # Whatever the reason: a full disk, too, leaves it open which file is found after a power loss.
-            raise OSError(errno.EIO, f"replacing {self._path}: {error.strerror}") from error
+            self._closed(error, "replacing")
+
+    def _leave(self, fresh: OpenFile | None) -> None:
+        """Stay with the old file, which is whole and the one that counts; try again when it has grown."""
+        if fresh is not None:
+            fresh.close()
+        self._compact_at = 2 * self._size
+
+    def _is_there(self, path: str) -> bool:
+        try:
+            return self._files.exists(path)
+        except OSError:
+            return False
 
     def close(self) -> None:
         """Release the file."""

@@ -17,7 +17,6 @@ from bsfg.stores.log.files import DiskFiles, Files, translated
 from bsfg.stores.log.frame import Damaged, Torn
 from bsfg.stores.log.identity import LogIdentity, read_identity
 from bsfg.stores.log.notes import Notes
-from bsfg.stores.log.recovery import boot_id, read_watermark
 from bsfg.stores.log.segments import (
     SegmentFile,
     check_owner,
@@ -28,6 +27,7 @@ from bsfg.stores.log.segments import (
 )
 from bsfg.stores.log.storage import listed_logs, log_folder, read_mark
 from bsfg.stores.log.view import LogView
+from bsfg.stores.log.watermark import boot_id, read_watermark
 
 _LOOKS = 10
 

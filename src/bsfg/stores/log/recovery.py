@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from dataclasses import replace
 
-import crc32c
 import numpy as np
 
 from bsfg.batch import FactBatch
@@ -35,34 +34,9 @@ from bsfg.stores.log.segments import (
     segment_bases,
     segment_name,
 )
-from bsfg.stores.log.writer import FORWARD_SCHEMA, STORE_SCHEMA, WATERMARK, LogOptions, LogState
-
-_WATERMARK_LOOKS = 100
-"""A watermark that fails its check is being written just now, unless it fails every time."""
-
-
-def boot_id() -> bytes:
-    """Identify this boot of the machine: after another boot nothing is in the page cache any more."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return bytes.fromhex(file.read().strip().replace("-", ""))
-    except (OSError, ValueError):
-        return bytes(16)
-
-
-def read_watermark(files: Files, folder: str) -> tuple[bytes, int, int] | None:
-    """Read how far the writer last said the log is durable: boot, end and size of the active segment."""
-    path = f"{folder}/durable"
-    if not files.exists(path):
-        return None
-    for _ in range(_WATERMARK_LOOKS):
-        data = files.read_at(path, 0, WATERMARK.size)
-        if len(data) < WATERMARK.size:
-            return None
-        boot, end, size, crc = WATERMARK.unpack(data)
-        if crc32c.crc32c(data[:-4]) == crc:
-            return boot, end, size
-    return None
+from bsfg.stores.log.state import LogState
+from bsfg.stores.log.watermark import boot_id, read_watermark
+from bsfg.stores.log.writer import FORWARD_SCHEMA, STORE_SCHEMA, LogOptions
 
 
 class Recovery:
@@ -117,7 +91,6 @@ class Recovery:
             notes,
             keys,
             index,
-            boot_id(),
             self.problems,
         )
 
@@ -204,11 +177,12 @@ class Recovery:
     def _settle(self, path: str, data: bytes, scan: Scan) -> None:
         """Make the sound part of the active segment durable, and nothing else.
 
-        Frames that the last writer did not see synced may be in the page cache alone. When its sync failed, the system
-        takes them for written and no further sync would write them, so the segment is written anew.
+        Frames that the last writer did not see synced may be in the page cache alone, and so may the header of a
+        segment that it was about to begin. When its sync failed, the system takes them for written and no further sync
+        would write them, so the segment is written anew.
         """
         watermark = read_watermark(self._files, self._folder)
-        if watermark is None or (watermark[0] == boot_id() and watermark[1] < scan.end):
+        if watermark is None or (watermark[0] == boot_id() and watermark[1:] != (scan.end, scan.sound_bytes)):
             write_whole(self._files, path, memoryview(data)[: scan.sound_bytes])
             return
         file = self._files.open_append(path)

@@ -6,13 +6,11 @@ whole values, so that they never see half of a change.
 
 from __future__ import annotations
 
-import struct
+import contextlib
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-import crc32c
 import numpy as np
 import pyarrow as pa
 
@@ -24,7 +22,7 @@ from bsfg.ports import Buffer, Clock, GapRecord, OriginSpan, Quarantined, Receip
 from bsfg.retention import GapReason, Piece, Policy, Removal, Standing, make_room
 from bsfg.schema import STORED_SCHEMA
 from bsfg.stores.log.dedupe import Verdict, judge
-from bsfg.stores.log.files import Files, OpenFile, Slot, translated
+from bsfg.stores.log.files import Files, OpenFile, is_refusal, translated
 from bsfg.stores.log.frame import (
     FRAME_HEADER_BYTES,
     SegmentHeader,
@@ -33,13 +31,14 @@ from bsfg.stores.log.frame import (
     encode_segment_header,
     padded,
 )
-from bsfg.stores.log.indexstore import IndexStore
-from bsfg.stores.log.keysegments import KeySegmentName, KeySegments, keys_of
-from bsfg.stores.log.notes import Anchor, Notes
+from bsfg.stores.log.keysegments import KeySegmentName, keys_of
+from bsfg.stores.log.notes import Anchor
 from bsfg.stores.log.origins import message_with_origins
 from bsfg.stores.log.segments import FrameRef, SegmentFile, segment_name
+from bsfg.stores.log.state import LogState
 from bsfg.stores.log.stored import stored_facts
 from bsfg.stores.log.view import LogView
+from bsfg.stores.log.watermark import Watermark
 
 STORE_SCHEMA = FACT_SCHEMA
 FORWARD_SCHEMA = STORED_SCHEMA
@@ -47,7 +46,6 @@ _MIN_SEGMENT_BYTES = 16_384
 _FEW = 32
 # As plain numbers: numpy takes its time with an enumeration.
 _INSERTED, _CONFLICT = int(Result.INSERTED), int(Result.CONFLICT)
-WATERMARK = struct.Struct("<16sqqI")
 
 OnSync = Callable[[float], None]
 """Is told how long each sync of a frame took, in seconds."""
@@ -69,24 +67,6 @@ class AppendItem:
 
     batch: FactBatch
     origin: OriginSpan | None = None
-
-
-@dataclass(slots=True)
-class LogState:
-    """What recovery found and the writer goes on with."""
-
-    folder: str
-    log_id: bytes
-    secret: bytes
-    segments: list[SegmentFile]
-    end: int
-    chain: bytes
-    newest_unix_ms: int
-    notes: Notes
-    keys: KeySegments
-    index: IndexStore
-    boot_id: bytes
-    problems: list[str] = field(default_factory=list)
 
 
 class LogWriter:
@@ -112,11 +92,11 @@ class LogWriter:
         self.notes, self.keys, self.index = state.notes, state.keys, state.index
         self.problems = state.problems
         self.failure: BsfgError | None = None
+        self._leaving: list[str] = []
         self._schema = STORE_SCHEMA if buffer == Buffer.STORE else FORWARD_SCHEMA
         self._key_hash = KeyHash(state.secret)
         self._segment_bytes = max(_MIN_SEGMENT_BYTES, min(options.segment_bytes, policy.capacity_bytes // 8))
-        self._boot_id, self._on_sync = state.boot_id, on_sync
-        self._slot: Slot = files.slot(f"{self.folder}/durable", WATERMARK.size)
+        self._on_sync, self._watermark = on_sync, Watermark(files, self.folder)
         self._file: OpenFile | None = files.open_append(self.segments[-1].path) if self.segments else None
         self._publish_watermark()
 
@@ -235,17 +215,20 @@ class LogWriter:
                 self._file.truncate(active.size_bytes)
             except OSError as second:
                 self.failure = translated(second, f"undoing a failed write to {active.path}")
-            if failure.code != "disk_full":
+            if not is_refusal(failure):
                 self.failure = failure
             raise failure from None
         started = time.perf_counter()
         try:
             self._file.sync()
         except OSError as error:
-            # After a failed sync nobody can know what is on disk, and a second sync would not tell either.
-            self.failure = translated(error, f"syncing {active.path}")
-            raise OutcomeUnknown(f"{self.failure.message}; the log is closed until it is opened again") from None
+            raise self._ended(error, f"syncing {active.path}") from None
         self._on_sync(time.perf_counter() - started)
+
+    def _ended(self, error: OSError, doing: str) -> OutcomeUnknown:
+        """Close the log: nobody can know what is on the disk, and a second try would not tell either."""
+        self.failure = OutcomeUnknown(f"{doing}: {error.strerror or error}; the log is closed until it is opened again")
+        return self.failure
 
     def _quarantine(self, batch: FactBatch, verdict: Verdict, now: int, appended: Sequence[AppendItem]) -> None:
         """Keep collisions, and in a forward buffer every conflict, before anyone is told of them."""
@@ -342,11 +325,16 @@ class LogWriter:
             for segment, following in zip(self.segments, self.segments[1:], strict=False)
             if following.base <= self.start
         ]
-        if not gone:
+        if gone:
+            self._now_has(self.segments[len(gone) :])
+        self._leaving += [segment.path for segment in gone]
+        if not self._leaving:
             return
-        self._now_has(self.segments[len(gone) :])
-        for segment in gone:
-            self.files.remove(segment.path)
+        # That they may go is durable: a file that cannot be removed goes with the next ones, or at the next opening.
+        for path in list(self._leaving):
+            with contextlib.suppress(OSError):
+                self.files.remove(path)
+                self._leaving.remove(path)
         self.files.sync_folder(self.folder)
 
     def forget_keys(self, as_of_unix_ms: int) -> None:
@@ -371,12 +359,16 @@ class LogWriter:
         file = self.files.create(path)
         try:
             file.write([data])
+        except OSError as error:
+            file.close()
+            self._unmake(path)
+            raise translated(error, f"creating {path}") from None
+        try:
             file.sync()
             self.files.sync_folder(self.folder)
         except OSError as error:
             file.close()
-            self.files.remove(path)
-            raise translated(error, f"creating {path}") from None
+            raise self._ended(error, f"creating {path}") from None
         if self._file is not None:
             self._file.close()
         self._file = file
@@ -386,19 +378,25 @@ class LogWriter:
             self.segments[-1].let_go()
         self._now_has((*self.segments, segment))
 
+    def _unmake(self, path: str) -> None:
+        """Take the name of a segment back for good: found after a power loss it would say that the log ends here."""
+        try:
+            self.files.remove(path)
+            self.files.sync_folder(self.folder)
+        except OSError as error:
+            raise self._ended(error, f"undoing {path}") from None
+
     def _publish_watermark(self) -> None:
         """Tell readers in other processes how far the log is durable."""
-        size = self.segments[-1].size_bytes if self.segments else 0
-        body = WATERMARK.pack(self._boot_id, self.end, size, 0)[:-4]
         # It is a hint: where it cannot be stored, others see less than there is until the next one.
-        with suppress(OSError):
-            self._slot.store(body + crc32c.crc32c(body).to_bytes(4, "little"))
+        with contextlib.suppress(OSError):
+            self._watermark.publish(self.end, self.segments[-1].size_bytes if self.segments else 0)
 
     def close(self) -> None:
         """Release the files."""
         if self._file is not None:
             self._file.close()
             self._file = None
-        self._slot.close()
+        self._watermark.close()
         self.notes.close()
         self.index.close()

@@ -1,0 +1,159 @@
+"""How every file layer of ours meets the system: what its errors mean, who may write, and descriptors in reserve."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from bsfg.errors import (
+    BsfgError,
+    DiskFull,
+    FolderLocked,
+    OutcomeUnknown,
+    StorageBusy,
+    StorageFailed,
+    StorageReadOnly,
+)
+
+
+class SyncFailed(OSError):
+    """A sync that failed: nobody can know what of it is on the disk, and a second sync would not tell either.
+
+    Whatever its number says: what was to be made durable is closed, and only writing it anew makes it good.
+    """
+
+
+_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR)
+"""What the system says when it lacks something for a moment; the medium is as good as before."""
+
+
+def is_refusal(error: BsfgError) -> bool:
+    """Tell whether nothing has happened: a call that only found no room or no descriptor may simply be repeated."""
+    return isinstance(error, DiskFull | StorageBusy)
+
+
+def translated(error: OSError, doing: str) -> BsfgError:
+    """Turn an operating-system error into one of ours; the only place where errno is read."""
+    text = f"{doing}: {error.strerror or error}"
+    if isinstance(error, SyncFailed):
+        return OutcomeUnknown(f"{text}; nobody can know how much of it is on the disk")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(text)
+    if error.errno in _SHORT:
+        return StorageBusy(text, errno=error.errno)
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return StorageReadOnly(text)
+    return StorageFailed(text, errno=error.errno)
+
+
+class SpareDescriptors:
+    """Descriptors that are held for nothing, so that a writer can go on when the process has no other left.
+
+    A segment that is begun takes one and gives back the one of its predecessor; folders, and files that are only looked
+    at, are closed at once. So a few of them carry any number of logs through a shortage.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._held: list[int] = []
+        self._lock = threading.Lock()
+        self.short = False
+
+    def hold(self) -> None:
+        """Take as many as are missing, as far as there are any."""
+        with self._lock:
+            self.short = True
+            with contextlib.suppress(OSError):
+                while len(self._held) < self._count:
+                    self._held.append(os.open(os.devnull, os.O_RDONLY))
+                self.short = False
+
+    def open(self, path: Path, flags: int) -> int:
+        """Open a file, with one of ours when there is no other descriptor."""
+        while True:
+            try:
+                return os.open(path, flags, 0o640)
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._let_one_go():
+                    raise
+
+    def close(self, fd: int) -> None:
+        """Close a file, and take back what a shortage has cost."""
+        os.close(fd)
+        if self.short:
+            self.hold()
+
+    def _let_one_go(self) -> bool:
+        with self._lock:
+            if not self._held:
+                return False
+            self.short = True
+            os.close(self._held.pop())
+            return True
+
+
+SPARES = SpareDescriptors(8)
+"""The spare descriptors of this process; a writer takes them when it locks its folder."""
+
+
+def sync_folder(path: Path) -> None:
+    """Sync a directory, or raise `SyncFailed`."""
+    fd = SPARES.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        raise SyncFailed(error.errno, error.strerror) from error
+    finally:
+        SPARES.close(fd)
+
+
+def locked(path: Path) -> Callable[[], None]:
+    """Become the one writer of the folder around a file; give the function that ends it, or raise `FolderLocked`.
+
+    The file tells who holds it and keeps older versions out. The lock that counts is the one on the folder, because
+    nobody can take it away from under a writer: a file may be removed by hand and made anew. The kernel gives both back
+    when the process ends, however it ends.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o640)
+    folder = -1
+    try:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock_folder(folder)
+        _sign(fd)
+    except BlockingIOError:
+        holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+        _close_all(fd, folder)
+        raise FolderLocked(f"{path.parent} is being written by process {holder}", pid=holder) from None
+    except BaseException:
+        _close_all(fd, folder)
+        raise
+    SPARES.hold()
+    return lambda: _close_all(fd, folder)
+
+
+def _lock_folder(fd: int) -> None:
+    """Lock a folder, where the file system can: over NFS only files can be locked."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
+
+
+def _sign(fd: int) -> None:
+    """Write who holds a lock into its file; on a full disk it stays unsaid."""
+    os.ftruncate(fd, 0)
+    with contextlib.suppress(OSError):
+        os.pwrite(fd, str(os.getpid()).encode(), 0)
+
+
+def _close_all(*fds: int) -> None:
+    for fd in fds:
+        if fd >= 0:
+            os.close(fd)
