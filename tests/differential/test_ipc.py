@@ -1,13 +1,13 @@
 """Arrow streams of anybody: what is read is what Arrow reads and finds sound, by whichever path it comes in."""
 
-import struct
 from random import Random
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.differential import campaign, drawing
+from tests.differential import arrowmodel, campaign, drawing
+from tests.differential.arrowmodel import rows_in, rows_of
 
 from bsfg.batch import EntryBatch, FactBatch
 from bsfg.errors import FactTooLarge, FrameInvalid
@@ -15,29 +15,6 @@ from bsfg.ipc import decode
 from bsfg.rowipc import FACT_MESSAGES
 from bsfg.rows import Row, record_batch_of
 from bsfg.schema import ENTRY_SCHEMA, FACT_SCHEMA
-
-REFUSED = (pa.ArrowException, OSError, MemoryError, OverflowError, ValueError)
-HEAD_BYTES = 1_600
-"""About how far the schema of a stream and the header of its first batch reach."""
-
-
-def by_arrow(data: bytes, schema: pa.Schema) -> list[Row] | None:
-    """Read a stream with Arrow alone, everything checked; None when Arrow refuses it or it holds another schema."""
-    try:
-        with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
-            if reader.schema.names != schema.names or reader.schema.types != schema.types:
-                return None
-            batches = list(reader)
-        for batch in batches:
-            batch.validate(full=True)
-    except REFUSED:
-        return None
-    return [row for batch in batches for row in rows_of(batch)]
-
-
-def rows_of(batch: pa.RecordBatch) -> list[Row]:
-    """Make rows of columns."""
-    return list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
 
 
 def stream(random: Random, schema: pa.Schema) -> bytes:
@@ -53,25 +30,12 @@ def stream(random: Random, schema: pa.Schema) -> bytes:
     return data if random.random() < 0.9 else data[:-8]
 
 
-def lying(random: Random, data: bytes) -> bytes:
-    """Damage a stream anywhere, or make one of the numbers of its headers lie."""
-    if random.random() < 0.5:
-        return campaign.mutated(random, data, range(0, min(len(data), 2 * HEAD_BYTES), 8))
-    changed = bytearray(data)
-    for _ in range(random.choice((1, 1, 2))):
-        at = 8 * random.randrange(min(len(data), 3 * HEAD_BYTES) // 8)
-        [word] = struct.unpack_from("<q", changed, at)
-        step = random.choice((-64, -8, -1, 1, 8, 64, 1 << 31, 1 << 40))
-        struct.pack_into("<Q", changed, at, (word + step) % (1 << 64))
-    return bytes(changed)
-
-
 def read_as_arrow_does(random: Random) -> str:
     """Read a damaged stream by hand, with our own checks first, and by Arrow alone."""
     kind, schema = random.choice(((FactBatch, FACT_SCHEMA), (EntryBatch, ENTRY_SCHEMA)))
     data = stream(random, schema)
     if random.random() < 0.95:
-        data = lying(random, data)
+        data = arrowmodel.damaged(random, data)
     try:
         checked: list[Row] | None = rows_of(decode(data, schema))
     except (FrameInvalid, FactTooLarge):
@@ -83,7 +47,7 @@ def read_as_arrow_does(random: Random) -> str:
     assert found == checked
     if found is None:
         return "refused"
-    assert found == by_arrow(data, schema)
+    assert found == rows_in(data, schema)
     return "read"
 
 
@@ -106,4 +70,4 @@ def test_edited_streams_are_read_as_arrow_reads_them(data: st.DataObject) -> Non
         found = FactBatch.from_ipc(bytes(changed)).rows()
     except (FrameInvalid, FactTooLarge):
         return
-    assert found == by_arrow(bytes(changed), FACT_SCHEMA)
+    assert found == rows_in(bytes(changed), FACT_SCHEMA)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.differential import campaign, drawing
+from tests.differential.arrowmodel import rows_of
 
 from bsfg.rowipc import ENTRY_MESSAGES, FACT_MESSAGES, STORED_MESSAGES, RowMessages
 from bsfg.rows import Row, record_batch_of
@@ -19,9 +20,7 @@ FACTS = len(FACT_SCHEMA)
 
 def by_arrow(message: bytes, schema: pa.Schema) -> list[Row]:
     """Read a message with Arrow, everything checked."""
-    batch = pa.ipc.read_record_batch(pa.py_buffer(message), schema)
-    batch.validate(full=True)
-    return list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+    return rows_of(pa.ipc.read_record_batch(pa.py_buffer(message), schema))
 
 
 def damaged(random: Random, shape: RowMessages, message: bytes) -> bytes:
