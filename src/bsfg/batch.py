@@ -7,15 +7,16 @@ from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from bsfg.arrays import int64_array, nulls
 from bsfg.errors import InvalidFact
 from bsfg.fact import Entry, Message
-from bsfg.ipc import decode, encoded_parts, message_in
+from bsfg.ipc import begins_as, decode, encoded_parts, message_in
 from bsfg.model import DEFAULT_LIMITS, Limits
 from bsfg.rowipc import ENTRY_MESSAGES, FACT_MESSAGES
 from bsfg.rows import Row, entry_of, is_plain, message_of, record_batch_of, row_of
-from bsfg.schema import AT, ENTRY_SCHEMA, FACT_SCHEMA, ORIGIN_FIELDS, STORED_SCHEMA
+from bsfg.schema import AGELESS_ENTRY_SCHEMA, AT, ENTRY_SCHEMA, FACT_SCHEMA, ORIGIN_FIELDS, STORED_SCHEMA
 
 __all__ = ["ENTRY_SCHEMA", "FACT_SCHEMA", "ORIGIN_FIELDS", "SMALL_BATCH_FACTS", "EntryBatch", "FactBatch"]
 
@@ -277,7 +278,7 @@ class EntryBatch(FactBatch):
     def of_few(facts: FactBatch, base: int, appended_at_unix_ms: int) -> EntryBatch:
         """Put offsets and a time to a few facts of a store buffer, which have no origins; see `is_by_hand`."""
         count, nothing = len(facts), [None] * len(facts)
-        added = (range(base, base + count), [appended_at_unix_ms] * count, nothing, nothing, nothing)
+        added = (range(base, base + count), [appended_at_unix_ms] * count, *[nothing] * len(ORIGIN_FIELDS))
         rows = [(*row, *more) for row, more in zip(facts.rows(), zip(*added, strict=True), strict=True)]
         message = ENTRY_MESSAGES.spliced(bytes(facts.to_message()), FACT_MESSAGES, len(FACT_SCHEMA), added)
         return EntryBatch.of_rows(rows, sealed=True, message=message)
@@ -296,6 +297,42 @@ class EntryBatch(FactBatch):
         else:
             arrays = _entry_columns(facts, added)
         return EntryBatch(pa.RecordBatch.from_arrays(arrays, schema=ENTRY_SCHEMA), sealed=True)
+
+    @classmethod
+    def from_ipc(cls, data: bytes | memoryview | pa.Buffer, limits: Limits = DEFAULT_LIMITS) -> Self:
+        """Read entries from an Arrow IPC stream of anybody, also of a node that knows no ages."""
+        if begins_as(data, AGELESS_ENTRY_SCHEMA):
+            found = decode(data, AGELESS_ENTRY_SCHEMA, limits)
+            columns = [*found.columns, nulls(found.num_rows, pa.int64())]
+            return cls(pa.RecordBatch.from_arrays(columns, schema=ENTRY_SCHEMA), wellformed=True)
+        return super().from_ipc(data, limits)
+
+    def to_ageless_ipc_parts(self) -> tuple[bytes, bytes | pa.Buffer, bytes]:
+        """Give the Arrow IPC stream in parts, for a caller that knows no ages."""
+        message = self.record_batch.select(AGELESS_ENTRY_SCHEMA.names).serialize()
+        return encoded_parts(message, AGELESS_ENTRY_SCHEMA)
+
+    def ages_ms(self, now_unix_ms: int) -> np.ndarray:
+        """Count how old each fact is at a moment, told by the clock of the zone whose entries these are.
+
+        The count begins with the first append in any zone. Entries of versions before 0.2 came without an age; theirs
+        is told by the clock of the zone that they were pulled from.
+        """
+        here_ms = now_unix_ms - self.numbers("appended_at_unix_ms")
+        if self._rows is not None:
+            places = AT["origin_age_ms"], AT["origin_appended_at_unix_ms"]
+            before = [(row[places[0]], row[places[1]]) for row in self._rows]
+            ages = [
+                here + age if age is not None else here if at is None else now_unix_ms - at
+                for here, (age, at) in zip(here_ms.tolist(), before, strict=True)
+            ]
+            return np.array(ages, dtype=np.int64).clip(0)
+        known, pulled = self.column("origin_age_ms"), self.column("origin_appended_at_unix_ms")
+        if pulled.null_count == len(self):
+            return here_ms.clip(0)
+        without = pc.coalesce(pc.subtract(now_unix_ms, pulled), pa.array(here_ms))
+        ages = pc.coalesce(pc.add(known, pa.array(here_ms)), without)
+        return np.asarray(ages.to_numpy()).clip(0)
 
     def to_entries(self) -> list[Entry]:
         """Make Python entries of the rows."""

@@ -96,11 +96,16 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where an entry of a forward buffer came from: the zone it was pulled from, and its place there."""
+    """Where an entry of a forward buffer came from: the zone it was pulled from, and its place and time there.
+
+    ``age_ms`` is how old the fact was when it was put, counted from its first append in any zone. Each sender counts
+    by its own clock alone, so that neither skew nor the number of hops changes it; None when the sender did not tell.
+    """
 
     zone: str
     offset: int
     appended_at_unix_ms: int
+    age_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,12 @@ def message_in(data: bytes, schema: pa.Schema) -> bytes | None:
     return data[len(head) : -len(_END)] if data.startswith(head) and data.endswith(_END) else None
 
 
+def begins_as(data: bytes | memoryview | pa.Buffer, schema: pa.Schema) -> bool:
+    """Tell whether a stream begins as this package writes one of that schema."""
+    head = _head_bytes(schema)
+    return memoryview(data)[: len(head)] == head
+
+
 def decode(data: bytes | memoryview | pa.Buffer, schema: pa.Schema, limits: Limits = DEFAULT_LIMITS) -> pa.RecordBatch:
     """Read an Arrow IPC stream from anybody; what it gives is safe to look at, cell by cell.
 

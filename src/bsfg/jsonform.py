@@ -60,6 +60,8 @@ def entry_to_dict(entry: Entry) -> dict[str, Any]:
             "offset": entry.origin.offset,
             "appended_at_unix_ms": entry.origin.appended_at_unix_ms,
         }
+        if entry.origin.age_ms is not None:
+            result["origin"]["age_ms"] = entry.origin.age_ms
     return result | message_to_dict(entry.message)
 
 

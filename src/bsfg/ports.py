@@ -23,6 +23,7 @@ import numpy as np
 from bsfg.artifacts import ArtifactStore as ArtifactStore  # noqa: PLC0414 (given on: it is a port)
 from bsfg.batch import EntryBatch, FactBatch
 from bsfg.clock import Clock as Clock  # noqa: PLC0414
+from bsfg.errors import InvalidArgument
 from bsfg.fact import Entry, Key, Origin
 from bsfg.frontier import Range
 from bsfg.gaps import RELAYED_RANGES_MAX
@@ -122,15 +123,26 @@ class BufferStats:
 
 @dataclass(frozen=True, slots=True)
 class OriginSpan:
-    """Where the rows of a put come from: the sender's zone, and per row its offset and time there."""
+    """Where the rows of a put come from: the sender's zone, and per row its offset and time there.
+
+    ``ages_ms`` says how old each was when it was put, counted from its first append anywhere; None when nobody knows.
+    """
 
     zone: str
     offsets: np.ndarray
     appended_at_unix_ms: np.ndarray
+    ages_ms: np.ndarray | None = None
+
+    def check(self, count: int) -> None:
+        """Raise `InvalidArgument` unless there is an offset, a time and an age, if any, for each of so many facts."""
+        ages = len(self.offsets) if self.ages_ms is None else len(self.ages_ms)
+        if {len(self.offsets), len(self.appended_at_unix_ms), ages} != {count}:
+            raise InvalidArgument("an origin names an offset and a time for each fact")
 
     def at(self, row: int) -> Origin:
         """Give where one row comes from."""
-        return Origin(self.zone, int(self.offsets[row]), int(self.appended_at_unix_ms[row]))
+        age_ms = None if self.ages_ms is None else int(self.ages_ms[row])
+        return Origin(self.zone, int(self.offsets[row]), int(self.appended_at_unix_ms[row]), age_ms)
 
 
 class Replayable(Protocol):

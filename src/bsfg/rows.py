@@ -134,5 +134,7 @@ def entry_of(row: Mapping[str, Any]) -> Entry:
     """Make an entry of a stored row's values by name."""
     origin = None
     if row["origin_zone"] is not None:
-        origin = Origin(row["origin_zone"], row["origin_offset"], row["origin_appended_at_unix_ms"])
+        origin = Origin(
+            row["origin_zone"], row["origin_offset"], row["origin_appended_at_unix_ms"], row["origin_age_ms"]
+        )
     return Entry(row["offset"], row["appended_at_unix_ms"], message_of(row), row["digest"], origin)

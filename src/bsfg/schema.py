@@ -32,7 +32,9 @@ ORIGIN_FIELDS = [
     pa.field("origin_zone", pa.string()),
     pa.field("origin_offset", pa.int64()),
     pa.field("origin_appended_at_unix_ms", pa.int64()),
+    pa.field("origin_age_ms", pa.int64()),
 ]
+"""Where an entry was pulled from: zone, offset and time there, and how old it was by then, all hops before added up."""
 
 STORED_SCHEMA = pa.schema([*FACT_SCHEMA, *ORIGIN_FIELDS])
 """What a forward buffer keeps of each fact; offsets and times stand once per frame."""
@@ -46,6 +48,9 @@ ENTRY_SCHEMA = pa.schema(
     ]
 )
 """What a stored fact adds: its offset, when it became durable, and where it was pulled from."""
+
+AGELESS_ENTRY_SCHEMA = ENTRY_SCHEMA.remove(len(ENTRY_SCHEMA) - 1)
+"""Entries as nodes before 0.2 write and expect them: they know no age."""
 
 FACT_FIELDS: tuple[str, ...] = tuple(FACT_SCHEMA.names)
 AT = {name: index for index, name in enumerate(ENTRY_SCHEMA.names)}

@@ -144,7 +144,7 @@ class Direction:
             store = self.campaign.fragile(await self.sender.store())
             cursors = self.campaign.fragile((await self.sender.storage()).cursors)
             carriage = Carriage(receiver_zone=self.receiver.name)
-            return await serve(store, cursors, self.consumer, request, carriage=carriage)
+            return await serve(store, cursors, self.consumer, request, carriage=carriage, clock=self.sender.clock)
 
         return await self._over_network(call)
 

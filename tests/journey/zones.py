@@ -147,7 +147,14 @@ class DirectLink:
         self._check_up()
         self.fetches += 1
         storage = await self.sender.storage()
-        return await serve(await self._buffer(), storage.cursors, self.consumer, request, carriage=self.carriage)
+        return await serve(
+            await self._buffer(),
+            storage.cursors,
+            self.consumer,
+            request,
+            carriage=self.carriage,
+            clock=self.sender.clock,
+        )
 
     async def confirm(self, confirmation: Confirmation, refusals: Sequence[Refusal] = ()) -> int:
         """Let the sender take a confirmation."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from tests.samples import make
@@ -20,7 +21,7 @@ from bsfg.node.backup import Options, Place, back_up
 from bsfg.node.restore import Options as RestoreOptions
 from bsfg.node.restore import restore
 from bsfg.node.state import NodeState
-from bsfg.ports import Buffer, Confirmation, Result
+from bsfg.ports import Buffer, Confirmation, OriginSpan, Result
 from bsfg.sdk.outbox import Outbox
 from bsfg.sdk.packing import LOOSE
 from bsfg.stores.artifacts.folder import ArtifactFolder
@@ -102,6 +103,10 @@ async def _go_on(sample: Sample) -> None:
     assert state.log_id == store.log_id
     await storage.cursors.commit("enterprise.operational", Confirmation(end + 4, log_id=store.log_id))
     await store.truncate_before(end)
+    # The columns of forward buffers have become more: old and new ones lie in one log, each in segments of its own.
+    count, ages = forward.end, np.array([7, 8])
+    span = OriginSpan("enterprise", np.array([100, 101]), np.array([5, 6]), ages)
+    assert (await forward.put_if_absent(sealed(make.said(500, 2)), span)).offsets.tolist() == [count, count + 1]
     for item in await forward.quarantine():
         await forward.release_quarantined(item.id, "looked at it")
     await storage.close()
@@ -113,6 +118,13 @@ async def _go_on(sample: Sample) -> None:
         for entry in frame.entries.to_entries()
     ]
     assert entries == make.said(end, 5)
+    origins = [
+        entry.origin
+        async for frame in (await storage.forward(make.STREAM)).replay(0)
+        if frame.entries is not None
+        for entry in frame.entries.to_entries()
+    ]
+    assert [origin.age_ms for origin in origins if origin] == [None] * count + [7, 8]
     await storage.close()
 
 

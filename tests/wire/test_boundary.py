@@ -4,11 +4,12 @@ import asyncio
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from tests.wire.conftest import Sites
 from tests.wire.site import STREAM, until
 
-from bsfg.batch import FactBatch
+from bsfg.batch import EntryBatch, FactBatch
 from bsfg.errors import (
     BsfgError,
     BufferFull,
@@ -29,7 +30,9 @@ from bsfg.fact import Key
 from bsfg.journey.link import FetchRequest, Refusal
 from bsfg.ports import Buffer, Confirmation, OriginSpan, Result
 from bsfg.retention import GapReason
+from bsfg.schema import AGELESS_ENTRY_SCHEMA
 from bsfg.testing.facts import altered, batch, message, messages
+from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.client import ClientLink
 
 BACKENDS = ["memory", "log"]
@@ -236,6 +239,34 @@ async def test_a_node_without_whole_answers_is_asked_for_a_stream(sites: Sites, 
     client._followed._is_known = False
     assert (await client.fetch("historian", FetchRequest())).frames[-1].last == 9
     assert not client._gives_whole_answers
+
+
+@pytest.mark.parametrize("count", [2, 200])
+async def test_ages_are_told_to_those_who_know_them(sites: Sites, count: int) -> None:
+    """Entries carry their age to a caller that asks for it, and look as before to one that does not."""
+    site = await sites(storage="log")
+    forward = await site.parts.forward(STREAM)
+    span = OriginSpan("enterprise", np.arange(count), np.arange(count), np.full(count, 77))
+    await forward.put_if_absent(batch(count, from_zone="enterprise"), span)
+    await site.consumer("app-1", buffer=Buffer.FORWARD)
+    before = site.parts.clock.now_unix_ms()
+    fetched = await site.client().fetch("app-1", FetchRequest())
+    assert fetched.served_at_unix_ms is not None and fetched.served_at_unix_ms >= before
+    entries = EntryBatch.concat([frame.entries for frame in fetched.frames if frame.entries is not None])
+    assert entries.column("origin_age_ms").to_pylist() == [77] * count
+    connection = site.client().connection
+    asked = pb.FetchRequest(consumer="app-1", frames=True, limit=1_000)
+    selection = pb.OffsetSelection(stream=STREAM, buffer=pb.BUFFER_FORWARD, first=0)
+    answers = [
+        list((await connection.call("FetchFacts", asked)).frames),
+        [each async for each in connection.method("FetchFrames")(pb.FetchFramesRequest(offsets=selection))],
+    ]
+    for _, *frames in answers:
+        read = [pa.ipc.open_stream(frame.entries).read_all() for frame in frames]
+        assert {tuple(table.schema.names) for table in read} == {tuple(AGELESS_ENTRY_SCHEMA.names)}
+        again = EntryBatch.concat([EntryBatch.from_ipc(frame.entries) for frame in frames])
+        assert again.column("origin_age_ms").null_count == count
+        assert again.facts == entries.facts
 
 
 async def test_entries_are_read_by_time(sites: Sites) -> None:

@@ -46,6 +46,7 @@ class _Answer:
     fetched: Fetched
     decision: Decision
     position: PeerPosition
+    came_seconds: float
     following: asyncio.Task[_Answer] | None = None
 
 
@@ -177,7 +178,7 @@ class Turns(ABC, Generic[Target]):
             self.reset()
             return Progress(paused=error, backlog=answer.fetched.end - answer.fetched.start)
         self._room.release()
-        progress = progress_of(answer.position, put, stored)
+        progress = progress_of(answer.position, put, stored, _now_seconds() - answer.came_seconds)
         if put.through < answer.fetched.start:
             return progress
         await self._confirm_soon(answer.position, put, stored)
@@ -224,10 +225,11 @@ class Turns(ABC, Generic[Target]):
 
     async def _judge(self, fetching: asyncio.Task[Fetched], position: PeerPosition, request: FetchRequest) -> _Answer:
         fetched = await fetching
+        came_seconds = _now_seconds()
         ahead = self._ask_ahead(fetched, request)
         decision = await self.judge(fetched, position)
         if isinstance(decision, LinkHeld):
-            return _Answer(fetched, decision, position)
+            return _Answer(fetched, decision, position, came_seconds)
         suspect = decision.at if isinstance(decision, Refetch) else None
         position = advanced(position, fetched, _to_put(decision), suspect)
         following = None
@@ -235,7 +237,7 @@ class Turns(ABC, Generic[Target]):
             following = self._begin(self._judge(ahead, position, request))
         elif ahead is not None and not ahead.cancel():
             self._room.release()
-        return _Answer(fetched, decision, position, following)
+        return _Answer(fetched, decision, position, came_seconds, following)
 
     def _ask_ahead(self, fetched: Fetched, request: FetchRequest) -> asyncio.Task[Fetched] | None:
         """Ask for what follows an answer, when the sender has more; what it has not yet is asked for in its turn."""
@@ -302,6 +304,10 @@ class Flow(Turns[ForwardBuffer]):
         """Put the entries into the buffer; nothing expires while the clock is in doubt."""
         rules = self._rules if clock_trusted else replace(self._rules, max_age_seconds=None)
         return store(put, target, rules, self._link.zone, self._clock, self._before_put)
+
+
+def _now_seconds() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _to_put(decision: Put | Refetch) -> Put:

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import pyarrow.compute as pc
 
 from bsfg.batch import EntryBatch, FactBatch
 from bsfg.errors import BsfgError, BufferFull, ForeignLog, FrameInvalid, ZoneNotAllowed
@@ -22,8 +21,6 @@ from bsfg.journey.link import Fetched, FetchRequest, PeerLink, PeerMemory, PeerP
 from bsfg.journey.verify import Decision, LinkHeld, LinkRules, Put, Refetch, judge
 from bsfg.ports import Clock, Confirmation, ForwardBuffer, GapRecord, GapSet, OriginSpan, Result
 from bsfg.retention import GapReason
-from bsfg.rows import Row
-from bsfg.schema import AT
 
 HOLDING = (ForeignLog, FrameInvalid, ZoneNotAllowed)
 """Errors of a sender that say its history or this zone's right is in question: more tries would not help."""
@@ -43,7 +40,9 @@ class Progress:
     """What one turn achieved, and what keeps the next one back.
 
     ``held``: stand still until an operator releases the link. ``paused``: the forward buffer is full, try later.
-    ``refetch_at``: ask again at once. With none of them and ``backlog`` above 0, the next turn may follow directly.
+    ``refetch_at``: ask again at once. ``lag_seconds``: how long ago the sender had the newest of these facts on disk
+    when they were on disk here, None when there were none or the sender does not tell its time. With nothing that keeps
+    it back and ``backlog`` above 0, the next turn may follow directly.
     """
 
     inserted: int = 0
@@ -53,7 +52,7 @@ class Progress:
     through: int | None = None
     acknowledged: int | None = None
     backlog: int = 0
-    newest_origin_unix_ms: int | None = None
+    lag_seconds: float | None = None
     held: LinkHeld | None = None
     paused: BsfgError | None = None
     refetch_at: int | None = None
@@ -96,6 +95,7 @@ async def pull_once(
         fetched = await link.fetch(asked)
     except HOLDING as error:
         return Progress(held=LinkHeld(error.code, error.message))
+    came_ms = clock.monotonic_ms()
     decision = await judged(fetched, position, rules, link.zone)
     if isinstance(decision, LinkHeld):
         return Progress(held=decision)
@@ -107,7 +107,8 @@ async def pull_once(
         return Progress(paused=error, backlog=fetched.end - fetched.start)
     position = advanced(position, fetched, put, suspect)
     await memory.remember(position)
-    return await _confirm(link, memory, position, fetched, put, stored)
+    progress = progress_of(position, put, stored, (clock.monotonic_ms() - came_ms) / 1000)
+    return await _confirm(link, memory, position, fetched, put, stored, progress)
 
 
 async def judged(fetched: Fetched, position: PeerPosition, rules: LinkRules, peer: str) -> Decision:
@@ -134,10 +135,15 @@ def advanced(position: PeerPosition, fetched: Fetched, put: Put, suspect: int | 
 
 
 async def _confirm(
-    link: PeerLink, memory: PeerMemory, position: PeerPosition, fetched: Fetched, put: Put, stored: Stored
+    link: PeerLink,
+    memory: PeerMemory,
+    position: PeerPosition,
+    fetched: Fetched,
+    put: Put,
+    stored: Stored,
+    progress: Progress,
 ) -> Progress:
     """Tell the sender what is durable here, unless the answer brought nothing."""
-    progress = progress_of(position, put, stored)
     if put.through < fetched.start:
         return progress
     confirmation = Confirmation(through=put.through, log_id=position.log_id, peer_head=stored.chain_head)
@@ -150,15 +156,16 @@ async def _confirm(
     return replace(progress, through=put.through, acknowledged=acknowledged)
 
 
-def progress_of(position: PeerPosition, put: Put, stored: Stored) -> Progress:
-    """Say what storing an answer achieved, before anything of it is confirmed."""
+def progress_of(position: PeerPosition, put: Put, stored: Stored, took_seconds: float) -> Progress:
+    """Say what storing an answer achieved, and how long that took, before anything of it is confirmed."""
+    age_seconds = _newest_age_seconds(put)
     return Progress(
         inserted=stored.inserted,
         repeated=stored.repeated,
         refused=tuple(stored.refusals),
         gaps=sum(len(gap.ranges) if isinstance(gap, GapSet) else 1 for gap in put.gaps),
         backlog=position.end - (put.through + 1),
-        newest_origin_unix_ms=_newest(put.entries),
+        lag_seconds=None if age_seconds is None else age_seconds + took_seconds,
         refetch_at=position.suspect,
     )
 
@@ -170,9 +177,11 @@ async def store(
     stored = Stored()
     if put.entries:
         entries = EntryBatch.concat(put.entries)
-        entries = await _set_expired_aside(stored, entries, forward, rules, peer, clock.now_unix_ms())
+        # The sender's own clock tells how old its facts are; one that does not say so is judged by the clock of here.
+        served_at = clock.now_unix_ms() if put.served_at_unix_ms is None else put.served_at_unix_ms
+        entries = await _set_expired_aside(stored, entries, forward, rules, peer, served_at)
         if len(entries):
-            await _put_entries(stored, entries, forward, peer, before_put)
+            await _put_entries(stored, entries, forward, _origin(entries, peer, served_at), before_put)
     gaps = list(put.gaps)
     for refusal in stored.refusals:
         detail = f"{refusal.reason}: {refusal.detail}" if refusal.detail else refusal.reason
@@ -185,12 +194,12 @@ async def store(
 
 
 async def _put_entries(
-    stored: Stored, entries: EntryBatch, forward: ForwardBuffer, peer: str, before_put: BeforePut | None
+    stored: Stored, entries: EntryBatch, forward: ForwardBuffer, origin: OriginSpan, before_put: BeforePut | None
 ) -> None:
     facts = entries.facts
     if before_put is not None:
         await before_put(facts)
-    receipt = await forward.put_if_absent(facts, _origin(entries, peer))
+    receipt = await forward.put_if_absent(facts, origin)
     stored.chain_head = receipt.chain_head
     if not receipt.results.any():
         stored.inserted = len(receipt.results)
@@ -213,16 +222,13 @@ async def _conflict_refusals(refused: EntryBatch, forward: ForwardBuffer) -> lis
 
 
 async def _set_expired_aside(
-    stored: Stored, entries: EntryBatch, forward: ForwardBuffer, rules: LinkRules, peer: str, now_unix_ms: int
+    stored: Stored, entries: EntryBatch, forward: ForwardBuffer, rules: LinkRules, peer: str, served_at_unix_ms: int
 ) -> EntryBatch:
     """Quarantine what is older than max age, and give the rest; what is here already is no replay but a repeat."""
     if rules.max_age_seconds is None:
         return entries
     max_age_ms = rules.max_age_seconds * 1000
-    if entries.has_rows and now_unix_ms - min(map(_origin_time, entries.rows())) <= max_age_ms:
-        return entries
-    ages_ms = now_unix_ms - _origin_times(entries)
-    old = np.flatnonzero(ages_ms > max_age_ms)
+    old = np.flatnonzero(entries.ages_ms(served_at_unix_ms) > max_age_ms)
     if not len(old):
         return entries
     keys = _keys(entries.take(old))
@@ -232,28 +238,22 @@ async def _set_expired_aside(
     detail = f"older than {rules.max_age_seconds:g} s"
     offsets = entries.offsets[expired].tolist()
     aside, where = entries.take(expired), f"{detail}, from {peer} {offsets[0]}..{offsets[-1]}"
-    await forward.set_aside(aside.facts, EXPIRED, where, _origin(aside, peer))
+    await forward.set_aside(aside.facts, EXPIRED, where, _origin(aside, peer, served_at_unix_ms))
     stored.refusals += merged_refusals(Refusal(offset, offset, EXPIRED, detail) for offset in offsets)
     return entries.take(np.setdiff1d(np.arange(len(entries)), expired))
 
 
-def _origin(entries: EntryBatch, peer: str) -> OriginSpan:
-    return OriginSpan(peer, entries.offsets, entries.numbers("appended_at_unix_ms"))
+def _origin(entries: EntryBatch, peer: str, served_at_unix_ms: int) -> OriginSpan:
+    times = entries.numbers("appended_at_unix_ms")
+    return OriginSpan(peer, entries.offsets, times, entries.ages_ms(served_at_unix_ms))
 
 
-def _origin_time(row: Row) -> int:
-    relayed, here = row[AT["origin_appended_at_unix_ms"]], row[AT["appended_at_unix_ms"]]
-    return int(here if relayed is None else relayed)
-
-
-def _origin_times(entries: EntryBatch) -> np.ndarray:
-    """Give when each entry became durable at its origin; a relay tells that beside its own time."""
-    times = pc.coalesce(entries.column("origin_appended_at_unix_ms"), entries.column("appended_at_unix_ms"))
-    return np.asarray(times.to_numpy())
-
-
-def _newest(batches: list[EntryBatch]) -> int | None:
-    return int(batches[-1].slice(len(batches[-1]) - 1).values("appended_at_unix_ms")[0]) if batches else None
+def _newest_age_seconds(put: Put) -> float | None:
+    """Give for how long the sender had the newest fact of an answer when it served it, by its own clock."""
+    if not put.entries or put.served_at_unix_ms is None:
+        return None
+    newest = put.entries[-1].slice(len(put.entries[-1]) - 1).values("appended_at_unix_ms")[0]
+    return float(max(0, put.served_at_unix_ms - newest) / 1000)
 
 
 def _keys(entries: EntryBatch) -> list[Key]:

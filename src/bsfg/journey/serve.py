@@ -20,7 +20,7 @@ from bsfg.gaps import grouped
 from bsfg.journey.carriage import EVERYTHING, RETURNING, Carriage, apart
 from bsfg.journey.link import Fetched, FetchRequest
 from bsfg.journey.position import check_consumer
-from bsfg.ports import Buffer, CursorTracker, ForwardBuffer, Frame, GapSet, Replayable
+from bsfg.ports import Buffer, Clock, CursorTracker, ForwardBuffer, Frame, GapSet, Replayable
 
 SCANNED_PER_FACT = 16
 """A link that carries little looks at this many facts per fact asked for, then answers with what it has."""
@@ -73,13 +73,15 @@ async def serve(
     *,
     carriage: Carriage = EVERYTHING,
     given: GivenGaps | None = None,
+    clock: Clock | None = None,
 ) -> Fetched:
     """Answer one fetch of a named durable consumer: what follows the last offset it confirmed without a gap.
 
     A consumer that asks ahead of its confirmations (``request.after``) gets what follows that offset. When there is
     nothing yet, wait for it as long as the request says; then the answer may have no frames. Ranges that the link
     leaves out are not worth an answer of their own while there is time to wait; gap records of other zones are, the
-    first time. ``given`` counts them for those who do not (``request.gaps_after`` is None). Raises `UnknownConsumer`,
+    first time. ``given`` counts them for those who do not (``request.gaps_after`` is None). The answer tells what the
+    ``clock``, by which the buffer's entries have their times, says when it leaves. Raises `UnknownConsumer`,
     `ConsumerRetired`, and `ForeignLog` when the consumer's position is not one of this buffer.
     """
     check_request(request)
@@ -105,7 +107,15 @@ async def serve(
         await cursors.sent(consumer, frames[-1].last + 1)
     if counted is not None and gaps:
         counted.give(consumer, token, frames[-1].last if frames else start - 1)
-    answer = Fetched(buffer.log_id, start, stats.end, stats.chain_head, frames, gaps_token=token)
+    answer = Fetched(
+        buffer.log_id,
+        start,
+        stats.end,
+        stats.chain_head,
+        frames,
+        gaps_token=token,
+        served_at_unix_ms=None if clock is None else clock.now_unix_ms(),
+    )
     if request.sets:
         return replace(answer, gap_sets=gaps)
     pieces = [piece for frame in frames for piece in apart(frame)]

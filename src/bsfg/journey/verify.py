@@ -49,12 +49,14 @@ class LinkRules:
 class Put:
     """The answer is good: these entries are to be put, these gap records stored, then all through an offset confirmed.
 
-    ``through`` is one below the answer's start when it brings nothing.
+    ``through`` is one below the answer's start when it brings nothing. ``served_at_unix_ms`` is the sender's clock when
+    it gave the answer, None when it does not tell it.
     """
 
     through: int
     entries: list[EntryBatch] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
+    served_at_unix_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,8 @@ def judge(fetched: Fetched, position: PeerPosition, rules: LinkRules, peer_zone:
     try:
         check_history(fetched, position)
         check_order(fetched, position)
-        put = Put(fetched.start - 1, gaps=_relayed([*fetched.gaps, *fetched.gap_sets], rules))
+        gaps = _relayed([*fetched.gaps, *fetched.gap_sets], rules)
+        put = Put(fetched.start - 1, gaps=gaps, served_at_unix_ms=fetched.served_at_unix_ms)
         for frame in fetched.frames:
             suspect = _sort_in(put, frame, rules, peer_zone)
             if suspect is not None:

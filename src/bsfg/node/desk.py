@@ -76,10 +76,8 @@ class BoardDesk:
         metrics = self._parts.metrics
         metrics.put(stream, Buffer.FORWARD, inserted=progress.inserted, repeated=progress.repeated)
         metrics.link_backlog.labels(self._link, stream).set(progress.backlog)
-        lag_seconds = None
-        if progress.newest_origin_unix_ms is not None:
-            lag_seconds = max(0.0, (self._parts.clock.now_unix_ms() - progress.newest_origin_unix_ms) / 1000)
-            metrics.lagged(self._link, stream, lag_seconds)
+        if progress.lag_seconds is not None:
+            metrics.lagged(self._link, stream, progress.lag_seconds)
         report = LinkReport(
             link=self._link,
             stream=stream,
@@ -87,7 +85,7 @@ class BoardDesk:
             inserted=progress.inserted,
             repeated=progress.repeated,
             refused=refused_facts(progress),
-            lag_seconds=lag_seconds,
+            lag_seconds=progress.lag_seconds,
             lease=self.lease,
         )
         with suppress(LeaseLost):

@@ -54,7 +54,9 @@ class Metrics:
         self.request_failures = counter("bsfg_request_failures_total", "Requests that ended in an error.", "code")
         self.request_latency = histogram("bsfg_request_seconds", "Answering a request, waits included.", "operation")
         self.fsync_latency = histogram("bsfg_fsync_latency_seconds", "Making a write durable.")
-        self.lag = gauge("bsfg_replication_lag_seconds", "From append at the sender to here.", "link", "stream")
+        self.lag = gauge(
+            "bsfg_replication_lag_seconds", "From append at the sender until durable here.", "link", "stream"
+        )
         self.lag_high = gauge("bsfg_replication_lag_high_watermark", "The worst lag since start.", "link", "stream")
         self.lags = histogram("bsfg_replication_lags_seconds", "All lags.", "link", "stream", buckets=LAG_SECONDS)
         self.link_failures = counter("bsfg_link_failures_total", "Turns of a link that failed.", "link", "code")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from bsfg.errors import LeaseHeld, LeaseLost
 from bsfg.journey.flow import Flow
-from bsfg.journey.link import FetchRequest, PeerLink, PeerMemory
+from bsfg.journey.link import Fetched, FetchRequest, PeerLink, PeerMemory
 from bsfg.journey.pull import BeforePut, Progress
 from bsfg.journey.verify import LinkRules
 from bsfg.node.alerts import AlertBoard
@@ -57,8 +57,8 @@ class StreamPull:
             return None
         forward, clock = await self.parts.forward(self.stream), self.parts.steady
 
-        async def put(frame: Frame, log_id: str) -> Progress:
-            return await put_again(frame, log_id, self.peer.zone, self.rules, forward, clock, self.before_put)
+        async def put(frame: Frame, fetched: Fetched) -> Progress:
+            return await put_again(frame, fetched, self.peer.zone, self.rules, forward, clock, self.before_put)
 
         return await make_good(self.peer, self.memory, self.read, put)
 

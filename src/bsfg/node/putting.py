@@ -127,4 +127,12 @@ async def _entries(data: bytes, limits: Limits) -> EntryBatch:
 
 def _fetched(call: PutCall, frame: Frame) -> Fetched:
     frames = [frame] if call.last >= call.first else []
-    return Fetched(call.log_id, call.first, call.last + 1, b"", frames, call.gaps)
+    return Fetched(
+        call.log_id,
+        call.first,
+        call.last + 1,
+        b"",
+        frames,
+        call.gaps,
+        served_at_unix_ms=call.served_at_unix_ms,
+    )

@@ -24,8 +24,8 @@ from bsfg.ports import Clock, ForwardBuffer, Frame
 ReadRange = Callable[[int, int], AsyncIterator[Frame]]
 """Reads a range of the sender's offsets (its end exclusive), moving no cursor."""
 
-PutFrame = Callable[[Frame, str], Awaitable[Progress]]
-"""Puts a frame of the sender's history with this log_id."""
+PutFrame = Callable[[Frame, Fetched], Awaitable[Progress]]
+"""Puts a frame of the sender whose history and time an answer tells."""
 
 
 async def make_good(peer: PeerLink, memory: PeerMemory, read: ReadRange, put: PutFrame) -> Progress | None:
@@ -67,7 +67,7 @@ async def _read_between(
     total = Progress(backlog=fetched.end - fetched.start)
     assert position.latest_start is not None
     async for frame in read(position.latest_start, fetched.start):
-        progress = await put(frame, fetched.log_id)
+        progress = await put(frame, fetched)
         if progress.refetch_at is not None:
             raise DigestMismatch(f"the entry at offset {progress.refetch_at} does not match its digest")
         if progress.held is not None or progress.paused is not None:
@@ -80,7 +80,7 @@ async def _read_between(
 
 async def put_again(
     frame: Frame,
-    log_id: str,
+    fetched: Fetched,
     zone: str,
     rules: LinkRules,
     forward: ForwardBuffer,
@@ -88,7 +88,8 @@ async def put_again(
     before_put: BeforePut,
 ) -> Progress:
     """Put a frame that had come before into a forward buffer of this process."""
-    answer = Fetched(log_id, frame.first, frame.last + 1, b"", [frame])
+    log_id, served_at = fetched.log_id, fetched.served_at_unix_ms
+    answer = Fetched(log_id, frame.first, frame.last + 1, b"", [frame], served_at_unix_ms=served_at)
     session = SessionMemory(PeerPosition(log_id=log_id, latest_start=frame.first))
     # It was on time when it came first.
     return await pull_once(

@@ -31,7 +31,7 @@ from bsfg.node.objects import Objects
 from bsfg.node.parts import Lane, Parts
 from bsfg.node.putting import Putting
 from bsfg.node.spans import offsets_of_span, zones_of
-from bsfg.ports import Buffer, Confirmation, ConsumerState, ForwardBuffer, Receipt, StoreBuffer
+from bsfg.ports import Buffer, BufferStats, Confirmation, ConsumerState, ForwardBuffer, Receipt, StoreBuffer
 from bsfg.sealing import seal
 from bsfg.wire.evidence import LogEvidence
 from bsfg.wire.service import Caller, ObjectInfo, Prepared, PutCall, PutOutcome, Reading
@@ -134,7 +134,15 @@ class NodeService:
         )
         carriage = self._carriage(row, carry_only)
         with parts.board.fetching(consumer):
-            fetched = await serve(buffer, parts.storage.cursors, consumer, wanted, carriage=carriage, given=self._given)
+            fetched = await serve(
+                buffer,
+                parts.storage.cursors,
+                consumer,
+                wanted,
+                carriage=carriage,
+                given=self._given,
+                clock=parts.steady,
+            )
         # An operator may have closed the gate while this one waited.
         parts.board.check_serving(consumer, row.zone)
         facts = sum(len(frame.entries) for frame in fetched.frames if frame.entries is not None)
@@ -161,7 +169,7 @@ class NodeService:
         if first < 0 or end < first:
             raise InvalidArgument(f"{first} to {end} is not a range below the end {stats.end}", end=stats.end)
         frames = serve_range(found, first, end, max_facts=max_facts, carriage=self._carriage(row, carry_only))
-        return Reading(Fetched(found.log_id, first, stats.end, stats.chain_head), frames)
+        return Reading(self._head(stats, first), frames)
 
     async def read_times(
         self,
@@ -182,7 +190,11 @@ class NodeService:
         stats = await found.stats()
         first, end = await offsets_of_span(found, start_unix_ms, end_unix_ms)
         frames = serve_range(found, first, end, max_facts=max_facts, carriage=self._carriage(row, carry_only))
-        return Reading(Fetched(found.log_id, first, stats.end, stats.chain_head), frames)
+        return Reading(self._head(stats, first), frames)
+
+    def _head(self, stats: BufferStats, first: int) -> Fetched:
+        now_unix_ms = self._parts.steady.now_unix_ms()
+        return Fetched(stats.log_id, first, stats.end, stats.chain_head, served_at_unix_ms=now_unix_ms)
 
     async def get(self, caller: Caller, stream: str, key: Key, buffer: Buffer) -> Entry:
         """Give the entry of a key."""

@@ -86,7 +86,7 @@ class Source:
 
         patience, at = Patience(self.retry_seconds), first
         while at < end:
-            request = pb.FetchFramesRequest(offsets=self._offsets(at, end), carry_only=self.carry_only)
+            request = pb.FetchFramesRequest(offsets=self._offsets(at, end), carry_only=self.carry_only, ages=True)
             try:
                 for item in calls().iterate(_messages(self.access, request, read)):
                     if not isinstance(item, (Frame, RawFrame)):

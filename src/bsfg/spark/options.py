@@ -28,6 +28,7 @@ PUT_ONLY = (
     "link",
     "lease",
     "logId",
+    "senderAheadMs",
     "confirmAddress",
     "confirmConsumer",
     "confirmServerName",
@@ -65,6 +66,13 @@ def _text(value: str) -> str:
     if not value.strip():
         raise ValueError("must not be empty")
     return value
+
+
+def _milliseconds(value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise ValueError("must be a whole number of milliseconds") from None
 
 
 def _count(value: str) -> int:
@@ -228,6 +236,12 @@ OPTIONS = (
     Option("link", _WRITES, _text, "The link that brought the facts, in put mode."),
     Option("lease", _WRITES, _text, "The token of the link's lease, in put mode.", secret=True),
     Option("logId", _WRITES, _text, "The sender's log, in put mode, when there is no column log_id."),
+    Option(
+        "senderAheadMs",
+        _WRITES,
+        _milliseconds,
+        "By how much the sender's clock is ahead of the one of here, in put mode: facts are as old as the sender says.",
+    ),
     Option("confirmAddress", _WRITES, _text, "The sender's node, in put mode: each commit confirms there what it put."),
     Option("confirmConsumer", _WRITES, _text, "The durable consumer at the sender to confirm for."),
     Option("confirmServerName", _WRITES, _text, "The name that the sender's certificate must carry."),

@@ -130,6 +130,7 @@ class FactsWriting:
                 sums.log_id or "",
                 lease=options["lease"],
                 window_frames=WINDOW_FRAMES,
+                sender_ahead_ms=options["senderAheadMs"],
             )
 
         take = take_put(sums) if self.puts else take_append(sums, options["conflicts"] == "fail")

@@ -152,7 +152,9 @@ class Driver:
 
     def _origin(self, count: int) -> OriginSpan:
         offsets = np.arange(count, dtype=np.int64) + self.ledger.numbers
-        return OriginSpan("plant", offsets, np.full(count, self.clock.now_unix_ms(), dtype=np.int64))
+        times = np.full(count, self.clock.now_unix_ms(), dtype=np.int64)
+        # Some senders tell how old their facts are, and some do not.
+        return OriginSpan("plant", offsets, times, offsets % 1000 if self.ledger.numbers % 3 else None)
 
     async def glimpse(self, place: Place, random: Random) -> None:
         """Read some of a buffer while others may be writing; what is seen must stay."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -40,7 +40,7 @@ class Row:
     key: Key
     digest: bytes
     fact: tuple[Any, ...]
-    origin: tuple[str, int, int] | None = None
+    origin: tuple[str, int, int, int | None] | None = None
 
     def batch(self) -> FactBatch:
         """Give the fact as a sealed batch of one."""
@@ -58,8 +58,7 @@ def rows_of(batch: FactBatch, origin: OriginSpan | None = None) -> tuple[Row, ..
     rows = _plain_rows(batch.record_batch)
     if origin is None:
         return tuple(rows)
-    offsets, times = origin.offsets.tolist(), origin.appended_at_unix_ms.tolist()
-    return tuple(replace(row, origin=(origin.zone, offsets[at], times[at])) for at, row in enumerate(rows))
+    return tuple(replace(row, origin=astuple(origin.at(at))) for at, row in enumerate(rows))
 
 
 def stored_rows(entries: EntryBatch) -> list[tuple[int, int, Row]]:

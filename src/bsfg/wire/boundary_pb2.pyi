@@ -85,14 +85,16 @@ class Fact(_message.Message):
     def __init__(self, subject: _Optional[str] = ..., predicate: _Optional[str] = ..., object: _Optional[bytes] = ..., artifact: _Optional[_Union[ArtifactRef, _Mapping]] = ...) -> None: ...
 
 class Origin(_message.Message):
-    __slots__ = ("zone", "offset", "appended_at_unix_ms")
+    __slots__ = ("zone", "offset", "appended_at_unix_ms", "age_ms")
     ZONE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     APPENDED_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    AGE_MS_FIELD_NUMBER: _ClassVar[int]
     zone: str
     offset: int
     appended_at_unix_ms: int
-    def __init__(self, zone: _Optional[str] = ..., offset: _Optional[int] = ..., appended_at_unix_ms: _Optional[int] = ...) -> None: ...
+    age_ms: int
+    def __init__(self, zone: _Optional[str] = ..., offset: _Optional[int] = ..., appended_at_unix_ms: _Optional[int] = ..., age_ms: _Optional[int] = ...) -> None: ...
 
 class Entry(_message.Message):
     __slots__ = ("offset", "appended_at_unix_ms", "envelope", "fact", "digest", "origin")
@@ -201,7 +203,7 @@ class AppendAck(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., count: _Optional[int] = ..., first_offset: _Optional[int] = ..., offsets: _Optional[bytes] = ..., results: _Optional[bytes] = ..., digests: _Optional[bytes] = ..., chain_head: _Optional[bytes] = ..., appended_at_unix_ms: _Optional[int] = ..., message_ids: _Optional[_Iterable[str]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("consumer", "limit", "max_bytes", "wait_ms", "carry_only", "frames", "gaps_after", "after")
+    __slots__ = ("consumer", "limit", "max_bytes", "wait_ms", "carry_only", "frames", "gaps_after", "after", "ages")
     CONSUMER_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -210,6 +212,7 @@ class FetchRequest(_message.Message):
     FRAMES_FIELD_NUMBER: _ClassVar[int]
     GAPS_AFTER_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
+    AGES_FIELD_NUMBER: _ClassVar[int]
     consumer: str
     limit: int
     max_bytes: int
@@ -218,7 +221,8 @@ class FetchRequest(_message.Message):
     frames: bool
     gaps_after: str
     after: int
-    def __init__(self, consumer: _Optional[str] = ..., limit: _Optional[int] = ..., max_bytes: _Optional[int] = ..., wait_ms: _Optional[int] = ..., carry_only: _Optional[_Iterable[str]] = ..., frames: _Optional[bool] = ..., gaps_after: _Optional[str] = ..., after: _Optional[int] = ...) -> None: ...
+    ages: bool
+    def __init__(self, consumer: _Optional[str] = ..., limit: _Optional[int] = ..., max_bytes: _Optional[int] = ..., wait_ms: _Optional[int] = ..., carry_only: _Optional[_Iterable[str]] = ..., frames: _Optional[bool] = ..., gaps_after: _Optional[str] = ..., after: _Optional[int] = ..., ages: _Optional[bool] = ...) -> None: ...
 
 class FetchResponse(_message.Message):
     __slots__ = ("entries", "gaps", "start", "next_offset", "log_id", "end", "chain_head", "frames", "gaps_token")
@@ -279,36 +283,40 @@ class TimeSelection(_message.Message):
     def __init__(self, stream: _Optional[str] = ..., buffer: _Optional[_Union[Buffer, str]] = ..., start_unix_ms: _Optional[int] = ..., end_unix_ms: _Optional[int] = ...) -> None: ...
 
 class FetchFramesRequest(_message.Message):
-    __slots__ = ("consumer", "offsets", "times", "max_facts", "max_bytes", "carry_only")
+    __slots__ = ("consumer", "offsets", "times", "max_facts", "max_bytes", "carry_only", "ages")
     CONSUMER_FIELD_NUMBER: _ClassVar[int]
     OFFSETS_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
     MAX_FACTS_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     CARRY_ONLY_FIELD_NUMBER: _ClassVar[int]
+    AGES_FIELD_NUMBER: _ClassVar[int]
     consumer: ConsumerSelection
     offsets: OffsetSelection
     times: TimeSelection
     max_facts: int
     max_bytes: int
     carry_only: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, consumer: _Optional[_Union[ConsumerSelection, _Mapping]] = ..., offsets: _Optional[_Union[OffsetSelection, _Mapping]] = ..., times: _Optional[_Union[TimeSelection, _Mapping]] = ..., max_facts: _Optional[int] = ..., max_bytes: _Optional[int] = ..., carry_only: _Optional[_Iterable[str]] = ...) -> None: ...
+    ages: bool
+    def __init__(self, consumer: _Optional[_Union[ConsumerSelection, _Mapping]] = ..., offsets: _Optional[_Union[OffsetSelection, _Mapping]] = ..., times: _Optional[_Union[TimeSelection, _Mapping]] = ..., max_facts: _Optional[int] = ..., max_bytes: _Optional[int] = ..., carry_only: _Optional[_Iterable[str]] = ..., ages: _Optional[bool] = ...) -> None: ...
 
 class FetchHead(_message.Message):
-    __slots__ = ("log_id", "start", "end", "chain_head", "gaps", "gaps_token")
+    __slots__ = ("log_id", "start", "end", "chain_head", "gaps", "gaps_token", "served_at_unix_ms")
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     CHAIN_HEAD_FIELD_NUMBER: _ClassVar[int]
     GAPS_FIELD_NUMBER: _ClassVar[int]
     GAPS_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    SERVED_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     log_id: str
     start: int
     end: int
     chain_head: bytes
     gaps: _containers.RepeatedCompositeFieldContainer[GapRecord]
     gaps_token: str
-    def __init__(self, log_id: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., chain_head: _Optional[bytes] = ..., gaps: _Optional[_Iterable[_Union[GapRecord, _Mapping]]] = ..., gaps_token: _Optional[str] = ...) -> None: ...
+    served_at_unix_ms: int
+    def __init__(self, log_id: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., chain_head: _Optional[bytes] = ..., gaps: _Optional[_Iterable[_Union[GapRecord, _Mapping]]] = ..., gaps_token: _Optional[str] = ..., served_at_unix_ms: _Optional[int] = ...) -> None: ...
 
 class FetchFrame(_message.Message):
     __slots__ = ("first", "last", "head", "entries", "gap")
@@ -451,7 +459,7 @@ class ConfirmResponse(_message.Message):
     def __init__(self, cursor_advanced_to: _Optional[int] = ...) -> None: ...
 
 class PutFrame(_message.Message):
-    __slots__ = ("link", "stream", "sequence", "log_id", "first", "last", "entries", "gap", "gaps", "lease")
+    __slots__ = ("link", "stream", "sequence", "log_id", "first", "last", "entries", "gap", "gaps", "lease", "served_at_unix_ms")
     LINK_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -462,6 +470,7 @@ class PutFrame(_message.Message):
     GAP_FIELD_NUMBER: _ClassVar[int]
     GAPS_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
+    SERVED_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     link: str
     stream: str
     sequence: int
@@ -472,7 +481,8 @@ class PutFrame(_message.Message):
     gap: GapRecord
     gaps: _containers.RepeatedCompositeFieldContainer[GapRecord]
     lease: str
-    def __init__(self, link: _Optional[str] = ..., stream: _Optional[str] = ..., sequence: _Optional[int] = ..., log_id: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., entries: _Optional[bytes] = ..., gap: _Optional[_Union[GapRecord, _Mapping]] = ..., gaps: _Optional[_Iterable[_Union[GapRecord, _Mapping]]] = ..., lease: _Optional[str] = ...) -> None: ...
+    served_at_unix_ms: int
+    def __init__(self, link: _Optional[str] = ..., stream: _Optional[str] = ..., sequence: _Optional[int] = ..., log_id: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., entries: _Optional[bytes] = ..., gap: _Optional[_Union[GapRecord, _Mapping]] = ..., gaps: _Optional[_Iterable[_Union[GapRecord, _Mapping]]] = ..., lease: _Optional[str] = ..., served_at_unix_ms: _Optional[int] = ...) -> None: ...
 
 class PutAck(_message.Message):
     __slots__ = ("sequence", "inserted", "repeated", "refusals", "through", "chain_head", "refetch_at", "error", "held")

@@ -143,6 +143,7 @@ class BoundaryClient:
             frames=True,
             gaps_after=request.gaps_after,
             after=request.after,
+            ages=True,
         )
         try:
             answer = await self._followed.ask(consumer, message, timeout_seconds=self._timeout(request.wait_seconds))
@@ -166,6 +167,7 @@ class BoundaryClient:
             max_facts=request.max_facts,
             max_bytes=request.max_bytes,
             carry_only=carry_only,
+            ages=True,
         )
         head: pb.FetchFrame | None = None
         frames: list[Frame] = []
@@ -196,7 +198,7 @@ class BoundaryClient:
             first=first,
             end=end,
         )
-        request = pb.FetchFramesRequest(offsets=selection, max_facts=max_facts, carry_only=carry_only)
+        request = pb.FetchFramesRequest(offsets=selection, max_facts=max_facts, carry_only=carry_only, ages=True)
         async for frame in self._frames(request):
             yield frame
 
@@ -217,7 +219,7 @@ class BoundaryClient:
             start_unix_ms=start_unix_ms,
             end_unix_ms=end_unix_ms,
         )
-        request = pb.FetchFramesRequest(times=selection, max_facts=max_facts, carry_only=carry_only)
+        request = pb.FetchFramesRequest(times=selection, max_facts=max_facts, carry_only=carry_only, ages=True)
         async for frame in self._frames(request):
             yield frame
 
@@ -260,10 +262,25 @@ class BoundaryClient:
         return int(answer.cursor_advanced_to)
 
     def put_stream(
-        self, link: str, stream: str, log_id: str, *, lease: str | None = None, window_frames: int = 4
+        self,
+        link: str,
+        stream: str,
+        log_id: str,
+        *,
+        lease: str | None = None,
+        window_frames: int = 4,
+        sender_ahead_ms: int | None = None,
     ) -> PutStream:
         """Open a stream of frames that a link brought."""
-        return PutStream(self.connection, link, stream, log_id, lease=lease, window_frames=window_frames)
+        return PutStream(
+            self.connection,
+            link,
+            stream,
+            log_id,
+            lease=lease,
+            window_frames=window_frames,
+            sender_ahead_ms=sender_ahead_ms,
+        )
 
     async def put_object(self, info: ObjectInfo, content: AsyncIterable[bytes]) -> ObjectInfo:
         """Upload an artifact; it is durable and can be named by facts when this returns."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from bsfg.batch import FactBatch
+from bsfg.clock import SystemClock
 from bsfg.ports import Frame, GapRecord, Receipt
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.connection import Connection
@@ -72,22 +73,47 @@ class PutStream:
     """Puts what a link brought into the forward buffer of the zone's own node; for pipelines."""
 
     def __init__(
-        self, connection: Connection, link: str, stream: str, log_id: str, *, lease: str | None, window_frames: int
+        self,
+        connection: Connection,
+        link: str,
+        stream: str,
+        log_id: str,
+        *,
+        lease: str | None,
+        window_frames: int,
+        sender_ahead_ms: int | None = None,
     ) -> None:
         self._fixed: dict[str, Any] = {"link": link, "stream": stream, "log_id": log_id, "lease": lease}
         self._frames = FrameStream(connection, "PutFacts", _put, window_frames=window_frames)
+        self._sender_ahead_ms = sender_ahead_ms
 
     @property
     def is_open(self) -> bool:
         """Whether frames can be sent."""
         return self._frames.is_open
 
-    async def send(self, frame: Frame, gaps: Sequence[GapRecord] = ()) -> asyncio.Future[PutOutcome]:
-        """Send a frame as it was fetched, and give the future of its outcome."""
+    async def send(
+        self, frame: Frame, gaps: Sequence[GapRecord] = (), *, served_at_unix_ms: int | None = None
+    ) -> asyncio.Future[PutOutcome]:
+        """Send a frame as it was fetched, and give the future of its outcome.
+
+        ``served_at_unix_ms`` is what the sender's clock said when it gave the frame; when it is not given, it follows
+        from how far that clock is ahead of the one of here, if that is known.
+        """
+        if served_at_unix_ms is None and self._sender_ahead_ms is not None:
+            served_at_unix_ms = SystemClock().now_unix_ms() + self._sender_ahead_ms
         number = self._frames.number()
         gap = gap_message(frame.gap) if frame.gap is not None else None
         more = [gap_message(each) for each in gaps]
-        message = pb.PutFrame(**self._fixed, sequence=number, first=frame.first, last=frame.last, gap=gap, gaps=more)
+        message = pb.PutFrame(
+            **self._fixed,
+            sequence=number,
+            first=frame.first,
+            last=frame.last,
+            gap=gap,
+            gaps=more,
+            served_at_unix_ms=served_at_unix_ms,
+        )
         if frame.entries is None:
             return await self._frames.send(number, message)
         return await self._frames.send(number, await _with_batch(message, "entries", frame.entries))

@@ -120,7 +120,8 @@ def entry_message(entry: Entry) -> pb.Entry:
     origin = None
     if entry.origin is not None:
         found = entry.origin
-        origin = pb.Origin(zone=found.zone, offset=found.offset, appended_at_unix_ms=found.appended_at_unix_ms)
+        times = {"appended_at_unix_ms": found.appended_at_unix_ms, "age_ms": found.age_ms}
+        origin = pb.Origin(zone=found.zone, offset=found.offset, **times)
     return pb.Entry(
         offset=entry.offset,
         appended_at_unix_ms=entry.appended_at_unix_ms,
@@ -135,7 +136,9 @@ def entry_of(found: pb.Entry) -> Entry:
     """Read an entry."""
     origin = None
     if found.HasField("origin"):
-        origin = Origin(found.origin.zone, found.origin.offset, found.origin.appended_at_unix_ms)
+        told = found.origin
+        age_ms = told.age_ms if told.HasField("age_ms") else None
+        origin = Origin(told.zone, told.offset, told.appended_at_unix_ms, age_ms)
     message = Message(envelope_of(found.envelope), fact_of(found.fact))
     return Entry(found.offset, found.appended_at_unix_ms, message, found.digest, origin)
 

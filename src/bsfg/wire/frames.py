@@ -30,34 +30,38 @@ def encode(batch: FactBatch) -> bytes:
     return b"".join(batch.to_ipc_parts())
 
 
-def with_batch(message: Any, field: str, batch: FactBatch) -> bytes:
+def with_batch(message: Any, field: str, batch: FactBatch, *, ages: bool = True) -> bytes:
     """Serialise a message with a batch as one of its fields, copying the batch's bytes once instead of four times.
 
-    The fields of a message may come in any order, so the last one can simply be written behind the others.
+    The fields of a message may come in any order, so the last one can simply be written behind the others. Without
+    ``ages`` entries are written as versions before 0.2 expect them.
     """
-    return b"".join(_parts_with_batch(message, field, batch))
+    return b"".join(_parts_with_batch(message, field, batch, ages=ages))
 
 
-def _parts_with_batch(message: Any, field: str, batch: FactBatch) -> list[Any]:
-    parts = batch.to_ipc_parts()
+def _parts_with_batch(message: Any, field: str, batch: FactBatch, *, ages: bool = True) -> list[Any]:
+    parts = batch.to_ipc_parts() if ages or not isinstance(batch, EntryBatch) else batch.to_ageless_ipc_parts()
     tag = message.DESCRIPTOR.fields_by_name[field].number << 3 | 2
     return [message.SerializeToString(), _varint(tag), _varint(sum(map(len, parts))), *parts]
 
 
-def frames_response(fetched: Fetched) -> bytes:
+def frames_response(fetched: Fetched, *, ages: bool = True) -> bytes:
     """Serialise a response that holds a whole answer as frames."""
     tag = _varint(pb.FetchResponse.DESCRIPTOR.fields_by_name["frames"].number << 3 | 2)
     response: list[Any] = []
-    for parts in ([head_message(fetched).SerializeToString()], *map(_frame_parts, fetched.frames)):
+    for parts in (
+        [head_message(fetched).SerializeToString()],
+        *(_frame_parts(frame, ages) for frame in fetched.frames),
+    ):
         response += [tag, _varint(sum(map(len, parts))), *parts]
     return b"".join(response)
 
 
-def _frame_parts(frame: Frame) -> list[Any]:
+def _frame_parts(frame: Frame, ages: bool) -> list[Any]:
     if frame.entries is None:
         gap = gap_message(frame.gap) if frame.gap is not None else None
         return [pb.FetchFrame(first=frame.first, last=frame.last, gap=gap).SerializeToString()]
-    return _parts_with_batch(pb.FetchFrame(first=frame.first, last=frame.last), "entries", frame.entries)
+    return _parts_with_batch(pb.FetchFrame(first=frame.first, last=frame.last), "entries", frame.entries, ages=ages)
 
 
 def _varint(number: int) -> bytes:
@@ -92,11 +96,12 @@ def head_message(fetched: Fetched) -> pb.FetchFrame:
         chain_head=fetched.chain_head,
         gaps=[gap_message(gap) for gap in fetched.gaps],
         gaps_token=fetched.gaps_token,
+        served_at_unix_ms=fetched.served_at_unix_ms,
     )
     return pb.FetchFrame(first=fetched.start, last=fetched.start - 1, head=head)
 
 
-async def frame_messages(frame: Frame, max_bytes: int) -> AsyncIterator[pb.FetchFrame | bytes]:
+async def frame_messages(frame: Frame, max_bytes: int, *, ages: bool = True) -> AsyncIterator[pb.FetchFrame | bytes]:
     """Write one frame as one message, or as several when it is large."""
     if frame.entries is None:
         gap = gap_message(frame.gap) if frame.gap is not None else None
@@ -107,9 +112,9 @@ async def frame_messages(frame: Frame, max_bytes: int) -> AsyncIterator[pb.Fetch
         last = first + len(piece) - 1
         message = pb.FetchFrame(first=first, last=last)
         if piece.size_bytes > THREAD_BYTES:
-            yield await asyncio.to_thread(with_batch, message, "entries", piece)
+            yield await asyncio.to_thread(with_batch, message, "entries", piece, ages=ages)
         else:
-            yield with_batch(message, "entries", piece)
+            yield with_batch(message, "entries", piece, ages=ages)
         first = last + 1
 
 
@@ -129,7 +134,17 @@ def read_head(message: pb.FetchFrame, frames: Sequence[Frame] = ()) -> Fetched:
         raise FrameInvalid("an answer begins with its head")
     head = message.head
     gaps = [gap_of(gap) for gap in head.gaps]
-    return Fetched(head.log_id, head.start, head.end, head.chain_head, frames, gaps, head.gaps_token)
+    served_at = head.served_at_unix_ms if head.HasField("served_at_unix_ms") else None
+    return Fetched(
+        head.log_id,
+        head.start,
+        head.end,
+        head.chain_head,
+        frames,
+        gaps,
+        head.gaps_token,
+        served_at_unix_ms=served_at,
+    )
 
 
 def ack_message(sequence: int, outcome: AppendOutcome, *, ids_derived: bool = False) -> pb.AppendAck:

@@ -189,7 +189,7 @@ SCHEMAS: dict[str, Any] = {
         offset=_INTEGER,
         appended_at_unix_ms=_INTEGER,
         digest=_DIGEST,
-        origin=_object(zone=_STRING, offset=_INTEGER, appended_at_unix_ms=_INTEGER),
+        origin=_object(zone=_STRING, offset=_INTEGER, appended_at_unix_ms=_INTEGER, age_ms=_INTEGER),
         envelope=_ref("Envelope"),
         fact=_ref("Fact"),
     ),

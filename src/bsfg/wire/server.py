@@ -124,8 +124,8 @@ class BoundaryServicer:
         async with self._calls.timeout(wanted.wait_seconds):
             fetched = await self._service.fetch(caller, request.consumer, wanted, _zones(request.carry_only))
         if sum(frame.entries.size_bytes for frame in fetched.frames if frame.entries is not None) > THREAD_BYTES:
-            return await asyncio.to_thread(frames_response, fetched)
-        return frames_response(fetched)
+            return await asyncio.to_thread(frames_response, fetched, ages=request.ages)
+        return frames_response(fetched, ages=request.ages)
 
     def follow_facts(self, requests: AsyncIterator[pb.FetchRequest], caller: Caller) -> AsyncIterator[Any]:
         """Answer one fetch after the other."""
@@ -156,7 +156,7 @@ class BoundaryServicer:
             fetched = await self._service.fetch(caller, request.consumer.consumer, wanted, zones)
         yield head_message(fetched)
         for frame in fetched.frames:
-            async for message in frame_messages(frame, self._limits.frame_bytes):
+            async for message in frame_messages(frame, self._limits.frame_bytes, ages=request.ages):
                 yield message
 
     async def _range_frames(self, request: pb.FetchFramesRequest, caller: Caller) -> Frames:
@@ -164,7 +164,7 @@ class BoundaryServicer:
         yield head_message(reading.head)
         max_bytes = min(request.max_bytes or self._limits.frame_bytes, self._limits.frame_bytes)
         async for frame in reading.frames:
-            async for message in frame_messages(frame, max_bytes):
+            async for message in frame_messages(frame, max_bytes, ages=request.ages):
                 yield message
 
     async def _reading(self, request: pb.FetchFramesRequest, caller: Caller) -> Any:
@@ -287,6 +287,7 @@ def put_call(frame: pb.PutFrame) -> PutCall:
         gap=gap,
         gaps=[gap_of(each) for each in frame.gaps],
         lease=frame.lease if frame.HasField("lease") else None,
+        served_at_unix_ms=frame.served_at_unix_ms if frame.HasField("served_at_unix_ms") else None,
     )
 
 

@@ -80,6 +80,7 @@ class PutCall:
     gap: GapRecord | None = None
     gaps: Sequence[GapRecord] = ()
     lease: str | None = None
+    served_at_unix_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,7 @@ class Carrying(Turns["Courier"]):
             through=fetched.frames[-1].last if fetched.frames else fetched.start - 1,
             entries=[frame.entries for frame in fetched.frames if frame.entries is not None],
             gaps=[frame.gap for frame in fetched.frames if frame.gap is not None],
+            served_at_unix_ms=fetched.served_at_unix_ms,
             log_id=fetched.log_id,
             frames=fetched.frames,
             relayed=fetched.gaps,
@@ -79,7 +80,8 @@ class Carrying(Turns["Courier"]):
     async def hand_over(self, put: Put, target: Courier, clock_trusted: bool) -> Coroutine[Any, Any, Stored]:
         """Send every frame to the node, which puts them in order."""
         assert isinstance(put, Carried)
-        return await target.send(put.log_id, put.frames, put.relayed, at=put.through + 1)
+        at, served_at = put.through + 1, put.served_at_unix_ms
+        return await target.send(put.log_id, put.frames, put.relayed, at=at, served_at_unix_ms=served_at)
 
     def waits_its_turn(self, put: Put) -> bool:
         """An answer with artifacts may take long to bring; what is stored before it is to be confirmed meanwhile."""
@@ -98,12 +100,18 @@ class Courier:
         self._bring = bring
         self._open: tuple[str, PutStream] | None = None
 
-    async def carry(self, log_id: str, frames: Sequence[Frame]) -> Stored:
+    async def carry(self, log_id: str, frames: Sequence[Frame], served_at_unix_ms: int | None) -> Stored:
         """Put frames and tell what became of them."""
-        return await (await self.send(log_id, frames))
+        return await (await self.send(log_id, frames, served_at_unix_ms=served_at_unix_ms))
 
     async def send(
-        self, log_id: str, frames: Sequence[Frame], relayed: Sequence[GapRecord] = (), *, at: int = 0
+        self,
+        log_id: str,
+        frames: Sequence[Frame],
+        relayed: Sequence[GapRecord] = (),
+        *,
+        at: int = 0,
+        served_at_unix_ms: int | None = None,
     ) -> Coroutine[Any, Any, Stored]:
         """Send frames, and with the first one the gap records that the sender relays; give the wait for the outcome."""
         for frame in frames:
@@ -115,7 +123,8 @@ class Courier:
             if relayed and not frames:
                 answers.append((Frame(at, at - 1), await calls.send_gaps(at, relayed)))
             for frame in frames:
-                answers.append((frame, await calls.send(frame, relayed if frame is frames[0] else ())))
+                more = relayed if frame is frames[0] else ()
+                answers.append((frame, await calls.send(frame, more, served_at_unix_ms=served_at_unix_ms)))
         except BaseException:
             self._abandon(calls)
             raise
@@ -277,8 +286,8 @@ class CarriedPull:
             link = self.plan.link
             return self.peer.read_offsets(self.stream, first, end, buffer=link.buffer, carry_only=link.carry_only)
 
-        async def put(frame: Frame, log_id: str) -> Progress:
-            stored = await self._courier.carry(log_id, [frame])
+        async def put(frame: Frame, fetched: Fetched) -> Progress:
+            stored = await self._courier.carry(fetched.log_id, [frame], fetched.served_at_unix_ms)
             return Progress(inserted=stored.inserted, repeated=stored.repeated)
 
         return await make_good(self._source, self._memory, read, put)

@@ -33,15 +33,12 @@ class Tally:
 
     def with_turn(self, progress: Progress) -> Tally:
         """Add a turn."""
-        lag_seconds = self.lag_seconds
-        if progress.newest_origin_unix_ms is not None:
-            lag_seconds = max(0.0, time.time() - progress.newest_origin_unix_ms / 1000)
         return Tally(
             self.inserted + progress.inserted,
             self.repeated + progress.repeated,
             self.refused + refused_facts(progress),
             progress.backlog,
-            lag_seconds,
+            self.lag_seconds if progress.lag_seconds is None else progress.lag_seconds,
         )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bsfg.clock import SystemClock
 from bsfg.errors import BsfgError, FrameInvalid
 from bsfg.journey.link import FetchRequest, PeerPosition
 from bsfg.journey.verify import check_history
@@ -81,6 +82,9 @@ def start_replay(spark: SparkSession, plan: LinkPlan, of: StreamPlan, lease: str
         .queryName(f"replay {plan.name} {of.stream}")
         .trigger(availableNow=True)
     )
+    if head.served_at_unix_ms is not None:
+        # A sender's facts are as old as its own clock says, whatever the clocks of here say.
+        writing = writing.option("senderAheadMs", str(head.served_at_unix_ms - SystemClock().now_unix_ms()))
     return Replay(plan, of, lease, head.start, head.end, writing.start())
 
 

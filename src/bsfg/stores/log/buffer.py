@@ -367,8 +367,7 @@ class LogForwardBuffer(LogBuffer):
 
     async def put_if_absent(self, batch: FactBatch, origin: OriginSpan) -> Receipt:
         """Insert each fact whose key is not there yet."""
-        if len(origin.offsets) != len(batch) or len(origin.appended_at_unix_ms) != len(batch):
-            raise InvalidArgument("an origin names an offset and a time for each fact")
+        origin.check(len(batch))
         return await self._append(batch, origin)
 
     async def query_by_time_range(self, start_unix_ms: int, end_unix_ms: int) -> AsyncIterator[Frame]:

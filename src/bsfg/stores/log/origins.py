@@ -1,4 +1,4 @@
-"""Where facts of a forward buffer come from: three columns beside those of the facts."""
+"""Where facts of a forward buffer come from: four columns beside those of the facts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from bsfg.arrays import int64_array
+from bsfg.arrays import int64_array, nulls
 from bsfg.batch import FactBatch
 from bsfg.ports import OriginSpan
 from bsfg.rowipc import FACT_MESSAGES, STORED_MESSAGES
@@ -20,7 +20,9 @@ def message_with_origins(
     """Write facts with their origins as one message; see `with_origins`."""
     span = spans[0]
     if facts.is_by_hand and len(spans) == 1 and span is not None:
-        columns = ([span.zone] * len(fresh), span.offsets[fresh].tolist(), span.appended_at_unix_ms[fresh].tolist())
+        ages = [None] * len(fresh) if span.ages_ms is None else span.ages_ms[fresh].tolist()
+        times = span.appended_at_unix_ms[fresh].tolist()
+        columns = ([span.zone] * len(fresh), span.offsets[fresh].tolist(), times, ages)
         return STORED_MESSAGES.spliced(bytes(facts.to_message()), FACT_MESSAGES, len(FACT_SCHEMA), columns)
     return with_origins(facts.record_batch, fresh, spans, lengths).serialize()
 
@@ -32,7 +34,8 @@ def with_origins(
     span = spans[0]
     if len(spans) == 1 and span is not None:
         zone = pa.repeat(pa.scalar(span.zone, pa.string()), len(fresh))
-        columns = [zone, int64_array(span.offsets[fresh]), int64_array(span.appended_at_unix_ms[fresh])]
+        ages = nulls(len(fresh), pa.int64()) if span.ages_ms is None else int64_array(span.ages_ms[fresh])
+        columns = [zone, int64_array(span.offsets[fresh]), int64_array(span.appended_at_unix_ms[fresh]), ages]
     else:
         columns = _of_many(fresh, spans, lengths)
     return pa.RecordBatch.from_arrays([*facts.columns, *columns], schema=STORED_SCHEMA)
@@ -45,4 +48,10 @@ def _of_many(fresh: np.ndarray, spans: Sequence[OriginSpan | None], lengths: Seq
     offsets = np.concatenate([span.offsets if span else np.zeros(n) for span, n in pairs])
     times = np.concatenate([span.appended_at_unix_ms if span else np.zeros(n) for span, n in pairs])
     missing = zone.is_null().to_numpy(zero_copy_only=False)
-    return [zone, *(pa.array(values[fresh].astype(np.int64), mask=missing) for values in (offsets, times))]
+    ages = np.concatenate([np.zeros(n) if span is None or span.ages_ms is None else span.ages_ms for span, n in pairs])
+    ageless = np.repeat([span is None or span.ages_ms is None for span in spans], lengths)[fresh]
+    return [
+        zone,
+        *(pa.array(values[fresh].astype(np.int64), mask=missing) for values in (offsets, times)),
+        pa.array(ages[fresh].astype(np.int64), mask=ageless),
+    ]

@@ -187,7 +187,7 @@ class LogWriter:
         payload = memoryview(message)
         size = padded(FRAME_HEADER_BYTES + len(payload))
         self._make_room(size, standing)
-        if self._file is None or self.segments[-1].size_bytes + size > self._segment_bytes:
+        if self._file is None or not self._fits(self.segments[-1], size):
             self._roll()
         parts, chain = encode_frame(
             payload,
@@ -203,6 +203,10 @@ class LogWriter:
         active.add(ref, payload, chosen if self.buffer == Buffer.STORE and chosen.is_by_hand else None)
         self.end, self.chain, self.newest_unix_ms = self.end + len(fresh), chain, now
         self._publish_watermark()
+
+    def _fits(self, active: SegmentFile, size: int) -> bool:
+        """Tell whether a frame belongs into a segment: a segment of an older version has other columns."""
+        return active.size_bytes + size <= self._segment_bytes and bool(active.header.schema.equals(self._schema))
 
     def _write(self, active: SegmentFile, parts: Sequence[bytes | bytearray | memoryview]) -> None:
         """Write and sync one frame; when the disk is full the log stays as it was."""
@@ -353,7 +357,12 @@ class LogWriter:
         base = self.end
         previous = self.segments[-1].base if self.segments else -1
         if self.segments and not self.segments[-1].frames and self.segments[-1].base == base:
-            return
+            if self.segments[-1].header.schema.equals(self._schema):
+                return
+            # It is empty and of an older version: the new one takes its place, and its name.
+            previous = self.segments[-1].header.previous_base
+            self.files.remove(self.segments[-1].path)
+            self._now_has(self.segments[:-1])
         header = SegmentHeader(self.log_id, base, previous, self.chain, self.newest_unix_ms, self._schema)
         path, data = f"{self.folder}/{segment_name(base)}", encode_segment_header(header)
         file = self.files.create(path)

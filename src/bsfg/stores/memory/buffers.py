@@ -277,8 +277,7 @@ class MemoryForwardBuffer(MemoryBuffer):
 
     async def put_if_absent(self, batch: FactBatch, origin: OriginSpan) -> Receipt:
         """Insert each fact whose key is not there yet."""
-        if not len(batch) == len(origin.offsets) == len(origin.appended_at_unix_ms):
-            raise InvalidArgument(f"the origin of {len(batch)} facts needs an offset and a time for each")
+        origin.check(len(batch))
         return await self._write(batch, origin)
 
     async def query_by_time_range(self, start_unix_ms: int, end_unix_ms: int) -> AsyncIterator[Frame]:
@@ -312,6 +311,8 @@ def _block(first: int, facts: FactBatch, found: Plan, origin: OriginSpan | None,
         columns.append(pa.array([origin.zone] * len(rows), type=pa.string()))
         columns.append(pa.array(np.asarray(origin.offsets)[rows], type=pa.int64()))
         columns.append(pa.array(np.asarray(origin.appended_at_unix_ms)[rows], type=pa.int64()))
+        ages = pa.nulls(len(rows), pa.int64()) if origin.ages_ms is None else np.asarray(origin.ages_ms)[rows]
+        columns.append(pa.array(ages, type=pa.int64()))
     stored = pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
     entries = EntryBatch.of(stored, np.arange(first, first + len(rows)), at_unix_ms)
     return Block(first, entries, found.new_bodies, row_sizes_bytes(new), at_unix_ms)

@@ -206,9 +206,10 @@ def scenario(
 
 
 def origin(count: int, *, first: int = 0, zone: str = SENDER) -> OriginSpan:
-    """Say where the rows of a put come from: consecutive offsets, one a second."""
+    """Say where the rows of a put come from: consecutive offsets, one a second, each a minute old."""
     offsets = np.arange(first, first + count, dtype=np.int64)
-    return OriginSpan(zone, offsets, START_UNIX_MS - 60_000 + offsets * 1000)
+    ages_ms = np.full(count, 60_000, dtype=np.int64)
+    return OriginSpan(zone, offsets, START_UNIX_MS - 60_000 + offsets * 1000, ages_ms)
 
 
 def check_cover(frames: Sequence[Frame], start: int) -> int:

@@ -31,11 +31,13 @@ class ForwardBufferContract(
 
     @scenario
     async def test_entries_carry_their_origin(self, rig: Rig) -> None:
-        """Each entry knows the zone it was pulled from, and its offset and time there, after a restart too."""
+        """Each entry knows the zone it was pulled from, offset and time there, and its age; after a restart too."""
         lane = await rig.lane()
-        span = OriginSpan("field", np.array([7, 9, 12]), np.array([100, 200, 300]))
+        span = OriginSpan("field", np.array([7, 9, 12]), np.array([100, 200, 300]), np.array([40, 30, 20]))
         await lane.forward.put_if_absent(batch(3), span)
-        expected = [Origin("field", 7, 100), Origin("field", 9, 200), Origin("field", 12, 300)]
+        await lane.forward.put_if_absent(batch(1, first=3), OriginSpan("old", np.array([2]), np.array([400])))
+        expected = [Origin("field", 7, 100, 40), Origin("field", 9, 200, 30), Origin("field", 12, 300, 20)]
+        expected.append(Origin("old", 2, 400, None))
         async for lane in rig.across_restart():
             assert [entry.origin for entry in await lane.entries()] == expected
 
@@ -52,7 +54,8 @@ class ForwardBufferContract(
     async def test_the_origin_must_fit_the_batch(self, rig: Rig) -> None:
         """A put whose origin does not name an offset and a time for each row is refused."""
         lane = await rig.lane()
-        for span in (origin(2), origin(4), OriginSpan("field", np.arange(3), np.arange(2))):
+        short = (np.arange(3), np.arange(3), np.arange(2))
+        for span in (origin(2), origin(4), OriginSpan("field", *short[1:]), OriginSpan("field", *short)):
             with pytest.raises(InvalidArgument):
                 await lane.forward.put_if_absent(batch(3), span)
         assert (await lane.stats()).end == 0

@@ -1,0 +1,134 @@
+"""How old a fact is: each zone on its way counts by its own clock alone, and what they count adds up."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.journey.zones import BACKENDS, Inbound, Zone, connect
+
+from bsfg.journey.link import Fetched, FetchRequest
+from bsfg.ports import Buffer
+from bsfg.testing.facts import messages
+
+DAY_SECONDS = 86_400.0
+MakeZone = Callable[[str], Zone]
+
+
+async def chain(zones: Sequence[Zone], max_age_seconds: float | None = None) -> list[Inbound]:
+    """Connect zones one behind the other; the first one's facts travel through all of them."""
+    links = []
+    for at, (sender, receiver) in enumerate(pairwise(zones)):
+        buffer = Buffer.FORWARD if at else Buffer.STORE
+        relayed = [zone.name for zone in zones[:at]]
+        links.append(await connect(sender, receiver, relayed=relayed, buffer=buffer, max_age_seconds=max_age_seconds))
+    return links
+
+
+def let_pass(zones: Sequence[Zone], seconds: float) -> None:
+    """Let time pass everywhere."""
+    for zone in zones:
+        zone.clock.advance(seconds)
+
+
+@pytest.mark.parametrize("count", [1, 3, 300])
+@pytest.mark.parametrize("skew_days", [-8, 8])
+async def test_a_sender_with_a_wrong_clock_loses_nothing(make_zone: MakeZone, skew_days: int, count: int) -> None:
+    """However wrong the sender's clock is, fresh facts are fresh and old ones are old."""
+    plant, enterprise = make_zone("plant"), make_zone("enterprise")
+    plant.clock.jump(skew_days * DAY_SECONDS)
+    [inbound] = await chain([plant, enterprise], max_age_seconds=7 * DAY_SECONDS)
+    await plant.append(messages(count))
+    let_pass([plant, enterprise], 6 * DAY_SECONDS)
+    progress = await inbound.pull()
+    assert (progress.inserted, progress.refused) == (count, ())
+    await plant.append(messages(count, first=1_000))
+    let_pass([plant, enterprise], 8 * DAY_SECONDS)
+    progress = await inbound.pull()
+    assert (progress.inserted, [each.reason for each in progress.refused]) == (0, ["expired"])
+
+
+@pytest.mark.parametrize("count", [1, 300])
+async def test_age_is_not_lost_on_a_long_way(make_zone: MakeZone, count: int) -> None:
+    """A fact that waited at each of four hops is as old as all the waiting together."""
+    zones = [make_zone(name) for name in ("plant", "site", "idmz", "enterprise", "cloud")]
+    for at, zone in enumerate(zones):
+        zone.clock.jump((2 - at) * 20 * DAY_SECONDS)
+    links = await chain(zones)
+    await zones[0].append(messages(count))
+    waits = (3 * DAY_SECONDS, 2 * DAY_SECONDS, 4 * DAY_SECONDS, 2 * DAY_SECONDS)
+    for wait, link in zip(waits[:-1], links[:-1], strict=True):
+        let_pass(zones, wait)
+        assert (await link.pull()).inserted == count
+    let_pass(zones, waits[-1])
+    links[-1].rules = replace(links[-1].rules, max_age_seconds=7 * DAY_SECONDS)
+    progress = await links[-1].pull()
+    assert (progress.inserted, [each.reason for each in progress.refused]) == (0, ["expired"])
+    for at, zone in enumerate(zones[1:-1]):
+        ages = {entry.origin.age_ms for entry in await zone.received() if entry.origin}
+        assert ages == {round(1000 * sum(waits[: at + 1]))}
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    hops=st.lists(st.tuples(st.integers(0, 10**9), st.integers(-(10**9), 10**9)), min_size=1, max_size=4),
+    count=st.sampled_from([1, 2, 80]),
+)
+def test_whatever_the_clocks_say(hops: list[tuple[int, int]], count: int) -> None:
+    """The age at the end of any way is the time that has passed, whatever the skew of each clock on it."""
+
+    async def run() -> set[int | None]:
+        names = ["plant", *(f"hop-{at}" for at in range(len(hops)))]
+        zones = [Zone(name, BACKENDS["memory"](Path())) for name in names]
+        links = await chain(zones)
+        for zone, (_, skew_ms) in zip(zones[1:], hops, strict=True):
+            zone.clock.jump(skew_ms / 1000)
+        await zones[0].append(messages(count))
+        for (wait_ms, _), link in zip(hops, links, strict=True):
+            let_pass(zones, wait_ms / 1000)
+            await link.pull()
+        return {entry.origin.age_ms for entry in await zones[-1].received() if entry.origin}
+
+    assert asyncio.run(run()) == {sum(wait_ms for wait_ms, _ in hops)}
+
+
+async def test_lag_needs_no_common_clock(make_zone: MakeZone) -> None:
+    """The lag of a link is what its sender's clock counted, with clocks an hour apart."""
+    plant, enterprise = make_zone("plant"), make_zone("enterprise")
+    enterprise.clock.jump(3600)
+    [inbound] = await chain([plant, enterprise])
+    assert (await inbound.pull()).lag_seconds is None
+    await plant.append(messages(2))
+    let_pass([plant, enterprise], 2.5)
+    assert (await inbound.pull()).lag_seconds == 2.5
+
+
+class Old:
+    """A link to a sender of an earlier version, which tells neither its time nor the ages of what it relays."""
+
+    def __init__(self, inbound: Inbound) -> None:
+        self._link, self.zone, self.confirm = inbound.link, inbound.link.zone, inbound.link.confirm
+
+    async def fetch(self, request: FetchRequest) -> Fetched:
+        """Leave out what such a sender would not say."""
+        return replace(await self._link.fetch(request), served_at_unix_ms=None)
+
+
+async def test_an_older_sender_is_judged_by_the_clock_of_here(make_zone: MakeZone) -> None:
+    """Without the sender's word the receiver counts by its own clock from the sender's times; lag is not known."""
+    plant, enterprise = make_zone("plant"), make_zone("enterprise")
+    [inbound] = await chain([plant, enterprise], max_age_seconds=3600)
+    inbound.link = Old(inbound)  # type: ignore[assignment]
+    await plant.append(messages(1))
+    let_pass([plant, enterprise], 1000)
+    await plant.append(messages(1, first=1))
+    let_pass([plant, enterprise], 3000)
+    progress = await inbound.pull()
+    assert (progress.inserted, progress.lag_seconds) == (1, None)
+    assert [(each.first, each.reason) for each in progress.refused] == [(0, "expired")]
+    [entry] = await enterprise.received()
+    assert entry.origin is not None and entry.origin.age_ms == 3_000_000
