@@ -32,6 +32,9 @@ class Board:
     on_move: OnMove = lambda view, before: None
     _gates: dict[tuple[str, str], Gate] = field(default_factory=dict)
     _fetched: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _came_ms: dict[str, int] = field(default_factory=dict)
+    _spoke_ms: dict[str, int] = field(default_factory=dict)
+    _troubles: dict[tuple[str, str], str] = field(default_factory=dict)
     _waiting: Counter[str] = field(default_factory=Counter)
     leases: Leases = field(init=False)
     _reports: dict[tuple[str, str], tuple[int, LinkReport]] = field(default_factory=dict)
@@ -110,6 +113,7 @@ class Board:
     def fetched(self, consumer: str, backlog: int) -> None:
         """Note that a consumer has fetched, and how much it had left."""
         self._fetched[consumer] = (self.clock.now_unix_ms(), backlog)
+        self._came_ms[consumer] = self.clock.monotonic_ms()
 
     @contextmanager
     def fetching(self, consumer: str) -> Iterator[None]:
@@ -125,6 +129,31 @@ class Board:
         """Give when a consumer last fetched and how much it had left then, None when it did not since the start."""
         known = self._fetched.get(consumer)
         return (self.clock.now_unix_ms(), known[1] if known else 0) if self._waiting[consumer] else known
+
+    def came_ms(self, consumer: str) -> int | None:
+        """Give when a consumer last fetched, by the clock that nobody sets; None when it did not since the start."""
+        return self.clock.monotonic_ms() if self._waiting[consumer] else self._came_ms.get(consumer)
+
+    # What the node sees by itself, see `bsfg.node.watching`.
+
+    def spoke(self, link: str) -> None:
+        """Note that the engine of a link has done something, or tried to: no engine can look healthy by being dead."""
+        self._spoke_ms[link] = self.clock.monotonic_ms()
+
+    def spoke_ms(self, link: str) -> int | None:
+        """Give when an engine last did something for a link, None when none did since the start."""
+        return self._spoke_ms.get(link)
+
+    def say(self, link: str, side: str, trouble: str | None) -> None:
+        """Note what is wrong with a side of a link whatever its gate says, None when nothing is."""
+        if trouble is None:
+            self._troubles.pop((link, side), None)
+        else:
+            self._troubles[link, side] = trouble
+
+    def trouble(self, link: str, side: str) -> str | None:
+        """Give what is wrong with a side of a link."""
+        return self._troubles.get((link, side))
 
     # Leases: one engine at a time moves a link.
 
@@ -173,6 +202,9 @@ class Board:
         """Take what a pipeline tells of a link, and give the gate that follows from it."""
         self.check_lease(report.link, report.lease)
         view = self.gate(report.link)
+        # A report about nothing only asks after the gate: whoever sends it lives, but need not move anything.
+        if report.stream or report.event or report.hold_code or report.failure_code:
+            self.spoke(report.link)
         if report.stream:
             self._reports[report.link, report.stream] = (self.clock.now_unix_ms(), report)
         if report.hold_code:

@@ -93,6 +93,7 @@ class BoardDesk:
 
     def failed(self, code: str) -> None:
         """Count a turn that failed."""
+        self._parts.board.spoke(self._link)
         self._parts.metrics.link_failures.labels(self._link, code).inc()
 
     def distrust(self, text: str | None) -> None:

@@ -39,9 +39,15 @@ class Finding:
 
 def findings(document: Document) -> list[Finding]:
     """List what is not as it should be, the worst first: what the node itself raised, and what its values show."""
-    found = {(each.alert, each.about): each for each in _seen(document)}
+    raised = list(_raised(document))
+    away = {each.about for each in raised if each.alert in ("link_dead", "peer_absent")}
+    found = {
+        (each.alert, each.about): each
+        for each in _seen(document)
+        if not (each.alert == f"link_{Mode.AUTONOMOUS}" and each.about in away)
+    }
     # The node knows the thresholds of its configuration, so its word stands.
-    found |= {(each.alert, each.about): each for each in _raised(document)}
+    found |= {(each.alert, each.about): each for each in raised}
     return sorted(found.values(), key=lambda each: (each.level != Level.ALERT, each.alert, each.about))
 
 

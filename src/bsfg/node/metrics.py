@@ -61,6 +61,7 @@ class Metrics:
         self.lags = histogram("bsfg_replication_lags_seconds", "All lags.", "link", "stream", buckets=LAG_SECONDS)
         self.link_failures = counter("bsfg_link_failures_total", "Turns of a link that failed.", "link", "code")
         self.link_backlog = gauge("bsfg_link_backlog", "Facts the sender has left.", "link", "stream")
+        self.link_dead = gauge("bsfg_link_dead", "1 while nobody moves a link.", "link")
         self.gate_state = gauge("bsfg_gate_state", "1 for the mode a gate is in.", "link", "side", "mode")
         self.gate_moves = counter("bsfg_gate_transitions_total", "Changes of mode.", "link", "side", "mode")
         self.frontier = gauge("bsfg_frontier_offset", "Confirmed through, by consumer.", "consumer")

@@ -38,6 +38,7 @@ class Putting:
         lane = parts.settings.lane(call.stream)
         parts.board.check_lease(call.link, call.lease)
         parts.board.check_open(call.link)
+        parts.board.spoke(call.link)
         history = await self._foreign(call)
         if history is not None:
             return PutOutcome(call.first - 1, held_code=ForeignLog.code, held_detail=history)

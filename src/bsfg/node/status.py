@@ -183,11 +183,19 @@ def _links(parts: Parts) -> list[dict[str, Any]]:
             "reason": view.gate.reason,
             "held_by": view.gate.held_by,
             "held_until_unix_ms": view.gate.held_until_unix_ms,
+            "engine": _engine_of(parts, view),
             "lease": board.holder(view.link) if view.side == RECEIVER else None,
+            "trouble": board.trouble(view.link, view.side),
             "reports": reports.get(view.link, []) if view.side == RECEIVER else [],
         }
         for view in board.gates()
     ]
+
+
+def _engine_of(parts: Parts, view: GateView) -> str | None:
+    """Give what is meant to move a link; the other side decides that where this one serves."""
+    link = parts.settings.links.get(view.link) if view.side == RECEIVER else None
+    return str(link.engine) if link is not None else None
 
 
 def _zone_of(parts: Parts, view: GateView) -> str:

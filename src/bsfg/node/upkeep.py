@@ -1,6 +1,6 @@
 """Upkeep: what a node looks after by itself, once a second and once a minute.
 
-Gates of the sender's side, fill levels and their alerts, hours of autonomy, retention, certificates, orphans.
+Links that nobody moves, fill levels and their alerts, hours of autonomy, retention, certificates, orphans.
 """
 
 from __future__ import annotations
@@ -10,23 +10,21 @@ from contextlib import suppress
 from dataclasses import asdict
 
 from bsfg.errors import BsfgError
-from bsfg.gate import Event, Mode
 from bsfg.journey.artifacts import collect_orphans
 from bsfg.journey.references import References, all_buffers
 from bsfg.journey.truncate import InStep, truncate
 from bsfg.node.alerts import AlertBoard, Note, alert_gate
-from bsfg.node.board import SENDER
 from bsfg.node.certificates import Certificates
-from bsfg.node.config import Serve, ZoneConfig, consumer_name
+from bsfg.node.config import ZoneConfig, consumer_name
 from bsfg.node.parts import Parts
 from bsfg.node.status import Rates, all_stats, consumer_views, hours_left, unconfirmed_of
+from bsfg.node.watching import LinkWatch
 from bsfg.ports import Buffer, BufferStats
 from bsfg.retention import Fill
 
 LOOK_SECONDS = 1.0
 RETENTION_EVERY = 60
 ORPHANS_EVERY = 3600
-NORMAL_BACKLOG = 100
 BACKLOG_ALERT = 10_000
 
 
@@ -38,6 +36,7 @@ class Upkeep:
     ) -> None:
         self._config, self._parts, self._alerts, self._note = config, parts, alerts, note
         self._rates = rates or Rates()
+        self._watch = LinkWatch(parts.board, alerts, parts.metrics)
         self._certificates = Certificates(config, parts.clock)
         memory = getattr(parts.artifacts, "references", None)
         self._references = References(memory)
@@ -83,8 +82,7 @@ class Upkeep:
 
     async def look(self) -> None:
         """Look once at gates, buffers and consumers."""
-        for zone, serve in self._config.serve.items():
-            await self._look_at_peer(zone, serve)
+        await self._look_at_links()
         await self._look_at_senders()
         self._look_at_clock()
         now_ms = self._parts.clock.monotonic_ms()
@@ -97,29 +95,19 @@ class Upkeep:
                 hours = hours_left(each, self._rates.facts_per_second(each, now_ms))
                 self._parts.metrics.autonomy.labels(each.stream).set(float("inf") if hours is None else hours)
         await self._look_at_consumers(stats)
-        self._look_at_links()
 
-    async def _look_at_peer(self, zone: str, serve: Serve) -> None:
-        """Turn the sender's gate: closed by silence of a required consumer, opened by its fetches."""
-        board, clock = self._parts.board, self._parts.clock
-        gate = board.gate(zone, SENDER).gate
-        if gate.mode == Mode.HELD:
-            return
-        last_ms, backlog = 0, 0
-        for stream in self._config.streams_of(serve):
-            for buffer in serve.buffers:
-                seen = board.last_fetch(consumer_name(zone, stream, buffer))
-                if seen is not None:
-                    last_ms, backlog = max(last_ms, seen[0]), backlog + seen[1]
-        silent_ms = clock.now_unix_ms() - last_ms
-        if not last_ms or silent_ms > 1000 * serve.lost_after_seconds:
-            board.on(
-                zone, SENDER, Event.PEER_LOST, "no fetch" if not last_ms else f"no fetch for {silent_ms // 1000} s"
-            )
-            return
-        board.on(zone, SENDER, Event.PEER_FOUND)
-        cleared = backlog <= NORMAL_BACKLOG
-        board.on(zone, SENDER, Event.BACKLOG_CLEARED if cleared else Event.PEER_FOUND, f"backlog {backlog}")
+    async def _look_at_links(self) -> None:
+        """Look whether every link is moved, and whether every peer comes."""
+        for link in self._config.links.values():
+            self._watch.look_at(link)
+        states = await self._parts.storage.cursors.consumers()
+        retired = {state.spec.name for state in states if state.retired_reason is not None}
+        for zone, serve in self._config.serve.items():
+            streams = self._config.streams_of(serve)
+            names = {consumer_name(zone, stream, buffer): stream for stream in streams for buffer in serve.buffers}
+            self._watch.look_at_peer(serve, names, retired)
+        for view in self._parts.board.gates():
+            alert_gate(self._alerts, view)
 
     def _look_at_clock(self) -> None:
         text = None
@@ -153,10 +141,6 @@ class Upkeep:
         for seen in self._certificates.own():
             self._parts.metrics.certificate_expiry.labels(seen.file).set(seen.life.left_seconds)
             self._alerts.update("certificate_expiry", seen.file, seen.alert)
-
-    def _look_at_links(self) -> None:
-        for view in self._parts.board.gates():
-            alert_gate(self._alerts, view)
 
     async def enforce_retention(self) -> None:
         """Let go what age and the consumers allow."""

@@ -136,6 +136,9 @@ class Link:
     )
     backoff_max_seconds: float = setting(DURATION, "30s", says="The longest pause between two attempts.")
     lost_after_failures: int = setting(COUNT, 3, says="Failed fetches in a row after which the link is autonomous.")
+    lost_after_seconds: float = setting(
+        DURATION, "30s", says="Time without anybody who moves the link after which it is autonomous, with an alert."
+    )
     reconciliation_backlog: int = setting(COUNT, 10_000, says="Backlog above which the link is in reconciliation.")
     normal_backlog: int = setting(integer(0), 100, says="Backlog at or below which the link is normal again.")
     max_age_seconds: int | None = optional(
@@ -149,6 +152,12 @@ class Link:
         """Give the certificate name that the peer's node must have."""
         return self.server_identity or f"{self.zone}-bsfg"
 
+    @property
+    def stalled_after_seconds(self) -> float:
+        """Give how long an engine that holds the lease may say nothing: its longest turn, and as long as nobody may."""
+        longest_turn = self.fetch_wait_seconds + self.request_timeout_seconds + self.backoff_max_seconds
+        return self.lost_after_seconds + longest_turn
+
 
 @dataclass(frozen=True, kw_only=True)
 class Serve:
@@ -161,4 +170,6 @@ class Serve:
     )
     required: bool = setting(FLAG, True, says="Whether facts are kept until this zone has confirmed them.")
     start: Start = setting(choice(Start), "earliest", says="Where its consumers begin when they are created.")
-    lost_after_seconds: float = setting(DURATION, "30s", says="Silence after which this side is autonomous.")
+    lost_after_seconds: float = setting(
+        DURATION, "30s", says="Silence after which this side is autonomous; where it is required, with an alert."
+    )

@@ -46,6 +46,7 @@ export function modePill(mode) {
 }
 
 function why(link) {
+  if (link.trouble) return h("span", { class: "text" }, foreign(link.trouble));
   if (link.mode === "normal") return SAYS.normal;
   if (link.mode !== "held") return h("span", { class: "text" }, SAYS[link.mode], h("span", { class: "sub" }, foreign(link.reason)));
   const until = link.held_until_unix_ms ? `, until ${moment(link.held_until_unix_ms, known.state.now_unix_ms)}` : "";

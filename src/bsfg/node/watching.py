@@ -1,0 +1,122 @@
+"""The node watches its own links: whoever was meant to move one, that nobody does is seen here.
+
+An engine says what it does; one that is dead says nothing, and its last word was good. So the node looks at what is
+missing: a lease that nobody holds, a holder that does nothing, a peer that does not come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from bsfg.gate import Event, Mode
+from bsfg.node.alerts import AlertBoard
+from bsfg.node.board import RECEIVER, SENDER, Board
+from bsfg.node.config import Engine, Link, Serve
+from bsfg.node.metrics import Metrics
+
+NORMAL_BACKLOG = 100
+NAMED_MAX = 3
+"""How many consumers of one peer an alert names."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    """Since when a link should move, and who moved it last and when."""
+
+    begun_ms: int
+    holder: str | None = None
+    held_ms: int = 0
+
+
+class LinkWatch:
+    """Looks at the receiver's side of every link, and at every peer that is served."""
+
+    def __init__(self, board: Board, alerts: AlertBoard, metrics: Metrics) -> None:
+        self._board, self._alerts, self._metrics = board, alerts, metrics
+        self._watched: dict[str, _Watched] = {}
+        self._served_since_ms: dict[str, int] = {}
+
+    # The receiver's side.
+
+    def look_at(self, link: Link) -> None:
+        """Turn the gate of a link that nobody moves, and say so; whoever moves it again turns it back."""
+        board, name = self._board, link.name
+        now_ms = board.clock.monotonic_ms()
+        watched = self._watched.setdefault(name, _Watched(now_ms))
+        holder = board.holder(name)
+        if holder is not None:
+            watched.holder, watched.held_ms = holder, now_ms
+        trouble = None
+        if board.gate(name).gate.mode == Mode.HELD:
+            # Nobody is to move it now; the patience begins again with its release.
+            watched.begun_ms = now_ms
+        else:
+            trouble = self._trouble(link, watched, now_ms)
+        if trouble is not None:
+            board.on(name, RECEIVER, Event.PEER_LOST, trouble)
+        self._say(name, RECEIVER, "link_dead", trouble)
+        self._metrics.link_dead.labels(name).set(trouble is not None)
+
+    def _trouble(self, link: Link, watched: _Watched, now_ms: int) -> str | None:
+        """Say that nobody moves a link, and what to do about it."""
+        absent_ms = now_ms - max(watched.begun_ms, watched.held_ms)
+        if absent_ms > 1000 * link.lost_after_seconds:
+            if watched.holder is None:
+                return f"nobody moves {link.name}, nobody has since the node started: {_remedy(link)}"
+            return f"nobody moves {link.name}, {watched.holder} let go of it: {_remedy(link)}"
+        silent_ms = now_ms - max(watched.begun_ms, self._board.spoke_ms(link.name) or 0)
+        if silent_ms > 1000 * link.stalled_after_seconds:
+            return f"{watched.holder} holds {link.name} and does not move it: look at its log, restart it"
+        return None
+
+    # The sender's side.
+
+    def look_at_peer(self, serve: Serve, consumers: Mapping[str, str], retired: Collection[str] = ()) -> None:
+        """Turn the gate to a peer: closed by its silence, opened by its fetches; a required one is missed aloud.
+
+        ``consumers`` are the streams of its consumers by name.
+        """
+        board, zone = self._board, serve.zone
+        now_ms = board.clock.monotonic_ms()
+        since_ms = self._served_since_ms.setdefault(zone, now_ms)
+        if board.gate(zone, SENDER).gate.mode == Mode.HELD:
+            self._served_since_ms[zone] = now_ms
+            self._say(zone, SENDER, "peer_absent", None)
+            return
+        patience_ms = 1000 * serve.lost_after_seconds
+        came_ms = {name: board.came_ms(name) for name in consumers}
+        last_ms = max((came for came in came_ms.values() if came is not None), default=None)
+        if last_ms is None or now_ms - last_ms > patience_ms:
+            since = "no fetch" if last_ms is None else f"no fetch for {(now_ms - last_ms) // 1000} s"
+            board.on(zone, SENDER, Event.PEER_LOST, since)
+        else:
+            self._found(zone, sum((board.last_fetch(name) or (0, 0))[1] for name in consumers))
+        absent = [
+            stream
+            for name, stream in consumers.items()
+            if serve.required and name not in retired and now_ms - max(since_ms, came_ms[name] or 0) > patience_ms
+        ]
+        self._say(zone, SENDER, "peer_absent", _absent(serve, absent))
+
+    def _found(self, zone: str, backlog: int) -> None:
+        self._board.on(zone, SENDER, Event.PEER_FOUND)
+        if backlog <= NORMAL_BACKLOG:
+            self._board.on(zone, SENDER, Event.BACKLOG_CLEARED, f"backlog {backlog}")
+
+    def _say(self, link: str, side: str, alert: str, trouble: str | None) -> None:
+        self._board.say(link, side, trouble)
+        self._alerts.update(alert, f"{link}/{side}", trouble)
+
+
+def _remedy(link: Link) -> str:
+    if link.engine == Engine.NATIVE:
+        return "its own engine does not run; restart the node"
+    return 'start `bsfg pipeline replicate`, or set engine = "native"'
+
+
+def _absent(serve: Serve, streams: list[str]) -> str | None:
+    if not streams:
+        return None
+    names = ", ".join(streams[:NAMED_MAX]) + (f" and {len(streams) - NAMED_MAX} more" if streams[NAMED_MAX:] else "")
+    return f"{serve.zone} has not come for {names} for {serve.lost_after_seconds:g} s or more; facts are kept for it"

@@ -1,0 +1,214 @@
+"""The node watches its own links: whatever an engine said last, that nobody moves a link is seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bsfg.gate import Event, Mode
+from bsfg.node.alerts import AlertBoard
+from bsfg.node.board import RECEIVER, SENDER, Board
+from bsfg.node.config import Alerts, Engine, Link, Serve
+from bsfg.node.config.kinds import Address
+from bsfg.node.metrics import Metrics
+from bsfg.node.watching import LinkWatch
+from bsfg.ports import Buffer
+from bsfg.testing.clock import FakeClock
+from bsfg.wire.service import LinkReport
+
+CONSUMERS = {"b.operational": "operational", "b.audit": "audit"}
+
+
+def link(engine: Engine = Engine.SPARK) -> Link:
+    """Make a link whose engine may be away for 30 seconds, and whose longest turn takes 50."""
+    return Link(
+        name="from-a",
+        zone="a",
+        address=Address("127.0.0.1", 9),
+        streams=("operational",),
+        buffer=Buffer.STORE,
+        carry_only=(),
+        engine=engine,
+        rate_limit=0,
+        batch_facts=100,
+        fetch_wait_seconds=10,
+        request_timeout_seconds=30,
+        backoff_first_seconds=1,
+        backoff_max_seconds=10,
+        lost_after_failures=3,
+        lost_after_seconds=30,
+        reconciliation_backlog=100,
+        normal_backlog=10,
+    )
+
+
+class World:
+    """A board with one link and one peer that is served, watched second by second."""
+
+    def __init__(self, engine: Engine = Engine.SPARK, *, required: bool = True) -> None:
+        self.clock, self.notes = FakeClock(), []
+        self.board, self.metrics = Board(self.clock), Metrics()
+        self.board.add("from-a", RECEIVER)
+        self.board.add("b", SENDER)
+        settings = Alerts(timeout_seconds=1.0, repeat_every_seconds=3600.0)
+        self.alerts = AlertBoard("here", settings, self.metrics, self.clock, self._note)
+        self.watch, self.link = LinkWatch(self.board, self.alerts, self.metrics), link(engine)
+        self.serve = Serve(
+            zone="b", streams=(), buffers=(Buffer.STORE,), required=required, start="earliest", lost_after_seconds=30
+        )
+        self.retired: set[str] = set()
+        self.look()
+
+    def _note(self, event: str, **fields: Any) -> None:
+        self.notes.append((event, fields))
+
+    def look(self) -> None:
+        """Look once."""
+        self.watch.look_at(self.link)
+        self.watch.look_at_peer(self.serve, CONSUMERS, self.retired)
+
+    def wait(self, seconds: int, *, engine: bool = False, says: bool = False, comes: tuple[str, ...] = ()) -> None:
+        """Let time pass, with an engine that holds the lease and reports or not, and consumers that come or not."""
+        for _ in range(seconds):
+            self.clock.advance(1.0)
+            if engine:
+                self.lease = self.board.leases.renew("from-a", "token", 5_000)
+            if says:
+                self.board.report(LinkReport("from-a", "operational", event=Event.PEER_FOUND, lease="token"))
+                self.board.report(LinkReport("from-a", "operational", event=Event.BACKLOG_CLEARED, lease="token"))
+            for name in comes:
+                self.board.fetched(name, 0)
+            self.look()
+
+    def mode(self, name: str = "from-a", side: str = RECEIVER) -> Mode:
+        """Give the mode of a gate."""
+        return self.board.gate(name, side).gate.mode
+
+    def alert(self, name: str) -> str | None:
+        """Give the text of an alert that lasts."""
+        return next((each["text"] for each in self.alerts.active() if each["alert"] == name), None)
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the metric says so."""
+        return self.metrics.registry.get_sample_value("bsfg_link_dead", {"link": "from-a"}) == 1.0
+
+
+def test_a_link_that_never_had_an_engine_is_told_so_after_the_threshold() -> None:
+    """Nobody took the lease since the start: an alert that says how to change it, and not before the patience ends."""
+    world = World()
+    world.wait(30)
+    assert (world.alert("link_dead"), world.is_dead) == (None, False)
+    world.wait(2)
+    text = world.alert("link_dead")
+    assert text is not None
+    assert "nobody has since the node started" in text
+    assert 'start `bsfg pipeline replicate`, or set engine = "native"' in text
+    assert world.board.trouble("from-a", RECEIVER) == text
+    assert world.is_dead
+    assert (world.mode(), len([event for event, _ in world.notes if event == "alert_raised"])) == (Mode.AUTONOMOUS, 2)
+
+
+def test_an_engine_that_dies_turns_the_gate_and_one_that_returns_turns_it_back() -> None:
+    """A vacant lease is seen although the last word was good; the gate recovers through reconciliation."""
+    world = World()
+    world.wait(100, engine=True, says=True)
+    assert (world.mode(), world.alert("link_dead")) == (Mode.NORMAL, None)
+    world.wait(29)
+    assert world.mode() == Mode.NORMAL
+    world.wait(10)
+    assert world.mode() == Mode.AUTONOMOUS
+    assert "unknown let go of it" in (world.alert("link_dead") or "")
+    world.wait(1, engine=True, says=True)
+    assert (world.mode(), world.alert("link_dead"), world.is_dead) == (Mode.NORMAL, None, False)
+    assert world.board.trouble("from-a", RECEIVER) is None
+
+
+def test_an_engine_that_keeps_the_lease_and_does_nothing_is_seen() -> None:
+    """Whoever only renews and asks after the gate does not move the link; the patience covers its longest turn."""
+    world = World()
+    world.wait(10, engine=True, says=True)
+    for _ in range(80):
+        world.wait(1, engine=True)
+        world.board.report(LinkReport("from-a", "", lease="token"))
+    assert world.mode() == Mode.NORMAL
+    world.wait(2, engine=True)
+    assert world.mode() == Mode.AUTONOMOUS
+    assert "holds from-a and does not move it" in (world.alert("link_dead") or "")
+    world.board.spoke("from-a")
+    world.look()
+    assert world.alert("link_dead") is None
+
+
+def test_an_engine_that_fails_is_not_a_dead_one() -> None:
+    """Whoever tries and fails says so: the peer is away, but somebody looks after the link."""
+    world = World()
+    for _ in range(300):
+        world.wait(1, engine=True)
+        world.board.report(LinkReport("from-a", "", failure_code="peer_unreachable", lease="token"))
+    assert world.alert("link_dead") is None
+
+
+def test_a_held_gate_stays_held_and_is_not_dead() -> None:
+    """What an operator holds nobody is to move; after the release an engine has its whole patience again."""
+    world = World()
+    world.board.hold("from-a", RECEIVER, by="operator", reason="drill")
+    world.board.hold("b", SENDER, by="operator", reason="drill")
+    world.wait(300)
+    assert (world.mode(), world.mode("b", SENDER)) == (Mode.HELD, Mode.HELD)
+    assert (world.alert("link_dead"), world.alert("peer_absent")) == (None, None)
+    world.board.release("from-a", RECEIVER, by="operator", reason="done")
+    world.board.release("b", SENDER, by="operator", reason="done")
+    world.wait(29)
+    assert (world.alert("link_dead"), world.alert("peer_absent")) == (None, None)
+    world.wait(3)
+    assert world.alert("link_dead") is not None
+    assert world.alert("peer_absent") is not None
+
+
+def test_the_nodes_own_engine_is_watched_too() -> None:
+    """A link that the node itself is to move is no better off than one of a pipeline."""
+    world = World(Engine.NATIVE)
+    world.wait(40)
+    assert "restart the node" in (world.alert("link_dead") or "")
+
+
+def test_a_required_consumer_that_does_not_come_is_missed() -> None:
+    """A peer that pulls one stream and leaves the other is told; its gate stays open for what it does pull."""
+    world = World()
+    world.wait(5, comes=tuple(CONSUMERS))
+    world.wait(40, comes=("b.operational",))
+    text = world.alert("peer_absent")
+    assert text is not None
+    assert text.startswith("b has not come for audit for 30 s")
+    assert world.mode("b", SENDER) == Mode.NORMAL
+    world.wait(40)
+    assert (world.alert("peer_absent") or "").startswith("b has not come for operational, audit")
+    assert world.mode("b", SENDER) == Mode.AUTONOMOUS
+    world.wait(1, comes=tuple(CONSUMERS))
+    assert (world.alert("peer_absent"), world.mode("b", SENDER)) == (None, Mode.NORMAL)
+
+
+def test_a_retired_consumer_is_missed_by_nobody() -> None:
+    """What an operator has given up need not come; neither need a peer that is not required."""
+    world = World()
+    world.retired = set(CONSUMERS)
+    world.wait(100)
+    assert world.alert("peer_absent") is None
+    optional = World(required=False)
+    optional.wait(100)
+    assert optional.alert("peer_absent") is None
+    assert optional.mode("b", SENDER) == Mode.AUTONOMOUS
+
+
+@pytest.mark.parametrize("jump_seconds", [-86_400.0, 86_400.0])
+def test_a_clock_that_is_set_neither_hides_nor_makes_an_absence(jump_seconds: float) -> None:
+    """Silence is measured by the clock that nobody sets."""
+    world = World()
+    world.wait(5, comes=tuple(CONSUMERS))
+    world.clock.jump(jump_seconds)
+    world.wait(1)
+    assert world.mode("b", SENDER) == Mode.NORMAL
+    world.wait(40)
+    assert world.mode("b", SENDER) == Mode.AUTONOMOUS
