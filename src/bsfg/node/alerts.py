@@ -1,7 +1,8 @@
 """Alerts: what an operator must hear of, as a log record, a metric and, where configured, a webhook or a command.
 
-An alert is raised when its condition begins, repeated while it lasts, and cleared when it ends. Delivery never delays
-the node: it happens in tasks of its own, and a failed one is itself a log record.
+An alert is raised when its condition begins, repeated while it lasts, and cleared when it ends. What only happens is an
+event: told at once, and when it happens again and again, once a minute with how often. Delivery never delays the node:
+it happens in tasks of its own, and a failed one is itself a log record.
 """
 
 from __future__ import annotations
@@ -21,6 +22,14 @@ from bsfg.ports import Clock
 from bsfg.wire.service import GateView
 
 Note = Callable[..., None]
+
+EVENT_QUIET_MS = 60_000
+"""After an event was told, others of its kind about the same thing are only counted for so long."""
+
+EVENT_KINDS_MAX = 256
+"""So many different things can be told of within that time; a caller may choose his own name, but not flood the log."""
+
+OTHERS = "others"
 
 
 @dataclass(slots=True)
@@ -45,6 +54,15 @@ class Raised:
         }
 
 
+@dataclass(slots=True)
+class _Repeated:
+    """An event that was told lately: when, how often it happened since, and what was said of it last."""
+
+    told_ms: int
+    count: int = 0
+    text: str = ""
+
+
 class AlertBoard:
     """All alerts of a node that last at this moment."""
 
@@ -52,6 +70,7 @@ class AlertBoard:
         self._zone, self._settings, self._metrics = zone, settings, metrics
         self._clock, self._note = clock, note
         self._raised: dict[tuple[str, str], Raised] = {}
+        self._told: dict[tuple[str, str], _Repeated] = {}
         self._deliveries: set[asyncio.Task[None]] = set()
 
     def active(self) -> list[dict[str, Any]]:
@@ -81,9 +100,33 @@ class AlertBoard:
             self._send(lasting)
 
     def event(self, name: str, about: str, text: str) -> None:
-        """Report something that happened once, such as a refused identity."""
+        """Report something that happened, such as a refused identity; what repeats is told once a minute, counted."""
         self._metrics.alerts.labels(name).inc()
-        self._send(Raised(name, about, "alert", text, self._clock.now_unix_ms(), self._clock.monotonic_ms()))
+        now_ms = self._clock.monotonic_ms()
+        if (name, about) not in self._told and len(self._told) >= EVENT_KINDS_MAX:
+            about = OTHERS
+        told = self._told.get((name, about))
+        if told is not None and now_ms - told.told_ms < EVENT_QUIET_MS:
+            told.count, told.text = told.count + 1, text
+            return
+        self._tell(name, about, text, told, now_ms)
+
+    def tick(self) -> None:
+        """Tell what happened again since it was told, and forget what did not."""
+        now_ms = self._clock.monotonic_ms()
+        for (name, about), told in list(self._told.items()):
+            if now_ms - told.told_ms < EVENT_QUIET_MS:
+                continue
+            if told.count:
+                self._tell(name, about, told.text, told, now_ms)
+            else:
+                del self._told[name, about]
+
+    def _tell(self, name: str, about: str, text: str, before: _Repeated | None, now_ms: int) -> None:
+        if before is not None and before.count:
+            text = f"{text} ({before.count} times since it was last told)"
+        self._told[name, about] = _Repeated(now_ms)
+        self._send(Raised(name, about, "alert", text, self._clock.now_unix_ms(), now_ms))
 
     async def close(self) -> None:
         """Wait for deliveries that are under way, as long as they may take."""

@@ -136,7 +136,7 @@ def _buffer(buffer: Document) -> Iterator[Finding]:
         yield Finding(Level.ALERT, "expiry_near", about, says)
     if buffer["quarantined"]:
         says = f"{buffer['quarantined']:,} facts wait in quarantine for a decision, in {about}"
-        yield Finding(Level.WARNING, "quarantine", about, says)
+        yield Finding(Level.ALERT, "quarantine", about, says)
 
 
 def _link(link: Document, document: Document) -> Iterator[Finding]:

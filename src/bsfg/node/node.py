@@ -129,6 +129,8 @@ class Node:
                 caller=str(caller.address),
                 code=decision.error.code if decision.error else None,
             )
+            text = f"{decision.identity} was refused by the rule {decision.rule}: {decision.request.action}"
+            self.alerts.event("identity_refused", decision.identity[:200], f"{text}, from {caller.address}"[:500])
 
         return audit
 

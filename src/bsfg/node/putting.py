@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 
+import structlog
+
 from bsfg.batch import EntryBatch
 from bsfg.errors import BufferFull, ForeignLog, ZoneNotAllowed
 from bsfg.journey.link import Fetched, PeerPosition, SessionMemory
@@ -22,6 +24,8 @@ from bsfg.ports import Buffer, Frame
 from bsfg.rules import Limits
 from bsfg.wire.frames import THREAD_BYTES
 from bsfg.wire.service import Caller, PutCall, PutOutcome
+
+log = structlog.get_logger("bsfg.node")
 
 
 class Putting:
@@ -74,6 +78,9 @@ class Putting:
             raise progress.paused
         if progress.held is not None:
             return PutOutcome(call.first - 1, held_code=progress.held.code, held_detail=progress.held.detail)
+        if progress.refused:
+            refusals = [str(refusal) for refusal in progress.refused[:10]]
+            log.warning("facts_refused", link=call.link, stream=call.stream, refusals=refusals)
         metrics = self._parts.metrics
         metrics.put(call.stream, Buffer.FORWARD, inserted=progress.inserted, repeated=progress.repeated)
         confirmed = brought.confirmation

@@ -18,7 +18,7 @@ from bsfg.node.certificates import Certificates
 from bsfg.node.config import ZoneConfig, consumer_name
 from bsfg.node.parts import Parts
 from bsfg.node.status import Rates, all_stats, consumer_views, hours_left, unconfirmed_of
-from bsfg.node.watching import LinkWatch
+from bsfg.node.watching import LinkWatch, RecordWatch
 from bsfg.ports import Buffer, BufferStats
 from bsfg.retention import Fill
 
@@ -37,6 +37,7 @@ class Upkeep:
         self._config, self._parts, self._alerts, self._note = config, parts, alerts, note
         self._rates = rates or Rates()
         self._watch = LinkWatch(parts.board, alerts, parts.metrics)
+        self._records = RecordWatch(parts, alerts)
         self._certificates = Certificates(config, parts.clock)
         memory = getattr(parts.artifacts, "references", None)
         self._references = References(memory)
@@ -46,6 +47,9 @@ class Upkeep:
 
     async def start(self) -> None:
         """Begin to look after things."""
+        with suppress(BsfgError):
+            # Before anybody can change something: what is there now is no news.
+            await self._records.look(await all_stats(self._parts))
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
@@ -95,6 +99,8 @@ class Upkeep:
                 hours = hours_left(each, self._rates.facts_per_second(each, now_ms))
                 self._parts.metrics.autonomy.labels(each.stream).set(float("inf") if hours is None else hours)
         await self._look_at_consumers(stats)
+        await self._records.look(stats)
+        self._alerts.tick()
 
     async def _look_at_links(self) -> None:
         """Look whether every link is moved, and whether every peer comes."""

@@ -1,7 +1,10 @@
-"""The node watches its own links: whoever was meant to move one, that nobody does is seen here.
+"""The node watches itself: links that nobody moves, and records that somebody must hear of, whoever made them.
 
 An engine says what it does; one that is dead says nothing, and its last word was good. So the node looks at what is
 missing: a lease that nobody holds, a holder that does nothing, a peer that does not come.
+
+Facts are quarantined and gap records written by both engines, by producers, by retention and by recovery. So the
+buffers themselves are looked at, and not those who write to them.
 """
 
 from __future__ import annotations
@@ -10,12 +13,25 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from bsfg.gate import Event, Mode
+from bsfg.journey.pull import HASH_COLLISION
 from bsfg.node.alerts import AlertBoard
 from bsfg.node.board import RECEIVER, SENDER, Board
 from bsfg.node.config import Engine, Link, Serve
 from bsfg.node.metrics import Metrics
+from bsfg.node.parts import Parts
+from bsfg.ports import BufferStats
+from bsfg.retention import GapReason
 
 NORMAL_BACKLOG = 100
+ALL_EVERY = 60
+"""Every so many looks the records are read although their number is the same: ranges may have grown together."""
+
+LISTED_MAX = 1_000
+"""A quarantine with more is not read at every change, but with the rest."""
+
+MEANT = frozenset({GapReason.SKIPPED, GapReason.RETIRED, GapReason.TRUNCATED})
+"""What a link leaves out by its configuration, and what an operator gave up, is no news to anybody."""
+
 NAMED_MAX = 3
 """How many consumers of one peer an alert names."""
 
@@ -120,3 +136,52 @@ def _absent(serve: Serve, streams: list[str]) -> str | None:
         return None
     names = ", ".join(streams[:NAMED_MAX]) + (f" and {len(streams) - NAMED_MAX} more" if streams[NAMED_MAX:] else "")
     return f"{serve.zone} has not come for {names} for {serve.lost_after_seconds:g} s or more; facts are kept for it"
+
+
+class RecordWatch:
+    """Looks at what every buffer keeps aside, and at what it lacks."""
+
+    def __init__(self, parts: Parts, alerts: AlertBoard) -> None:
+        self._parts, self._alerts = parts, alerts
+        self._looks = 0
+        self._aside: dict[str, tuple[int, int]] = {}
+        self._ranges: dict[str, int] = {}
+        self._missing: dict[str, dict[str, int]] = {}
+
+    async def look(self, stats: list[BufferStats]) -> None:
+        """Look once at all buffers."""
+        thorough = self._looks % ALL_EVERY == 0
+        self._looks += 1
+        for each in stats:
+            about = f"{each.stream}/{each.buffer}"
+            await self._look_aside(each, about, thorough)
+            if thorough or self._ranges.get(about) != each.gaps:
+                self._ranges[about] = each.gaps
+                await self._look_for_gaps(each, about)
+
+    async def _look_aside(self, stats: BufferStats, about: str, thorough: bool) -> None:
+        """Raise an alert as long as anything waits in quarantine, another one for bodies that share a digest."""
+        known, collisions = self._aside.get(about, (0, 0))
+        changed = known != stats.quarantined and stats.quarantined <= LISTED_MAX
+        if changed or (thorough and stats.quarantined):
+            buffer = await self._parts.buffer(stats.stream, stats.buffer)
+            collisions = sum(each.reason == HASH_COLLISION for each in await buffer.quarantine())
+        self._aside[about] = stats.quarantined, collisions
+        text = f"{stats.quarantined:,} in quarantine of {about}, waiting for a decision: see `bsfg quarantine`"
+        self._alerts.update("quarantine", about, text if stats.quarantined else None)
+        text = f"{collisions:,} in quarantine of {about} with the digest of another body: see `bsfg quarantine`"
+        self._alerts.update(HASH_COLLISION, about, text if collisions else None)
+
+    async def _look_for_gaps(self, stats: BufferStats, about: str) -> None:
+        """Tell of facts that are newly recorded as missing; what was there at the start was told then."""
+        missing: dict[str, int] = {}
+        for gap in await (await self._parts.buffer(stats.stream, stats.buffer)).gap_sets():
+            if gap.reason not in MEANT:
+                reason = str(gap.reason) if gap.origin_zone is None else f"{gap.reason} in {gap.origin_zone}"
+                missing[reason] = missing.get(reason, 0) + gap.ranges.offsets
+        known = self._missing.get(about)
+        self._missing[about] = missing
+        news = {reason: count - (known or {}).get(reason, 0) for reason, count in missing.items()}
+        told = ", ".join(f"{count:,} {reason}" for reason, count in sorted(news.items()) if count > 0)
+        if told and known is not None:
+            self._alerts.event("gap", about, f"{about} lacks more facts, recorded as gaps: {told}")

@@ -130,7 +130,7 @@ def test_a_healthy_node_has_no_findings() -> None:
         ({"consumer__backlog": 10_001, "consumer__retired_reason": "gone"}, {}),
         ({"buffer__fill": "warning", "buffer__fill_percent": 61.0}, {"buffer_fill": "warning"}),
         ({"buffer__fill": "alert", "buffer__fill_percent": 81.0}, {"buffer_fill": "alert"}),
-        ({"buffer__quarantined": 3}, {"quarantine": "warning"}),
+        ({"buffer__quarantined": 3}, {"quarantine": "alert"}),
         ({"buffer__expiry_near": True}, {"expiry_near": "alert"}),
         ({"link__mode": "held", "link__held_by": "ops"}, {"gate_held": "alert"}),
         ({"link__mode": "autonomous"}, {"link_autonomous": "warning"}),
