@@ -1,4 +1,7 @@
-"""Looking at whole columns, or at each value once, judges facts as the judge does row by row."""
+"""Looking at whole columns, or at each value once, judges facts as the judge does row by row.
+
+A case is a batch of up to 150 facts, so that a long run judges more than a million of them.
+"""
 
 from random import Random
 from typing import Any
@@ -146,7 +149,7 @@ def judged_alike(random: Random) -> str:
 @pytest.mark.soak
 def test_batches_are_judged_as_their_rows_are() -> None:
     """A batch is fine, or refused for the same row, field and rule, as when each row is judged by itself."""
-    campaign.run(judged_alike, short=1_000, must_see=("fine", "refused"))
+    campaign.run(judged_alike, short=600, long=20_000, must_see=("fine", "refused"))
 
 
 @given(st.data())
@@ -176,4 +179,4 @@ def hashed_alike(random: Random) -> str:
 @pytest.mark.soak
 def test_keys_and_bodies_of_columns_are_those_of_rows() -> None:
     """The hash of a key and the bytes of a body do not depend on how a batch is held."""
-    campaign.run(hashed_alike, short=500)
+    campaign.run(hashed_alike, short=300, long=20_000)

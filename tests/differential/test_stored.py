@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+from functools import cache
 from random import Random
 
 import pyarrow as pa
@@ -39,14 +40,17 @@ RULES = LinkRules("here", frozenset({"plant-a"}))
 SCHEMA_BYTES = len(FactBatch.empty().to_ipc()) - 8
 
 
+@cache
+def fact(number: int, rich: bool) -> Row:
+    """Make a good fact, with everything that may be absent or without."""
+    more = {"labels": {"a": "é"}, "correlation_id": "c", "signature": "s"} if rich else {}
+    return row_of(message(number, ARTIFACT if rich else None, **more))
+
+
 def facts(random: Random, first: int) -> list[Row]:
     """Draw good facts with columns that are there, absent, or both."""
-    count = random.choice((1, 1, 2, 9, 10, 17, 33, 64, 65, 130))
-    some = random.random()
-    made = []
-    for number in range(first, first + count):
-        rich = {"labels": {"a": "é"}, "correlation_id": "c", "signature": "s"} if random.random() < some else {}
-        made.append(row_of(message(number, ARTIFACT if rich else None, **rich)))
+    count, some = random.choice((1, 1, 2, 3, 9, 9, 10, 17, 33, 65)), random.random()
+    made = [fact(number, random.random() < some) for number in range(first, first + count)]
     if random.random() < 0.2:
         made[0] = row(first, object=b'{ "b":1, "a":2 }')
     return made
