@@ -79,7 +79,7 @@ def facts(random: Random, count: int) -> list[Row]:
     """Draw facts of which most are good; columns are constant, numbered, repeated or mixed, as machines make them."""
     rows = [list(each) for each in GOOD[:count]]
     for name in random.sample(FACT_FIELDS[:-1], random.choice((0, 1, 1, 2, 4))):
-        values = [odd(random, name) for _ in range(random.choice((1, 1, 2, 3)))]
+        values = [odd(random, name) for _ in range(random.choice((1, 1, 2, 3, 3)))]
         how = random.choice(("one", "all", "some", "runs"))
         for number, each in enumerate(rows):
             if how == "all" or (how == "some" and random.random() < 0.2) or (how == "runs" and number % 7):
@@ -150,6 +150,15 @@ def judged_alike(random: Random) -> str:
 def test_batches_are_judged_as_their_rows_are() -> None:
     """A batch is fine, or refused for the same row, field and rule, as when each row is judged by itself."""
     campaign.run(judged_alike, short=600, long=20_000, must_see=("fine", "refused"))
+
+
+@pytest.mark.parametrize(("name", "bad"), [("object", b"x" * 51), ("produced_at_unix_ms", -1)])
+def test_the_first_of_two_faults_is_named(name: str, bad: object) -> None:
+    """A value that is absent further down does not hide one that is wrong."""
+    rows = [
+        row(number, **({name: bad} if number == 3 else {name: None} if number == 50 else {})) for number in range(70)
+    ]
+    assert by_batch(columns(rows)) == by_rows(rows)
 
 
 @given(st.data())
