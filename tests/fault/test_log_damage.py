@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bsfg.errors import BsfgError, FolderLocked, ForeignLog, FormatUnsupported, HasherMismatch, NotAFolder
+from bsfg.errors import FolderLocked, ForeignLog, FormatUnsupported, HasherMismatch, NotAFolder
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec, Frame, Result
 from bsfg.retention import GapReason
 from bsfg.stores.log.buffer import LogStoreBuffer
+from bsfg.stores.log.identity import checked
 from bsfg.stores.log.reader import LogFolder, open_folder
 from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.log.verify import verify
@@ -419,23 +420,39 @@ def test_a_frame_put_in_the_place_of_another_breaks_the_chain(tmp_path: Path) ->
 
 
 def test_folders_that_are_not_ours_are_refused(tmp_path: Path) -> None:
-    """A missing mark, a damaged one, a newer format and another hasher each have their own error."""
+    """A missing mark, one of something else, a newer format and another hasher each have their own error."""
     with pytest.raises(NotAFolder):
         verify(tmp_path)
     run(filled(tmp_path / "x", 1))
     mark = tmp_path / "x" / "bsfg.json"
     good = mark.read_text()
-    cases: list[tuple[str, type[BsfgError]]] = [
-        ("{", NotAFolder),
-        (good.replace('"format": 1', '"format": 99'), FormatUnsupported),
-    ]
-    for text, expected in cases:
-        mark.write_text(text)
-        with pytest.raises(expected):
-            run(LogStorage.open(tmp_path / "x"))
+    mark.write_bytes(checked({"format": 99, "hasher": "sha256"}))
+    with pytest.raises(FormatUnsupported):
+        run(LogStorage.open(tmp_path / "x"))
     mark.write_text(good)
     with pytest.raises(HasherMismatch):
         run(LogStorage.open(tmp_path / "x", hasher=WeakHasher()))
+    (tmp_path / "y").mkdir()
+    (tmp_path / "y" / "bsfg.json").write_text("{")
+    with pytest.raises(NotAFolder):
+        run(LogStorage.open(tmp_path / "y"))
+
+
+@pytest.mark.parametrize("was", ['"sha256"', '"format": 1'])
+def test_a_flipped_mark_is_damage_and_not_another_format(tmp_path: Path, was: str) -> None:
+    """A mark that fails its checksum is kept aside and written anew, as long as there are logs; so it is said."""
+    run(filled(tmp_path, 1))
+    mark = tmp_path / "bsfg.json"
+    mark.write_text(mark.read_text().replace(was, '"sha257"' if "sha" in was else '"format": 9'))
+
+    async def check() -> None:
+        storage, store = await opened(tmp_path)
+        assert store.end == PER_BATCH
+        assert any("bsfg.json is damaged" in text for text in storage.problems)
+        await storage.close()
+
+    run(check())
+    assert list(tmp_path.glob("bsfg.json.*.unusable"))
 
 
 def test_a_lost_identity_is_taken_from_the_segments(tmp_path: Path) -> None:

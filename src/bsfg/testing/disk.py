@@ -106,6 +106,7 @@ class SimulatedDisk:
         self._faults: dict[str, builtins.list[tuple[int, int]]] = {}
         self._calls: dict[str, int] = {}
         self._free_bytes: int | None = None
+        self._bad: dict[int, builtins.list[tuple[int, int]]] = {}
         self._crash_at: int | None = None
         self._powerless = False
 
@@ -174,6 +175,16 @@ class SimulatedDisk:
                     file.live[at] ^= bit
             return set(chosen)
 
+    def spoil(self, path: str, start: int, count: int) -> None:
+        """Make bytes of a file unreadable, as bad sectors are, until it is replaced: reading them is an error."""
+        with self._lock:
+            self._bad.setdefault(id(self._root.file(path)), []).append((start, start + count))
+
+    def _check_readable(self, path: str, start: int, end: int) -> None:
+        bad = self._bad.get(id(self._root.file(path)), ())
+        if any(first < end and start < after for first, after in bad):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
     def content(self) -> dict[str, bytes]:
         """Give all files as a process sees them now."""
         with self._lock:
@@ -199,11 +210,14 @@ class SimulatedDisk:
     def read(self, path: str) -> Bytes:
         """Give the content as it is now."""
         with self._looking("read", path):
-            return memoryview(bytes(self._root.file(path).live))
+            data = bytes(self._root.file(path).live)
+            self._check_readable(path, 0, len(data))
+            return memoryview(data)
 
     def read_at(self, path: str, start: int, count: int) -> bytes:
         """Give part of the content."""
         with self._looking("read", path):
+            self._check_readable(path, start, start + count)
             return bytes(self._root.file(path).live[start : start + count])
 
     def read_parts(self, path: str, parts: Sequence[tuple[int, int]]) -> builtins.list[bytes]:

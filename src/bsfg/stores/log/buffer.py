@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from bsfg.batch import EntryBatch, FactBatch
@@ -22,6 +22,7 @@ from bsfg.ports import Buffer, BufferStats, Frame, Gap, GapRecord, GapSet, Origi
 from bsfg.rangedigest import History
 from bsfg.retention import Age, ClockGuard, GapReason, Standing, ordered_before, removable_before
 from bsfg.stores.log.committer import Committer
+from bsfg.stores.log.damage import uncovered
 from bsfg.stores.log.files import is_refusal, translated
 from bsfg.stores.log.history import history_of
 from bsfg.stores.log.lookup import find_key
@@ -186,9 +187,16 @@ class LogBuffer:
                 raise translated(error, f"reading {self.stream}/{self.buffer}") from None
             self._check_open()
             if frame.gap is not None and frame.gap.reason in (GapReason.DAMAGED, GapReason.LOST):
-                await self.record_gap(frame.gap)
+                await self._record_damage(frame.gap)
             yield frame
             at = frame.last + 1
+
+    async def _record_damage(self, gap: GapRecord) -> None:
+        """Record what cannot be read, as far as no record accounts for it."""
+        spans = list(uncovered(gap.first, gap.last, self._writer.notes.book.own()))
+        if spans:
+            self._writer.problems.append(f"entries {gap.first} to {gap.last}: {gap.detail or gap.reason}")
+            await self.record_gaps([replace(gap, first=first, last=last) for first, last in spans])
 
     async def wait_for(self, offset: int, timeout_seconds: float) -> bool:
         """Wait until the entry at ``offset`` is durable."""

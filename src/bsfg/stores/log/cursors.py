@@ -17,7 +17,7 @@ from bsfg.errors import (
     UnknownConsumer,
 )
 from bsfg.fact import Key
-from bsfg.frontier import Frontier
+from bsfg.frontier import NOTHING, Frontier
 from bsfg.ports import (
     Buffer,
     Checkpoint,
@@ -153,18 +153,27 @@ class LogCursors:
         self._cursors: dict[str, Cursor] = {}
         self._journal = Journal(files, CURSORS, self._snapshot)
         self._committer: Committer[Change, Cursor] | None = None
+        self._unread: list[Record] = []
+        self.are_lost = False
+        """Whether consumers or their confirmations may have been lost: nobody knows then what they still need."""
 
-    def open(self) -> None:
-        """Read all positions and begin to accept changes."""
-        for record in self._journal.open():
-            cursor = cursor_from(record)
+    def open(self, *, expected: bool = False) -> None:
+        """Read all positions and begin to accept changes; ``expected`` says that there were some."""
+        for record in self._journal.open(expected=expected):
+            try:
+                cursor = cursor_from(record)
+            except (KeyError, ValueError, TypeError, AttributeError):
+                self._unread.append(record)
+                self._journal.problems.append(f"a record of {str(record.head.get('name'))[:80]!r} cannot be read")
+                continue
             self._cursors[cursor.spec.name] = cursor
+        self.are_lost = self._journal.is_damaged or bool(self._unread)
         self._committer = Committer("bsfg-cursors", self._write)
 
     @property
     def problems(self) -> list[str]:
         """What was wrong with the journal when it was opened."""
-        return [f"cursors: {text}" for text in self._journal.problems]
+        return [f"{CURSORS}: {text}" for text in self._journal.problems]
 
     def bound_to(self, stream: str, buffer: Buffer) -> list[Cursor]:
         """Give the consumers of one buffer that are not retired."""
@@ -184,9 +193,12 @@ class LogCursors:
         return result
 
     def required_frontier(self, stream: str, buffer: Buffer) -> int | None:
-        """Give the lowest frontier of the required consumers, None when there is none."""
+        """Give the lowest frontier of the required consumers, None when there is none.
+
+        While it is not known who was lost, a buffer without a required consumer keeps everything.
+        """
         frontiers = [cursor.frontier.committed for cursor in self.bound_to(stream, buffer) if cursor.spec.required]
-        return min(frontiers, default=None)
+        return min(frontiers, default=NOTHING if self.are_lost else None)
 
     async def create(self, spec: ConsumerSpec) -> ConsumerState:
         """Create a consumer durably, or give the identical one that exists."""
@@ -319,6 +331,7 @@ class LogCursors:
         return outcomes
 
     def _snapshot(self) -> Iterator[Record]:
+        yield from self._unread
         for name in sorted(self._cursors):
             yield self._cursors[name].record()
 

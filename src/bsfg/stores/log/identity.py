@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
+import crc32c
 import orjson
 
 from bsfg.errors import FormatUnsupported
+from bsfg.schema import FACT_SCHEMA
 from bsfg.stores.log.atomic import write_whole
+from bsfg.stores.log.damage import is_damage, readable
 from bsfg.stores.log.files import Files
 from bsfg.stores.log.frame import Damaged, Torn
-from bsfg.stores.log.segments import read_segment_header, segment_bases, segment_name
+from bsfg.stores.log.segments import read_segment_header, segment_bases, segment_name, stand_in
 
 FORMAT = 1
 
@@ -58,10 +62,18 @@ class LogIdentity:
 def read_identity(files: Files, folder: str) -> LogIdentity | None:
     """Read the identity of a log; None when it was never written or cannot be read."""
     path = f"{folder}/log.json"
-    if not files.exists(path):
+    try:
+        text = bytes(files.read(path))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if not is_damage(error):
+            raise
         return None
     try:
-        data = orjson.loads(bytes(files.read(path)))
+        data = orjson.loads(text)
+        if not passes_check(data):
+            return None
         if data["format"] > FORMAT:
             raise FormatUnsupported(f"{path} has format {data['format']}, this version reads up to {FORMAT}")
         lineage = tuple(
@@ -85,18 +97,45 @@ def write_identity(files: Files, folder: str, identity: LogIdentity) -> None:
             {"log_id": each.log_id.hex(), "end": each.end, "restored_unix_ms": each.restored_unix_ms}
             for each in identity.lineage
         ]
-    write_whole(files, f"{folder}/log.json", orjson.dumps(content, option=orjson.OPT_INDENT_2))
+    write_whole(files, f"{folder}/log.json", checked(content))
+
+
+def checked(content: Mapping[str, object]) -> bytes:
+    """Write a small document with a checksum of what it says."""
+    return orjson.dumps({**content, "check": _check(content)}, option=orjson.OPT_INDENT_2)
+
+
+def passes_check(content: Mapping[str, object]) -> bool:
+    """Tell whether a document says what it said when it was written; those of earlier versions have no checksum."""
+    rest = {name: value for name, value in content.items() if name != "check"}
+    return "check" not in content or content["check"] == _check(rest)
+
+
+def _check(content: Mapping[str, object]) -> str:
+    return f"{crc32c.crc32c(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)):08x}"
 
 
 def identity_from_segments(files: Files, folder: str) -> LogIdentity | None:
     """Find out from the segments who a log is whose own record is lost; None when no segment tells."""
     found: list[tuple[int, bytes]] = []
     for base in segment_bases(files, folder):
-        try:
-            found.append((base, read_segment_header(files, f"{folder}/{segment_name(base)}").log_id))
-        except (Torn, Damaged):
-            continue
+        log_id = _owner_of(files, f"{folder}/{segment_name(base)}", base)
+        if log_id is not None:
+            found.append((base, log_id))
     if not found:
         return None
     lineage = [Ancestor(log_id, base) for (_, log_id), (base, later) in pairwise(found) if log_id != later]
     return LogIdentity(found[-1][1], secrets.token_bytes(32), tuple(lineage))
+
+
+def _owner_of(files: Files, path: str, base: int) -> bytes | None:
+    """Give the log that a segment belongs to, as its header says it, or else its first sound frame."""
+    try:
+        return read_segment_header(files, path).log_id
+    except (Torn, Damaged):
+        pass
+    except OSError as error:
+        if not is_damage(error):
+            raise
+    header = stand_in(readable(files, path)[0], base, FACT_SCHEMA)
+    return header.log_id if header is not None else None

@@ -20,6 +20,7 @@ import orjson
 
 from bsfg.errors import BsfgError, OutcomeUnknown, StorageClosed
 from bsfg.stores.log.atomic import write_whole
+from bsfg.stores.log.damage import is_damage, is_folder, keep_aside, put_aside, readable
 from bsfg.stores.log.files import Files, OpenFile, is_refusal, translated
 
 _HEAD = struct.Struct("<4sIII")
@@ -101,7 +102,7 @@ def _decode_at(data: bytes, at: int) -> tuple[Record, int] | None:
         head = orjson.loads(body[:head_bytes])
     except orjson.JSONDecodeError:
         return None
-    return Record(head, body[head_bytes:]), end - at
+    return (Record(head, body[head_bytes:]), end - at) if isinstance(head, dict) else None
 
 
 def _next_sound(data: bytes, start: int) -> int | None:
@@ -115,9 +116,12 @@ def _next_sound(data: bytes, start: int) -> int | None:
 
 def read_journal(files: Files, path: str) -> tuple[list[Record], int, list[str]]:
     """Read a journal without opening it for writing; a missing one is empty."""
-    if not files.exists(path):
+    try:
+        data, bad = readable(files, path)
+    except FileNotFoundError:
         return [], 0, []
-    return decode_all(bytes(files.read(path)))
+    records, sound, problems = decode_all(data)
+    return records, sound, [*bad, *problems]
 
 
 class Journal:
@@ -133,13 +137,25 @@ class Journal:
         self._compact_at = _COMPACT_ABOVE_BYTES
         self.problems: list[str] = []
         self.failure: BsfgError | None = None
+        self.is_damaged = False
+        """Whether records that were there are lost, beyond a torn end, which was never acknowledged."""
 
-    def open(self) -> list[Record]:
-        """Read what is there, cut a torn end, and be ready to append."""
-        data = bytes(self._files.read(self._path)) if self._files.exists(self._path) else b""
-        records, sound, self.problems = decode_all(data)
+    def open(self, *, expected: bool = False) -> list[Record]:
+        """Read what is there, cut a torn end, and be ready to append.
+
+        ``expected`` says that there must be a journal, so that a missing one is damage and not a beginning.
+        """
+        data, bad = self._read(expected)
+        records, sound, wrong = decode_all(data)
+        self.is_damaged = self.is_damaged or bool(bad or wrong) or data[:4] not in (_MAGIC[: len(data)], _MAGIC)
+        self.problems += [*bad, *wrong]
         if sound < len(data):
             self.problems.append(f"{len(data) - sound} torn bytes cut at {sound}")
+            keep_aside(self._files, self._path, sound, data[sound:], "torn")
+        if self.is_damaged and data:
+            keep_aside(self._files, self._path, 0, data, f"{crc32c.crc32c(data):08x}.damaged")
+            data = b"".join(map(encode, records))
+            sound = len(data)
         # What was read may be in the page cache alone and must be durable before anyone acts on it. Syncing is not
         # enough: after a sync that failed in another process the system takes it for written.
         write_whole(self._files, self._path, data[:sound])
@@ -147,6 +163,24 @@ class Journal:
         self._size = sound
         self._compact_at = max(_COMPACT_ABOVE_BYTES, 4 * sound)
         return records
+
+    def _read(self, expected: bool) -> tuple[bytes, list[str]]:
+        try:
+            self._files.read_at(self._path, 0, 1)
+            return readable(self._files, self._path)
+        except FileNotFoundError:
+            self.is_damaged = expected
+            if expected:
+                self.problems.append("missing; what it held is not known any more")
+            return b"", []
+        except OSError as error:
+            if not is_damage(error):
+                raise
+            if not is_folder(error):
+                return readable(self._files, self._path)
+            self.is_damaged = True
+            self.problems.append(f"no file; kept as {put_aside(self._files, self._path)}")
+            return b"", []
 
     def append(self, records: Sequence[Record]) -> None:
         """Write records, all of them or none, and return when they are durable.

@@ -16,9 +16,10 @@ import pyarrow as pa
 from bsfg.batch import FactBatch
 from bsfg.rangedigest import RangeDigest
 from bsfg.stores.log.atomic import write_whole
+from bsfg.stores.log.damage import is_damage
 from bsfg.stores.log.files import Files
 from bsfg.stores.log.frame import Damaged, Torn
-from bsfg.stores.log.segments import SegmentFile
+from bsfg.stores.log.segments import Hole, SegmentFile
 
 _MAGIC = b"BSFGKEY1"
 KEY_SCHEMA = pa.schema(
@@ -55,18 +56,20 @@ def listed(files: Files, folder: str) -> list[KeySegmentName]:
     return sorted(result, key=lambda item: item.first)
 
 
-def keys_of(segment: SegmentFile) -> tuple[pa.RecordBatch, str]:
-    """Collect the keys of a segment, and the digest over its entries; damaged frames have neither."""
-    parts, digest = [], RangeDigest()
-    for ref in segment.frames:
+def keys_of(segment: SegmentFile) -> tuple[pa.RecordBatch, str, list[Hole]]:
+    """Collect the keys of a segment, the digest over its entries, and the damage, which has neither."""
+    parts, digest, frames = [], RangeDigest(), segment.frames
+    lacking = list(segment.holes)
+    for ref in frames:
         try:
             entries = segment.entries(ref)
-        except (Torn, Damaged):
+        except (Torn, Damaged) as damage:
+            lacking.append(Hole(ref.base, ref.end - 1, ref.position, ref.header.frame_bytes, str(damage)))
             continue
         digest.add(entries)
         parts.append(entries.record_batch.select(KEY_SCHEMA.names))
     empty = pa.RecordBatch.from_pylist([], schema=KEY_SCHEMA)
-    return pa.concat_batches([empty, *parts]), digest.hexdigest()
+    return pa.concat_batches([empty, *parts]), digest.hexdigest(), lacking
 
 
 def write(files: Files, folder: str, name: KeySegmentName, keys: pa.RecordBatch) -> None:
@@ -78,16 +81,24 @@ def write(files: Files, folder: str, name: KeySegmentName, keys: pa.RecordBatch)
 
 def read(files: Files, folder: str, name: KeySegmentName) -> pa.RecordBatch | None:
     """Read a key segment; None when it is missing or damaged."""
-    path = f"{folder}/keys/{name.file_name}"
-    if not files.exists(path):
+    try:
+        data = bytes(files.read(f"{folder}/keys/{name.file_name}"))
+    except FileNotFoundError:
         return None
-    data = bytes(files.read(path))
+    except OSError as error:
+        if not is_damage(error):
+            raise
+        return None
     if data[:8] != _MAGIC or crc32c.crc32c(data[16:]) != int.from_bytes(data[8:12], "little"):
         return None
     try:
-        return pa.ipc.read_record_batch(pa.py_buffer(data[16:]), KEY_SCHEMA)
-    except (pa.ArrowInvalid, OSError):
+        keys = pa.ipc.read_record_batch(pa.py_buffer(data[16:]), KEY_SCHEMA)
+        keys.validate(full=True)
+    except MemoryError:
+        raise
+    except Exception:
         return None
+    return keys
 
 
 class KeySegments:

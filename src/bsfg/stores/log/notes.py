@@ -37,8 +37,9 @@ class Notes:
 
     def __init__(self, files: Files, folder: str) -> None:
         self._files = files
-        self._path = f"{folder}/notes.journal"
-        self._journal = Journal(files, self._path, self.snapshot)
+        self.path = f"{folder}/notes.journal"
+        self._journal = Journal(files, self.path, self.snapshot)
+        self._unread: list[Record] = []
         self.start = 0
         self.keys_start = 0
         self.book = GapBook()
@@ -57,17 +58,26 @@ class Notes:
         """What was wrong with the journal when it was opened."""
         return self._journal.problems
 
-    def open(self) -> None:
-        """Read the notes for writing."""
-        for record in self._journal.open():
-            self._apply(record)
+    def open(self, *, expected: bool = False, not_empty: bool = False) -> bool:
+        """Read the notes for writing; tell whether any that were there are lost.
+
+        ``expected`` says that the file must be there, because others were made after it; ``not_empty`` that it must
+        say something, because otherwise the log would begin at 0.
+        """
+        records = self._journal.open(expected=expected)
+        if not_empty and not records and not self._journal.is_damaged:
+            self.problems.append("empty, though it must say where the log begins")
+            self._journal.is_damaged = True
+        for record in records:
+            if not self._take(record):
+                self.problems.append(f"a record of the kind {record.head.get('kind')!r} cannot be read; it is kept")
+        return self._journal.is_damaged
 
     def read(self) -> list[str]:
         """Read the notes without writing; give what is wrong with them."""
-        records, _, problems = read_journal(self._files, self._path)
-        for record in records:
-            self._apply(record)
-        return problems
+        records, _, problems = read_journal(self._files, self.path)
+        unread = [record for record in records if not self._take(record)]
+        return [*problems, *(f"a record of the kind {record.head.get('kind')!r} cannot be read" for record in unread)]
 
     def move_start(self, start: int, anchors: list[Anchor], gaps: list[GapRecord]) -> None:
         """Record durably that the log now begins at ``start``, and what is known of what went."""
@@ -121,6 +131,17 @@ class Notes:
         if self._journal.wants_compaction:
             self._journal.compact()
 
+    def _take(self, record: Record) -> bool:
+        """Apply what was read; what cannot be understood is kept as it is."""
+        try:
+            self._apply(record)
+        except MemoryError:
+            raise
+        except Exception:
+            self._unread.append(record)
+            return False
+        return True
+
     def _apply(self, record: Record) -> None:
         head = dict(record.head)
         kind = head.pop("kind")
@@ -154,6 +175,7 @@ class Notes:
             yield _quarantine(item)
         for head in self.released:
             yield Record({"kind": "released", **head})
+        yield from self._unread
         yield Record({"kind": "keys_start", "start": self.keys_start})
         yield Record({"kind": "start", "start": self.start})
 

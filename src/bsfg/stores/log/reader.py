@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from bsfg.errors import InvalidArgument, NotAFolder, OffsetOutOfRange
 from bsfg.ports import Buffer, Frame, GapRecord
 from bsfg.retention import GapReason
+from bsfg.stores.log.damage import is_damage, readable
 from bsfg.stores.log.files import DiskFiles, Files, translated
-from bsfg.stores.log.frame import Damaged, Torn
+from bsfg.stores.log.frame import Damaged, SegmentHeader, Torn
 from bsfg.stores.log.identity import LogIdentity, read_identity
 from bsfg.stores.log.notes import Notes
 from bsfg.stores.log.segments import (
@@ -24,10 +25,12 @@ from bsfg.stores.log.segments import (
     scan_segment,
     segment_bases,
     segment_name,
+    stand_in,
 )
 from bsfg.stores.log.storage import listed_logs, log_folder, read_mark
 from bsfg.stores.log.view import LogView
 from bsfg.stores.log.watermark import boot_id, read_watermark
+from bsfg.stores.log.writer import FORWARD_SCHEMA, STORE_SCHEMA
 
 _LOOKS = 10
 
@@ -90,21 +93,35 @@ class LogFolder:
         for base in segment_bases(self.files, self.path):
             path = f"{self.path}/{segment_name(base)}"
             try:
-                header = read_segment_header(self.files, path)
+                header = self._header(path, base)
                 size = self.files.size(path)
-            except (Torn, Damaged, FileNotFoundError):
-                continue  # being made, or just truncated
+            except FileNotFoundError:
+                continue  # just truncated
+            if header is None:
+                continue  # being made, or of no use at all
             if identity is not None:
                 check_owner(header, identity.owner_at(base), path)
             segments.append(SegmentFile(self.files, path, header, size))
         return segments
+
+    def _header(self, path: str, base: int) -> SegmentHeader | None:
+        """Read a header, or make one up like the writer does, lest others see less than it shows."""
+        try:
+            return read_segment_header(self.files, path)
+        except (Torn, Damaged):
+            pass
+        except OSError as error:
+            if not is_damage(error):
+                raise
+        schema = STORE_SCHEMA if self.buffer == Buffer.STORE else FORWARD_SCHEMA
+        return stand_in(readable(self.files, path)[0], base, schema)
 
     def _scanned_end(self, segments: list[SegmentFile]) -> int:
         """Find the end in the files themselves."""
         if not segments:
             return 0
         active = segments[-1]
-        scan = scan_segment(bytes(self.files.read(active.path)), active.header, tail_may_be_torn=True)
+        scan = scan_segment(readable(self.files, active.path)[0], active.header, tail_may_be_torn=True)
         active.size_bytes = scan.sound_bytes
         active.know(scan)
         return max(scan.end, active.base)

@@ -12,6 +12,7 @@ from bsfg.hashing import KeyHash
 from bsfg.ports import Buffer, Clock, GapRecord
 from bsfg.retention import GapReason
 from bsfg.stores.log.atomic import write_whole
+from bsfg.stores.log.damage import is_damage, is_folder, keep_aside, put_aside, readable, uncovered
 from bsfg.stores.log.files import Files
 from bsfg.stores.log.frame import (
     FRAME_MAGIC,
@@ -23,7 +24,7 @@ from bsfg.stores.log.frame import (
 )
 from bsfg.stores.log.identity import LogIdentity, identity_from_segments, read_identity, write_identity
 from bsfg.stores.log.indexstore import IndexStore
-from bsfg.stores.log.keysegments import KeySegments, as_facts, listed
+from bsfg.stores.log.keysegments import KeySegmentName, KeySegments, as_facts, listed
 from bsfg.stores.log.notes import Notes
 from bsfg.stores.log.segments import (
     Scan,
@@ -33,10 +34,13 @@ from bsfg.stores.log.segments import (
     scan_segment,
     segment_bases,
     segment_name,
+    stand_in,
 )
 from bsfg.stores.log.state import LogState
 from bsfg.stores.log.watermark import boot_id, read_watermark
 from bsfg.stores.log.writer import FORWARD_SCHEMA, STORE_SCHEMA, LogOptions
+
+_DAMAGED = GapReason.DAMAGED
 
 
 class Recovery:
@@ -49,17 +53,22 @@ class Recovery:
         self.problems: list[str] = []
         self._gaps: list[GapRecord] = []
         self._named = 0
+        self._notes_were_lost = False
 
     def run(self, floor: int) -> LogState:
         """Open the log; ``floor`` is the offset after the highest one that any consumer has confirmed."""
         files, folder = self._files, self._folder
-        for name in ("", "/keys", "/index", "/aside"):
-            files.make_folder(folder + name)
+        self._clear_the_way()
         identity = self._identity()
         notes = Notes(files, folder)
-        notes.open()
-        self.problems += [f"notes: {text}" for text in notes.problems]
+        bases = segment_bases(files, folder)
+        # Wherever a log begins later than at 0, its notes say so.
+        begun_later = bool(listed(files, folder)) or bool(bases and bases[0])
+        self._notes_were_lost = notes.open(expected=bool(bases), not_empty=begun_later)
+        self.problems += [f"{notes.path}: {text}" for text in notes.problems]
         segments = self._segments(identity)
+        if self._notes_were_lost:
+            self._begin_where_files_begin(segments, notes)
         self._find_missing(segments, notes)
         chain, newest, end = genesis(identity.log_id), 0, notes.start
         scan = None
@@ -78,7 +87,7 @@ class Recovery:
         files.sync_folder(folder)
         keys = KeySegments(files, folder)
         self._check_keys(notes, keys)
-        index = self._index(identity, segments, keys, scan, end, chain)
+        index = self._index(identity, segments, keys, scan, end, chain, notes)
         index.forget_before(notes.keys_start)
         return LogState(
             folder,
@@ -94,13 +103,41 @@ class Recovery:
             self.problems,
         )
 
+    def _clear_the_way(self) -> None:
+        """Make the folders of a log, and move aside what stands where a file or a folder of its own should be."""
+        files, folder = self._files, self._folder
+        for name in ("", "/aside", "/keys", "/index"):
+            try:
+                files.make_folder(folder + name)
+            except OSError as error:
+                if not (is_damage(error) or isinstance(error, FileExistsError)):
+                    raise
+                self._put_aside(folder + name, "no folder")
+                files.make_folder(folder + name)
+        for name in ("log.json", "notes.journal", "durable"):
+            try:
+                files.read_at(f"{folder}/{name}", 0, 1)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                if not is_folder(error):
+                    continue  # bad sectors: whoever reads it goes around them
+                self._put_aside(f"{folder}/{name}", "no file")
+
+    def _put_aside(self, path: str, why: str) -> None:
+        kept = put_aside(self._files, path)
+        self.problems.append(f"{path}: {why}; kept as {kept}")
+
     def _identity(self) -> LogIdentity:
+        path = f"{self._folder}/log.json"
         found = read_identity(self._files, self._folder)
         if found is not None:
             return found
+        if self._files.exists(path):
+            self._put_aside(path, "damaged")
         identity = identity_from_segments(self._files, self._folder)
         if identity is not None:
-            self.problems.append("log.json was missing or damaged; the id was taken from a segment")
+            self.problems.append(f"{path}: missing or damaged; the id was taken from a segment")
         else:
             identity = LogIdentity(secrets.token_bytes(16), secrets.token_bytes(32))
         write_identity(self._files, self._folder, identity)
@@ -108,81 +145,109 @@ class Recovery:
 
     def _segments(self, identity: LogIdentity) -> list[SegmentFile]:
         bases = segment_bases(self._files, self._folder)
-        result = []
+        result: list[SegmentFile] = []
         for base in bases:
             path = f"{self._folder}/{segment_name(base)}"
-            size = self._files.size(path)
-            try:
-                header = read_segment_header(self._files, path)
-            except (Torn, Damaged) as problem:
-                if base == bases[-1] and FRAME_MAGIC not in bytes(self._files.read(path)):
-                    # A crash while the segment was being made: nothing in it was ever acknowledged.
-                    self._set_aside(path, 0, size, "torn")
-                    self._files.remove(path)
-                    self._named = base
-                    continue
-                self.problems.append(f"{path}: {problem}")
-                header = self._substitute_header(path, base, identity.owner_at(base))
+            header = self._header(path, base, is_last=base == bases[-1])
+            if header is None:
+                continue
             check_owner(header, identity.owner_at(base), path)
-            result.append(SegmentFile(self._files, path, header, size))
+            result.append(SegmentFile(self._files, path, header, self._files.size(path)))
         return result
 
-    def _substitute_header(self, path: str, base: int, log_id: bytes) -> SegmentHeader:
-        """Stand in for a damaged segment header, so that the sound frames behind it can be read."""
-        at = bytes(self._files.read(path)).find(FRAME_MAGIC)
-        size = at if at >= 0 else self._files.size(path)
-        return SegmentHeader(log_id, base, -1, b"", 0, self._schema, size)
+    def _header(self, path: str, base: int, *, is_last: bool) -> SegmentHeader | None:
+        """Read the header of a segment, or make one up; None when nothing in the file is of any use."""
+        try:
+            return read_segment_header(self._files, path)
+        except (Torn, Damaged) as damage:
+            problem = str(damage)
+        except OSError as error:
+            if not is_damage(error):
+                raise
+            problem = f"the segment header cannot be read: {error.strerror}"
+        data, bad = readable(self._files, path)
+        made_up = stand_in(data, base, self._schema)
+        if made_up is not None:
+            self.problems += [f"{path} at byte 0: {problem}", *(f"{path}: {text}" for text in bad)]
+            return made_up
+        self._named = max(self._named, base)
+        if (
+            is_last
+            and not bad
+            and FRAME_MAGIC not in data
+            and len(data) <= len(encode_segment_header(SegmentHeader(bytes(16), base, -1, b"", 0, self._schema)))
+        ):
+            # A crash while the segment was being made: nothing in it was ever acknowledged.
+            self.problems.append(f"{path}: {len(data)} torn bytes cut: {problem}")
+            keep_aside(self._files, path, 0, data, "torn")
+            self._files.remove(path)
+        else:
+            self._put_aside(path, f"at byte 0: {problem}, and there is no sound frame")
+        return None
+
+    def _begin_where_files_begin(self, segments: list[SegmentFile], notes: Notes) -> None:
+        """Find out without notes where the log begins: what key segments tell of was removed in good order."""
+        self.problems.append(
+            f"{notes.path}: gap records, quarantine and the digests of removed segments that were noted there are lost"
+        )
+        removed = [name for name in listed(self._files, self._folder) if segments and name.last < segments[0].base]
+        at = min((name.first for name in removed), default=0)
+        for name in removed:
+            at = name.last + 1 if name.first <= at else at
+        if at > notes.start:
+            notes.move_start(at, [], [])
 
     def _find_missing(self, segments: list[SegmentFile], notes: Notes) -> None:
         """Name the ranges whose segment files are gone although nobody truncated them."""
-        known = {segment.base for segment in segments}
-        expected = notes.start
+        end, before = notes.start, -1
         for segment in segments:
-            previous = segment.header.previous_base
-            if previous >= 0 and previous not in known and segment.base > expected:
-                self._lose(max(previous, expected), segment.base - 1, "the segment file is missing", notes)
-            expected = max(expected, segment.base)
+            if segment.header.previous_base != before or self._notes_were_lost:
+                known = segments[segments.index(segment) - 1] if before >= 0 else None
+                end = max(end, _end_of(known)) if known is not None else end
+                self._lose(end, segment.base - 1, "the segment file is missing", notes)
+            before = segment.base
+            end = max(end, segment.base)
 
-    def _lose(self, first: int, last: int, why: str, notes: Notes) -> None:
-        covered = any(
-            gap.first <= first and gap.last >= last and gap.origin_zone is None for gap in [*notes.gaps, *self._gaps]
-        )
-        if first <= last and not covered:
-            self.problems.append(f"entries {first} to {last}: {why}")
-            self._gaps.append(GapRecord(first, last, GapReason.LOST, self._clock.now_unix_ms(), why))
+    def _lose(self, first: int, last: int, why: str, notes: Notes, reason: GapReason = GapReason.LOST) -> None:
+        """Record what is not there, as far as no record accounts for it."""
+        for start, end in list(uncovered(first, last, [*notes.book.own(), *self._gaps])):
+            self.problems.append(f"{self._folder}: entries {start} to {end}: {why}")
+            self._gaps.append(GapRecord(start, end, reason, self._clock.now_unix_ms(), why))
 
     def _scan_active(self, active: SegmentFile, notes: Notes) -> Scan:
         """Check every frame of the last segment, cut a torn tail, and make what stays durable."""
-        data = bytes(self._files.read(active.path))
-        scan = scan_segment(data, active.header, tail_may_be_torn=True)
+        data, bad = readable(self._files, active.path)
+        self.problems += [f"{active.path}: {text}" for text in bad]
+        scan = scan_segment(data, active.header, tail_may_be_torn=not bad)
+        for hole in [*scan.holes, *scan.unchained]:
+            self.problems.append(f"{active.where(hole.position)}: entries {hole.first} to {hole.last}: {hole.why}")
+            keep_aside(self._files, active.path, hole.position, data[hole.position :][: hole.size_bytes], "damaged")
         for hole in scan.holes:
-            self.problems.append(f"{active.path}: entries {hole.first} to {hole.last}: {hole.why}")
-            self._set_aside(active.path, hole.position, hole.size_bytes, "damaged")
-            if hole.first <= hole.last:
-                reason = GapReason.DAMAGED
-                self._gaps.append(GapRecord(hole.first, hole.last, reason, self._clock.now_unix_ms(), hole.why))
+            why = f"{active.where(hole.position)}: {hole.why}"
+            self._lose(hole.first, hole.last, why, notes, GapReason.DAMAGED)
         if scan.torn_range is not None:
-            first, last = scan.torn_range
             why = f"the last frame before a crash is not whole: {scan.torn}"
-            self._gaps.append(GapRecord(first, last, GapReason.TORN, self._clock.now_unix_ms(), why))
+            self._lose(*scan.torn_range, why, notes, GapReason.TORN)
         notes.add_gaps(self._gaps)
         if scan.sound_bytes < len(data):
-            self._set_aside(active.path, scan.sound_bytes, len(data) - scan.sound_bytes, "torn")
+            keep_aside(self._files, active.path, scan.sound_bytes, data[scan.sound_bytes :], "torn")
             self.problems.append(f"{active.path}: {len(data) - scan.sound_bytes} torn bytes cut: {scan.torn}")
-        self._settle(active.path, data, scan)
+        self._settle(active.path, data, scan, rewrite=bool(bad))
         active.size_bytes = scan.sound_bytes
         active.know(scan)
         return scan
 
-    def _settle(self, path: str, data: bytes, scan: Scan) -> None:
+    def _settle(self, path: str, data: bytes, scan: Scan, *, rewrite: bool) -> None:
         """Make the sound part of the active segment durable, and nothing else.
 
         Frames that the last writer did not see synced may be in the page cache alone, and so may the header of a
         segment that it was about to begin. When its sync failed, the system takes them for written and no further sync
-        would write them, so the segment is written anew.
+        would write them, so the segment is written anew. So is one with bad sectors: what could be read of it moves to
+        good ones.
         """
         watermark = read_watermark(self._files, self._folder)
-        if watermark is None or (watermark[0] == boot_id() and watermark[1:] != (scan.end, scan.sound_bytes)):
+        as_said = watermark is not None and watermark[1:] == (scan.end, scan.sound_bytes)
+        if rewrite or watermark is None or (watermark[0] == boot_id() and not as_said):
             write_whole(self._files, path, memoryview(data)[: scan.sound_bytes])
             return
         file = self._files.open_append(path)
@@ -193,19 +258,10 @@ class Recovery:
         finally:
             file.close()
 
-    def _set_aside(self, path: str, start: int, count: int, kind: str) -> None:
-        """Keep bytes that are about to be cut or that cannot be read."""
-        if not count:
-            return
-        name = path.rpartition("/")[2].removesuffix(".seg")
-        target = f"{self._folder}/aside/{name}-{start}.{kind}"
-        if not self._files.exists(target):
-            write_whole(self._files, target, self._files.read_at(path, start, count))
-
     def _never_reuse(self, end: int, floor: int, notes: Notes) -> int:
         """Go on behind everything that anyone has ever seen, and name what was seen but is not there."""
         watermark = read_watermark(self._files, self._folder)
-        own = [gap.last + 1 for gap in [*notes.gaps, *self._gaps] if gap.origin_zone is None]
+        own = [gap.last + 1 for gap in [*notes.book.own(), *self._gaps] if gap.origin_zone is None]
         # The names of files tell, too, how far the log has been, whatever has become of their content.
         own += [self._named, *(name.last + 1 for name in listed(self._files, self._folder))]
         target = max([end, floor, notes.start, *own, watermark[1] if watermark else 0])
@@ -236,7 +292,10 @@ class Recovery:
                 continue
             name = keys.covering(anchor.first)
             if name is None or keys.table(name) is None:
-                self.problems.append(f"the keys of entries {anchor.first} to {anchor.last} are missing or damaged")
+                where = f"{self._folder}/keys/{(name or KeySegmentName(anchor.first, anchor.last)).file_name}"
+                self.problems.append(
+                    f"{where}: the keys of entries {anchor.first} to {anchor.last} are missing or damaged"
+                )
 
     def _index(
         self,
@@ -246,6 +305,7 @@ class Recovery:
         scan: Scan | None,
         end: int,
         chain: bytes,
+        notes: Notes,
     ) -> IndexStore:
         """Load the key index and add what it lacks from key segments and log."""
         options = self._options
@@ -263,7 +323,7 @@ class Recovery:
                 after = np.flatnonzero(offsets >= missing_from)
                 _add_keys(store, hasher, as_facts(table).take(after), offsets[after], name.last + 1, chain)
                 missing_from = name.last + 1
-        self._index_segments(store, hasher, segments, missing_from, end, chain)
+        self._index_segments(store, hasher, segments, missing_from, end, chain, notes)
         return store
 
     def _index_segments(
@@ -274,6 +334,7 @@ class Recovery:
         missing_from: int,
         end: int,
         chain: bytes,
+        notes: Notes,
     ) -> None:
         ends = [segment.base for segment in segments[1:]] + [end]
         for segment, until in zip(segments, ends, strict=True):
@@ -285,11 +346,16 @@ class Recovery:
                 try:
                     facts = segment.entries(ref).facts
                 except (Torn, Damaged) as damage:
-                    self.problems.append(f"{segment.path}: entries {ref.base} to {ref.end - 1}: {damage}")
+                    self._lose(ref.base, ref.end - 1, f"{segment.where(ref.position)}: {damage}", notes, _DAMAGED)
                     continue
                 _add_keys(
                     store, hasher, facts, np.arange(ref.base, ref.end), ref.end, _chain_after(segment, ref.end, chain)
                 )
+
+
+def _end_of(segment: SegmentFile) -> int:
+    """Give the offset after the last entry of a segment, as its own frames tell it."""
+    return max([segment.base, *(ref.end for ref in segment.frames[-1:]), *(hole.last + 1 for hole in segment.holes)])
 
 
 def _chain_after(segment: SegmentFile, end: int, head: bytes) -> bytes:

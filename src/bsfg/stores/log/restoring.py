@@ -13,6 +13,7 @@ from bsfg.errors import LogDamaged
 from bsfg.ports import Buffer
 from bsfg.stores.log.atomic import write_whole
 from bsfg.stores.log.cursors import CURSORS, cursor_from
+from bsfg.stores.log.damage import readable
 from bsfg.stores.log.files import Files, translated
 from bsfg.stores.log.frame import SegmentHeader, encode_segment_header, genesis
 from bsfg.stores.log.identity import LogIdentity, read_identity, write_identity
@@ -75,7 +76,7 @@ def _next_header(folder: LogFolder, identity: LogIdentity, end: int) -> SegmentH
     last = segments[-1]
     if last.base == end:
         return replace(last.header, log_id=identity.log_id)
-    scan = scan_segment(bytes(folder.files.read(last.path)), last.header, tail_may_be_torn=True)
+    scan = scan_segment(readable(folder.files, last.path)[0], last.header, tail_may_be_torn=True)
     newest = max([last.header.time_before_unix_ms, *(ref.header.appended_at_unix_ms for ref in scan.frames[-1:])])
     return SegmentHeader(identity.log_id, end, last.base, scan.chain or last.header.chain_before, newest, schema)
 

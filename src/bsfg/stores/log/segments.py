@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 
 from bsfg.batch import EntryBatch, FactBatch
 from bsfg.errors import ForeignLog
+from bsfg.stores.log.damage import is_damage, readable
 from bsfg.stores.log.files import Bytes, Files
 from bsfg.stores.log.frame import (
     FRAME_HEADER_BYTES,
     FRAME_MAGIC,
+    NOT_KNOWN,
     Damaged,
     FrameHeader,
     SegmentHeader,
@@ -23,6 +25,7 @@ from bsfg.stores.log.frame import (
     decode_frame_header,
     decode_payload,
     decode_segment_header,
+    encode_segment_header,
 )
 
 _FIRST_READ_BYTES = 16_384
@@ -63,6 +66,8 @@ class Scan:
 
     frames: list[FrameRef] = field(default_factory=list)
     holes: list[Hole] = field(default_factory=list)
+    unchained: list[Hole] = field(default_factory=list)
+    """Frames that are sound, but not chained to the one before them."""
     sound_bytes: int = 0
     torn: str = ""
     torn_range: tuple[int, int] | None = None
@@ -130,13 +135,16 @@ def scan_segment(data: bytes, header: SegmentHeader, *, tail_may_be_torn: bool) 
             at, expected = _skip(scan, data, at, expected, following, str(torn))
             continue
         except Damaged as damage:
-            at, expected = _pass_damage(scan, data, at, expected, str(damage), tail_may_be_torn)
+            at, expected = _pass_damage(
+                scan, data, at, expected, str(damage), log_id=header.log_id, tail_may_be_torn=tail_may_be_torn
+            )
             if scan.torn:
                 break
             continue
         payload = memoryview(data)[at + FRAME_HEADER_BYTES : at + FRAME_HEADER_BYTES + ref.header.payload_bytes]
         if scan.chain and ref.header.chain_before != scan.chain:
-            scan.holes.append(Hole(ref.base, ref.end - 1, at, 0, "the chain is broken: a frame before was replaced"))
+            why = "the chain is broken: a frame before was replaced"
+            scan.unchained.append(Hole(ref.base, ref.end - 1, at, 0, why))
         scan.chain = chain_after(data[at : at + FRAME_HEADER_BYTES], payload)
         scan.frames.append(ref)
         at, expected = at + ref.header.frame_bytes, ref.end
@@ -156,7 +164,9 @@ def _frame_at(data: bytes, at: int, segment: SegmentHeader, expected: int) -> Fr
     return FrameRef(header.base, header.count, at, header)
 
 
-def _pass_damage(scan: Scan, data: bytes, at: int, expected: int, why: str, tail_may_be_torn: bool) -> tuple[int, int]:
+def _pass_damage(
+    scan: Scan, data: bytes, at: int, expected: int, why: str, *, log_id: bytes, tail_may_be_torn: bool
+) -> tuple[int, int]:
     """Step over a frame that fails its checks; its header may still tell which offsets it held."""
     try:
         header = decode_frame_header(data, at)
@@ -167,20 +177,25 @@ def _pass_damage(scan: Scan, data: bytes, at: int, expected: int, why: str, tail
             scan.torn = why
             return at, expected
         return _skip(scan, data, at, expected, following, why)
+    after = min(at + header.frame_bytes, len(data))
+    if header.log_id != log_id or header.base < expected:
+        # A frame from elsewhere: its header says nothing of the entries that should be here.
+        scan.holes.append(Hole(expected, expected - 1, at, after - at, why))
+        scan.chain, scan.sound_bytes = b"", after
+        return after, expected
     if header.base > expected:
         scan.holes.append(Hole(expected, header.base - 1, at, 0, why))
         scan.chain = b""
         return at, header.base
-    after = min(at + header.frame_bytes, len(data))
-    if tail_may_be_torn and after == len(data) and header.base == expected:
+    if tail_may_be_torn and after == len(data):
         # The last frame of all: a write that a power loss tore, or an acknowledged frame that was damaged since.
         # Nobody can tell, so the bytes are cut but their offsets are never used again.
         scan.torn, scan.torn_range = why, (expected, header.end - 1)
         return at, expected
-    scan.holes.append(Hole(expected, max(expected, header.end) - 1, at, after - at, why))
+    scan.holes.append(Hole(expected, header.end - 1, at, after - at, why))
     scan.chain = b""
     scan.sound_bytes = after
-    return after, max(expected, header.end)
+    return after, header.end
 
 
 def _skip(
@@ -207,6 +222,18 @@ def _next_frame(data: bytes, start: int, expected: int) -> tuple[int, int] | Non
             pass
         at = data.find(FRAME_MAGIC, at + 1)
     return None
+
+
+def stand_in(data: bytes, base: int, schema: pa.Schema) -> SegmentHeader | None:
+    """Make up the header of a segment whose own is damaged from its first sound frame; None when there is none."""
+    found = _next_frame(data, 0, base)
+    if found is None:
+        return None
+    frame = decode_frame_header(data, found[0])
+    chain = frame.chain_before if frame.base == base else b""
+    header = SegmentHeader(frame.log_id, base, NOT_KNOWN, chain, frame.appended_at_unix_ms, schema)
+    usual = len(encode_segment_header(header))
+    return replace(header, size_bytes=usual if usual <= found[0] else data.find(FRAME_MAGIC))
 
 
 class SegmentFile:
@@ -271,12 +298,9 @@ class SegmentFile:
         found: list[FrameRef] = []
         at, expected = self.header.size_bytes, self.base
         while at < self.size_bytes and (self.until is None or expected < self.until):
-            try:
-                header = decode_frame_header(self.files.read_at(self.path, at, FRAME_HEADER_BYTES))
-            except (Torn, Damaged):
-                header = None
-            if header is None or header.base != expected:
-                scan = scan_segment(bytes(self.files.read(self.path)), self.header, tail_may_be_torn=False)
+            header = self._header_at(at)
+            if header is None or header.base != expected or header.log_id != self.header.log_id:
+                scan = scan_segment(readable(self.files, self.path)[0], self.header, tail_may_be_torn=False)
                 scan.forget_from(self.until)
                 self.holes = scan.holes
                 return scan.frames
@@ -284,17 +308,48 @@ class SegmentFile:
             at, expected = at + header.frame_bytes, header.end
         return found
 
+    def _header_at(self, at: int) -> FrameHeader | None:
+        try:
+            return decode_frame_header(self.files.read_at(self.path, at, FRAME_HEADER_BYTES))
+        except (Torn, Damaged):
+            return None
+        except OSError as error:
+            if not is_damage(error):
+                raise
+            return None
+
+    def hole_at(self, offset: int) -> Hole | None:
+        """Give the hole that swallowed an offset; how far one reaches at the end of a segment nobody knows."""
+        for hole in self.holes:
+            if hole.first <= offset and (offset <= hole.last or hole.last < hole.first):
+                return hole
+        return None
+
     def frame_index(self, offset: int) -> int:
         """Give the index of the last frame that begins at or below an offset, -1 when there is none."""
         return bisect_right(self.frames, offset, key=lambda ref: ref.base) - 1
 
     def read(self, ref: FrameRef) -> pa.RecordBatch:
-        """Read the facts of one frame; raises `Torn` or `Damaged`."""
+        """Read the facts of one frame; raises `Torn` or `Damaged`, also when the medium cannot give its bytes."""
         payload, _ = self._recent.get(ref.base, _NOT_AT_HAND)
         if payload is None:
-            payload = self.files.read_at(self.path, ref.position + FRAME_HEADER_BYTES, ref.header.payload_bytes)
+            payload = self.payload(ref)
             check_payload(ref.header, payload)
         return decode_payload(ref.header, payload, self.header.schema)
+
+    def payload(self, ref: FrameRef) -> bytes:
+        """Read the bytes of one frame behind its header."""
+        start = ref.position + FRAME_HEADER_BYTES
+        try:
+            return self.files.read_at(self.path, start, ref.header.payload_bytes)
+        except OSError as error:
+            if not is_damage(error):
+                raise
+            raise Damaged(f"the frame cannot be read: {error.strerror}") from None
+
+    def where(self, position: int) -> str:
+        """Name a place in the file."""
+        return f"{self.path} at byte {position}"
 
     def entries(self, ref: FrameRef) -> EntryBatch:
         """Read one frame as entries."""

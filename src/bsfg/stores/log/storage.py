@@ -18,8 +18,9 @@ from bsfg.rules import check_name
 from bsfg.stores.log.atomic import write_whole
 from bsfg.stores.log.buffer import LogForwardBuffer, LogStoreBuffer
 from bsfg.stores.log.cursors import LogCursors
+from bsfg.stores.log.damage import put_aside, readable
 from bsfg.stores.log.files import DiskFiles, Files, translated
-from bsfg.stores.log.identity import FORMAT
+from bsfg.stores.log.identity import FORMAT, checked, passes_check
 from bsfg.stores.log.recovery import Recovery
 from bsfg.stores.log.writer import LogOptions, LogWriter, OnSync
 
@@ -34,12 +35,15 @@ def log_folder(stream: str, buffer: Buffer) -> str:
 
 def listed_logs(files: Files) -> list[tuple[str, Buffer]]:
     """List the logs that exist in a data folder."""
-    return [
-        (stream, buffer)
-        for stream in files.list(STREAMS)
-        for buffer in Buffer
-        if files.exists(f"{log_folder(stream, buffer)}/log.json") or files.list(log_folder(stream, buffer))
-    ]
+    return [(stream, buffer) for stream in files.list(STREAMS) for buffer in Buffer if _is_log(files, stream, buffer)]
+
+
+def _is_log(files: Files, stream: str, buffer: Buffer) -> bool:
+    folder = log_folder(stream, buffer)
+    try:
+        return files.exists(f"{folder}/log.json") or bool(files.list(folder))
+    except NotADirectoryError:
+        return False
 
 
 class LogStorage:
@@ -60,6 +64,7 @@ class LogStorage:
         self.clock, self.hasher, self._options, self._on_sync = clock, hasher, options, on_sync
         self._buffers: dict[tuple[str, Buffer], LogStoreBuffer | LogForwardBuffer] = {}
         self._opening = asyncio.Lock()
+        self._problems: list[str] = []
         self.cursors = LogCursors(files, clock, self._resolve)
 
     @classmethod
@@ -76,7 +81,7 @@ class LogStorage:
         files: Files = DiskFiles(where) if isinstance(where, str | os.PathLike) else where
         hasher = hasher or Sha256()
         try:
-            release = await asyncio.to_thread(_prepare, files, hasher)
+            release, problems = await asyncio.to_thread(_prepare, files, hasher)
         except OSError as error:
             raise translated(error, f"opening {where}") from None
         storage = cls(
@@ -87,12 +92,22 @@ class LogStorage:
             options=options or LogOptions(),
             on_sync=on_sync,
         )
+        storage._problems = problems
         try:
-            await asyncio.to_thread(storage.cursors.open)
+            await asyncio.to_thread(storage._open_cursors)
         except OSError as error:
             release()
             raise translated(error, f"opening {where}") from None
         return storage
+
+    @property
+    def problems(self) -> list[str]:
+        """What was found wrong with the folder itself and with the cursors when they were opened."""
+        return [*self._problems, *self.cursors.problems]
+
+    def _open_cursors(self) -> None:
+        # The journal of cursors is made before the first log.
+        self.cursors.open(expected=bool(listed_logs(self.files)))
 
     async def store(self, stream: str, policy: Policy | None = None) -> LogStoreBuffer:
         """Open the store buffer of a stream."""
@@ -172,24 +187,25 @@ def read_mark(files: Files) -> dict[str, object]:
     if not files.exists(MARK):
         raise NotAFolder(f"there is no {MARK} in the folder")
     try:
-        mark = orjson.loads(bytes(files.read(MARK)))
+        mark = orjson.loads(readable(files, MARK)[0])
     except orjson.JSONDecodeError:
         mark = None
-    if not isinstance(mark, dict) or not isinstance(mark.get("format"), int):
+    if not isinstance(mark, dict) or not isinstance(mark.get("format"), int) or not passes_check(mark):
         raise NotAFolder(f"{MARK} is damaged")
     if mark["format"] > FORMAT:
         raise FormatUnsupported(f"the folder has format {mark['format']}, this version reads up to {FORMAT}")
     return mark
 
 
-def _prepare(files: Files, hasher: Hasher) -> Callable[[], None]:
-    """Lock the folder and make sure that it is one of ours."""
+def _prepare(files: Files, hasher: Hasher) -> tuple[Callable[[], None], list[str]]:
+    """Lock the folder and make sure that it is one of ours; give what ends the lock, and what was wrong."""
     files.make_folder("")
     release = files.lock("LOCK")
     try:
+        problems = _repaired_mark(files)
         if not files.exists(MARK):
             content = {"format": FORMAT, "hasher": hasher.name}
-            write_whole(files, MARK, orjson.dumps(content, option=orjson.OPT_INDENT_2))
+            write_whole(files, MARK, checked(content))
         mark = read_mark(files)
         if mark.get("hasher") != hasher.name:
             raise HasherMismatch(f"the folder was written with {mark.get('hasher')}, not {hasher.name}")
@@ -199,4 +215,17 @@ def _prepare(files: Files, hasher: Hasher) -> Callable[[], None]:
     except (BsfgError, OSError):
         release()
         raise
-    return release
+    return release, problems
+
+
+def _repaired_mark(files: Files) -> list[str]:
+    """Move a mark that cannot be read out of the way of a new one, if there are logs to show that this is a folder."""
+    if not files.list(STREAMS):
+        return []
+    if not files.exists(MARK):
+        return [f"{MARK}: missing; it is written anew"]
+    try:
+        read_mark(files)
+    except NotAFolder as error:
+        return [f"{error.message}; kept as {put_aside(files, MARK)}, and written anew"]
+    return []

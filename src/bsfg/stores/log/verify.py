@@ -18,6 +18,7 @@ from bsfg.hashing import Hasher, KeyHash, Sha256
 from bsfg.sealing import digest_mismatches
 from bsfg.stores.log import keysegments
 from bsfg.stores.log.cursors import CURSORS, cursor_from
+from bsfg.stores.log.damage import readable
 from bsfg.stores.log.files import Files, translated
 from bsfg.stores.log.frame import FRAME_HEADER_BYTES, Damaged, Torn, decode_payload
 from bsfg.stores.log.identity import read_identity
@@ -165,11 +166,14 @@ class _LogCheck:
                 continue
             scan = scan_segment(data, segment.header, tail_may_be_torn=segment is view.segments[-1])
             scan.forget_from(view.end)
-            for hole in scan.holes:
-                self._problem("log_damaged", segment.path, hole.why, hole.first, hole.last)
+            if segment.header.is_made_up:
+                detail = "the segment header is damaged; the frames behind it are read all the same"
+                self._problem("log_damaged", segment.where(0), detail, segment.base)
+            for hole in [*scan.holes, *scan.unchained]:
+                self._problem("log_damaged", segment.where(hole.position), hole.why, hole.first, hole.last)
             if scan.torn:
                 self._note("torn_tail", segment.path, scan.torn)
-            if chain and segment.header.chain_before != chain:
+            if chain and segment.header.chain_before != chain and segment.header.chain_before:
                 self._problem("chain_broken", segment.path, "the chain does not continue from the segment before")
             if segment.base > expected and not self._explained(notes, expected, segment.base - 1):
                 self._problem("log_damaged", segment.path, "entries are missing before", expected, segment.base - 1)
@@ -184,7 +188,10 @@ class _LogCheck:
     def _read(self, segment: SegmentFile) -> bytes | None:
         """Read a segment as it is now; None when it is gone or cannot be read."""
         try:
-            return bytes(self._folder.files.read(segment.path))
+            data, bad = readable(self._folder.files, segment.path)
+            for text in bad:
+                self._problem("storage_failed", segment.path, text)
+            return data
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -217,7 +224,7 @@ class _LogCheck:
                 batch = decode_payload(ref.header, payload, segment.header.schema)
                 batch.validate(full=True)
             except (Damaged, Torn, ValueError) as error:
-                self._problem("log_damaged", segment.path, str(error), ref.base, ref.end - 1)
+                self._problem("log_damaged", segment.where(ref.position), str(error), ref.base, ref.end - 1)
                 continue
             facts = FactBatch(batch.select(FactBatch.schema.names))
             wrong = digest_mismatches(facts, self._hasher)

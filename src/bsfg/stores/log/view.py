@@ -13,18 +13,11 @@ from dataclasses import dataclass, replace
 from bsfg.batch import FACT_SCHEMA, EntryBatch, FactBatch
 from bsfg.ports import Frame, GapRecord
 from bsfg.retention import GapReason
+from bsfg.stores.log.damage import ABSENT
 from bsfg.stores.log.frame import Damaged, Torn
-from bsfg.stores.log.segments import FrameRef, SegmentFile
+from bsfg.stores.log.segments import SegmentFile
 
 _WORTH_A_STEP = 1_000
-_ABSENT = (
-    GapReason.EVICTED,
-    GapReason.EXPIRED,
-    GapReason.DAMAGED,
-    GapReason.LOST,
-    GapReason.TORN,
-    GapReason.TRUNCATED,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +60,24 @@ class LogView:
         found = self._locate(at)
         if found is None or found[1] is None:
             until = min(end, self._next_base(at))
-            return next(self._absent(at, until, GapReason.LOST))
+            return self._lacking(found[0] if found is not None else None, at, until)
         segment, index = found[0], found[1]
         return self._collect(segment, index, at, end, max_facts)
+
+    def _lacking(self, segment: SegmentFile | None, at: int, until: int) -> Frame:
+        """Explain what no frame holds: a hole in its segment, a file that ends too early, or one that is missing."""
+        hole = segment.hole_at(at) if segment is not None else None
+        if segment is None or (hole is None and not self._is_followed(segment)):
+            return next(self._absent(at, until, GapReason.LOST))
+        if hole is None:
+            return self._damaged(at, until - 1, segment.where(segment.size_bytes), "the file ends before these entries")
+        last = hole.last if at <= hole.last < until else until - 1
+        return self._damaged(at, last, segment.where(hole.position), hole.why)
+
+    def _is_followed(self, segment: SegmentFile) -> bool:
+        """Tell whether the next file continues a segment, so that what is missing between them was in this one."""
+        following = [each.header for each in self.segments if each.base > segment.base][:1]
+        return not following or following[0].is_made_up or following[0].previous_base == segment.base
 
     def _collect(self, segment: SegmentFile, index: int, at: int, end: int, max_facts: int) -> Frame:
         """Read one frame, and the small ones after it, into one batch of at most ``max_facts`` entries.
@@ -86,7 +94,7 @@ class LogView:
             except (Torn, Damaged) as damage:
                 if parts:
                     break
-                return self._damaged(ref, at, end, str(damage))
+                return self._damaged(at, min(ref.end, end) - 1, segment.where(ref.position), str(damage))
             stop = min(ref.end, end, at + max_facts if not parts else end)
             parts.append(entries.slice(at - ref.base, stop - at))
             at = stop
@@ -94,10 +102,12 @@ class LogView:
                 break
         return Frame(first, at - 1, EntryBatch.concat(parts))
 
-    def _damaged(self, ref: FrameRef, at: int, end: int, why: str) -> Frame:
-        gap = self.on_damage(ref.base, ref.end - 1, why)
-        last = min(ref.end, end) - 1
-        return Frame(at, last, gap=GapRecord(at, last, gap.reason, gap.at_unix_ms, gap.detail, gap.origin_zone))
+    def _damaged(self, first: int, last: int, where: str, why: str) -> Frame:
+        """Explain a range that cannot be read by what is recorded of it, and the rest by the damage."""
+        recorded = next(self._absent(first, last + 1, GapReason.DAMAGED))
+        if recorded.gap is not None and recorded.gap.at_unix_ms:
+            return recorded
+        return _gap_frame(first, recorded.last, self.on_damage(first, recorded.last, f"{where}: {why}"))
 
     def _locate(self, offset: int) -> tuple[SegmentFile, int | None] | None:
         """Find the segment and the frame that hold an offset; the frame is None when it lies in a hole."""
@@ -123,7 +133,7 @@ class LogView:
         """Explain a range without entries by the gap records that cover it, and the rest by ``reason``."""
         at = first
         for gap in self.gaps:
-            if gap.last < at or gap.origin_zone is not None or gap.reason not in _ABSENT:
+            if gap.last < at or gap.origin_zone is not None or gap.reason not in ABSENT:
                 continue
             if gap.first >= end:
                 break

@@ -6,6 +6,7 @@ import struct
 
 import crc32c
 
+from bsfg.stores.log.damage import is_damage
 from bsfg.stores.log.files import Files
 
 WATERMARK = struct.Struct("<16sqqI")
@@ -26,11 +27,15 @@ def boot_id() -> bytes:
 
 def read_watermark(files: Files, folder: str) -> tuple[bytes, int, int] | None:
     """Read how far the writer last said the log is durable: boot, end and size of the active segment."""
-    path = f"{folder}/durable"
-    if not files.exists(path):
-        return None
     for _ in range(_WATERMARK_LOOKS):
-        data = files.read_at(path, 0, WATERMARK.size)
+        try:
+            data = files.read_at(f"{folder}/durable", 0, WATERMARK.size)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if not is_damage(error):
+                raise
+            return None
         if len(data) < WATERMARK.size:
             return None
         boot, end, size, crc = WATERMARK.unpack(data)

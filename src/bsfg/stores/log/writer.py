@@ -21,6 +21,7 @@ from bsfg.hashing import KeyHash
 from bsfg.ports import Buffer, Clock, GapRecord, OriginSpan, Quarantined, Receipt, Result
 from bsfg.retention import GapReason, Piece, Policy, Removal, Standing, make_room
 from bsfg.schema import STORED_SCHEMA
+from bsfg.stores.log.damage import keep_aside, uncovered
 from bsfg.stores.log.dedupe import Verdict, judge
 from bsfg.stores.log.files import Files, OpenFile, is_refusal, translated
 from bsfg.stores.log.frame import (
@@ -34,7 +35,7 @@ from bsfg.stores.log.frame import (
 from bsfg.stores.log.keysegments import KeySegmentName, keys_of
 from bsfg.stores.log.notes import Anchor
 from bsfg.stores.log.origins import message_with_origins
-from bsfg.stores.log.segments import FrameRef, SegmentFile, segment_name
+from bsfg.stores.log.segments import FrameRef, Hole, SegmentFile, segment_name
 from bsfg.stores.log.state import LogState
 from bsfg.stores.log.stored import stored_facts
 from bsfg.stores.log.view import LogView
@@ -301,7 +302,9 @@ class LogWriter:
         self._remove_files()
 
     def _keep_keys(self, segment: SegmentFile, following: SegmentFile) -> Anchor:
-        keys, digest = keys_of(segment)
+        keys, digest, lacking = keys_of(segment)
+        for hole in lacking:
+            self._keep_damage(segment, hole)
         if following.base > segment.base:
             self.keys.add(KeySegmentName(segment.base, following.base - 1), keys)
         return Anchor(
@@ -312,6 +315,17 @@ class LogWriter:
             digest,
             following.header.time_before_unix_ms,
         )
+
+    def _keep_damage(self, segment: SegmentFile, hole: Hole) -> None:
+        """Say that keys go with a segment that cannot be read there, and keep what can be read of the place."""
+        where = segment.where(hole.position)
+        self.problems.append(f"{where}: entries {hole.first} to {hole.last} leave without their keys: {hole.why}")
+        with contextlib.suppress(OSError):
+            data = self.files.read_at(segment.path, hole.position, hole.size_bytes)
+            keep_aside(self.files, segment.path, hole.position, data, "damaged")
+        gap = GapRecord(hole.first, hole.last, GapReason.DAMAGED, self.clock.now_unix_ms(), f"{where}: {hole.why}")
+        spans = list(uncovered(hole.first, hole.last, self.notes.book.own()))
+        self.notes.add_gaps([replace(gap, first=first, last=last) for first, last in spans])
 
     def finish_removal(self) -> None:
         """Remove the files that a crash left behind after the note that they may go."""

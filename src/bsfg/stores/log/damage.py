@@ -1,0 +1,123 @@
+"""What a medium does to files, and what is made of it: reading around bad sectors, keeping aside what is of no use.
+
+Damage is what stays so: bytes that cannot be read, a folder where a file should be. An error that passes, such as too
+many open files, or that an operator can lift, such as a missing permission, is not damage.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable, Iterator, Sequence
+
+from bsfg.ports import GapRecord
+from bsfg.retention import GapReason
+from bsfg.stores.log.atomic import write_whole
+from bsfg.stores.log.files import Files
+
+_BLOCKS_BYTES = (1 << 20, 4_096)
+_DAMAGE = frozenset(
+    (errno.EIO, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EUCLEAN, errno.EBADMSG, errno.EREMOTEIO, errno.ENXIO)
+)
+ABSENT = (
+    GapReason.EVICTED,
+    GapReason.EXPIRED,
+    GapReason.DAMAGED,
+    GapReason.LOST,
+    GapReason.TORN,
+    GapReason.TRUNCATED,
+)
+"""The reasons for which entries are not there at all."""
+
+Span = tuple[int, int]
+"""A start and an end, exclusive."""
+
+
+def is_damage(error: OSError) -> bool:
+    """Tell whether an error says that what should be read is not there for good."""
+    return error.errno in _DAMAGE
+
+
+def is_folder(error: OSError) -> bool:
+    """Tell whether an error says that something else stands in the place of a file."""
+    return error.errno in (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
+
+
+def readable(files: Files, path: str) -> tuple[bytes, list[str]]:
+    """Read a file as far as its medium lets it; what cannot be read is zeros, and is named."""
+    try:
+        return bytes(files.read(path)), []
+    except OSError as error:
+        if not is_damage(error):
+            raise
+        try:
+            size = files.size(path)
+        except OSError:
+            size = 0
+        data = bytearray(size)
+        bad = _joined(_read_into(data, files, path, (0, size), _BLOCKS_BYTES))
+        return bytes(data), [f"bytes {start} to {end - 1} cannot be read: {error.strerror}" for start, end in bad]
+
+
+def _read_into(data: bytearray, files: Files, path: str, span: Span, blocks: Sequence[int]) -> Iterator[Span]:
+    """Fill in what can be read, with ever smaller steps around what cannot, and give what could not."""
+    for start in range(*span, blocks[0]):
+        end = min(start + blocks[0], span[1])
+        try:
+            part = files.read_at(path, start, end - start)
+        except OSError as error:
+            if not is_damage(error):
+                raise
+            if len(blocks) > 1:
+                yield from _read_into(data, files, path, (start, end), blocks[1:])
+            else:
+                yield start, end
+            continue
+        data[start : start + len(part)] = part
+
+
+def _joined(spans: Iterable[Span]) -> list[Span]:
+    result: list[Span] = []
+    for start, end in spans:
+        if result and result[-1][1] == start:
+            result[-1] = (result[-1][0], end)
+        else:
+            result.append((start, end))
+    return result
+
+
+def put_aside(files: Files, path: str) -> str:
+    """Move a file, or a folder in its place, out of the way into ``aside`` beside it; give its new path."""
+    folder, _, name = path.rpartition("/")
+    aside = f"{folder}/aside" if folder and name != "aside" else folder
+    files.make_folder(aside)
+    number = 1
+    while files.exists(target := f"{aside}/{name}.{number}.unusable".lstrip("/")):
+        number += 1
+    files.rename(path, target)
+    files.sync_folder(aside)
+    files.sync_folder(folder)
+    return target
+
+
+def keep_aside(files: Files, path: str, start: int, data: bytes, kind: str) -> None:
+    """Keep a copy of bytes that are about to be cut, or that are of no use where they are."""
+    folder, _, name = path.rpartition("/")
+    target = f"{folder}/aside/{name.removesuffix('.seg')}-{start}.{kind}"
+    if data and not files.exists(target):
+        files.make_folder(f"{folder}/aside")
+        write_whole(files, target, data)
+
+
+def uncovered(first: int, last: int, gaps: Iterable[GapRecord]) -> Iterator[tuple[int, int]]:
+    """Give the ranges, inclusive, of a range that no gap record of this log accounts for yet."""
+    at = first
+    for gap in sorted((gap for gap in gaps if gap.origin_zone is None), key=lambda gap: gap.first):
+        if gap.reason not in ABSENT or gap.last < at:
+            continue
+        if gap.first > last:
+            break
+        if gap.first > at:
+            yield at, gap.first - 1
+        at = max(at, gap.last + 1)
+    if at <= last:
+        yield at, last
