@@ -194,11 +194,15 @@ def test_an_operator_holds_and_releases(story: Story) -> None:
 
 
 def test_a_second_pipeline_waits_and_takes_over(story: Story) -> None:
-    """Two pipelines for one link: the second says who has it and waits; when the first is killed it goes on."""
-    second = Pipeline(story.enterprise, ["--work", str(story.enterprise.folder / "second")])
+    """Two pipelines for one link on one machine: the second says who has it and waits, and goes on after the first."""
+    second = Pipeline(story.enterprise)
     try:
         second.until(lambda: second.link is not None and second.link["holder"] is not None, "the second to look")
         assert not second.link["ours"]
+        end = story.plant.end(Buffer.STORE) + 100
+        story.produce(100)
+        story.pipeline.until(lambda: story.plant.committed(CONSUMER) == end - 1, "the first to go on beside it")
+        assert not story.pipeline.link["restarts"]
         story.pipeline.kill()
         second.until_moving()
         end = story.plant.end(Buffer.STORE) + 100
@@ -276,14 +280,15 @@ def hold(story: Story, *, held: bool) -> None:
 
 
 def test_a_live_query_that_keeps_failing_is_tried_less_and_less_often() -> None:
-    """The pause doubles up to a limit, and a query that had worked for a while starts again soon."""
-    live = LiveQuery(None, began=0.0, pause=MEND_SECONDS / 2)  # type: ignore[arg-type]
+    """The pause doubles up to a limit, failures are counted, and a query that had worked starts again soon."""
+    live = LiveQuery(None, began=0.0)  # type: ignore[arg-type]
     pauses = []
     for _ in range(8):
-        live.fail(0.1)
+        live.fail(0.1, worked=False)
         pauses.append(live.pause)
+        live = live.restarted(None, 0.1)  # type: ignore[arg-type]
     assert pauses[:3] == [MEND_SECONDS, 2 * MEND_SECONDS, 4 * MEND_SECONDS]
     assert pauses[-1] == MEND_SECONDS_MOST
-    live.fail(10 * MEND_SECONDS_MOST)
-    assert live.pause == MEND_SECONDS
-    assert live.again == 10 * MEND_SECONDS_MOST + MEND_SECONDS
+    assert live.failures == 8
+    live.fail(100.0, worked=True)
+    assert (live.pause, live.again, live.failures) == (MEND_SECONDS, 100.0 + MEND_SECONDS, 1)

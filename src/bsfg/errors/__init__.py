@@ -47,6 +47,7 @@ from bsfg.errors.pipeline import (
     LinkStopped,
     SparkFailed,
     SpoolNotShared,
+    WorkersUnfit,
 )
 from bsfg.errors.positions import (
     ConsumerExists,
@@ -162,6 +163,7 @@ __all__ = [
     "UnknownConsumer",
     "UnknownLink",
     "UnknownStream",
+    "WorkersUnfit",
     "ZoneNotAllowed",
     "unforeseen",
 ]

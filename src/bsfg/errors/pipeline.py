@@ -40,6 +40,16 @@ class LandingDamaged(BsfgError):
     default_hint = "Somebody changed the folder by hand: restore it from a copy, or land into a new folder."
 
 
+class WorkersUnfit(BsfgError):
+    """The Python processes of Spark cannot run tasks of ours: no such interpreter, or one without this package."""
+
+    code = "workers_unfit"
+    default_hint = (
+        "Install bsfg[node,spark] in the same folder on every machine of the cluster, this one included, and name its "
+        "interpreter with --conf, as in spark.pyspark.python=/opt/bsfg/bin/python."
+    )
+
+
 class SparkFailed(BsfgError):
     """A job of Spark failed for a reason that is not ours, or Spark itself has ended."""
 

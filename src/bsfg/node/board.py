@@ -38,6 +38,7 @@ class Board:
     _waiting: Counter[str] = field(default_factory=Counter)
     leases: Leases = field(init=False)
     _reports: dict[tuple[str, str], tuple[int, LinkReport]] = field(default_factory=dict)
+    _reporters: dict[tuple[str, str], str | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.leases = Leases(self.clock)
@@ -207,11 +208,16 @@ class Board:
             self.spoke(report.link)
         if report.stream:
             self._reports[report.link, report.stream] = (self.clock.now_unix_ms(), report)
+            self._reporters[report.link, report.stream] = self.holder(report.link)
         if report.hold_code:
             reason = f"{report.hold_code}: {report.hold_detail}".rstrip(": ")
             stream, log_id = report.hold_stream, report.hold_log_id
             return self.hold(report.link, RECEIVER, by="pipeline", reason=reason, stream=stream, log_id=log_id)
         return self.on(report.link, RECEIVER, report.event, report.reason) if report.event else view
+
+    def reporter(self, link: str, stream: str) -> str | None:
+        """Say who held the lease of a link when the last report of a stream came."""
+        return self._reporters.get((link, stream))
 
     def reports(self) -> Iterable[tuple[int, LinkReport]]:
         """Give the last report of every link and stream, with its time."""

@@ -166,6 +166,7 @@ def _links(parts: Parts) -> list[dict[str, Any]]:
             {
                 "stream": report.stream,
                 "at_unix_ms": at_unix_ms,
+                "holder": board.reporter(report.link, report.stream),
                 "backlog": report.backlog,
                 "lag_seconds": report.lag_seconds,
                 "inserted": report.inserted,

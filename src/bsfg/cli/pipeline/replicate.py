@@ -14,6 +14,7 @@ import typer
 
 from bsfg.cli.connection import DEFAULT_CONFIG, Choice, resolve
 from bsfg.cli.output import console, count_text, examples, table
+from bsfg.cli.pipeline.caughtup import CaughtUp
 from bsfg.cli.pipeline.running import PANEL, Conf, Stopped, ends_on_signals, settings_of, spark_session
 from bsfg.errors import InvalidArgument
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 REPLAY_BACKLOG = 200_000
+PATIENCE_SECONDS = 120.0
 LOG = "spark.log"
 """What Spark and its workers print, in the work folder."""
 
@@ -57,15 +59,30 @@ def replicate(
         typer.Option("--address", envvar="BSFG_ADDRESS", metavar="HOST:PORT", help="Where the zone's node listens."),
     ] = None,
     until_caught_up: Annotated[
-        bool, typer.Option("--until-caught-up", help="Leave when every link has nothing left to move.")
+        bool,
+        typer.Option(
+            "--until-caught-up",
+            help="Move what the senders have now, then leave; a link that is held or cannot get on is an error.",
+        ),
     ] = False,
+    patience: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=1,
+            help="With --until-caught-up: how long a link may stand still, as without its sender, until it is an "
+            "error. Spark's own start does not count, for 3 minutes at most.",
+        ),
+    ] = PATIENCE_SECONDS,
     replay_backlog: Annotated[
         int,
         typer.Option(metavar="N", min=1, help="A link in reconciliation with so many facts left is replayed in bulk."),
     ] = REPLAY_BACKLOG,
     work: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where Spark keeps its checkpoints; nothing depends on them."),
+        typer.Option(
+            metavar="DIR", help="Where each run keeps its checkpoints, in a folder of its own; nothing depends on them."
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print a line of JSON every second.")] = False,
     master: Annotated[
@@ -91,6 +108,7 @@ def replicate(
     from bsfg.spark.calls import Access
     from bsfg.spark.replicate.driver import Replication, holder_name, local_master
     from bsfg.spark.replicate.plan import plan_of
+    from bsfg.spark.replicate.runs import run_folder
     from bsfg.spark.session import is_local
 
     zone = load(config)
@@ -111,28 +129,17 @@ def replicate(
         ends_on_signals(),
         suppress(Stopped, KeyboardInterrupt),
         spark_session("bsfg", chosen, settings_of(conf), folder / LOG) as spark,
+        run_folder(folder) as run,
     ):
-        replication = Replication(spark, own, plans, folder, replay_backlog)
+        replication = Replication(spark, own, plans, run, replay_backlog)
         try:
             replication.start()
             with _shown(zone.zone.name, json=json) as show:
-                watch = _Watch(until_caught_up)
-                replication.run(lambda found: show(found) or watch.goes_on(found))
+                watch = CaughtUp(patience) if until_caught_up else None
+                replication.run(lambda found: show(found) or watch is None or watch.goes_on(found))
         finally:
             with _unhurried():
                 replication.stop()
-
-
-class _Watch:
-    """Decides whether everything that was asked for is done."""
-
-    def __init__(self, until_caught_up: bool) -> None:
-        self._until_caught_up, self._calm = until_caught_up, 0
-
-    def goes_on(self, replication: Replication) -> bool:
-        done = all(link.mode == "normal" and link.streams and not link.backlog for link in replication.links)
-        self._calm = self._calm + 1 if done else 0
-        return not (self._until_caught_up and self._calm >= 3)
 
 
 @contextmanager
@@ -172,11 +179,11 @@ class _Rates:
 
     def of(self, link: LinkState) -> float:
         """Give the rate at which the backlog shrinks."""
-        now, before = time.monotonic(), self._seen.get(link.plan.name)
+        now, before, backlog = time.monotonic(), self._seen.get(link.plan.name), link.backlog or 0
         if before is None or now - before[0] >= 1.0:
             if before is not None:
-                self._rate[link.plan.name] = max(0.0, (before[1] - link.backlog) / (now - before[0]))
-            self._seen[link.plan.name] = (now, link.backlog)
+                self._rate[link.plan.name] = max(0.0, (before[1] - backlog) / (now - before[0]))
+            self._seen[link.plan.name] = (now, backlog)
         return self._rate.get(link.plan.name, 0.0)
 
 
@@ -186,12 +193,19 @@ def _table(replication: Replication, rates: _Rates) -> Table:
         rate = rates.of(link)
         lags = [each["lag_seconds"] for each in link.streams if each["lag_seconds"] is not None]
         left = f"{link.backlog / rate:.0f} s" if rate > 0 and link.backlog else ""
-        engine = str(link.engine) if link.lease == link.plan.holder else f"waits for {link.lease or 'the node'}"
         lag = f"{max(lags) * 1000:.0f} ms" if lags else ""
-        result.add_row(link.plan.name, link.mode, engine, lag, count_text(link.backlog), left)
+        backlog = "–" if link.backlog is None else count_text(link.backlog)
+        result.add_row(link.plan.name, link.mode, _mover(link), lag, backlog, left)
     if replication.node_away:
         result.caption = f"the node is away: {replication.node_away}"
     return result
+
+
+def _mover(link: LinkState) -> str:
+    """Say what moves a link: this run, live or in a replay, another one, or nobody."""
+    if link.lease == link.plan.holder:
+        return str(link.engine)
+    return f"waits for {link.lease}" if link.lease else "starts" if link.is_moved else "nobody moves it"
 
 
 class _Lines:
@@ -202,13 +216,12 @@ class _Lines:
 
     def __call__(self, replication: Replication) -> None:
         for link in replication.links:
-            lease = "" if link.lease == link.plan.holder else (link.lease or "nobody")
-            now = (link.mode, str(link.engine), lease, link.problem)
+            now = (link.mode, _mover(link), link.problem)
             if self._last.get(link.plan.name) != now:
                 self._last[link.plan.name] = now
-                waits = f", lease held by {lease}" if lease else ""
+                backlog = "unknown" if link.backlog is None else str(link.backlog)
                 problem = f" ({link.problem})" if link.problem else ""
-                text = f"{link.plan.name}: {link.mode}, {link.engine}, backlog {link.backlog}{waits}{problem}"
+                text = f"{link.plan.name}: {link.mode}, {_mover(link)}, backlog {backlog}{problem}"
                 print(text, file=sys.stderr, flush=True)
 
 
@@ -235,6 +248,7 @@ def _state(link: LinkState) -> dict[str, Any]:
         "engine": str(link.engine),
         "holder": link.lease,
         "ours": link.lease == link.plan.holder,
+        "moved": link.is_moved,
         "backlog": link.backlog,
         "replays": link.replays,
         "restarts": link.restarts,

@@ -8,29 +8,29 @@ so the driver takes the lease before it stops one.
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bsfg.errors import BsfgError, LeaseHeld, LeaseLost, SparkFailed
+from bsfg.errors import BsfgError, LeaseHeld, LeaseLost, SparkFailed, WorkersUnfit
 from bsfg.gate import Mode
 from bsfg.spark.calls import Access, calls
 from bsfg.spark.replicate.live import FORMAT, LiveSource
 from bsfg.spark.replicate.plan import LEASE_TTL_MS, LinkPlan
-from bsfg.spark.replicate.replay import ended, start_replay
+from bsfg.spark.replicate.replay import ended, live_failure, start_replay
 from bsfg.spark.session import activate, hush
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from bsfg.journey.link import PeerPosition
     from bsfg.wire.service import LeaseView
 
 PAIR = ("a", "b")
@@ -42,10 +42,19 @@ REPLAY_AGAIN_SECONDS = 15.0
 """How long the live tasks have a link to themselves after a replay that failed."""
 
 MEND_SECONDS, MEND_SECONDS_MOST = 0.5, 15.0
-"""How long a live query that failed stays away: twice as long each time, unless it had worked for a while."""
+"""How long a live query that failed stays away: twice as long each time, unless it had worked."""
 
-TASK_ATTEMPTS = 1_000
-"""A task that is killed is simply started again, however often."""
+FAILURES_MAX = 10
+"""How often in a row a live query may fail without having worked before that is the end: two minutes of pauses."""
+
+WORKED_SECONDS = 300.0
+"""A query that waited so long for its turn has worked, too."""
+
+VACANT_SECONDS = 5.0
+"""For how long nobody may hold the lease of a link before it counts as moved by nobody; tasks change in less."""
+
+TASK_ATTEMPTS = 50
+"""A task that is killed is simply started again; one that cannot work at all ends its query, which is mended."""
 
 
 class Engine(StrEnum):
@@ -61,14 +70,19 @@ class LiveQuery:
 
     query: StreamingQuery
     began: float
-    pause: float = MEND_SECONDS
+    pause: float = MEND_SECONDS / 2
+    failures: int = 0
     again: float | None = None
 
-    def fail(self, now: float) -> None:
-        """Plan the next start; a query that fails as soon as it starts waits longer each time."""
-        worked = now - self.began > 2 * MEND_SECONDS_MOST
+    def fail(self, now: float, *, worked: bool) -> None:
+        """Plan the next start; a query that fails without having worked waits longer each time."""
+        self.failures = 1 if worked else self.failures + 1
         self.pause = MEND_SECONDS if worked else min(2 * self.pause, MEND_SECONDS_MOST)
         self.again = now + self.pause
+
+    def restarted(self, query: StreamingQuery, now: float) -> LiveQuery:
+        """Give the query that takes the place of this one."""
+        return LiveQuery(query, now, self.pause, self.failures)
 
 
 @dataclass(slots=True)
@@ -79,8 +93,11 @@ class LinkState:
     folder: Path
     queries: dict[str, LiveQuery] = field(default_factory=dict)
     engine: Engine = Engine.LIVE
-    mode: str = str(Mode.AUTONOMOUS)
+    board_mode: str = str(Mode.AUTONOMOUS)
+    reason: str = ""
     lease: str | None = None
+    vacant_since: float | None = None
+    ours_at: float = float("-inf")
     streams: list[dict[str, Any]] = field(default_factory=list)
     replays: int = 0
     restarts: int = 0
@@ -89,9 +106,45 @@ class LinkState:
     thread: threading.Thread | None = None
 
     @property
-    def backlog(self) -> int:
-        """How many facts the sender has left, as far as it is known."""
+    def is_moved(self) -> bool:
+        """Whether anybody moves the link: who does holds its lease."""
+        return self.vacant_since is None or time.monotonic() - self.vacant_since < VACANT_SECONDS
+
+    @property
+    def was_ours(self) -> bool:
+        """Whether a task of this run has held the lease."""
+        return self.ours_at > float("-inf")
+
+    @property
+    def mode(self) -> str:
+        """The mode of the gate; a link that nobody moves is autonomous, whatever was said of it last."""
+        return self.board_mode if self.is_moved or self.board_mode == Mode.HELD else str(Mode.AUTONOMOUS)
+
+    @property
+    def backlog(self) -> int | None:
+        """How many facts the sender has left, None when nobody knows."""
+        if not self.streams or not self.is_moved:
+            return None
         return sum(int(each["backlog"]) for each in self.streams)
+
+    def own_reports(self) -> dict[str, dict[str, Any]]:
+        """Give what tasks of this run have told last, by stream."""
+        return {each["stream"]: each for each in self.streams if each.get("holder") == self.plan.holder}
+
+    def look(self, gate: Mapping[str, Any], now: float) -> None:
+        """Take what the node says of the link."""
+        self.board_mode, self.reason = gate["mode"], gate["reason"]
+        self.lease, self.streams = gate["lease"], gate["reports"]
+        if self.lease == self.plan.holder:
+            self.ours_at = now
+        self._vacant(now, vacant=self.lease is None)
+
+    def look_in_vain(self, now: float) -> None:
+        """Take it that nothing is known of the link, since the node is away."""
+        self._vacant(now, vacant=True)
+
+    def _vacant(self, now: float, *, vacant: bool) -> None:
+        self.vacant_since = None if not vacant else now if self.vacant_since is None else self.vacant_since
 
 
 def holder_name() -> str:
@@ -119,7 +172,6 @@ class Replication:
         """Start the live queries of every link."""
         self._spark.dataSource.register(LiveSource)
         for link in self.links:
-            shutil.rmtree(link.folder, ignore_errors=True)
             link.plan.write(link.folder / "plan")
             for half in PAIR:
                 self._start_live(link, half)
@@ -153,13 +205,30 @@ class Replication:
             status = calls().run(AdminClient(calls().connection(self._own)).status())
         except BsfgError as error:
             self.node_away = f"{error.code}: {error.message}"
+            for link in self.links:
+                link.look_in_vain(time.monotonic())
             return
         self.node_away = ""
         gates = {each["link"]: each for each in status["links"] if each["side"] == "receiver"}
         for link in self.links:
             gate = gates.get(link.plan.name)
             if gate is not None:
-                link.mode, link.lease, link.streams = gate["mode"], gate["lease"], gate["reports"]
+                link.look(gate, time.monotonic())
+
+    def positions(self, link: LinkState) -> dict[str, PeerPosition]:
+        """Give what the node remembers of the sender of a link, by stream; nothing while the node is away."""
+        from bsfg.wire.adminclient import AdminClient
+
+        admin = AdminClient(calls().connection(self._own))
+
+        async def work() -> dict[str, PeerPosition]:
+            streams = [each.stream for each in link.plan.streams]
+            return {stream: await admin.recall_peer(link.plan.name, stream) for stream in streams}
+
+        try:
+            return calls().run(work())
+        except BsfgError:
+            return {}
 
     def _wants_replay(self, link: LinkState) -> bool:
         # A link with a rate limit has nothing to gain from bulk.
@@ -167,11 +236,20 @@ class Replication:
         if link.engine == Engine.REPLAY or link.mode != Mode.RECONCILIATION or self.node_away or limited:
             return False
         ours = link.lease == link.plan.holder
-        return ours and link.backlog >= self._replay_backlog and time.monotonic() >= link.no_replay_before
+        return ours and (link.backlog or 0) >= self._replay_backlog and time.monotonic() >= link.no_replay_before
 
     # Live.
 
     def _start_live(self, link: LinkState, half: str) -> None:
+        try:
+            query = self._live_query(link, half)
+        except Exception as error:
+            # Spark runs the Python source once here already, to learn of its columns.
+            raise live_failure(error) from None
+        live, now = link.queries.get(half), time.monotonic()
+        link.queries[half] = live.restarted(query, now) if live else LiveQuery(query, now)
+
+    def _live_query(self, link: LinkState, half: str) -> StreamingQuery:
         writing = (
             self._spark.readStream.format(FORMAT)
             .option("plan", str((link.folder / "plan").absolute()))
@@ -180,12 +258,13 @@ class Replication:
             .option("checkpointLocation", str(link.folder / f"live-{half}-{link.restarts}"))
             .queryName(f"live {link.plan.name} {half}")
         )
-        live = link.queries.get(half)
-        pause = live.pause if live is not None else MEND_SECONDS / 2
-        link.queries[half] = LiveQuery(writing.start(), time.monotonic(), pause)
+        return writing.start()
 
     def _mend(self, link: LinkState) -> None:
-        """Start a live query that failed again, after a pause; when Spark itself is gone there is nothing to mend."""
+        """Start a live query that failed again, after a pause.
+
+        Raises `SparkFailed` when Spark itself is gone, and when a query fails time after time: nothing can be mended.
+        """
         for half, live in list(link.queries.items()):
             try:
                 active = live.query.isActive
@@ -197,11 +276,19 @@ class Replication:
             if self._spark.sparkContext._jsc.sc().isStopped():
                 raise SparkFailed("Spark has ended")
             if live.again is None:
-                link.problem = str(failure or "a query ended")[:300]
-                live.fail(time.monotonic())
+                self._failed(link, live, failure)
             elif time.monotonic() >= live.again:
                 link.restarts += 1
                 self._start_live(link, half)
+
+    def _failed(self, link: LinkState, live: LiveQuery, failure: object) -> None:
+        now, error = time.monotonic(), live_failure(failure)
+        link.problem = error.message
+        live.fail(now, worked=link.ours_at >= live.began or now - live.began > WORKED_SECONDS)
+        if live.failures >= FAILURES_MAX or isinstance(error, WorkersUnfit):
+            times = f"{live.failures} times in a row" if live.failures > 1 else "at once"
+            message = f"the tasks of {link.plan.name} failed {times}: {error.message}"
+            raise type(error)(message, hint=error.hint, link=link.plan.name)
 
     # Replay.
 
@@ -308,4 +395,3 @@ class Replication:
                 live.query.stop()
         if token is not None:
             self._give_back(link, token)
-        shutil.rmtree(link.folder, ignore_errors=True)

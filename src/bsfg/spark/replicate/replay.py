@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,13 @@ BATCH_FACTS = 1_000_000
 """A micro-batch costs up to a second of its own; a killed one begins anew."""
 
 RETRY_SECONDS = 20.0
+
+UNFIT = (
+    r"No module named '?bsfg[\w.]*'?",
+    r"No module named '?(?:pyspark|pyarrow|grpc)[\w.]*'?",
+    r'Cannot run program "[^"]*"',
+)
+"""What Spark reports of an interpreter that is not there or lacks what tasks need."""
 
 
 @dataclass(slots=True)
@@ -126,6 +134,18 @@ def ended(query: StreamingQuery, timeout_seconds: float) -> bool:
         return bool(query.awaitTermination(timeout_seconds))  # type: ignore[arg-type]
     except Exception as error:
         raise failure_of(error) from None
+
+
+def live_failure(failure: Any) -> BsfgError:
+    """Say in a sentence why a live query ended: first what makes every further try useless."""
+    from bsfg.errors import SparkFailed, WorkersUnfit
+
+    text = str(failure or "a query ended")
+    for pattern in UNFIT:
+        found = re.search(pattern, text)
+        if found is not None:
+            return WorkersUnfit(f"Spark's Python processes say: {found[0]}"[:300])
+    return SparkFailed(text.strip().splitlines()[0][:300])
 
 
 def failure_of(error: Any) -> BsfgError:

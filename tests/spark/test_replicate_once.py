@@ -1,0 +1,101 @@
+"""`replicate --until-caught-up`: it moves what there is and leaves, or says why it could not."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.spark.nodes import SparkZone
+from tests.spark.replicating import Pipeline, wait_until
+from tests.spark.test_replicate import CONSUMER, LINK, arrived, sent
+
+from bsfg.cli.bench.workload import batch_of
+
+pytestmark = pytest.mark.xdist_group("replicate-once")
+
+ENDS_SECONDS = 240
+SECOND = "from-plant-a-too"
+
+
+def once(zone: SparkZone, *arguments: str) -> tuple[int, str]:
+    """Run the command until it leaves by itself; give its exit code and what it said."""
+    pipeline = Pipeline(zone, ["--until-caught-up", *arguments])
+    before = pipeline.log_path.stat().st_size
+    try:
+        return pipeline.process.wait(ENDS_SECONDS), pipeline.log_path.read_bytes()[before:].decode()
+    finally:
+        pipeline.kill()
+
+
+def hold(zone: SparkZone, link: str = LINK) -> None:
+    """Hold the gate of a link, as an operator."""
+
+    async def work() -> None:
+        async with zone.admin() as admin:
+            await admin.hold_gate(link, "works at the firewall")
+
+    asyncio.run(work())
+
+
+def test_what_waits_is_moved_whatever_an_earlier_run_has_reported(zones: tuple[SparkZone, SparkZone]) -> None:
+    """The board still shows the first run's "nothing left" when the second one starts, which moves what came since."""
+    plant, enterprise = zones
+    for first, count in ((0, 100), (100, 3_000)):
+        plant.produce(batch_of(first, count).to_messages())
+        code, said = once(enterprise)
+        assert code == 0, said
+        assert plant.committed(CONSUMER) == first + count - 1
+        assert arrived(enterprise) == sent(plant)
+    assert not list((enterprise.folder / "pipeline" / "runs").glob("*-*")), "a run has left its folder"
+
+
+def test_a_held_gate_is_an_error_and_the_other_links_are_moved(zones: tuple[SparkZone, SparkZone]) -> None:
+    """With several links, those that can be moved are; the held one is named, with its reason."""
+    plant, enterprise = zones
+    with_two_links(enterprise, plant.port)
+    plant.produce(batch_of(0, 500).to_messages())
+    plant.produce(batch_of(0, 50).to_messages(), "lossy")
+    hold(enterprise)
+    code, said = once(enterprise)
+    assert code != 0
+    assert "gate_held" in said
+    assert LINK in said
+    assert "works at the firewall" in said
+    assert plant.committed(CONSUMER) == -1
+    assert plant.committed("enterprise.lossy") == 49
+
+
+def test_a_sender_that_does_not_answer_is_an_error_in_time(zones: tuple[SparkZone, SparkZone]) -> None:
+    """What is there of the one link is moved, and the absence of the other's sender is told, not waited out."""
+    plant, enterprise = zones
+    with_two_links(enterprise, 9)
+    plant.produce(batch_of(0, 500).to_messages())
+    code, said = once(enterprise, "--patience", "20")
+    assert code != 0
+    assert "peer_unreachable" in said
+    assert SECOND in said
+    assert plant.committed(CONSUMER) == 499
+
+
+def test_a_link_that_another_run_moves_is_an_error_in_time(zones: tuple[SparkZone, SparkZone]) -> None:
+    """Who cannot get the lease says who has it: it has moved nothing, whatever the other one has reported."""
+    plant, enterprise = zones
+    plant.produce(batch_of(0, 100).to_messages())
+    first = Pipeline(enterprise)
+    try:
+        first.until(lambda: plant.committed(CONSUMER) == 99, "the facts")
+        code, said = once(enterprise, "--patience", "15")
+        assert code != 0
+        assert "lease_held" in said
+    finally:
+        first.kill()
+
+
+def with_two_links(enterprise: SparkZone, port: int) -> None:
+    """Give the enterprise a link for each stream of the plant, the second to a port of its own."""
+    first = enterprise.links + 'streams = ["operational"]\n'
+    second = enterprise.links.replace(LINK, SECOND) + 'streams = ["lossy"]\n'
+    address = next(line for line in second.splitlines() if line.startswith("address"))
+    enterprise.links = first + second.replace(address, f'address = "127.0.0.1:{port}"')
+    enterprise.restart()
+    wait_until(lambda: enterprise.pid is not None, "the enterprise to run")
