@@ -16,9 +16,9 @@ from bsfg.node.config import Link, Stream, ZoneConfig
 from bsfg.node.guard import Guard
 from bsfg.node.metrics import Metrics
 from bsfg.node.oldest import Oldest
-from bsfg.node.steady import SteadyClock
 from bsfg.ports import ArtifactStore, Buffer, Clock, ForwardBuffer, Storage, StoreBuffer
 from bsfg.retention import Policy
+from bsfg.steady import SteadyClock
 from bsfg.wire.limits import WireLimits
 
 

@@ -21,6 +21,7 @@ from bsfg.hashing import KeyHash
 from bsfg.ports import Buffer, Clock, GapRecord, OriginSpan, Quarantined, Receipt, Result
 from bsfg.retention import GapReason, Piece, Policy, Removal, Standing, make_room
 from bsfg.schema import STORED_SCHEMA
+from bsfg.steady import SteadyClock
 from bsfg.stores.log.damage import keep_aside, uncovered
 from bsfg.stores.log.dedupe import Verdict, judge
 from bsfg.stores.log.files import Files, OpenFile, is_refusal, translated
@@ -87,6 +88,7 @@ class LogWriter:
     ) -> None:
         self.files, self.stream, self.buffer = files, stream, buffer
         self.policy, self.options, self.clock = policy, options, clock
+        self._steady = SteadyClock.begun(clock)
         self.folder, self.log_id = state.folder, state.log_id
         self._now_has(state.segments)
         self.end, self.chain, self.newest_unix_ms = state.end, state.chain, state.newest_unix_ms
@@ -134,7 +136,7 @@ class LogWriter:
     def append_group(self, items: Sequence[AppendItem], standing: Callable[[], Standing]) -> list[Receipt]:
         """Store the batches of several callers with one frame and one sync; ``standing`` is asked if room is short."""
         batch = FactBatch.concat([item.batch for item in items])
-        now, base = max(self.clock.now_unix_ms(), self.newest_unix_ms), self.end
+        now, base = max(self._steady.now_unix_ms(), self.newest_unix_ms), self.end
         if (keys := self._new_keys(batch)) is not None:
             self._store(batch, np.arange(len(batch)), items, now, standing)
             self.index.add_few(keys, self.end, self.chain)

@@ -166,7 +166,7 @@ class MemoryBuffer:
         clock = self._storage.clock
         async with self._storage.writing() as write:
             now_unix_ms = clock.now_unix_ms()
-            trusted = self._storage.guard.observe(now_unix_ms, clock.monotonic_ms())
+            trusted = self._storage.steady.trusted
             removal = removable_before(
                 self._state.pieces(),
                 self._policy,
@@ -218,7 +218,7 @@ class MemoryBuffer:
         async with self._storage.writing() as write:
             state = self._state
             now_unix_ms = self._storage.clock.now_unix_ms()
-            appended_at_unix_ms = max(now_unix_ms, state.newest_unix_ms)
+            appended_at_unix_ms = max(self._storage.steady.now_unix_ms(), state.newest_unix_ms)
             found = plan(state, facts, origin, now_unix_ms, quarantine_conflicts=self.quarantines_conflicts)
             block = _block(state.end, facts, found, origin, appended_at_unix_ms)
             removal = self._room_for(block)

@@ -11,8 +11,9 @@ from bsfg.errors import HasherMismatch, OutcomeUnknown, StorageClosed
 from bsfg.frontier import MAX_OPEN_RANGES
 from bsfg.hashing import Hasher, Sha256
 from bsfg.ports import Buffer, Clock, CursorTracker, Storage
-from bsfg.retention import ClockGuard, Policy
+from bsfg.retention import Policy
 from bsfg.rules import check_name
+from bsfg.steady import SteadyClock
 from bsfg.stores.memory.buffers import MemoryForwardBuffer, MemoryStoreBuffer
 from bsfg.stores.memory.cursors import MemoryCursors
 from bsfg.stores.memory.medium import Medium
@@ -46,8 +47,7 @@ class MemoryStorage:
         if self.medium.hasher_name not in (None, hasher.name):
             raise HasherMismatch(f"written with {self.medium.hasher_name}, opened with {hasher.name}")
         self.medium.hasher_name = hasher.name
-        self.guard = ClockGuard()
-        self.guard.observe(clock.now_unix_ms(), clock.monotonic_ms())
+        self.steady = SteadyClock.begun(clock)
         self.cursors: CursorTracker = MemoryCursors(self)
         self._stores: dict[str, MemoryStoreBuffer] = {}
         self._forwards: dict[str, MemoryForwardBuffer] = {}

@@ -12,6 +12,7 @@ from bsfg.batch import FactBatch
 from bsfg.errors import InvalidArgument
 from bsfg.fact import Message
 from bsfg.ports import Buffer, Receipt, Result
+from bsfg.testing.clock import START_UNIX_MS
 from bsfg.testing.conformance.case import Lane, Rig, StorageCase, scenario
 from bsfg.testing.facts import WeakHasher, altered, batch, message, messages, sealed
 
@@ -208,6 +209,21 @@ class WritingContract(StorageCase):
         times = [entry.appended_at_unix_ms for entry in await lane.entries()]
         assert times == sorted(times)
         assert times[0] == rig.clock.now_unix_ms() + 3_600_000
+
+    @scenario
+    async def test_a_jump_forward_is_not_written(self, rig: Rig) -> None:
+        """A clock that is ten years ahead for a while leaves no trace: times go on, and so does what follows them."""
+        lane = await rig.lane()
+        expected = []
+        for number, seconds in enumerate((0, 315_360_000, 0, -315_360_000)):
+            rig.clock.jump(seconds)
+            rig.clock.advance(5)
+            expected.append(START_UNIX_MS + 5_000 * (number + 1))
+            await lane.write(batch(1, first=number))
+        assert [entry.appended_at_unix_ms for entry in await lane.entries()] == expected
+        lane = await rig.reopened()
+        await lane.write(batch(1, first=4))
+        assert [entry.appended_at_unix_ms for entry in await lane.entries()][-1] == rig.clock.now_unix_ms()
 
     @scenario
     async def test_the_chain_head_follows_what_is_stored(self, rig: Rig) -> None:

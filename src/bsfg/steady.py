@@ -1,10 +1,10 @@
-"""The wall clock of a node, held against the monotonic one: a jump forward must not make everything look old."""
+"""The wall clock, held against the monotonic one: a jump forward must not make everything look old, nor be stored."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bsfg.ports import Clock
+from bsfg.clock import Clock
 from bsfg.retention import ClockGuard
 
 
@@ -12,13 +12,22 @@ from bsfg.retention import ClockGuard
 class SteadyClock:
     """Tells the wall clock, or while that has jumped forward, where it would be without the jump.
 
-    What is judged by age asks this clock, and asks it again each time: a jump may come between two looks.
+    What is judged by age, and what becomes the time of an entry, asks this clock, and asks it again each time: a jump
+    may come between two looks. One wild reading would otherwise stand in a log for good, since times in it never
+    decrease: everything behind it would have that time until the clock has caught up.
     """
 
     clock: Clock
     guard: ClockGuard = field(default_factory=ClockGuard)
     _wall_unix_ms: int = 0
     _monotonic_ms: int = 0
+
+    @staticmethod
+    def begun(clock: Clock) -> SteadyClock:
+        """Make one that takes the present time for right."""
+        steady = SteadyClock(clock)
+        _ = steady.trusted
+        return steady
 
     @property
     def trusted(self) -> bool:
