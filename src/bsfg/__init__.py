@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from bsfg.ports import GapRecord as GapRecord
     from bsfg.ports import Receipt as Receipt
     from bsfg.ports import Result as Result
+    from bsfg.sdk.artifacts import ArtifactClient as ArtifactClient
+    from bsfg.sdk.artifacts import AsyncArtifactClient as AsyncArtifactClient
     from bsfg.sdk.consumer import AsyncConsumer as AsyncConsumer
     from bsfg.sdk.consumer import Consumer as Consumer
     from bsfg.sdk.endpoint import Endpoint as Endpoint
@@ -40,8 +42,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "ArtifactClient": "sdk.artifacts",
     "ArtifactRef": "fact",
     "AppendedFact": "journey.append",
+    "AsyncArtifactClient": "sdk.artifacts",
     "AsyncConsumer": "sdk.consumer",
     "AsyncProducer": "sdk.producer",
     "BatchFuture": "sdk.futures",

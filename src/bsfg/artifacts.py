@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
-from bsfg.errors import InvalidArgument
+from bsfg.errors import DigestMismatch, InvalidArgument
 from bsfg.fact import ArtifactRef
 from bsfg.model import ARTIFACT_DIGEST, MEDIA_TYPE
 
@@ -73,7 +74,7 @@ class Collected:
 class ArtifactSource(Protocol):
     """Where content can be read from: a store, or another zone's store behind a connection."""
 
-    def get(self, digest: str) -> AsyncIterator[bytes]:
+    def get(self, digest: str) -> AsyncGenerator[bytes, None]:
         """Give the content with this digest, piece by piece, verified while it is read.
 
         The last piece is given only when the digest of the whole is right, so altered content is never complete.
@@ -188,6 +189,20 @@ def check_name(bucket: str, key: str) -> None:
         raise InvalidArgument(f"bucket {bucket[:80]!r} is not a name: it must match {BUCKET}", bucket=bucket[:80])
     if says := key_problem(key):
         raise InvalidArgument(f"key {key[:80]!r} {says}", key=key[:80])
+
+
+async def verified(pieces: AsyncIterator[bytes], digest: str) -> AsyncGenerator[bytes, None]:
+    """Pass pieces on, the last one only when the digest of the whole is right; raises `DigestMismatch` in its place."""
+    sha256, held = hashlib.sha256(), b""
+    async for piece in pieces:
+        sha256.update(piece)
+        if held:
+            yield held
+        held = piece
+    if (found := f"sha256:{sha256.hexdigest()}") != digest:
+        raise DigestMismatch(f"content with the digest {found} came for {digest}", digest=found, announced=digest)
+    if held:
+        yield held
 
 
 def own_name(reference: ArtifactRef) -> tuple[str, str] | None:

@@ -16,6 +16,7 @@ from tests.e2e.producing import calm
 from tests.e2e.proxy import Proxy
 from tests.e2e.zones import Zone, link_to, pair, settled, until
 
+from bsfg import AsyncArtifactClient, Endpoint, LocalReader
 from bsfg.errors import ArtifactConflict, ArtifactMissing, BsfgError, DigestMismatch
 from bsfg.fact import ArtifactRef, Message
 from bsfg.ports import Buffer
@@ -87,6 +88,34 @@ async def test_facts_wait_for_their_artifacts(zones: tuple[Zone, Zone]) -> None:
     # No waiting here: where the fact is, its artifact is.
     assert await download(enterprise, named) == content
     assert enterprise.messages(Buffer.FORWARD) == [naming(named)]
+    await calm(plant, enterprise)
+
+
+async def test_a_foreign_fact_leads_to_its_own_artifact(zones: tuple[Zone, Zone], tmp_path: Path) -> None:
+    """Where the receiving zone calls something else by that name, a fact's artifact is still the one of its digest."""
+    plant, enterprise = zones
+    plant.start()
+    enterprise.start()
+    content, own = Random(5).randbytes(300_000), b"the enterprise's own report"
+    async with enterprise.client() as producer:
+        await upload(producer, own, replace(reference(own), bucket="reports"))
+    async with plant.client() as producer:
+        await upload(producer, content)
+        await producer.append_fact("operational", naming(reference(content)))
+        await producer.append_fact("operational", naming(ArtifactRef(digest=reference(content).digest), "bare"))
+    await settled(plant, enterprise)
+    files = enterprise.files("enterprise-consumer")
+    endpoint = Endpoint(f"127.0.0.1:{enterprise.port}", files.ca, files.certificate, files.key, "enterprise-bsfg")
+    local = LocalReader(enterprise.data)
+    entries = list(local.entries("operational"))
+    assert len(entries) == 2
+    async with AsyncArtifactClient(endpoint) as artifacts:
+        for entry in entries:
+            assert await artifacts.read(entry) == content
+            assert local.artifacts.read(entry) == content
+    async with enterprise.client("consumer") as client:
+        _, chunks = await client.get_object("reports", "batch-7.pdf")
+        assert b"".join([chunk async for chunk in chunks]) == own
     await calm(plant, enterprise)
 
 

@@ -1,17 +1,20 @@
 """JSON over HTTP: every operation, errors as problem documents, and the OpenAPI document of all that."""
 
 import asyncio
+import hashlib
 import json
 from typing import Any
 
 import pytest
 from tests.wire.conftest import Sites
 from tests.wire.site import STREAM, Answer, until
+from tests.wire.test_objects import pieces
 
 from bsfg.batch import FactBatch
 from bsfg.ports import Buffer, ConsumerSpec
 from bsfg.testing.facts import messages
 from bsfg.wire.routes import OPERATIONS, SCHEMAS, openapi
+from bsfg.wire.service import ObjectInfo
 
 FACTS = f"/v1/streams/{STREAM}/facts"
 JSON = {"content-type": "application/json"}
@@ -227,6 +230,57 @@ async def test_artifacts_go_up_and_down(sites: Sites) -> None:
     assert_problem(await site.http("GET", "/v1/objects/b/k"), 404, "artifact_missing")
 
 
+async def test_artifacts_are_read_by_digest_and_by_fact(sites: Sites) -> None:
+    """The digest decides, with or without a name beside it; a fact leads to its own artifact. HEAD tells the size."""
+    site = await sites()
+    content, own = b"%PDF" * 300_000, b"this zone's own"
+    digest = "sha256:" + hashlib.sha256(content).hexdigest()
+    name = "/v1/objects/batch-files/report.pdf"
+    await site.http("PUT", f"/v1/objects/sha256/{digest[7:]}", content)
+    await site.http("PUT", name, own, headers={"content-type": "text/plain"})
+    fact = form("a/1", object_media_type="application/pdf")
+    fact["fact"]["artifact_digest"] = digest
+    assert (await site.http("POST", FACTS, json.dumps(fact), headers=JSON)).status == 200
+    assert (await site.http("POST", FACTS, json.dumps(form("b")), headers=JSON)).status == 200
+    of_fact = f"/v1/streams/{STREAM}/artifacts/plant"
+    for path in (f"/v1/artifacts/{digest}", f"{name}?digest={digest}", f"{of_fact}/a/1?buffer=store"):
+        found = await site.http("GET", path)
+        assert (found.status, found.body) == (200, content)
+        head = await site.http("HEAD", path)
+        assert (head.status, head.body) == (200, b"")
+        for answer in (found, head):
+            assert answer.headers["etag"] == f'"{digest}"'
+            assert answer.headers["content-length"] == str(len(content))
+    assert found.headers["content-type"] == "application/pdf"
+    assert (await site.http("GET", name)).body == own
+    absent = "sha256:" + 64 * "0"
+    for path in (f"/v1/artifacts/{absent}", f"{name}?digest={absent}", f"{of_fact}/b?buffer=store"):
+        assert_problem(await site.http("GET", path), 404, "artifact_missing")
+    assert_problem(await site.http("GET", "/v1/artifacts/report.pdf"), 400, "invalid_argument")
+    assert_problem(await site.http("GET", f"{of_fact}/none?buffer=store"), 404, "fact_not_found")
+    for who, status in (("viewer", 403), ("enterprise-bsfg", 200)):
+        site.act_as(who)
+        assert (await site.http("GET", f"/v1/artifacts/{digest}")).status == status
+
+
+async def test_a_media_type_that_no_header_can_hold(sites: Sites) -> None:
+    """Content whose media type has letters beyond ASCII, or a line end in a fact, is given as plain bytes."""
+    site = await sites()
+    client = site.client()
+    content = b"hello"
+    await client.put_object(ObjectInfo("b", "k", "text/plain;name=中"), pieces(content))
+    found = await site.http("GET", "/v1/objects/b/k")
+    assert (found.status, found.body) == (200, content)
+    assert found.headers["content-type"] == "application/octet-stream"
+    fact = form("a")
+    digest = "sha256:" + hashlib.sha256(content).hexdigest()
+    fact["fact"]["artifact"] = {"digest": digest, "media_type": "text/plain\r\nx-forged: 1"}
+    assert (await site.http("POST", FACTS, json.dumps(fact), headers=JSON)).status == 200
+    found = await site.http("GET", f"/v1/streams/{STREAM}/artifacts/plant/a?buffer=store")
+    assert (found.status, found.body) == (200, content)
+    assert "x-forged" not in found.headers
+
+
 async def test_a_body_that_is_too_large_is_refused(sites: Sites) -> None:
     """A body beyond the limit is refused while it is read, and the connection ends."""
     site = await sites(message_bytes=100_000)
@@ -305,7 +359,7 @@ async def test_every_operation_checks_its_caller(sites: Sites, operation: Any) -
     await site.parts.storage.cursors.create(ConsumerSpec("x", STREAM, Buffer.STORE))
     site.act_as("gone")
     path = operation.template.format(
-        stream=STREAM, consumer="x", bucket="b", key="k", from_zone="plant", message_id="a"
+        stream=STREAM, consumer="x", bucket="b", key="k", from_zone="plant", message_id="a", digest=f"sha256:{64 * '0'}"
     )
     body = json.dumps(form()) if operation.name == "append" else '{"through": 0}'
     answer = await site.http(operation.method, path, body if operation.bodies else None)

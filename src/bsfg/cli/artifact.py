@@ -7,18 +7,23 @@ import hashlib
 import mimetypes
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 from rich.text import Text
 
+from bsfg.artifacts import key_problem, own_name
 from bsfg.cli.connection import Target, connects
 from bsfg.cli.groups import Json
 from bsfg.cli.output import console, count_text, examples, print_json, progress_bar, size_text
-from bsfg.errors import DigestMismatch, FileExists, InvalidArgument, StorageReadOnly
+from bsfg.errors import ArtifactMissing, DigestMismatch, FactNotFound, InvalidArgument
+from bsfg.fact import ArtifactRef, Entry
+from bsfg.fact import Key as FactKey
+from bsfg.ports import Buffer
 
 if TYPE_CHECKING:
     from bsfg.wire.connection import Connection
@@ -32,6 +37,8 @@ app = typer.Typer(
         ("tar c logs | bsfg artifact put batch-files B1042/logs.tar -", "from a pipe, of any size"),
         ("bsfg artifact show batch-files B1042/report.pdf", "digest and size"),
         ("bsfg artifact get batch-files B1042/report.pdf copy.pdf", "download it; the digest is checked"),
+        ("bsfg artifact get sha256:… -o report.pdf", "by the digest that a fact names, in any zone"),
+        ("bsfg artifact get --stream documents --fact plant-a/evt-7 -o report.pdf", "or by the fact itself"),
     ),
 )
 
@@ -82,62 +89,150 @@ def put(
     _show(stored, json, "was there already" if stored.already_exists else "stored")
 
 
+Which = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="sha256:DIGEST | BUCKET KEY", help="The digest, or what this zone calls the artifact."),
+]
+OfFact = Annotated[
+    str | None,
+    typer.Option("--fact", metavar="ZONE/ID", help="The artifact of this fact; or of the one at this offset."),
+]
+Stream = Annotated[str | None, typer.Option(metavar="STREAM", help="The stream of the fact.")]
+InBuffer = Annotated[Buffer, typer.Option("--buffer", help="The buffer of the fact.")]
+
+
 @app.command("get")
 @connects("consumer", "pipeline")
 def get(
     node: Target,
-    bucket: Bucket,
-    object_key: Key,
-    file: Annotated[
+    which: Which = None,
+    output: Annotated[
         Path | None,
-        typer.Argument(metavar="[FILE]", help="Where to write it; - for standard output. Default: the end of its key."),
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Where to write it; - for standard output. Default: by its name."
+        ),
     ] = None,
+    fact: OfFact = None,
+    stream: Stream = None,
+    buffer: InBuffer = Buffer.FORWARD,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
     json: Json = False,
 ) -> None:
-    """Download an artifact; the file appears when all of it is there and its digest is right."""
-    target = file or Path(object_key.rsplit("/", 1)[-1])
-    to_stdout = str(target) == STANDARD
-    if to_stdout and json:
-        raise InvalidArgument("--json and the content would both go to standard output", hint="Give a file name.")
-    if not to_stdout and target.exists() and not force:
-        raise FileExists(f"{target} is already there", path=str(target))
-    part = target.with_name(f"{target.name}.part")
-    try:
-        with nullcontext(sys.stdout.buffer) if to_stdout else part.open("wb") as sink:
-            info = node.run(lambda connection: _download(connection, bucket, object_key, sink))
-            if not to_stdout:
-                os.fsync(sink.fileno())
-        if not to_stdout:
-            part.replace(target)
-            _show(info, json, f"written to {target}")
-    except OSError as error:
-        if isinstance(error, BrokenPipeError):
-            raise
-        raise StorageReadOnly(f"{target} cannot be written: {error.strerror}", hint="Choose another place.") from None
-    finally:
-        part.unlink(missing_ok=True)
+    """Download an artifact; the file appears when all of it is there and its digest is right.
+
+    By digest or by fact it is what the fact's producer uploaded, in whichever zone that was. A name is what this zone
+    calls an artifact, which may be another one than a received fact means. The file may also be given after the name.
+    """
+    from bsfg.sdk.artifacts import PartFile
+
+    wanted, file = _wanted(which or [], fact, stream, buffer, takes_file=output is None)
+    found = node.run(wanted.resolved)
+    target = output or file or Path(found.file_name)
+    if str(target) == STANDARD:
+        if json:
+            raise InvalidArgument("--json and the content would both go to standard output", hint="Give a file name.")
+        node.run(lambda connection: _download(connection, found, sys.stdout.buffer.write))
+        sys.stdout.buffer.flush()
+        return
+    with PartFile(target, overwrite=force) as sink:
+        info = node.run(lambda connection: _download(connection, found, sink.write))
+    _show(info, json, f"written to {target}")
 
 
 @app.command("show")
 @connects("consumer", "pipeline")
-def show(node: Target, bucket: Bucket, object_key: Key, json: Json = False) -> None:
+def show(
+    node: Target,
+    which: Which = None,
+    fact: OfFact = None,
+    stream: Stream = None,
+    buffer: InBuffer = Buffer.FORWARD,
+    json: Json = False,
+) -> None:
     """Show an artifact's digest, size and media type, without its content."""
+    wanted, _ = _wanted(which or [], fact, stream, buffer, takes_file=False)
 
     async def call(connection: Connection) -> ObjectInfo:
-        from bsfg.wire.client import BoundaryClient
-
-        info, _ = await BoundaryClient(connection).get_object(bucket, object_key)
+        info, content = await _opened(connection, await wanted.resolved(connection))
+        await content.aclose()
         return info
 
     _show(node.run(call), json, "")
 
 
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Which artifact is meant: by digest, by name, or by the fact at an offset or with a key."""
+
+    reference: ArtifactRef = field(default_factory=ArtifactRef)
+    stream: str = ""
+    buffer: Buffer = Buffer.FORWARD
+    fact: FactKey | int | None = None
+
+    @property
+    def file_name(self) -> str:
+        """The end of its key, where that can be the name of a file, or the digits of its digest."""
+        name = own_name(self.reference)
+        if name is None or key_problem(name[1]):
+            return self.reference.digest.removeprefix("sha256:")
+        return name[1].rsplit("/", 1)[-1]
+
+    async def resolved(self, connection: Connection) -> _Wanted:
+        """Look the fact up, if there is one, and keep its reference."""
+        if self.fact is None:
+            return self
+        entry = await self._entry(connection)
+        if entry is None:
+            raise FactNotFound(f"there is no such fact in the {self.buffer} buffer of {self.stream}")
+        if entry.message.fact.artifact is None:
+            raise ArtifactMissing("the fact refers to no artifact", hint="Look at the fact: `bsfg inspect` shows it.")
+        return replace(self, reference=entry.message.fact.artifact, fact=None)
+
+    async def _entry(self, connection: Connection) -> Entry | None:
+        from bsfg.wire.client import BoundaryClient
+
+        client, fact = BoundaryClient(connection), self.fact
+        if isinstance(fact, FactKey):
+            return await client.get_fact(self.stream, fact, buffer=self.buffer)
+        assert fact is not None
+        async for frame in client.read_offsets(self.stream, fact, fact + 1, buffer=self.buffer):
+            if frame.entries is not None:
+                return frame.entries.to_entries()[0]
+        return None
+
+
+def _wanted(
+    names: list[str], fact: str | None, stream: str | None, buffer: Buffer, *, takes_file: bool
+) -> tuple[_Wanted, Path | None]:
+    """Read the words of a command: which artifact, and perhaps a file at the end."""
+    count = 0 if fact is not None else 1 if names and names[0].startswith("sha256:") else 2
+    if (fact is None) != (stream is None):
+        raise InvalidArgument("--fact and --stream belong together", hint="Give both: --fact plant-a/evt-7 --stream S.")
+    if not count <= len(names) <= count + takes_file:
+        raise InvalidArgument(
+            "say which artifact: a digest, a bucket and a key, or --fact with --stream",
+            hint="For example: bsfg artifact get sha256:… -o report.pdf",
+        )
+    file = Path(names[count]) if len(names) > count else None
+    if fact is not None:
+        return _Wanted(stream=stream or "", buffer=buffer, fact=_fact(fact)), file
+    reference = ArtifactRef(digest=names[0]) if count == 1 else ArtifactRef(names[0], names[1])
+    return _Wanted(reference), file
+
+
+def _fact(text: str) -> FactKey | int:
+    zone, slash, message_id = text.partition("/")
+    if slash and zone and message_id:
+        return FactKey(zone, message_id)
+    if text.isascii() and text.isdigit():
+        return int(text)
+    raise InvalidArgument(f"--fact {text[:80]!r} is neither an offset nor from_zone/message_id")
+
+
 def as_dict(info: ObjectInfo) -> dict[str, Any]:
     """Give the JSON form, which is that of a reference inside a fact."""
     return {
-        "bucket": info.bucket,
-        "key": info.key,
+        **({"bucket": info.bucket, "key": info.key} if info.bucket else {}),
         "digest": info.digest,
         "size_bytes": info.size_bytes,
         "media_type": info.media_type,
@@ -163,18 +258,24 @@ async def _pieces(source: BinaryIO, note: Callable[[bytes], None], advance: Adva
         advance(len(piece))
 
 
-async def _download(connection: Connection, bucket: str, key: str, sink: BinaryIO) -> ObjectInfo:
+async def _opened(connection: Connection, wanted: _Wanted) -> tuple[ObjectInfo, AsyncGenerator[bytes, None]]:
+    """Ask for an artifact, by its digest unless only its name in this zone is known."""
     from bsfg.wire.client import BoundaryClient
 
-    info, content = await BoundaryClient(connection).get_object(bucket, key)
-    digest = hashlib.sha256()
-    with _progress(f"downloading {key}", info.size_bytes) as advance:
+    reference, client = wanted.reference, BoundaryClient(connection)
+    if not reference.digest:
+        return await client.get_object(reference.bucket or "", reference.key or "")
+    info, content = await client.get_object("", "", digest=reference.digest)
+    media_type = reference.media_type or info.media_type
+    return replace(info, bucket=reference.bucket or "", key=reference.key or "", media_type=media_type), content
+
+
+async def _download(connection: Connection, wanted: _Wanted, write: Callable[[bytes], object]) -> ObjectInfo:
+    info, content = await _opened(connection, wanted)
+    with _progress(f"downloading {wanted.file_name or info.digest}", info.size_bytes) as advance:
         async for piece in content:
-            digest.update(piece)
-            sink.write(piece)
+            write(piece)
             advance(len(piece))
-    sink.flush()
-    _check_digest(info.digest, digest.hexdigest(), f"what came of {bucket}/{key}")
     return info
 
 
@@ -203,7 +304,8 @@ def _show(info: ObjectInfo, json: bool, what: str) -> None:
         "media type": info.media_type,
     }
     out = console()
-    out.print(Text(f"{info.bucket}/{info.key}", "bold"), soft_wrap=True)
+    if info.bucket:
+        out.print(Text(f"{info.bucket}/{info.key}", "bold"), soft_wrap=True)
     for name, text in rows.items():
         # A digest that is broken into two lines could not be copied.
         out.print(Text.assemble((f"{name:<10}  ", "cyan"), text), soft_wrap=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 
 import orjson
@@ -64,7 +64,7 @@ class Objects:
 
     async def get(
         self, caller: Caller, bucket: str, key: str, digest: str | None
-    ) -> tuple[ObjectInfo, AsyncIterator[bytes]]:
+    ) -> tuple[ObjectInfo, AsyncGenerator[bytes, None]]:
         """Give an artifact and its bytes, which are verified while they are read.
 
         A digest decides by itself: a name beside it says at most of which media type the content is. Without one, the

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Generator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -237,7 +237,7 @@ class NodeService:
 
     async def get_object(
         self, caller: Caller, bucket: str, key: str, digest: str | None = None
-    ) -> tuple[ObjectInfo, AsyncIterator[bytes]]:
+    ) -> tuple[ObjectInfo, AsyncGenerator[bytes, None]]:
         """Give an artifact and its bytes."""
         return await self._objects.get(caller, bucket, key, digest)
 

@@ -29,6 +29,7 @@ from bsfg.errors import BsfgError, InvalidArgument
 from bsfg.fact import Entry
 from bsfg.journey.link import Refusal
 from bsfg.ports import GapRecord
+from bsfg.sdk.artifacts import Artifacts, AsyncArtifacts, NodeArtifacts
 from bsfg.sdk.consuming import ConsumerCore, ConsumerOptions, ConsumerSettings, Item
 from bsfg.sdk.endpoint import Endpoint
 from bsfg.sdk.feed import Feed, NodeFeed
@@ -115,6 +116,7 @@ class AsyncConsumer:
         self._options = ConsumerOptions(**options)
         self._rules = _Rules(name, self._options)
         self._core: ConsumerCore | None = None
+        self._node = NodeArtifacts(self._endpoint)
 
     async def start(self) -> None:
         """Begin; entering the context does it."""
@@ -185,6 +187,11 @@ class AsyncConsumer:
         await self._started().flush()
 
     @property
+    def artifacts(self) -> AsyncArtifacts:
+        """The artifacts that entries refer to: ``await consumer.artifacts.read(entry)``."""
+        return AsyncArtifacts(self._node.get)
+
+    @property
     def committed(self) -> int:
         """The offset through which everything is confirmed; -1 when nothing is, or before the first entry came."""
         return self._core.committed if self._core is not None else -1
@@ -196,6 +203,7 @@ class AsyncConsumer:
 
     async def close(self, timeout_seconds: float | None = CLOSE_SECONDS) -> None:
         """Send the confirmations that wait and end; what cannot be sent in time comes again. Repeats are harmless."""
+        await self._node.close()
         if self._core is not None:
             await self._core.close(timeout_seconds)
 
@@ -232,11 +240,18 @@ class Consumer:
             return core
 
         try:
-            self._core = self._thread.run(opened())
+            self._core = core = self._thread.run(opened())
         except BaseException:
             self._thread.stop()
             raise
-        self._forgotten = weakref.finalize(self, close_forgotten, self._thread, self._core.close)
+        self._node = node = NodeArtifacts(where)
+
+        async def close(timeout_seconds: float | None) -> None:
+            await node.close()
+            await core.close(timeout_seconds)
+
+        self._close = close
+        self._forgotten = weakref.finalize(self, close_forgotten, self._thread, close)
 
     def items(self, *, idle_seconds: float | None = None) -> Iterator[Item]:
         """Give entries and gap records in their order, from the first that is not confirmed.
@@ -298,6 +313,11 @@ class Consumer:
         self._thread.run(self._core.flush(), timeout_seconds)
 
     @property
+    def artifacts(self) -> Artifacts:
+        """The artifacts that entries refer to: ``consumer.artifacts.read(entry)``."""
+        return self._node.blocking(self._thread)
+
+    @property
     def committed(self) -> int:
         """The offset through which everything is confirmed; -1 when nothing is, or before the first entry came."""
         return self._core.committed
@@ -312,7 +332,7 @@ class Consumer:
         if self._forgotten.detach() is None:
             return
         try:
-            self._thread.run(self._core.close(timeout_seconds))
+            self._thread.run(self._close(timeout_seconds))
         finally:
             self._thread.stop()
 

@@ -17,6 +17,8 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pyarrow.compute as pc
@@ -25,8 +27,10 @@ from bsfg.batch import EntryBatch
 from bsfg.errors import InvalidArgument, UnknownStream
 from bsfg.fact import Entry, Key
 from bsfg.ports import Buffer, Frame, GapRecord
+from bsfg.sdk.artifacts import Artifacts
 from bsfg.sdk.signing import TrustedKeys
 from bsfg.sdk.tail import STEP_FACTS, Tail
+from bsfg.stores.artifacts.transfer import stored_pieces
 from bsfg.stores.log.reader import LogFolder, open_folder
 
 log = logging.getLogger("bsfg.local")
@@ -99,7 +103,8 @@ class LocalReader:
 
     By default it reads the forward buffers: what other zones sent. ``max_latest`` bounds the memory of `latest`: how
     many subjects and predicates are remembered per stream. ``keys`` demands signatures, as in a `Consumer`. Gap records
-    go to ``on_gap``, or are logged. A reader may be used from several threads.
+    go to ``on_gap``, or are logged. ``artifacts`` is the folder of artifacts where it is not inside this one. A reader
+    may be used from several threads.
     """
 
     def __init__(
@@ -110,11 +115,13 @@ class LocalReader:
         max_latest: int = 100_000,
         keys: TrustedKeys | None = None,
         on_gap: Callable[[GapRecord], None] | None = None,
+        artifacts: str | os.PathLike[str] | None = None,
     ) -> None:
         if max_latest < 1:
             raise InvalidArgument("at least one subject must be remembered")
         self.folder, self._buffer, self._max_latest = folder, buffer, max_latest
         self._keys, self._on_gap = keys, on_gap
+        self._artifacts = Path(folder) / "artifacts" if artifacts is None else artifacts
         self._latest: dict[str, _Latest] = {}
         self._lock = threading.RLock()
         open_folder(folder)
@@ -158,6 +165,11 @@ class LocalReader:
         """The ranges that `latest` found missing, such as damaged ones: a newer fact may have been there."""
         with self._lock:
             return [gap for latest in self._latest.values() for gap in latest.gaps]
+
+    @property
+    def artifacts(self) -> Artifacts:
+        """The artifacts that entries refer to, from the folder: ``reader.artifacts.read(entry)``."""
+        return Artifacts(partial(stored_pieces, self._artifacts))
 
     # History.
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
 
+from bsfg.artifacts import verified
 from bsfg.batch import FactBatch
-from bsfg.errors import FactNotFound, FrameInvalid, RemoteError
+from bsfg.errors import DigestMismatch, FactNotFound, FrameInvalid, RemoteError
 from bsfg.fact import Entry, Key, Message
 from bsfg.journey.append import AppendedFact
 from bsfg.journey.link import Fetched, FetchRequest, Refusal
@@ -31,7 +32,7 @@ from bsfg.wire.convert import (
 )
 from bsfg.wire.evidence import LogEvidence, evidence_of
 from bsfg.wire.frames import THREAD_BYTES, read_frame, read_head
-from bsfg.wire.objects import CHUNK_BYTES, description_message, object_info
+from bsfg.wire.objects import CHUNK_BYTES, description_message, read_download
 from bsfg.wire.service import ObjectInfo
 
 WAIT_MARGIN_SECONDS = 5.0
@@ -307,19 +308,19 @@ class BoundaryClient:
 
     async def get_object(
         self, bucket: str, key: str, *, digest: str | None = None
-    ) -> tuple[ObjectInfo, AsyncIterator[bytes]]:
-        """Download an artifact by name, or by digest alone: its description, and its bytes as they come."""
+    ) -> tuple[ObjectInfo, AsyncGenerator[bytes, None]]:
+        """Download an artifact by name, or by digest alone: its description, and its bytes as they come.
+
+        They are verified: the last piece is given only when the whole has the digest that was asked for, or that the
+        description says. A node that falls silent in the middle is given up in time.
+        """
         request = pb.GetObjectRequest(bucket=bucket, key=key, digest=digest)
         answers = self._answers("GetObject", request, None)
-        first = await anext(answers, None)
-        if first is None or first.WhichOneof("part") != "description":
-            raise FrameInvalid("a download begins with its description")
-
-        async def chunks() -> AsyncIterator[bytes]:
-            async for answer in answers:
-                yield answer.chunk
-
-        return object_info(first.description), chunks()
+        info, pieces = await read_download(answers, self.connection.request_timeout_seconds)
+        expected = digest or info.digest
+        if expected is None or info.digest not in (None, expected):
+            raise DigestMismatch(f"the node describes content with the digest {info.digest}, not {digest}")
+        return replace(info, digest=expected), verified(pieces, expected)
 
     def hang_up(self) -> None:
         """End the calls that are kept open for the next question, and leave the connection to others who use it."""
@@ -346,7 +347,7 @@ class BoundaryClient:
             else:
                 yield await _decoded(answer)
 
-    async def _answers(self, name: str, request: Any, timeout_seconds: float | None) -> AsyncIterator[Any]:
+    async def _answers(self, name: str, request: Any, timeout_seconds: float | None) -> AsyncGenerator[Any, None]:
         call = self.connection.method(name)(request, timeout=timeout_seconds)
         try:
             async for answer in call:

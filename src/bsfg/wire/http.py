@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import orjson
@@ -14,8 +15,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
+from bsfg.artifacts import DEFAULT_MEDIA_TYPE
 from bsfg.batch import FactBatch
-from bsfg.errors import InvalidArgument, MessageTooLarge, TimedOut
+from bsfg.errors import ArtifactMissing, InvalidArgument, MessageTooLarge, TimedOut
 from bsfg.fact import Key
 from bsfg.journey.append import AppendOutcome
 from bsfg.journey.link import Fetched, FetchRequest, Refusal
@@ -155,10 +157,27 @@ class HttpBoundary:
         )
 
     async def get_object(self, request: Request, caller: Caller) -> Response:
-        """Download an artifact."""
-        info, data = await self._boundary.get_object(caller, request.path_params["bucket"], request.path_params["key"])
-        headers = {"content-length": str(info.size_bytes), "etag": f'"{info.digest}"'}
-        return StreamingResponse(data, media_type=info.media_type, headers=headers)
+        """Download an artifact by name; a digest decides what is meant."""
+        path, digest = request.path_params, request.query_params.get("digest")
+        info, data = await self._boundary.get_object(caller, path["bucket"], path["key"], digest)
+        return await _download(request, info, data)
+
+    async def get_artifact(self, request: Request, caller: Caller) -> Response:
+        """Download an artifact by digest."""
+        info, data = await self._boundary.get_object(caller, "", "", request.path_params["digest"])
+        return await _download(request, info, data)
+
+    async def get_fact_artifact(self, request: Request, caller: Caller) -> Response:
+        """Download the artifact of a fact."""
+        path = request.path_params
+        key = Key(path["from_zone"], path["message_id"])
+        async with asyncio.timeout(self._limits.request_timeout_seconds):
+            entry = await self._boundary.get(caller, path["stream"], key, _buffer(request))
+        reference = entry.message.fact.artifact
+        if reference is None:
+            raise ArtifactMissing("the fact refers to no artifact", hint="Look at fact.artifact_digest of the fact.")
+        info, data = await self._boundary.get_object(caller, "", "", reference.digest)
+        return await _download(request, replace(info, media_type=reference.media_type or info.media_type), data)
 
     async def status(self, request: Request, caller: Caller) -> Response:
         """Describe the node."""
@@ -205,6 +224,19 @@ class HttpBoundary:
                 raise TimedOut("the body fell silent before its end") from None
             if chunk:
                 yield chunk
+
+
+async def _download(request: Request, info: ObjectInfo, data: AsyncGenerator[bytes, None]) -> Response:
+    """Answer with content, or for HEAD with what is known of it; content that is not right is never complete."""
+    headers = {"content-length": str(info.size_bytes), "etag": f'"{info.digest}"'}
+    # A media type is a producer's text; what cannot stand in a header is not worth an error.
+    media_type = info.media_type
+    if not media_type.isascii() or not media_type.isprintable():
+        media_type = DEFAULT_MEDIA_TYPE
+    if request.method == "HEAD":
+        await data.aclose()
+        return Response(media_type=media_type, headers=headers)
+    return StreamingResponse(data, media_type=media_type, headers=headers)
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, Fetched]) -> Fetched:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 
 from bsfg.artifacts import DEFAULT_MEDIA_TYPE
-from bsfg.errors import InvalidArgument, TimedOut
+from bsfg.errors import FrameInvalid, InvalidArgument, TimedOut
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.service import BoundaryService, Caller, ObjectInfo
 
@@ -65,6 +66,29 @@ async def upload(
     return pb.PutObjectResponse(
         digest=stored.digest or "", size_bytes=stored.size_bytes or 0, already_exists=stored.already_exists
     )
+
+
+async def read_download(
+    answers: AsyncGenerator[pb.GetObjectResponse, None], idle_timeout_seconds: float
+) -> tuple[ObjectInfo, AsyncGenerator[bytes, None]]:
+    """Give the description of a download and its bytes; a node that falls silent gets `timed_out`."""
+
+    async def next_part() -> pb.GetObjectResponse | None:
+        try:
+            async with asyncio.timeout(idle_timeout_seconds):
+                return await anext(answers, None)
+        except TimeoutError:
+            raise TimedOut(f"an artifact did not go on within {idle_timeout_seconds:g} s") from None
+
+    async def chunks() -> AsyncGenerator[bytes, None]:
+        async with aclosing(answers):
+            while (part := await next_part()) is not None:
+                yield part.chunk
+
+    first = await next_part()
+    if first is None or first.WhichOneof("part") != "description":
+        raise FrameInvalid("a download begins with its description")
+    return object_info(first.description), chunks()
 
 
 async def download(

@@ -6,7 +6,7 @@ counts it, and raises only `bsfg.errors.BsfgError`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -182,7 +182,7 @@ class BoundaryService(Protocol):
 
     async def get_object(
         self, caller: Caller, bucket: str, key: str, digest: str | None = None
-    ) -> tuple[ObjectInfo, AsyncIterator[bytes]]:
+    ) -> tuple[ObjectInfo, AsyncGenerator[bytes, None]]:
         """Give an artifact by name, or by digest alone, and its bytes."""
         ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import os
 import pty
 import signal
@@ -440,6 +441,36 @@ def test_an_artifact_of_some_size_comes_back_as_it_went(cli: Cli, plant: Zone, t
     assert sorted(each.name for each in tmp_path.iterdir()) == ["copy.pdf", "report.pdf"]
 
 
+def test_an_artifact_is_downloaded_by_digest_and_by_fact(cli: Cli, plant: Zone, tmp_path: Path) -> None:
+    """By digest, by key and by offset the content is that of the fact, whatever its name stands for here."""
+    content = Random(2).randbytes(100_000)
+    digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+    assert cli("artifact", "put", "sha256", digest[7:], "-", stdin=content).code == 0
+    assert cli("artifact", "put", "batch-files", "report.pdf", "-", stdin=b"this zone's own").code == 0
+    fact = {"subject": "batch:B1", "predicate": "reported", "object_json": "{}", "artifact_digest": digest}
+    envelope = {"message_id": "evt/7", "to_zone": "enterprise", "produced_at_unix_ms": 1}
+    line = json.dumps({"envelope": {**envelope, "object_media_type": "application/pdf"}, "fact": fact}).encode()
+    assert cli("append", "--stream", "operational", "-", stdin=line).code == 0
+    offset = str(plant.end(Buffer.STORE) - 1)
+    of_fact = ("--stream", "operational", "--buffer", "store", "--fact")
+    for at, which in enumerate([(digest,), (*of_fact, "plant-a/evt/7"), (*of_fact, offset)]):
+        copy = tmp_path / f"copy-{at}"
+        done = cli("artifact", "get", *which, "-o", copy)
+        assert (done.code, done.err) == (0, "")
+        assert digest in done.out
+        assert copy.read_bytes() == content
+        shown = cli("artifact", "show", *which, "--json").json
+        assert (shown["digest"], shown["size_bytes"]) == (digest, len(content))
+    assert shown["media_type"] == "application/pdf"
+    assert cli("artifact", "get", digest, tmp_path / "again").code == 0
+    [stored] = [file for file in plant.folder.rglob(digest[7:]) if file.is_file()]
+    stored.chmod(0o644)
+    stored.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    refused = cli("artifact", "get", digest, "-o", tmp_path / "altered")
+    assert (refused.code, "error[digest_mismatch]: " in refused.err) == (1, True)
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("altered")]
+
+
 def test_an_artifact_goes_through_pipes(cli: Cli, plant: Zone) -> None:
     """Standard input and output work, also for content of no bytes."""
     for content in (b"hello", b""):
@@ -460,6 +491,13 @@ def test_an_artifact_goes_through_pipes(cli: Cli, plant: Zone) -> None:
         (("get", "batch-files", "taken", "zone.toml"), "file_exists", "--force"),
         (("get", "batch-files", "taken", "missing/file"), "storage_read_only", "missing/file cannot be written"),
         (("get", "batch-files", "taken", "-", "--json"), "invalid_argument", "standard output"),
+        (("get", "batch-files"), "invalid_argument", "say which artifact"),
+        (("get", "batch-files", "taken", "x", "-o", "y"), "invalid_argument", "say which artifact"),
+        (("get", "sha256:" + 64 * "0"), "artifact_missing", 64 * "0"),
+        (("get", "sha256:none"), "invalid_argument", "64 hexadecimal digits"),
+        (("get", "--fact", "plant/a"), "invalid_argument", "belong together"),
+        (("get", "--fact", "plant", "--stream", "operational"), "invalid_argument", "neither an offset"),
+        (("get", "--fact", "plant/none", "--stream", "operational"), "fact_not_found", "forward buffer"),
     ],
 )
 def test_wrong_words_about_artifacts(cli: Cli, plant: Zone, args: tuple[str, ...], code: str, says: str) -> None:

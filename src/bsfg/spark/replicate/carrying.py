@@ -197,7 +197,7 @@ class Artifacts:
             _, chunks = await self._target.get_object("", "", digest=digest)
         except ArtifactMissing:
             return False
-        await chunks.aclose()  # type: ignore[attr-defined]
+        await chunks.aclose()
         return True
 
     async def _copy(self, reference: ArtifactRef) -> None:

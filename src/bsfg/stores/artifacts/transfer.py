@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from bsfg.artifacts import StoredContent, check_digest
 from bsfg.errors import ArtifactMissing, DigestMismatch
-from bsfg.stores.artifacts.contents import INCOMING, Contents
-from bsfg.stores.artifacts.files import Files, ReadFile, WriteFile, translating
+from bsfg.stores.artifacts.contents import CONTENT, INCOMING, Contents, Shards
+from bsfg.stores.artifacts.files import DiskFiles, Files, ReadFile, WriteFile, translating
 from bsfg.stores.artifacts.intake import PIECE_BYTES, Intake
 
 SYNC_EVERY_BYTES = 64 << 20
@@ -90,6 +91,21 @@ class Incoming:
     def _close(self) -> None:
         if self._file is not None:
             self._file.close()
+
+
+def stored_pieces(folder: str | os.PathLike[str], digest: str) -> Iterator[bytes]:
+    """Read content out of an artifact folder, verified, in a program that has nothing else to do with the folder.
+
+    Nothing is written and no lock is taken. Raises `ArtifactMissing`, and `DigestMismatch` in place of the last piece.
+    """
+    files = DiskFiles(folder)
+    outgoing = Outgoing(files, Shards(files, CONTENT).path(check_digest(digest)), digest)
+    try:
+        outgoing.open()
+        while piece := outgoing.next():
+            yield piece
+    finally:
+        outgoing.close()
 
 
 class Outgoing:
