@@ -212,10 +212,13 @@ def own_name(reference: ArtifactRef) -> tuple[str, str] | None:
     return reference.bucket, reference.key
 
 
-def completed(reference: ArtifactRef, size_bytes: int, media_type: str) -> ArtifactRef:
-    """Fill in what a reference leaves out, so that readers who expect all of it understand it too."""
+def completed(reference: ArtifactRef, size_bytes: int) -> ArtifactRef:
+    """Fill in what a reference leaves out, so that readers who expect all of it understand it too.
+
+    What is filled in says nothing that an id could cover (see `bsfg.keys`).
+    """
     bucket, key = own_name(reference) or (BY_DIGEST, check_digest(reference.digest))
-    said = reference.media_type or media_type
+    said = reference.media_type or DEFAULT_MEDIA_TYPE
     return replace(reference, bucket=bucket, key=key, size_bytes=size_bytes, media_type=said)
 
 

@@ -121,9 +121,11 @@ async def test_the_digest_alone_is_a_reference(parts: dict[str, object], rows: i
     assert (second, third) == (None, reference())
     assert first is not None
     name = ("batch-files", "report.pdf") if parts.get("bucket") == "batch-files" else ("sha256", bare.digest[7:])
-    kind = "application/pdf" if parts.get("bucket") == "batch-files" else "application/octet-stream"
     assert (first.bucket, first.key, first.size_bytes) == (*name, len(REPORT))
-    assert (first.media_type, first.file_name) == (parts.get("media_type", kind), parts.get("file_name"))
+    assert (first.media_type, first.file_name) == (
+        parts.get("media_type", "application/octet-stream"),
+        parts.get("file_name"),
+    )
     # What is whole is taken as it is, so that a fact which was read here can be sent again.
     assert await require_artifacts(batch, store) == batch
 

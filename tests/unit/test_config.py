@@ -284,6 +284,14 @@ IDENTITY = '[identities.x]\nzone = "plant-a"\nroles = ["producer"]\n'
 CONTRADICTIONS = [
     ('[zone]\nmessage_ids = "semantic"', "zone.message_ids", "needs semantic_fields"),
     ('[zone]\nsemantic_fields = ["labels"]', "zone.semantic_fields", "only with"),
+    ('[zone]\nmessage_ids = "semantic-v1"', "zone.message_ids", "needs semantic_fields"),
+    (
+        '[zone]\nmessage_ids = "semantic"\nsemantic_fields = ["labels.no name"]',
+        "zone.semantic_fields",
+        "must be one of",
+    ),
+    ('[zone]\nmessage_ids = "semantic"\nsemantic_fields = ["labels", "labels.a"]', "zone.semantic_fields", "part of"),
+    ('[zone]\nmessage_ids = "semantic-v1"\nsemantic_fields = ["labels.a"]', "zone.semantic_fields", "cannot be part"),
     ('[listen]\ngrpc = "h:1"\nhttp = "h:1"', "listen.http", "same address"),
     ('[listen]\nplaintext = true\nhttp_enabled = false\nplaintext_identity = "mes"', "listen.grpc", "loopback"),
     ('[listen]\nplaintext_identity = "mes"', "listen.plaintext_identity", "only with plaintext"),

@@ -1,18 +1,26 @@
 """Message-id strategies: what makes two appends the same event, for each choice a zone has."""
 
 import hashlib
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.unit.samples import ARTIFACT, columns, message, row
 
+from bsfg.artifacts import completed
 from bsfg.batch import FactBatch
 from bsfg.errors import InvalidArgument, InvalidFact
+from bsfg.fact import ArtifactRef, Envelope, Fact, Message
 from bsfg.keys import SEMANTIC_FIELDS, IdStrategy, MessageIds
 from bsfg.sealing import seal
 
 PAYLOAD = MessageIds(IdStrategy.PAYLOAD)
 OBJECT = MessageIds(IdStrategy.OBJECT)
+MESSAGE = MessageIds(IdStrategy.MESSAGE)
+NO_ID = replace(message().envelope, message_id=None)
 
 
 def ids(strategy: MessageIds, *changes: dict[str, Any]) -> list[str]:
@@ -56,15 +64,16 @@ def test_object_is_the_hash_of_the_canonical_object() -> None:
     assert first == second == hashlib.sha256(b'{"a":1}').hexdigest()
 
 
+@pytest.mark.parametrize("strategy", [IdStrategy.SEMANTIC, IdStrategy.SEMANTIC_V1])
 @pytest.mark.parametrize("name", SEMANTIC_FIELDS)
-def test_semantic_adds_the_chosen_fields(name: str) -> None:
+def test_semantic_adds_the_chosen_fields(name: str, strategy: IdStrategy) -> None:
     """A chosen field makes another event when it differs; a field that was not chosen does not."""
     other = {"produced_at_unix_ms": 7, "labels": '{"a":"b"}', "object_media_type": "application/vnd.a+json"}.get(
         name, "other"
     )
-    chosen = MessageIds(IdStrategy.SEMANTIC, (name,))
+    chosen = MessageIds(strategy, (name,))
     assert len(set(ids(chosen, {}, {name: other}))) == 2
-    rest = MessageIds(IdStrategy.SEMANTIC, tuple(each for each in SEMANTIC_FIELDS if each != name))
+    rest = MessageIds(strategy, tuple(each for each in SEMANTIC_FIELDS if each != name))
     assert len(set(ids(rest, {}, {name: other}))) == 1
 
 
@@ -75,10 +84,71 @@ def test_semantic_sees_the_body() -> None:
 
 
 def test_semantic_does_not_depend_on_the_order_of_its_fields() -> None:
-    """The configuration may name the fields in any order; absent and empty differ."""
+    """The configuration may name the fields in any order."""
     one, two = (MessageIds(IdStrategy.SEMANTIC, names) for names in (("to_zone", "labels"), ("labels", "to_zone")))
     assert ids(one, {}, {"labels": '{"a":"b"}'}) == ids(two, {}, {"labels": '{"a":"b"}'})
-    assert len(ids(MessageIds(IdStrategy.SEMANTIC), {}, {})) == 2
+
+
+def plain_id(envelope: dict[str, Any], fact: dict[str, Any]) -> str:
+    """Compute an id as the page tells anybody to, with nothing of ours."""
+    message = {"envelope": envelope, "fact": fact}
+    text = json.dumps(message, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1, max_size=12)
+OPTIONAL = st.fixed_dictionaries({}, optional=dict.fromkeys(("correlation_id", "causation_id", "object_schema"), TEXT))
+LABELS = st.dictionaries(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,5}", fullmatch=True), TEXT, max_size=3)
+
+
+@given(head=OPTIONAL, labels=LABELS, body=TEXT, of=st.sampled_from([None, "application/pdf", "opaque", "bare"]))
+def test_message_ids_can_be_computed_by_anybody(
+    head: dict[str, str], labels: dict[str, str], body: str, of: str | None
+) -> None:
+    """The id of the full message is the SHA-256 of its canonical JSON, with plain json and hashlib, for any message."""
+    object_json = json.dumps({"b": body, "a": 1}, separators=(",", ":"), ensure_ascii=False, sort_keys=True)
+    media_type, data = ("application/x-thing", b"\x00\xff") if of == "opaque" else ("application/json", object_json)
+    artifact = None
+    if of == "bare":
+        artifact = ArtifactRef(digest=ARTIFACT.digest)
+    elif of == "application/pdf":
+        artifact = ARTIFACT
+    raw = data if isinstance(data, bytes) else data.encode()
+    envelope = Envelope("plant-a", "enterprise", 7, labels=labels, object_media_type=media_type, **head)  # type: ignore[arg-type]
+    given_batch = FactBatch.from_messages([Message(envelope, Fact("a:b", "p", raw, artifact))])
+    expected: dict[str, Any] = {"from_zone": "plant-a", "to_zone": "enterprise", "produced_at_unix_ms": 7, **head}
+    if labels:
+        expected["labels"] = labels
+    if of in ("opaque", "application/pdf"):
+        expected["object_media_type"] = media_type if of == "opaque" else "application/pdf"
+    fact: dict[str, Any] = {"subject": "a:b", "predicate": "p"}
+    fact |= {"object_base64": "AP8="} if of == "opaque" else {"object_json": object_json}
+    if artifact is not None:
+        fact["artifact_digest"] = artifact.digest
+    assert seal(given_batch, ids=MESSAGE).values("message_id") == [plain_id(expected, fact)]
+    chosen = MessageIds(IdStrategy.SEMANTIC, ("to_zone", "labels.a", "correlation_id"))
+    subset = {name: expected[name] for name in ("to_zone", "correlation_id") if name in expected}
+    if "a" in labels:
+        subset["labels"] = {"a": labels["a"]}
+    assert seal(given_batch, ids=chosen).values("message_id") == [plain_id(subset, fact)]
+
+
+def test_a_fact_that_was_stored_keeps_its_id() -> None:
+    """What a node fills into a reference changes no id, so that a fact which was read can be sent again."""
+    bare = ArtifactRef(digest=ARTIFACT.digest)
+    whole = completed(bare, 1234)
+    for strategy in (MESSAGE, PAYLOAD, MessageIds(IdStrategy.SEMANTIC, ("object_media_type",))):
+        batches = [FactBatch.from_messages([replace(message(artifact=each), envelope=NO_ID)]) for each in (bare, whole)]
+        assert len({seal(batch, ids=strategy).values("message_id")[0] for batch in batches}) == 1
+
+
+def test_semantic_by_single_labels() -> None:
+    """A label that was chosen makes another event; one that was not does not; a label that is absent is no label."""
+    chosen = MessageIds(IdStrategy.SEMANTIC, ("labels.silo",))
+    same = ids(chosen, {"labels": '{"silo":"A"}'}, {"labels": '{"priority":"high","silo":"A"}'})
+    assert len(set(same)) == 1
+    other = ids(chosen, {"labels": '{"silo":"A"}'}, {"labels": '{"silo":"B"}'}, {"labels": '{"x":"A"}'}, {})
+    assert len(set(other)) == 3
 
 
 def test_explicit_keeps_two_equal_readings_apart() -> None:
@@ -88,7 +158,7 @@ def test_explicit_keeps_two_equal_readings_apart() -> None:
     assert len(set(batch.digests())) == 1
 
 
-@pytest.mark.parametrize("strategy", [PAYLOAD, OBJECT, MessageIds(IdStrategy.SEMANTIC, ("to_zone",))])
+@pytest.mark.parametrize("strategy", [PAYLOAD, OBJECT, MESSAGE, MessageIds(IdStrategy.SEMANTIC, ("to_zone",))])
 def test_a_derived_id_may_be_sent_along_but_not_another(strategy: MessageIds) -> None:
     """An id that agrees is accepted, so that a retry may repeat it; one that differs is refused by row."""
     (id,) = ids(strategy, {})
@@ -110,14 +180,23 @@ def test_wrong_settings_are_refused() -> None:
         MessageIds(IdStrategy.SEMANTIC, ("message_id",))
     with pytest.raises(InvalidArgument, match="takes no fields"):
         MessageIds(IdStrategy.PAYLOAD, ("to_zone",))
+    with pytest.raises(InvalidArgument, match=r"'labels\.no name' cannot be part of an id"):
+        MessageIds(IdStrategy.SEMANTIC, ("labels.no name",))
+    with pytest.raises(InvalidArgument, match=r"'labels\.a' cannot be part of an id"):
+        MessageIds(IdStrategy.SEMANTIC_V1, ("labels.a",))
+    with pytest.raises(InvalidArgument, match=r"'labels\.a' is part of 'labels'"):
+        MessageIds(IdStrategy.SEMANTIC, ("labels", "labels.a"))
 
 
 def test_ids_are_fixed_for_good() -> None:
     """The derived ids of a known fact never change, because producers' retries depend on them."""
     known = {"subject": "work_order:12345", "predicate": "was_created", "object": b'{"a":1}', "produced_at_unix_ms": 1}
+    older = MessageIds(IdStrategy.SEMANTIC_V1, ("produced_at_unix_ms", "correlation_id"))
     semantic = MessageIds(IdStrategy.SEMANTIC, ("produced_at_unix_ms", "correlation_id"))
-    assert [ids(strategy, known)[0] for strategy in (PAYLOAD, semantic, OBJECT)] == [
+    assert [ids(strategy, known)[0] for strategy in (PAYLOAD, older, OBJECT, semantic, MESSAGE)] == [
         "197b2adea829f15c360342617609cbea3a05c209a7dd67a351d72f03e649f76a",
         "b7016a59eaab82c411ec943c625b40e3c643050b9220c87f74462e92fe5904a8",
         "015abd7f5cc57a2dd94b7590f04ad8084273905ee33ec5cebeae62276a97f862",
+        "dd4e16f92794a098a214c8983105cb8fc30b287e085e8bfb79413740fa831f52",
+        "527dc820ab8a17ace75b8572219f5bc59f6ed91ea1ed7ebaadac35fbeddde142",
     ]

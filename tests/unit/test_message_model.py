@@ -1,5 +1,7 @@
 """The page about the message model says what the code does."""
 
+import hashlib
+import json
 import re
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from bsfg.batch import FactBatch
 from bsfg.canonical import MAX_DEPTH, NotJson, canonicalize
 from bsfg.errors import BsfgError
 from bsfg.jsonform import message_from_json
-from bsfg.keys import SEMANTIC_FIELDS, IdStrategy
+from bsfg.keys import SEMANTIC_FIELDS, IdStrategy, MessageIds
 from bsfg.model import DEFAULT_LIMITS, TEXT_RULES, TIME_SAYS
 from bsfg.schema import FACT_FIELDS
 from bsfg.sealing import seal
@@ -76,7 +78,7 @@ def test_the_examples_of_canonical_json_are_true(sent: str, stored: str) -> None
 @pytest.mark.parametrize("example", re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL))
 def test_the_example_messages_are_good(example: str) -> None:
     """Each example message is read and sealed without complaint."""
-    message = message_from_json(example.encode())
+    message = message_from_json(example.encode(), message_id="some")
     sealed = seal(FactBatch.from_messages([message]))
     assert sealed.to_messages() == [message]
 
@@ -94,6 +96,20 @@ def test_the_object_of_the_specification() -> None:
         b'{"completed_at":"2026-03-06T14:30:00Z","duration_ms":1250,"result_code":0,"status":"completed"}'
     )
     assert orjson.loads(canonical) == orjson.loads(example)
+
+
+def test_anybody_can_compute_the_id_of_a_full_message() -> None:
+    """The worked example, its canonical form and its id agree, with json and hashlib alone; so does the node's."""
+    _, _, section = PAGE.partition("### The id of a full message")
+    (example,) = re.findall(r"```json\n(.*?)```", section, re.DOTALL)
+    (canonical,) = re.findall(r"```text\n(.*?)\n```", section, re.DOTALL)
+    (id,) = re.findall(r"has the id `([0-9a-f]{64})`", section)
+    text = json.dumps(json.loads(example), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    assert (text, hashlib.sha256(text.encode()).hexdigest()) == (canonical, id)
+    ours = seal(
+        FactBatch.from_messages([message_from_json(example.encode())]), ids=MessageIds(IdStrategy.MESSAGE)
+    ).values("message_id")
+    assert ours == [id]
 
 
 def test_the_error_codes_exist() -> None:

@@ -121,7 +121,7 @@ async def _required(named: NamedArtifact, size_bytes: int | None, store: Artifac
         raise _problem(ArtifactMissing, named, "is not here")
     if reference.size_bytes not in (None, size_bytes):
         raise _problem(DigestMismatch, named, f"has {size_bytes} bytes here, not {reference.size_bytes}")
-    return completed(reference, size_bytes, DEFAULT_MEDIA_TYPE if stored is None else stored.media_type)
+    return completed(reference, size_bytes)
 
 
 async def _standing(named: NamedArtifact, name: tuple[str, str], store: ArtifactStore) -> StoredArtifact | None:

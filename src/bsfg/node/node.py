@@ -23,6 +23,7 @@ from bsfg.node.certificates import Certificates
 from bsfg.node.config import Engine, IdentityFrom, Link, ZoneConfig, consumer_name
 from bsfg.node.dashboard import Dashboard
 from bsfg.node.guard import Guard
+from bsfg.node.ids import check_ids
 from bsfg.node.metrics import Metrics
 from bsfg.node.native import NativeHandoff, StreamPull, rules_of
 from bsfg.node.parts import Parts, Settings
@@ -96,6 +97,7 @@ class Node:
         self._stack.push_async_callback(artifacts.close)
         self.parts = Parts(storage, Settings.of(config), guard, self.clock, board, metrics, artifacts, state.peer)
         await self._recover()
+        await check_ids(self.parts, config.zone.name)
         await self._create_consumers()
         await self._listen(watched)
         upkeep = Upkeep(config, self.parts, self.alerts, _note, self._rates)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from bsfg.keys import SEMANTIC_FIELDS, IdStrategy, MessageIds
+from bsfg.keys import LABEL_FIELD, SEMANTIC_FIELDS, IdStrategy, MessageIds
 from bsfg.node.config.declare import given_name, optional, setting
 from bsfg.node.config.kinds import (
     ADDRESS,
@@ -26,7 +26,7 @@ from bsfg.node.config.kinds import (
     Address,
     choice,
     list_of,
-    one_of,
+    one_of_or,
 )
 from bsfg.node.config.words import IdentityFrom, Role, TlsVersion, TokenRole
 from bsfg.ports import Buffer
@@ -35,6 +35,9 @@ from bsfg.ports import Buffer
 def consumer_name(zone: str, stream: str, buffer: Buffer = Buffer.STORE) -> str:
     """Give the name of the durable consumer by which a peer zone pulls a stream; both sides derive it alike."""
     return f"{zone.lower()}.{stream}" + (".forward" if buffer == Buffer.FORWARD else "")
+
+
+_ID_FIELD = one_of_or(SEMANTIC_FIELDS, "labels.NAME", LABEL_FIELD)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +51,15 @@ class Zone:
         "explicit",
         says=(
             "Where message ids come from: explicit (the producer's own; two equal readings are two facts), payload "
-            "(the digest of the body; equal bodies are one fact), semantic (body and semantic_fields) or object (the "
-            "object alone; equal payloads of different subjects become one fact)."
+            "(the digest of the body; equal bodies are one fact), message (the digest of the whole message), semantic "
+            "(of the fact and semantic_fields), object (of the object alone; equal payloads of different subjects "
+            "become one fact) or semantic-v1 (as semantic was in version 0.1)."
         ),
     )
     semantic_fields: tuple[str, ...] = setting(
-        list_of(one_of(SEMANTIC_FIELDS)),
+        list_of(_ID_FIELD),
         [],
-        says='Envelope fields that are part of the id when message_ids = "semantic".',
+        says='Envelope fields that are part of the id when message_ids = "semantic"; of labels also single ones.',
         example=["produced_at_unix_ms"],
     )
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
-from bsfg.errors import PolicyInvalid
-from bsfg.keys import IdStrategy
+from bsfg.errors import InvalidArgument, PolicyInvalid
+from bsfg.keys import WITH_FIELDS, MessageIds
 from bsfg.node.config.access import Identity, consumer_name
 from bsfg.node.config.declare import Problem
 from bsfg.node.config.kinds import ANY, Address, nearest
@@ -39,11 +39,16 @@ def problems_of(config: ZoneConfig) -> list[Problem]:
 
 
 def _zone(config: ZoneConfig) -> Iterator[Problem]:
-    semantic = config.zone.message_ids == IdStrategy.SEMANTIC
-    if semantic and not config.zone.semantic_fields:
-        yield Problem(("zone", "message_ids"), '"semantic" needs semantic_fields, such as ["produced_at_unix_ms"]')
-    if config.zone.semantic_fields and not semantic:
+    ids, fields = config.zone.message_ids, config.zone.semantic_fields
+    if ids in WITH_FIELDS and not fields:
+        yield Problem(("zone", "message_ids"), f'"{ids}" needs semantic_fields, such as ["produced_at_unix_ms"]')
+    if fields and ids not in WITH_FIELDS:
         yield Problem(("zone", "semantic_fields"), 'has an effect only with message_ids = "semantic"; leave it out')
+        return
+    try:
+        MessageIds(ids, fields)
+    except InvalidArgument as error:
+        yield Problem(("zone", "semantic_fields"), error.message)
 
 
 def _listen(config: ZoneConfig) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from enum import StrEnum
 from pathlib import PurePath
-from typing import Generic, TypeVar
+from typing import Generic, TypeGuard, TypeVar
 from urllib.parse import urlsplit
 
 from bsfg.rules import STREAM, ZONE
@@ -223,6 +223,16 @@ def one_of(words: tuple[str, ...]) -> Kind[str]:
         return text
 
     return Kind(_listed(words) if len(words) == 1 else "one of " + _listed(words), read)
+
+
+def one_of_or(words: tuple[str, ...], form: str, pattern: str) -> Kind[str]:
+    """One of some words, or a text of a form."""
+    word = one_of(words)
+    return Kind(f'{word.name}, or "{form}"', lambda value: value if _fits(value, pattern) else word.read(value))
+
+
+def _fits(value: object, pattern: str) -> TypeGuard[str]:
+    return isinstance(value, str) and re.fullmatch(pattern, value) is not None
 
 
 def choice(enum: type[E]) -> Kind[E]:
