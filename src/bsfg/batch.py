@@ -27,6 +27,7 @@ BY_HAND_FACTS = 32
 """Up to this many rows are cheaper to write by hand than by Arrow."""
 
 SMALL_BATCH_BYTES = 65_536
+_OLDEST_MS = (1 << 63) - 1
 
 
 class FactBatch:
@@ -326,7 +327,8 @@ class EntryBatch(FactBatch):
                 here + age if age is not None else here if at is None else now_unix_ms - at
                 for here, (age, at) in zip(here_ms.tolist(), before, strict=True)
             ]
-            return np.array(ages, dtype=np.int64).clip(0)
+            # A sender may claim any age; what no number can hold is as old as can be.
+            return np.array([min(max(0, age), _OLDEST_MS) for age in ages], dtype=np.int64)
         known, pulled = self.column("origin_age_ms"), self.column("origin_appended_at_unix_ms")
         if pulled.null_count == len(self):
             return here_ms.clip(0)

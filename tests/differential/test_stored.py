@@ -22,7 +22,7 @@ from bsfg.node.brought import Brought
 from bsfg.ports import ForwardBuffer, Frame, Result, StoreBuffer
 from bsfg.rows import Row, record_batch_of, row_of
 from bsfg.rules import judge
-from bsfg.schema import AT, ENTRY_SCHEMA, FACT_SCHEMA
+from bsfg.schema import AT, ENTRY_SCHEMA, FACT_SCHEMA, ORIGIN_FIELDS
 from bsfg.sealing import seal
 from bsfg.stores.log.frame import FRAME_HEADER_BYTES, decode_frame_header, decode_segment_header
 from bsfg.stores.log.storage import LogStorage
@@ -125,7 +125,7 @@ class Node:
         first, rows = self._drawn()
         last = first + len(rows) - 1
         good = seal(FactBatch(record_batch_of(rows))).rows()
-        entries = [(*each, at, 7, None, None, None) for at, each in enumerate(good, first)]
+        entries = [(*each, at, 7, *[None] * len(ORIGIN_FIELDS)) for at, each in enumerate(good, first)]
         data = sent(self._random, EntryBatch(record_batch_of(entries, ENTRY_SCHEMA)).to_ipc().to_pybytes())
         call = reader_of(pb.PutFrame)(pb.PutFrame(first=first, last=last, entries=data).SerializeToString())
         try:
@@ -142,7 +142,7 @@ class Node:
         expected = arrowmodel.rows_in(data, ENTRY_SCHEMA)
         assert expected is not None
         for each in expected:
-            # Kept of an entry are its fact, and where it came from; what the sender says of its own origin is not.
+            # Kept of an entry are its fact, where it came from and its age, not what the sender says of its own origin.
             self.offered.add((*each[:FACTS], "plant-a", each[FACTS], each[FACTS + 1]))
 
     def on_disk(self, folder: str) -> dict[int, Row]:
@@ -183,7 +183,7 @@ def all_is_read_again(random: Random) -> str:
     assert node.on_disk("/store") == node.stored
     put = node.on_disk("/forward")
     assert len(put) == node.inserted
-    assert set(put.values()) <= node.offered
+    assert {each[: FACTS + 3] for each in put.values()} <= node.offered
     stored, forwarded = asyncio.run(node.after_restart())
     assert {at: each[:FACTS] for at, each in stored.items()} == node.stored
     assert {at: (*each[:FACTS], *each[FACTS + 2 :]) for at, each in forwarded.items()} == put
