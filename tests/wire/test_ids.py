@@ -13,12 +13,15 @@ from tests.wire.site import STREAM
 from bsfg import AsyncProducer
 from bsfg.batch import FactBatch
 from bsfg.clock import SystemClock
-from bsfg.errors import ConfigInvalid
+from bsfg.errors import ConfigInvalid, StorageFailed
 from bsfg.fact import Envelope, Fact, Message
 from bsfg.journey.append import append
 from bsfg.keys import IdStrategy, MessageIds
 from bsfg.node.config import parse
+from bsfg.node.ids import check_ids
 from bsfg.node.node import Node
+from bsfg.node.parts import Parts
+from bsfg.ports import StoreBuffer
 from bsfg.sealing import seal
 from bsfg.stores.log.storage import LogStorage
 
@@ -99,3 +102,19 @@ async def test_ids_do_not_change_in_silence(tmp_path: Path, written: IdStrategy)
         else:
             await node.start()
             await node.stop()
+
+
+async def test_a_stream_that_cannot_be_opened_does_not_stop_the_check(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check of the ids looks at the streams that are there and leaves one that is out of service to recovery."""
+    site = await sites(zone_lines='message_ids = "semantic"\nsemantic_fields = ["to_zone"]')
+    asked = []
+
+    async def failing(parts: Parts, stream: str) -> StoreBuffer:
+        asked.append(stream)
+        raise StorageFailed("the disk does not answer")
+
+    monkeypatch.setattr(Parts, "store", failing)
+    await check_ids(site.parts, "plant")
+    assert asked == list(site.parts.settings.lanes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bsfg.batch import EntryBatch
-from bsfg.errors import ConfigInvalid
+from bsfg.errors import BsfgError, ConfigInvalid
 from bsfg.keys import LABEL, IdStrategy, MessageIds
 from bsfg.node.parts import Parts
 from bsfg.ports import StoreBuffer
@@ -21,7 +21,11 @@ async def check_ids(parts: Parts, zone: str) -> None:
         return
     older = MessageIds(IdStrategy.SEMANTIC_V1, ids.fields)
     for stream in parts.settings.lanes:
-        newest = await _newest(await parts.store(stream), zone)
+        try:
+            newest = await _newest(await parts.store(stream), zone)
+        except BsfgError:
+            # Recovery says what is wrong with it; the other streams serve meanwhile.
+            continue
         if newest is not None and older.derived(newest, newest.digests(), SHA256) == newest.values("message_id"):
             raise ConfigInvalid(
                 f'message_ids = "semantic" gives other ids than those of the facts in {stream}',
