@@ -82,6 +82,13 @@ class GapSet:
         for start in range(0, len(self.ranges), max_ranges):
             yield replace(self, ranges=self.ranges.slice(start, start + max_ranges))
 
+    def newest(self, count: int) -> GapSet:
+        """Give so many of the ranges that were added to last."""
+        if len(self.ranges) <= count:
+            return self
+        rows = np.sort(np.argsort(self.ranges.times_unix_ms, kind="stable")[-count:])
+        return replace(self, ranges=self.ranges.take(rows))
+
     def within(self, first: int, last: int) -> GapSet:
         """Give what lies inside a range of offsets."""
         return replace(self, ranges=self.ranges.within(first, last))

@@ -100,7 +100,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class BufferStats:
-    """What a buffer holds at one moment."""
+    """What a buffer holds at one moment; ``quarantine_full`` when a refused fact was turned away since one left."""
 
     stream: str
     buffer: Buffer
@@ -119,6 +119,9 @@ class BufferStats:
     gaps: int
     quarantined: int
     chain_head: bytes
+    quarantine_bytes: int = 0
+    quarantine_capacity_bytes: int = 0
+    quarantine_full: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,10 @@ class OriginSpan:
         """Give where one row comes from."""
         age_ms = None if self.ages_ms is None else int(self.ages_ms[row])
         return Origin(self.zone, int(self.offsets[row]), int(self.appended_at_unix_ms[row]), age_ms)
+
+
+QUARANTINE_PAGE = 1_000
+"""How many quarantined facts are listed at once."""
 
 
 class Replayable(Protocol):
@@ -216,14 +223,28 @@ class Replayable(Protocol):
         """
         ...
 
-    async def quarantine(self) -> list[Quarantined]:
-        """List what was refused for good, oldest first."""
+    async def quarantine(
+        self, after: int | None = None, limit: int = QUARANTINE_PAGE, *, newest_first: bool = False
+    ) -> list[Quarantined]:
+        """List what was refused for good, oldest first: at most ``limit`` facts that follow the id ``after``.
+
+        ``newest_first`` turns the order round; ``after`` then names the id that those given are older than.
+        """
+        ...
+
+    async def quarantined(self, id: int) -> Quarantined | None:
+        """Give one refused fact, None when it is not in quarantine."""
         ...
 
     async def set_aside(
         self, facts: FactBatch, reason: str, detail: str = "", origin: OriginSpan | None = None
     ) -> None:
-        """Quarantine sealed facts that were never put, durably; one already there is not repeated."""
+        """Quarantine sealed facts that were never put, durably; one already there is not repeated.
+
+        Quarantine is as large as ``Policy.quarantine_bytes`` says. What does not fit raises `QuarantineFull`, here and
+        wherever facts are put, and then nothing of the batch is stored or set aside. Keeping, listing and releasing a
+        fact cost the same however many there are.
+        """
         ...
 
     async def release_quarantined(self, id: int, reason: str) -> None:

@@ -9,6 +9,7 @@ from enum import StrEnum
 from bsfg.errors import PolicyInvalid, TruncateRefused
 
 DAY_SECONDS = 86_400
+QUARANTINE_BYTES = 256 << 20
 
 
 class Overflow(StrEnum):
@@ -52,6 +53,7 @@ class Policy:
     key_horizon_seconds: int = 30 * DAY_SECONDS
     warning_fill_percent: float = 50.0
     alert_fill_percent: float = 80.0
+    quarantine_bytes: int = QUARANTINE_BYTES
 
     @property
     def is_sil(self) -> bool:
@@ -71,6 +73,8 @@ class Policy:
             )
         if self.capacity_bytes <= 0:
             raise PolicyInvalid("capacity_bytes must be positive")
+        if self.quarantine_bytes <= 0:
+            raise PolicyInvalid("quarantine_bytes must be positive")
         if not 0 < self.warning_fill_percent <= self.alert_fill_percent <= 100:
             raise PolicyInvalid("0 < warning_fill_percent <= alert_fill_percent <= 100 does not hold")
         return self

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 from tests.journey.zones import STREAM, Inbound, Zone, connect, origin_span
 
-from bsfg.errors import PeerUnreachable
+from bsfg.errors import PeerUnreachable, QuarantineFull
 from bsfg.fact import Message
 from bsfg.journey.link import FetchRequest, Refusal, SessionMemory
 from bsfg.journey.pull import pull_once
 from bsfg.ports import ConsumerSpec, GapRecord, StartAt
-from bsfg.retention import GapReason
+from bsfg.retention import GapReason, Policy
 from bsfg.sealing import reseal
 from bsfg.testing.facts import WeakHasher, altered, message, messages, sealed
 
@@ -179,3 +179,29 @@ async def test_gaps_of_the_sender_are_stored_with_their_origin(make_zone: MakeZo
     assert (progress.gaps, progress.inserted, progress.acknowledged) == (1, 2, 5)
     (gap,) = await lab.forward_gaps()
     assert replace(gap, at_unix_ms=0, detail="") == GapRecord(0, 3, GapReason.TRUNCATED, 0, "", "plant")
+
+
+async def test_a_full_quarantine_pauses_the_link(make_zone: MakeZone) -> None:
+    """Without room for what it must refuse a link pauses: nothing is stored, dropped or confirmed until then."""
+    plant, enterprise = make_zone("plant"), make_zone("enterprise")
+    enterprise.forward_policy = Policy(quarantine_bytes=3_000)
+    inbound = await connect(plant, enterprise, relayed=["idmz"])
+    forward = await enterprise.forward()
+    await forward.put_if_absent(sealed(altered(messages(40))), origin_span("idmz", 0, 40))
+    await plant.append(messages(41))
+    inbound.request = FetchRequest(max_facts=1)
+    turns = await inbound.pull_all()
+    paused = turns[-1].paused
+    assert isinstance(paused, QuarantineFull)
+    kept = len(await forward.quarantine())
+    assert 0 < kept < 40
+    assert (await inbound.pull()).paused is not None
+    assert await plant.committed(inbound.link.consumer) == kept - 1
+    assert (await forward.stats()).quarantine_full
+    assert [gap.last for gap in await enterprise.forward_gaps()] == [kept - 1]
+    while turns[-1].paused is not None or turns[-1].backlog:
+        for aside in await forward.quarantine():
+            await forward.release_quarantined(aside.id, "exported")
+        turns = await inbound.pull_all()
+    assert await plant.committed(inbound.link.consumer) == 40
+    assert (await enterprise.received_ids())[-1] == "0-000040"

@@ -119,7 +119,7 @@ def describe(folder: Path) -> dict[str, Any]:
             "end": view.end,
             "entries": [entry_to_dict(entry) for entry in entries],
             "gaps": [[gap.first, gap.last, str(gap.reason), gap.detail, gap.origin_zone] for gap in notes.gaps],
-            "quarantine": [[each.id, each.reason, each.key.message_id] for each in notes.quarantined.values()],
+            "quarantine": [[each.id, each.reason, each.key.message_id] for each in notes.quarantine.all()],
         }
     return logs
 

@@ -252,6 +252,30 @@ async def test_reports_move_the_gate(sites: Sites) -> None:
 
 
 @pytest.mark.parametrize("storage", ["memory", "log"])
+async def test_quarantine_is_listed_in_pages(sites: Sites, storage: str) -> None:
+    """Pages of any size go through all buffers once, in one order; the newest of each come first when asked for."""
+    site, admin = await operated(sites, storage=storage)
+    buffers = [await site.parts.store(STREAM), await site.parts.forward(STREAM), await site.parts.forward("audit")]
+    for number, buffer in enumerate(buffers):
+        await buffer.set_aside(sealed(messages(5, seed=number, from_zone="enterprise")), "expired")
+    everything = [(view.stream, view.buffer, view.quarantined.id) for view in await admin.quarantine()]
+    assert len(set(everything)) == len(everything) == 15
+    for limit in (1, 4, 5, 7, 15, 100):
+        found, page = [], await admin.quarantine_page(limit=limit)
+        while True:
+            assert (page.total, len(page.views) <= limit) == (15, True)
+            found += [(view.stream, view.buffer, view.quarantined.id) for view in page.views]
+            if not page.following:
+                break
+            page = await admin.quarantine_page(after=page.following, limit=limit)
+        assert found == everything
+    newest = await admin.quarantine_page(STREAM, limit=3, newest_first=True)
+    assert [view.quarantined.id for view in newest.views] == sorted(id for *_, id in everything[-3:])[::-1]
+    with pytest.raises(InvalidArgument):
+        await admin.quarantine_page(after="nowhere")
+
+
+@pytest.mark.parametrize("storage", ["memory", "log"])
 async def test_quarantine_is_listed_shown_retried_and_dropped(sites: Sites, storage: str) -> None:
     """A conflict stays in quarantine when it is retried, leaves it when it is dropped; what expired can be taken."""
     site, admin = await operated(sites, storage=storage)

@@ -7,6 +7,7 @@ from tests.wire.conftest import Sites
 from tests.wire.site import STREAM, Site
 
 from bsfg.errors import InvalidArgument, PermissionRefused
+from bsfg.gaps import listed
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec, GapRecord
 from bsfg.rangedigest import RangeDigest
 from bsfg.retention import GapReason
@@ -59,9 +60,9 @@ async def test_another_zone_does_not_see_what_concerns_others(sites: Sites) -> N
     await (await site.parts.store(STREAM)).record_gaps(gaps)
     client = site.client()
     site.act_as("enterprise-bsfg")
-    assert [gap.first for gap in (await client.evidence(STREAM, Buffer.STORE)).gaps] == [1, 4]
+    assert [gap.first for gap in listed((await client.evidence(STREAM, Buffer.STORE)).gaps)] == [1, 4]
     site.act_as("pipeline")
-    assert list((await client.evidence(STREAM, Buffer.STORE)).gaps) == gaps
+    assert listed((await client.evidence(STREAM, Buffer.STORE)).gaps) == gaps
 
 
 async def test_evidence_is_refused_like_reading(sites: Sites) -> None:

@@ -19,7 +19,7 @@ from bsfg.errors import InvalidArgument, UnknownStream
 if TYPE_CHECKING:
     from bsfg.wire.adminclient import AdminClient
     from bsfg.wire.connection import Connection
-    from bsfg.wire.service import QuarantinedView
+    from bsfg.wire.service import QuarantinedView, QuarantinePage
 
 app = typer.Typer(
     cls=ListsByDefault,
@@ -36,6 +36,10 @@ app = typer.Typer(
 Id = Annotated[str, typer.Argument(metavar="ID", help="As listed: stream/buffer/number; the number if it is clear.")]
 Ids = Annotated[list[str] | None, typer.Argument(metavar="ID...", help="As listed; the number alone if it is clear.")]
 All = Annotated[bool, typer.Option("--all", help="All of them, or all of --stream.")]
+Limit = Annotated[int, typer.Option(metavar="N", min=1, max=1_000, help="At most this many.")]
+After = Annotated[
+    str, typer.Option(metavar="ID", help="Only what follows this id, as the page before says.", show_default=False)
+]
 StreamOption = Annotated[
     str | None, typer.Option(metavar="S", help="Only this stream.", autocompletion=streams, show_default=False)
 ]
@@ -43,15 +47,19 @@ StreamOption = Annotated[
 
 @app.command("list")
 @connects("viewer", "operator")
-def list_quarantine(node: Target, stream: StreamOption = None, json: Json = False) -> None:
+def list_quarantine(
+    node: Target, stream: StreamOption = None, limit: Limit = 100, after: After = "", json: Json = False
+) -> None:
     """List what is in quarantine: which fact, why it was refused, and where the one stands that was there first."""
-    found = node.run(lambda connection: _listed(_admin(connection), stream))
+    page = node.run(lambda connection: _page(_admin(connection), stream, after, limit))
     if json:
-        print_json([as_dict(view) for view in found])
-    elif found:
-        console().print(_table(found))
-    else:
-        console().print("Nothing is in quarantine.")
+        print_json([as_dict(view) for view in page.views])
+        return
+    console().print(_table(list(page.views)) if page.views else "Nothing is in quarantine.")
+    if page.following:
+        console().print(
+            f"{count_text(page.total)} facts in all; the next ones: bsfg quarantine list --after {page.following}"
+        )
 
 
 @app.command("show")
@@ -174,14 +182,27 @@ def _admin(connection: Connection) -> AdminClient:
     return AdminClient(connection)
 
 
+async def _page(admin: AdminClient, stream: str | None, after: str, limit: int) -> QuarantinePage:
+    page = await admin.quarantine_page(stream, after, limit)
+    if not page.views:
+        await _check_stream(admin, stream)
+    return page
+
+
 async def _listed(admin: AdminClient, stream: str | None) -> list[QuarantinedView]:
-    """List what is in quarantine; nothing at all may also mean that the stream's name is wrong."""
+    """List all that is in quarantine."""
     views = await admin.quarantine(stream)
-    if not views and stream is not None:
+    if not views:
+        await _check_stream(admin, stream)
+    return views
+
+
+async def _check_stream(admin: AdminClient, stream: str | None) -> None:
+    """Nothing at all may also mean that the stream's name is wrong."""
+    if stream is not None:
         names = {buffer["stream"] for buffer in (await admin.status())["buffers"]}
         if stream not in names:
             raise UnknownStream(f"there is no stream {stream!r} here", hint=suggestion(stream, names, "stream"))
-    return views
 
 
 async def _whole(admin: AdminClient, listed: QuarantinedView) -> QuarantinedView:
@@ -213,8 +234,12 @@ async def _chosen(admin: AdminClient, ids: list[str], stream: str | None, everyt
     if everything and not ids:
         return views
     found = []
+    called: dict[str, list[QuarantinedView]] = {}
+    for view in views:
+        for name in (name_of(view), str(view.quarantined.id)):
+            called.setdefault(name, []).append(view)
     for id in dict.fromkeys(ids):
-        fits = [view for view in views if id in (name_of(view), str(view.quarantined.id))]
+        fits = called.get(id, [])
         if not fits:
             hint = suggestion(id, [name_of(view) for view in views], "fact in quarantine")
             raise InvalidArgument(f"nothing in quarantine is called {id!r}", hint=hint)

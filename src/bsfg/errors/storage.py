@@ -13,6 +13,14 @@ class BufferFull(BsfgError):
     default_hint = "Keep the fact and retry; see why the frontier does not move, or raise capacity_bytes."
 
 
+class QuarantineFull(BufferFull):
+    """Quarantine is full of refused facts that wait for an operator; nothing of the batch was stored."""
+
+    code = "quarantine_full"
+    retryable = True
+    default_hint = "Settle what waits (bsfg quarantine list, export, retry, drop), or raise quarantine_bytes."
+
+
 class OutcomeUnknown(BsfgError):
     """The medium failed while the batch was being made durable: it may or may not be stored."""
 

@@ -127,7 +127,7 @@ async def _open(storage: Storage, stream: str, kind: Buffer, policy: Policy | No
 async def _gap_counts(buffer: Replayable) -> Mapping[GapReason, int]:
     """Count the offsets of this buffer that have a gap record, by reason; those of other zones are not its own."""
     counts: Counter[GapReason] = Counter()
-    for gap in await buffer.gaps():
-        if gap.origin_zone is None:
-            counts[gap.reason] += gap.last - gap.first + 1
+    for gaps in await buffer.gap_sets():
+        if gaps.origin_zone is None:
+            counts[gaps.reason] += gaps.ranges.offsets
     return dict(counts)

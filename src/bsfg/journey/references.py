@@ -77,8 +77,11 @@ class References:
             name = f"{buffer.buffer}/{buffer.stream}"
             present[name] = seen = await _up_to_date(buffer, known.get(name))
             referenced.update(seen.last_offsets)
-            for item in await buffer.quarantine():
-                referenced.update(named_digests(item.facts)[0])
+            after: int | None = None
+            while page := await buffer.quarantine(after):
+                for item in page:
+                    referenced.update(named_digests(item.facts)[0])
+                after = page[-1].id
         self._seen = present
         await self._remember(present)
         return frozenset(referenced)

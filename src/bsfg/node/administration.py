@@ -19,10 +19,12 @@ from bsfg.node.config.kinds import ANY
 from bsfg.node.parts import Parts
 from bsfg.node.status import Rates, all_stats, backlog_of, consumer_views, document
 from bsfg.ports import (
+    QUARANTINE_PAGE,
     Buffer,
     ConsumerSpec,
     ForwardBuffer,
     GapRecord,
+    GapSet,
     OriginSpan,
     Quarantined,
     Receipt,
@@ -37,6 +39,7 @@ from bsfg.wire.service import (
     LeaseView,
     LinkReport,
     QuarantinedView,
+    QuarantinePage,
 )
 from bsfg.wire.status import STATUSES
 
@@ -97,21 +100,36 @@ class Administration:
         self._check(caller, Action.VIEW)
         return self._parts.board.gates()
 
-    async def gaps(self, caller: Caller, stream: str, buffer: Buffer) -> list[GapRecord]:
-        """List the gap records of a buffer."""
+    async def gaps(self, caller: Caller, stream: str, buffer: Buffer) -> list[GapSet]:
+        """Give the gap records of a buffer as sets."""
         self._check(caller, Action.VIEW, stream)
-        return await (await self._parts.buffer(stream, buffer)).gaps()
+        return await (await self._parts.buffer(stream, buffer)).gap_sets()
 
-    async def quarantine(self, caller: Caller, stream: str | None) -> list[QuarantinedView]:
-        """List what is in quarantine, in one stream or in all that the caller may see."""
+    async def quarantine(
+        self, caller: Caller, stream: str | None, after: str = "", limit: int = 0, *, newest_first: bool = False
+    ) -> QuarantinePage:
+        """List what is in quarantine, in one stream or in all that the caller may see, a page at a time."""
         row = self._check(caller, Action.VIEW, stream)
         visible = [name for name in self._parts.settings.lanes if ANY in row.streams or name in row.streams]
-        views = []
-        for name, buffer in await self._parts.storage.streams():
-            if name in visible and stream in (None, name):
-                found = await self._parts.buffer(name, buffer)
-                views += [QuarantinedView(name, buffer, each) for each in await found.quarantine()]
-        return views
+        limit = min(limit or QUARANTINE_PAGE, QUARANTINE_PAGE)
+        begun, after_id = _place_after(after)
+        views: list[QuarantinedView] = []
+        following, total = "", 0
+        for name, buffer in sorted(await self._parts.storage.streams(), key="/".join):
+            if name not in visible or stream not in (None, name):
+                continue
+            found, place = await self._parts.buffer(name, buffer), f"{name}/{buffer}"
+            total += (await found.stats()).quarantined
+            if place < begun or following:
+                continue
+            room = limit - len(views)
+            last = after_id if place == begun else None
+            page = await found.quarantine(last, room + 1, newest_first=newest_first)
+            views += [QuarantinedView(name, buffer, each) for each in page[:room]]
+            if len(page) > room:
+                last = page[room - 1].id if room else last
+                following = f"{place}/{'' if last is None else last}"
+        return QuarantinePage(views, following, total)
 
     async def quarantined(self, caller: Caller, stream: str, buffer: Buffer, id: int) -> QuarantinedView:
         """Give one quarantined fact."""
@@ -252,8 +270,16 @@ class Administration:
         return self._parts.guard.check(caller, Request(action, stream))
 
 
+def _place_after(token: str) -> tuple[str, int | None]:
+    """Read where a page begins: a buffer, and the number in it that those given follow."""
+    place, _, number = token.rpartition("/")
+    if token and (not place or not (number or "0").isdecimal()):
+        raise InvalidArgument(f"{token[:80]!r} is no place in quarantine", hint="Give the `next` of the page before.")
+    return place, int(number) if number else None
+
+
 async def _find(buffer: StoreBuffer | ForwardBuffer, id: int) -> Quarantined:
-    found = next((each for each in await buffer.quarantine() if each.id == id), None)
+    found = await buffer.quarantined(id)
     if found is None:
         raise InvalidArgument(f"nothing in the quarantine of {buffer.stream} has the number {id}", id=id)
     return found

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 from bsfg.node.config.access import Identity
 from bsfg.node.guard import is_peer
 from bsfg.node.parts import Parts
-from bsfg.ports import Buffer, GapRecord
+from bsfg.ports import Buffer, GapSet
 from bsfg.rangedigest import History
 from bsfg.retention import GapReason
 from bsfg.wire.evidence import LogEvidence
@@ -35,11 +35,11 @@ async def gather(parts: Parts, row: Identity, stream: str, buffer: Buffer, heads
         and row.owns_consumer(state.spec.name, stream, buffer)
     ]
     found = await parts.buffer(stream, buffer)
-    gaps = [gap for gap in await found.gaps() if not is_peer(row) or _concerns(gap, row)]
+    gaps = [gap for gap in await found.gap_sets() if not is_peer(row) or _concerns(gap, row)]
     history = await found.history(heads) if isinstance(found, Historical) else History()
     stats = await found.stats()
     return LogEvidence(stats.log_id, stats.start, stats.end, stats.chain_head, gaps, history, cursors)
 
 
-def _concerns(gap: GapRecord, row: Identity) -> bool:
+def _concerns(gap: GapSet, row: Identity) -> bool:
     return gap.reason not in _OF_CONSUMERS or gap.detail.startswith((f"{row.zone}:", f"{row.zone.lower()}."))

@@ -134,7 +134,10 @@ def _buffer(buffer: Document) -> Iterator[Finding]:
     if buffer.get("expiry_near"):
         says = f"the oldest unconfirmed fact of {about} expires soon"
         yield Finding(Level.ALERT, "expiry_near", about, says)
-    if buffer["quarantined"]:
+    if buffer.get("quarantine_full"):
+        says = f"the quarantine of {about} is full: links that bring more refused facts pause"
+        yield Finding(Level.ALERT, "quarantine_full", about, says)
+    elif buffer["quarantined"]:
         says = f"{buffer['quarantined']:,} facts wait in quarantine for a decision, in {about}"
         yield Finding(Level.ALERT, "quarantine", about, says)
 

@@ -20,7 +20,7 @@ from bsfg.node.brought import Brought
 from bsfg.node.objects import Objects
 from bsfg.node.parts import Parts
 from bsfg.node.spans import zones_of
-from bsfg.ports import Buffer, Frame
+from bsfg.ports import Buffer, Frame, GapRecord, GapSet
 from bsfg.rules import Limits
 from bsfg.wire.frames import THREAD_BYTES
 from bsfg.wire.service import Caller, PutCall, PutOutcome
@@ -46,9 +46,8 @@ class Putting:
         history = await self._foreign(call)
         if history is not None:
             return PutOutcome(call.first - 1, held_code=ForeignLog.code, held_detail=history)
-        frame = Frame(call.first, call.last, gap=call.gap)
-        if call.entries:
-            frame = Frame(call.first, call.last, await _entries(call.entries, lane.link_limits))
+        entries = await _entries(call.entries, lane.link_limits) if call.entries else None
+        frame = Frame(call.first, call.last, entries, call.gap, call.skips)
         refused = self._zones_refused(call, frame.entries)
         if refused is not None:
             return PutOutcome(call.first - 1, held_code=ZoneNotAllowed.code, held_detail=refused)
@@ -141,6 +140,7 @@ def _fetched(call: PutCall, frame: Frame) -> Fetched:
         call.last + 1,
         b"",
         frames,
-        call.gaps,
+        [gap for gap in call.gaps if isinstance(gap, GapRecord)],
         served_at_unix_ms=call.served_at_unix_ms,
+        gap_sets=[gap for gap in call.gaps if isinstance(gap, GapSet)],
     )

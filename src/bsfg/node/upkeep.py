@@ -127,6 +127,11 @@ class Upkeep:
         if stats.fill != Fill.HEALTHY:
             text = f"{about} is {stats.fill_percent:.1f} % full ({stats.used_bytes} of {stats.capacity_bytes} bytes)"
         self._alerts.update("buffer_fill", about, text, severity=str(stats.fill))
+        full = None
+        if stats.quarantine_full:
+            held = f"{stats.quarantine_bytes} of {stats.quarantine_capacity_bytes} bytes"
+            full = f"the quarantine of {about} is full ({held}): links that bring more refused facts pause"
+        self._alerts.update("quarantine_full", about, full)
 
     async def _look_at_consumers(self, stats: list[BufferStats]) -> None:
         views = await consumer_views(self._parts, stats)

@@ -83,7 +83,7 @@ class Keeper:
                 await self._outbox.keep(group)
             except BsfgError as error:
                 self._on_problem(error)
-                if error.code not in ("buffer_full", "disk_full"):
+                if error.code not in ("buffer_full", "quarantine_full", "disk_full"):
                     _fail(group, error)
                     return
                 now = time.monotonic()

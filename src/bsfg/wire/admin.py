@@ -8,11 +8,20 @@ from typing import Any
 import orjson
 
 from bsfg.errors import InvalidArgument
+from bsfg.gaps import listed
 from bsfg.gate import Event
 from bsfg.ports import Buffer, ConsumerSpec, StartAt
 from bsfg.wire import admin_pb2 as pb
 from bsfg.wire.calls import Calls, Unary
-from bsfg.wire.convert import buffer_number, buffer_of, gap_message, position_message, position_of, release_of
+from bsfg.wire.convert import (
+    buffer_number,
+    buffer_of,
+    gap_message,
+    gap_set_message,
+    position_message,
+    position_of,
+    release_of,
+)
 from bsfg.wire.frames import encode
 from bsfg.wire.methods import ADMIN, ADMIN_SERVICE, snake
 from bsfg.wire.service import AdminService, Caller, ConsumerView, GateView, LeaseView, LinkReport, QuarantinedView
@@ -124,13 +133,18 @@ class AdminServicer:
     async def list_gaps(self, request: pb.ListGapsRequest, caller: Caller) -> pb.ListGapsResponse:
         """List the gap records of a buffer."""
         gaps = await self._service.gaps(caller, request.stream, buffer_of(request.buffer, Buffer.STORE))
-        return pb.ListGapsResponse(gaps=[gap_message(gap) for gap in gaps])
+        if request.sets:
+            return pb.ListGapsResponse(gap_sets=[gap_set_message(each) for each in gaps])
+        return pb.ListGapsResponse(gaps=[gap_message(gap) for gap in listed(gaps)])
 
     async def list_quarantine(self, request: pb.ListQuarantineRequest, caller: Caller) -> pb.ListQuarantineResponse:
         """List what is in quarantine."""
         stream = request.stream if request.HasField("stream") else None
-        views = await self._service.quarantine(caller, stream)
-        return pb.ListQuarantineResponse(quarantined=[quarantined_message(view) for view in views])
+        page = await self._service.quarantine(
+            caller, stream, request.after, request.limit, newest_first=request.newest_first
+        )
+        found = [quarantined_message(view) for view in page.views]
+        return pb.ListQuarantineResponse(quarantined=found, next=page.following, total=page.total)
 
     async def show_quarantined(self, request: pb.ShowQuarantinedRequest, caller: Caller) -> pb.Quarantined:
         """Give one quarantined fact with its bytes."""

@@ -290,24 +290,34 @@ class RememberPeerResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ListGapsRequest(_message.Message):
-    __slots__ = ("stream", "buffer")
+    __slots__ = ("stream", "buffer", "sets")
     STREAM_FIELD_NUMBER: _ClassVar[int]
     BUFFER_FIELD_NUMBER: _ClassVar[int]
+    SETS_FIELD_NUMBER: _ClassVar[int]
     stream: str
     buffer: _boundary_pb2.Buffer
-    def __init__(self, stream: _Optional[str] = ..., buffer: _Optional[_Union[_boundary_pb2.Buffer, str]] = ...) -> None: ...
+    sets: bool
+    def __init__(self, stream: _Optional[str] = ..., buffer: _Optional[_Union[_boundary_pb2.Buffer, str]] = ..., sets: _Optional[bool] = ...) -> None: ...
 
 class ListGapsResponse(_message.Message):
-    __slots__ = ("gaps",)
+    __slots__ = ("gaps", "gap_sets")
     GAPS_FIELD_NUMBER: _ClassVar[int]
+    GAP_SETS_FIELD_NUMBER: _ClassVar[int]
     gaps: _containers.RepeatedCompositeFieldContainer[_boundary_pb2.GapRecord]
-    def __init__(self, gaps: _Optional[_Iterable[_Union[_boundary_pb2.GapRecord, _Mapping]]] = ...) -> None: ...
+    gap_sets: _containers.RepeatedCompositeFieldContainer[_boundary_pb2.GapSet]
+    def __init__(self, gaps: _Optional[_Iterable[_Union[_boundary_pb2.GapRecord, _Mapping]]] = ..., gap_sets: _Optional[_Iterable[_Union[_boundary_pb2.GapSet, _Mapping]]] = ...) -> None: ...
 
 class ListQuarantineRequest(_message.Message):
-    __slots__ = ("stream",)
+    __slots__ = ("stream", "after", "limit", "newest_first")
     STREAM_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIRST_FIELD_NUMBER: _ClassVar[int]
     stream: str
-    def __init__(self, stream: _Optional[str] = ...) -> None: ...
+    after: str
+    limit: int
+    newest_first: bool
+    def __init__(self, stream: _Optional[str] = ..., after: _Optional[str] = ..., limit: _Optional[int] = ..., newest_first: _Optional[bool] = ...) -> None: ...
 
 class Quarantined(_message.Message):
     __slots__ = ("stream", "buffer", "id", "at_unix_ms", "reason", "from_zone", "message_id", "existing_offset", "detail", "facts")
@@ -334,10 +344,14 @@ class Quarantined(_message.Message):
     def __init__(self, stream: _Optional[str] = ..., buffer: _Optional[_Union[_boundary_pb2.Buffer, str]] = ..., id: _Optional[int] = ..., at_unix_ms: _Optional[int] = ..., reason: _Optional[str] = ..., from_zone: _Optional[str] = ..., message_id: _Optional[str] = ..., existing_offset: _Optional[int] = ..., detail: _Optional[str] = ..., facts: _Optional[bytes] = ...) -> None: ...
 
 class ListQuarantineResponse(_message.Message):
-    __slots__ = ("quarantined",)
+    __slots__ = ("quarantined", "next", "total")
     QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
     quarantined: _containers.RepeatedCompositeFieldContainer[Quarantined]
-    def __init__(self, quarantined: _Optional[_Iterable[_Union[Quarantined, _Mapping]]] = ...) -> None: ...
+    next: str
+    total: int
+    def __init__(self, quarantined: _Optional[_Iterable[_Union[Quarantined, _Mapping]]] = ..., next: _Optional[str] = ..., total: _Optional[int] = ...) -> None: ...
 
 class ShowQuarantinedRequest(_message.Message):
     __slots__ = ("stream", "buffer", "id")

@@ -10,6 +10,7 @@ import orjson
 from bsfg.batch import FactBatch
 from bsfg.errors import FrameInvalid
 from bsfg.fact import Key
+from bsfg.gaps import listed
 from bsfg.gate import Gate, Mode
 from bsfg.journey.link import PeerPosition, Release
 from bsfg.ports import (
@@ -24,8 +25,16 @@ from bsfg.ports import (
 )
 from bsfg.wire import admin_pb2 as pb
 from bsfg.wire.connection import Connection
-from bsfg.wire.convert import buffer_number, buffer_of, gap_of, position_message, position_of, release_message
-from bsfg.wire.service import ConsumerView, GateView, LeaseView, LinkReport, QuarantinedView
+from bsfg.wire.convert import (
+    buffer_number,
+    buffer_of,
+    gap_of,
+    gap_set_of,
+    position_message,
+    position_of,
+    release_message,
+)
+from bsfg.wire.service import ConsumerView, GateView, LeaseView, LinkReport, QuarantinedView, QuarantinePage
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +158,28 @@ class AdminClient:
 
     async def gaps(self, stream: str, buffer: Buffer = Buffer.STORE) -> list[GapRecord]:
         """List the gap records of a buffer."""
-        request = pb.ListGapsRequest(stream=stream, buffer=buffer_number(buffer))
-        return [gap_of(gap) for gap in (await self.connection.call("ListGaps", request)).gaps]
+        request = pb.ListGapsRequest(stream=stream, buffer=buffer_number(buffer), sets=True)
+        answer = await self.connection.call("ListGaps", request)
+        return [*map(gap_of, answer.gaps), *listed(map(gap_set_of, answer.gap_sets))]
 
     async def quarantine(self, stream: str | None = None) -> list[QuarantinedView]:
-        """List what is in quarantine, without the facts themselves."""
-        answer = await self.connection.call("ListQuarantine", pb.ListQuarantineRequest(stream=stream))
-        return [_quarantined(each) for each in answer.quarantined]
+        """List all that is in quarantine, without the facts themselves, page by page."""
+        page = await self.quarantine_page(stream)
+        views = list(page.views)
+        while page.following:
+            page = await self.quarantine_page(stream, page.following)
+            views += page.views
+        return views
+
+    async def quarantine_page(
+        self, stream: str | None = None, after: str = "", limit: int = 0, *, newest_first: bool = False
+    ) -> QuarantinePage:
+        """List a part of what is in quarantine, without the facts themselves."""
+        request = pb.ListQuarantineRequest(stream=stream, after=after, limit=limit, newest_first=newest_first)
+        answer = await self.connection.call("ListQuarantine", request)
+        views = [_quarantined(each) for each in answer.quarantined]
+        # A node of an earlier version gives everything at once and does not count.
+        return QuarantinePage(views, answer.next, answer.total or len(views))
 
     async def quarantined(self, stream: str, id: int, buffer: Buffer = Buffer.FORWARD) -> QuarantinedView:
         """Give one quarantined fact, bytes included."""

@@ -128,6 +128,20 @@ class GapRecord(_message.Message):
     origin_zone: str
     def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ..., reason: _Optional[str] = ..., at_unix_ms: _Optional[int] = ..., detail: _Optional[str] = ..., origin_zone: _Optional[str] = ...) -> None: ...
 
+class GapSet(_message.Message):
+    __slots__ = ("reason", "ranges", "detail", "origin_zone", "since_unix_ms")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_ZONE_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    ranges: bytes
+    detail: str
+    origin_zone: str
+    since_unix_ms: int
+    def __init__(self, reason: _Optional[str] = ..., ranges: _Optional[bytes] = ..., detail: _Optional[str] = ..., origin_zone: _Optional[str] = ..., since_unix_ms: _Optional[int] = ...) -> None: ...
+
 class Error(_message.Message):
     __slots__ = ("code", "message", "retryable", "hint", "details_json")
     CODE_FIELD_NUMBER: _ClassVar[int]
@@ -203,7 +217,7 @@ class AppendAck(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., count: _Optional[int] = ..., first_offset: _Optional[int] = ..., offsets: _Optional[bytes] = ..., results: _Optional[bytes] = ..., digests: _Optional[bytes] = ..., chain_head: _Optional[bytes] = ..., appended_at_unix_ms: _Optional[int] = ..., message_ids: _Optional[_Iterable[str]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("consumer", "limit", "max_bytes", "wait_ms", "carry_only", "frames", "gaps_after", "after", "ages")
+    __slots__ = ("consumer", "limit", "max_bytes", "wait_ms", "carry_only", "frames", "gaps_after", "after", "ages", "sets")
     CONSUMER_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -213,6 +227,7 @@ class FetchRequest(_message.Message):
     GAPS_AFTER_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
     AGES_FIELD_NUMBER: _ClassVar[int]
+    SETS_FIELD_NUMBER: _ClassVar[int]
     consumer: str
     limit: int
     max_bytes: int
@@ -222,7 +237,8 @@ class FetchRequest(_message.Message):
     gaps_after: str
     after: int
     ages: bool
-    def __init__(self, consumer: _Optional[str] = ..., limit: _Optional[int] = ..., max_bytes: _Optional[int] = ..., wait_ms: _Optional[int] = ..., carry_only: _Optional[_Iterable[str]] = ..., frames: _Optional[bool] = ..., gaps_after: _Optional[str] = ..., after: _Optional[int] = ..., ages: _Optional[bool] = ...) -> None: ...
+    sets: bool
+    def __init__(self, consumer: _Optional[str] = ..., limit: _Optional[int] = ..., max_bytes: _Optional[int] = ..., wait_ms: _Optional[int] = ..., carry_only: _Optional[_Iterable[str]] = ..., frames: _Optional[bool] = ..., gaps_after: _Optional[str] = ..., after: _Optional[int] = ..., ages: _Optional[bool] = ..., sets: _Optional[bool] = ...) -> None: ...
 
 class FetchResponse(_message.Message):
     __slots__ = ("entries", "gaps", "start", "next_offset", "log_id", "end", "chain_head", "frames", "gaps_token")
@@ -247,16 +263,18 @@ class FetchResponse(_message.Message):
     def __init__(self, entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., gaps: _Optional[_Iterable[_Union[GapRecord, _Mapping]]] = ..., start: _Optional[int] = ..., next_offset: _Optional[int] = ..., log_id: _Optional[str] = ..., end: _Optional[int] = ..., chain_head: _Optional[bytes] = ..., frames: _Optional[_Iterable[_Union[FetchFrame, _Mapping]]] = ..., gaps_token: _Optional[str] = ...) -> None: ...
 
 class ConsumerSelection(_message.Message):
-    __slots__ = ("consumer", "wait_ms", "gaps_after", "after")
+    __slots__ = ("consumer", "wait_ms", "gaps_after", "after", "sets")
     CONSUMER_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     GAPS_AFTER_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
+    SETS_FIELD_NUMBER: _ClassVar[int]
     consumer: str
     wait_ms: int
     gaps_after: str
     after: int
-    def __init__(self, consumer: _Optional[str] = ..., wait_ms: _Optional[int] = ..., gaps_after: _Optional[str] = ..., after: _Optional[int] = ...) -> None: ...
+    sets: bool
+    def __init__(self, consumer: _Optional[str] = ..., wait_ms: _Optional[int] = ..., gaps_after: _Optional[str] = ..., after: _Optional[int] = ..., sets: _Optional[bool] = ...) -> None: ...
 
 class OffsetSelection(_message.Message):
     __slots__ = ("stream", "buffer", "first", "end")
@@ -301,7 +319,7 @@ class FetchFramesRequest(_message.Message):
     def __init__(self, consumer: _Optional[_Union[ConsumerSelection, _Mapping]] = ..., offsets: _Optional[_Union[OffsetSelection, _Mapping]] = ..., times: _Optional[_Union[TimeSelection, _Mapping]] = ..., max_facts: _Optional[int] = ..., max_bytes: _Optional[int] = ..., carry_only: _Optional[_Iterable[str]] = ..., ages: _Optional[bool] = ...) -> None: ...
 
 class FetchHead(_message.Message):
-    __slots__ = ("log_id", "start", "end", "chain_head", "gaps", "gaps_token", "served_at_unix_ms")
+    __slots__ = ("log_id", "start", "end", "chain_head", "gaps", "gaps_token", "served_at_unix_ms", "gap_sets")
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
@@ -309,6 +327,7 @@ class FetchHead(_message.Message):
     GAPS_FIELD_NUMBER: _ClassVar[int]
     GAPS_TOKEN_FIELD_NUMBER: _ClassVar[int]
     SERVED_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    GAP_SETS_FIELD_NUMBER: _ClassVar[int]
     log_id: str
     start: int
     end: int
@@ -316,21 +335,24 @@ class FetchHead(_message.Message):
     gaps: _containers.RepeatedCompositeFieldContainer[GapRecord]
     gaps_token: str
     served_at_unix_ms: int
-    def __init__(self, log_id: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., chain_head: _Optional[bytes] = ..., gaps: _Optional[_Iterable[_Union[GapRecord, _Mapping]]] = ..., gaps_token: _Optional[str] = ..., served_at_unix_ms: _Optional[int] = ...) -> None: ...
+    gap_sets: _containers.RepeatedCompositeFieldContainer[GapSet]
+    def __init__(self, log_id: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., chain_head: _Optional[bytes] = ..., gaps: _Optional[_Iterable[_Union[GapRecord, _Mapping]]] = ..., gaps_token: _Optional[str] = ..., served_at_unix_ms: _Optional[int] = ..., gap_sets: _Optional[_Iterable[_Union[GapSet, _Mapping]]] = ...) -> None: ...
 
 class FetchFrame(_message.Message):
-    __slots__ = ("first", "last", "head", "entries", "gap")
+    __slots__ = ("first", "last", "head", "entries", "gap", "skips")
     FIRST_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     GAP_FIELD_NUMBER: _ClassVar[int]
+    SKIPS_FIELD_NUMBER: _ClassVar[int]
     first: int
     last: int
     head: FetchHead
     entries: bytes
     gap: GapRecord
-    def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ..., head: _Optional[_Union[FetchHead, _Mapping]] = ..., entries: _Optional[bytes] = ..., gap: _Optional[_Union[GapRecord, _Mapping]] = ...) -> None: ...
+    skips: _containers.RepeatedCompositeFieldContainer[GapSet]
+    def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ..., head: _Optional[_Union[FetchHead, _Mapping]] = ..., entries: _Optional[bytes] = ..., gap: _Optional[_Union[GapRecord, _Mapping]] = ..., skips: _Optional[_Iterable[_Union[GapSet, _Mapping]]] = ...) -> None: ...
 
 class GetFactRequest(_message.Message):
     __slots__ = ("stream", "from_zone", "message_id", "buffer")
@@ -351,14 +373,16 @@ class GetFactResponse(_message.Message):
     def __init__(self, entry: _Optional[_Union[Entry, _Mapping]] = ...) -> None: ...
 
 class GetEvidenceRequest(_message.Message):
-    __slots__ = ("stream", "buffer", "heads")
+    __slots__ = ("stream", "buffer", "heads", "sets")
     STREAM_FIELD_NUMBER: _ClassVar[int]
     BUFFER_FIELD_NUMBER: _ClassVar[int]
     HEADS_FIELD_NUMBER: _ClassVar[int]
+    SETS_FIELD_NUMBER: _ClassVar[int]
     stream: str
     buffer: Buffer
     heads: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, stream: _Optional[str] = ..., buffer: _Optional[_Union[Buffer, str]] = ..., heads: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    sets: bool
+    def __init__(self, stream: _Optional[str] = ..., buffer: _Optional[_Union[Buffer, str]] = ..., heads: _Optional[_Iterable[bytes]] = ..., sets: _Optional[bool] = ...) -> None: ...
 
 class KeptRange(_message.Message):
     __slots__ = ("first", "last", "range_digest", "chain_before", "chain_after")
@@ -397,7 +421,7 @@ class HeadEvidence(_message.Message):
     def __init__(self, head: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class GetEvidenceResponse(_message.Message):
-    __slots__ = ("log_id", "start", "end", "chain_head", "gaps", "kept", "cursors", "heads")
+    __slots__ = ("log_id", "start", "end", "chain_head", "gaps", "kept", "cursors", "heads", "gap_sets")
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
@@ -406,6 +430,7 @@ class GetEvidenceResponse(_message.Message):
     KEPT_FIELD_NUMBER: _ClassVar[int]
     CURSORS_FIELD_NUMBER: _ClassVar[int]
     HEADS_FIELD_NUMBER: _ClassVar[int]
+    GAP_SETS_FIELD_NUMBER: _ClassVar[int]
     log_id: str
     start: int
     end: int
@@ -414,7 +439,8 @@ class GetEvidenceResponse(_message.Message):
     kept: _containers.RepeatedCompositeFieldContainer[KeptRange]
     cursors: _containers.RepeatedCompositeFieldContainer[CursorEvidence]
     heads: _containers.RepeatedCompositeFieldContainer[HeadEvidence]
-    def __init__(self, log_id: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., chain_head: _Optional[bytes] = ..., gaps: _Optional[_Iterable[_Union[GapRecord, _Mapping]]] = ..., kept: _Optional[_Iterable[_Union[KeptRange, _Mapping]]] = ..., cursors: _Optional[_Iterable[_Union[CursorEvidence, _Mapping]]] = ..., heads: _Optional[_Iterable[_Union[HeadEvidence, _Mapping]]] = ...) -> None: ...
+    gap_sets: _containers.RepeatedCompositeFieldContainer[GapSet]
+    def __init__(self, log_id: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., chain_head: _Optional[bytes] = ..., gaps: _Optional[_Iterable[_Union[GapRecord, _Mapping]]] = ..., kept: _Optional[_Iterable[_Union[KeptRange, _Mapping]]] = ..., cursors: _Optional[_Iterable[_Union[CursorEvidence, _Mapping]]] = ..., heads: _Optional[_Iterable[_Union[HeadEvidence, _Mapping]]] = ..., gap_sets: _Optional[_Iterable[_Union[GapSet, _Mapping]]] = ...) -> None: ...
 
 class Range(_message.Message):
     __slots__ = ("first", "last")
@@ -459,7 +485,7 @@ class ConfirmResponse(_message.Message):
     def __init__(self, cursor_advanced_to: _Optional[int] = ...) -> None: ...
 
 class PutFrame(_message.Message):
-    __slots__ = ("link", "stream", "sequence", "log_id", "first", "last", "entries", "gap", "gaps", "lease", "served_at_unix_ms")
+    __slots__ = ("link", "stream", "sequence", "log_id", "first", "last", "entries", "gap", "gaps", "lease", "served_at_unix_ms", "skips", "gap_sets")
     LINK_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -471,6 +497,8 @@ class PutFrame(_message.Message):
     GAPS_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     SERVED_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    SKIPS_FIELD_NUMBER: _ClassVar[int]
+    GAP_SETS_FIELD_NUMBER: _ClassVar[int]
     link: str
     stream: str
     sequence: int
@@ -482,7 +510,9 @@ class PutFrame(_message.Message):
     gaps: _containers.RepeatedCompositeFieldContainer[GapRecord]
     lease: str
     served_at_unix_ms: int
-    def __init__(self, link: _Optional[str] = ..., stream: _Optional[str] = ..., sequence: _Optional[int] = ..., log_id: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., entries: _Optional[bytes] = ..., gap: _Optional[_Union[GapRecord, _Mapping]] = ..., gaps: _Optional[_Iterable[_Union[GapRecord, _Mapping]]] = ..., lease: _Optional[str] = ..., served_at_unix_ms: _Optional[int] = ...) -> None: ...
+    skips: _containers.RepeatedCompositeFieldContainer[GapSet]
+    gap_sets: _containers.RepeatedCompositeFieldContainer[GapSet]
+    def __init__(self, link: _Optional[str] = ..., stream: _Optional[str] = ..., sequence: _Optional[int] = ..., log_id: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., entries: _Optional[bytes] = ..., gap: _Optional[_Union[GapRecord, _Mapping]] = ..., gaps: _Optional[_Iterable[_Union[GapRecord, _Mapping]]] = ..., lease: _Optional[str] = ..., served_at_unix_ms: _Optional[int] = ..., skips: _Optional[_Iterable[_Union[GapSet, _Mapping]]] = ..., gap_sets: _Optional[_Iterable[_Union[GapSet, _Mapping]]] = ...) -> None: ...
 
 class PutAck(_message.Message):
     __slots__ = ("sequence", "inserted", "repeated", "refusals", "through", "chain_head", "refetch_at", "error", "held")

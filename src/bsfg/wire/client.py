@@ -145,6 +145,7 @@ class BoundaryClient:
             gaps_after=request.gaps_after,
             after=request.after,
             ages=True,
+            sets=request.sets,
         )
         try:
             answer = await self._followed.ask(consumer, message, timeout_seconds=self._timeout(request.wait_seconds))
@@ -164,6 +165,7 @@ class BoundaryClient:
                 wait_ms=int(request.wait_seconds * 1000),
                 gaps_after=request.gaps_after,
                 after=request.after,
+                sets=request.sets,
             ),
             max_facts=request.max_facts,
             max_bytes=request.max_bytes,
@@ -239,7 +241,7 @@ class BoundaryClient:
 
     async def evidence(self, stream: str, buffer: Buffer, heads: Sequence[bytes] = ()) -> LogEvidence:
         """Ask what a log shows of itself: gaps, what it kept of removed ranges, and whether it had some chain heads."""
-        request = pb.GetEvidenceRequest(stream=stream, buffer=buffer_number(buffer), heads=heads)
+        request = pb.GetEvidenceRequest(stream=stream, buffer=buffer_number(buffer), heads=heads, sets=True)
         return evidence_of(await self.connection.call("GetEvidence", request), stream, buffer)
 
     async def confirm(

@@ -11,10 +11,10 @@ import numpy as np
 
 from bsfg.batch import FactBatch
 from bsfg.clock import SystemClock
-from bsfg.ports import Frame, GapRecord, Receipt
+from bsfg.ports import Frame, Gap, GapRecord, GapSet, Receipt
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.connection import Connection
-from bsfg.wire.convert import gap_message, refusal_of
+from bsfg.wire.convert import gap_message, gap_set_message, refusal_of
 from bsfg.wire.frames import THREAD_BYTES, read_ack, with_batch
 from bsfg.wire.framestream import FrameStream
 from bsfg.wire.service import PutOutcome
@@ -93,7 +93,7 @@ class PutStream:
         return self._frames.is_open
 
     async def send(
-        self, frame: Frame, gaps: Sequence[GapRecord] = (), *, served_at_unix_ms: int | None = None
+        self, frame: Frame, gaps: Sequence[Gap] = (), *, served_at_unix_ms: int | None = None
     ) -> asyncio.Future[PutOutcome]:
         """Send a frame as it was fetched, and give the future of its outcome.
 
@@ -103,26 +103,26 @@ class PutStream:
         if served_at_unix_ms is None and self._sender_ahead_ms is not None:
             served_at_unix_ms = SystemClock().now_unix_ms() + self._sender_ahead_ms
         number = self._frames.number()
-        gap = gap_message(frame.gap) if frame.gap is not None else None
-        more = [gap_message(each) for each in gaps]
         message = pb.PutFrame(
             **self._fixed,
             sequence=number,
             first=frame.first,
             last=frame.last,
-            gap=gap,
-            gaps=more,
+            gap=gap_message(frame.gap) if frame.gap is not None else None,
+            gaps=[gap_message(each) for each in gaps if isinstance(each, GapRecord)],
+            gap_sets=[gap_set_message(each) for each in gaps if isinstance(each, GapSet)],
+            skips=[gap_set_message(each) for each in frame.skips],
             served_at_unix_ms=served_at_unix_ms,
         )
         if frame.entries is None:
             return await self._frames.send(number, message)
         return await self._frames.send(number, await _with_batch(message, "entries", frame.entries))
 
-    async def send_gaps(self, at: int, gaps: Sequence[GapRecord]) -> asyncio.Future[PutOutcome]:
+    async def send_gaps(self, at: int, gaps: Sequence[Gap]) -> asyncio.Future[PutOutcome]:
         """Send gap records that the sender got from other zones, when it has no facts to go with them."""
         return await self.send(Frame(at, at - 1), gaps)
 
-    async def put(self, frame: Frame, gaps: Sequence[GapRecord] = ()) -> PutOutcome:
+    async def put(self, frame: Frame, gaps: Sequence[Gap] = ()) -> PutOutcome:
         """Send a frame and wait for its outcome."""
         return await (await self.send(frame, gaps))
 

@@ -12,7 +12,8 @@ from bsfg.errors import FrameInvalid, InvalidArgument, InvalidFact
 from bsfg.fact import JSON_MEDIA_TYPE, ArtifactRef, Entry, Envelope, Fact, Message, Origin
 from bsfg.journey.link import PeerPosition, Refusal, Release
 from bsfg.jsonform import artifact_to_dict
-from bsfg.ports import Buffer, Confirmation, GapRecord
+from bsfg.ports import Buffer, Confirmation, GapRecord, GapSet
+from bsfg.ranges import RangeSet
 from bsfg.retention import GapReason
 from bsfg.wire import admin_pb2 as admin_pb
 from bsfg.wire import boundary_pb2 as pb
@@ -163,6 +164,27 @@ def gap_of(found: pb.GapRecord) -> GapRecord:
         raise FrameInvalid(f"a gap record has the unknown reason {found.reason[:80]!r}") from None
     origin_zone = found.origin_zone if found.HasField("origin_zone") else None
     return GapRecord(found.first, found.last, reason, found.at_unix_ms, found.detail, origin_zone)
+
+
+def gap_set_message(gaps: GapSet) -> pb.GapSet:
+    """Write a set of gap records."""
+    return pb.GapSet(
+        reason=gaps.reason,
+        ranges=gaps.ranges.encode(),
+        detail=gaps.detail,
+        origin_zone=gaps.origin_zone,
+        since_unix_ms=gaps.since_unix_ms,
+    )
+
+
+def gap_set_of(found: pb.GapSet) -> GapSet:
+    """Read a set of gap records; a reason that nobody knows, or ranges that are none, make the frame invalid."""
+    try:
+        reason = GapReason(found.reason)
+    except ValueError:
+        raise FrameInvalid(f"a set of gap records has the unknown reason {found.reason[:80]!r}") from None
+    origin_zone = found.origin_zone if found.HasField("origin_zone") else None
+    return GapSet(reason, RangeSet.decode(found.ranges), found.detail, origin_zone, found.since_unix_ms)
 
 
 def refusal_message(refusal: Refusal) -> pb.Refusal:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bsfg.errors import InvalidArgument
-from bsfg.ports import Buffer, Checkpoint, ConsumerSpec, ConsumerState, GapRecord, StartAt
+from bsfg.gaps import grouped, listed
+from bsfg.ports import Buffer, Checkpoint, ConsumerSpec, ConsumerState, GapSet, StartAt
 from bsfg.rangedigest import History, KeptRange
 from bsfg.wire import boundary_pb2 as pb
-from bsfg.wire.convert import gap_message, gap_of
+from bsfg.wire.convert import gap_message, gap_of, gap_set_message, gap_set_of
 
 HEADS_MAX = 16
 
@@ -22,7 +23,7 @@ class LogEvidence:
     start: int
     end: int
     chain_head: bytes
-    gaps: Sequence[GapRecord] = ()
+    gaps: Sequence[GapSet] = ()
     history: History = field(default_factory=History)
     cursors: Sequence[ConsumerState] = ()
 
@@ -34,15 +35,16 @@ def heads_of(request: pb.GetEvidenceRequest) -> list[bytes]:
     return list(request.heads)
 
 
-def evidence_message(found: LogEvidence) -> pb.GetEvidenceResponse:
-    """Write the evidence of a log."""
+def evidence_message(found: LogEvidence, *, sets: bool = False) -> pb.GetEvidenceResponse:
+    """Write the evidence of a log, its gap records as sets for those who know them."""
     history = found.history
     return pb.GetEvidenceResponse(
         log_id=found.log_id,
         start=found.start,
         end=found.end,
         chain_head=found.chain_head,
-        gaps=[gap_message(gap) for gap in found.gaps],
+        gaps=[] if sets else [gap_message(gap) for gap in listed(found.gaps)],
+        gap_sets=[gap_set_message(each) for each in found.gaps] if sets else [],
         kept=[_kept_message(kept) for kept in history.kept],
         cursors=[_cursor_message(state) for state in found.cursors],
         heads=[pb.HeadEvidence(head=head, offset=offset) for head, offset in history.heads.items()],
@@ -57,7 +59,7 @@ def evidence_of(found: pb.GetEvidenceResponse, stream: str, buffer: Buffer) -> L
         found.start,
         found.end,
         found.chain_head,
-        [gap_of(gap) for gap in found.gaps],
+        grouped([*(gap_of(gap) for gap in found.gaps), *(gap_set_of(each) for each in found.gap_sets)]),
         History(tuple(_kept_of(kept) for kept in found.kept), heads),
         [_cursor_of(each, stream, buffer, found.log_id) for each in found.cursors],
     )

@@ -17,7 +17,7 @@ from bsfg.model import DEFAULT_LIMITS, Limits
 from bsfg.ports import Frame, Receipt, Result
 from bsfg.schema import DIGEST_BYTES
 from bsfg.wire import boundary_pb2 as pb
-from bsfg.wire.convert import gap_message, gap_of
+from bsfg.wire.convert import gap_message, gap_of, gap_set_message, gap_set_of
 
 THREAD_BYTES = 256 << 10
 """From this size on, encoding and decoding are left to a thread: Arrow does them without holding up the loop."""
@@ -58,10 +58,16 @@ def frames_response(fetched: Fetched, *, ages: bool = True) -> bytes:
 
 
 def _frame_parts(frame: Frame, ages: bool) -> list[Any]:
+    message = _without_entries(frame)
     if frame.entries is None:
-        gap = gap_message(frame.gap) if frame.gap is not None else None
-        return [pb.FetchFrame(first=frame.first, last=frame.last, gap=gap).SerializeToString()]
-    return _parts_with_batch(pb.FetchFrame(first=frame.first, last=frame.last), "entries", frame.entries, ages=ages)
+        return [message.SerializeToString()]
+    return _parts_with_batch(message, "entries", frame.entries, ages=ages)
+
+
+def _without_entries(frame: Frame) -> pb.FetchFrame:
+    gap = gap_message(frame.gap) if frame.gap is not None else None
+    skips = [gap_set_message(each) for each in frame.skips]
+    return pb.FetchFrame(first=frame.first, last=frame.last, gap=gap, skips=skips)
 
 
 def _varint(number: int) -> bytes:
@@ -97,6 +103,7 @@ def head_message(fetched: Fetched) -> pb.FetchFrame:
         gaps=[gap_message(gap) for gap in fetched.gaps],
         gaps_token=fetched.gaps_token,
         served_at_unix_ms=fetched.served_at_unix_ms,
+        gap_sets=[gap_set_message(each) for each in fetched.gap_sets],
     )
     return pb.FetchFrame(first=fetched.start, last=fetched.start - 1, head=head)
 
@@ -104,13 +111,15 @@ def head_message(fetched: Fetched) -> pb.FetchFrame:
 async def frame_messages(frame: Frame, max_bytes: int, *, ages: bool = True) -> AsyncIterator[pb.FetchFrame | bytes]:
     """Write one frame as one message, or as several when it is large."""
     if frame.entries is None:
-        gap = gap_message(frame.gap) if frame.gap is not None else None
-        yield pb.FetchFrame(first=frame.first, last=frame.last, gap=gap)
+        yield _without_entries(frame)
         return
     first = frame.first
     for piece in pieces(frame.entries, max_bytes):
-        last = first + len(piece) - 1
-        message = pb.FetchFrame(first=first, last=last)
+        # What is left out behind the last entry belongs to the last piece.
+        end = int(piece.offsets[-1])
+        last = frame.last if end == int(frame.entries.offsets[-1]) else end
+        skips = [each.within(first, last) for each in frame.skips]
+        message = _without_entries(Frame(first, last, skips=[each for each in skips if len(each.ranges)]))
         if piece.size_bytes > THREAD_BYTES:
             yield await asyncio.to_thread(with_batch, message, "entries", piece, ages=ages)
         else:
@@ -123,9 +132,12 @@ def read_frame(message: pb.FetchFrame, limits: Limits = DEFAULT_LIMITS) -> Frame
     content = message.WhichOneof("content")
     if content == "gap":
         return Frame(message.first, message.last, gap=gap_of(message.gap))
+    skips = tuple(gap_set_of(each) for each in message.skips)
     if content != "entries":
-        raise FrameInvalid("a frame holds neither entries nor a gap record")
-    return Frame(message.first, message.last, EntryBatch.from_ipc(message.entries, limits))
+        if not skips or content is not None:
+            raise FrameInvalid("a frame holds neither entries nor a gap record")
+        return Frame(message.first, message.last, skips=skips)
+    return Frame(message.first, message.last, EntryBatch.from_ipc(message.entries, limits), skips=skips)
 
 
 def read_head(message: pb.FetchFrame, frames: Sequence[Frame] = ()) -> Fetched:
@@ -133,7 +145,7 @@ def read_head(message: pb.FetchFrame, frames: Sequence[Frame] = ()) -> Fetched:
     if message.WhichOneof("content") != "head":
         raise FrameInvalid("an answer begins with its head")
     head = message.head
-    gaps = [gap_of(gap) for gap in head.gaps]
+    gaps, sets = [gap_of(gap) for gap in head.gaps], tuple(gap_set_of(each) for each in head.gap_sets)
     served_at = head.served_at_unix_ms if head.HasField("served_at_unix_ms") else None
     return Fetched(
         head.log_id,
@@ -144,6 +156,7 @@ def read_head(message: pb.FetchFrame, frames: Sequence[Frame] = ()) -> Fetched:
         gaps,
         head.gaps_token,
         served_at_unix_ms=served_at,
+        gap_sets=sets,
     )
 
 

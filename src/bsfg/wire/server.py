@@ -19,6 +19,7 @@ from bsfg.wire.convert import (
     entry_message,
     gap_message,
     gap_of,
+    gap_set_of,
     refusal_message,
     refusal_of,
     single_fact,
@@ -120,6 +121,7 @@ class BoundaryServicer:
             wait_seconds=self._wait_seconds(request.wait_ms),
             gaps_after=request.gaps_after,
             after=request.after if request.HasField("after") else None,
+            sets=request.sets,
         )
         async with self._calls.timeout(wanted.wait_seconds):
             fetched = await self._service.fetch(caller, request.consumer, wanted, _zones(request.carry_only))
@@ -150,6 +152,7 @@ class BoundaryServicer:
             wait_seconds=self._wait_seconds(request.consumer.wait_ms),
             gaps_after=request.consumer.gaps_after,
             after=request.consumer.after if request.consumer.HasField("after") else None,
+            sets=request.consumer.sets,
         )
         zones = _zones(request.carry_only)
         async with self._calls.timeout(wanted.wait_seconds):
@@ -194,7 +197,8 @@ class BoundaryServicer:
         """Tell what a log shows of itself."""
         buffer, heads = buffer_of(request.buffer, Buffer.STORE), heads_of(request)
         async with self._calls.timeout():
-            return evidence_message(await self._service.evidence(caller, request.stream, buffer, heads))
+            found = await self._service.evidence(caller, request.stream, buffer, heads)
+            return evidence_message(found, sets=request.sets)
 
     async def confirm_receipt(self, request: pb.ConfirmRequest, caller: Caller) -> pb.ConfirmResponse:
         """Record a confirmation."""
@@ -274,8 +278,9 @@ def append_response(outcome: AppendOutcome) -> pb.AppendResponse:
 def put_call(frame: pb.PutFrame) -> PutCall:
     """Read a frame of a pipeline."""
     gap = gap_of(frame.gap) if frame.HasField("gap") else None
-    gaps_alone = bool(frame.gaps) and frame.last == frame.first - 1
-    if (gap is not None and frame.entries) or (gap is None and not frame.entries and not gaps_alone):
+    gaps_alone = bool(frame.gaps or frame.gap_sets) and frame.last == frame.first - 1
+    has_facts = bool(frame.entries) or bool(frame.skips)
+    if (gap is not None and has_facts) or (gap is None and not has_facts and not gaps_alone):
         raise FrameInvalid("a frame holds either entries or a gap record")
     return PutCall(
         link=frame.link,
@@ -285,7 +290,8 @@ def put_call(frame: pb.PutFrame) -> PutCall:
         last=frame.last,
         entries=frame.entries,
         gap=gap,
-        gaps=[gap_of(each) for each in frame.gaps],
+        gaps=[*(gap_of(each) for each in frame.gaps), *(gap_set_of(each) for each in frame.gap_sets)],
+        skips=[gap_set_of(each) for each in frame.skips],
         lease=frame.lease if frame.HasField("lease") else None,
         served_at_unix_ms=frame.served_at_unix_ms if frame.HasField("served_at_unix_ms") else None,
     )

@@ -22,7 +22,9 @@ from bsfg.ports import (
     ConsumerSpec,
     ConsumerState,
     Frame,
+    Gap,
     GapRecord,
+    GapSet,
     Quarantined,
     Result,
     StoreBuffer,
@@ -69,7 +71,10 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class PutCall:
-    """What a pipeline brings of one link: a range of the sender's offsets as entries or as a gap record."""
+    """What a pipeline brings of one link: a range of the sender's offsets as entries or as a gap record.
+
+    ``skips`` are what the link leaves out among the entries.
+    """
 
     link: str
     stream: str
@@ -78,9 +83,10 @@ class PutCall:
     last: int
     entries: bytes = b""
     gap: GapRecord | None = None
-    gaps: Sequence[GapRecord] = ()
+    gaps: Sequence[Gap] = ()
     lease: str | None = None
     served_at_unix_ms: int | None = None
+    skips: Sequence[GapSet] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +255,15 @@ class QuarantinedView:
     quarantined: Quarantined
 
 
+@dataclass(frozen=True, slots=True)
+class QuarantinePage:
+    """Some of what is in quarantine: where the next page begins (empty at the end), and how many there are in all."""
+
+    views: Sequence[QuarantinedView]
+    following: str = ""
+    total: int = 0
+
+
 class AdminService(Protocol):
     """The operations of operators and viewers, and of pipelines about their links."""
 
@@ -318,12 +333,14 @@ class AdminService(Protocol):
         """Keep what a pipeline knows of the sender of a link, and that it has acted upon a release."""
         ...
 
-    async def gaps(self, caller: Caller, stream: str, buffer: Buffer) -> list[GapRecord]:
-        """List the gap records of a buffer."""
+    async def gaps(self, caller: Caller, stream: str, buffer: Buffer) -> list[GapSet]:
+        """Give the gap records of a buffer as sets."""
         ...
 
-    async def quarantine(self, caller: Caller, stream: str | None) -> list[QuarantinedView]:
-        """List what is in quarantine."""
+    async def quarantine(
+        self, caller: Caller, stream: str | None, after: str = "", limit: int = 0, *, newest_first: bool = False
+    ) -> QuarantinePage:
+        """List what is in quarantine, a page at a time."""
         ...
 
     async def quarantined(self, caller: Caller, stream: str, buffer: Buffer, id: int) -> QuarantinedView:

@@ -177,7 +177,7 @@ def _describe(folder: LogFolder, info: LogInfo) -> None:
         info.lineage = [AncestorInfo(each.log_id.hex(), each.end, each.restored_unix_ms) for each in identity.lineage]
     notes = folder.notes()
     info.gaps, info.removed = notes.gaps, notes.anchors
-    info.quarantine = [_quarantined(item) for item in notes.quarantined.values()]
+    info.quarantine = [_quarantined(item) for item in notes.quarantine.all()]
     info.key_segments = _key_segments(files, path)
     info.index = _index(files, path, identity.index_owner if identity is not None else b"")
     info.aside = [FileInfo(name, _size(files, f"{path}/aside/{name}")) for name in files.list(f"{path}/aside")]

@@ -42,6 +42,12 @@ class Stream:
         says="Size of the forward buffer: what other zones sent. When it is full of facts that a required consumer "
         "has not read, or of any on a sil stream, pulling pauses; else the oldest make room, with a gap record.",
     )
+    quarantine_bytes: int = setting(
+        SIZE,
+        "256MiB",
+        says="Size of the quarantine of each of the two buffers: refused facts that wait for an operator. When it is "
+        "full, links that bring more of them pause, with an alert.",
+    )
     overflow: Overflow = setting(
         choice(Overflow),
         "reject_new",
@@ -87,6 +93,7 @@ class Stream:
             key_horizon_seconds=self.key_horizon_seconds,
             warning_fill_percent=self.warning_fill_percent,
             alert_fill_percent=self.alert_fill_percent,
+            quarantine_bytes=self.quarantine_bytes,
         )
 
     @property

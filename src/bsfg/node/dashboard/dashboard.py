@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 from urllib.parse import parse_qs
 
 import orjson
 import structlog
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 import bsfg
@@ -182,20 +182,23 @@ class Dashboard:
         return EventStream(self._feed, watcher)
 
     async def _gaps(self, request: Request, caller: Caller) -> Response:
-        found = await records.gaps(self._admin, self._parts, self._door.session(request).caller)
-        return _json(records.shown(found, len(found)))
+        caller = self._door.session(request).caller
+        found, total = await records.gaps(self._admin, self._parts, caller, records.SHOWN_MAX)
+        return _json(records.shown(found, total))
 
     async def _all_gaps(self, request: Request, caller: Caller) -> Response:
-        found = await records.gaps(self._admin, self._parts, self._door.session(request).caller)
+        found, _ = await records.gaps(self._admin, self._parts, self._door.session(request).caller)
         return _download(records.lines(found), f"gaps-{self._zone}.jsonl")
 
     async def _quarantine(self, request: Request, caller: Caller) -> Response:
-        views = await records.quarantine(self._admin, self._door.session(request).caller)
-        return _json(records.shown(records.quarantined_rows(views), len(views)))
+        views, total = await records.quarantine(self._admin, self._door.session(request).caller)
+        return _json(records.shown(records.quarantined_rows(views), total))
 
     async def _all_quarantine(self, request: Request, caller: Caller) -> Response:
-        views = await records.quarantine(self._admin, self._door.session(request).caller)
-        return _download(records.lines(records.quarantined_whole(views)), f"quarantine-{self._zone}.jsonl")
+        # The first page is read before the answer begins, so that a refusal is an answer of its own.
+        pages = records.quarantine_lines(self._admin, self._door.session(request).caller)
+        first = await anext(pages)
+        return _streamed(first, pages, f"quarantine-{self._zone}.jsonl")
 
     async def _act(self, request: Request, caller: Caller) -> Response:
         session = self._door.acting(request)
@@ -236,5 +239,17 @@ def _json(value: Any) -> Response:
 
 
 def _download(data: bytes, name: str) -> Response:
-    headers = {**SAFE_HEADERS, "cache-control": "no-store", "content-disposition": f'attachment; filename="{name}"'}
-    return Response(data, headers=headers, media_type=JSON_LINES)
+    return Response(data, headers=_download_headers(name), media_type=JSON_LINES)
+
+
+def _streamed(first: bytes, rest: AsyncIterator[bytes], name: str) -> Response:
+    async def parts() -> AsyncIterator[bytes]:
+        yield first
+        async for part in rest:
+            yield part
+
+    return StreamingResponse(parts(), headers=_download_headers(name), media_type=JSON_LINES)
+
+
+def _download_headers(name: str) -> dict[str, str]:
+    return {**SAFE_HEADERS, "cache-control": "no-store", "content-disposition": f'attachment; filename="{name}"'}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import orjson
@@ -17,18 +18,33 @@ SHOWN_MAX = 200
 OBJECT_CHARACTERS_MAX = 2_000
 
 
-async def gaps(admin: AdminService, parts: Parts, caller: Caller) -> list[dict[str, Any]]:
-    """List the gap records of all buffers that the caller may see, the newest first."""
-    found = []
+async def gaps(
+    admin: AdminService, parts: Parts, caller: Caller, at_most: int | None = None
+) -> tuple[list[dict[str, Any]], int]:
+    """List the gap records of all buffers that the caller may see, the newest first; tell how many there are in all."""
+    found, total = [], 0
     for stream, buffer in await parts.storage.streams():
         if stream in parts.settings.lanes and parts.guard.allows(caller, Request(Action.VIEW, stream)):
-            found += [_gap(stream, str(buffer), gap) for gap in await admin.gaps(caller, stream, buffer)]
-    return sorted(found, key=lambda gap: int(gap["at_unix_ms"]), reverse=True)
+            for each in await admin.gaps(caller, stream, buffer):
+                total += len(each.ranges)
+                newest = each if at_most is None else each.newest(at_most)
+                found += [_gap(stream, str(buffer), gap) for gap in newest.records()]
+    return sorted(found, key=lambda gap: int(gap["at_unix_ms"]), reverse=True), total
 
 
-async def quarantine(admin: AdminService, caller: Caller) -> list[QuarantinedView]:
-    """List what is in quarantine and may be seen by the caller, the newest first."""
-    return sorted(await admin.quarantine(caller, None), key=lambda view: view.quarantined.at_unix_ms, reverse=True)
+async def quarantine(admin: AdminService, caller: Caller) -> tuple[list[QuarantinedView], int]:
+    """List the newest of what is in quarantine and may be seen by the caller; tell how many there are in all."""
+    page = await admin.quarantine(caller, None, limit=SHOWN_MAX, newest_first=True)
+    return sorted(page.views, key=lambda view: view.quarantined.at_unix_ms, reverse=True), page.total
+
+
+async def quarantine_lines(admin: AdminService, caller: Caller) -> AsyncIterator[bytes]:
+    """Write all that is in quarantine as JSON Lines, a page at a time, the oldest first."""
+    page = await admin.quarantine(caller, None)
+    yield lines(quarantined_whole(page.views))
+    while page.following:
+        page = await admin.quarantine(caller, None, page.following)
+        yield lines(quarantined_whole(page.views))
 
 
 def shown(rows: list[dict[str, Any]], total: int) -> dict[str, Any]:
@@ -46,7 +62,7 @@ def quarantined_rows(views: list[QuarantinedView]) -> list[dict[str, Any]]:
     return [{**_head(view), "facts": [_brief(each) for each in _messages(view)]} for view in views[:SHOWN_MAX]]
 
 
-def quarantined_whole(views: list[QuarantinedView]) -> list[dict[str, Any]]:
+def quarantined_whole(views: Sequence[QuarantinedView]) -> list[dict[str, Any]]:
     """Describe quarantined facts with all their content, a row per fact."""
     return [{"quarantined": _head(view), **message_to_dict(each)} for view in views for each in _messages(view)]
 

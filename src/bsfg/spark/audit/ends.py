@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from bsfg.errors import ForeignLog, LogDamaged, UnknownStream
+from bsfg.gaps import listed
 from bsfg.journey.link import PeerPosition
 from bsfg.ports import Buffer, ConsumerState, Frame, Quarantined
 from bsfg.spark.audit.evidence import Cursor, End, Evidence, SetAside
@@ -69,7 +70,7 @@ class FolderEnd:
             chain_head=_chain_head(view),
             gaps=notes.gaps,
             kept=list(kept_ranges(notes)),
-            set_aside=[_set_aside(item) for item in notes.quarantined.values()],
+            set_aside=[_set_aside(item) for item in notes.quarantine.all()],
             position=position,
             cursor=cursor,
         )
@@ -193,7 +194,7 @@ class NodeEnd:
             start=found.start,
             end=found.end,
             chain_head=found.chain_head,
-            gaps=found.gaps,
+            gaps=listed(found.gaps),
             kept=found.history.kept,
             set_aside=set_aside,
             position=position,

@@ -29,7 +29,7 @@ from bsfg.journey.flow import Turns
 from bsfg.journey.link import Fetched, FetchRequest, PeerLink, PeerPosition, Release
 from bsfg.journey.pull import Progress, Stored
 from bsfg.journey.verify import Decision, LinkHeld, Put, check_history, check_order
-from bsfg.ports import Frame, GapRecord
+from bsfg.ports import Frame, Gap
 from bsfg.spark.replicate.plan import LinkPlan, StreamPlan
 
 if TYPE_CHECKING:
@@ -51,14 +51,13 @@ class Carried(Put):
 
     log_id: str = ""
     frames: Sequence[Frame] = ()
-    relayed: Sequence[GapRecord] = ()
+    relayed: Sequence[Gap] = ()
 
 
 class Carrying(Turns["Courier"]):
     """The turns of one stream, its facts given to a courier."""
 
     stores_at_once = 3
-    takes_sets = False
 
     async def judge(self, fetched: Fetched, position: PeerPosition) -> Decision:
         """Check the history and the order of an answer."""
@@ -70,11 +69,14 @@ class Carrying(Turns["Courier"]):
         return Carried(
             through=fetched.frames[-1].last if fetched.frames else fetched.start - 1,
             entries=[frame.entries for frame in fetched.frames if frame.entries is not None],
-            gaps=[frame.gap for frame in fetched.frames if frame.gap is not None],
+            gaps=[
+                *(frame.gap for frame in fetched.frames if frame.gap is not None),
+                *(each for frame in fetched.frames for each in frame.skips),
+            ],
             served_at_unix_ms=fetched.served_at_unix_ms,
             log_id=fetched.log_id,
             frames=fetched.frames,
-            relayed=fetched.gaps,
+            relayed=[*fetched.gaps, *fetched.gap_sets],
         )
 
     async def hand_over(self, put: Put, target: Courier, clock_trusted: bool) -> Coroutine[Any, Any, Stored]:
@@ -108,7 +110,7 @@ class Courier:
         self,
         log_id: str,
         frames: Sequence[Frame],
-        relayed: Sequence[GapRecord] = (),
+        relayed: Sequence[Gap] = (),
         *,
         at: int = 0,
         served_at_unix_ms: int | None = None,

@@ -27,6 +27,7 @@ from bsfg.stores.log.files import Files, translated
 from bsfg.stores.log.identity import read_identity
 from bsfg.stores.log.journal import decode_all, encode, read_journal
 from bsfg.stores.log.notes import Notes
+from bsfg.stores.log.quarantine import Quarantine, copy_quarantine
 from bsfg.stores.log.reader import LogFolder
 from bsfg.stores.log.segments import SegmentFile, segment_bases, segment_name
 from bsfg.stores.log.storage import MARK, STREAMS, listed_logs, read_mark
@@ -155,7 +156,9 @@ class _LogCopy:
     def _notes(self, notes: Notes, end: int) -> None:
         """Write the notes as far as they speak of what was copied."""
         notes.book = notes.book.before(end)
-        notes.quarantined = {id: item for id, item in notes.quarantined.items() if item.existing_offset < end}
+        copy_quarantine(notes.quarantine, self._target, self._source.path, end)
+        # What an earlier version kept with the notes is now among the rest.
+        notes.quarantine = Quarantine(self._target, self._source.path)
         data = b"".join(encode(record) for record in notes.snapshot())
         write_whole(self._target, f"{self._source.path}/notes.journal", data)
 

@@ -18,7 +18,18 @@ from bsfg.errors import (
 )
 from bsfg.fact import Entry, Key
 from bsfg.gaps import RELAYED_RANGES_MAX, check_gaps
-from bsfg.ports import Buffer, BufferStats, Frame, Gap, GapRecord, GapSet, OriginSpan, Quarantined, Receipt
+from bsfg.ports import (
+    QUARANTINE_PAGE,
+    Buffer,
+    BufferStats,
+    Frame,
+    Gap,
+    GapRecord,
+    GapSet,
+    OriginSpan,
+    Quarantined,
+    Receipt,
+)
 from bsfg.rangedigest import History
 from bsfg.retention import Age, ClockGuard, GapReason, Standing, ordered_before, removable_before
 from bsfg.stores.log.committer import Committer
@@ -274,10 +285,17 @@ class LogBuffer:
         if gaps:
             await self._submit(Step(lambda: self._writer.notes.add_gaps(list(gaps))))
 
-    async def quarantine(self) -> list[Quarantined]:
+    async def quarantine(
+        self, after: int | None = None, limit: int = QUARANTINE_PAGE, *, newest_first: bool = False
+    ) -> list[Quarantined]:
         """List what was refused for good."""
         self._check_open()
-        return list(self._writer.notes.quarantined.values())
+        return await self._look(lambda: self._writer.notes.quarantine.page(after, limit, newest_first))
+
+    async def quarantined(self, id: int) -> Quarantined | None:
+        """Give one refused fact."""
+        self._check_open()
+        return await self._look(lambda: self._writer.notes.quarantine.get(id))
 
     async def set_aside(
         self, facts: FactBatch, reason: str, detail: str = "", origin: OriginSpan | None = None
@@ -294,7 +312,8 @@ class LogBuffer:
             [
                 Quarantined(0, now, reason, key, -1, facts.slice(row, 1), detail, origin.at(row) if origin else None)
                 for row, key in enumerate(keys)
-            ]
+            ],
+            self._writer.policy.quarantine_bytes,
         )
 
     async def release_quarantined(self, id: int, reason: str) -> None:
@@ -324,8 +343,11 @@ class LogBuffer:
             keys=len(writer.index.keys),
             index_bytes=writer.index.keys.nbytes,
             gaps=len(writer.notes.book),
-            quarantined=len(writer.notes.quarantined),
+            quarantined=len(writer.notes.quarantine),
             chain_head=writer.chain,
+            quarantine_bytes=writer.notes.quarantine.used_bytes,
+            quarantine_capacity_bytes=writer.policy.quarantine_bytes,
+            quarantine_full=writer.notes.quarantine.full,
         )
 
     async def history(self, heads: Sequence[bytes] = ()) -> History:

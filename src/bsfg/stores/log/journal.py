@@ -114,6 +114,16 @@ def _next_sound(data: bytes, start: int) -> int | None:
     return None
 
 
+def record_at(data: bytes, at: int) -> tuple[Record, int] | None:
+    """Read the record at a position, as it was written, and give its size; None when there is no sound one."""
+    return _decode_at(data, at)
+
+
+def sound_after(data: bytes, start: int) -> int | None:
+    """Find the next sound record."""
+    return _next_sound(data, start)
+
+
 def read_journal(files: Files, path: str) -> tuple[list[Record], int, list[str]]:
     """Read a journal without opening it for writing; a missing one is empty."""
     try:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
-
-from bsfg.batch import FACT_SCHEMA, FactBatch
 from bsfg.errors import InvalidArgument
-from bsfg.fact import Key, Origin
+from bsfg.frontier import Frontier
 from bsfg.gaps import Gap, GapBook, GapRecord, GapSet, listed
 from bsfg.ports import Quarantined
 from bsfg.ranges import RangeSet
 from bsfg.retention import GapReason
-from bsfg.sealing import bodies
 from bsfg.stores.log.files import Files
 from bsfg.stores.log.journal import Journal, Record, read_journal
+from bsfg.stores.log.quarantine import Quarantine, check_reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +41,9 @@ class Notes:
         self.keys_start = 0
         self.book = GapBook()
         self.anchors: list[Anchor] = []
-        self.quarantined: dict[int, Quarantined] = {}
-        self.released: list[dict[str, Any]] = []
-        self.next_quarantine_id = 1
+        self.quarantine = Quarantine(files, folder)
+        self.released = GapBook()
+        self._old: dict[int, Record] = {}
 
     @property
     def gaps(self) -> list[GapRecord]:
@@ -56,7 +53,7 @@ class Notes:
     @property
     def problems(self) -> list[str]:
         """What was wrong with the journal when it was opened."""
-        return self._journal.problems
+        return [*self._journal.problems, *self.quarantine.problems]
 
     def open(self, *, expected: bool = False, not_empty: bool = False) -> bool:
         """Read the notes for writing; tell whether any that were there are lost.
@@ -66,18 +63,33 @@ class Notes:
         """
         records = self._journal.open(expected=expected)
         if not_empty and not records and not self._journal.is_damaged:
-            self.problems.append("empty, though it must say where the log begins")
+            self._journal.problems.append("empty, though it must say where the log begins")
             self._journal.is_damaged = True
         for record in records:
             if not self._take(record):
-                self.problems.append(f"a record of the kind {record.head.get('kind')!r} cannot be read; it is kept")
+                self._journal.problems.append(
+                    f"a record of the kind {record.head.get('kind')!r} cannot be read; it is kept"
+                )
+        self.quarantine.open()
+        self._find_quarantined()
+        self.quarantine.remove_empty()
         return self._journal.is_damaged
 
     def read(self) -> list[str]:
         """Read the notes without writing; give what is wrong with them."""
         records, _, problems = read_journal(self._files, self.path)
         unread = [record for record in records if not self._take(record)]
-        return [*problems, *(f"a record of the kind {record.head.get('kind')!r} cannot be read" for record in unread)]
+        self._find_quarantined()
+        problems += [f"a record of the kind {record.head.get('kind')!r} cannot be read" for record in unread]
+        return [*problems, *self.quarantine.problems]
+
+    def _find_quarantined(self) -> None:
+        released = RangeSet.union([each.ranges for each in self.released.sets()] or [RangeSet.empty()])
+        known = Frontier(-1, [(first, last) for first, last, _ in released.rows()])
+        self.quarantine.load(known.is_confirmed, self._old)
+        if len(released):
+            self.quarantine.next_id = max(self.quarantine.next_id, int(released.lasts[-1]) + 1)
+        self._old = {}
 
     def move_start(self, start: int, anchors: list[Anchor], gaps: list[GapRecord]) -> None:
         """Record durably that the log now begins at ``start``, and what is known of what went."""
@@ -91,25 +103,17 @@ class Notes:
         if fresh:
             self._write(fresh)
 
-    def add_quarantined(self, items: list[Quarantined]) -> None:
+    def add_quarantined(self, items: Sequence[Quarantined], capacity_bytes: int) -> None:
         """Keep refused facts durably."""
-        known = {_identity(item) for item in self.quarantined.values()}
-        fresh: list[Quarantined] = []
-        for item in items:
-            identity = _identity(item)
-            if identity not in known:
-                known.add(identity)
-                fresh.append(replace(item, id=self.next_quarantine_id + len(fresh)))
-        if fresh:
-            self._write([_quarantine(item) for item in fresh])
+        self.quarantine.add(items, capacity_bytes)
 
     def release(self, id_: int, reason: str, now_unix_ms: int) -> None:
         """Drop a quarantined fact, leaving a durable note of it."""
-        if not reason.strip():
-            raise InvalidArgument("dropping a quarantined fact needs a reason")
-        if id_ not in self.quarantined:
+        check_reason(reason)
+        if id_ not in self.quarantine:
             raise InvalidArgument(f"nothing is quarantined under id {id_}", id=id_)
-        self._write([Record({"kind": "released", "id": id_, "reason": reason, "at_unix_ms": now_unix_ms})])
+        self._write([_released(_release(id_, reason, now_unix_ms))])
+        self.quarantine.forget(id_)
 
     def keys_beyond(self, unix_ms: int) -> int:
         """Give the offset below which all keys are older than a time, as far as they are not forgotten yet."""
@@ -121,8 +125,9 @@ class Notes:
         self._write([Record({"kind": "keys_start", "start": offset})])
 
     def close(self) -> None:
-        """Release the journal."""
+        """Release the journals."""
         self._journal.close()
+        self.quarantine.close()
 
     def _write(self, records: list[Record]) -> None:
         self._journal.append(records)
@@ -157,13 +162,11 @@ class Notes:
             for gap in self.book.missing([_gap_set(head, record.blob)]):
                 self.book.add(gap)
         elif kind == "quarantined":
-            item = _quarantined(head, record.blob)
-            self.quarantined[item.id] = item
-            self.next_quarantine_id = max(self.next_quarantine_id, item.id + 1)
+            # Versions before 0.2 kept refused facts here; they stay until they are released.
+            self._old[head["id"]] = Record(head, record.blob)
         elif kind == "released":
-            self.quarantined.pop(head["id"], None)
-            self.released.append(head)
-            self.next_quarantine_id = max(self.next_quarantine_id, head["id"] + 1)
+            for each in self.released.missing([_release_set(head, record.blob)]):
+                self.released.add(each)
 
     def snapshot(self) -> Iterator[Record]:
         """Give the records from which the present notes can be read again."""
@@ -171,10 +174,10 @@ class Notes:
             yield Record({"kind": "anchor", **_anchor_head(anchor)})
         for gap in self.book.sets():
             yield _gaps(gap)
-        for item in self.quarantined.values():
-            yield _quarantine(item)
-        for head in self.released:
-            yield Record({"kind": "released", **head})
+        for record in self.quarantine.old_records():
+            yield Record({"kind": "quarantined", **record.head}, record.blob)
+        for each in self.released.sets():
+            yield _released(each)
         yield from self._unread
         yield Record({"kind": "keys_start", "start": self.keys_start})
         yield Record({"kind": "start", "start": self.start})
@@ -202,36 +205,18 @@ def _gap_set(head: dict[str, Any], blob: bytes) -> GapSet:
     return GapSet(reason, ranges, head.get("detail", ""), zone, head["since_unix_ms"])
 
 
-def _identity(item: Quarantined) -> tuple[str, Key, bytes]:
-    """What makes two refused facts the same one: a fact that is sent again is not kept twice."""
-    return item.reason, item.key, bodies(item.facts)[0]
+def _release(id_: int, reason: str, at_unix_ms: int) -> GapSet:
+    """Give a release in the form of a set: ids of one reason that follow each other cost no more than one."""
+    return GapSet.of(GapRecord(id_, id_, GapReason.QUARANTINED, at_unix_ms, reason))
 
 
-def _quarantine(item: Quarantined) -> Record:
-    head = {
-        "kind": "quarantined",
-        "id": item.id,
-        "at_unix_ms": item.at_unix_ms,
-        "reason": item.reason,
-        "from_zone": item.key.from_zone,
-        "message_id": item.key.message_id,
-        "existing_offset": item.existing_offset,
-        "detail": item.detail,
-        "origin": list(astuple(item.origin)) if item.origin is not None else None,
-    }
-    return Record(head, item.facts.record_batch.serialize().to_pybytes())
+def _released(each: GapSet) -> Record:
+    head = {"kind": "released", "reason": each.detail, "since_unix_ms": each.since_unix_ms}
+    return Record(head, each.ranges.encode())
 
 
-def _quarantined(head: dict[str, Any], blob: bytes) -> Quarantined:
-    facts = FactBatch(pa.ipc.read_record_batch(pa.py_buffer(blob), FACT_SCHEMA), sealed=True)
-    return Quarantined(
-        id=head["id"],
-        at_unix_ms=head["at_unix_ms"],
-        reason=head["reason"],
-        key=Key(head["from_zone"], head["message_id"]),
-        existing_offset=head["existing_offset"],
-        facts=facts,
-        detail=head["detail"],
-        # Notes of versions before 0.2 do not say it.
-        origin=Origin(*origin) if (origin := head.get("origin")) else None,
-    )
+def _release_set(head: dict[str, Any], blob: bytes) -> GapSet:
+    if "id" in head:
+        # Written by versions that kept a record for every release.
+        return _release(head["id"], head["reason"], head["at_unix_ms"])
+    return GapSet(GapReason.QUARANTINED, RangeSet.decode(blob), head["reason"], None, head["since_unix_ms"])

@@ -151,7 +151,7 @@ class _LogCheck:
             self._problem(error.code, folder.path, error.message)
             return
         self.summary.start, self.summary.end = view.start, view.end
-        self.summary.gaps, self.summary.quarantined = len(notes.gaps), len(notes.quarantined)
+        self.summary.gaps, self.summary.quarantined = len(notes.book), len(notes.quarantine)
         yield from self._segments(view, notes)
         self._keys(notes)
         self._index(identity.index_owner if identity else b"")

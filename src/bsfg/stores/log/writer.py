@@ -254,7 +254,7 @@ class LogWriter:
             span = appended[at].origin
             origin = span.at(row - int(starts[at])) if span else None
             items.append(Quarantined(0, now, reason, key, int(verdict.offsets[row]), facts, origin=origin))
-        self.notes.add_quarantined(items)
+        self.notes.add_quarantined(items, self.policy.quarantine_bytes)
 
     # Space.
 

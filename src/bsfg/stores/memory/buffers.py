@@ -13,7 +13,18 @@ from bsfg.batch import FACT_SCHEMA, ORIGIN_FIELDS, EntryBatch, FactBatch
 from bsfg.errors import BufferFull, InvalidArgument, OffsetOutOfRange
 from bsfg.fact import Entry, Key
 from bsfg.gaps import RELAYED_RANGES_MAX, check_gaps, listed
-from bsfg.ports import Buffer, BufferStats, Frame, Gap, GapRecord, GapSet, OriginSpan, Quarantined, Receipt
+from bsfg.ports import (
+    QUARANTINE_PAGE,
+    Buffer,
+    BufferStats,
+    Frame,
+    Gap,
+    GapRecord,
+    GapSet,
+    OriginSpan,
+    Quarantined,
+    Receipt,
+)
 from bsfg.retention import Age, Policy, Removal, Standing, make_room, ordered_before, removable_before
 from bsfg.retention import Gap as RemovedRange
 from bsfg.stores.memory.state import (
@@ -127,23 +138,27 @@ class MemoryBuffer:
             if self._state.book.missing(gaps):
                 await write(lambda: self._state.add_gaps(gaps))
 
-    async def quarantine(self) -> list[Quarantined]:
+    async def quarantine(
+        self, after: int | None = None, limit: int = QUARANTINE_PAGE, *, newest_first: bool = False
+    ) -> list[Quarantined]:
         """List what was refused for good."""
         self._storage.check_open()
-        return list(self._state.quarantined)
+        ids = sorted(self._state.quarantined, reverse=newest_first)
+        if after is not None:
+            ids = [id for id in ids if (id < after if newest_first else id > after)]
+        return [self._state.quarantined[id] for id in ids[:limit]]
+
+    async def quarantined(self, id: int) -> Quarantined | None:
+        """Give one refused fact."""
+        self._storage.check_open()
+        return self._state.quarantined.get(id)
 
     async def release_quarantined(self, id: int, reason: str) -> None:
         """Drop one quarantined fact and remember why."""
         async with self._storage.writing() as write:
-            found = next((aside for aside in self._state.quarantined if aside.id == id), None)
-            if found is None:
+            if id not in self._state.quarantined:
                 raise InvalidArgument(f"nothing is quarantined under the id {id}")
-
-            def change() -> None:
-                self._state.quarantined.remove(found)
-                self._state.released.append((found, reason))
-
-            await write(change)
+            await write(lambda: self._state.release(id, reason))
 
     async def set_aside(
         self, facts: FactBatch, reason: str, detail: str = "", origin: OriginSpan | None = None
@@ -158,7 +173,7 @@ class MemoryBuffer:
                 for row, key in enumerate(zip(*key_columns(facts), strict=True))
                 for came_from in [origin.at(row) if origin else None]
             ]
-            if new := not_yet_aside(self._state, refused):
+            if new := not_yet_aside(self._state, refused, self._policy.quarantine_bytes):
                 await write(lambda: self._state.set_aside(new))
 
     async def enforce_retention(self, *, link_open: bool, keys_as_of_unix_ms: int | None = None) -> None:
@@ -205,6 +220,9 @@ class MemoryBuffer:
             gaps=len(state.book),
             quarantined=len(state.quarantined),
             chain_head=state.chain_head,
+            quarantine_bytes=state.quarantine_bytes,
+            quarantine_capacity_bytes=self._policy.quarantine_bytes,
+            quarantine_full=state.quarantine_full,
         )
 
     def _standing(self) -> Standing:
@@ -220,6 +238,7 @@ class MemoryBuffer:
             now_unix_ms = self._storage.clock.now_unix_ms()
             appended_at_unix_ms = max(self._storage.steady.now_unix_ms(), state.newest_unix_ms)
             found = plan(state, facts, origin, now_unix_ms, quarantine_conflicts=self.quarantines_conflicts)
+            found.refused = not_yet_aside(state, found.refused, self._policy.quarantine_bytes)
             block = _block(state.end, facts, found, origin, appended_at_unix_ms)
             removal = self._room_for(block)
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from bsfg.arrays import byte_lengths
 from bsfg.batch import EntryBatch, FactBatch
+from bsfg.errors import QuarantineFull
 from bsfg.fact import Key
 from bsfg.gaps import Gap, GapBook
 from bsfg.ports import Buffer, Frame, GapRecord, OriginSpan, Quarantined, Result
@@ -23,6 +24,10 @@ ROW_OVERHEAD_BYTES = 64
 KEY_OVERHEAD_BYTES = 200
 REMOVAL_REASONS = frozenset({GapReason.EVICTED, GapReason.EXPIRED, GapReason.DAMAGED, GapReason.LOST})
 """The records that say why entries of this buffer are no longer there."""
+
+
+AsideIdentity = tuple[Key, str, bytes]
+"""What makes two refused facts the same one: key, reason and body."""
 
 
 class KnownKey(NamedTuple):
@@ -83,7 +88,10 @@ class BufferState:
     blocks: list[Block] = field(default_factory=list)
     keys: dict[Key, KnownKey] = field(default_factory=dict)
     book: GapBook = field(default_factory=GapBook)
-    quarantined: list[Quarantined] = field(default_factory=list)
+    quarantined: dict[int, Quarantined] = field(default_factory=dict)
+    identities: dict[AsideIdentity, int] = field(default_factory=dict)
+    quarantine_bytes: int = 0
+    quarantine_full: bool = False
     released: list[tuple[Quarantined, str]] = field(default_factory=list)
     next_quarantine_id: int = 0
 
@@ -156,14 +164,18 @@ class BufferState:
     def set_aside(self, facts: Iterable[Quarantined]) -> None:
         """Put refused facts into quarantine under their ids."""
         for fact in facts:
-            self.quarantined.append(fact)
+            self.quarantined[fact.id] = fact
+            self.identities[_aside_identity(fact)] = fact.id
+            self.quarantine_bytes += _aside_bytes(fact)
             self.next_quarantine_id = fact.id + 1
 
-    def is_set_aside(self, key: Key, reason: str, body: bytes) -> bool:
-        """Tell whether this very fact is in quarantine already."""
-        return any(
-            aside.key == key and aside.reason == reason and bodies(aside.facts)[0] == body for aside in self.quarantined
-        )
+    def release(self, id: int, reason: str) -> None:
+        """Let a fact leave quarantine, and remember why."""
+        fact = self.quarantined.pop(id)
+        del self.identities[_aside_identity(fact)]
+        self.quarantine_bytes -= _aside_bytes(fact)
+        self.quarantine_full = False
+        self.released.append((fact, reason))
 
     def frame(self, at: int, stop: int, max_facts: int) -> Frame:
         """Give the step of a replay that begins at ``at`` and ends before ``stop``."""
@@ -215,21 +227,34 @@ def plan(
                 aside = Quarantined(0, now_unix_ms, reason, key, known[0], facts.slice(row, 1), origin=came_from)
                 result.refused.append(aside)
         result.offsets[row] = known[0]
-    result.refused = not_yet_aside(state, result.refused)
     return result
 
 
-def not_yet_aside(state: BufferState, refused: Iterable[Quarantined]) -> list[Quarantined]:
-    """Leave out what is in quarantine already, and give the rest their ids."""
+def not_yet_aside(state: BufferState, refused: Iterable[Quarantined], capacity_bytes: int) -> list[Quarantined]:
+    """Leave out what is in quarantine already, and give the rest their ids; `QuarantineFull` when it does not fit."""
     result: list[Quarantined] = []
-    seen: set[tuple[Key, str, bytes]] = set()
+    seen: set[AsideIdentity] = set()
     for aside in refused:
-        body = bodies(aside.facts)[0]
-        if (aside.key, aside.reason, body) in seen or state.is_set_aside(aside.key, aside.reason, body):
+        identity = _aside_identity(aside)
+        if identity in seen or identity in state.identities:
             continue
-        seen.add((aside.key, aside.reason, body))
+        seen.add(identity)
         result.append(replace(aside, id=state.next_quarantine_id + len(result)))
+    incoming_bytes = sum(map(_aside_bytes, result))
+    state.quarantine_full = bool(result) and state.quarantine_bytes + incoming_bytes > capacity_bytes
+    if state.quarantine_full:
+        raise QuarantineFull(
+            f"{len(result)} refused facts do not fit: {state.quarantine_bytes} of {capacity_bytes} bytes are used"
+        )
     return result
+
+
+def _aside_identity(aside: Quarantined) -> AsideIdentity:
+    return aside.key, aside.reason, bodies(aside.facts)[0]
+
+
+def _aside_bytes(aside: Quarantined) -> int:
+    return sum(row_sizes_bytes(aside.facts)) + len(aside.detail)
 
 
 def _known(state: BufferState, key: Key) -> tuple[int, bytes, bytes | None] | None:

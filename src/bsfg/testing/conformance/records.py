@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
-from bsfg.errors import InvalidArgument, OffsetOutOfRange
+from bsfg.errors import InvalidArgument, OffsetOutOfRange, QuarantineFull
 from bsfg.gaps import RELAYED_RANGES_MAX
-from bsfg.ports import GapRecord, GapSet
+from bsfg.ports import GapRecord, GapSet, Result
 from bsfg.ranges import RangeSet
-from bsfg.retention import GapReason
+from bsfg.retention import GapReason, Policy
 from bsfg.testing.conformance.case import Rig, StorageCase, origin, scenario
 from bsfg.testing.facts import WeakHasher, batch, message, messages
 
@@ -195,6 +197,87 @@ class SetsAsideContract(StorageCase):
         async for lane in rig.across_restart():
             found = [one.origin for one in await lane.buffer.quarantine()]
             assert found == [origin(2, first=7).at(0), origin(2, first=7).at(1), None]
+
+    @scenario
+    async def test_quarantine_is_listed_in_pages(self, rig: Rig) -> None:
+        """A page follows an id, in either order; one fact is given by its id, whatever was released meanwhile."""
+        lane = await rig.lane()
+        await lane.buffer.set_aside(batch(7), "fact_expired")
+        async for lane in rig.across_restart():
+            ids = [one.id for one in await lane.buffer.quarantine()]
+            assert len(ids) == 7
+            assert [one.id for one in await lane.buffer.quarantine(None, 3)] == ids[:3]
+            assert [one.id for one in await lane.buffer.quarantine(ids[2], 3)] == ids[3:6]
+            assert [one.id for one in await lane.buffer.quarantine(ids[5], 3)] == ids[6:]
+            assert await lane.buffer.quarantine(ids[6]) == []
+            assert [one.id for one in await lane.buffer.quarantine(newest_first=True)] == ids[::-1]
+            assert [one.id for one in await lane.buffer.quarantine(ids[4], 2, newest_first=True)] == [ids[3], ids[2]]
+            found = await lane.buffer.quarantined(ids[3])
+            assert found is not None
+            assert found.facts.to_messages() == messages(7)[3:4]
+        await lane.buffer.release_quarantined(ids[3], "seen")
+        assert await lane.buffer.quarantined(ids[3]) is None
+        assert [one.id for one in await lane.buffer.quarantine(ids[3], 2)] == ids[4:6]
+
+    @scenario
+    async def test_a_full_quarantine_takes_nothing_more(self, rig: Rig) -> None:
+        """What does not fit is refused as a whole with an error of its own, until an operator released something."""
+        policy = Policy(quarantine_bytes=12_000)
+        lane = await rig.lane(policy=policy)
+        taken = 0
+        with pytest.raises(QuarantineFull) as refused:
+            while taken < 1_000:
+                await lane.buffer.set_aside(batch(1, first=taken), "fact_expired")
+                taken += 1
+        assert refused.value.retryable
+        assert 2 < taken < 1_000
+        stats = await lane.stats()
+        assert (stats.quarantined, stats.quarantine_full, stats.quarantine_capacity_bytes) == (taken, True, 12_000)
+        assert 0 < stats.quarantine_bytes <= 12_000
+        await lane.buffer.set_aside(batch(taken), "fact_expired")  # all of it is there
+        lane = await rig.reopened(policy=policy)
+        with pytest.raises(QuarantineFull):
+            await lane.buffer.set_aside(batch(2, first=taken), "fact_expired")
+        assert (await lane.stats()).quarantined == taken
+        for one in (await lane.buffer.quarantine())[:2]:
+            await lane.buffer.release_quarantined(one.id, "exported")
+        assert not (await lane.stats()).quarantine_full
+        await lane.buffer.set_aside(batch(2, first=taken), "fact_expired")
+        assert (await lane.stats()).quarantined == taken
+
+    @scenario
+    async def test_a_batch_with_facts_for_a_full_quarantine_is_not_put(self, rig: Rig) -> None:
+        """Nothing of a batch is stored when what it would set aside does not fit: it can be put again as a whole."""
+        hasher = WeakHasher()
+        await rig.open(hasher=hasher)
+        lane = await rig.lane(policy=Policy(quarantine_bytes=3_000))
+        await lane.write_messages([message("a", 11)], hasher=hasher)
+        with pytest.raises(QuarantineFull):
+            for value in range(12, 60):
+                await lane.write_messages([message(f"new-{value}"), message("a", value)], hasher=hasher)
+        stats = await lane.stats()
+        assert stats.end == 1 + stats.quarantined
+        (first, *_) = await lane.buffer.quarantine()
+        await lane.buffer.release_quarantined(first.id, "seen")
+        value = 12 + stats.quarantined
+        again = await lane.write_messages([message(f"new-{value}"), message("a", value)], hasher=hasher)
+        assert again.results.tolist() == [Result.INSERTED, Result.CONFLICT]
+
+    @scenario
+    async def test_thousands_of_facts_are_set_aside_and_released(self, rig: Rig) -> None:
+        """Many facts are kept together, and released in any order, and what is left is there after a restart."""
+        lane = await rig.lane()
+        await lane.buffer.set_aside(batch(2_000), "fact_expired")
+        first = [one.id for one in await lane.buffer.quarantine()]
+        ids = [*first, *(one.id for one in await lane.buffer.quarantine(first[-1]))]
+        assert len(ids) == len(set(ids)) == 2_000
+        Random(4).shuffle(ids)
+        for id in ids[:400]:
+            await lane.buffer.release_quarantined(id, "dropped by an operator")
+        async for lane in rig.across_restart():
+            assert (await lane.stats()).quarantined == 1_600
+            assert await lane.buffer.quarantined(ids[0]) is None
+            assert await lane.buffer.quarantined(ids[-1]) is not None
 
     @scenario
     async def test_a_fact_set_aside_can_still_be_written(self, rig: Rig) -> None:
