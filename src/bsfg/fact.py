@@ -122,3 +122,11 @@ class Entry:
     def key(self) -> Key:
         """The idempotency key of this entry inside its stream."""
         return Key(self.message.envelope.from_zone, self.message.envelope.message_id or "")
+
+    def age_seconds(self, now_unix_ms: int) -> float:
+        """Give how old the entry is: since it became durable here, or at the zone it was pulled from if that is longer.
+
+        The latter counts by that zone's clock.
+        """
+        times = [self.appended_at_unix_ms, *([self.origin.appended_at_unix_ms] if self.origin else [])]
+        return max(0.0, (now_unix_ms - min(times)) / 1000)

@@ -300,6 +300,15 @@ class ForwardBuffer(Replayable, Protocol):
         """
         ...
 
+    async def kept_latest(self) -> EntryBatch:
+        """Give the newest entry of each subject and predicate among those that were removed, in offset order.
+
+        Kept only under a policy with ``keep_latest``, durably before the entries leave, as they were: with offset,
+        time, origin and digest. At most ``latest_most`` of the policy, the latest. A newer one may be retained; while
+        entries leave, one may be given here and by `replay`.
+        """
+        ...
+
     def query_by_time_range(self, start_unix_ms: int, end_unix_ms: int) -> AsyncIterator[Frame]:
         """Give the retained entries that became durable here at ``start_unix_ms`` or later and before ``end_unix_ms``.
 

@@ -54,6 +54,10 @@ class Policy:
     warning_fill_percent: float = 50.0
     alert_fill_percent: float = 80.0
     quarantine_bytes: int = QUARANTINE_BYTES
+    keep_latest: bool = False
+    """Whether a forward buffer keeps the newest fact of each subject and predicate beyond all ages."""
+    latest_most: int = 100_000
+    """Of how many subjects and predicates, so that names without end do not fill a disk; the latest count."""
 
     @property
     def is_sil(self) -> bool:
@@ -71,6 +75,8 @@ class Policy:
                 f"retention {self.retention_seconds} s <= max age {self.max_age_seconds} s "
                 f"<= key horizon {self.key_horizon_seconds} s does not hold"
             )
+        if self.latest_most < 1:
+            raise PolicyInvalid("latest_most must be positive")
         if self.capacity_bytes <= 0:
             raise PolicyInvalid("capacity_bytes must be positive")
         if self.quarantine_bytes <= 0:

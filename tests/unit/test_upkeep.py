@@ -1,4 +1,4 @@
-"""What a node looks after by itself: keys of streams that never expire, while their links are out of step."""
+"""What a node looks after by itself: keys of streams that never expire, and the age of the last known state."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from bsfg.stores.memory import MemoryStorage
 from bsfg.testing.clock import FakeClock
 from bsfg.testing.conformance.case import origin
 from bsfg.testing.facts import batch
+from bsfg.wire.service import LinkReport
 
 CONFIG = """
 [zone]
@@ -45,6 +46,7 @@ class Site:
 
     def __init__(self, text: str = CONFIG) -> None:
         config, self.clock = parse(text), FakeClock()
+        self.config = config
         self.memories: dict[tuple[str, str], SessionMemory] = {}
         guard = Guard(Matrix.of(config), self.clock, lambda decision, caller: None)
         self.board, metrics = Board(self.clock), Metrics()
@@ -60,10 +62,14 @@ class Site:
         """Give what is remembered of a sender."""
         return self.memories.setdefault((link, stream), SessionMemory())
 
-    async def days(self, count: int) -> None:
-        """Let days go by, with the node looking after its buffers."""
+    async def days(self, count: int, *, moved: bool = False) -> None:
+        """Let days go by, with the node looking after its buffers, and somebody moving the link or nobody."""
         for _ in range(count):
             self.clock.advance(DAY_SECONDS)
+            if moved:
+                lease = self.board.acquire("from-plant", "engine", 60_000)
+                for event in (Event.PEER_FOUND, Event.BACKLOG_CLEARED):
+                    self.board.report(LinkReport("from-plant", "safety", event=event, lease=lease.token))
             await self.upkeep.look()
             await self.upkeep.enforce_retention()
 
@@ -79,18 +85,37 @@ async def _keys_wait() -> None:
     for buffer in (kept, expires):
         await buffer.put_if_absent(batch(4), origin(4))
     memory = site.memory("from-plant", "safety")
-    for event in (Event.PEER_FOUND, Event.BACKLOG_CLEARED):
-        site.board.on("from-plant", "receiver", event)
     await memory.remember(PeerPosition(end=4, acknowledged=1))
-    await site.days(45)
+    await site.days(45, moved=True)
     assert (await kept.stats()).start == 4
     assert (await kept.put_if_absent(batch(4), origin(4))).count(Result.ALREADY_EXISTS) == 4
     assert (await expires.put_if_absent(batch(4), origin(4))).count(Result.INSERTED) == 4
     await memory.remember(PeerPosition(end=4, acknowledged=3))
-    site.board.on("from-plant", "receiver", Event.PEER_LOST)
     await site.days(45)
     assert (await kept.put_if_absent(batch(4), origin(4))).count(Result.ALREADY_EXISTS) == 4
-    for event in (Event.PEER_FOUND, Event.BACKLOG_CLEARED):
-        site.board.on("from-plant", "receiver", event)
-    await site.days(2)
+    await site.days(2, moved=True)
     assert (await kept.put_if_absent(batch(4), origin(4))).count(Result.INSERTED) == 4
+
+
+def test_a_subject_that_falls_silent_raises_an_alert() -> None:
+    """An alert says which last known state is too old, also when it has left the log, and clears with the next fact."""
+    asyncio.run(_silence())
+
+
+async def _silence() -> None:
+    site = Site(CONFIG.replace('safety = "sil"', 'safety = "sil"\nlatest_max_age = "3d"'))
+    forward = await site.parts.forward("safety")
+    await forward.put_if_absent(batch(40), origin(40))
+    await site.days(2)
+    assert not [each for each in site.alerts.active() if each["alert"] == "latest_stale"]
+    await site.days(20)
+    assert (await forward.stats()).start == 40
+    [alert] = [each for each in site.alerts.active() if each["alert"] == "latest_stale"]
+    assert alert["about"] == "safety"
+    assert "8 of 8 last known states" in alert["text"] and "528.0 h" in alert["text"]
+    fresh = Upkeep(site.config, site.parts, site.alerts, lambda event, **fields: None)
+    await fresh.look()
+    assert [each["text"] for each in site.alerts.active() if each["alert"] == "latest_stale"] == [alert["text"]]
+    await forward.put_if_absent(batch(40, first=40), origin(40, first=40))
+    await site.upkeep.look()
+    assert not [each for each in site.alerts.active() if each["alert"] == "latest_stale"]

@@ -16,6 +16,7 @@ from bsfg.journey.truncate import InStep, truncate
 from bsfg.node.alerts import AlertBoard, Note, alert_gate
 from bsfg.node.certificates import Certificates
 from bsfg.node.config import ZoneConfig, consumer_name
+from bsfg.node.latest import LatestWatch
 from bsfg.node.parts import Parts
 from bsfg.node.status import Rates, all_stats, consumer_views, hours_left, unconfirmed_of
 from bsfg.node.watching import LinkWatch, RecordWatch
@@ -42,6 +43,11 @@ class Upkeep:
         memory = getattr(parts.artifacts, "references", None)
         self._references = References(memory)
         self._in_step = InStep()
+        self._latest = {
+            name: LatestWatch(stream.latest_max_age_seconds)
+            for name, stream in config.streams.items()
+            if stream.latest_max_age_seconds is not None
+        }
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -88,6 +94,7 @@ class Upkeep:
         """Look once at gates, buffers and consumers."""
         await self._look_at_links()
         await self._look_at_senders()
+        await self._look_at_latest()
         self._look_at_clock()
         now_ms = self._parts.clock.monotonic_ms()
         stats = await all_stats(self._parts)
@@ -168,6 +175,12 @@ class Upkeep:
             mode = parts.board.gate(name).gate.mode
             for stream in self._config.streams_of(link):
                 self._in_step.observe(name, stream, mode, await parts.memory(name, stream).recall(), now_unix_ms)
+
+    async def _look_at_latest(self) -> None:
+        """Tell when a subject has not been heard of for longer than its stream allows."""
+        for stream, watch in self._latest.items():
+            await watch.look(await self._parts.forward(stream))
+            self._alerts.update("latest_stale", stream, watch.alert(self._parts.clock.now_unix_ms()))
 
     def _keys_as_of(self, stream: str, kind: Buffer) -> int | None:
         """Give the moment that the key horizon counts back from, None for now: what expires is not offered again."""

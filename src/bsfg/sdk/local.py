@@ -24,9 +24,10 @@ import numpy as np
 import pyarrow.compute as pc
 
 from bsfg.batch import EntryBatch
-from bsfg.errors import InvalidArgument, UnknownStream
+from bsfg.errors import InvalidArgument, StorageFailed, UnknownStream
 from bsfg.fact import Entry, Key
 from bsfg.ports import Buffer, Frame, GapRecord
+from bsfg.retention import GapReason
 from bsfg.sdk.artifacts import Artifacts
 from bsfg.sdk.signing import TrustedKeys
 from bsfg.sdk.tail import STEP_FACTS, Tail
@@ -49,16 +50,47 @@ class _Latest:
         self._tail = Tail(folder)
         self._known: OrderedDict[Subject, Entry] = OrderedDict()
         self._evicted = False
+        self._complete = False
         self.gaps: list[GapRecord] = []
 
     def refresh(self) -> None:
-        """Take in what became durable since the last time."""
+        """Take in what became durable since the last time, and at first what was kept of what has left."""
         for frame in self._tail.frames():
             if frame.entries is None:
                 assert frame.gap is not None
                 self.gaps = [*self.gaps[-999:], frame.gap]
+                self._complete = False
             else:
                 self._absorb(frame.entries)
+        if not self._complete:
+            # After the log: what left while it was read was kept before it did.
+            self._absorb_older(self._kept())
+            self._complete = True
+
+    def _kept(self) -> EntryBatch:
+        """Give what was kept of what has left; when that cannot be read, what the log itself has still counts."""
+        try:
+            return self.folder.latest()
+        except StorageFailed as error:
+            last = max(0, self.folder.view().start - 1)
+            self.gaps = [*self.gaps[-999:], GapRecord(0, last, GapReason.DAMAGED, 0, error.message)]
+            return EntryBatch.empty()
+
+    def _absorb_older(self, kept: EntryBatch) -> None:
+        """Take in entries that may be older than those that are known, oldest first in the order of memory."""
+        older = [
+            entry
+            for entry in kept.to_entries()
+            if (known := self._known.get((entry.message.fact.subject, entry.message.fact.predicate))) is None
+            or known.offset < entry.offset
+        ]
+        for entry in reversed(older):
+            pair = (entry.message.fact.subject, entry.message.fact.predicate)
+            if len(self._known) >= self._max_latest and pair not in self._known:
+                self._evicted = True
+                continue
+            self._known[pair] = entry
+            self._known.move_to_end(pair, last=False)
 
     def _absorb(self, entries: EntryBatch) -> None:
         pairs = zip(entries.values("subject"), entries.values("predicate"), strict=True)
@@ -95,7 +127,12 @@ class _Latest:
             )
             return np.flatnonzero(same.to_numpy(zero_copy_only=False))
 
-        return last_fitting(self.folder, fits)
+        found = last_fitting(self.folder, fits)
+        if found is None:
+            kept = self._kept()
+            rows = fits(kept)
+            found = kept.slice(int(rows[-1]), 1).to_entries()[0] if len(rows) else None
+        return found
 
 
 class LocalReader:
@@ -131,7 +168,8 @@ class LocalReader:
     def latest(self, subject: str, predicate: str, *, stream: str | None = None) -> Entry | None:
         """Give the newest entry of a subject and predicate, None when none is known.
 
-        It is the newest of those that are retained or that this reader has seen. Without ``stream`` all are looked at,
+        It is the newest of those that are retained, that the stream keeps beyond its retention (``keep_latest``) or
+        that this reader has seen; `LocalReader.age_seconds` tells how old it is. Without ``stream`` all are looked at,
         and the one that became durable here last counts.
         """
         with self._lock:
@@ -142,6 +180,10 @@ class LocalReader:
             default=None,
         )
         return None if newest is None else self._checked(newest)
+
+    def age_seconds(self, entry: Entry) -> float:
+        """Tell how old an entry is now, by this machine's clock; see `Entry.age_seconds`."""
+        return entry.age_seconds(time.time_ns() // 1_000_000)
 
     def latest_all(self, *, stream: str | None = None) -> dict[Subject, Entry]:
         """Give the newest entry of every subject and predicate."""

@@ -69,6 +69,17 @@ class Stream:
         says="How long keys outlive their facts; a repeat is recognised for that long. On a sil stream it counts from "
         "when all links that bring it were last in step, and is at least 1d.",
     )
+    keep_latest: bool | None = optional(
+        FLAG,
+        says="Whether the forward buffer keeps the newest fact of each subject and predicate beyond all ages (of "
+        "100,000 of them); true on a sil stream when left out.",
+        example=True,
+    )
+    latest_max_age_seconds: int | None = optional(
+        WHOLE_SECONDS,
+        says="Age of the newest fact of a subject and predicate in the forward buffer above which an alert is raised.",
+        example="1h",
+    )
     warning_fill_percent: float = setting(PERCENT, 50, says="Fill of a buffer from which a warning is raised.")
     alert_fill_percent: float = setting(PERCENT, 80, says="Fill of a buffer above which an alert is raised.")
     max_object_bytes: int = setting(SIZE, "1MiB", says="Largest object of a fact; what is larger is an artifact.")
@@ -99,7 +110,13 @@ class Stream:
     @property
     def forward_policy(self) -> Policy:
         """Give the settings of the forward buffer, which drops nothing that somebody must read: pulling pauses."""
-        return replace(self.store_policy, capacity_bytes=self.forward_capacity_bytes, overflow=Overflow.REJECT_NEW)
+        sil = self.safety == Safety.SIL
+        return replace(
+            self.store_policy,
+            capacity_bytes=self.forward_capacity_bytes,
+            overflow=Overflow.REJECT_NEW,
+            keep_latest=sil if self.keep_latest is None else self.keep_latest,
+        )
 
     @property
     def fact_limits(self) -> FactLimits:

@@ -18,14 +18,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from bsfg.errors import StorageFailed
 from bsfg.frontier import Frontier
 from bsfg.stores.log import keysegments
 from bsfg.stores.log.atomic import write_whole
 from bsfg.stores.log.cursors import CURSORS, Cursor, cursor_from
 from bsfg.stores.log.files import Files, translated
+from bsfg.stores.log.frame import Damaged
 from bsfg.stores.log.identity import read_identity
 from bsfg.stores.log.journal import decode_all, encode, read_journal
+from bsfg.stores.log.latest import read_latest, write_latest
 from bsfg.stores.log.notes import Notes
 from bsfg.stores.log.quarantine import Quarantine, copy_quarantine
 from bsfg.stores.log.reader import LogFolder
@@ -104,6 +108,7 @@ class _LogCopy:
             self._target.make_folder(path + name)
         view, notes = self._passes()
         self._notes(notes, view.end)
+        self._latest(view.end)
         self._rest()
         for folder in (f"{path}/keys", f"{path}/aside", path, path.rpartition("/")[0], STREAMS):
             self._target.sync_folder(folder)
@@ -161,6 +166,13 @@ class _LogCopy:
         notes.quarantine = Quarantine(self._target, self._source.path)
         data = b"".join(encode(record) for record in notes.snapshot())
         write_whole(self._target, f"{self._source.path}/notes.journal", data)
+
+    def _latest(self, end: int) -> None:
+        """Copy the newest of what had left by the time of the notes; a damaged file has nothing to give."""
+        with suppress(Damaged):
+            kept = read_latest(self._source.files, self._source.path)
+            if len(kept):
+                write_latest(self._target, self._source.path, kept.take(np.flatnonzero(kept.offsets < end)))
 
     def _rest(self) -> None:
         """Copy the identity, and bytes that were set aside."""

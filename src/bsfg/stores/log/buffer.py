@@ -15,6 +15,7 @@ from bsfg.errors import (
     OffsetOutOfRange,
     OutcomeUnknown,
     StorageClosed,
+    StorageFailed,
 )
 from bsfg.fact import Entry, Key
 from bsfg.gaps import RELAYED_RANGES_MAX, check_gaps
@@ -35,7 +36,9 @@ from bsfg.retention import Age, ClockGuard, GapReason, Standing, ordered_before,
 from bsfg.stores.log.committer import Committer
 from bsfg.stores.log.damage import uncovered
 from bsfg.stores.log.files import is_refusal, translated
+from bsfg.stores.log.frame import Damaged
 from bsfg.stores.log.history import history_of
+from bsfg.stores.log.latest import read_latest
 from bsfg.stores.log.lookup import find_key
 from bsfg.stores.log.waiters import Waiters, settle
 from bsfg.stores.log.writer import AppendItem, LogWriter
@@ -399,6 +402,14 @@ class LogForwardBuffer(LogBuffer):
         """Insert each fact whose key is not there yet."""
         origin.check(len(batch))
         return await self._append(batch, origin)
+
+    async def kept_latest(self) -> EntryBatch:
+        """Give the newest entries that were kept when they left."""
+        self._check_open()
+        try:
+            return await self._look(lambda: read_latest(self._writer.files, self._writer.folder))
+        except Damaged as damage:
+            raise StorageFailed(str(damage)) from None
 
     async def query_by_time_range(self, start_unix_ms: int, end_unix_ms: int) -> AsyncIterator[Frame]:
         """Give the entries that became durable in a span of time."""

@@ -10,13 +10,15 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bsfg.errors import InvalidArgument, NotAFolder, OffsetOutOfRange
+from bsfg.batch import EntryBatch
+from bsfg.errors import InvalidArgument, NotAFolder, OffsetOutOfRange, StorageFailed
 from bsfg.ports import Buffer, Frame, GapRecord
 from bsfg.retention import GapReason
 from bsfg.stores.log.damage import is_damage, readable
 from bsfg.stores.log.files import DiskFiles, Files, translated
 from bsfg.stores.log.frame import Damaged, SegmentHeader, Torn
 from bsfg.stores.log.identity import LogIdentity, read_identity
+from bsfg.stores.log.latest import read_latest
 from bsfg.stores.log.notes import Notes
 from bsfg.stores.log.segments import (
     SegmentFile,
@@ -53,6 +55,15 @@ class LogFolder:
         notes = Notes(self.files, self.path)
         notes.read()
         return notes
+
+    def latest(self) -> EntryBatch:
+        """Give the newest entry of each subject and predicate among those that left, where they are kept."""
+        try:
+            return read_latest(self.files, self.path)
+        except Damaged as damage:
+            raise StorageFailed(str(damage)) from None
+        except OSError as error:
+            raise translated(error, f"reading {self.path}") from None
 
     def view(self) -> LogView:
         """Look at the log as it stands now."""

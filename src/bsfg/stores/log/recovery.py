@@ -25,6 +25,7 @@ from bsfg.stores.log.frame import (
 from bsfg.stores.log.identity import LogIdentity, identity_from_segments, read_identity, write_identity
 from bsfg.stores.log.indexstore import IndexStore
 from bsfg.stores.log.keysegments import KeySegmentName, KeySegments, as_facts, listed
+from bsfg.stores.log.latest import read_latest
 from bsfg.stores.log.notes import Notes
 from bsfg.stores.log.segments import (
     Scan,
@@ -87,6 +88,7 @@ class Recovery:
         files.sync_folder(folder)
         keys = KeySegments(files, folder)
         self._check_keys(notes, keys)
+        self._check_latest()
         index = self._index(identity, segments, keys, scan, end, chain, notes)
         index.forget_before(notes.keys_start)
         return LogState(
@@ -296,6 +298,12 @@ class Recovery:
                 self.problems.append(
                     f"{where}: the keys of entries {anchor.first} to {anchor.last} are missing or damaged"
                 )
+
+    def _check_latest(self) -> None:
+        try:
+            read_latest(self._files, self._folder)
+        except Damaged as damage:
+            self.problems.append(f"{damage}; the newest facts of those that left cannot be read")
 
     def _index(
         self,

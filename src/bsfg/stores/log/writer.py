@@ -34,6 +34,7 @@ from bsfg.stores.log.frame import (
     padded,
 )
 from bsfg.stores.log.keysegments import KeySegmentName, keys_of
+from bsfg.stores.log.latest import keep_latest
 from bsfg.stores.log.notes import Anchor
 from bsfg.stores.log.origins import message_with_origins
 from bsfg.stores.log.segments import FrameRef, Hole, SegmentFile, segment_name
@@ -300,6 +301,8 @@ class LogWriter:
             for segment, following in zip(self.segments, self.segments[1:], strict=False)
             if following.base <= removal.before
         ]
+        if self.policy.keep_latest and self.buffer == Buffer.FORWARD:
+            keep_latest(self.files, self.folder, self.view(), removal.before, self.policy.latest_most)
         self.notes.move_start(max(removal.before, self.start), anchors, gaps)
         self._remove_files()
 

@@ -273,6 +273,8 @@ class MemoryBuffer:
 
     def _remove(self, removal: Removal, now_unix_ms: int) -> None:
         self._state.add_gaps(_records(removal.gaps, now_unix_ms))
+        if self._policy.keep_latest and self.buffer == Buffer.FORWARD and removal.before > self._state.start:
+            self._state.keep_latest(removal.before, self._policy.latest_most)
         self._state.remove_before(removal.before, now_unix_ms)
 
 
@@ -298,6 +300,11 @@ class MemoryForwardBuffer(MemoryBuffer):
         """Insert each fact whose key is not there yet."""
         origin.check(len(batch))
         return await self._write(batch, origin)
+
+    async def kept_latest(self) -> EntryBatch:
+        """Give the newest entries that were kept when they left."""
+        self._storage.check_open()
+        return EntryBatch.empty() if self._state.latest is None else self._state.latest
 
     async def query_by_time_range(self, start_unix_ms: int, end_unix_ms: int) -> AsyncIterator[Frame]:
         """Give the retained entries of a time range."""

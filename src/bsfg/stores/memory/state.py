@@ -16,6 +16,7 @@ from bsfg.batch import EntryBatch, FactBatch
 from bsfg.errors import QuarantineFull
 from bsfg.fact import Key
 from bsfg.gaps import Gap, GapBook
+from bsfg.latest import joined, newest
 from bsfg.ports import Buffer, Frame, GapRecord, OriginSpan, Quarantined, Result
 from bsfg.retention import GapReason, Piece
 from bsfg.sealing import bodies
@@ -94,6 +95,7 @@ class BufferState:
     quarantine_full: bool = False
     released: list[tuple[Quarantined, str]] = field(default_factory=list)
     next_quarantine_id: int = 0
+    latest: EntryBatch | None = None
 
     def block_at(self, offset: int) -> Block | None:
         """Give the block that holds an offset, if it is retained."""
@@ -131,6 +133,14 @@ class BufferState:
         self.end = block.last + 1
         self.newest_unix_ms = block.appended_at_unix_ms
         self.used_bytes += sum(block.sizes_bytes)
+
+    def keep_latest(self, offset: int, most: int) -> None:
+        """Keep the newest entries below an offset, which are about to leave."""
+        parts = [self.latest] if self.latest is not None else []
+        for block in self.blocks:
+            if block.first < offset:
+                parts.append(block.entries.slice(0, offset - block.first))
+        self.latest = newest(joined(parts), most)
 
     def remove_before(self, offset: int, now_unix_ms: int) -> None:
         """Remove the bytes below an offset; keys stay."""

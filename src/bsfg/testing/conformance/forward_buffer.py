@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from bsfg.errors import BufferFull, InvalidArgument, TruncateRefused
-from bsfg.fact import Key, Origin
-from bsfg.ports import Buffer, GapRecord, OriginSpan
+from bsfg.fact import Entry, Key, Origin
+from bsfg.ports import Buffer, GapRecord, OriginSpan, Result
 from bsfg.retention import GapReason, Policy
 from bsfg.testing.clock import START_UNIX_MS
 from bsfg.testing.conformance.capacity import CapacityContract
-from bsfg.testing.conformance.case import Rig, drain, entries_of, origin, scenario
+from bsfg.testing.conformance.case import Lane, Rig, drain, entries_of, origin, scenario
 from bsfg.testing.conformance.records import RecordsContract
 from bsfg.testing.conformance.removing import RetentionContract, TruncationContract
 from bsfg.testing.conformance.replaying import ReplayContract
@@ -216,6 +216,60 @@ class ForwardBufferContract(
                 assert _recorded(await lane.gaps()) == expected
 
     @scenario
+    async def test_the_latest_facts_outlive_everything(self, rig: Rig) -> None:
+        """With ``keep_latest`` the newest fact of each subject and predicate stays, as it was, however it left."""
+        policy = Policy(
+            capacity_bytes=self.capacity_bytes,
+            retention_seconds=100,
+            max_age_seconds=1_000,
+            key_horizon_seconds=100_000,
+            keep_latest=True,
+        )
+        lane = await rig.lane(policy)
+        assert len(await lane.forward.kept_latest()) == 0
+        written: list[Entry] = []
+        for number in range(6):
+            await lane.write(batch(30, first=30 * number), origin_first=30 * number)
+            written += (await lane.entries())[-30:]
+            if number == 1:
+                await lane.buffer.truncate_before(7)
+            rig.clock.advance(60)
+            await lane.buffer.enforce_retention(link_open=True)
+            await _check_latest(lane, written)
+            lane = await rig.reopened(policy)
+            await _check_latest(lane, written)
+        rig.clock.advance(1_000_000)
+        await lane.buffer.enforce_retention(link_open=True)
+        number = 180
+        while (await lane.stats()).start < 200:
+            receipt = await lane.write(batch(20, first=number, object_bytes=1_000), origin_first=number)
+            assert receipt.count(Result.INSERTED) == 20
+            written += (await lane.entries())[-20:]
+            number += 20
+        async for lane in rig.across_restart(policy):
+            await _check_latest(lane, written)
+
+    @scenario
+    async def test_only_so_many_latest_facts_are_kept(self, rig: Rig) -> None:
+        """Names without end do not fill a disk: of more than the policy allows the latest stay."""
+        policy = Policy(keep_latest=True, latest_most=3)
+        lane = await rig.lane(policy)
+        await lane.write(batch(40))
+        entries = await lane.entries()
+        await lane.buffer.truncate_before(40)
+        async for lane in rig.across_restart(policy):
+            kept = (await lane.forward.kept_latest()).to_entries()
+            assert kept == sorted(_latest(entries).values(), key=lambda entry: entry.offset)[-3:]
+
+    @scenario
+    async def test_nothing_is_kept_unasked(self, rig: Rig) -> None:
+        """Without ``keep_latest`` what leaves is gone."""
+        lane = await rig.lane()
+        await lane.write(batch(6))
+        await lane.buffer.truncate_before(6)
+        assert len(await lane.forward.kept_latest()) == 0
+
+    @scenario
     async def test_unread_facts_stay_for_the_retention(self, rig: Rig) -> None:
         """Without a required consumer facts leave when they are as old as the retention, without a record."""
         policy = Policy(retention_seconds=100, max_age_seconds=1_000, key_horizon_seconds=100_000)
@@ -241,6 +295,19 @@ class ForwardBufferContract(
                 number += 1
         await lane.confirm()
         await lane.write(batch(20, first=20 * number, object_bytes=1_000))
+
+
+def _latest(entries: Sequence[Entry]) -> dict[tuple[str, str], Entry]:
+    return {(entry.message.fact.subject, entry.message.fact.predicate): entry for entry in entries}
+
+
+async def _check_latest(lane: Lane, written: Sequence[Entry]) -> None:
+    """Hold what was kept and what is retained against everything that was ever written."""
+    kept, retained = (await lane.forward.kept_latest()).to_entries(), await lane.entries()
+    assert [entry.offset for entry in kept] == sorted(entry.offset for entry in kept)
+    assert len(_latest(kept)) == len(kept)
+    assert _latest([*kept, *retained]) == _latest(written)
+    assert _latest(kept) == _latest([entry for entry in written if entry.offset < (await lane.stats()).start])
 
 
 def _recorded(gaps: Sequence[GapRecord]) -> dict[int, str]:
