@@ -34,6 +34,8 @@ TOKENS = {"control-room": "viewer", "shift-lead": "operator"}
 CONFIG = """
 [zone]
 name = "plant-a"
+[storage]
+reserve = "1MiB"
 [listen]
 grpc = "127.0.0.1:0"
 http = "127.0.0.1:0"

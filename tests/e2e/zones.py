@@ -109,6 +109,8 @@ class Zone:
             f"""
 [zone]
 name = "{self.name}"
+[storage]
+reserve = "1MiB"
 [listen]
 grpc = "127.0.0.1:{self.port}"
 http = "127.0.0.1:{self.http_port}"

@@ -271,6 +271,7 @@ def test_a_full_disk_takes_what_fits() -> None:
         ("rename", lambda disk: disk.rename("a", "b")),
         ("remove", lambda disk: disk.remove("a")),
         ("sync_folder", lambda disk: disk.sync_folder("")),
+        ("allocate", lambda disk: disk.allocate("a", 10)),
     ],
 )
 def test_a_fault_strikes_when_it_is_ordered(operation: str, call: Callable[[SimulatedDisk], object]) -> None:

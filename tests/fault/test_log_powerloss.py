@@ -22,7 +22,14 @@ from bsfg.testing.disk import PowerLoss, SimulatedDisk
 from bsfg.testing.driver import Driver
 from bsfg.testing.ledger import Ledger
 from bsfg.testing.observed import BrokenPromise
-from bsfg.testing.powerloss import Campaign, main, open_log, open_log_with_small_index, verify_log
+from bsfg.testing.powerloss import (
+    Campaign,
+    main,
+    open_log,
+    open_log_with_reserve,
+    open_log_with_small_index,
+    verify_log,
+)
 from bsfg.testing.workload import script, work
 
 SoakSize = Callable[[int, int], int]
@@ -100,7 +107,8 @@ def test_power_loss_after_faults(part: int, soak_size: SoakSize) -> None:
 
     async def run() -> None:
         for seed in seeds_of(part, soak_size(16, 5_000)):
-            await Campaign(open_log, verify_log).run_seed(seed, crash_point=crash_point(), faults=True)
+            opener = (open_log_with_small_index, open_log, open_log_with_reserve)[seed % 3]
+            await Campaign(opener, verify_log).run_seed(seed, crash_point=crash_point(), faults=True)
 
     asyncio.run(run())
 

@@ -20,6 +20,7 @@ from bsfg.errors import (
     FrameInvalid,
     InvalidArgument,
     LandingDamaged,
+    OutcomeUnknown,
     StorageFailed,
 )
 from bsfg.spark.land.compaction import Merge, partitions, plan, small_files
@@ -267,8 +268,12 @@ def test_a_full_disk_is_told_as_such() -> None:
     with pytest.raises(DiskFull, match="landing a batch"):
         land(folder, 1)
     folder.recover()
-    disk.fail("sync_folder", error=errno.EIO)
+    disk.fail("rename", error=errno.EIO)
     with pytest.raises(StorageFailed):
+        land(folder, folder.state.next // 20)
+    folder.recover()
+    disk.fail("sync_folder", error=errno.EIO)
+    with pytest.raises(OutcomeUnknown):
         land(folder, folder.state.next // 20)
 
 

@@ -52,6 +52,8 @@ CONFIG = """
 [zone]
 name = "plant"
 
+[storage]
+reserve = "1MiB"
 [listen]
 grpc = "127.0.0.1:0"
 http = "127.0.0.1:0"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -35,6 +36,7 @@ from bsfg.node.upkeep import Upkeep
 from bsfg.ports import Clock, ConsumerSpec, Frame, StartAt
 from bsfg.stores.artifacts.folder import ArtifactFolder
 from bsfg.stores.log.storage import LogStorage
+from bsfg.stores.log.writer import LogOptions
 from bsfg.wire.client import BoundaryClient, ClientLink
 from bsfg.wire.connection import Connection
 from bsfg.wire.listeners import Listeners
@@ -80,9 +82,14 @@ class Node:
         config = self.config
         watched = self._watched()
         metrics = Metrics()
-        storage = await LogStorage.open(config.data_folder, clock=self.clock, on_sync=metrics.fsync_latency.observe)
+        storage = await LogStorage.open(
+            config.data_folder,
+            clock=self.clock,
+            options=LogOptions(reserve_bytes=config.storage.reserve_bytes),
+            on_sync=metrics.fsync_latency.observe,
+        )
         self._stack.push_async_callback(storage.close)
-        state = NodeState(config.data_folder)
+        state = NodeState(config.data_folder, storage.reserve)
         self._stack.callback(state.close)
         self.alerts = AlertBoard(config.zone.name, config.alerts, metrics, self.clock, _note)
         self._stack.push_async_callback(self.alerts.close)
@@ -93,6 +100,7 @@ class Node:
             clock=self.clock,
             max_artifact_bytes=config.artifacts.max_artifact_bytes,
             capacity_bytes=config.artifacts.capacity_bytes,
+            is_full=lambda: storage.reserve.short and _same_disk(config.data_folder, config.artifacts_folder),
         )
         self._stack.push_async_callback(artifacts.close)
         self.parts = Parts(storage, Settings.of(config), guard, self.clock, board, metrics, artifacts, state.peer)
@@ -284,3 +292,10 @@ async def run(config: ZoneConfig, ready: Callable[[Node], None] | None = None) -
         if ready is not None:
             ready(node)
         await stopping.wait()
+
+
+def _same_disk(one: Path, other: Path) -> bool:
+    try:
+        return one.stat().st_dev == other.stat().st_dev
+    except OSError:
+        return True

@@ -13,11 +13,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from bsfg.clock import SystemClock
 from bsfg.errors import ForeignLog
 from bsfg.gate import Gate, Mode
 from bsfg.journey.link import PeerPosition, Release
 from bsfg.stores.log.files import DiskFiles, Files, translated
 from bsfg.stores.log.journal import Journal, Record
+from bsfg.stores.log.reserve import Reserve
 
 _PEER, _GATE, _RELEASE = "peer", "gate", "release"
 
@@ -25,15 +27,16 @@ _PEER, _GATE, _RELEASE = "peer", "gate", "release"
 class NodeState:
     """The durable values of one node; open it before anything else of the node starts."""
 
-    def __init__(self, where: Path | Files) -> None:
+    def __init__(self, where: Path | Files, reserve: Reserve | None = None) -> None:
         files: Files = DiskFiles(where) if isinstance(where, Path) else where
         self._values: dict[tuple[str, str], dict[str, Any]] = {}
         self._lock = threading.Lock()
         self._journal = Journal(files, "node/state.journal", self._snapshot)
+        self._with_room = (reserve or Reserve(files, 0, SystemClock())).with_room
         try:
             files.make_folder("node")
             files.sync_folder("")
-            for record in self._journal.open():
+            for record in self._with_room(self._journal.open):
                 self._values[record.head["kind"], record.head["name"]] = record.head["value"]
         except OSError as error:
             raise translated(error, f"opening the state of the node in {where}") from None
@@ -98,7 +101,8 @@ class NodeState:
     def put(self, kind: str, name: str, value: dict[str, Any]) -> None:
         """Replace a value and return when it is durable."""
         with self._lock:
-            self._journal.append([Record({"kind": kind, "name": name, "value": value})])
+            record = Record({"kind": kind, "name": name, "value": value})
+            self._with_room(lambda: self._journal.append([record]))
             self._values[kind, name] = value
             if self._journal.wants_compaction:
                 self._journal.compact()

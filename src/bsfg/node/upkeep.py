@@ -22,6 +22,7 @@ from bsfg.node.status import Rates, all_stats, consumer_views, hours_left, uncon
 from bsfg.node.watching import LinkWatch, RecordWatch
 from bsfg.ports import Buffer, BufferStats
 from bsfg.retention import Fill
+from bsfg.stores.log.storage import LogStorage
 
 LOOK_SECONDS = 1.0
 RETENTION_EVERY = 60
@@ -92,6 +93,7 @@ class Upkeep:
 
     async def look(self) -> None:
         """Look once at gates, buffers and consumers."""
+        await self._look_at_reserve()
         await self._look_at_links()
         await self._look_at_senders()
         await self._look_at_latest()
@@ -121,6 +123,18 @@ class Upkeep:
             self._watch.look_at_peer(serve, names, retired)
         for view in self._parts.board.gates():
             alert_gate(self._alerts, view)
+
+    async def _look_at_reserve(self) -> None:
+        """Empty a full disk of what is confirmed, and say that producers are refused meanwhile."""
+        storage = self._parts.storage
+        if not isinstance(storage, LogStorage):
+            return
+        await storage.relieve()
+        text = None
+        if storage.reserve.short:
+            used = "its reserve is in use, " if storage.reserve.spent else ""
+            text = f"the disk of {self._config.data_folder} is full: {used}new facts are refused until there is room"
+        self._alerts.update("disk_full", self._parts.settings.zone, text)
 
     def _look_at_clock(self) -> None:
         text = None

@@ -18,7 +18,19 @@ from bsfg.errors import FolderLocked
 from bsfg.stores.log.files import Bytes, SyncFailed
 from bsfg.testing.durability import Change, File, Folder, NameChange, copied_tree, names_of, surviving_tree
 
-FAILING = ("create", "open", "write", "sync", "truncate", "read", "make_folder", "rename", "remove", "sync_folder")
+FAILING = (
+    "create",
+    "open",
+    "write",
+    "sync",
+    "truncate",
+    "read",
+    "make_folder",
+    "rename",
+    "remove",
+    "sync_folder",
+    "allocate",
+)
 """The operations that can be told to fail."""
 
 Hook = Callable[["SimulatedDisk", int, str, str], None]
@@ -300,6 +312,19 @@ class SimulatedDisk:
             file.live = file.live[:size_bytes].ljust(size_bytes, b"\0")
             file.store(bytes(file.live))
             return SimulatedSlot(self, path, file)
+
+    def allocate(self, path: str, size_bytes: int) -> None:
+        """Bring a file to a size, as far as there is room for it."""
+        with self._operation("allocate", path):
+            folder, name = self._root.parent_of(path)
+            size = len(folder.live[name].live) if name in folder.live else 0
+            if self._free_bytes is not None and size_bytes - size > self._free_bytes:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+            if name not in folder.live:
+                folder.change(NameChange({name: File()}))
+            more = bytes(max(0, size_bytes - size))
+            self._root.file(path).change(Change(size, more) if more else Change(size_bytes, None))
+            self._release(size - size_bytes)
 
     def lock(self, path: str) -> Callable[[], None]:
         """Become the one writer of this disk; the next process can do so when this one has lost its disk."""

@@ -104,7 +104,8 @@ class Driver:
                 self.forwards[place] = await self.storage.forward(place[0], policy)
             with self.ledger.lock:
                 self.ledger.opened.add(place)
-                self.ledger.book(place).may_evict |= policy.capacity_bytes < ROOMY_BYTES
+                # On a full disk, too, what is confirmed may leave.
+                self.ledger.book(place).may_evict |= self.faulty or policy.capacity_bytes < ROOMY_BYTES
 
     async def open_damaged(self) -> None:
         """Open every buffer of a damaged disk; an error reports the damage, which is all that is asked."""

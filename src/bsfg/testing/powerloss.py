@@ -31,6 +31,7 @@ from bsfg.testing.observed import BrokenPromise, expect
 from bsfg.testing.workload import script, work
 
 SEGMENT_BYTES = 16_384
+RESERVE_BYTES = 32_768
 ERRORS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.EINTR)
 """What a system call may fail with: a broken medium, no room, no quota, no descriptor, a signal."""
 
@@ -276,6 +277,12 @@ async def open_log(files: Files, clock: Clock) -> Storage:
     return await LogStorage.open(files, clock=clock, options=LogOptions(segment_bytes=SEGMENT_BYTES))
 
 
+async def open_log_with_reserve(files: Files, clock: Clock) -> Storage:
+    """Open the embedded log with some room to recover."""
+    options = LogOptions(segment_bytes=SEGMENT_BYTES, reserve_bytes=RESERVE_BYTES)
+    return await LogStorage.open(files, clock=clock, options=options)
+
+
 async def open_log_with_small_index(files: Files, clock: Clock) -> Storage:
     """Open the embedded log so that its key index lives on disk, too."""
     options = LogOptions(segment_bytes=SEGMENT_BYTES, index_run_keys=16, index_memory_bytes=1_024)
@@ -301,8 +308,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--faults", action="store_true", help="let the disk fail before it loses power")
     parser.add_argument("--damage", action="store_true", help="turn bits over in what is durable")
     parser.add_argument("--small-index", action="store_true", help="keep the key index on disk")
+    parser.add_argument("--reserve", action="store_true", help="hold some space in reserve")
     chosen = parser.parse_args(arguments)
-    campaign = Campaign(open_log_with_small_index if chosen.small_index else open_log, verify_log)
+    opener = open_log_with_reserve if chosen.reserve else open_log
+    campaign = Campaign(open_log_with_small_index if chosen.small_index else opener, verify_log)
     try:
         losses = asyncio.run(_chosen(campaign, chosen))
     except BrokenPromise as broken:

@@ -71,6 +71,17 @@ class Artifacts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StorageTable:
+    """How the embedded storage keeps its folder."""
+
+    reserve_bytes: int = setting(
+        SIZE,
+        "64MiB",
+        says="Space that is taken for nothing, and given to confirmations and truncation when the disk is full.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Limits:
     """What callers may ask of the node at once."""
 
@@ -122,6 +133,7 @@ class ZoneConfig:
     )
     alerts: Alerts = table("Where alerts go besides log and metrics.")
     dashboard: Dashboard = table("The dashboard of the HTTP service.")
+    storage: StorageTable = table("How the embedded storage keeps its folder.")
     artifacts: Artifacts = table("Files that facts refer to by digest.")
     limits: Limits = table("What callers may ask of the node at once.")
     log: Log = table("What the node logs, to standard error.")

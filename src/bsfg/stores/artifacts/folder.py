@@ -38,6 +38,7 @@ from bsfg.clock import SystemClock
 from bsfg.errors import (
     ArtifactMissing,
     ArtifactStoreFull,
+    DiskFull,
     FormatUnsupported,
     InvalidArgument,
     NotAFolder,
@@ -73,9 +74,10 @@ class ArtifactFolder:
         max_artifact_bytes: int | None,
         capacity_bytes: int | None,
         read_only: bool,
+        is_full: Callable[[], bool] = lambda: False,
     ) -> None:
         self._files, self._clock, self._read_only = files, clock, read_only
-        self._max_bytes, self._capacity_bytes = max_artifact_bytes, capacity_bytes
+        self._max_bytes, self._capacity_bytes, self._is_full = max_artifact_bytes, capacity_bytes, is_full
         self._contents = Contents(files, clock, durable=not read_only)
         self._names = Names(files, self._write_whole, durable=not read_only)
         self._in_use: set[str] = set()
@@ -96,14 +98,16 @@ class ArtifactFolder:
         max_artifact_bytes: int | None = None,
         capacity_bytes: int | None = None,
         read_only: bool = False,
+        is_full: Callable[[], bool] = lambda: False,
     ) -> Self:
         """Open a folder, making it when it is not there, and remove what a crash left of uploads.
 
-        One process writes (`FolderLocked`); any number may read with ``read_only``, whether a writer lives or not.
+        While ``is_full`` says so nothing new is taken, because the disk's last room is needed for something else. One
+        process writes (`FolderLocked`); any number may read with ``read_only``, whether a writer lives or not.
         """
         files = DiskFiles(where) if isinstance(where, (str, os.PathLike)) else where
         limits = {"max_artifact_bytes": max_artifact_bytes, "capacity_bytes": capacity_bytes}
-        store = cls(files, clock=clock, read_only=read_only, **limits)
+        store = cls(files, clock=clock, read_only=read_only, is_full=is_full, **limits)
         try:
             await store._run(store._open)
         except BaseException:
@@ -265,6 +269,8 @@ class ArtifactFolder:
 
     def _reserve(self, size_bytes: int) -> int:
         """Take room for a piece, counting what other uploads have taken."""
+        if size_bytes and self._is_full():
+            raise DiskFull("the disk is full, and its last room is needed to empty it")
         taken = self._contents.used_bytes + self._reserved_bytes
         if size_bytes and self._capacity_bytes is not None and taken + size_bytes > self._capacity_bytes:
             raise ArtifactStoreFull(

@@ -11,6 +11,7 @@ from bsfg.batch import EntryBatch, FactBatch
 from bsfg.errors import (
     BsfgError,
     BufferFull,
+    DiskFull,
     InvalidArgument,
     OffsetOutOfRange,
     OutcomeUnknown,
@@ -135,7 +136,7 @@ class LogBuffer:
                 continue
             outcomes += self._append_all(group)
             group = []
-            outcomes.append(self._attempt(item.run))
+            outcomes.append(self._attempt(self._with_room(item.run)))
         outcomes += self._append_all(group)
         return outcomes
 
@@ -143,6 +144,8 @@ class LogBuffer:
         if not group:
             return []
         outcome = self._attempt(lambda: self._writer.append_group(group, self._standing))
+        while isinstance(outcome, DiskFull) and self._relieved():
+            outcome = self._attempt(lambda: self._writer.append_group(group, self._standing))
         if isinstance(outcome, BufferFull) and len(group) > 1:
             # Together they do not fit; alone some of them may.
             return [self._append_all([item])[0] for item in group]
@@ -169,6 +172,22 @@ class LogBuffer:
         except BaseException as error:  # the writer's state is in doubt: stop here
             self._writer.failure = StorageClosed(f"the writer stopped: {error!r}")
             return error
+
+    def _with_room(self, run: Callable[[], Any]) -> Callable[[], Any]:
+        """Let a step have the reserve when the disk is full: by such steps the buffer empties."""
+        return lambda: self._writer.reserve.with_room(run)
+
+    def _relieved(self) -> bool:
+        """Make room on a full disk by what is confirmed; tell whether something has left, so that a retry may fit."""
+        self._writer.reserve.found_full()
+        if self._attempt(self._with_room(lambda: self._writer.relieve(self._standing()))) is not True:
+            return False
+        self._writer.reserve.restore(at_once=True)
+        return True
+
+    async def relieve(self) -> None:
+        """Let one piece go that every required consumer has confirmed, because the disk is full."""
+        await self._submit(Step(lambda: self._writer.relieve(self._standing())))
 
     def _standing(self) -> Standing:
         of = Standing.of_store if self.buffer == Buffer.STORE else Standing.of_forward

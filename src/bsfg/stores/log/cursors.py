@@ -33,6 +33,7 @@ from bsfg.rules import check_name
 from bsfg.stores.log.committer import Committer
 from bsfg.stores.log.files import Files
 from bsfg.stores.log.journal import Journal, Record
+from bsfg.stores.log.reserve import Reserve
 
 CURSORS = "cursors/cursors.journal"
 
@@ -147,9 +148,10 @@ class Change:
 class LogCursors:
     """The cursor tracker of the embedded log; concurrent commits share a sync."""
 
-    def __init__(self, files: Files, clock: Clock, resolve: Resolve) -> None:
+    def __init__(self, files: Files, clock: Clock, resolve: Resolve, reserve: Reserve) -> None:
         self._clock = clock
         self._resolve = resolve
+        self._reserve = reserve
         self._cursors: dict[str, Cursor] = {}
         self._journal = Journal(files, CURSORS, self._snapshot)
         self._committer: Committer[Change, Cursor] | None = None
@@ -321,7 +323,8 @@ class LogCursors:
                 fresh[change.name] = changed
             outcomes.append(changed)
         if fresh:
-            self._journal.append([cursor.record() for cursor in fresh.values()])
+            records = [cursor.record() for cursor in fresh.values()]
+            self._reserve.with_room(lambda: self._journal.append(records))
             for name, cursor in fresh.items():
                 if name in self._cursors:
                     cursor.next_to_send = self._cursors[name].next_to_send

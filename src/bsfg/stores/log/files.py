@@ -121,6 +121,10 @@ class Files(Protocol):
         """Open a slot for writing, making it when needed."""
         ...
 
+    def allocate(self, path: str, size_bytes: int) -> None:
+        """Bring a file to a size with all its blocks taken, making it when needed; its content means nothing."""
+        ...
+
     def lock(self, path: str) -> Callable[[], None]:
         """Become the one writer; give the function that ends it, or raise `FolderLocked`."""
         ...
@@ -278,6 +282,15 @@ class DiskFiles:
     def slot(self, path: str, size_bytes: int) -> DiskSlot:
         """Open a small file for writing in place."""
         return DiskSlot(self._slots, self._at(path), size_bytes)
+
+    def allocate(self, path: str, size_bytes: int) -> None:
+        """Take blocks for a file; one with holes, as a copy may have, gets those that it lacks."""
+        fd = SPARES.open(self._at(path), os.O_RDWR | os.O_CREAT)
+        try:
+            os.ftruncate(fd, size_bytes)
+            os.posix_fallocate(fd, 0, size_bytes)
+        finally:
+            SPARES.close(fd)
 
     def lock(self, path: str) -> Callable[[], None]:
         """Take an exclusive lock that the kernel gives back when this process ends, however it ends."""

@@ -22,6 +22,7 @@ from bsfg.stores.log.damage import put_aside, readable
 from bsfg.stores.log.files import DiskFiles, Files, translated
 from bsfg.stores.log.identity import FORMAT, checked, passes_check
 from bsfg.stores.log.recovery import Recovery
+from bsfg.stores.log.reserve import Reserve
 from bsfg.stores.log.writer import LogOptions, LogWriter, OnSync
 
 MARK = "bsfg.json"
@@ -65,7 +66,8 @@ class LogStorage:
         self._buffers: dict[tuple[str, Buffer], LogStoreBuffer | LogForwardBuffer] = {}
         self._opening = asyncio.Lock()
         self._problems: list[str] = []
-        self.cursors = LogCursors(files, clock, self._resolve)
+        self.reserve = Reserve(files, options.reserve_bytes, clock)
+        self.cursors = LogCursors(files, clock, self._resolve, self.reserve)
 
     @classmethod
     async def open(
@@ -94,7 +96,7 @@ class LogStorage:
         )
         storage._problems = problems
         try:
-            await asyncio.to_thread(storage._open_cursors)
+            await asyncio.to_thread(storage._open_all)
         except OSError as error:
             release()
             raise translated(error, f"opening {where}") from None
@@ -136,6 +138,17 @@ class LogStorage:
         await self.cursors.close()
         release()
 
+    async def relieve(self) -> None:
+        """Let confirmed facts leave while the disk is full, a piece of each buffer at a time, until there is room."""
+        if not self.reserve.short or await asyncio.to_thread(self.reserve.restore):
+            return
+        for buffer in list(self._buffers.values()):
+            await buffer.relieve()
+
+    def _open_all(self) -> None:
+        self.reserve.open()
+        self.reserve.with_room(self._open_cursors)
+
     async def _resolve(self, stream: str, buffer: Buffer) -> LogStoreBuffer | LogForwardBuffer:
         return await self._open(stream, buffer, None)
 
@@ -149,7 +162,8 @@ class LogStorage:
             if known is None:
                 chosen = (policy or Policy()).checked()
                 try:
-                    writer = await asyncio.to_thread(self._recover, stream, buffer, chosen)
+                    recover = lambda: self._recover(stream, buffer, chosen)  # noqa: E731
+                    writer = await asyncio.to_thread(self.reserve.with_room, recover)
                 except OSError as error:
                     raise translated(error, f"opening {stream}/{buffer}") from None
                 frontier = lambda: self.cursors.required_frontier(stream, buffer)  # noqa: E731
@@ -174,6 +188,7 @@ class LogStorage:
             clock=self.clock,
             on_sync=self._on_sync,
         )
+        writer.reserve = self.reserve
         writer.finish_removal()
         return writer
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from bsfg.batch import FACT_SCHEMA, FactBatch
-from bsfg.errors import BsfgError, BufferFull, OutcomeUnknown
+from bsfg.errors import BsfgError, BufferFull, DiskFull, OutcomeUnknown
 from bsfg.fact import Key
 from bsfg.hashing import KeyHash
 from bsfg.ports import Buffer, Clock, GapRecord, OriginSpan, Quarantined, Receipt, Result
@@ -37,6 +37,7 @@ from bsfg.stores.log.keysegments import KeySegmentName, keys_of
 from bsfg.stores.log.latest import keep_latest
 from bsfg.stores.log.notes import Anchor
 from bsfg.stores.log.origins import message_with_origins
+from bsfg.stores.log.reserve import Reserve
 from bsfg.stores.log.segments import FrameRef, Hole, SegmentFile, segment_name
 from bsfg.stores.log.state import LogState
 from bsfg.stores.log.stored import stored_facts
@@ -62,6 +63,7 @@ class LogOptions:
     index_memory_bytes: int = 256 << 20
     index_run_keys: int = 131_072
     max_group_facts: int = 65_536
+    reserve_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,7 @@ class LogWriter:
         self.notes, self.keys, self.index = state.notes, state.keys, state.index
         self.problems = state.problems
         self.failure: BsfgError | None = None
+        self.reserve = Reserve(files, 0, clock)
         self._leaving: list[str] = []
         self._schema = STORE_SCHEMA if buffer == Buffer.STORE else FORWARD_SCHEMA
         self._key_hash = KeyHash(state.secret)
@@ -190,6 +193,11 @@ class LogWriter:
             message = chosen.to_message()
         payload = memoryview(message)
         size = padded(FRAME_HEADER_BYTES + len(payload))
+        if not self.reserve.restore():
+            raise DiskFull(
+                f"the disk of {self.stream}/{self.buffer} is full, and its reserve is needed to empty it",
+                reserve_bytes=self.reserve.size_bytes,
+            )
         self._make_room(size, standing)
         if self._file is None or not self._fits(self.segments[-1], size):
             self._roll()
@@ -258,6 +266,16 @@ class LogWriter:
         self.notes.add_quarantined(items, self.policy.quarantine_bytes)
 
     # Space.
+
+    def relieve(self, standing: Standing) -> bool:
+        """Let the oldest piece go that every required consumer has confirmed; tell whether there was one."""
+        if len(self.segments) == 1 and self.segments[0].frames and self.end - 1 <= standing.committed:
+            self._roll()
+        oldest = next((piece for piece in self.pieces() if piece.last >= self.start), None)
+        if oldest is None or oldest.last > standing.committed:
+            return False
+        self.remove(Removal(oldest.last + 1))
+        return True
 
     def _make_room(self, incoming_bytes: int, standing: Callable[[], Standing]) -> None:
         if self.used_bytes + incoming_bytes <= self.policy.capacity_bytes:
