@@ -58,9 +58,8 @@ def test_replication_on_a_cluster(
     """Facts cross by tasks in executors, which get the certificates with their plan; a backlog is replayed there."""
     plant, enterprise = zones
     plant.produce(batch_of(0, 2_000).to_messages())
-    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
-    settings = ["--conf", "spark.executor.memory=512m", "--conf", "spark.driver.host=127.0.0.1"]
-    pipeline = Pipeline(enterprise, ["--master", cluster, *settings])
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    pipeline = Pipeline(enterprise, recipe(cluster, sys.executable))
     try:
         pipeline.until_moving()
         pipeline.until(lambda: plant.committed(CONSUMER) == 1_999, "the facts")
@@ -69,5 +68,36 @@ def test_replication_on_a_cluster(
         plant.produce(batch_of(2_000, 10).to_messages())
         pipeline.until(lambda: enterprise.end(Buffer.FORWARD) == 2_010, "live facts")
         assert pipeline.stop() == 0
+    finally:
+        pipeline.kill()
+
+
+def recipe(master: str, python: str) -> list[str]:
+    """Give the options that the guide names for a standalone cluster, and what a small machine on loopback needs."""
+    small = ["--conf", "spark.executor.memory=512m", "--conf", "spark.driver.host=127.0.0.1"]
+    return ["--master", master, "--conf", f"spark.pyspark.python={python}", *small]
+
+
+@pytest.mark.parametrize("lacking", ["package", "interpreter"])
+def test_machines_that_cannot_work_end_the_command(
+    zones: tuple[SparkZone, SparkZone], cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: str
+) -> None:
+    """Where the machines of the cluster lack the package, or the interpreter that was named, the command says so."""
+    _, enterprise = zones
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    python = tmp_path / "python"
+    if lacking == "package":
+        # It is this environment for the driver, and a bare one in the folders of the workers.
+        bare = f"{sys.base_prefix}/bin/python3"
+        script = f'case "$PWD" in */worker-*) exec {bare} "$@";; esac\nexec {sys.executable} "$@"\n'
+        python.write_text(f"#!/bin/sh\n{script}")
+        python.chmod(0o755)
+    pipeline = Pipeline(enterprise, recipe(cluster, str(python)))
+    try:
+        pipeline.process.wait(280)
+        said = pipeline.log_path.read_text()
+        assert pipeline.process.returncode != 0
+        assert "workers_unfit" in said, said
+        assert "spark.pyspark.python" in said
     finally:
         pipeline.kill()

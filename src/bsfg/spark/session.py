@@ -63,7 +63,7 @@ def session(app: str, master: str = LOCAL_MASTER, conf: Mapping[str, str] | None
     ``conf`` overrides every default. Java is found or brought along, so nothing needs to be installed. With a local
     master Spark listens on loopback only, and its Python workers run in this environment.
     """
-    prepare_environment(master)
+    prepare_environment(master, conf)
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName(app).master(with_attempts(master))
@@ -157,8 +157,14 @@ def settings(master: str = LOCAL_MASTER, conf: Mapping[str, str] | None = None) 
     return {**DEFAULTS, **(LOCAL_DEFAULTS if is_local(master) else {}), **(conf or {})}
 
 
-def prepare_environment(master: str = LOCAL_MASTER) -> None:
-    """Set what Spark reads from the environment when it starts; what is set already stays."""
+def prepare_environment(master: str = LOCAL_MASTER, conf: Mapping[str, str] | None = None) -> None:
+    """Set what Spark reads from the environment when it starts; what is set already stays, unless ``conf`` says else.
+
+    PySpark itself takes the interpreter of its workers from the environment alone, whatever its settings say.
+    """
+    python = (conf or {}).get("spark.pyspark.python")
+    if python:
+        os.environ["PYSPARK_PYTHON"] = python
     if is_local(master):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
