@@ -19,6 +19,7 @@ from bsfg.errors import (
     LeaseHeld,
     LeaseLost,
     PermissionRefused,
+    TruncateRefused,
     UnknownConsumer,
     UnknownLink,
     UnknownStream,
@@ -26,7 +27,7 @@ from bsfg.errors import (
 from bsfg.gate import Event, Gate, Mode
 from bsfg.journey.link import PeerPosition, Release, SessionMemory
 from bsfg.node.state import NodeState
-from bsfg.ports import Buffer, ConsumerSpec, OriginSpan, Result, StartAt
+from bsfg.ports import Buffer, Confirmation, ConsumerSpec, OriginSpan, Result, StartAt
 from bsfg.retention import GapReason
 from bsfg.testing.facts import altered, messages, sealed
 from bsfg.wire.adminclient import AdminClient
@@ -66,6 +67,37 @@ async def test_consumers_are_created_listed_and_retired(sites: Sites, storage: s
     assert listed.state.retired_reason == "line was scrapped"
     with pytest.raises(ConsumerRetired):
         await admin.retire_consumer("mes", "again")
+
+
+@pytest.mark.parametrize("storage", ["memory", "log"])
+async def test_operators_see_the_frontier_and_truncate_up_to_it(sites: Sites, storage: str) -> None:
+    """What everybody has confirmed may be removed by order: not beyond the frontier, nor while a link stands still."""
+    site, admin = await operated(sites, storage=storage)
+    await append(site, 10)
+    view = await admin.frontier(STREAM)
+    assert (view.start, view.end, view.frontier, view.slowest, view.held_by) == (0, 10, -1, (), ())
+    with pytest.raises(TruncateRefused):
+        await admin.truncate_before(STREAM, 1, "the disk is needed")
+    cursors = site.parts.storage.cursors
+    for name, through in (("mes", 7), ("enterprise.operational", 5)):
+        await cursors.create(ConsumerSpec(name, STREAM))
+        await cursors.commit(name, Confirmation(through=through))
+    held = await admin.frontier(STREAM)
+    assert (held.frontier, held.slowest) == (5, ("enterprise.operational",))
+    assert held.held_by == ("enterprise.operational",)
+    with pytest.raises(TruncateRefused, match="not open"):
+        await admin.truncate_before(STREAM, 3, "the disk is needed")
+    site.parts.board.on("enterprise", "sender", Event.PEER_FOUND)
+    with pytest.raises(TruncateRefused, match=r"enterprise\.operational confirmed only up to 5"):
+        await admin.truncate_before(STREAM, 7, "the disk is needed")
+    with pytest.raises(InvalidArgument):
+        await admin.truncate_before(STREAM, 6, " ")
+    with pytest.raises(InvalidArgument):
+        await admin.truncate_before(STREAM, -1, "because")
+    assert (await admin.frontier(STREAM)).start == 0
+    assert (await admin.truncate_before(STREAM, 6, "the disk is needed")).start == 6
+    with pytest.raises(UnknownStream):
+        await admin.truncate_before("nowhere", 1, "because")
 
 
 async def test_impossible_consumers_are_refused(sites: Sites) -> None:
@@ -336,10 +368,12 @@ async def test_a_viewer_sees_and_does_not_act(sites: Sites) -> None:
         admin.gates,
         admin.quarantine,
         lambda: admin.gaps(STREAM),
+        lambda: admin.frontier(STREAM),
     ]
     decisions: list[Callable[[], Awaitable[object]]] = [
         lambda: admin.create_consumer(ConsumerSpec("x", STREAM)),
         lambda: admin.retire_consumer("historian", "because"),
+        lambda: admin.truncate_before(STREAM, 0, "because"),
         lambda: admin.hold_gate(LINK, "because"),
         lambda: admin.release_gate(LINK, "because"),
         lambda: admin.retry_quarantined(STREAM, 1, "because"),

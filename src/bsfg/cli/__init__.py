@@ -20,6 +20,7 @@ COMMANDS: dict[str, str] = {
     "status": "bsfg.cli.status",
     "gate": "bsfg.cli.gate",
     "consumers": "bsfg.cli.consumers",
+    "streams": "bsfg.cli.streams",
     "quarantine": "bsfg.cli.quarantine",
     "artifact": "bsfg.cli.artifact",
     "pipeline": "bsfg.cli.pipeline",

@@ -11,7 +11,7 @@ import structlog
 from bsfg.errors import BsfgError, InvalidArgument, NotReady, RemoteError
 from bsfg.fact import Origin
 from bsfg.journey.link import PeerMemory, PeerPosition, Release
-from bsfg.journey.truncate import retire
+from bsfg.journey.truncate import decide, retire, truncate_before
 from bsfg.model import check_name
 from bsfg.node.authorize import Action, Request
 from bsfg.node.config.access import Identity
@@ -35,6 +35,7 @@ from bsfg.sealing import reseal
 from bsfg.wire.service import (
     Caller,
     ConsumerView,
+    FrontierView,
     GateView,
     LeaseView,
     LinkReport,
@@ -157,6 +158,30 @@ class Administration:
         missed = sum(gap.last - gap.first + 1 for gap in gaps)
         log.warning("consumer_retired", consumer=name, reason=reason, missed=missed, by=row.name)
         return gaps
+
+    async def frontier(self, caller: Caller, stream: str, buffer: Buffer) -> FrontierView:
+        """Tell how far all required consumers of a buffer have confirmed it."""
+        self._check(caller, Action.VIEW, stream)
+        return await self._frontier(stream, buffer)
+
+    async def truncate_before(
+        self, caller: Caller, stream: str, buffer: Buffer, before: int, reason: str
+    ) -> FrontierView:
+        """Remove everything below an offset at once, if nobody who must have it still needs it."""
+        row = self._check(caller, Action.ACT, stream)
+        why, found = _given(reason), await self._parts.buffer(stream, buffer)
+        start = (await found.stats()).start
+        await truncate_before(found, self._parts.storage.cursors, self._parts.board.modes(stream, buffer), before)
+        view = await self._frontier(stream, buffer)
+        done = {"stream": stream, "buffer": str(buffer), "before": before, "removed": view.start - start}
+        log.warning("buffer_truncated", **done, reason=why, by=row.name, caller=caller.address)
+        return view
+
+    async def _frontier(self, stream: str, buffer: Buffer) -> FrontierView:
+        stats = await (await self._parts.buffer(stream, buffer)).stats()
+        consumers = await self._parts.storage.cursors.consumers()
+        found = decide(consumers, stream, buffer, self._parts.board.modes(stream, buffer))
+        return FrontierView(stream, buffer, stats.start, stats.end, found.frontier, found.slowest, found.held_by)
 
     async def hold_gate(
         self, caller: Caller, link: str, side: str, reason: str, until_unix_ms: int | None = None

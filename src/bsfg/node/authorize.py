@@ -46,7 +46,7 @@ MEANINGS: dict[Action, str] = {
     Action.DOWNLOAD: "download an artifact",
     Action.REPORT: "take the lease of a link and report on it",
     Action.VIEW: "see status, consumers, gates, gaps and quarantine",
-    Action.ACT: "hold and release gates, create and retire consumers, settle quarantine",
+    Action.ACT: "hold and release gates, create and retire consumers, truncate, settle quarantine",
 }
 
 ROLE_ACTIONS: dict[Role, frozenset[Action]] = {

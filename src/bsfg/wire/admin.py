@@ -24,7 +24,16 @@ from bsfg.wire.convert import (
 )
 from bsfg.wire.frames import encode
 from bsfg.wire.methods import ADMIN, ADMIN_SERVICE, snake
-from bsfg.wire.service import AdminService, Caller, ConsumerView, GateView, LeaseView, LinkReport, QuarantinedView
+from bsfg.wire.service import (
+    AdminService,
+    Caller,
+    ConsumerView,
+    FrontierView,
+    GateView,
+    LeaseView,
+    LinkReport,
+    QuarantinedView,
+)
 
 LEASE_WAIT_SECONDS_MAX = 10.0
 
@@ -72,6 +81,19 @@ class AdminServicer:
         """End a consumer for good."""
         gaps = await self._service.retire_consumer(caller, request.name, request.reason)
         return pb.RetireConsumerResponse(gaps=[gap_message(gap) for gap in gaps])
+
+    async def get_frontier(self, request: pb.GetFrontierRequest, caller: Caller) -> pb.FrontierView:
+        """Tell how far all required consumers of a buffer have confirmed it."""
+        return frontier_message(
+            await self._service.frontier(caller, request.stream, buffer_of(request.buffer, Buffer.STORE))
+        )
+
+    async def truncate_before(self, request: pb.TruncateBeforeRequest, caller: Caller) -> pb.FrontierView:
+        """Remove everything below an offset at once."""
+        buffer = buffer_of(request.buffer, Buffer.STORE)
+        return frontier_message(
+            await self._service.truncate_before(caller, request.stream, buffer, request.before, request.reason)
+        )
 
     async def list_gates(self, request: pb.ListGatesRequest, caller: Caller) -> pb.ListGatesResponse:
         """List the gates of all links."""
@@ -191,6 +213,19 @@ def consumer_message(view: ConsumerView) -> pb.Consumer:
         backlog=view.backlog,
         start=spec.start,
         start_value=spec.start_value,
+    )
+
+
+def frontier_message(view: FrontierView) -> pb.FrontierView:
+    """Write where a buffer stands."""
+    return pb.FrontierView(
+        stream=view.stream,
+        buffer=buffer_number(view.buffer),
+        start=view.start,
+        end=view.end,
+        frontier=view.frontier,
+        slowest=view.slowest,
+        held_by=view.held_by,
     )
 
 

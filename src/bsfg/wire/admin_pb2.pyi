@@ -87,6 +87,44 @@ class RetireConsumerResponse(_message.Message):
     gaps: _containers.RepeatedCompositeFieldContainer[_boundary_pb2.GapRecord]
     def __init__(self, gaps: _Optional[_Iterable[_Union[_boundary_pb2.GapRecord, _Mapping]]] = ...) -> None: ...
 
+class GetFrontierRequest(_message.Message):
+    __slots__ = ("stream", "buffer")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    buffer: _boundary_pb2.Buffer
+    def __init__(self, stream: _Optional[str] = ..., buffer: _Optional[_Union[_boundary_pb2.Buffer, str]] = ...) -> None: ...
+
+class TruncateBeforeRequest(_message.Message):
+    __slots__ = ("stream", "buffer", "before", "reason")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    buffer: _boundary_pb2.Buffer
+    before: int
+    reason: str
+    def __init__(self, stream: _Optional[str] = ..., buffer: _Optional[_Union[_boundary_pb2.Buffer, str]] = ..., before: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class FrontierView(_message.Message):
+    __slots__ = ("stream", "buffer", "start", "end", "frontier", "slowest", "held_by")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    FRONTIER_FIELD_NUMBER: _ClassVar[int]
+    SLOWEST_FIELD_NUMBER: _ClassVar[int]
+    HELD_BY_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    buffer: _boundary_pb2.Buffer
+    start: int
+    end: int
+    frontier: int
+    slowest: _containers.RepeatedScalarFieldContainer[str]
+    held_by: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, stream: _Optional[str] = ..., buffer: _Optional[_Union[_boundary_pb2.Buffer, str]] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., frontier: _Optional[int] = ..., slowest: _Optional[_Iterable[str]] = ..., held_by: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class ListGatesRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

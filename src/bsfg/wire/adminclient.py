@@ -34,7 +34,15 @@ from bsfg.wire.convert import (
     position_of,
     release_message,
 )
-from bsfg.wire.service import ConsumerView, GateView, LeaseView, LinkReport, QuarantinedView, QuarantinePage
+from bsfg.wire.service import (
+    ConsumerView,
+    FrontierView,
+    GateView,
+    LeaseView,
+    LinkReport,
+    QuarantinedView,
+    QuarantinePage,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +83,18 @@ class AdminClient:
         """End a consumer for good; give the gap records of what it had not confirmed."""
         answer = await self.connection.call("RetireConsumer", pb.RetireConsumerRequest(name=name, reason=reason))
         return [gap_of(gap) for gap in answer.gaps]
+
+    async def frontier(self, stream: str, buffer: Buffer = Buffer.STORE) -> FrontierView:
+        """Tell how far all required consumers of a buffer have confirmed it."""
+        request = pb.GetFrontierRequest(stream=stream, buffer=buffer_number(buffer))
+        return _frontier(await self.connection.call("GetFrontier", request))
+
+    async def truncate_before(
+        self, stream: str, before: int, reason: str, *, buffer: Buffer = Buffer.STORE
+    ) -> FrontierView:
+        """Remove everything below an offset at once; `TruncateRefused` when somebody still needs it."""
+        request = pb.TruncateBeforeRequest(stream=stream, buffer=buffer_number(buffer), before=before, reason=reason)
+        return _frontier(await self.connection.call("TruncateBefore", request))
 
     async def gates(self) -> list[GateView]:
         """List the gates of all links."""
@@ -228,6 +248,12 @@ def _consumer(found: pb.Consumer) -> ConsumerView:
         found.retired_reason if found.HasField("retired_reason") else None,
     )
     return ConsumerView(state, found.backlog)
+
+
+def _frontier(found: pb.FrontierView) -> FrontierView:
+    buffer = buffer_of(found.buffer, Buffer.STORE)
+    names = tuple(found.slowest), tuple(found.held_by)
+    return FrontierView(found.stream, buffer, found.start, found.end, found.frontier, *names)
 
 
 def _gate(found: pb.Gate) -> GateView:

@@ -203,6 +203,19 @@ class GateView:
 
 
 @dataclass(frozen=True, slots=True)
+class FrontierView:
+    """Where a buffer begins and ends, how far all required consumers have confirmed it, and what keeps the rest."""
+
+    stream: str
+    buffer: Buffer
+    start: int
+    end: int
+    frontier: int
+    slowest: tuple[str, ...] = ()
+    held_by: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ConsumerView:
     """A consumer and how much it has not confirmed."""
 
@@ -281,6 +294,16 @@ class AdminService(Protocol):
 
     async def retire_consumer(self, caller: Caller, name: str, reason: str) -> list[GapRecord]:
         """End a consumer and give the gap records it leaves."""
+        ...
+
+    async def frontier(self, caller: Caller, stream: str, buffer: Buffer) -> FrontierView:
+        """Tell how far all required consumers of a buffer have confirmed it."""
+        ...
+
+    async def truncate_before(
+        self, caller: Caller, stream: str, buffer: Buffer, before: int, reason: str
+    ) -> FrontierView:
+        """Remove everything below an offset at once; `TruncateRefused` when somebody still needs it."""
         ...
 
     async def gates(self, caller: Caller) -> list[GateView]:

@@ -182,6 +182,7 @@ def test_a_node_that_is_away_is_watched_too(tmp_path: Path) -> None:
         ("gate", "hold", "from-enterprise", "--reason", "x"),
         ("consumers", "add", "app-x", "--stream", "operational"),
         ("consumers", "retire", "enterprise.operational", "--reason", "x"),
+        ("streams", "truncate", "operational", "--before", "1", "--reason", "x"),
         ("quarantine", "retry", "--all", "--reason", "x"),
         ("quarantine", "drop", "--all", "--reason", "x"),
     ],
@@ -328,6 +329,23 @@ def test_a_consumer_can_begin_at_a_time_or_at_the_end(cli: Cli, plant: Zone) -> 
     assert cli(*args, "app-late", "--start", "latest").json["backlog"] == 0
     assert cli(*args, "app-old", "--start", "time:2020-01-01").json["backlog"] == FACTS + 4
     assert cli(*args, "app-new", "--start", "time:2200-01-01T00:00:00+01:00").json["backlog"] == 0
+
+
+def test_the_frontier_is_shown_and_truncation_stops_at_it(cli: Cli, plant: Zone) -> None:
+    """`bsfg streams` shows how far each buffer is confirmed; an order beyond that is refused and removes nothing."""
+    listed = {(each["stream"], each["buffer"]): each for each in cli("streams", "--json").json}
+    store = listed["operational", "store"]
+    assert store["slowest"] == ["enterprise.operational"]
+    assert store["start"] <= store["frontier"] + 1 <= store["end"]
+    assert "enterprise.operational" in cli("streams").out
+    order = ("streams", "truncate", "operational", "--before")
+    done = cli(*order, str(store["frontier"] + 2), "--reason", "x", "--json")
+    assert (done.code, done.json["code"]) == (1, "truncate_refused")
+    assert cli(*order, "0", "--reason", " ").code == 1
+    unknown = cli("streams", "truncate", "operationl", "--before", "1", "--reason", "x")
+    assert unknown.code == 1 and "Did you mean 'operational'?" in unknown.err
+    after = {(each["stream"], each["buffer"]): each for each in cli("streams", "--json").json}
+    assert after["operational", "store"]["start"] == store["start"]
 
 
 @pytest.mark.parametrize(

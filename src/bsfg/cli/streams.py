@@ -1,0 +1,107 @@
+"""`bsfg streams`: where the buffers of a node begin and end, how far they are confirmed, and truncation by hand."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from bsfg.cli.complete import streams as known_streams
+from bsfg.cli.connection import Target, connects
+from bsfg.cli.consumers import BufferName
+from bsfg.cli.groups import Json, ListsByDefault, Reason, checked_reason, suggestion
+from bsfg.cli.output import console, count_text, examples, print_json, table
+from bsfg.errors import UnknownStream
+
+if TYPE_CHECKING:
+    from bsfg.wire.adminclient import AdminClient
+    from bsfg.wire.connection import Connection
+    from bsfg.wire.service import FrontierView
+
+app = typer.Typer(
+    cls=ListsByDefault,
+    help="Show how far the buffers of a node are confirmed, and truncate them by hand.",
+    epilog=examples(
+        ("bsfg streams", "where each buffer begins and ends, and what everybody has confirmed"),
+        ("bsfg streams truncate operational --before 120000 --reason 'disk is needed'", "let go what is confirmed"),
+    ),
+)
+
+
+@app.command("list")
+@connects("viewer", "operator")
+def list_streams(node: Target, json: Json = False) -> None:
+    """List all buffers with their frontier: the last offset that every required consumer has confirmed."""
+    found = node.run(_frontiers)
+    if json:
+        print_json([as_dict(view) for view in found])
+    else:
+        console().print(_table(found))
+
+
+@app.command("truncate")
+@connects("operator")
+def truncate(
+    node: Target,
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="Which one.", autocompletion=known_streams)],
+    before: Annotated[int, typer.Option(metavar="N", min=0, help="The first offset that stays.", show_default=False)],
+    reason: Reason,
+    buffer: Annotated[
+        BufferName, typer.Option(help="store: what this zone produced. forward: what other zones sent.")
+    ] = BufferName.STORE,
+    json: Json = False,
+) -> None:
+    """Remove everything below an offset at once, whatever its age; keys stay for the key horizon.
+
+    Refused beyond the frontier, and while the link of a required consumer stands still. This cannot be undone.
+    """
+    why = checked_reason(reason)
+
+    async def call(connection: Connection) -> FrontierView:
+        from bsfg.ports import Buffer
+
+        admin = _admin(connection)
+        try:
+            return await admin.truncate_before(stream, before, why, buffer=Buffer(buffer))
+        except UnknownStream as error:
+            names = [each["stream"] for each in (await admin.status())["buffers"]]
+            raise UnknownStream(error.message, hint=suggestion(stream, names, "stream")) from None
+
+    view = node.run(call)
+    if json:
+        print_json(as_dict(view))
+        return
+    held = count_text(view.end - view.start)
+    console().print(Text(f"{view.stream}/{view.buffer} begins at {view.start} now and holds {held} facts."))
+
+
+def as_dict(view: FrontierView) -> dict[str, Any]:
+    """Give the JSON form of a frontier."""
+    return {**asdict(view), "buffer": str(view.buffer)}
+
+
+def _admin(connection: Connection) -> AdminClient:
+    from bsfg.wire.adminclient import AdminClient
+
+    return AdminClient(connection)
+
+
+async def _frontiers(connection: Connection) -> list[FrontierView]:
+    from bsfg.ports import Buffer
+
+    admin = _admin(connection)
+    buffers = (await admin.status())["buffers"]
+    return [await admin.frontier(each["stream"], Buffer(each["buffer"])) for each in buffers]
+
+
+def _table(views: list[FrontierView]) -> Any:
+    result = table("buffer", "begins", "frontier", "ends", "waits for", right=("begins", "frontier", "ends"))
+    for view in views:
+        names = [f"{name} (link)" if name in view.held_by else name for name in view.slowest]
+        names += [f"{name} (link)" for name in view.held_by if name not in view.slowest]
+        waits = ", ".join(names) or "nobody"
+        frontier = str(view.frontier) if names else "–"
+        result.add_row(f"{view.stream}/{view.buffer}", str(view.start), frontier, str(view.end), waits)
+    return result
