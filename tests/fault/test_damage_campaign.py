@@ -174,6 +174,14 @@ def own_ranges(gaps: list[Any]) -> set[int]:
     return set(offsets)
 
 
+async def recorded(folder: Path) -> set[int]:
+    """Open a folder and give what is recorded as gone before anybody has read it."""
+    storage = await LogStorage.open(folder, options=OPTIONS)
+    gaps = await (await storage.store(STREAM)).gaps()
+    await storage.close()
+    return own_ranges(gaps)
+
+
 def ids(offsets: Any) -> dict[int, str]:
     """Give the ids that were stored at some offsets."""
     return {offset: f"0-{offset:06d}" for offset in offsets}
@@ -286,6 +294,8 @@ def test_a_frame_that_cannot_be_decoded_is_damage_and_no_end(
     path.write_bytes(data[:at] + b"".join(map(bytes, parts)) + data[at + header.frame_bytes :])
     assert not verify(folder).ok
     shutil.rmtree(folder / STORE / "index")
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    assert set(range(base, header.end)) <= run(recorded(copy))
     problems, gone = run(check(folder, set(range(base, header.end))))
     assert gone == set(range(base, header.end))
     assert any(f"{path.relative_to(folder).as_posix()} at byte {at}" in text for text in problems), problems
@@ -332,13 +342,7 @@ def test_several_missing_segments_are_all_named(whole: Path, tmp_path: Path) -> 
         paths[number].unlink()
     lost = set(range(bases[1], bases[3])) | set(range(bases[4], bases[5]))
 
-    async def look() -> set[int]:
-        storage = await LogStorage.open(folder, options=OPTIONS)
-        gaps = await (await storage.store(STREAM)).gaps()
-        await storage.close()
-        return own_ranges(gaps)
-
-    assert {offset for offset in run(look()) if offset >= START} == lost
+    assert {offset for offset in run(recorded(folder)) if offset >= START} == lost
     assert run(check(folder, lost))[1] == lost
 
 

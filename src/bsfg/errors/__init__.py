@@ -95,6 +95,7 @@ from bsfg.errors.storage import (
     StorageClosed,
     StorageFailed,
     StorageReadOnly,
+    StreamUnavailable,
 )
 
 __all__ = [
@@ -158,6 +159,7 @@ __all__ = [
     "StorageClosed",
     "StorageFailed",
     "StorageReadOnly",
+    "StreamUnavailable",
     "TimedOut",
     "TlsNotHardened",
     "TooManyRanges",

@@ -37,6 +37,14 @@ class StorageClosed(BsfgError):
     default_hint = "Reopen the storage; if it closed itself, check the disk first (dmesg, smartctl)."
 
 
+class StreamUnavailable(BsfgError):
+    """One stream of the node cannot be opened and is out of service; all others work."""
+
+    code = "stream_unavailable"
+    retryable = True
+    default_hint = "Keep the facts and retry; run `bsfg verify` on the data folder, repair what it names, then restart."
+
+
 class DiskFull(BsfgError):
     """The file system has no space left; nothing of the batch was stored."""
 

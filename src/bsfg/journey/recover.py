@@ -8,7 +8,7 @@ and refuse to serve a position that belongs to another history.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 from bsfg.errors import ForeignLog, OffsetOutOfRange
@@ -77,11 +77,15 @@ class RecoveryReport:
         return any(each.name == consumer and not each.retired and each.problem is None for each in self.consumers)
 
 
-async def recover(storage: Storage, policies: Mapping[BufferName, Policy] | None = None) -> RecoveryReport:
-    """Open every buffer under its policy and hold every consumer against the log that it reads."""
+async def recover(
+    storage: Storage, policies: Mapping[BufferName, Policy] | None = None, *, without: Container[BufferName] = ()
+) -> RecoveryReport:
+    """Open every buffer under its policy, but for some, and hold every consumer against the log that it reads."""
     policies = policies or {}
     buffers: dict[BufferName, RecoveredBuffer] = {}
     for stream, kind in await storage.streams():
+        if (stream, kind) in without:
+            continue
         buffer = await _open(storage, stream, kind, policies.get((stream, kind)))
         buffers[stream, kind] = RecoveredBuffer(await buffer.stats(), await _gap_counts(buffer))
     states = await storage.cursors.consumers()

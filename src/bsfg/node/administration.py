@@ -117,7 +117,7 @@ class Administration:
         views: list[QuarantinedView] = []
         following, total = "", 0
         for name, buffer in sorted(await self._parts.storage.streams(), key="/".join):
-            if name not in visible or stream not in (None, name):
+            if name not in visible or stream not in (None, name) or (name, buffer) in self._parts.unavailable:
                 continue
             found, place = await self._parts.buffer(name, buffer), f"{name}/{buffer}"
             total += (await found.stats()).quarantined

@@ -49,6 +49,7 @@ EVENTS: dict[str, str] = {
     "signed_out": "Somebody signed out of the dashboard.",
     "storage_problem": "The start found something damaged, lost or out of place.",
     "storage_recovered": "The storage is open; the record says what it holds.",
+    "stream_unavailable": "A buffer cannot be opened and is out of service; the others work.",
     "upkeep_failed": "A round of retention, alerts or collection failed; the next one tries again.",
 }
 

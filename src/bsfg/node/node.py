@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import structlog
 
 import bsfg
 from bsfg.clock import SystemClock
-from bsfg.errors import BsfgError, ForeignLog, FrameInvalid
+from bsfg.errors import BsfgError, ForeignLog, FrameInvalid, StreamUnavailable
 from bsfg.gate import Gate, Mode
 from bsfg.journey.recover import recover
 from bsfg.node.administration import Administration
@@ -33,7 +33,7 @@ from bsfg.node.service import NodeService
 from bsfg.node.state import NodeState
 from bsfg.node.status import Rates
 from bsfg.node.upkeep import Upkeep
-from bsfg.ports import Clock, ConsumerSpec, Frame, StartAt
+from bsfg.ports import Buffer, Clock, ConsumerSpec, Frame, StartAt
 from bsfg.stores.artifacts.folder import ArtifactFolder
 from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.log.writer import LogOptions
@@ -44,6 +44,8 @@ from bsfg.wire.service import Caller, GateView
 from bsfg.wire.tls import Material, TlsFiles, Watched
 
 log = structlog.get_logger("bsfg.node")
+
+_STATE_LOST = "storage_failed: the state of the node was damaged; whether an operator held this link is not known"
 
 
 class Node:
@@ -104,7 +106,7 @@ class Node:
         )
         self._stack.push_async_callback(artifacts.close)
         self.parts = Parts(storage, Settings.of(config), guard, self.clock, board, metrics, artifacts, state.peer)
-        await self._recover()
+        await self._recover(state.problems)
         await check_ids(self.parts, config.zone.name)
         await self._create_consumers()
         await self._listen(watched)
@@ -164,8 +166,12 @@ class Node:
 
         board = Board(self.clock, on_move)
         held = state.held_gates()
+        lost = Gate(Mode.HELD, self.clock.now_unix_ms(), _STATE_LOST, held_by="node") if state.is_lost else None
         sides = [(name, RECEIVER) for name in self.config.links] + [(zone, SENDER) for zone in self.config.serve]
         for link, side in sides:
+            if lost is not None and (link, side) not in held:
+                held[link, side] = lost
+                state.keep_gate(link, side, lost)
             board.add(link, side, held.get((link, side)))
             metrics.gate_moved(
                 link, side, held[link, side].mode if (link, side) in held else Mode.AUTONOMOUS, moved=False
@@ -174,15 +180,39 @@ class Node:
 
     # Storage.
 
-    async def _recover(self) -> None:
+    async def _recover(self, state_problems: Sequence[str] = ()) -> None:
         """Open every buffer before anyone can call, and say what was found."""
+        for problem in [*getattr(self.parts.storage, "problems", []), *state_problems]:
+            self._say_problem(problem)
         for stream in self.parts.settings.lanes:
-            for buffer in (await self.parts.store(stream), await self.parts.forward(stream)):
+            for kind in Buffer:
+                try:
+                    buffer = await self.parts.buffer(stream, kind)
+                except StreamUnavailable as failure:
+                    _note("stream_unavailable", stream=stream, buffer=str(kind), problem=failure.message)
+                    self.alerts.update(failure.code, f"{stream}/{kind}", failure.message)
+                    continue
                 for problem in getattr(buffer, "problems", []):
-                    log.error("storage_problem", stream=stream, buffer=str(buffer.buffer), problem=problem)
-                    self.alerts.event("storage_problem", f"{stream}/{buffer.buffer}", problem)
-        report = await recover(self.parts.storage)
+                    self._say_problem(problem, stream, kind)
+        report = await recover(self.parts.storage, without=await self._not_served())
         log.info("storage_recovered", buffers=len(report.buffers), consumers=len(report.consumers))
+
+    def _say_problem(self, problem: str, stream: str = "", kind: Buffer | None = None) -> None:
+        where = {"stream": stream, "buffer": str(kind)} if kind is not None else {}
+        log.error("storage_problem", **where, problem=problem)
+        self.alerts.event("storage_problem", "/".join(where.values()) or self.config.zone.name, problem)
+
+    async def _not_served(self) -> set[tuple[str, Buffer]]:
+        """Give the buffers to leave alone: those out of service, and broken ones of streams no longer configured."""
+        found = set(self.parts.unavailable)
+        for name, kind in await self.parts.storage.streams():
+            if name not in self.parts.settings.lanes:
+                try:
+                    await (self.parts.storage.store if kind == Buffer.STORE else self.parts.storage.forward)(name)
+                except Exception as error:
+                    _note("stream_unavailable", stream=name, buffer=str(kind), problem=str(error))
+                    found.add((name, kind))
+        return found
 
     async def _create_consumers(self) -> None:
         """Create the consumers of the peers that the configuration names; those that exist stay as they are."""
@@ -191,9 +221,12 @@ class Node:
             for stream in self.config.streams_of(serve):
                 for buffer in serve.buffers:
                     name = consumer_name(zone, stream, buffer)
-                    if name in known:
+                    if name in known or (stream, buffer) in self.parts.unavailable:
                         continue
-                    spec = ConsumerSpec(name, stream, buffer, StartAt(str(serve.start)), 0, serve.required)
+                    # Where cursors were lost nobody knows how far the peer was; what it has it recognises.
+                    lost = getattr(self.parts.storage.cursors, "are_lost", False)
+                    start = StartAt.EARLIEST if lost else StartAt(str(serve.start))
+                    spec = ConsumerSpec(name, stream, buffer, start, 0, serve.required)
                     await self.parts.storage.cursors.create(spec)
                     log.info("consumer_created", consumer=name, stream=stream, buffer=str(buffer), by="configuration")
 

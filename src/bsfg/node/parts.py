@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import TypeVar
 
-from bsfg.errors import UnknownStream
+from bsfg.errors import BsfgError, StorageClosed, StreamUnavailable, UnknownStream
 from bsfg.journey.append import Plausibility
 from bsfg.journey.link import PeerMemory, SessionMemory
 from bsfg.keys import EXPLICIT, MessageIds
@@ -98,6 +99,7 @@ class Settings:
         return lane
 
 
+Opened = TypeVar("Opened")
 Memories = Callable[[str, str], PeerMemory]
 """Gives the memory of a stream of a link."""
 
@@ -116,6 +118,8 @@ class Parts:
     memory: Memories = lambda link, stream: SessionMemory()
     steady: SteadyClock = field(init=False)
     oldest: Oldest = field(init=False)
+    unavailable: dict[tuple[str, Buffer], StreamUnavailable] = field(default_factory=dict)
+    """The buffers that could not be opened; they are tried again when they are taken out of here."""
 
     def __post_init__(self) -> None:
         self.steady = SteadyClock(self.clock)
@@ -123,11 +127,30 @@ class Parts:
 
     async def store(self, stream: str) -> StoreBuffer:
         """Give the store buffer of a stream."""
-        return await self.storage.store(stream, self.settings.lane(stream).store_policy)
+        policy = self.settings.lane(stream).store_policy
+        return await self._opened(stream, Buffer.STORE, lambda: self.storage.store(stream, policy))
 
     async def forward(self, stream: str) -> ForwardBuffer:
         """Give the forward buffer of a stream."""
-        return await self.storage.forward(stream, self.settings.lane(stream).forward_policy)
+        policy = self.settings.lane(stream).forward_policy
+        return await self._opened(stream, Buffer.FORWARD, lambda: self.storage.forward(stream, policy))
+
+    async def _opened(self, stream: str, buffer: Buffer, opening: Callable[[], Awaitable[Opened]]) -> Opened:
+        """Open a buffer; one that cannot be opened is alone out of service, whatever the reason."""
+        if (known := self.unavailable.get((stream, buffer))) is not None:
+            raise StreamUnavailable(known.message, **known.details)
+        try:
+            return await opening()
+        except StorageClosed:
+            raise
+        except Exception as error:
+            code = error.code if isinstance(error, BsfgError) else BsfgError.code
+            says = error.message if isinstance(error, BsfgError) else f"{type(error).__name__}: {error}"
+            failure = StreamUnavailable(
+                f"{stream}/{buffer} cannot be opened: {code}: {says}", stream=stream, cause=code
+            )
+            self.unavailable[stream, buffer] = failure
+            raise failure from error
 
     async def buffer(self, stream: str, buffer: Buffer) -> StoreBuffer | ForwardBuffer:
         """Give one of the two buffers of a stream."""

@@ -34,17 +34,26 @@ class NodeState:
         self._journal = Journal(files, "node/state.journal", self._snapshot)
         self._with_room = (reserve or Reserve(files, 0, SystemClock())).with_room
         try:
+            existed = files.exists("node") and bool(files.list("streams"))
             files.make_folder("node")
             files.sync_folder("")
-            for record in self._with_room(self._journal.open):
-                self._values[record.head["kind"], record.head["name"]] = record.head["value"]
+            for record in self._with_room(lambda: self._journal.open(expected=existed)):
+                try:
+                    self._values[record.head["kind"], record.head["name"]] = record.head["value"]
+                except KeyError:
+                    self._journal.problems.append("a record without kind, name or value is left out")
         except OSError as error:
             raise translated(error, f"opening the state of the node in {where}") from None
 
     @property
     def problems(self) -> list[str]:
         """What was wrong with the journal when it was opened."""
-        return self._journal.problems
+        return [f"node/state.journal: {text}" for text in self._journal.problems]
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether values that were there are lost: which gates were held, and what was known of the senders."""
+        return self._journal.is_damaged
 
     def peer(self, link: str, stream: str) -> StoredMemory:
         """Give the memory of one stream of a link."""

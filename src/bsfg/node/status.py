@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
 import bsfg
+from bsfg.errors import StreamUnavailable
 from bsfg.journey.recover import RecoveredBuffer, look_at
 from bsfg.node.board import RECEIVER
 from bsfg.node.oldest import Unconfirmed
@@ -51,11 +53,12 @@ def hours_left(stats: BufferStats, facts_per_second: float) -> float | None:
 
 
 async def all_stats(parts: Parts) -> list[BufferStats]:
-    """Look at every buffer of a configured stream that exists."""
+    """Look at every buffer of a configured stream that exists and is in service."""
     found = []
     for stream, buffer in await parts.storage.streams():
         if stream in parts.settings.lanes:
-            found.append(await (await parts.buffer(stream, buffer)).stats())
+            with suppress(StreamUnavailable):
+                found.append(await (await parts.buffer(stream, buffer)).stats())
     return found
 
 

@@ -9,7 +9,7 @@ import asyncio
 from contextlib import suppress
 from dataclasses import asdict
 
-from bsfg.errors import BsfgError
+from bsfg.errors import BsfgError, StreamUnavailable
 from bsfg.journey.artifacts import collect_orphans
 from bsfg.journey.references import References, all_buffers
 from bsfg.journey.truncate import InStep, truncate
@@ -100,6 +100,7 @@ class Upkeep:
         self._look_at_clock()
         now_ms = self._parts.clock.monotonic_ms()
         stats = await all_stats(self._parts)
+        self._look_at_streams()
         for each in stats:
             self._rates.observe(each, now_ms)
             self._parts.metrics.buffer_seen(each)
@@ -142,6 +143,13 @@ class Upkeep:
             text = "the clock of this machine has jumped forward; nothing expires until it is right, or a restart"
         self._alerts.update("clock_jumped", self._parts.settings.zone, text)
 
+    def _look_at_streams(self) -> None:
+        """Raise an alert as long as a buffer cannot be opened."""
+        for stream in self._parts.settings.lanes:
+            for kind in Buffer:
+                failure = self._parts.unavailable.get((stream, kind))
+                self._alerts.update(StreamUnavailable.code, f"{stream}/{kind}", failure.message if failure else None)
+
     def _look_at_fill(self, stats: BufferStats) -> None:
         about = f"{stats.stream}/{stats.buffer}"
         text = None
@@ -176,9 +184,13 @@ class Upkeep:
 
     async def enforce_retention(self) -> None:
         """Let go what age and the consumers allow."""
+        self._parts.unavailable.clear()  # whoever repaired one finds it in service again
         for stream in self._parts.settings.lanes:
             for kind in Buffer:
-                buffer = await self._parts.buffer(stream, kind)
+                try:
+                    buffer = await self._parts.buffer(stream, kind)
+                except StreamUnavailable:
+                    continue
                 modes, as_of = self._parts.board.modes(stream, kind), self._keys_as_of(stream, kind)
                 await truncate(buffer, self._parts.storage.cursors, modes, as_of)
 
@@ -206,8 +218,8 @@ class Upkeep:
     async def collect_orphans(self) -> None:
         """Remove artifacts that no retained fact names, after their grace period."""
         store = self._parts.artifacts
-        if store is None:
-            return
+        if store is None or self._parts.unavailable:
+            return  # what a buffer that cannot be opened names would be taken for an orphan
         lanes = self._parts.settings.lanes
         policies = {
             (name, kind): lane.store_policy if kind == Buffer.STORE else lane.forward_policy

@@ -57,6 +57,7 @@ STATUSES: dict[str, tuple[grpc.StatusCode, int]] = {
     "storage_busy": (Status.UNAVAILABLE, 503),
     "storage_closed": (Status.UNAVAILABLE, 503),
     "storage_failed": (Status.INTERNAL, 500),
+    "stream_unavailable": (Status.UNAVAILABLE, 503),
     "storage_read_only": (Status.FAILED_PRECONDITION, 500),
     "folder_locked": (Status.FAILED_PRECONDITION, 500),
     "not_a_data_folder": (Status.FAILED_PRECONDITION, 500),

@@ -24,6 +24,8 @@ async def gaps(
     """List the gap records of all buffers that the caller may see, the newest first; tell how many there are in all."""
     found, total = [], 0
     for stream, buffer in await parts.storage.streams():
+        if (stream, buffer) in parts.unavailable:
+            continue
         if stream in parts.settings.lanes and parts.guard.allows(caller, Request(Action.VIEW, stream)):
             for each in await admin.gaps(caller, stream, buffer):
                 total += len(each.ranges)

@@ -15,9 +15,8 @@ from bsfg.stores.log.atomic import write_whole
 from bsfg.stores.log.files import Files
 
 _BLOCKS_BYTES = (1 << 20, 4_096)
-_DAMAGE = frozenset(
-    (errno.EIO, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EUCLEAN, errno.EBADMSG, errno.EREMOTEIO, errno.ENXIO)
-)
+_IN_ITS_PLACE = (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ESPIPE)
+_DAMAGE = (errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.EREMOTEIO, *_IN_ITS_PLACE)
 ABSENT = (
     GapReason.EVICTED,
     GapReason.EXPIRED,
@@ -39,7 +38,7 @@ def is_damage(error: OSError) -> bool:
 
 def is_folder(error: OSError) -> bool:
     """Tell whether an error says that something else stands in the place of a file."""
-    return error.errno in (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
+    return error.errno in _IN_ITS_PLACE
 
 
 def readable(files: Files, path: str) -> tuple[bytes, list[str]]:

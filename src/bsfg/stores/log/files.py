@@ -230,7 +230,7 @@ class DiskFiles:
 
     def read(self, path: str) -> Bytes:
         """Read a whole file; one that grows meanwhile is read up to the size it had."""
-        fd = SPARES.open(self._at(path), os.O_RDONLY)
+        fd = SPARES.open(self._at(path), os.O_RDONLY | os.O_NONBLOCK)
         try:
             return _read(fd, os.fstat(fd).st_size, 0)
         finally:
@@ -242,7 +242,7 @@ class DiskFiles:
 
     def read_parts(self, path: str, parts: Sequence[tuple[int, int]]) -> builtins.list[bytes]:
         """Read parts of a file."""
-        fd = SPARES.open(self._at(path), os.O_RDONLY)
+        fd = SPARES.open(self._at(path), os.O_RDONLY | os.O_NONBLOCK)
         try:
             return [_read(fd, count, start) for start, count in parts]
         finally:

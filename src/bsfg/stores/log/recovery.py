@@ -91,6 +91,8 @@ class Recovery:
         self._check_latest()
         index = self._index(identity, segments, keys, scan, end, chain, notes)
         index.forget_before(notes.keys_start)
+        # Building the index may have met frames that cannot be decoded.
+        notes.add_gaps(self._gaps)
         return LogState(
             folder,
             identity.log_id,
