@@ -7,7 +7,6 @@ from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from bsfg.arrays import int64_array, nulls
 from bsfg.errors import InvalidFact
@@ -27,7 +26,8 @@ BY_HAND_FACTS = 32
 """Up to this many rows are cheaper to write by hand than by Arrow."""
 
 SMALL_BATCH_BYTES = 65_536
-_OLDEST_MS = (1 << 63) - 1
+_OLDEST_MS = 1 << 60
+_UNKNOWN = -(1 << 63)
 
 
 class FactBatch:
@@ -319,22 +319,20 @@ class EntryBatch(FactBatch):
         The count begins with the first append in any zone. Entries of versions before 0.2 came without an age; theirs
         is told by the clock of the zone that they were pulled from.
         """
-        here_ms = now_unix_ms - self.numbers("appended_at_unix_ms")
+        # A sender may claim any time or age; what is beyond all reason must not wrap around, and counts as old.
+        appended = self.numbers("appended_at_unix_ms").clip(-_OLDEST_MS, _OLDEST_MS)
+        pulled = self._filled("origin_appended_at_unix_ms", _UNKNOWN)
+        before = self._filled("origin_age_ms", _UNKNOWN)
+        here = now_unix_ms - appended
+        told = np.where(pulled == _UNKNOWN, here, now_unix_ms - pulled.clip(-_OLDEST_MS, _OLDEST_MS))
+        ages = np.where(before == _UNKNOWN, told, here + before.clip(0, _OLDEST_MS))
+        return np.asarray(ages.clip(0, _OLDEST_MS))
+
+    def _filled(self, name: str, absent: int) -> np.ndarray:
+        """Give a column of whole numbers with another number where there is none."""
         if self._rows is not None:
-            places = AT["origin_age_ms"], AT["origin_appended_at_unix_ms"]
-            before = [(row[places[0]], row[places[1]]) for row in self._rows]
-            ages = [
-                here + age if age is not None else here if at is None else now_unix_ms - at
-                for here, (age, at) in zip(here_ms.tolist(), before, strict=True)
-            ]
-            # A sender may claim any age; what no number can hold is as old as can be.
-            return np.array([min(max(0, age), _OLDEST_MS) for age in ages], dtype=np.int64)
-        known, pulled = self.column("origin_age_ms"), self.column("origin_appended_at_unix_ms")
-        if pulled.null_count == len(self):
-            return here_ms.clip(0)
-        without = pc.coalesce(pc.subtract(now_unix_ms, pulled), pa.array(here_ms))
-        ages = pc.coalesce(pc.add(known, pa.array(here_ms)), without)
-        return np.asarray(ages.to_numpy()).clip(0)
+            return np.array([absent if value is None else value for value in self.values(name)], dtype=np.int64)
+        return np.asarray(self.column(name).fill_null(absent).to_numpy())
 
     def to_entries(self) -> list[Entry]:
         """Make Python entries of the rows."""

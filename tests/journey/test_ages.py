@@ -6,14 +6,17 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.journey.zones import BACKENDS, Inbound, Zone, connect
 
+from bsfg.batch import EntryBatch
 from bsfg.journey.link import Fetched, FetchRequest
 from bsfg.ports import Buffer
-from bsfg.testing.facts import messages
+from bsfg.testing.facts import messages, sealed
 
 DAY_SECONDS = 86_400.0
 MakeZone = Callable[[str], Zone]
@@ -84,9 +87,9 @@ def test_whatever_the_clocks_say(hops: list[tuple[int, int]], count: int) -> Non
     async def run() -> set[int | None]:
         names = ["plant", *(f"hop-{at}" for at in range(len(hops)))]
         zones = [Zone(name, BACKENDS["memory"](Path())) for name in names]
-        links = await chain(zones)
         for zone, (_, skew_ms) in zip(zones[1:], hops, strict=True):
             zone.clock.jump(skew_ms / 1000)
+        links = await chain(zones)
         await zones[0].append(messages(count))
         for (wait_ms, _), link in zip(hops, links, strict=True):
             let_pass(zones, wait_ms / 1000)
@@ -132,3 +135,26 @@ async def test_an_older_sender_is_judged_by_the_clock_of_here(make_zone: MakeZon
     assert [(each.first, each.reason) for each in progress.refused] == [(0, "expired")]
     [entry] = await enterprise.received()
     assert entry.origin is not None and entry.origin.age_ms == 3_000_000
+
+
+NUMBERS = st.none() | st.integers(-(2**63), 2**63 - 1) | st.integers(0, 10**13)
+
+
+@given(st.lists(st.tuples(NUMBERS.filter(lambda at: at is not None), NUMBERS, NUMBERS), min_size=1, max_size=80))
+def test_an_age_never_wraps(claims: list[tuple[int, int | None, int | None]]) -> None:
+    """Whatever times and ages a sender claims, rows and columns count the same, as plain numbers would."""
+    facts = sealed(messages(len(claims)))
+    appended, pulled, ages = (list(column) for column in zip(*claims, strict=True))
+    batch = EntryBatch.of(facts.record_batch, np.arange(len(claims)), np.array(appended))
+    origins = {"origin_appended_at_unix_ms": pulled, "origin_age_ms": ages}
+    columns = batch.with_columns(**{name: pa.array(values, pa.int64()) for name, values in origins.items()})
+    now, most = 1_800_000_000_000, 1 << 60
+    expected = []
+    for at, from_, age in claims:
+        here = now - max(-most, min(at, most))
+        told = here if from_ in (None, -(2**63)) else now - max(-most, min(from_, most))
+        count = told if age in (None, -(2**63)) else here + max(0, min(age, most))
+        expected.append(max(0, min(count, most)))
+    assert columns.ages_ms(now).tolist() == expected
+    if len(claims) <= 64:
+        assert EntryBatch.of_rows(columns.rows()).ages_ms(now).tolist() == expected
