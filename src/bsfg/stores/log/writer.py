@@ -229,6 +229,8 @@ class LogWriter:
             failure = translated(error, f"writing {active.path}")
             try:
                 self._file.truncate(active.size_bytes)
+                # Durably: the next frame may go to another segment, behind which a rest found here would be damage.
+                self._file.sync()
             except OSError as second:
                 self.failure = translated(second, f"undoing a failed write to {active.path}")
             if not is_refusal(failure):
