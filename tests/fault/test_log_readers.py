@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bsfg.ports import Confirmation, ConsumerSpec
-from bsfg.retention import GapReason
+from bsfg.retention import GapReason, Policy
 from bsfg.stores.log.files import Bytes, DiskFiles
 from bsfg.stores.log.identity import read_identity
 from bsfg.stores.log.index import Filter, Run, decode_run, encode_run
@@ -18,11 +18,14 @@ from bsfg.stores.log.reader import open_folder
 from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.log.verify import Report, verify
 from bsfg.stores.log.writer import LogOptions
+from bsfg.testing.clock import FakeClock
 from bsfg.testing.facts import batch
 
 STREAM = "operational"
 PER_BATCH = 50
 SMALL = LogOptions(segment_bytes=65_536)
+FORGETFUL = Policy(retention_seconds=150, max_age_seconds=150, key_horizon_seconds=150)
+"""With a step of the writer every minute, keys are forgotten soon after their entries have left."""
 
 
 class Interrupted(DiskFiles):
@@ -59,17 +62,19 @@ class Interrupted(DiskFiles):
 
 
 class Busy:
-    """A writer that appends, rolls, confirms and truncates, one step at a time."""
+    """A writer that appends, rolls, confirms, truncates and forgets old keys, one step at a time."""
 
-    def __init__(self, storage: LogStorage, store: Any, loop: asyncio.AbstractEventLoop) -> None:
-        self._storage, self._store, self._loop = storage, store, loop
+    def __init__(self, storage: LogStorage, store: Any, clock: FakeClock, loop: asyncio.AbstractEventLoop) -> None:
+        self._storage, self._store, self._clock, self._loop = storage, store, clock, loop
 
     async def step(self) -> None:
-        """Append a segment's worth, confirm it, and truncate all but the last two segments."""
+        """Append a segment's worth, confirm it, truncate all but the last two segments, and forget their keys."""
         for _ in range(5):
             await self._store.append(batch(PER_BATCH, first=self._store.end))
         await self._storage.cursors.commit("erp", Confirmation(through=self._store.end - 1))
         await self._store.truncate_before(max(0, self._store.end - 8 * PER_BATCH))
+        self._clock.advance(60)
+        await self._store.enforce_retention(link_open=True)
 
     def step_from_outside(self) -> None:
         """Make a step from a reader's thread."""
@@ -78,10 +83,11 @@ class Busy:
 
 async def at_every_moment(folder: Path, read: Callable[[DiskFiles], None]) -> int:
     """Let the writer step in before each single operation of a reader, one run for each; give how many there were."""
-    storage = await LogStorage.open(folder, options=SMALL)
-    store = await storage.store(STREAM)
+    clock = FakeClock()
+    storage = await LogStorage.open(folder, options=SMALL, clock=clock)
+    store = await storage.store(STREAM, FORGETFUL)
     await storage.cursors.create(ConsumerSpec("erp", STREAM))
-    busy = Busy(storage, store, asyncio.get_running_loop())
+    busy = Busy(storage, store, clock, asyncio.get_running_loop())
     for _ in range(3):
         await busy.step()
     calm = Interrupted(folder, lambda _: None)
@@ -126,7 +132,7 @@ def test_a_reader_sees_one_history_whatever_the_writer_does(tmp_path: Path) -> N
 
 
 def test_verify_finds_nothing_wrong_beside_a_busy_writer(tmp_path: Path) -> None:
-    """Verifying while the writer appends, rolls, confirms and truncates reports no damage and does not fail."""
+    """Verifying while the writer appends, rolls, truncates and forgets keys reports no damage and does not fail."""
     assert asyncio.run(at_every_moment(tmp_path, lambda files: check_report(verify(files)))) > 10
 
 

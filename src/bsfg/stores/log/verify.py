@@ -238,6 +238,11 @@ class _LogCheck:
                 self._hashes.append((ref.base, hashes))
 
     def _keys(self, notes: Notes) -> None:
+        """Check the key segments, and that all are there that the notes speak of.
+
+        Keys are written before they are noted, and are noted as forgotten before they go. So one is missing only if it
+        was noted before the looking, and is not forgotten after it.
+        """
         folder = self._folder
         names = keysegments.listed(folder.files, folder.path)
         self.summary.key_segments = len(names)
@@ -246,9 +251,10 @@ class _LogCheck:
             if keysegments.read(folder.files, folder.path, name) is None and folder.files.exists(where):
                 self._problem("keys_damaged", where, "the key segment fails its checks", name.first, name.last)
         known = {(name.first, name.last) for name in names}
-        for anchor in notes.anchors:
-            expected = anchor.first >= notes.keys_start and anchor.last >= anchor.first
-            if expected and (anchor.first, anchor.last) not in known:
+        missing = [anchor for anchor in notes.anchors if (anchor.first, anchor.last) not in known]
+        kept_from = folder.notes().keys_start if missing else 0
+        for anchor in missing:
+            if anchor.first >= kept_from and anchor.last >= anchor.first:
                 self._problem(
                     "keys_missing", f"{folder.path}/keys", "a key segment is missing", anchor.first, anchor.last
                 )
