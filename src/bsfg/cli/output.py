@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
@@ -15,6 +16,7 @@ from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -25,7 +27,17 @@ WIDE_COLUMNS = 76
 """Tables leave out their less important columns on a terminal narrower than this."""
 
 
-class _Console(Console):
+_UNPRINTABLE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""What moves a cursor or turns a text round: others' words must not do that to whoever reads them."""
+
+
+class CleanConsole(Console):
+    """A console that leaves out control characters: names, reasons and messages come from other zones, too."""
+
+    def _render_buffer(self, buffer: Iterable[Segment]) -> str:
+        clean = (each if each.control else Segment(_UNPRINTABLE.sub("", each.text), each.style) for each in buffer)
+        return super()._render_buffer(clean)
+
     def on_broken_pipe(self) -> None:
         """Leave a closed pipe to the frame around the commands, which knows the right exit code."""
         raise BrokenPipeError
@@ -36,7 +48,7 @@ def console(stderr: bool = False) -> Console:
     """Give the console of stdout or stderr; colours, NO_COLOR and COLUMNS are as the user has them."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or os.environ.get("COLUMNS") else PIPE_COLUMNS
-    return _Console(stderr=stderr, highlight=False, emoji=False, width=width)
+    return CleanConsole(stderr=stderr, highlight=False, emoji=False, width=width)
 
 
 def print_json(value: Any) -> None:

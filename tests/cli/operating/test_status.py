@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 
+from bsfg.cli.output import CleanConsole
 from bsfg.cli.status.view import bar, duration_text, hours_text, render
 from bsfg.node.health import Level, as_json, autonomy, findings, worst
 
@@ -102,7 +102,7 @@ def levels(found: dict[str, Any]) -> dict[str, str]:
 
 def drawn(found: dict[str, Any], width: int) -> str:
     """Draw a document without colours."""
-    console = Console(file=StringIO(), width=width, color_system=None, highlight=False, emoji=False)
+    console = CleanConsole(file=StringIO(), width=width, color_system=None, highlight=False, emoji=False)
     console.print(render(found, width=width))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
@@ -282,6 +282,16 @@ def test_any_status_can_be_drawn_and_judged(found: dict[str, Any], width: int) -
     health = as_json(found)
     assert health["health"] in ("ok", "warning", "alert")
     assert (health["health"] == "ok") == (health["findings"] == [])
+
+
+def test_words_of_others_cannot_speak_to_the_terminal() -> None:
+    """A reason that another zone gave may hold escape sequences and marks that turn text round; none is printed."""
+    found = document()
+    found["links"][0]["mode"] = "held"
+    found["links"][0]["reason"] = "\x1b[2J\x1b]0;owned\x07 \u202egnp.exe\x9b31m\r\nforged"
+    text = drawn(found, 200)
+    assert "gnp.exe" in text
+    assert not set(text) & set("\x1b\x07\x9b\r\u202e")
 
 
 @given(st.floats(0, 200), st.integers(1, 40))
