@@ -320,13 +320,20 @@ class EntryBatch(FactBatch):
         is told by the clock of the zone that they were pulled from.
         """
         # A sender may claim any time or age; what is beyond all reason must not wrap around, and counts as old.
-        appended = self.numbers("appended_at_unix_ms").clip(-_OLDEST_MS, _OLDEST_MS)
+        here = now_unix_ms - self.numbers("appended_at_unix_ms").clip(-_OLDEST_MS, _OLDEST_MS)
+        if not self._have("origin_age_ms") and not self._have("origin_appended_at_unix_ms"):
+            return np.asarray(here.clip(0, _OLDEST_MS))
         pulled = self._filled("origin_appended_at_unix_ms", _UNKNOWN)
         before = self._filled("origin_age_ms", _UNKNOWN)
-        here = now_unix_ms - appended
         told = np.where(pulled == _UNKNOWN, here, now_unix_ms - pulled.clip(-_OLDEST_MS, _OLDEST_MS))
         ages = np.where(before == _UNKNOWN, told, here + before.clip(0, _OLDEST_MS))
         return np.asarray(ages.clip(0, _OLDEST_MS))
+
+    def _have(self, name: str) -> bool:
+        """Tell whether any row has a value in a column."""
+        if self._rows is not None:
+            return any(value is not None for value in self.values(name))
+        return bool(self.column(name).null_count < len(self))
 
     def _filled(self, name: str, absent: int) -> np.ndarray:
         """Give a column of whole numbers with another number where there is none."""

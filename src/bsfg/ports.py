@@ -142,6 +142,11 @@ class OriginSpan:
         if {len(self.offsets), len(self.appended_at_unix_ms), ages} != {count}:
             raise InvalidArgument("an origin names an offset and a time for each fact")
 
+    def take(self, rows: Sequence[int] | np.ndarray) -> OriginSpan:
+        """Give where the named rows come from."""
+        ages_ms = None if self.ages_ms is None else self.ages_ms[rows]
+        return OriginSpan(self.zone, self.offsets[rows], self.appended_at_unix_ms[rows], ages_ms)
+
     def at(self, row: int) -> Origin:
         """Give where one row comes from."""
         age_ms = None if self.ages_ms is None else int(self.ages_ms[row])

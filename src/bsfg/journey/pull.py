@@ -179,9 +179,13 @@ async def store(
         entries = EntryBatch.concat(put.entries)
         # The sender's own clock tells how old its facts are; one that does not say so is judged by the clock of here.
         served_at = clock.now_unix_ms() if put.served_at_unix_ms is None else put.served_at_unix_ms
-        entries = await _set_expired_aside(stored, entries, forward, rules, peer, served_at)
+        times, ages_ms = entries.numbers("appended_at_unix_ms"), entries.ages_ms(served_at)
+        origin = OriginSpan(peer, entries.offsets, times, ages_ms)
+        in_time = await _set_expired_aside(stored, entries, origin, forward, rules)
+        if in_time is not None:
+            entries, origin = entries.take(in_time), origin.take(in_time)
         if len(entries):
-            await _put_entries(stored, entries, forward, _origin(entries, peer, served_at), before_put)
+            await _put_entries(stored, entries, forward, origin, before_put)
     gaps = list(put.gaps)
     for refusal in stored.refusals:
         detail = f"{refusal.reason}: {refusal.detail}" if refusal.detail else refusal.reason
@@ -222,30 +226,27 @@ async def _conflict_refusals(refused: EntryBatch, forward: ForwardBuffer) -> lis
 
 
 async def _set_expired_aside(
-    stored: Stored, entries: EntryBatch, forward: ForwardBuffer, rules: LinkRules, peer: str, served_at_unix_ms: int
-) -> EntryBatch:
-    """Quarantine what is older than max age, and give the rest; what is here already is no replay but a repeat."""
-    if rules.max_age_seconds is None:
-        return entries
-    max_age_ms = rules.max_age_seconds * 1000
-    old = np.flatnonzero(entries.ages_ms(served_at_unix_ms) > max_age_ms)
+    stored: Stored, entries: EntryBatch, origin: OriginSpan, forward: ForwardBuffer, rules: LinkRules
+) -> np.ndarray | None:
+    """Quarantine what is older than max age, and name the rest, None for all of it.
+
+    What is here already is no replay but a repeat.
+    """
+    if rules.max_age_seconds is None or origin.ages_ms is None:
+        return None
+    old = np.flatnonzero(origin.ages_ms > rules.max_age_seconds * 1000)
     if not len(old):
-        return entries
+        return None
     keys = _keys(entries.take(old))
     expired = [int(row) for row, key in zip(old, keys, strict=True) if await forward.get(key) is None]
     if not expired:
-        return entries
+        return None
     detail = f"older than {rules.max_age_seconds:g} s"
     offsets = entries.offsets[expired].tolist()
-    aside, where = entries.take(expired), f"{detail}, from {peer} {offsets[0]}..{offsets[-1]}"
-    await forward.set_aside(aside.facts, EXPIRED, where, _origin(aside, peer, served_at_unix_ms))
+    where = f"{detail}, from {origin.zone} {offsets[0]}..{offsets[-1]}"
+    await forward.set_aside(entries.take(expired).facts, EXPIRED, where, origin.take(expired))
     stored.refusals += merged_refusals(Refusal(offset, offset, EXPIRED, detail) for offset in offsets)
-    return entries.take(np.setdiff1d(np.arange(len(entries)), expired))
-
-
-def _origin(entries: EntryBatch, peer: str, served_at_unix_ms: int) -> OriginSpan:
-    times = entries.numbers("appended_at_unix_ms")
-    return OriginSpan(peer, entries.offsets, times, entries.ages_ms(served_at_unix_ms))
+    return np.setdiff1d(np.arange(len(entries)), expired)
 
 
 def _newest_age_seconds(put: Put) -> float | None:
