@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from bsfg.errors import DiskFull, OutcomeUnknown
 from bsfg.gate import Event
 from bsfg.journey.link import PeerPosition, SessionMemory
 from bsfg.node.alerts import AlertBoard
@@ -13,12 +16,16 @@ from bsfg.node.config import parse
 from bsfg.node.guard import Guard
 from bsfg.node.metrics import Metrics
 from bsfg.node.parts import Parts, Settings
+from bsfg.node.status import Rates, document
 from bsfg.node.upkeep import Upkeep
-from bsfg.ports import Result
+from bsfg.ports import Buffer, Confirmation, ConsumerSpec, Result, StartAt
 from bsfg.retention import DAY_SECONDS
+from bsfg.stores.log.storage import LogStorage
+from bsfg.stores.log.writer import LogOptions
 from bsfg.stores.memory import MemoryStorage
 from bsfg.testing.clock import FakeClock
 from bsfg.testing.conformance.case import origin
+from bsfg.testing.disk import SimulatedDisk
 from bsfg.testing.facts import batch
 from bsfg.wire.service import LinkReport
 
@@ -119,3 +126,74 @@ async def _silence() -> None:
     await forward.put_if_absent(batch(40, first=40), origin(40, first=40))
     await site.upkeep.look()
     assert not [each for each in site.alerts.active() if each["alert"] == "latest_stale"]
+
+
+async def _closed_site() -> tuple[Site, SimulatedDisk]:
+    """Give a node over a simulated disk on which a sync of the safety stream's store buffer failed."""
+    site, disk = Site(CONFIG.replace('safety = "sil"', 'safety = "sil"\nlatest_max_age = "3d"')), SimulatedDisk(1)
+    options = LogOptions(reserve_bytes=1 << 20, segment_bytes=16_384)
+    site.parts.storage = await LogStorage.open(disk, clock=site.clock, options=options)
+    for stream in ("safety", "operational"):
+        forward = await site.parts.forward(stream)
+        await forward.put_if_absent(batch(4), origin(4))
+        await (await site.parts.store(stream)).append(batch(4))
+    disk.fail("sync")
+    with pytest.raises(OutcomeUnknown):
+        await (await site.parts.store("safety")).append(batch(4, first=4))
+    return site, disk
+
+
+def test_a_log_that_closed_itself_is_alone_out_of_service() -> None:
+    """Retention, alarms and status of all other buffers go on, and an alert names the one that closed itself."""
+    asyncio.run(_closed_alone())
+
+
+async def _closed_alone() -> None:
+    site, _ = await _closed_site()
+    for _ in range(2):
+        await site.days(10)
+        await site.upkeep.look()
+        [alert] = [each for each in site.alerts.active() if each["alert"] == "stream_unavailable"]
+        assert alert["about"] == "safety/store" and "closed itself" in alert["text"]
+    assert (await (await site.parts.forward("operational")).stats()).start == 4
+    seen = (await document(site.parts, Rates(), 0))["buffers"]
+    assert [(each["stream"], each["buffer"]) for each in seen] == [
+        ("operational", "store"),
+        ("operational", "forward"),
+        ("safety", "forward"),
+    ]
+
+
+def test_a_log_that_closed_itself_keeps_no_other_full() -> None:
+    """On a full disk the other buffers still give up what is confirmed."""
+    asyncio.run(_closed_and_full())
+
+
+async def _closed_and_full() -> None:
+    site, disk = await _closed_site()
+    store = await site.parts.store("operational")
+    cursors = site.parts.storage.cursors
+    await cursors.create(ConsumerSpec("peer", "operational", Buffer.STORE, StartAt.EARLIEST, 0, True))
+    await cursors.commit("peer", Confirmation(through=3))
+    disk.fill_up(0)
+    with pytest.raises(DiskFull):
+        await (await site.parts.forward("safety")).put_if_absent(batch(4, first=8), origin(4, first=8))
+    for _ in range(3):
+        site.clock.advance(2)
+        await site.upkeep.look()
+    assert (await store.stats()).start == 4
+
+
+def test_last_known_states_that_cannot_be_read_are_an_alert_and_no_more() -> None:
+    """A damaged file of last known states is told, and everything else is looked after."""
+    asyncio.run(_latest_unreadable())
+
+
+async def _latest_unreadable() -> None:
+    site, disk = await _closed_site()
+    await site.days(31)
+    disk.spoil("streams/safety/forward/latest.entries", 0, 16)
+    fresh = Upkeep(site.config, site.parts, site.alerts, lambda event, **fields: None)
+    await fresh.look()
+    [alert] = [each for each in site.alerts.active() if each["alert"] == "latest_stale"]
+    assert "cannot be read" in alert["text"]

@@ -85,7 +85,7 @@ class Administration:
         return self._parts.metrics.text()
 
     async def ready(self) -> None:
-        """Raise `NotReady` unless every buffer can be used; anybody may ask."""
+        """Raise `NotReady` unless the storage answers; a stream alone out of service is an alert. Anybody may ask."""
         try:
             await all_stats(self._parts)
         except BsfgError as error:

@@ -119,7 +119,7 @@ class Parts:
     steady: SteadyClock = field(init=False)
     oldest: Oldest = field(init=False)
     unavailable: dict[tuple[str, Buffer], StreamUnavailable] = field(default_factory=dict)
-    """The buffers that could not be opened; they are tried again when they are taken out of here."""
+    """The buffers that could not be opened or closed themselves; they are tried again when taken out of here."""
 
     def __post_init__(self) -> None:
         self.steady = SteadyClock(self.clock)
@@ -151,6 +151,11 @@ class Parts:
             )
             self.unavailable[stream, buffer] = failure
             raise failure from error
+
+    def out_of_service(self, stream: str, buffer: Buffer, closed: StorageClosed) -> None:
+        """Take note of a buffer that closed itself; until the node is restarted the others work without it."""
+        failure = StreamUnavailable(closed.message, stream=stream, cause=closed.code)
+        self.unavailable.setdefault((stream, buffer), failure)
 
     async def buffer(self, stream: str, buffer: Buffer) -> StoreBuffer | ForwardBuffer:
         """Give one of the two buffers of a stream."""

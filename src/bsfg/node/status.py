@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 import bsfg
-from bsfg.errors import StreamUnavailable
+from bsfg.errors import StorageClosed, StreamUnavailable
 from bsfg.journey.recover import RecoveredBuffer, look_at
 from bsfg.node.board import RECEIVER
 from bsfg.node.oldest import Unconfirmed
@@ -53,12 +53,19 @@ def hours_left(stats: BufferStats, facts_per_second: float) -> float | None:
 
 
 async def all_stats(parts: Parts) -> list[BufferStats]:
-    """Look at every buffer of a configured stream that exists and is in service."""
+    """Look at every buffer of a configured stream that exists and is in service.
+
+    A buffer that closed itself, say after a failed sync, is from then on alone out of service.
+    """
     found = []
     for stream, buffer in await parts.storage.streams():
         if stream in parts.settings.lanes:
             with suppress(StreamUnavailable):
-                found.append(await (await parts.buffer(stream, buffer)).stats())
+                opened = await parts.buffer(stream, buffer)
+                try:
+                    found.append(await opened.stats())
+                except StorageClosed as closed:
+                    parts.out_of_service(stream, buffer, closed)
     return found
 
 

@@ -6,10 +6,11 @@ Links that nobody moves, fill levels and their alerts, hours of autonomy, retent
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import asdict
 
-from bsfg.errors import BsfgError, StreamUnavailable
+from bsfg.errors import BsfgError, StorageClosed, StreamUnavailable
 from bsfg.journey.artifacts import collect_orphans
 from bsfg.journey.references import References, all_buffers
 from bsfg.journey.truncate import InStep, truncate
@@ -66,30 +67,33 @@ class Upkeep:
             await self._task
 
     async def _run(self) -> None:
-        turn = 0
+        turn, failures = 0, dict[str, str | None]()
         while not self._stopping.is_set():
-            try:
-                await self.look()
-                if turn % RETENTION_EVERY == 0:
-                    self._look_at_certificates()
-                    await self.enforce_retention()
-                if turn % ORPHANS_EVERY == ORPHANS_EVERY - 1:
-                    await self.collect_orphans()
-                self._failed(None)
-            except BsfgError as error:
-                self._note("upkeep_failed", **error.to_dict())
-                self._failed(f"{error.code}: {error.message}")
-            except Exception as error:
-                # Whatever it was, gates and alarms must go on.
-                self._note("upkeep_failed", code=BsfgError.code, exc_info=error)
-                self._failed(f"{BsfgError.code}: {type(error).__name__}: {error}")
+            # What fails must not keep the rest from being done: gates and alarms go on, and buffers are emptied.
+            failures["look"] = await self._failure_of(self.look)
+            if turn % RETENTION_EVERY == 0:
+                failures["certificates"] = await self._failure_of(self._look_at_certificates)
+                failures["retention"] = await self._failure_of(self.enforce_retention)
+            if turn % ORPHANS_EVERY == ORPHANS_EVERY - 1:
+                failures["orphans"] = await self._failure_of(self.collect_orphans)
+            # Mostly it means that the storage has failed. It stands until the same step has gone well.
+            failed = next((text for text in failures.values() if text is not None), None)
+            self._alerts.update("upkeep_failed", self._parts.settings.zone, failed)
             turn += 1
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), LOOK_SECONDS)
 
-    def _failed(self, text: str | None) -> None:
-        """Say that the node cannot look after itself, which mostly means that its storage has failed."""
-        self._alerts.update("upkeep_failed", self._parts.settings.zone, text)
+    async def _failure_of(self, step: Callable[[], Awaitable[None]]) -> str | None:
+        """Do something and give what went wrong, whatever it was."""
+        try:
+            await step()
+        except BsfgError as error:
+            self._note("upkeep_failed", **error.to_dict())
+            return f"{error.code}: {error.message}"
+        except Exception as error:
+            self._note("upkeep_failed", code=BsfgError.code, exc_info=error)
+            return f"{BsfgError.code}: {type(error).__name__}: {error}"
+        return None
 
     async def look(self) -> None:
         """Look once at gates, buffers and consumers."""
@@ -176,7 +180,7 @@ class Upkeep:
             text = f"{name} has {view.backlog} facts to confirm" if view.backlog > BACKLOG_ALERT else None
             self._alerts.update("consumer_backlog", name, text)
 
-    def _look_at_certificates(self) -> None:
+    async def _look_at_certificates(self) -> None:
         """Warn before a certificate ends, and as soon as it has."""
         for seen in self._certificates.own():
             self._parts.metrics.certificate_expiry.labels(seen.file).set(seen.life.left_seconds)
@@ -185,14 +189,21 @@ class Upkeep:
     async def enforce_retention(self) -> None:
         """Let go what age and the consumers allow."""
         self._parts.unavailable.clear()  # whoever repaired one finds it in service again
+        failures: list[BsfgError] = []
         for stream in self._parts.settings.lanes:
             for kind in Buffer:
+                modes, as_of = self._parts.board.modes(stream, kind), self._keys_as_of(stream, kind)
                 try:
                     buffer = await self._parts.buffer(stream, kind)
+                    await truncate(buffer, self._parts.storage.cursors, modes, as_of)
                 except StreamUnavailable:
                     continue
-                modes, as_of = self._parts.board.modes(stream, kind), self._keys_as_of(stream, kind)
-                await truncate(buffer, self._parts.storage.cursors, modes, as_of)
+                except StorageClosed as closed:
+                    self._parts.out_of_service(stream, kind, closed)
+                except BsfgError as error:
+                    failures.append(error)
+        if failures:
+            raise failures[0]
 
     async def _look_at_senders(self) -> None:
         """Take note of which links are in step, for the keys of streams that never expire."""
@@ -205,8 +216,12 @@ class Upkeep:
     async def _look_at_latest(self) -> None:
         """Tell when a subject has not been heard of for longer than its stream allows."""
         for stream, watch in self._latest.items():
-            await watch.look(await self._parts.forward(stream))
-            self._alerts.update("latest_stale", stream, watch.alert(self._parts.clock.now_unix_ms()))
+            try:
+                await watch.look(await self._parts.forward(stream))
+                text = watch.alert(self._parts.clock.now_unix_ms())
+            except BsfgError as error:
+                text = f"the last known states of {stream} cannot be read: {error.code}: {error.message}"
+            self._alerts.update("latest_stale", stream, text)
 
     def _keys_as_of(self, stream: str, kind: Buffer) -> int | None:
         """Give the moment that the key horizon counts back from, None for now: what expires is not offered again."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Self
 
 import orjson
@@ -143,7 +144,9 @@ class LogStorage:
         if not self.reserve.short or await asyncio.to_thread(self.reserve.restore):
             return
         for buffer in list(self._buffers.values()):
-            await buffer.relieve()
+            # One that closed itself says so to whoever uses it, and must not keep the others full.
+            with suppress(StorageClosed):
+                await buffer.relieve()
 
     def _open_all(self) -> None:
         self.reserve.open()
