@@ -7,7 +7,7 @@ import errno
 import fcntl
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bsfg.errors import (
@@ -135,6 +135,23 @@ def locked(path: Path) -> Callable[[], None]:
         raise
     SPARES.hold()
     return lambda: _close_all(fd, folder)
+
+
+@contextlib.contextmanager
+def without_writer(folder: Path) -> Iterator[None]:
+    """Keep writers out of a folder that is only read, or raise `FolderLocked` when there is one; it stays untouched."""
+    fds = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY)]
+    try:
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+            fds.append(os.open(folder / "LOCK", os.O_RDONLY | os.O_NONBLOCK))
+        for fd in fds:
+            _lock_folder(fd)
+        yield
+    except BlockingIOError:
+        hint = "Stop the node first; what it has not written yet cannot be read."
+        raise FolderLocked(f"{folder} is being written by another process", hint=hint) from None
+    finally:
+        _close_all(*fds)
 
 
 def _lock_folder(fd: int) -> None:

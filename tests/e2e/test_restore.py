@@ -9,6 +9,7 @@ from tests.e2e.cleanup import Cleanup
 from tests.e2e.producing import calm
 from tests.e2e.zones import Zone, pair, settled, until
 
+from bsfg.node.salvage import salvage
 from bsfg.ports import Buffer
 from bsfg.retention import GapReason
 from bsfg.testing.facts import batch, messages
@@ -66,6 +67,25 @@ async def test_restored_sender(zones: tuple[Zone, Zone]) -> None:
     await release(enterprise)
     await until(lambda: enterprise.end(Buffer.FORWARD) == 180)
     assert enterprise.messages(Buffer.FORWARD) == messages(180, from_zone="plant-a")
+
+
+async def test_salvaged_sender(zones: tuple[Zone, Zone]) -> None:
+    """A sender whose folder was salvaged is held as a new history; released, it goes on and nothing comes twice."""
+    plant, enterprise = zones
+    plant.start()
+    enterprise.start()
+    await append(plant, 0, 100)
+    await calm(plant, enterprise)
+    plant.kill()
+    damaged = plant.data.rename(plant.folder / "damaged")
+    saved = salvage(damaged, plant.data, None, 0, lambda doing, done, total: None)
+    assert saved.missing == []
+    plant.start()
+    assert (await enterprise.seen("link_held"))["code"] == "foreign_log"
+    await append(plant, 50, 100)
+    await release(enterprise)
+    await until(lambda: enterprise.end(Buffer.FORWARD) == 150)
+    assert enterprise.messages(Buffer.FORWARD) == messages(150, from_zone="plant-a")
 
 
 async def test_restored_receiver(zones: tuple[Zone, Zone]) -> None:

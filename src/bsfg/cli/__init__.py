@@ -29,6 +29,7 @@ COMMANDS: dict[str, str] = {
     "inspect": "bsfg.cli.inspect",
     "backup": "bsfg.cli.backup",
     "restore": "bsfg.cli.restore",
+    "salvage": "bsfg.cli.salvage",
     "bench": "bsfg.cli.bench",
     "completion": "bsfg.cli.completion",
 }

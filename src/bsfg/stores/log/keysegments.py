@@ -18,7 +18,7 @@ from bsfg.rangedigest import RangeDigest
 from bsfg.stores.log.atomic import write_whole
 from bsfg.stores.log.damage import is_damage
 from bsfg.stores.log.files import Files
-from bsfg.stores.log.frame import Damaged, Torn
+from bsfg.stores.log.frame import MAX_OFFSET, Damaged, Torn
 from bsfg.stores.log.segments import Hole, SegmentFile
 
 _MAGIC = b"BSFGKEY1"
@@ -47,12 +47,14 @@ class KeySegmentName:
 
 
 def listed(files: Files, folder: str) -> list[KeySegmentName]:
-    """List the key segments of a log, in order."""
+    """List the key segments of a log, in order; what is not called like one is none."""
     result = []
     for name in files.list(f"{folder}/keys"):
         first, _, last = name.removesuffix(".keys").partition("-")
-        if name.endswith(".keys") and first.isdigit() and last.isdigit():
-            result.append(KeySegmentName(int(first), int(last)))
+        if name.isascii() and first.isdigit() and last.isdigit():
+            found = KeySegmentName(int(first), int(last))
+            if found.file_name == name and found.first <= found.last <= MAX_OFFSET:
+                result.append(found)
     return sorted(result, key=lambda item: item.first)
 
 

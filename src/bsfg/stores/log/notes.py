@@ -83,6 +83,10 @@ class Notes:
         problems += [f"a record of the kind {record.head.get('kind')!r} cannot be read" for record in unread]
         return [*problems, *self.quarantine.problems]
 
+    def drop_unread(self) -> None:
+        """Leave behind the records that could not be read."""
+        self._unread = []
+
     def _find_quarantined(self) -> None:
         released = RangeSet.union([each.ranges for each in self.released.sets()] or [RangeSet.empty()])
         known = Frontier(-1, [(first, last) for first, last, _ in released.rows()])

@@ -15,6 +15,7 @@ from bsfg.stores.log.files import Bytes, Files
 from bsfg.stores.log.frame import (
     FRAME_HEADER_BYTES,
     FRAME_MAGIC,
+    MAX_OFFSET,
     NOT_KNOWN,
     Damaged,
     FrameHeader,
@@ -31,6 +32,7 @@ from bsfg.stores.log.frame import (
 _FIRST_READ_BYTES = 16_384
 _RECENT_BYTES = 1 << 20
 _RECENT_FRAMES = 64
+_NAME_DIGITS = 20
 _NOT_AT_HAND = (None, None)
 
 
@@ -92,13 +94,14 @@ class Scan:
 
 def segment_name(base: int) -> str:
     """Give the file name of the segment that begins at an offset."""
-    return f"{base:020d}.seg"
+    return f"{base:0{_NAME_DIGITS}d}.seg"
 
 
 def segment_bases(files: Files, folder: str) -> list[int]:
-    """List the bases of all segments in a folder, in order."""
-    names = [name for name in files.list(folder) if name.endswith(".seg")]
-    return sorted(int(name[:-4]) for name in names if name[:-4].isdigit())
+    """List the bases of all segments in a folder, in order; what is not called like one is none."""
+    digits = [name[:-4] for name in files.list(folder) if name.endswith(".seg")]
+    bases = [int(each) for each in digits if each.isascii() and each.isdigit() and len(each) == _NAME_DIGITS]
+    return sorted(base for base in bases if base <= MAX_OFFSET)
 
 
 def read_segment_header(files: Files, path: str) -> SegmentHeader:
