@@ -44,6 +44,13 @@ class StreamUnavailable(BsfgError):
     retryable = True
     default_hint = "Keep the facts and retry; run `bsfg verify` on the data folder, repair what it names, then restart."
 
+    @classmethod
+    def because(cls, stream: str, buffer: str, error: Exception) -> StreamUnavailable:
+        """Say of one buffer why it cannot be opened."""
+        code = error.code if isinstance(error, BsfgError) else BsfgError.code
+        says = error.message if isinstance(error, BsfgError) else f"{type(error).__name__}: {error}"
+        return cls(f"{stream}/{buffer} cannot be opened: {code}: {says}", stream=stream, cause=code)
+
 
 class DiskFull(BsfgError):
     """The file system has no space left; nothing of the batch was stored."""

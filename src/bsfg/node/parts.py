@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TypeVar
 
-from bsfg.errors import BsfgError, StorageClosed, StreamUnavailable, UnknownStream
+from bsfg.errors import StorageClosed, StreamUnavailable, UnknownStream
 from bsfg.journey.append import Plausibility
 from bsfg.journey.link import PeerMemory, SessionMemory
 from bsfg.keys import EXPLICIT, MessageIds
@@ -144,12 +144,7 @@ class Parts:
         except StorageClosed:
             raise
         except Exception as error:
-            code = error.code if isinstance(error, BsfgError) else BsfgError.code
-            says = error.message if isinstance(error, BsfgError) else f"{type(error).__name__}: {error}"
-            failure = StreamUnavailable(
-                f"{stream}/{buffer} cannot be opened: {code}: {says}", stream=stream, cause=code
-            )
-            self.unavailable[stream, buffer] = failure
+            failure = self.unavailable[stream, buffer] = StreamUnavailable.because(stream, buffer, error)
             raise failure from error
 
     def out_of_service(self, stream: str, buffer: Buffer, closed: StorageClosed) -> None:

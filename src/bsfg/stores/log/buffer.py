@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from bsfg.batch import EntryBatch, FactBatch
@@ -35,7 +36,6 @@ from bsfg.ports import (
 from bsfg.rangedigest import History
 from bsfg.retention import Age, ClockGuard, GapReason, Standing, ordered_before, removable_before
 from bsfg.stores.log.committer import Committer
-from bsfg.stores.log.damage import uncovered
 from bsfg.stores.log.files import is_refusal, translated
 from bsfg.stores.log.frame import Damaged
 from bsfg.stores.log.history import history_of
@@ -88,8 +88,10 @@ class LogBuffer:
 
     @property
     def problems(self) -> list[str]:
-        """What was found wrong when the log was opened."""
-        return list(self._writer.problems)
+        """What was found wrong when the log was opened, and since."""
+        known = list(self._writer.problems)
+        path, later = self._writer.notes.path, self._writer.notes.quarantine.problems
+        return known + [text for text in (f"{path}: {each}" for each in later) if text not in known]
 
     async def offset_at_time(self, unix_ms: int) -> int:
         """Give the first offset that became durable at a time or later."""
@@ -109,11 +111,13 @@ class LogBuffer:
         """Read in another thread; when a segment is truncated meanwhile, look once more."""
         try:
             try:
-                return await asyncio.to_thread(look)
+                found = await asyncio.to_thread(look)
             except FileNotFoundError:
-                return await asyncio.to_thread(look)
+                found = await asyncio.to_thread(look)
         except OSError as error:
             raise translated(error, f"reading {self.stream}/{self.buffer}") from None
+        await self._record_seen()
+        return found
 
     # Writing.
 
@@ -225,11 +229,18 @@ class LogBuffer:
             at = frame.last + 1
 
     async def _record_damage(self, gap: GapRecord) -> None:
-        """Record what cannot be read, as far as no record accounts for it."""
-        spans = list(uncovered(gap.first, gap.last, self._writer.notes.book.own()))
-        if spans:
-            self._writer.problems.append(f"entries {gap.first} to {gap.last}: {gap.detail or gap.reason}")
-            await self.record_gaps([replace(gap, first=first, last=last) for first, last in spans])
+        await self._submit(Step(lambda: self._writer.record_damage(gap)))
+
+    async def _record_seen(self) -> None:
+        """Record the damage that was come across; what cannot be recorded now is at the next look."""
+        while self._writer.seen:
+            gap = self._writer.seen[0]
+            try:
+                await self._record_damage(gap)
+            except BsfgError:
+                return
+            with contextlib.suppress(ValueError):
+                self._writer.seen.remove(gap)
 
     async def wait_for(self, offset: int, timeout_seconds: float) -> bool:
         """Wait until the entry at ``offset`` is durable."""
@@ -346,6 +357,7 @@ class LogBuffer:
     async def stats(self) -> BufferStats:
         """Describe the buffer at this moment."""
         self._check_open()
+        await self._record_seen()
         writer = self._writer
         percent, fill = writer.policy.fill(writer.used_bytes)
         oldest = await self._oldest_unix_ms() if writer.end > writer.start else None

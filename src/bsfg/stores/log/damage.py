@@ -7,7 +7,9 @@ many open files, or that an operator can lift, such as a missing permission, is 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from bsfg.ports import GapRecord
 from bsfg.retention import GapReason
@@ -27,6 +29,11 @@ ABSENT = (
 )
 """The reasons for which entries are not there at all."""
 
+READS, PAUSE_SECONDS = 3, 0.02
+"""How often bytes are read that a medium does not give, and how long is waited in between."""
+
+Answer = TypeVar("Answer")
+
 Span = tuple[int, int]
 """A start and an end, exclusive."""
 
@@ -39,6 +46,21 @@ def is_damage(error: OSError) -> bool:
 def is_folder(error: OSError) -> bool:
     """Tell whether an error says that something else stands in the place of a file."""
     return error.errno in _IN_ITS_PLACE
+
+
+def patiently(read: Callable[[], Answer]) -> Answer:
+    """Read, and again when the medium fails: a gap record is for ever, and a path may only just have changed over.
+
+    System and drive have repeated it for a while before they say that bytes cannot be read, so few tries are enough.
+    """
+    for _ in range(READS - 1):
+        try:
+            return read()
+        except OSError as error:
+            if not is_damage(error) or is_folder(error):
+                raise
+        time.sleep(PAUSE_SECONDS)
+    return read()
 
 
 def readable(files: Files, path: str) -> tuple[bytes, list[str]]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import crc32c
 import numpy as np
 
+from bsfg.stores.log.damage import is_damage
 from bsfg.stores.log.files import Bytes, Files
 from bsfg.stores.log.storedrun import StoredRun
 
@@ -63,6 +64,10 @@ def _masks(hashes: np.ndarray) -> np.ndarray:
     return np.asarray((np.uint8(1) << (low & np.uint8(7))) | (np.uint8(1) << (low >> np.uint8(3))), dtype=np.uint8)
 
 
+Mend = Callable[["Run"], tuple[np.ndarray, np.ndarray] | None]
+"""Gives hashes and offsets of a run whose file cannot be read any more; None when nothing else has them."""
+
+
 @dataclass(slots=True, eq=False)
 class Run:
     """Sorted hashes with their offsets, covering the offsets from ``first`` to ``last``.
@@ -77,6 +82,7 @@ class Run:
     filter: Filter | None = None
     name: str = ""
     stored: StoredRun | None = None
+    _mend: Mend | None = None
 
     @property
     def count(self) -> int:
@@ -99,10 +105,24 @@ class Run:
         """Give hashes and offsets, from disk when they are there."""
         return (self.hashes, self.offsets) if self.stored is None else self.stored.arrays()
 
-    def live_on_disk(self, files: Files, path: str) -> None:
-        """Let the arrays go; the file that was written from them has them."""
-        self.stored = StoredRun(files, path, _HEADER.size, self.hashes)
+    def live_on_disk(self, files: Files, path: str, mend: Mend | None = None) -> None:
+        """Let the arrays go; the file that was written from them has them, and ``mend`` makes them anew without it."""
+        self.stored, self._mend = StoredRun(files, path, _HEADER.size, self.hashes), mend
         self.hashes, self.offsets = _NO_HASHES, _EMPTY_ROWS
+
+    def _found_on_disk(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """Look into the file; None when it cannot be read, after which the arrays are in memory again."""
+        assert self.stored is not None
+        try:
+            return self.stored.candidates(wanted)
+        except OSError as error:
+            lost = is_damage(error) or isinstance(error, FileNotFoundError)
+            arrays = self._mend(self) if lost and self._mend is not None else None
+            if arrays is None:
+                raise
+            self.hashes, self.offsets = arrays
+            self.stored = None
+            return None
 
     def holds(self, hash_: int) -> bool:
         """Tell whether a hash is among these."""
@@ -111,8 +131,9 @@ class Run:
     def offsets_of(self, hash_: int) -> list[int]:
         """Give the offsets beside one hash."""
         if self.stored is not None:
-            found: list[int] = self.stored.candidates(np.array([hash_], dtype=np.uint64))[1].tolist()
-            return found
+            found = self._found_on_disk(np.array([hash_], dtype=np.uint64))
+            if found is not None:
+                return [int(offset) for offset in found[1]]
         at, result = int(np.searchsorted(self.hashes, np.uint64(hash_))), []
         while at < len(self.hashes) and int(self.hashes[at]) == hash_:
             result.append(int(self.offsets[at]))
@@ -126,8 +147,9 @@ class Run:
             return _EMPTY_ROWS, _EMPTY_ROWS
         wanted = hashes[positions]
         if self.stored is not None:
-            rows, offsets = self.stored.candidates(wanted)
-            return positions[rows], offsets
+            found = self._found_on_disk(wanted)
+            if found is not None:
+                return positions[found[0]], found[1]
         left = np.searchsorted(self.hashes, wanted, side="left")
         inside = left < len(self.hashes)
         inside[inside] = self.hashes[left[inside]] == wanted[inside]

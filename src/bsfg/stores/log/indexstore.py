@@ -7,7 +7,7 @@ log and the key segments.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
@@ -15,6 +15,9 @@ import numpy as np
 
 from bsfg.stores.log.files import Files
 from bsfg.stores.log.index import KeyIndex, Run, decode_run, encode_run, merged
+
+Source = Callable[[int, int], tuple[np.ndarray, np.ndarray]]
+"""Gives the sorted hashes of the keys of a range of offsets, both ends included, and the offsets beside them."""
 
 
 class IndexStore:
@@ -34,6 +37,9 @@ class IndexStore:
         self._due: list[Run] = []
         self._may_merge = True
         self._serial = 0
+        self.source: Source | None = None
+        """Where keys come from that a file of the index cannot give any more."""
+        self._unsaved: list[Run] = []
 
     def load(self, start: int, end: int, trusted_before: int, chain_at: dict[int, bytes]) -> int:
         """Take over the runs on disk that fit the log; give the offset from which keys must be added again.
@@ -97,7 +103,7 @@ class IndexStore:
         if used + run.nbytes <= self._memory_bytes:
             run.hashes, run.offsets = run.hashes.copy(), run.offsets.copy()
         else:
-            run.live_on_disk(self._files, f"{self._folder}/{run.name}")
+            run.live_on_disk(self._files, f"{self._folder}/{run.name}", self._mended)
         return run
 
     def add(self, hashes: np.ndarray, offsets: np.ndarray, end: int, chain: bytes) -> None:
@@ -119,6 +125,8 @@ class IndexStore:
             assert run is not None
             self._chains[run.last] = chain
             self._save(run)
+        if self._unsaved:
+            self._save_mended()
         # The entries are durable: that some file of the derived index cannot be read or removed is nobody's error.
         with contextlib.suppress(OSError):
             self._merge()
@@ -148,8 +156,24 @@ class IndexStore:
             # A merge that is under way reads its runs in another thread.
             if run.in_memory and run.name and run not in self._due:
                 used -= run.nbytes
-                run.live_on_disk(self._files, f"{self._folder}/{run.name}")
+                run.live_on_disk(self._files, f"{self._folder}/{run.name}", self._mended)
                 used += run.nbytes
+
+    def _mended(self, run: Run) -> tuple[np.ndarray, np.ndarray] | None:
+        """Take the keys of a run from the log, as its file cannot be read; it gets a new one with the next keys."""
+        if self.source is None:
+            return None
+        arrays = self.source(run.first, run.last)
+        self._discard(f"{self._folder}/{run.name}")
+        run.name = ""
+        self._unsaved.append(run)
+        return arrays
+
+    def _save_mended(self) -> None:
+        unsaved, self._unsaved = self._unsaved, []
+        for run in unsaved:
+            if run in self.keys.runs and run not in self._due:
+                self._save(run)
 
     def _merge(self) -> None:
         """Finish a merge that is done, and begin one that is due; sorting releases the interpreter."""

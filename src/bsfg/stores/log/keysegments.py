@@ -16,7 +16,7 @@ import pyarrow as pa
 from bsfg.batch import FactBatch
 from bsfg.rangedigest import RangeDigest
 from bsfg.stores.log.atomic import write_whole
-from bsfg.stores.log.damage import is_damage
+from bsfg.stores.log.damage import is_damage, patiently
 from bsfg.stores.log.files import Files
 from bsfg.stores.log.frame import MAX_OFFSET, Damaged, Torn
 from bsfg.stores.log.segments import Hole, SegmentFile
@@ -84,7 +84,7 @@ def write(files: Files, folder: str, name: KeySegmentName, keys: pa.RecordBatch)
 def read(files: Files, folder: str, name: KeySegmentName) -> pa.RecordBatch | None:
     """Read a key segment; None when it is missing or damaged."""
     try:
-        data = bytes(files.read(f"{folder}/keys/{name.file_name}"))
+        data = bytes(patiently(lambda: files.read(f"{folder}/keys/{name.file_name}")))
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from bsfg.batch import EntryBatch, FactBatch
 from bsfg.errors import ForeignLog
-from bsfg.stores.log.damage import is_damage, readable
+from bsfg.stores.log.damage import is_damage, patiently, readable
 from bsfg.stores.log.files import Bytes, Files
 from bsfg.stores.log.frame import (
     FRAME_HEADER_BYTES,
@@ -313,7 +313,7 @@ class SegmentFile:
 
     def _header_at(self, at: int) -> FrameHeader | None:
         try:
-            return decode_frame_header(self.files.read_at(self.path, at, FRAME_HEADER_BYTES))
+            return decode_frame_header(patiently(lambda: self.files.read_at(self.path, at, FRAME_HEADER_BYTES)))
         except (Torn, Damaged):
             return None
         except OSError as error:
@@ -344,7 +344,7 @@ class SegmentFile:
         """Read the bytes of one frame behind its header."""
         start = ref.position + FRAME_HEADER_BYTES
         try:
-            return self.files.read_at(self.path, start, ref.header.payload_bytes)
+            return patiently(lambda: self.files.read_at(self.path, start, ref.header.payload_bytes))
         except OSError as error:
             if not is_damage(error):
                 raise

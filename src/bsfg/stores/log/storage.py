@@ -11,7 +11,15 @@ from typing import Self
 import orjson
 
 from bsfg.clock import SystemClock
-from bsfg.errors import BsfgError, FormatUnsupported, HasherMismatch, NotAFolder, StorageClosed
+from bsfg.errors import (
+    BsfgError,
+    FormatUnsupported,
+    HasherMismatch,
+    NotAFolder,
+    StorageBusy,
+    StorageClosed,
+    StreamUnavailable,
+)
 from bsfg.hashing import Hasher, Sha256
 from bsfg.ports import Buffer, Clock
 from bsfg.retention import Policy
@@ -66,6 +74,7 @@ class LogStorage:
         self.clock, self.hasher, self._options, self._on_sync = clock, hasher, options, on_sync
         self._buffers: dict[tuple[str, Buffer], LogStoreBuffer | LogForwardBuffer] = {}
         self._opening = asyncio.Lock()
+        self._unavailable: dict[tuple[str, Buffer], StreamUnavailable] = {}
         self._problems: list[str] = []
         self.reserve = Reserve(files, options.reserve_bytes, clock)
         self.cursors = LogCursors(files, clock, self._resolve, self.reserve)
@@ -153,7 +162,20 @@ class LogStorage:
         self.reserve.with_room(self._open_cursors)
 
     async def _resolve(self, stream: str, buffer: Buffer) -> LogStoreBuffer | LogForwardBuffer:
-        return await self._open(stream, buffer, None)
+        """Open a buffer for a consumer; one that did not open is tried again by those who want the buffer itself.
+
+        A consumer asks with every call, and each attempt reads the whole log.
+        """
+        if (known := self._unavailable.get((stream, buffer))) is not None:
+            raise StreamUnavailable(known.message, **known.details)
+        check_name("stream", stream)
+        try:
+            return await self._open(stream, buffer, None)
+        except (StorageClosed, StorageBusy):
+            raise
+        except Exception as error:
+            failure = self._unavailable[stream, buffer] = StreamUnavailable.because(stream, buffer, error)
+            raise failure from error
 
     async def _open(self, stream: str, buffer: Buffer, policy: Policy | None) -> LogStoreBuffer | LogForwardBuffer:
         self._check_open()
@@ -169,6 +191,7 @@ class LogStorage:
                     writer = await asyncio.to_thread(self.reserve.with_room, recover)
                 except OSError as error:
                     raise translated(error, f"opening {stream}/{buffer}") from None
+                self._unavailable.pop((stream, buffer), None)
                 frontier = lambda: self.cursors.required_frontier(stream, buffer)  # noqa: E731
                 kind = LogStoreBuffer if buffer == Buffer.STORE else LogForwardBuffer
                 known = self._buffers[stream, buffer] = kind(writer, frontier)

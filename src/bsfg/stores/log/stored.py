@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 
 from bsfg.batch import FactBatch
 from bsfg.stores.log.dedupe import Fetch
-from bsfg.stores.log.keysegments import KeySegments, as_facts
+from bsfg.stores.log.files import Files
+from bsfg.stores.log.frame import Damaged, Torn
+from bsfg.stores.log.keysegments import KeySegmentName, KeySegments, as_facts, read
 from bsfg.stores.log.view import LogView
 
 _Rows = tuple[FactBatch, np.ndarray]
@@ -50,3 +54,27 @@ def _fetch_from(view: LogView, keys: KeySegments, offsets: np.ndarray, at: int) 
     facts, base, end = frame
     count = int(np.searchsorted(offsets, end, side="left")) - at
     return (facts.take(offsets[at : at + count] - base), np.ones(count, dtype=bool)), count, True
+
+
+def keys_between(
+    view: LogView, files: Files, folder: str, names: Sequence[KeySegmentName], first: int, last: int
+) -> Iterator[tuple[FactBatch, np.ndarray]]:
+    """Give the facts of a range of offsets, both ends included, with the offsets; what cannot be read is left out."""
+    for name in names:
+        table = read(files, folder, name) if name.first <= last and name.last >= first else None
+        if table is not None:
+            offsets = table.column("offset").to_numpy()
+            inside = np.flatnonzero((offsets >= first) & (offsets <= last))
+            yield as_facts(table).take(inside), offsets[inside]
+    for segment in view.segments:
+        if segment.base > last:
+            break
+        for ref in segment.frames:
+            if ref.end <= first or ref.base > last:
+                continue
+            try:
+                facts = segment.entries(ref).facts
+            except (Torn, Damaged):
+                continue
+            start, stop = max(first, ref.base), min(last + 1, ref.end)
+            yield facts.slice(start - ref.base, stop - start), np.arange(start, stop)

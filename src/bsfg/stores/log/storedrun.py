@@ -9,6 +9,7 @@ import errno
 
 import numpy as np
 
+from bsfg.stores.log.damage import patiently
 from bsfg.stores.log.files import Files
 
 PAGE_KEYS = 512
@@ -65,7 +66,7 @@ class StoredRun:
 
     def _values(self, kind: type, at: int, stretches: list[tuple[int, int]]) -> np.ndarray:
         wanted = [(at + 8 * first, 8 * (end - first)) for first, end in stretches]
-        parts = self._files.read_parts(self._path, wanted)
+        parts = patiently(lambda: self._files.read_parts(self._path, wanted))
         for part, (start, count) in zip(parts, wanted, strict=True):
             if len(part) < count:
                 raise OSError(errno.EIO, f"the file ends before byte {start + count}", self._path)

@@ -15,7 +15,7 @@ from bsfg.ports import Frame, GapRecord
 from bsfg.retention import GapReason
 from bsfg.stores.log.damage import ABSENT
 from bsfg.stores.log.frame import Damaged, Torn
-from bsfg.stores.log.segments import SegmentFile
+from bsfg.stores.log.segments import FrameRef, SegmentFile
 
 _WORTH_A_STEP = 1_000
 
@@ -157,7 +157,8 @@ class LogView:
         ref = segment.frames[index]
         try:
             return segment.entries(ref).slice(offset - ref.base, 1)
-        except (Torn, Damaged):
+        except (Torn, Damaged) as damage:
+            self._see(segment, ref, damage)
             return None
 
     def frame_at(self, offset: int) -> tuple[FactBatch, int, int] | None:
@@ -168,9 +169,14 @@ class LogView:
         ref = found[0].frames[found[1]]
         try:
             facts = found[0].read(ref)
-        except (Torn, Damaged):
+        except (Torn, Damaged) as damage:
+            self._see(found[0], ref, damage)
             return None
         return FactBatch(facts.select(FACT_SCHEMA.names), sealed=True), ref.base, ref.end
+
+    def _see(self, segment: SegmentFile, ref: FrameRef, damage: Exception) -> None:
+        """Tell of a frame that cannot be read to whoever records that."""
+        self.on_damage(ref.base, ref.end - 1, f"{segment.where(ref.position)}: {damage}")
 
     def first_at_time(self, unix_ms: int) -> int:
         """Give the first offset whose entry became durable at a time or later; the end when there is none."""

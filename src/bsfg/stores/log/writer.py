@@ -40,7 +40,7 @@ from bsfg.stores.log.origins import message_with_origins
 from bsfg.stores.log.reserve import Reserve
 from bsfg.stores.log.segments import FrameRef, Hole, SegmentFile, segment_name
 from bsfg.stores.log.state import LogState
-from bsfg.stores.log.stored import stored_facts
+from bsfg.stores.log.stored import keys_between, stored_facts
 from bsfg.stores.log.view import LogView
 from bsfg.stores.log.watermark import Watermark
 
@@ -96,7 +96,10 @@ class LogWriter:
         self._now_has(state.segments)
         self.end, self.chain, self.newest_unix_ms = state.end, state.chain, state.newest_unix_ms
         self.notes, self.keys, self.index = state.notes, state.keys, state.index
+        self.index.source = self._keys_between
         self.problems = state.problems
+        self.seen: list[GapRecord] = []
+        """Damage that somebody came across and that is not recorded yet."""
         self.failure: BsfgError | None = None
         self.reserve = Reserve(files, 0, clock)
         self._leaving: list[str] = []
@@ -129,11 +132,32 @@ class LogWriter:
         self._older_bytes = sum(segment.size_bytes for segment in self.segments[:-1])
 
     def _damage_seen(self, first: int, last: int, why: str) -> GapRecord:
-        return GapRecord(first, last, GapReason.DAMAGED, self.clock.now_unix_ms(), why)
+        gap = GapRecord(first, last, GapReason.DAMAGED, self.clock.now_unix_ms(), why)
+        news = any(uncovered(first, last, self.notes.book.own()))
+        if news and not any(each.first <= first and last <= each.last for each in self.seen):
+            self.seen.append(gap)
+        return gap
+
+    def record_damage(self, gap: GapRecord) -> None:
+        """Record what cannot be read, as far as no record accounts for it."""
+        spans = list(uncovered(gap.first, gap.last, self.notes.book.own()))
+        if spans:
+            self.notes.add_gaps([replace(gap, first=first, last=last) for first, last in spans])
+            self.problems.append(f"entries {gap.first} to {gap.last}: {gap.detail or gap.reason}")
 
     def hash_of(self, from_zone: pa.Array, message_id: pa.Array) -> np.ndarray:
         """Hash keys as the index does."""
         return self._key_hash.of(from_zone, message_id)
+
+    def _keys_between(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+        """Give the hashed keys of a range of offsets, sorted, and the offsets, from key segments and log."""
+        parts = list(keys_between(self.view(), self.files, self.folder, self.keys.names, first, last))
+        hashes = [self._key_hash.of(facts.column("from_zone"), facts.column("message_id")) for facts, _ in parts]
+        if not parts:
+            return np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.int64)
+        every, offsets = np.concatenate(hashes), np.concatenate([offsets for _, offsets in parts])
+        order = np.argsort(every, kind="stable")
+        return every[order], offsets[order]
 
     # Appending.
 

@@ -1,0 +1,209 @@
+"""Damage that is met while a log is in use is recorded and told, and takes nothing with it that it need not take."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bsfg.errors import StreamUnavailable
+from bsfg.fact import Key
+from bsfg.ports import Buffer, Confirmation, ConsumerSpec, Result
+from bsfg.retention import GapReason
+from bsfg.stores.log.buffer import LogStoreBuffer
+from bsfg.stores.log.files import DiskFiles
+from bsfg.stores.log.frame import FRAME_HEADER_BYTES, decode_frame_header, decode_segment_header
+from bsfg.stores.log.storage import LogStorage
+from bsfg.stores.log.writer import LogOptions
+from bsfg.testing.disk import SimulatedDisk
+from bsfg.testing.facts import batch
+
+STREAM = "operational"
+STORE = f"streams/{STREAM}/store"
+BATCHES, PER_BATCH = 40, 50
+END = BATCHES * PER_BATCH
+OPTIONS = LogOptions(segment_bytes=65_536, index_run_keys=500, index_memory_bytes=0)
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run one coroutine to its end."""
+    return asyncio.run(work)
+
+
+async def opened(where: SimulatedDisk | Path) -> tuple[LogStorage, LogStoreBuffer]:
+    """Open a storage whose index lives on disk alone, with some facts."""
+    storage = await LogStorage.open(where, options=OPTIONS)
+    store = await storage.store(STREAM)
+    for number in range(store.end // PER_BATCH, BATCHES):
+        await store.append(batch(PER_BATCH, first=number * PER_BATCH))
+    return storage, store
+
+
+def second_frame(data: bytes) -> tuple[int, int]:
+    """Give position and base of the second frame of a segment."""
+    first = decode_segment_header(data).size_bytes
+    at = first + decode_frame_header(data, first).frame_bytes
+    return at, decode_frame_header(data, at).base
+
+
+def key_of(offset: int) -> Key:
+    """Give the key of the fact that was stored at an offset."""
+    return Key(str(batch(1).values("from_zone")[0]), f"0-{offset:06d}")
+
+
+@pytest.mark.parametrize("by", ["replay", "get", "append"])
+def test_damage_that_somebody_meets_is_recorded_whoever_it_is(by: str) -> None:
+    """A frame that rots under an open log is a gap record and a problem, also when only one fact was asked for."""
+
+    async def work() -> None:
+        disk = SimulatedDisk()
+        storage, store = await opened(disk)
+        path = min(name for name in disk.content() if name.startswith(STORE) and name.endswith(".seg"))
+        at, base = second_frame(disk.content()[path])
+        disk.spoil(path, at + FRAME_HEADER_BYTES, 100)
+        assert not store.problems
+        if by == "replay":
+            assert [frame.gap.reason async for frame in store.replay(0) if frame.gap] == [GapReason.DAMAGED]
+        elif by == "get":
+            assert await store.get(key_of(base)) is None
+        else:
+            again = await store.append(batch(PER_BATCH, first=base))
+            assert set(again.results.tolist()) == {Result.ALREADY_EXISTS}
+            await store.stats()
+        [gap] = await store.gaps()
+        assert (gap.first, gap.last, gap.reason) == (base, base + PER_BATCH - 1, GapReason.DAMAGED)
+        [problem] = store.problems
+        assert f"{path} at byte {at}" in problem
+        async for _ in store.replay(0):
+            pass
+        assert len(await store.gaps()) == len(store.problems) == 1
+        await storage.close()
+
+    run(work())
+
+
+def test_bytes_that_cannot_be_read_for_a_moment_are_no_damage() -> None:
+    """Entries whose first reading fails and whose second does not are served, and nothing is recorded."""
+
+    async def work() -> None:
+        disk = SimulatedDisk()
+        storage, store = await opened(disk)
+        await storage.close()
+        storage, store = await opened(disk)
+        disk.fail("read", times=2)
+        there = [offset async for frame in store.replay(0) if frame.entries for offset in frame.entries.offsets]
+        assert there == list(range(END))
+        disk.fail("read", times=2)
+        assert await store.get(key_of(10)) is not None
+        assert not await store.gaps()
+        assert not store.problems
+        await storage.close()
+
+    run(work())
+
+
+@pytest.mark.parametrize("truncated", [False, True])
+@pytest.mark.parametrize("harm", ["unreadable", "gone", "cut"])
+def test_an_index_that_cannot_be_read_is_made_anew_from_the_log(tmp_path: Path, harm: str, truncated: bool) -> None:
+    """A lookup that meets a bad page takes the keys from the log; the log stays open and nothing is stored twice."""
+
+    async def work() -> None:
+        disk: SimulatedDisk | DiskFiles = SimulatedDisk() if harm == "unreadable" else DiskFiles(tmp_path)
+        where: Any = disk if harm == "unreadable" else tmp_path
+        storage, store = await opened(where)
+        if truncated:
+            await storage.cursors.create(ConsumerSpec("peer", STREAM))
+            await storage.cursors.commit("peer", Confirmation(through=END // 2))
+            await store.truncate_before(END // 2)
+        runs = [f"{STORE}/index/{name}" for name in disk.list(f"{STORE}/index")]
+        assert runs
+        for path in runs:
+            if isinstance(disk, SimulatedDisk):
+                disk.spoil(path, 0, disk.size(path))
+            elif harm == "gone":
+                disk.remove(path)
+            else:
+                (tmp_path / path).write_bytes(b"")
+        for first in range(0, END, PER_BATCH):
+            again = await store.append(batch(PER_BATCH, first=first))
+            assert set(again.results.tolist()) == {Result.ALREADY_EXISTS}
+        assert (await store.append(batch(3, first=10))).results.tolist() == [Result.ALREADY_EXISTS] * 3
+        assert await store.get(key_of(END - 1)) is not None
+        assert not store.problems
+        fresh = await store.append(batch(1_000, seed=5))
+        assert set(fresh.results.tolist()) == {Result.INSERTED}
+        assert disk.list(f"{STORE}/index"), "the index has files again"
+        await storage.close()
+        storage, store = await opened(where)
+        assert set((await store.append(batch(1_000, seed=5))).results.tolist()) == {Result.ALREADY_EXISTS}
+        await storage.close()
+
+    run(work())
+
+
+class Counting(DiskFiles):
+    """A folder that counts how often something is looked for in a log."""
+
+    looks = 0
+
+    def make_folder(self, path: str) -> None:
+        """Count, and make it."""
+        self.looks += path.startswith(STORE)
+        super().make_folder(path)
+
+
+def test_a_consumer_of_a_stream_that_cannot_open_is_told_so_without_another_attempt(tmp_path: Path) -> None:
+    """Calls of its consumers are refused as those of its producers are, and do not read the log again and again."""
+
+    async def work() -> None:
+        storage, _ = await opened(tmp_path)
+        await storage.cursors.create(ConsumerSpec("peer", STREAM))
+        await storage.close()
+        (tmp_path / STORE).rename(tmp_path / "kept")
+        (tmp_path / STORE).write_bytes(b"no folder")
+        files = Counting(tmp_path)
+        storage = await LogStorage.open(files, options=OPTIONS)
+        for call in (
+            lambda: storage.cursors.commit("peer", Confirmation(through=3)),
+            lambda: storage.cursors.create(ConsumerSpec("other", STREAM)),
+            lambda: storage.cursors.sent("peer", 3),
+            lambda: storage.cursors.retire("peer", "no reason"),
+        ):
+            with pytest.raises(StreamUnavailable) as refused:
+                await call()
+            assert refused.value.retryable
+            assert f"{STREAM}/{Buffer.STORE}" in refused.value.message
+        assert files.looks == 1
+        (tmp_path / STORE).unlink()
+        (tmp_path / "kept").rename(tmp_path / STORE)
+        await storage.store(STREAM)
+        assert (await storage.cursors.commit("peer", Confirmation(through=3))).committed == 3
+        await storage.close()
+
+    run(work())
+
+
+def test_a_shortage_while_a_consumer_asks_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No descriptor for a moment is no reason to refuse until somebody opens the stream again."""
+
+    async def work() -> None:
+        storage, _ = await opened(tmp_path)
+        await storage.cursors.create(ConsumerSpec("peer", STREAM))
+        await storage.close()
+        storage = await LogStorage.open(tmp_path, options=OPTIONS)
+
+        def short(path: str) -> None:
+            raise OSError(errno.EMFILE, "too many open files")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(storage.files, "make_folder", short)
+            with pytest.raises(Exception, match="too many open files"):
+                await storage.cursors.commit("peer", Confirmation(through=3))
+        assert (await storage.cursors.commit("peer", Confirmation(through=3))).committed == 3
+        await storage.close()
+
+    run(work())
