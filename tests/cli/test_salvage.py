@@ -13,7 +13,7 @@ def test_a_sound_folder(quick: Run, data: Path, tmp_path: Path) -> None:
     outcome = quick("salvage", data, tmp_path / "saved")
     assert (outcome.code, outcome.err) == (0, "")
     assert "operational/store" in outcome.out
-    assert "complete: 1,700 facts, " in outcome.out
+    assert "complete: 1,650 facts, 3 consumers, " in outcome.out
     assert f"0 artifacts of {data} in {tmp_path / 'saved'}\n" in outcome.out
     assert "bsfg gate" in outcome.out
     assert quick("verify", tmp_path / "saved").code == 0
