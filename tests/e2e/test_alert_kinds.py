@@ -10,12 +10,14 @@ import numpy as np
 import orjson
 import pytest
 from tests.e2e.cleanup import Cleanup
+from tests.e2e.test_damage import poison
 from tests.e2e.test_upkeep import Webhook
 from tests.e2e.zones import Zone, pair, until
 
 from bsfg.batch import FactBatch
 from bsfg.errors import BsfgError
 from bsfg.node.config import load
+from bsfg.node.health import Level, findings
 from bsfg.node.node import Node
 from bsfg.ports import Buffer, GapRecord, OriginSpan
 from bsfg.retention import GapReason
@@ -125,6 +127,49 @@ async def test_new_gap_records_are_told_and_meant_ones_are_not(zone: Zone) -> No
         await forward.record_gaps([GapRecord(20, 29, GapReason.EXPIRED, 1, "too old", "enterprise")])
         alert = await here.alert("gap")
         assert alert["text"].endswith(": 10 expired in enterprise")
+
+    await told(zone, work)
+
+
+async def test_damage_that_is_met_while_running_is_an_alert_until_the_next_start(zone: Zone) -> None:
+    """A frame that rots under a running node is told with file and byte as soon as somebody reads it, and in status."""
+
+    async def work(here: Told) -> None:
+        store = await here.node.parts.store(STREAM)
+        for first in (0, 300, 600):
+            await store.append(batch(300, first=first, from_zone="plant-a"))
+        for first in range(1_000, 1_100):  # so that the first frames are not at hand any more
+            await store.append(batch(1, first=first, from_zone="plant-a"))
+        [path] = (zone.data / f"streams/{STREAM}/store").glob("*.seg")
+        at = poison(path)
+        assert not here.lasts("damage")
+        assert [frame.gap.first async for frame in store.replay(0) if frame.gap] == [300]
+        alert = await here.alert("damage")
+        assert (alert["severity"], alert["about"]) == ("alert", f"{STREAM}/store")
+        assert f"{path.name} at byte {at}" in alert["text"]
+        await until(lambda: here.lasts("damage"))
+        async with zone.admin("viewer") as viewer:
+            found = findings(await viewer.status())
+        assert [each.level for each in found if each.alert == "damage"] == [Level.ALERT]
+
+    await told(zone, work)
+
+
+async def test_damage_to_the_journals_of_node_and_cursors_is_an_alert(zone: Zone) -> None:
+    """What the start finds wrong beside the buffers is told as what it finds in them."""
+    zone.write()
+    async with Node(load(zone.folder / "zone.toml")):
+        pass
+    for name in ("node/state.journal", "cursors/cursors.journal"):
+        (zone.data / name).write_bytes(b"no journal at all")
+
+    async def work(here: Told) -> None:
+        alert = await here.alert("damage")
+        assert alert["about"] == "plant-a"
+        assert "node/state.journal" in alert["text"]
+        assert "more" in alert["text"]
+        assert here.lasts("damage")
+        await until(lambda: here.lasts("gate_held"))
 
     await told(zone, work)
 

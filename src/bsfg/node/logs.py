@@ -47,7 +47,7 @@ EVENTS: dict[str, str] = {
     "request_refused": "A caller asked for what it may not: the audit record of a refusal.",
     "signed_in": "Somebody signed in to the dashboard with a token.",
     "signed_out": "Somebody signed out of the dashboard.",
-    "storage_problem": "The start found something damaged, lost or out of place.",
+    "storage_problem": "Something is damaged, lost or out of place; found at the start, or later by whoever read it.",
     "storage_recovered": "The storage is open; the record says what it holds.",
     "stream_unavailable": "A buffer cannot be opened and is out of service; the others work.",
     "upkeep_failed": "A round of retention, alerts or collection failed; the next one tries again.",

@@ -33,6 +33,7 @@ from bsfg.node.service import NodeService
 from bsfg.node.state import NodeState
 from bsfg.node.status import Rates
 from bsfg.node.upkeep import Upkeep
+from bsfg.node.watching import DamageWatch
 from bsfg.ports import Buffer, Clock, ConsumerSpec, Frame, StartAt
 from bsfg.stores.artifacts.folder import ArtifactFolder
 from bsfg.stores.log.storage import LogStorage
@@ -106,11 +107,12 @@ class Node:
         )
         self._stack.push_async_callback(artifacts.close)
         self.parts = Parts(storage, Settings.of(config), guard, self.clock, board, metrics, artifacts, state.peer)
+        self.damage = DamageWatch(self.parts, self.alerts, log.error)
         await self._recover(state.problems)
         await check_ids(self.parts, config.zone.name)
         await self._create_consumers()
         await self._listen(watched)
-        upkeep = Upkeep(config, self.parts, self.alerts, _note, self._rates)
+        upkeep = Upkeep(config, self.parts, self.alerts, _note, self._rates, self.damage)
         await upkeep.start()
         self._stack.push_async_callback(upkeep.stop)
         for link in config.links.values():
@@ -182,25 +184,17 @@ class Node:
 
     async def _recover(self, state_problems: Sequence[str] = ()) -> None:
         """Open every buffer before anyone can call, and say what was found."""
-        for problem in [*getattr(self.parts.storage, "problems", []), *state_problems]:
-            self._say_problem(problem)
+        self.damage.tell(self.config.zone.name, state_problems)
         for stream in self.parts.settings.lanes:
             for kind in Buffer:
                 try:
-                    buffer = await self.parts.buffer(stream, kind)
+                    await self.parts.buffer(stream, kind)
                 except StreamUnavailable as failure:
                     _note("stream_unavailable", stream=stream, buffer=str(kind), problem=failure.message)
                     self.alerts.update(failure.code, f"{stream}/{kind}", failure.message)
-                    continue
-                for problem in getattr(buffer, "problems", []):
-                    self._say_problem(problem, stream, kind)
         report = await recover(self.parts.storage, without=await self._not_served())
+        await self.damage.look()
         log.info("storage_recovered", buffers=len(report.buffers), consumers=len(report.consumers))
-
-    def _say_problem(self, problem: str, stream: str = "", kind: Buffer | None = None) -> None:
-        where = {"stream": stream, "buffer": str(kind)} if kind is not None else {}
-        log.error("storage_problem", **where, problem=problem)
-        self.alerts.event("storage_problem", "/".join(where.values()) or self.config.zone.name, problem)
 
     async def _not_served(self) -> set[tuple[str, Buffer]]:
         """Give the buffers to leave alone: those out of service, and broken ones of streams no longer configured."""
@@ -208,7 +202,10 @@ class Node:
         for name, kind in await self.parts.storage.streams():
             if name not in self.parts.settings.lanes:
                 try:
-                    await (self.parts.storage.store if kind == Buffer.STORE else self.parts.storage.forward)(name)
+                    opening = self.parts.storage.store if kind == Buffer.STORE else self.parts.storage.forward
+                    buffer = await opening(name)
+                    problems = getattr(buffer, "problems", ())
+                    self.damage.tell(f"{name}/{kind}", problems, stream=name, buffer=str(kind))
                 except Exception as error:
                     _note("stream_unavailable", stream=name, buffer=str(kind), problem=str(error))
                     found.add((name, kind))

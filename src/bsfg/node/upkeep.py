@@ -20,7 +20,7 @@ from bsfg.node.config import ZoneConfig, consumer_name
 from bsfg.node.latest import LatestWatch
 from bsfg.node.parts import Parts
 from bsfg.node.status import Rates, all_stats, consumer_views, hours_left, unconfirmed_of
-from bsfg.node.watching import LinkWatch, RecordWatch
+from bsfg.node.watching import DamageWatch, LinkWatch, RecordWatch
 from bsfg.ports import Buffer, BufferStats
 from bsfg.retention import Fill
 from bsfg.stores.log.storage import LogStorage
@@ -35,12 +35,19 @@ class Upkeep:
     """The housekeeping of one node."""
 
     def __init__(
-        self, config: ZoneConfig, parts: Parts, alerts: AlertBoard, note: Note, rates: Rates | None = None
+        self,
+        config: ZoneConfig,
+        parts: Parts,
+        alerts: AlertBoard,
+        note: Note,
+        rates: Rates | None = None,
+        damage: DamageWatch | None = None,
     ) -> None:
         self._config, self._parts, self._alerts, self._note = config, parts, alerts, note
         self._rates = rates or Rates()
         self._watch = LinkWatch(parts.board, alerts, parts.metrics)
         self._records = RecordWatch(parts, alerts)
+        self._damage = damage or DamageWatch(parts, alerts, note)
         self._certificates = Certificates(config, parts.clock)
         memory = getattr(parts.artifacts, "references", None)
         self._references = References(memory)
@@ -114,6 +121,7 @@ class Upkeep:
                 self._parts.metrics.autonomy.labels(each.stream).set(float("inf") if hours is None else hours)
         await self._look_at_consumers(stats)
         await self._records.look(stats)
+        await self._damage.look()
         self._alerts.tick()
 
     async def _look_at_links(self) -> None:

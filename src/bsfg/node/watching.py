@@ -9,9 +9,10 @@ buffers themselves are looked at, and not those who write to them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from bsfg.errors import StreamUnavailable
 from bsfg.gate import Event, Mode
 from bsfg.journey.pull import HASH_COLLISION
 from bsfg.node.alerts import AlertBoard
@@ -19,8 +20,9 @@ from bsfg.node.board import RECEIVER, SENDER, Board
 from bsfg.node.config import Engine, Link, Serve
 from bsfg.node.metrics import Metrics
 from bsfg.node.parts import Parts
-from bsfg.ports import BufferStats
+from bsfg.ports import Buffer, BufferStats
 from bsfg.retention import GapReason
+from bsfg.stores.log.damage import is_torn_end
 
 NORMAL_BACKLOG = 100
 ALL_EVERY = 60
@@ -185,3 +187,44 @@ class RecordWatch:
         told = ", ".join(f"{count:,} {reason}" for reason, count in sorted(news.items()) if count > 0)
         if told and known is not None:
             self._alerts.event("gap", about, f"{about} lacks more facts, recorded as gaps: {told}")
+
+
+class DamageWatch:
+    """Tells of everything that storage found wrong, at the start and later, whoever came across it.
+
+    Damage is an alert until the next start, because nobody else remembers that it needs a person. A torn end, as every
+    crash leaves it, was never acknowledged: it is told and no more.
+    """
+
+    def __init__(self, parts: Parts, alerts: AlertBoard, note: Callable[..., object]) -> None:
+        self._parts, self._alerts, self._note = parts, alerts, note
+        self._told: dict[str, set[str]] = {}
+        self._damage: dict[str, list[str]] = {}
+
+    async def look(self) -> None:
+        """Look once at the folder, at every buffer in service and at the artifacts."""
+        self.tell(self._parts.settings.zone, getattr(self._parts.storage, "problems", ()))
+        for stream in self._parts.settings.lanes:
+            for kind in Buffer:
+                try:
+                    buffer = await self._parts.buffer(stream, kind)
+                except StreamUnavailable:
+                    continue
+                self.tell(f"{stream}/{kind}", getattr(buffer, "problems", ()), stream=stream, buffer=str(kind))
+        self.tell("artifacts", getattr(self._parts.artifacts, "problems", ()))
+        for about, found in self._damage.items():
+            more = f" ({len(found) - 1:,} more: see `storage_problem` in the log)" if found[1:] else ""
+            self._alerts.update("damage", about, f"{found[0]}{more}")
+
+    def tell(self, about: str, problems: Sequence[str], **where: str) -> None:
+        """Write down what was not told yet; what is damage becomes an alert with the next look."""
+        told = self._told.setdefault(about, set())
+        for problem in problems:
+            if problem in told:
+                continue
+            told.add(problem)
+            self._note("storage_problem", **where, problem=problem)
+            if is_torn_end(problem):
+                self._alerts.event("storage_problem", about, problem)
+            else:
+                self._damage.setdefault(about, []).append(problem)

@@ -32,6 +32,9 @@ ABSENT = (
 READS, PAUSE_SECONDS = 3, 0.02
 """How often bytes are read that a medium does not give, and how long is waited in between."""
 
+TORN_CUT = "torn bytes cut"
+"""How a problem is called that is no damage."""
+
 Answer = TypeVar("Answer")
 
 Span = tuple[int, int]
@@ -46,6 +49,11 @@ def is_damage(error: OSError) -> bool:
 def is_folder(error: OSError) -> bool:
     """Tell whether an error says that something else stands in the place of a file."""
     return error.errno in _IN_ITS_PLACE
+
+
+def is_torn_end(problem: str) -> bool:
+    """Tell whether a problem, in words, is only the end that a crash leaves, which nobody was told to be stored."""
+    return f" {TORN_CUT}" in problem
 
 
 def patiently(read: Callable[[], Answer]) -> Answer:

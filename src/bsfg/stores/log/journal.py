@@ -20,7 +20,7 @@ import orjson
 
 from bsfg.errors import BsfgError, OutcomeUnknown, StorageClosed
 from bsfg.stores.log.atomic import write_whole
-from bsfg.stores.log.damage import is_damage, is_folder, keep_aside, put_aside, readable
+from bsfg.stores.log.damage import TORN_CUT, is_damage, is_folder, keep_aside, put_aside, readable
 from bsfg.stores.log.files import Files, OpenFile, is_refusal, translated
 
 _HEAD = struct.Struct("<4sIII")
@@ -159,8 +159,10 @@ class Journal:
         records, sound, wrong = decode_all(data)
         self.is_damaged = self.is_damaged or bool(bad or wrong) or data[:4] not in (_MAGIC[: len(data)], _MAGIC)
         self.problems += [*bad, *wrong]
+        if data and data[:4] not in (_MAGIC[: len(data)], _MAGIC):
+            self.problems.append("its beginning is damaged")
         if sound < len(data):
-            self.problems.append(f"{len(data) - sound} torn bytes cut at {sound}")
+            self.problems.append(f"{len(data) - sound} {TORN_CUT} at {sound}")
             keep_aside(self._files, self._path, sound, data[sound:], "torn")
         if self.is_damaged and data:
             keep_aside(self._files, self._path, 0, data, f"{crc32c.crc32c(data):08x}.damaged")

@@ -12,7 +12,7 @@ from bsfg.hashing import KeyHash
 from bsfg.ports import Buffer, Clock, GapRecord
 from bsfg.retention import GapReason
 from bsfg.stores.log.atomic import write_whole
-from bsfg.stores.log.damage import is_damage, is_folder, keep_aside, put_aside, readable, uncovered
+from bsfg.stores.log.damage import TORN_CUT, is_damage, is_folder, keep_aside, put_aside, readable, uncovered
 from bsfg.stores.log.files import Files
 from bsfg.stores.log.frame import (
     FRAME_MAGIC,
@@ -182,7 +182,7 @@ class Recovery:
             and len(data) <= len(encode_segment_header(SegmentHeader(bytes(16), base, -1, b"", 0, self._schema)))
         ):
             # A crash while the segment was being made: nothing in it was ever acknowledged.
-            self.problems.append(f"{path}: {len(data)} torn bytes cut: {problem}")
+            self.problems.append(f"{path}: {len(data)} {TORN_CUT}: {problem}")
             keep_aside(self._files, path, 0, data, "torn")
             self._files.remove(path)
         else:
@@ -235,7 +235,7 @@ class Recovery:
         notes.add_gaps(self._gaps)
         if scan.sound_bytes < len(data):
             keep_aside(self._files, active.path, scan.sound_bytes, data[scan.sound_bytes :], "torn")
-            self.problems.append(f"{active.path}: {len(data) - scan.sound_bytes} torn bytes cut: {scan.torn}")
+            self.problems.append(f"{active.path}: {len(data) - scan.sound_bytes} {TORN_CUT}: {scan.torn}")
         self._settle(active.path, data, scan, rewrite=bool(bad))
         active.size_bytes = scan.sound_bytes
         active.know(scan)
