@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from bsfg.errors import InvalidArgument, OffsetOutOfRange
-from bsfg.ranges import RangeSet
+from bsfg.ranges import OFFSETS_END, RangeSet
 from bsfg.retention import GapReason
 
 Kind = tuple[GapReason, str, str | None]
@@ -129,7 +129,7 @@ def check_gaps(gaps: Iterable[Gap], end: int) -> None:
         if not len(ranges):
             continue
         first, last = int(ranges.firsts[0]), int(ranges.lasts[-1])
-        if first < 0 or last < first or bool((ranges.lasts < ranges.firsts).any()):
+        if first < 0 or last < first or last >= OFFSETS_END or bool((ranges.lasts < ranges.firsts).any()):
             raise InvalidArgument(f"{first}..{last} is not a range of offsets")
         if gap.origin_zone is None and last >= end:
             raise OffsetOutOfRange(f"a gap up to {last} reaches beyond the end {end}", end=end)

@@ -18,7 +18,8 @@ import numpy as np
 from bsfg.errors import FrameInvalid
 
 _CHUNK_RANGES = 1_024
-_OFFSETS_END = 1 << 62
+OFFSETS_END = 1 << 62
+"""No offset reaches this; sums of two still fit into 64 bits."""
 _HEAD = struct.Struct("<HBqI")
 _RUNS = struct.Struct("<H")
 _RUN = np.dtype([("time", "<i8"), ("count", "<u2")])
@@ -200,12 +201,12 @@ def _read_chunk(data: bytes, at: int) -> tuple[RangeSet, int]:
     at += _RUNS.size
     table = np.frombuffer(data[at : at + runs * _RUN.itemsize], dtype=_RUN)
     at += runs * _RUN.itemsize
-    if not 0 < count <= _CHUNK_RANGES or not 0 <= first < _OFFSETS_END or len(table) != runs:
+    if not 0 < count <= _CHUNK_RANGES or not 0 <= first < OFFSETS_END or len(table) != runs:
         raise ValueError("a chunk has an impossible count or beginning, or is cut off")
     if len(payload) != size or int(table["count"].sum()) != count:
         raise ValueError("a chunk is cut off, or its times are not those of its ranges")
     firsts, lasts = _from_bits(payload, first) if form == 0 else _from_steps(payload, form, first)
-    if len(firsts) != count or int(lasts[-1]) >= _OFFSETS_END:
+    if len(firsts) != count or int(lasts[-1]) >= OFFSETS_END:
         raise ValueError("a chunk does not hold the ranges it counts")
     times_unix_ms = np.repeat(table["time"].astype(np.int64), table["count"])
     return RangeSet(firsts, lasts, times_unix_ms), at
@@ -223,7 +224,7 @@ def _from_steps(payload: bytes, width: int, first: int) -> tuple[np.ndarray, np.
     if width not in _WIDTHS or len(payload) % (2 * width):
         raise ValueError(f"there is no form {width} of so many bytes")
     steps = np.frombuffer(payload, dtype=f"<u{width}").astype(np.uint64)
-    if float(steps.sum(dtype=np.float64)) >= _OFFSETS_END:
+    if float(steps.sum(dtype=np.float64)) >= OFFSETS_END:
         raise ValueError("a range lies beyond all offsets")
     edges = first + np.cumsum(steps.astype(np.int64))
     return edges[0::2], edges[1::2]

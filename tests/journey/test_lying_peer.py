@@ -187,6 +187,18 @@ LIES: dict[str, tuple[Alteration, str]] = {
         lambda fetched: replace(fetched, gaps=[GapRecord(0, 0, GapReason.LOST, 0, origin_zone="moon")]),
         "zone_not_allowed",
     ),
+    "a gap beyond all offsets": (
+        lambda fetched: replace(
+            fetched,
+            end=(1 << 62) + 2,
+            frames=[Frame(4, 1 << 62, gap=GapRecord(4, 1 << 62, GapReason.LOST, 0))],
+        ),
+        "frame_invalid",
+    ),
+    "a relayed gap beyond all offsets": (
+        lambda fetched: replace(fetched, gaps=[GapRecord(0, 1 << 62, GapReason.LOST, 0, origin_zone="plant")]),
+        "frame_invalid",
+    ),
     "a gap record of nobody": (
         lambda fetched: replace(fetched, gaps=[GapRecord(0, 0, GapReason.LOST, 0)]),
         "frame_invalid",

@@ -2,10 +2,12 @@
 
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bsfg.gaps import RELAYED_RANGES_MAX, GapBook, GapRecord, GapSet, grouped, listed
+from bsfg.errors import InvalidArgument
+from bsfg.gaps import RELAYED_RANGES_MAX, GapBook, GapRecord, GapSet, check_gaps, grouped, listed
 from bsfg.ranges import RangeSet
 from bsfg.retention import GapReason
 
@@ -109,3 +111,10 @@ def test_large_sets_are_told_in_pieces() -> None:
     first, token = book.told_since("", RELAYED_RANGES_MAX)
     assert [len(each.ranges) for each in first] == [RELAYED_RANGES_MAX]
     assert next(book.told_since(token, RELAYED_RANGES_MAX)[0][0].records()).first == 2 * RELAYED_RANGES_MAX
+
+
+def test_a_range_beyond_all_offsets_is_refused() -> None:
+    """What could not be read back must not be written."""
+    for gap in (GapRecord(0, 1 << 62, GapReason.LOST, 1, "", "plant"), GapRecord(1 << 62, 1 << 62, GapReason.LOST, 1)):
+        with pytest.raises(InvalidArgument):
+            check_gaps([gap], 1 << 63)

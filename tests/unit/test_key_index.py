@@ -222,3 +222,28 @@ def test_keys_below_the_floor_are_gone(tmp_path: Path, memory_bytes: int) -> Non
         settle(store)
     assert sorted(store.keys.candidates(hashes)[1].tolist()) == list(range(990, 2_000))
     store.close()
+
+
+def test_keys_are_forgotten_while_merges_follow_each_other(tmp_path: Path) -> None:
+    """Dropping the runs that a merge would go on with does not fail an append, whose facts are durable by then."""
+    rng = np.random.default_rng(1)
+    store = opened(tmp_path)
+    end = 0
+
+    def add() -> None:
+        nonlocal end
+        hashes = np.sort(rng.integers(0, 1 << 62, size=RUN_KEYS).astype(np.uint64))
+        end += RUN_KEYS
+        store.add(hashes, np.arange(end - RUN_KEYS, end), end, bytes(32))
+
+    while [run.count for run in store.keys.runs] != [RUN_KEYS] * 7 + [8 * RUN_KEYS] * 7:
+        add()
+        settle(store)
+    add()
+    assert store._merging is not None  # by whose end eight larger runs are due, all of them below the horizon
+    store.forget_before(end)
+    for _ in range(3):
+        add()
+        settle(store)
+    assert [run.count for run in store.keys.runs] == [RUN_KEYS] * 3
+    store.close()

@@ -15,6 +15,7 @@ from bsfg.stores.log import quarantine
 from bsfg.stores.log.files import Bytes, DiskFiles, OpenFile
 from bsfg.stores.log.journal import Record, encode
 from bsfg.stores.log.notes import Notes
+from bsfg.testing.disk import SimulatedDisk
 from bsfg.testing.facts import batch
 
 FOLDER = "streams/operational/forward"
@@ -200,4 +201,54 @@ def test_readers_see_the_same_without_writing(tmp_path: Path) -> None:
     reading = Notes(files, FOLDER)
     assert reading.read() == []
     assert [item.id for item in reading.quarantine.all()] == [id for id in range(1, 21) if id != 4]
+    notes.close()
+
+
+def spoilt(monkeypatch: pytest.MonkeyPatch) -> tuple[SimulatedDisk, str]:
+    """Give a disk with forty refused facts in several files, the first of them with a sector that cannot be read."""
+    monkeypatch.setattr(quarantine, "SEGMENT_BYTES", 16_000)
+    disk = SimulatedDisk(1)
+    disk.make_folder(FOLDER)
+    notes = Notes(disk, FOLDER)
+    notes.open()
+    for first in range(0, 40, 10):
+        notes.add_quarantined(items(batch(10, first=first)), PLENTY)
+    notes.close()
+    first_file = f"{FOLDER}/quarantine/00000001.journal"
+    assert len(disk.list(f"{FOLDER}/quarantine")) > 1
+    disk.spoil(first_file, disk.size(first_file) - 100, 10)
+    return disk, first_file
+
+
+def test_a_bad_sector_costs_what_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are found, listed page by page and released, and the place is named."""
+    disk, first_file = spoilt(monkeypatch)
+    disk.create(f"{FOLDER}/quarantine/copy of 00000001.journal")
+    notes = Notes(disk, FOLDER)
+    notes.open()
+    assert any(problem.startswith(f"{first_file}: bytes ") for problem in notes.problems)
+    found = [item.id for item in notes.quarantine.all()]
+    assert 20 <= len(found) < 40 and found[-1] == 40
+    assert [item.id for item in notes.quarantine.page(None, len(found))] == found
+    for id in found:
+        notes.release(id, "seen", 1_000)
+    assert not list(notes.quarantine.all())
+    notes.close()
+
+
+def test_a_sector_that_goes_bad_later_hides_no_other_fact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages stay full with what can be read, and a file is not written anew without what cannot."""
+    monkeypatch.setattr(quarantine, "_REWRITE_ABOVE_BYTES", 100)
+    disk, first_file = spoilt(monkeypatch)
+    sound = disk.killed()
+    notes = Notes(sound, FOLDER)
+    notes.open()
+    sound.spoil(first_file, sound.size(first_file) - 100, 10)
+    found = [item.id for item in notes.quarantine.page(None, 39)]
+    assert len(found) == 39 and found[-1] == 40
+    assert [item.id for item in notes.quarantine.page(None, 39, newest_first=True)] == found[::-1]
+    for id in found:
+        notes.release(id, "seen", 1_000)
+    assert len(notes.quarantine) == 1
+    assert sound.exists(first_file)
     notes.close()

@@ -21,6 +21,7 @@ from bsfg.journey.carriage import EVERYTHING, RETURNING, Carriage, apart
 from bsfg.journey.link import Fetched, FetchRequest
 from bsfg.journey.position import check_consumer
 from bsfg.ports import Buffer, Clock, CursorTracker, ForwardBuffer, Frame, GapSet, Replayable
+from bsfg.retention import GapReason
 
 SCANNED_PER_FACT = 16
 """A link that carries little looks at this many facts per fact asked for, then answers with what it has."""
@@ -161,7 +162,8 @@ async def relayed_gaps(buffer: Replayable, after: str, receiver_zone: str | None
         wanted = [
             each
             for each in told
-            if each.origin_zone not in (None, receiver_zone) and not each.detail.startswith(RETURNING)
+            if each.origin_zone not in (None, receiver_zone)
+            and not (each.reason == GapReason.SKIPPED and each.detail.startswith(RETURNING))
         ]
         if wanted or not told:
             return wanted, token

@@ -22,7 +22,7 @@ from bsfg.hashing import Hasher
 from bsfg.journey.carriage import RETURNING
 from bsfg.journey.link import DETAIL_CHARACTERS_MAX, Fetched, PeerPosition
 from bsfg.ports import Frame, Gap, GapRecord, GapSet
-from bsfg.ranges import RangeSet
+from bsfg.ranges import OFFSETS_END, RangeSet
 from bsfg.retention import GapReason
 from bsfg.rules import DEFAULT_LIMITS, Limits
 from bsfg.sealing import SHA256, reseal
@@ -111,7 +111,7 @@ def check_history(fetched: Fetched, position: PeerPosition) -> None:
 
 def check_order(fetched: Fetched, position: PeerPosition) -> None:
     """Raise `FrameInvalid` unless the frames follow each other, from where they may start, to the end or before it."""
-    if fetched.start < 0 or fetched.start > fetched.end:
+    if not 0 <= fetched.start <= fetched.end <= OFFSETS_END:
         raise FrameInvalid(f"the answer starts at {fetched.start} of a log that ends before {fetched.end}")
     if position.latest_start is not None and fetched.start > position.latest_start:
         raise FrameInvalid(f"the answer starts at {fetched.start}, {position.latest_start} is expected next")
@@ -226,7 +226,7 @@ def _zones(entries: EntryBatch) -> list[str]:
 def _relayed(gaps: Sequence[Gap], rules: LinkRules) -> list[Gap]:
     """Take the gap records that the sender got from other zones, those that speak of this zone left out."""
     for gap in gaps:
-        if gap.origin_zone is None or (isinstance(gap, GapRecord) and not 0 <= gap.first <= gap.last):
+        if gap.origin_zone is None or (isinstance(gap, GapRecord) and not 0 <= gap.first <= gap.last < OFFSETS_END):
             raise FrameInvalid(f"a relayed gap record of zone {gap.origin_zone} names no range of its offsets")
         if gap.origin_zone not in rules.from_zones and gap.origin_zone != rules.zone:
             raise ZoneNotAllowed(f"this link may not bring gap records of zone {gap.origin_zone!r}")

@@ -180,20 +180,7 @@ class IndexStore:
         if self._merging is not None:
             if not self._merging.done():
                 return
-            merging, self._merging, self._due = self._merging, None, []
-            if merging.exception() is not None:
-                # A run on disk cannot be read. More runs cost time and nothing else; the next start makes new ones.
-                self._may_merge = False
-                return
-            old, new = merging.result()
-            self._save(new)
-            self.keys.replace(old, new)
-            for run in old:
-                if run.last != new.last:
-                    self._chains.pop(run.last, None)
-                if run.name:
-                    self._discard(f"{self._folder}/{run.name}")
-            self._spill()
+            self._finish_merge(self._merging)
         due = self.keys.mergeable() if self._may_merge else []
         if due:
             if self._pool is None:
@@ -201,12 +188,31 @@ class IndexStore:
             self._due, floor = due, self.keys.floor
             self._merging = self._pool.submit(lambda: (due, merged(due, with_filter=True, floor=floor)))
 
+    def _finish_merge(self, merging: Future[tuple[list[Run], Run]]) -> None:
+        """Put the result of a merge, which is waited for, in the place of its parts."""
+        failure = merging.exception()
+        self._merging, self._due = None, []
+        if failure is not None:
+            # A run on disk cannot be read. More runs cost time and nothing else; the next start makes new ones.
+            self._may_merge = False
+            return
+        old, new = merging.result()
+        self._save(new)
+        self.keys.replace(old, new)
+        for run in old:
+            if run.last != new.last:
+                self._chains.pop(run.last, None)
+            if run.name:
+                self._discard(f"{self._folder}/{run.name}")
+        self._spill()
+
     def forget_before(self, offset: int) -> None:
         """Forget the keys of offsets below this one, and drop the runs that hold no others."""
         with self.keys.lock:
             if self._merging is not None:
-                self._merging.exception()
-                self._merge()
+                # No other one is begun, whose parts might be dropped here.
+                with suppress(OSError):
+                    self._finish_merge(self._merging)
             for run in self.keys.forget_before(offset):
                 if run.name:
                     self._discard(f"{self._folder}/{run.name}")

@@ -26,12 +26,14 @@ from bsfg.fact import Key, Origin
 from bsfg.ports import Quarantined
 from bsfg.sealing import bodies
 from bsfg.stores.log.atomic import write_whole
+from bsfg.stores.log.damage import is_damage, readable
 from bsfg.stores.log.files import Files
 from bsfg.stores.log.journal import Journal, Record, encode, record_at, sound_after
 
 SEGMENT_BYTES = 4 << 20
 _REWRITE_ABOVE_BYTES = 64 << 10
 _SUFFIX = ".journal"
+_DIGITS = 8
 _SIZES = struct.Struct("<II")
 
 Identity = tuple[str, Key, bytes]
@@ -84,9 +86,10 @@ class Quarantine:
                 self._know(id, _Place(-1, 0, len(record.blob), same))
         for segment in self._segments():
             try:
-                data = bytes(self._files.read(self._path(segment)))
+                data, bad = readable(self._files, self._path(segment))
             except FileNotFoundError:
                 continue  # all its facts were released just now
+            self.problems += [f"{self._path(segment)}: {text}" for text in bad]
             self._file_bytes[segment] = len(data)
             for position, size, head in self._scan(segment, data):
                 self.next_id = max(self.next_id, head["id"] + 1)
@@ -163,6 +166,10 @@ class Quarantine:
                 data = self._files.read_at(self._path(place.segment), place.position, place.size_bytes)
             except FileNotFoundError:
                 continue
+            except OSError as error:
+                if not is_damage(error):
+                    raise
+                return None  # the others can be read; `bsfg verify` names what cannot
             found = _decoded(data)
             # Where another fact is found the file was written anew meanwhile.
             if found is not None and found.head["id"] == id:
@@ -170,15 +177,23 @@ class Quarantine:
         return None
 
     def page(self, after: int | None, limit: int, newest_first: bool = False) -> list[Quarantined]:
-        """Read the facts that follow an id, in the order in which they came or the other way round."""
+        """Read the facts that follow an id, in the order in which they came or the other way round.
+
+        What cannot be read is passed over; fewer than ``limit`` are given only when no more follow.
+        """
+        page: list[Quarantined] = []
+        while len(page) < limit and (ids := self._ids_after(after, limit - len(page), newest_first)):
+            page += [item for id in ids if (item := self.get(id)) is not None]
+            after = ids[-1]
+        return page
+
+    def _ids_after(self, after: int | None, limit: int, newest_first: bool) -> array[int]:
         with self._lock:
             if newest_first:
                 stop = len(self._ids) if after is None else bisect_left(self._ids, after)
-                ids = self._ids[max(0, stop - limit) : stop][::-1]
-            else:
-                start = 0 if after is None else bisect_right(self._ids, after)
-                ids = self._ids[start : start + limit]
-        return [item for id in ids if (item := self.get(id)) is not None]
+                return self._ids[max(0, stop - limit) : stop][::-1]
+            start = 0 if after is None else bisect_right(self._ids, after)
+            return self._ids[start : start + limit]
 
     def all(self) -> Iterator[Quarantined]:
         """Read everything, a page at a time."""
@@ -279,11 +294,14 @@ class Quarantine:
         """Write a file anew with what is left of it; where that fails, either file holds all that is left."""
         path = self._path(segment)
         places = [place for place in self._places.values() if place.segment == segment]
-        parts = [self._files.read_at(path, place.position, place.size_bytes) for place in places]
+        try:
+            parts = [self._files.read_at(path, place.position, place.size_bytes) for place in places]
+        except OSError:
+            return  # what cannot be read must not go with what can
         with suppress(OSError):
             record = Record({"aside": [len(part) for part in parts]}, b"".join(parts))
             write_whole(self._files, path, encode(record))
-        data = bytes(self._files.read(path))
+        data, _ = readable(self._files, path)
         with self._lock:
             for position, size, head in self._scan(segment, data):
                 known = self._places.get(head["id"])
@@ -295,10 +313,12 @@ class Quarantine:
 
     def _segments(self) -> list[int]:
         names = self._files.list(self._folder)
-        return sorted(int(name.removesuffix(_SUFFIX)) for name in names if name.endswith(_SUFFIX))
+        numbers = [name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)]
+        # A copy that somebody made beside them is none of ours.
+        return sorted(int(number) for number in numbers if number.isdecimal() and len(number) >= _DIGITS)
 
     def _path(self, segment: int) -> str:
-        return f"{self._folder}/{segment:08d}{_SUFFIX}"
+        return f"{self._folder}/{segment:0{_DIGITS}d}{_SUFFIX}"
 
 
 def copy_quarantine(source: Quarantine, target: Files, folder: str, end: int) -> None:
