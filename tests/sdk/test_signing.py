@@ -56,11 +56,16 @@ RICH = Message(
 def test_a_signed_fact_is_trusted(keys: tuple[Signer, TrustedKeys]) -> None:
     """A fact as it was signed passes; it names the key, and its JSON was made canonical first."""
     signer, trusted = keys
-    signed = signer.sign_message(RICH)
-    assert (signed.envelope.signature or "").startswith("ed25519:line-7:")
+    signed = signer.sign_message(RICH, "operational")
+    assert (signed.envelope.signature or "").startswith("ed25519.v2:line-7:")
     assert signed.fact.object == b'{"a":2,"b":1.10}'
-    trusted.verify(as_entry(signed))
+    trusted.verify(as_entry(signed), "operational")
 
+
+KNOWN = [
+    "ed25519:k:Eq8JkYPMG+T984L1ICe5EK8OvZA7riYct33awD+FB7el02fora1VfCoqEJpkYGxgJJ3WKHKim/fTnKs4qV33BQ==",
+    "ed25519.v2:k:0nYiZZDaW8VLM6w5Pka9wJud0P3LTHM/NQdIEF/WmpWOYktHCVEqKCwNZ39L2wnceOjvwCrdoRQAlech71KPBQ==",
+]
 
 ALTERED = {
     "to_zone": "moon",
@@ -77,31 +82,31 @@ ALTERED = {
 def test_every_part_of_the_envelope_is_covered(keys: tuple[Signer, TrustedKeys], field: str) -> None:
     """Whatever of the envelope is exchanged on the way, the signature does not fit any more."""
     signer, trusted = keys
-    signed = signer.sign_message(RICH)
+    signed = signer.sign_message(RICH, "operational")
     forged = replace(signed, envelope=replace(signed.envelope, **{field: ALTERED[field]}))
     with pytest.raises(SignatureInvalid, match="does not fit"):
-        trusted.verify(as_entry(forged))
+        trusted.verify(as_entry(forged), "operational")
 
 
 @pytest.mark.parametrize("field", ["subject", "predicate", "object", "artifact"])
 def test_the_body_is_covered(keys: tuple[Signer, TrustedKeys], field: str) -> None:
     """Whatever of the fact is exchanged on the way, the signature does not fit any more."""
     signer, trusted = keys
-    signed = signer.sign_message(RICH)
+    signed = signer.sign_message(RICH, "operational")
     other = {"subject": "batch:B2", "predicate": "sold", "object": b"1", "artifact": None}[field]
     with pytest.raises(SignatureInvalid, match="does not fit"):
-        trusted.verify(as_entry(replace(signed, fact=replace(signed.fact, **{field: other}))))
+        trusted.verify(as_entry(replace(signed, fact=replace(signed.fact, **{field: other}))), "operational")
 
 
 @pytest.mark.parametrize(
     ("signature", "why"),
     [
         (None, "is not signed"),
-        ("ed25519:other:AAAA", "'other', which is not known"),
-        ("rsa:line-7:AAAA", "by 'rsa'"),
+        ("ed25519:other:AAAA", "a key that is not known: 'other'"),
+        ("rsa:line-7:AAAA", "in a way that is not known: 'rsa'"),
         ("ed25519:line-7:not base64!", "does not fit"),
-        ("ed25519:line-7:" + "A" * 88, "does not fit"),
-        ("nonsense", "by 'nonsense'"),
+        ("ed25519.v2:line-7:" + "A" * 88, "does not fit"),
+        ("nonsense", "in a way that is not known: 'nonsense'"),
     ],
 )
 def test_other_signatures_are_refused(keys: tuple[Signer, TrustedKeys], signature: str | None, why: str) -> None:
@@ -109,18 +114,55 @@ def test_other_signatures_are_refused(keys: tuple[Signer, TrustedKeys], signatur
     _, trusted = keys
     forged = replace(RICH, envelope=replace(RICH.envelope, signature=signature))
     with pytest.raises(SignatureInvalid, match=why) as refused:
-        trusted.verify(as_entry(forged))
+        trusted.verify(as_entry(forged), "operational")
     assert refused.value.details["from_zone"] == "plant"
-    trusted.verify(as_entry(replace(forged, envelope=replace(forged.envelope, from_zone="elsewhere"))))
+    trusted.verify(as_entry(replace(forged, envelope=replace(forged.envelope, from_zone="elsewhere"))), "operational")
+
+
+def test_the_stream_is_covered(keys: tuple[Signer, TrustedKeys]) -> None:
+    """A fact that is replayed in another stream does not fit its signature, nor does one whose stream is not known."""
+    signer, trusted = keys
+    entry = as_entry(signer.sign_message(RICH, "operational"))
+    with pytest.raises(SignatureInvalid, match="does not fit"):
+        trusted.verify(entry, "audit")
+    with pytest.raises(SignatureInvalid, match="signed for a stream"):
+        trusted.verify(entry)
+
+
+def test_signatures_of_version_1(keys: tuple[Signer, TrustedKeys], tmp_path: Path) -> None:
+    """What was signed before streams were covered still passes, in any stream, unless it is not allowed any more."""
+    _, trusted = keys
+    old = Signer.load(tmp_path / "line-7.key", version=1)
+    signed = old.sign_message(RICH, "operational")
+    assert (signed.envelope.signature or "").startswith("ed25519:line-7:")
+    for stream in ("operational", "audit", None):
+        trusted.verify(as_entry(signed), stream)
+    with pytest.raises(SignatureInvalid, match="version 1, which names no stream"):
+        TrustedKeys.load(tmp_path / "trusted", allow_v1=False).verify(as_entry(signed), "operational")
+    relabelled = (signed.envelope.signature or "").replace("ed25519:", "ed25519.v2:")
+    with pytest.raises(SignatureInvalid, match="does not fit"):
+        upgraded = replace(signed, envelope=replace(signed.envelope, signature=relabelled))
+        trusted.verify(as_entry(upgraded), "operational")
+    with pytest.raises(InvalidArgument, match="version 1 and 2"):
+        Signer.load(tmp_path / "line-7.key", version=3)
+
+
+def test_the_signature_of_a_known_fact() -> None:
+    """What version 1 and 2 cover never changes: a key and a message of a file give the same signatures for ever."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+    found = [Signer(key, "k", version=each).sign_message(RICH, "operational").envelope.signature for each in (1, 2)]
+    assert found == KNOWN
 
 
 def test_a_key_of_one_zone_does_not_speak_for_another(keys: tuple[Signer, TrustedKeys]) -> None:
     """A zone's facts must be signed by one of its own keys."""
     signer, trusted = keys
     two = TrustedKeys({**trusted.zones, "enterprise": {}})
-    signed = signer.sign_message(replace(RICH, envelope=replace(RICH.envelope, from_zone="enterprise")))
-    with pytest.raises(SignatureInvalid, match="which is not known"):
-        two.verify(as_entry(signed))
+    signed = signer.sign_message(replace(RICH, envelope=replace(RICH.envelope, from_zone="enterprise")), "operational")
+    with pytest.raises(SignatureInvalid, match="with a key that is not known"):
+        two.verify(as_entry(signed), "operational")
 
 
 def test_keys_that_cannot_be_used_are_named(tmp_path: Path) -> None:
@@ -173,6 +215,26 @@ async def test_from_producer_to_consumer(sites: Sites, keys: tuple[Signer, Trust
         assert len(seen) == 410
         consumer.refuse(refused.value.details["offset"], refused.value.code)
         assert await consumer.run(seen.append, idle_seconds=0) == 0
+
+
+@pytest.mark.parametrize("inbox", [False, True], ids=["from the node", "from an inbox"])
+async def test_a_fact_replayed_in_another_stream(
+    sites: Sites, keys: tuple[Signer, TrustedKeys], tmp_path: Path, inbox: bool
+) -> None:
+    """A consumer knows its stream from the node or from its owner, and refuses what was signed for another."""
+    signer, trusted = keys
+    site = await filled(sites, 0)
+    async with AsyncProducer(site.grpc_address, stream="operational") as producer:
+        await producer.append(signer.sign_message(message("here"), "operational"))
+        await producer.append(signer.sign_message(message("replayed"), "audit"))
+    folder = {"inbox": tmp_path / "inbox"} if inbox else {}
+    seen: list[Entry] = []
+    async with AsyncConsumer("historian", site.grpc_address, keys=trusted, **folder) as consumer:
+        with pytest.raises(SignatureInvalid, match="the fact 'replayed' of plant has a signature that does not fit"):
+            await consumer.run(seen.append, idle_seconds=5)
+    assert [entry.message.envelope.message_id for entry in seen] == ["here"]
+    async with AsyncConsumer("historian", site.grpc_address, keys=trusted, stream="audit", **folder) as consumer:
+        assert await consumer.run(seen.append, idle_seconds=1) == 1
 
 
 async def test_signing_where_the_zone_derives_ids(sites: Sites, keys: tuple[Signer, TrustedKeys]) -> None:

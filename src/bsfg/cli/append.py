@@ -52,6 +52,8 @@ OF_ONE_FACT = frozenset(
         "implausible_time",
         "invalid_fact",
         "message_too_large",
+        "signature_invalid",
+        "signature_missing",
     }
 )
 """What is wrong with a line alone; the lines after it are still worth sending."""

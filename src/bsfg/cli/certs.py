@@ -24,6 +24,7 @@ app = typer.Typer(
         ("bsfg certs init-ca certs", "make an authority, once for all zones"),
         ("bsfg certs issue certs plant-a-bsfg --host 127.0.0.1", "a certificate for the node of plant-a"),
         ("bsfg certs issue certs mes --role-hint producer", "a certificate for an application"),
+        ("bsfg certs signing-key line-7.key", "a key by which a producer signs its facts"),
         ("bsfg certs show certs/*.crt", "see names and dates"),
         ("bsfg certs check --config zone.toml", "find out what is wrong before others do"),
     ),
@@ -89,6 +90,29 @@ def issue(
     serves = role_hint in (None, RoleHint.PEER)
     made = make(folder, name, days=days, now=datetime.now(UTC), hosts=host or [], serves=serves, force=force)
     _print_made(made, json_mode, f"Add it where it may call:\n\n{_row(name, role_hint)}")
+
+
+@app.command("signing-key")
+def signing_key(
+    path: Annotated[Path, typer.Argument(help="The private key; its public key lies beside it as .pub.pem.")],
+    json_mode: Json = False,
+) -> None:
+    """Make a key by which a producer signs its facts, or show the public key of the one that is there.
+
+    Its name is the file's, without what follows the last dot. A key that is there is never replaced.
+    """
+    from bsfg.sdk.signing import create_key, public_key_text
+
+    public = path.with_suffix(".pub.pem")
+    if not path.exists():
+        create_key(path)
+    text = public_key_text(public, path.stem)
+    if json_mode:
+        print_json({"key_file": str(path), "public_key_file": str(public), "key": text})
+        return
+    says = f"The private key is {path} (owner only), the public one {public}."
+    row = f'[signing.<zone>]\nkeys = ["{text}"]'
+    console().print(escape(f"{says} Nodes check the zone's facts with:\n\n{row}"), soft_wrap=True)
 
 
 @app.command("show")

@@ -66,6 +66,7 @@ from bsfg.errors.sent import (
     InvalidArgument,
     InvalidFact,
     SignatureInvalid,
+    SignatureMissing,
 )
 from bsfg.errors.serving import (
     FactNotFound,
@@ -153,6 +154,7 @@ __all__ = [
     "ServerIdentityMismatch",
     "SignInRequired",
     "SignatureInvalid",
+    "SignatureMissing",
     "SparkFailed",
     "SpoolNotShared",
     "StorageBusy",

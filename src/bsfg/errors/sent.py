@@ -52,3 +52,10 @@ class SignatureInvalid(BsfgError):
 
     code = "signature_invalid"
     default_hint = "Find out who wrote the fact; add the public key of its signer if it is one that you trust."
+
+
+class SignatureMissing(SignatureInvalid):
+    """A fact carries no signature, and its zone's keys demand one."""
+
+    code = "signature_missing"
+    default_hint = "Give the producer a signing key, or let unsigned facts of the zone pass with require = false."

@@ -41,8 +41,8 @@ class Fetched:
 
     ``end`` and ``chain_head`` describe the sender's buffer at that moment. ``gaps`` are gap records that the sender
     itself received from other zones; they have no offsets in its buffer and travel beside the frames, as ``gap_sets``
-    to those who know sets. ``served_at_unix_ms`` is the sender's clock at that moment, None from a sender that does not
-    tell it.
+    to those who know sets. ``served_at_unix_ms`` is the sender's clock at that moment and ``stream`` the stream
+    of this log, None from a sender that does not tell it.
     """
 
     log_id: str
@@ -54,6 +54,7 @@ class Fetched:
     gaps_token: str = ""
     gap_sets: Sequence[GapSet] = ()
     served_at_unix_ms: int | None = None
+    stream: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

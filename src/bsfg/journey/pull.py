@@ -9,7 +9,7 @@ buffer knows them by their keys.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,9 +18,10 @@ from bsfg.batch import EntryBatch, FactBatch
 from bsfg.errors import BsfgError, BufferFull, ForeignLog, FrameInvalid, ZoneNotAllowed
 from bsfg.fact import Key
 from bsfg.journey.link import Fetched, FetchRequest, PeerLink, PeerMemory, PeerPosition, Refusal, merged_refusals
-from bsfg.journey.verify import Decision, LinkHeld, LinkRules, Put, Refetch, judge
+from bsfg.journey.verify import Decision, LinkHeld, LinkRules, Put, Refetch, judge, zones_in
 from bsfg.ports import Clock, Confirmation, ForwardBuffer, GapRecord, GapSet, OriginSpan, Result
 from bsfg.retention import GapReason
+from bsfg.signatures import INLINE_SIGNATURES_MAX
 
 HOLDING = (ForeignLog, FrameInvalid, ZoneNotAllowed)
 """Errors of a sender that say its history or this zone's right is in question: more tries would not help."""
@@ -32,7 +33,7 @@ HASH_COLLISION = "hash_collision"
 EXPIRED = "expired"
 
 BeforePut = Callable[[FactBatch], Awaitable[None]]
-"""What must be done before facts are put: bring their artifacts, check their signatures."""
+"""What must be done before facts are put: bring their artifacts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,12 +181,11 @@ async def store(
         # The sender's own clock tells how old its facts are; one that does not say so is judged by the clock of here.
         served_at = clock.now_unix_ms() if put.served_at_unix_ms is None else put.served_at_unix_ms
         times, ages_ms = entries.numbers("appended_at_unix_ms"), entries.ages_ms(served_at)
-        origin = OriginSpan(peer, entries.offsets, times, ages_ms)
-        in_time = await _set_expired_aside(stored, entries, origin, forward, rules)
-        if in_time is not None:
-            entries, origin = entries.take(in_time), origin.take(in_time)
-        if len(entries):
-            await _put_entries(stored, entries, forward, origin, before_put)
+        came = _Came(entries, OriginSpan(peer, entries.offsets, times, ages_ms), forward, stored)
+        await _set_unsigned_aside(came, rules)
+        await _set_expired_aside(came, rules)
+        if len(came.entries):
+            await _put_entries(stored, came.entries, forward, came.origin, before_put)
     gaps = list(put.gaps)
     for refusal in stored.refusals:
         detail = f"{refusal.reason}: {refusal.detail}" if refusal.detail else refusal.reason
@@ -225,28 +225,56 @@ async def _conflict_refusals(refused: EntryBatch, forward: ForwardBuffer) -> lis
     return merged_refusals(result)
 
 
-async def _set_expired_aside(
-    stored: Stored, entries: EntryBatch, origin: OriginSpan, forward: ForwardBuffer, rules: LinkRules
-) -> np.ndarray | None:
-    """Quarantine what is older than max age, and name the rest, None for all of it.
+@dataclass(slots=True)
+class _Came:
+    """The entries of an answer with their origins; what cannot be put is set aside and leaves it."""
 
-    What is here already is no replay but a repeat.
-    """
-    if rules.max_age_seconds is None or origin.ages_ms is None:
-        return None
-    old = np.flatnonzero(origin.ages_ms > rules.max_age_seconds * 1000)
-    if not len(old):
-        return None
-    keys = _keys(entries.take(old))
-    expired = [int(row) for row, key in zip(old, keys, strict=True) if await forward.get(key) is None]
-    if not expired:
-        return None
-    detail = f"older than {rules.max_age_seconds:g} s"
-    offsets = entries.offsets[expired].tolist()
-    where = f"{detail}, from {origin.zone} {offsets[0]}..{offsets[-1]}"
-    await forward.set_aside(entries.take(expired).facts, EXPIRED, where, origin.take(expired))
-    stored.refusals += merged_refusals(Refusal(offset, offset, EXPIRED, detail) for offset in offsets)
-    return np.setdiff1d(np.arange(len(entries)), expired)
+    entries: EntryBatch
+    origin: OriginSpan
+    forward: ForwardBuffer
+    stored: Stored
+
+    async def new(self, rows: np.ndarray) -> list[int]:
+        """Give those of some rows that are not here yet: what is here is no replay and no forgery but a repeat."""
+        if not len(rows):
+            return []
+        keys = _keys(self.entries.take(rows))
+        return [int(row) for row, key in zip(rows, keys, strict=True) if await self.forward.get(key) is None]
+
+    async def set_aside(self, reasons: Mapping[tuple[str, str], list[int]]) -> None:
+        """Quarantine rows by reason and detail, and note that the sender is to be told."""
+        for (reason, detail), rows in reasons.items():
+            offsets = self.entries.offsets[rows].tolist()
+            where = f"{detail}, from {self.origin.zone} {offsets[0]}..{offsets[-1]}"
+            await self.forward.set_aside(self.entries.take(rows).facts, reason, where, self.origin.take(rows))
+            self.stored.refusals += merged_refusals(Refusal(offset, offset, reason, detail) for offset in offsets)
+        left = np.setdiff1d(np.arange(len(self.entries)), [row for rows in reasons.values() for row in rows])
+        self.entries, self.origin = self.entries.take(left), self.origin.take(left)
+
+
+async def _set_expired_aside(came: _Came, rules: LinkRules) -> None:
+    """Quarantine what is older than max age."""
+    if rules.max_age_seconds is None or came.origin.ages_ms is None:
+        return
+    expired = await came.new(np.flatnonzero(came.origin.ages_ms > rules.max_age_seconds * 1000))
+    if expired:
+        await came.set_aside({(EXPIRED, f"older than {rules.max_age_seconds:g} s"): expired})
+
+
+async def _set_unsigned_aside(came: _Came, rules: LinkRules) -> None:
+    """Quarantine what is not signed as the keys of its zone demand."""
+    if not rules.signing.zones or not rules.signing.concern(zones_in(came.entries)):
+        return
+    if len(came.entries) > INLINE_SIGNATURES_MAX:
+        problems = await asyncio.to_thread(rules.signing.problems, came.entries, rules.stream)
+    else:
+        problems = rules.signing.problems(came.entries, rules.stream)
+    # A few reasons, whatever the sender wrote: what is stored of each is a set of ranges.
+    reasons: dict[tuple[str, str], list[int]] = {}
+    for row in await came.new(np.array(sorted(problems), dtype=np.int64)):
+        reasons.setdefault((problems[row].code, str(problems[row].details["why"])), []).append(row)
+    if reasons:
+        await came.set_aside(reasons)
 
 
 def _newest_age_seconds(put: Put) -> float | None:

@@ -26,6 +26,7 @@ from bsfg.ranges import OFFSETS_END, RangeSet
 from bsfg.retention import GapReason
 from bsfg.rules import DEFAULT_LIMITS, Limits
 from bsfg.sealing import SHA256, reseal
+from bsfg.signatures import NO_KEYS, TrustedKeys
 
 AnyGap = TypeVar("AnyGap", GapRecord, GapSet, Gap)
 
@@ -35,7 +36,8 @@ class LinkRules:
     """What one inbound link may bring into this zone.
 
     ``from_zones`` are the zones the peer may speak for: its own, and those it relays. ``max_age_seconds`` counts from
-    the moment a fact became durable at its origin; None (always so on a `sil` stream) lets nothing expire.
+    the moment a fact became durable at its origin; None (always so on a `sil` stream) lets nothing expire. ``signing``
+    are the keys by which facts of ``stream`` must be signed, where their zone has any.
     """
 
     zone: str
@@ -43,6 +45,8 @@ class LinkRules:
     max_age_seconds: float | None = None
     hasher: Hasher = SHA256
     limits: Limits = DEFAULT_LIMITS
+    signing: TrustedKeys = NO_KEYS
+    stream: str = ""
 
 
 @dataclass(slots=True)
@@ -196,14 +200,14 @@ def _sort_in(put: Put, frame: Frame, rules: LinkRules, peer_zone: str) -> int | 
 
 def _check_from_zones(entries: EntryBatch, rules: LinkRules) -> None:
     """Raise `ZoneNotAllowed` when the peer speaks for a zone that it may not speak for."""
-    for zone in _zones(entries):
+    for zone in zones_in(entries):
         if zone not in rules.from_zones and zone != rules.zone:
             raise ZoneNotAllowed(f"this link may not bring facts of zone {zone!r}", zone=zone)
 
 
 def _leave_out_own(put: Put, entries: EntryBatch, rules: LinkRules, peer_zone: str) -> None:
     """Keep out what this zone said itself and what comes back over a relay; it becomes a reported range."""
-    if rules.zone not in _zones(entries):
+    if rules.zone not in zones_in(entries):
         put.entries.append(entries)
         return
     own = np.asarray(pc.equal(entries.column("from_zone"), rules.zone).to_numpy(zero_copy_only=False))
@@ -215,7 +219,8 @@ def _leave_out_own(put: Put, entries: EntryBatch, rules: LinkRules, peer_zone: s
         put.entries.append(entries.take(np.flatnonzero(~own)))
 
 
-def _zones(entries: EntryBatch) -> list[str]:
+def zones_in(entries: EntryBatch) -> list[str]:
+    """Give the zones whose facts these are."""
     if entries.has_rows:
         return list(dict.fromkeys(entries.values("from_zone")))
     single = constant_value(entries.column("from_zone"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -208,6 +209,10 @@ class Administration:
         note = f"put again by {row.name}: {_given(reason)}"
         found = await self._parts.buffer(stream, buffer)
         quarantined = await _find(found, id)
+        # An operator may accept an old fact; whose it is only its signature can say.
+        signing = self._parts.settings.signing
+        if signing.concern({quarantined.key.from_zone}):
+            await asyncio.to_thread(signing.check, quarantined.facts, stream)
         receipt = await _put_again(found, quarantined)
         result = Result(int(receipt.results.max())) if len(receipt.results) else Result.ALREADY_EXISTS
         settled = result != Result.CONFLICT

@@ -137,4 +137,7 @@ def rules_of(link: Link, parts: Parts, stream: str) -> LinkRules:
         max_age_seconds = float(link.max_age_seconds)
     relayed = parts.guard.matrix.identities[link.expected_server].relay_for
     from_zones = EveryZone() if ANY in relayed else frozenset({link.zone, *relayed})
-    return LinkRules(parts.settings.zone, from_zones, max_age_seconds, limits=lane.link_limits)
+    signing = parts.settings.signing
+    return LinkRules(
+        parts.settings.zone, from_zones, max_age_seconds, limits=lane.link_limits, signing=signing, stream=stream
+    )

@@ -19,6 +19,7 @@ from bsfg.node.metrics import Metrics
 from bsfg.node.oldest import Oldest
 from bsfg.ports import ArtifactStore, Buffer, Clock, ForwardBuffer, Storage, StoreBuffer
 from bsfg.retention import Policy
+from bsfg.signatures import NO_KEYS, TrustedKeys
 from bsfg.steady import SteadyClock
 from bsfg.wire.limits import WireLimits
 
@@ -70,6 +71,7 @@ class Settings:
     ids: MessageIds = EXPLICIT
     links: Mapping[str, Link] = field(default_factory=dict)
     limits: WireLimits = field(default_factory=WireLimits)
+    signing: TrustedKeys = NO_KEYS
 
     @staticmethod
     def of(config: ZoneConfig) -> Settings:
@@ -80,6 +82,7 @@ class Settings:
             lanes={name: Lane.of(stream) for name, stream in config.streams.items()},
             ids=config.zone.ids,
             links=config.links,
+            signing=config.trusted_keys,
             limits=WireLimits(
                 message_bytes=limits.message_bytes,
                 concurrent_requests=limits.concurrent_requests,

@@ -117,7 +117,8 @@ class Putting:
             max_age_seconds = link.max_age_seconds
         # These were allowed one by one before; the step itself only needs to know them.
         zones = _zones(call, entries) | {self._peer_zone(call.link)}
-        return LinkRules(parts.settings.zone, zones, max_age_seconds, limits=lane.link_limits)
+        name, signing, stream = parts.settings.zone, parts.settings.signing, call.stream
+        return LinkRules(name, zones, max_age_seconds, limits=lane.link_limits, signing=signing, stream=stream)
 
 
 def _zones(call: PutCall, entries: EntryBatch | None) -> frozenset[str]:

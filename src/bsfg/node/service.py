@@ -33,6 +33,7 @@ from bsfg.node.putting import Putting
 from bsfg.node.spans import offsets_of_span, zones_of
 from bsfg.ports import Buffer, BufferStats, Confirmation, ConsumerState, ForwardBuffer, Receipt, StoreBuffer
 from bsfg.sealing import seal
+from bsfg.signatures import INLINE_SIGNATURES_MAX, TrustedKeys
 from bsfg.wire.evidence import LogEvidence
 from bsfg.wire.service import Caller, ObjectInfo, Prepared, PutCall, PutOutcome, Reading
 
@@ -70,6 +71,9 @@ class NodeService:
             # The rest of the question was answered above; it is asked again only to say what is wrong.
             if not speaks_for(row, from_zones, to_zones):
                 self._check(caller, Request(Action.APPEND, stream, from_zones=from_zones, to_zones=to_zones))
+            keys = self._parts.settings.signing
+            if keys.concern(from_zones):
+                await self._verify(keys, sealed, stream)
             sealed = await self._objects.require(sealed)
             # The first append opens the buffer; it must not be in the commit, where a later frame could pass by.
             store = await self._parts.store(stream)
@@ -87,6 +91,12 @@ class NodeService:
 
         large = len(facts) > (THREAD_FACTS if isinstance(facts, FactBatch) else THREAD_BYTES)
         return await asyncio.get_running_loop().run_in_executor(_WORKERS, work) if large else work()
+
+    async def _verify(self, keys: TrustedKeys, facts: FactBatch, stream: str) -> None:
+        if len(facts) > INLINE_SIGNATURES_MAX:
+            await asyncio.get_running_loop().run_in_executor(_WORKERS, keys.check, facts, stream)
+        else:
+            keys.check(facts, stream)
 
     def commit(self, prepared: Prepared) -> Awaitable[AppendOutcome]:
         """Make prepared facts durable."""
@@ -148,7 +158,7 @@ class NodeService:
         facts = sum(len(frame.entries) for frame in fetched.frames if frame.entries is not None)
         parts.metrics.served(state.spec.stream, state.spec.buffer, facts)
         parts.board.fetched(consumer, fetched.end - fetched.start)
-        return fetched
+        return replace(fetched, stream=state.spec.stream)
 
     async def read_offsets(
         self,
@@ -169,7 +179,7 @@ class NodeService:
         if first < 0 or end < first:
             raise InvalidArgument(f"{first} to {end} is not a range below the end {stats.end}", end=stats.end)
         frames = serve_range(found, first, end, max_facts=max_facts, carriage=self._carriage(row, carry_only))
-        return Reading(self._head(stats, first), frames)
+        return Reading(self._head(stream, stats, first), frames)
 
     async def read_times(
         self,
@@ -190,11 +200,12 @@ class NodeService:
         stats = await found.stats()
         first, end = await offsets_of_span(found, start_unix_ms, end_unix_ms)
         frames = serve_range(found, first, end, max_facts=max_facts, carriage=self._carriage(row, carry_only))
-        return Reading(self._head(stats, first), frames)
+        return Reading(self._head(stream, stats, first), frames)
 
-    def _head(self, stats: BufferStats, first: int) -> Fetched:
+    def _head(self, stream: str, stats: BufferStats, first: int) -> Fetched:
         now_unix_ms = self._parts.steady.now_unix_ms()
-        return Fetched(stats.log_id, first, stats.end, stats.chain_head, served_at_unix_ms=now_unix_ms)
+        history = (stats.log_id, first, stats.end, stats.chain_head)
+        return Fetched(*history, served_at_unix_ms=now_unix_ms, stream=stream)
 
     async def get(self, caller: Caller, stream: str, key: Key, buffer: Buffer) -> Entry:
         """Give the entry of a key."""

@@ -89,10 +89,10 @@ class _Rules:
             )  # fmt: skip
         confirm_item(core, gap)
 
-    def check(self, item: Item) -> None:
+    def check(self, core: ConsumerCore, item: Item) -> None:
         """Raise `SignatureInvalid` for an entry that is not signed as it must be."""
         if self._options.keys is not None and isinstance(item, Entry):
-            self._options.keys.verify(item)
+            self._options.keys.verify(item, self._options.stream or core.stream)
 
 
 def confirm_item(core: ConsumerCore, item: Item | int, refusal: Refusal | None = None) -> None:
@@ -133,7 +133,7 @@ class AsyncConsumer:
         core.rewind()
         while found := await core.take(idle_seconds):
             for item in found:
-                self._rules.check(item)
+                self._rules.check(core, item)
                 yield item
 
     async def entries(self, *, idle_seconds: float | None = None) -> AsyncIterator[Entry]:
@@ -261,7 +261,7 @@ class Consumer:
         self._thread.run(self._rewind())
         while found := self._thread.run(self._core.take(idle_seconds)):
             for item in found:
-                self._rules.check(item)
+                self._rules.check(self._core, item)
                 yield item
 
     async def _rewind(self) -> None:

@@ -43,6 +43,7 @@ class ConsumerSettings(TypedDict, total=False):
     deadline_seconds: float | None
     carry_only: Sequence[str]
     keys: TrustedKeys | None
+    stream: str | None
     inbox: str | os.PathLike[str] | None
     inbox_capacity_bytes: int
     on_problem: Callable[[BsfgError], None] | None
@@ -61,6 +62,7 @@ class ConsumerOptions:
     - ``deadline_seconds``: how long an absent node is waited for; None waits for ever.
     - ``carry_only``: take only facts addressed to these zones; the rest is reported as skipped ranges.
     - ``keys``: facts of the zones that have keys here must be signed by one of them.
+    - ``stream``: the stream that they must be signed for; without it, the one that the node says it gives.
     - ``inbox``: a folder; entries are kept there and confirmed at the node as soon as they are, so that the consumer
       goes on reading while the node is away. See the guide for what that means.
     - ``inbox_capacity_bytes``: how large the inbox may grow before fetching pauses.
@@ -76,6 +78,7 @@ class ConsumerOptions:
     deadline_seconds: float | None = None
     carry_only: Sequence[str] = ()
     keys: TrustedKeys | None = None
+    stream: str | None = None
     inbox: str | os.PathLike[str] | None = None
     inbox_capacity_bytes: int = 1 << 32
     on_problem: Callable[[BsfgError], None] | None = None
@@ -105,6 +108,7 @@ class ConsumerCore:
         self._position: int | None = None
         self._handed_out = 0
         self._log_id: str | None = None
+        self.stream: str | None = None
         self._gaps_token = ""
         self._end = 0
         self._failure: BsfgError | None = None
@@ -198,7 +202,7 @@ class ConsumerCore:
         if self._log_id not in (None, fetched.log_id):
             raise ForeignLog(f"the node's log is now {fetched.log_id}, it was {self._log_id}")
         with self._lock:
-            self._log_id = fetched.log_id
+            self._log_id, self.stream = fetched.log_id, fetched.stream
             if self._frontier is None or self._position is None:
                 self._frontier, self._position = Frontier(fetched.start - 1), fetched.start
             elif fetched.start > self._position:

@@ -83,6 +83,7 @@ class InboxFeed:
     def _remember(self, head: dict[str, Any]) -> None:
         self._note["log_id"] = head["log_id"]
         self._note["token"] = head["token"]
+        self._note["stream"] = head.get("stream")
         if "last" in head:
             if self._note["committed"] is None:
                 self._note["committed"] = head["first"] - 1
@@ -167,7 +168,8 @@ class InboxFeed:
         committed = self._note["committed"]
         start = committed + 1 if committed is not None else 0
         end = self._note["next"] if self._note["next"] is not None else start
-        return Fetched(self._note.get("log_id", ""), start, end, b"", frames, gaps)
+        stream = self._note.get("stream")
+        return Fetched(self._note.get("log_id", ""), start, end, b"", frames, gaps, stream=stream)
 
     async def confirm(self, confirmation: Confirmation, refusals: Sequence[Refusal]) -> None:
         """Keep what was handled; entries that were leave the folder."""
@@ -192,7 +194,7 @@ class InboxFeed:
 
 def _records(fetched: Fetched, expected: int | None) -> list[Record]:
     """Write what is new in an answer as records; gap records of other zones have no offsets and go first."""
-    common = {"log_id": fetched.log_id, "token": fetched.gaps_token}
+    common = {"log_id": fetched.log_id, "token": fetched.gaps_token, "stream": fetched.stream}
     result = []
     if fetched.gaps:
         result.append(Record({**common, "gaps": [_gap_row(gap) for gap in fetched.gaps]}))

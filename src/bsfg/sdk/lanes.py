@@ -28,7 +28,7 @@ class Straight:
     async def next(self) -> Shipment | None:
         """Give the next shipment that has any fact in it."""
         while (gathering := await self._intake.next(self._lane)) is not None:
-            packed = await packed_or_failed(self._packer, gathering)
+            packed = await packed_or_failed(self._packer, gathering, self._lane.stream)
             if packed is None:
                 self._intake.finish(gathering.outcome, gathering.size_bytes)
                 continue
@@ -69,7 +69,7 @@ class Keeper:
                     break
                 group.append(more)
                 size_bytes += more.size_bytes
-            packed = [await packed_or_failed(self._packer, each) for each in group]
+            packed = [await packed_or_failed(self._packer, each, self._lane.stream) for each in group]
             whole = [each for each in packed if each is not None]
             if whole:
                 await self._keep(whole)
@@ -102,10 +102,10 @@ def _fail(group: list[Packed], error: BsfgError) -> None:
         each.outcome.fail(error)
 
 
-async def packed_or_failed(packer: Packer, gathering: Gathering) -> Packed | None:
+async def packed_or_failed(packer: Packer, gathering: Gathering, stream: str) -> Packed | None:
     """Pack a gathering; None when nothing of it can be sent, and its futures have failed."""
     try:
-        packed = await packer.pack(gathering)
+        packed = await packer.pack(gathering, stream)
     except Exception as error:
         # Also what nobody foresaw: the facts must not wait for ever because of it.
         gathering.outcome.fail(unforeseen(error, "packing the facts"))

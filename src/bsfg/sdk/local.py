@@ -173,13 +173,15 @@ class LocalReader:
         and the one that became durable here last counts.
         """
         with self._lock:
-            found = [self._refreshed(folder).of(subject, predicate) for folder in self._folders(stream)]
+            found = [
+                (self._refreshed(folder).of(subject, predicate), folder.stream) for folder in self._folders(stream)
+            ]
         newest = max(
-            (entry for entry in found if entry is not None),
-            key=lambda entry: (entry.appended_at_unix_ms, entry.offset),
+            ((entry, name) for entry, name in found if entry is not None),
+            key=lambda each: (each[0].appended_at_unix_ms, each[0].offset),
             default=None,
         )
-        return None if newest is None else self._checked(newest)
+        return None if newest is None else self._checked(*newest)
 
     def age_seconds(self, entry: Entry) -> float:
         """Tell how old an entry is now, by this machine's clock; see `Entry.age_seconds`."""
@@ -193,7 +195,7 @@ class LocalReader:
                 for pair, entry in self._refreshed(folder).all().items():
                     known = result.get(pair)
                     if known is None or entry.appended_at_unix_ms >= known.appended_at_unix_ms:
-                        result[pair] = self._checked(entry)
+                        result[pair] = self._checked(entry, folder.stream)
         return result
 
     def refresh(self, *, stream: str | None = None) -> None:
@@ -232,13 +234,13 @@ class LocalReader:
         for folder in self._folders(stream):
             found = last_fitting(folder, fits)
             if found is not None:
-                return self._checked(found)
+                return self._checked(found, folder.stream)
         return None
 
     def items(self, stream: str, start: int | None = None, end: int | None = None) -> Iterator[Entry | GapRecord]:
         """Give entries and gap records from ``start`` (the first retained one) up to ``end`` (exclusive, the end)."""
         for frame in self._one(stream).frames(start, end, STEP_FACTS):
-            yield from self._items_of(frame)
+            yield from self._items_of(frame, stream)
 
     def entries(self, stream: str, start: int | None = None, end: int | None = None) -> Iterator[Entry]:
         """Give the entries alone; gap records go to ``on_gap``, or are logged."""
@@ -257,7 +259,7 @@ class LocalReader:
         last = time.monotonic()
         while True:
             for frame in tail.frames():
-                yield from self._items_of(frame)
+                yield from self._items_of(frame, stream)
                 last = time.monotonic()
             if idle_seconds is not None and time.monotonic() - last >= idle_seconds:
                 return
@@ -283,10 +285,10 @@ class LocalReader:
         latest.refresh()
         return latest
 
-    def _items_of(self, frame: Frame) -> Iterator[Entry | GapRecord]:
+    def _items_of(self, frame: Frame, stream: str) -> Iterator[Entry | GapRecord]:
         if frame.entries is not None:
             for entry in frame.entries.to_entries():
-                yield self._checked(entry)
+                yield self._checked(entry, stream)
         elif frame.gap is not None:
             yield frame.gap
 
@@ -299,9 +301,9 @@ class LocalReader:
             else:
                 log.warning("offsets %d to %d are not there: %s %s", item.first, item.last, item.reason, item.detail)
 
-    def _checked(self, entry: Entry) -> Entry:
+    def _checked(self, entry: Entry, stream: str) -> Entry:
         if self._keys is not None:
-            self._keys.verify(entry)
+            self._keys.verify(entry, stream)
         return entry
 
 

@@ -55,24 +55,24 @@ class Packer:
     def __init__(self, signer: Signer | None = None, ids: MessageIds = EXPLICIT) -> None:
         self._signer, self._ids = signer, ids
 
-    async def pack(self, gathering: Gathering) -> Packed:
-        """Pack a gathering; rows that break a rule fail at once."""
+    async def pack(self, gathering: Gathering, stream: str) -> Packed:
+        """Pack a gathering of a stream; rows that break a rule fail at once."""
         large = len(gathering.rows) > THREAD_FACTS or gathering.facts is not None
         if large or self._signer is not None:
-            facts, rows, failures = await asyncio.to_thread(self._pack, gathering)
+            facts, rows, failures = await asyncio.to_thread(self._pack, gathering, stream)
         else:
-            facts, rows, failures = self._pack(gathering)
+            facts, rows, failures = self._pack(gathering, stream)
         for row, error in failures.items():
             gathering.outcome.fail(error, [row])
         divisible = gathering.facts is None
         gathering.rows = []
         return Packed(facts, gathering.outcome, gathering.size_bytes, gathering.ends, divisible, rows)
 
-    def _pack(self, gathering: Gathering) -> tuple[FactBatch, np.ndarray | None, Failures]:
+    def _pack(self, gathering: Gathering, stream: str) -> tuple[FactBatch, np.ndarray | None, Failures]:
         if gathering.facts is not None:
             if self._signer is None:
                 return gathering.facts, None, {}
-            return self._signer.sign(seal(gathering.facts, ids=self._ids, limits=LOOSE)), None, {}
+            return self._signer.sign(seal(gathering.facts, ids=self._ids, limits=LOOSE), stream), None, {}
         facts, rows, failures = _checked(gathering.rows)
         if self._signer is None or not len(facts):
             return facts, rows, failures
@@ -81,7 +81,7 @@ class Packer:
             rows = np.arange(len(facts)) if rows is None else rows
             failures |= {int(rows[at]): error for at, error in worse.items()}
             rows = rows[kept]
-        return self._signer.sign(sealed), rows, failures
+        return self._signer.sign(sealed, stream), rows, failures
 
 
 def _checked(rows: list[Row]) -> tuple[FactBatch, np.ndarray | None, Failures]:

@@ -34,8 +34,8 @@ REFUSED_FOR_GOOD = frozenset(
 )
 """What is wrong with a fact itself, so that sending it again cannot help."""
 
-REFUSED_TO_CALLER = frozenset({"permission_denied", "zone_not_allowed"})
-"""What an operator can allow; it may be about the zones of single facts."""
+REFUSED_TO_CALLER = frozenset({"permission_denied", "signature_invalid", "signature_missing", "zone_not_allowed"})
+"""What an operator can allow, by a right or by a key; it may be about single facts."""
 
 _FOUND_BY_HALVING = frozenset({"message_too_large", "digest_mismatch", "artifact_missing", *REFUSED_TO_CALLER})
 
@@ -260,7 +260,8 @@ class Sender:
         if error.retryable:
             return False
         row = error.details.get("row")
-        if shipment.divisible and isinstance(row, int) and 0 <= row < len(shipment):
+        mendable = self._options.hold and error.code in REFUSED_TO_CALLER
+        if shipment.divisible and isinstance(row, int) and 0 <= row < len(shipment) and not mendable:
             self._refuse(shipment, [row], error)
             return True
         if shipment.divisible and len(shipment) > 1 and _may_be_halved(shipment, error):

@@ -319,7 +319,7 @@ class FetchFramesRequest(_message.Message):
     def __init__(self, consumer: _Optional[_Union[ConsumerSelection, _Mapping]] = ..., offsets: _Optional[_Union[OffsetSelection, _Mapping]] = ..., times: _Optional[_Union[TimeSelection, _Mapping]] = ..., max_facts: _Optional[int] = ..., max_bytes: _Optional[int] = ..., carry_only: _Optional[_Iterable[str]] = ..., ages: _Optional[bool] = ...) -> None: ...
 
 class FetchHead(_message.Message):
-    __slots__ = ("log_id", "start", "end", "chain_head", "gaps", "gaps_token", "served_at_unix_ms", "gap_sets")
+    __slots__ = ("log_id", "start", "end", "chain_head", "gaps", "gaps_token", "served_at_unix_ms", "gap_sets", "stream")
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
@@ -328,6 +328,7 @@ class FetchHead(_message.Message):
     GAPS_TOKEN_FIELD_NUMBER: _ClassVar[int]
     SERVED_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     GAP_SETS_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
     log_id: str
     start: int
     end: int
@@ -336,7 +337,8 @@ class FetchHead(_message.Message):
     gaps_token: str
     served_at_unix_ms: int
     gap_sets: _containers.RepeatedCompositeFieldContainer[GapSet]
-    def __init__(self, log_id: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., chain_head: _Optional[bytes] = ..., gaps: _Optional[_Iterable[_Union[GapRecord, _Mapping]]] = ..., gaps_token: _Optional[str] = ..., served_at_unix_ms: _Optional[int] = ..., gap_sets: _Optional[_Iterable[_Union[GapSet, _Mapping]]] = ...) -> None: ...
+    stream: str
+    def __init__(self, log_id: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., chain_head: _Optional[bytes] = ..., gaps: _Optional[_Iterable[_Union[GapRecord, _Mapping]]] = ..., gaps_token: _Optional[str] = ..., served_at_unix_ms: _Optional[int] = ..., gap_sets: _Optional[_Iterable[_Union[GapSet, _Mapping]]] = ..., stream: _Optional[str] = ...) -> None: ...
 
 class FetchFrame(_message.Message):
     __slots__ = ("first", "last", "head", "entries", "gap", "skips")

@@ -104,6 +104,7 @@ def head_message(fetched: Fetched) -> pb.FetchFrame:
         gaps_token=fetched.gaps_token,
         served_at_unix_ms=fetched.served_at_unix_ms,
         gap_sets=[gap_set_message(each) for each in fetched.gap_sets],
+        stream=fetched.stream,
     )
     return pb.FetchFrame(first=fetched.start, last=fetched.start - 1, head=head)
 
@@ -157,6 +158,7 @@ def read_head(message: pb.FetchFrame, frames: Sequence[Frame] = ()) -> Fetched:
         head.gaps_token,
         served_at_unix_ms=served_at,
         gap_sets=sets,
+        stream=head.stream if head.HasField("stream") else None,
     )
 
 

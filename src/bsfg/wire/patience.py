@@ -30,6 +30,7 @@ BLAMED = frozenset(
         "permission_denied",
         "sign_in_required",
         "signature_invalid",
+        "signature_missing",
         "unknown_consumer",
         "unknown_link",
         "unknown_stream",

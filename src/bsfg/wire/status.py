@@ -45,6 +45,7 @@ STATUSES: dict[str, tuple[grpc.StatusCode, int]] = {
     "artifact_conflict": (Status.ALREADY_EXISTS, 409),
     "artifact_too_large": (Status.INVALID_ARGUMENT, 413),
     "signature_invalid": (Status.INVALID_ARGUMENT, 422),
+    "signature_missing": (Status.INVALID_ARGUMENT, 422),
     "implausible_time": (Status.INVALID_ARGUMENT, 422),
     "frame_invalid": (Status.INVALID_ARGUMENT, 400),
     "message_too_large": (Status.RESOURCE_EXHAUSTED, 413),

@@ -17,6 +17,7 @@ from bsfg.node.config.kinds import (
     IDENTITY_NAME,
     MOMENT,
     PATH,
+    SIGNING_KEY,
     STREAMS,
     TEXT,
     TOKEN_HASH,
@@ -176,3 +177,25 @@ class Token:
         example="viewer",
     )
     expires_unix_ms: int | None = optional(MOMENT, says="From when on the token is refused.", example="2027-06-30")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signing:
+    """The keys by which the facts of one zone are signed."""
+
+    zone: str = given_name()
+    keys: tuple[str, ...] = setting(
+        list_of(SIGNING_KEY),
+        says="The public keys of those who may say facts of this zone, as `bsfg certs signing-key` prints them.",
+        example=["ed25519:line-7:11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo="],
+    )
+    require: bool = setting(
+        FLAG,
+        True,
+        says="Whether a fact must be signed; if not, one without a signature passes and a wrong one does not.",
+    )
+    allow_v1: bool = setting(
+        FLAG,
+        False,
+        says="Whether signatures of version 1 pass, which name no stream: a fact could be replayed in another one.",
+    )

@@ -33,6 +33,7 @@ def problems_of(config: ZoneConfig) -> list[Problem]:
         _links,
         _serve,
         _consumer_names,
+        _signing,
         _rest,
     )
     return [problem for check in checks for problem in check(config)]
@@ -228,6 +229,16 @@ def _consumer_names(config: ZoneConfig) -> Iterator[Problem]:
 def _owns(config: ZoneConfig, row: Identity, consumer: str) -> bool:
     """Tell whether a consumer would be an identity's own on any stream and buffer."""
     return any(row.owns_consumer(consumer, stream, buffer) for stream in config.streams_of(row) for buffer in Buffer)
+
+
+def _signing(config: ZoneConfig) -> Iterator[Problem]:
+    for zone, row in config.signing.items():
+        path = ("signing", zone, "keys")
+        if not row.keys:
+            yield Problem(path, "names no key, so that no fact could be signed; leave the table out to check nothing")
+        ids = [text.split(":")[1] for text in row.keys]
+        if len(set(ids)) < len(ids):
+            yield Problem(path, "has two keys of one id; what a key is called tells which one to use")
 
 
 def _rest(config: ZoneConfig) -> Iterator[Problem]:

@@ -13,7 +13,9 @@ from pathlib import PurePath
 from typing import Generic, TypeGuard, TypeVar
 from urllib.parse import urlsplit
 
+from bsfg.errors import InvalidArgument
 from bsfg.rules import STREAM, ZONE
+from bsfg.signatures import read_key
 
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
@@ -201,6 +203,15 @@ def _arguments(value: object) -> tuple[str, ...]:
     return tuple(_text(item) for item in value)
 
 
+def _signing_key(value: object) -> str:
+    text = _nonempty(value)
+    try:
+        read_key(text)
+    except InvalidArgument as error:
+        raise WrongValue(error.message) from None
+    return text
+
+
 def matching(name: str, pattern: str, says: str) -> Kind[str]:
     """A text that matches a pattern."""
 
@@ -286,6 +297,7 @@ IDENTITY_NAME = matching("certificate name", r"[^\x00-\x1f\x7f-\x9f]{1,255}", "a
 TOKEN_NAME = matching(
     "token name", r"[a-z0-9][a-z0-9._-]{0,63}", "lower case letters, digits, '.', '_' and '-', at most 64"
 )
+SIGNING_KEY = Kind("public key", _signing_key)
 TOKEN_HASH = matching("token hash", r"sha256:[0-9a-f]{64}", "make token and hash with `bsfg token`")
 STREAMS = list_of(or_any(STREAM_NAME))
 ZONES = list_of(or_any(ZONE_NAME))

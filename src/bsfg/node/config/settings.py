@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from bsfg.node.config.access import Identity, Listen, Tls, Token, Zone
+from bsfg.node.config.access import Identity, Listen, Signing, Tls, Token, Zone
 from bsfg.node.config.declare import optional, setting, table, tables
 from bsfg.node.config.kinds import (
     ANY,
@@ -29,6 +29,7 @@ from bsfg.node.config.kinds import (
 )
 from bsfg.node.config.lanes import Link, Serve, Stream
 from bsfg.node.config.words import LogFormat, LogLevel
+from bsfg.signatures import TrustedKeys, read_key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +132,12 @@ class ZoneConfig:
     serve: Mapping[str, Serve] = tables(
         "Outbound: the zones that pull from this node.", named=ZONE_NAME, example_name="enterprise"
     )
+    signing: Mapping[str, Signing] = tables(
+        "Whose facts must be signed, by the zone that says them. They are checked when they are appended and when a "
+        "link brings them; facts of other zones may carry a signature that is not looked at.",
+        named=ZONE_NAME,
+        example_name="plant-a",
+    )
     alerts: Alerts = table("Where alerts go besides log and metrics.")
     dashboard: Dashboard = table("The dashboard of the HTTP service.")
     storage: StorageTable = table("How the embedded storage keeps its folder.")
@@ -152,6 +159,16 @@ class ZoneConfig:
     def artifacts_folder(self) -> Path:
         """Give the folder of artifacts."""
         return self.path(self.artifacts.folder) if self.artifacts.folder else self.data_folder / "artifacts"
+
+    @property
+    def trusted_keys(self) -> TrustedKeys:
+        """Give the keys by which signatures are checked."""
+        rows = self.signing.items()
+        return TrustedKeys(
+            {zone: dict(map(read_key, row.keys)) for zone, row in rows},
+            unsigned=frozenset(zone for zone, row in rows if not row.require),
+            v1=frozenset(zone for zone, row in rows if row.allow_v1),
+        )
 
     def streams_of(self, row: Identity | Link | Serve) -> tuple[str, ...]:
         """Give the streams that a row means, in the order of the file; ``*`` means all."""

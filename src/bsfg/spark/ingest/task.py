@@ -45,6 +45,8 @@ OF_ONE_ROW = frozenset(
         "implausible_time",
         "invalid_fact",
         "message_too_large",
+        "signature_invalid",
+        "signature_missing",
     }
 )
 """What a node refuses because of one fact; the others of its batch are still worth sending."""
