@@ -447,6 +447,30 @@ def test_evicted_facts_are_on_record(tmp_path: Path) -> None:
     assert silent.finding_counts == {Kind.GAP_UNRECORDED: dropped}
 
 
+def test_what_a_receiver_evicted_is_explained(tmp_path: Path) -> None:
+    """A forward buffer that let facts go for room has records of them: they are told as such, and none is missing."""
+
+    async def work() -> Inbound:
+        plant, enterprise = FolderZone("plant-a", tmp_path), FolderZone("enterprise", tmp_path)
+        enterprise.forward_policy = Policy(capacity_bytes=200_000, overflow=Overflow.DROP_OLDEST)
+        inbound = await linked(plant, enterprise)
+        await plant.say(1_000)
+        await inbound.pull_all()
+        await closed(plant, enterprise)
+        return inbound
+
+    inbound = asyncio.run(work())
+    found = plan(inbound)
+    verdict = audited(found)
+    start = log_of(Path(found.receiver.name), Buffer.FORWARD).view().segments[0].header.base
+    assert start > 100
+    assert reasons(verdict) == {"receiver_truncated": start}
+    assert {each.detail for each in verdict.absences} == {
+        f"the receiver's buffer begins at {start}, on record: {start:,} evicted"
+    }
+    assert verdict.compared == 1_000 - start
+
+
 def test_the_tail_is_in_flight(tmp_path: Path) -> None:
     """What is not confirmed yet is in flight and no loss, whether it is there already or not."""
 

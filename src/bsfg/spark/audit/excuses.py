@@ -94,10 +94,21 @@ def for_absent(scope: Scope, sender: Evidence, receiver: Evidence, frontier: int
         excuses.append(Excuse(0, begin - 1, BEFORE_THE_LINK, SENDER, "the receiver's consumer was created later"))
     if receiver.start > 0:
         gone = frontier if lowest is None else lowest - 1
-        detail = f"the receiver's buffer begins at {receiver.start}"
+        detail = f"the receiver's buffer begins at {receiver.start}{_removed(receiver)}"
         excuses.append(Excuse(0, gone, RECEIVER_TRUNCATED, RECEIVER, detail))
     excuses.append(Excuse(frontier + 1, NO_END, IN_FLIGHT, SENDER, "not confirmed yet"))
     return Excuses(excuses)
+
+
+def _removed(receiver: Evidence) -> str:
+    """Say what the receiver's own records tell of what is gone below its start; plain retention leaves none."""
+    removed: dict[str, int] = {}
+    for gap in receiver.gaps:
+        if gap.origin_zone is None and gap.first < receiver.start:
+            gone = min(gap.last + 1, receiver.start) - gap.first
+            removed[str(gap.reason)] = removed.get(str(gap.reason), 0) + gone
+    told = ", ".join(f"{count:,} {reason}" for reason, count in sorted(removed.items()))
+    return f", on record: {told}" if told else ""
 
 
 def for_gaps(scope: Scope, receiver: Evidence, others: Excuses) -> Excuses:
