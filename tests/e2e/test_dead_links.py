@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from http.client import HTTPSConnection
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import orjson
 from tests.e2e.cleanup import Cleanup
+from tests.e2e.liar import Liar, entries_of, frame, head
 from tests.e2e.mover import Mover, allow_mover
-from tests.e2e.zones import Zone, link_to, pair
+from tests.e2e.test_artifacts import described, download, naming, reference
+from tests.e2e.zones import Zone, link_to, pair, until
 
+from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.tls import client_context
 
 LINK = "from-plant-a"
@@ -92,3 +98,25 @@ async def test_a_link_that_nobody_ever_moved_is_told(tmp_path: Path, cleanup: Cl
     code, document = status(enterprise)
     assert code == 1
     assert len(findings(document, "link_dead")) == 1
+
+
+async def test_an_artifact_that_comes_slowly_is_no_dead_link(tmp_path: Path, cleanup: Cleanup) -> None:
+    """As long as pieces of it come, somebody moves the link, however long no turn ends."""
+    plant, enterprise = map(cleanup.zone, pair(tmp_path))
+    enterprise.links = link_to(plant, more='lost_after = "4s"\nrequest_timeout = "4s"\n')
+    enterprise.write()
+    content = Random(6).randbytes(15_000)
+
+    def slowly(request: pb.GetObjectRequest) -> Iterator[pb.GetObjectResponse]:
+        yield described(request.digest)
+        for at in range(0, len(content), 1_000):
+            time.sleep(1)
+            yield pb.GetObjectResponse(chunk=content[at : at + 1_000])
+
+    async with Liar(plant) as liar:
+        liar.answer = lambda request: [head("ab" * 16, end=1), frame(entries_of([naming(reference(content))]))]
+        liar.object = slowly
+        enterprise.start()
+        await until(lambda: liar.confirmed == [0])
+    assert await download(enterprise, reference(content)) == content
+    assert not enterprise.events("alert_raised", alert="link_dead")

@@ -165,7 +165,7 @@ def test_a_conflict_passes_and_is_reported(story: Story) -> None:
     end = story.plant.end(Buffer.STORE)
     story.pipeline.until(lambda: story.plant.committed(CONSUMER) == end - 1, "the rest")
     assert len(story.enterprise.entries(Buffer.FORWARD)) == before + 1 + 9
-    [quarantined] = story.enterprise.log(Buffer.FORWARD).notes().quarantined.values()
+    [quarantined] = story.enterprise.log(Buffer.FORWARD).notes().quarantine.all()
     assert quarantined.key.message_id == taken[0].envelope.message_id
     refused = [gap for gap in story.plant.gaps(Buffer.STORE) if gap.reason == "quarantined"]
     assert [(gap.first, gap.last) for gap in refused] == [(end - 10, end - 10)]

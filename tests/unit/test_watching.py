@@ -167,6 +167,19 @@ def test_a_held_gate_stays_held_and_is_not_dead() -> None:
     assert world.alert("peer_absent") is not None
 
 
+def test_whoever_takes_a_large_artifact_is_not_absent() -> None:
+    """A peer fetches no facts before it has the artifact of the last ones; when it stops taking it, it is missed."""
+    world = World()
+    world.wait(5, comes=tuple(CONSUMERS))
+    for _ in range(300):
+        world.board.downloads("b")
+        world.wait(1)
+    assert (world.mode("b", SENDER), world.alert("peer_absent")) == (Mode.NORMAL, None)
+    world.wait(32)
+    assert world.mode("b", SENDER) == Mode.AUTONOMOUS
+    assert "b has not come for operational, audit" in (world.alert("peer_absent") or "")
+
+
 def test_the_nodes_own_engine_is_watched_too() -> None:
     """A link that the node itself is to move is no better off than one of a pipeline."""
     world = World(Engine.NATIVE)

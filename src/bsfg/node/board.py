@@ -33,6 +33,7 @@ class Board:
     _gates: dict[tuple[str, str], Gate] = field(default_factory=dict)
     _fetched: dict[str, tuple[int, int]] = field(default_factory=dict)
     _came_ms: dict[str, int] = field(default_factory=dict)
+    _downloaded_ms: dict[str, int] = field(default_factory=dict)
     _spoke_ms: dict[str, int] = field(default_factory=dict)
     _troubles: dict[tuple[str, str], str] = field(default_factory=dict)
     _waiting: Counter[str] = field(default_factory=Counter)
@@ -134,6 +135,14 @@ class Board:
     def came_ms(self, consumer: str) -> int | None:
         """Give when a consumer last fetched, by the clock that nobody sets; None when it did not since the start."""
         return self.clock.monotonic_ms() if self._waiting[consumer] else self._came_ms.get(consumer)
+
+    def downloads(self, zone: str) -> None:
+        """Note that a zone takes a piece of an artifact; it fetches no facts before it has the whole of it."""
+        self._downloaded_ms[zone] = self.clock.monotonic_ms()
+
+    def downloaded_ms(self, zone: str) -> int | None:
+        """Give when a zone last took a piece of an artifact, None when it did not since the start."""
+        return self._downloaded_ms.get(zone)
 
     # What the node sees by itself, see `bsfg.node.watching`.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from bsfg.batch import FactBatch
@@ -15,16 +15,17 @@ from bsfg.wire.service import Caller
 
 
 class RemoteArtifacts:
-    """The artifacts of a peer, by digest."""
+    """The artifacts of a peer, by digest; ``came`` is called for every piece that comes."""
 
-    def __init__(self, client: BoundaryClient) -> None:
-        self._client = client
+    def __init__(self, client: BoundaryClient, came: Callable[[], None]) -> None:
+        self._client, self._came = client, came
 
     async def get(self, digest: str) -> AsyncGenerator[bytes, None]:
         """Give the bytes of an artifact as they come, verified."""
         _, pieces = await self._client.get_object("", "", digest=digest)
         async with aclosing(pieces):
             async for piece in pieces:
+                self._came()
                 yield piece
 
 
@@ -33,7 +34,7 @@ class Bringing:
 
     def __init__(self, parts: Parts, link: str, stream: str, client: BoundaryClient) -> None:
         self._parts, self._link, self._stream, self._client = parts, link, stream, client
-        self._source = RemoteArtifacts(client)
+        self._source = RemoteArtifacts(client, lambda: parts.board.spoke(link))
 
     async def __call__(self, facts: FactBatch) -> None:
         """Raise `ZoneNotAllowed` for what the peer may not bring; fetch the artifacts that are missing.
@@ -41,6 +42,8 @@ class Bringing:
         `GateHeld` when an operator has closed the gate since these facts were asked for.
         """
         self._parts.board.check_open(self._link)
+        # What is read again after a release may take longer than any turn.
+        self._parts.board.spoke(self._link)
         self._check_zones(facts)
         if self._parts.artifacts is not None:
             await bring_artifacts(facts, self._source, self._parts.artifacts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from dataclasses import replace
 
 import orjson
@@ -70,7 +71,7 @@ class Objects:
         A digest decides by itself: a name beside it says at most of which media type the content is. Without one, the
         name is looked up in this zone.
         """
-        self._parts.guard.check(caller, Request(Action.DOWNLOAD))
+        row = self._parts.guard.check(caller, Request(Action.DOWNLOAD))
         store = self._store()
         if digest is None and bucket == BY_DIGEST:
             digest = f"sha256:{key}"
@@ -83,7 +84,14 @@ class Objects:
         if size_bytes is None:
             raise ArtifactMissing(f"no artifact with digest {digest} is here", digest=digest)
         media_type = found.media_type if found is not None and found.digest == digest else DEFAULT_MEDIA_TYPE
-        return ObjectInfo(bucket, key, media_type, None, digest, size_bytes), store.get(digest)
+        return ObjectInfo(bucket, key, media_type, None, digest, size_bytes), self._taken(row.zone, store.get(digest))
+
+    async def _taken(self, zone: str, pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+        """Give pieces as they are asked for: whoever is slow to take a large artifact is not away."""
+        async with aclosing(pieces):
+            async for piece in pieces:
+                self._parts.board.downloads(zone)
+                yield piece
 
     async def require(self, facts: FactBatch) -> FactBatch:
         """Give a producer's facts with whole references; raise unless every artifact that they name is here."""

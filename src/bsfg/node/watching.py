@@ -103,7 +103,8 @@ class LinkWatch:
             self._say(zone, SENDER, "peer_absent", None)
             return
         patience_ms = 1000 * serve.lost_after_seconds
-        came_ms = {name: board.came_ms(name) for name in consumers}
+        taken_ms = board.downloaded_ms(zone)
+        came_ms = {name: _later(board.came_ms(name), taken_ms) for name in consumers}
         last_ms = max((came for came in came_ms.values() if came is not None), default=None)
         if last_ms is None or now_ms - last_ms > patience_ms:
             since = "no fetch" if last_ms is None else f"no fetch for {(now_ms - last_ms) // 1000} s"
@@ -125,6 +126,10 @@ class LinkWatch:
     def _say(self, link: str, side: str, alert: str, trouble: str | None) -> None:
         self._board.say(link, side, trouble)
         self._alerts.update(alert, f"{link}/{side}", trouble)
+
+
+def _later(one_ms: int | None, other_ms: int | None) -> int | None:
+    return max((each for each in (one_ms, other_ms) if each is not None), default=None)
 
 
 def _remedy(link: Link) -> str:

@@ -182,10 +182,10 @@ def _add(stored: Stored, frame: Frame, outcome: PutOutcome, log_id: str) -> None
 
 
 class Artifacts:
-    """Copies artifacts from the sender's node to this zone's."""
+    """Copies artifacts from the sender's node to this zone's; ``came`` is called for every piece that comes."""
 
-    def __init__(self, source: BoundaryClient, target: BoundaryClient) -> None:
-        self._source, self._target = source, target
+    def __init__(self, source: BoundaryClient, target: BoundaryClient, came: Callable[[], None] = lambda: None) -> None:
+        self._source, self._target, self._came = source, target, came
 
     async def bring(self, entries: EntryBatch) -> None:
         """Bring what facts name and the node lacks."""
@@ -220,6 +220,7 @@ class Artifacts:
     async def _content(self, digest: str) -> AsyncIterator[bytes]:
         _, chunks = await self._source.get_object("", "", digest=digest)
         async for chunk in chunks:
+            self._came()
             yield chunk
 
 
@@ -251,6 +252,7 @@ class CarriedPull:
     own: BoundaryClient
     admin: AdminClient
     lease: str | None
+    came: Callable[[], None] = lambda: None
     _source: PeerLink = field(init=False)
     _turns: Carrying = field(init=False)
     _courier: Courier = field(init=False)
@@ -263,7 +265,7 @@ class CarriedPull:
         self._source = ClientLink(link.zone, self.of.consumer, self.peer, link.carry_only)
         self._memory = RemoteMemory(self.admin, link.name, self.stream, self.lease)
         self._turns = Carrying(self._source, self._memory, confirm_every_seconds=CONFIRM_EVERY_SECONDS)
-        bring = Artifacts(self.peer, self.own).bring
+        bring = Artifacts(self.peer, self.own, self.came).bring
         self._courier = Courier(self.own, link.name, self.stream, self.lease, bring)
 
     @property

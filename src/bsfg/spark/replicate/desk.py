@@ -52,6 +52,7 @@ class RemoteDesk:
         self._news: dict[str, Tally] = {}
         self.totals: dict[str, Tally] = {}
         self._something = asyncio.Event()
+        self._came_at = float("-inf")
         self.moves = True
 
     def may_move(self) -> bool:
@@ -84,6 +85,13 @@ class RemoteDesk:
     def failed(self, code: str) -> None:
         """Count a turn that failed."""
         self._add(failure_code=code)
+
+    def came(self) -> None:
+        """Tell now and then that the sender gives something, though no turn ends: an artifact may take long."""
+        now = time.monotonic()
+        if now - self._came_at > SILENT_SECONDS_MAX:
+            self._came_at = now
+            self._add(event=Event.PEER_FOUND)
 
     def distrust(self, text: str | None) -> None:
         """The reason of the gate says it already."""

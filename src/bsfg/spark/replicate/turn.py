@@ -100,7 +100,7 @@ async def _move(plan: LinkPlan, admin: AdminClient, lease: LeaseView, gone: Call
     connection.request_timeout_seconds = plan.link.request_timeout_seconds
     peer = BoundaryClient(connection)
     desk = RemoteDesk(admin, plan.name, lease.token, lease.mode)
-    pulls = [CarriedPull(plan, each, peer, own, admin, lease.token) for each in plan.streams]
+    pulls = [CarriedPull(plan, each, peer, own, admin, lease.token, desk.came) for each in plan.streams]
     watched = plan.peer.watched
     reach = Reach(
         plan.link.address,
