@@ -14,7 +14,7 @@ from bsfg.fact import Entry, Message
 from bsfg.ipc import begins_as, decode, encoded_parts, message_in
 from bsfg.model import DEFAULT_LIMITS, Limits
 from bsfg.rowipc import ENTRY_MESSAGES, FACT_MESSAGES
-from bsfg.rows import Row, entry_of, is_plain, message_of, record_batch_of, row_of
+from bsfg.rows import Row, entry_of, is_plain, message_of, record_batch_of, row_of, weight_of
 from bsfg.schema import AGELESS_ENTRY_SCHEMA, AT, ENTRY_SCHEMA, FACT_SCHEMA, ORIGIN_FIELDS, STORED_SCHEMA
 
 __all__ = ["ENTRY_SCHEMA", "FACT_SCHEMA", "ORIGIN_FIELDS", "SMALL_BATCH_FACTS", "EntryBatch", "FactBatch"]
@@ -126,6 +126,15 @@ class FactBatch:
             return len(self.to_message())
         size = int(self.record_batch.get_total_buffer_size())
         return size if size <= SMALL_BATCH_BYTES else self.nbytes
+
+    @property
+    def weight_bytes(self) -> int:
+        """About the bytes of this batch, told at once: rows are added up and never written for it."""
+        if self._record_batch is not None:
+            return self.size_bytes
+        if self._message is not None:
+            return len(self._message)
+        return sum(weight_of(row) for row in self._rows or ())
 
     def column(self, name: str) -> pa.Array:
         """Give one column."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from bsfg.errors import PolicyInvalid, TruncateRefused
@@ -118,6 +118,11 @@ class Removal:
 
     before: int
     gaps: tuple[Gap, ...] = ()
+
+    def up_to(self, offset: int) -> Removal:
+        """Give the part of it that lies below an offset: the first step of several."""
+        gaps = [replace(gap, last=min(gap.last, offset - 1)) for gap in self.gaps if gap.first < offset]
+        return Removal(min(self.before, offset), tuple(gaps))
 
 
 @dataclass(frozen=True, slots=True)

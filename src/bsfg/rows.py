@@ -17,6 +17,7 @@ from bsfg.schema import FACT_SCHEMA
 Row = tuple[Any, ...]
 """The values of one fact in the order of `FACT_SCHEMA`, None where a value is absent."""
 
+_ROW_BYTES = 64
 _REFUSED = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, UnicodeEncodeError)
 
 
@@ -50,6 +51,17 @@ def _text_of(number: int, name: str, to_dict: Callable[[Any], dict[str, Any]], v
     except (TypeError, ValueError, AttributeError) as error:
         rule = f"cannot be written as JSON: {error}"
         raise InvalidFact(f"row {number}, {name}: {rule}", row=number, field=name, rule=rule) from None
+
+
+def weight_of(row: Row) -> int:
+    """Give about the bytes of a row, whatever its values are."""
+    return _ROW_BYTES + sum(len(value) for value in row if isinstance(value, str | bytes))
+
+
+def weight_of_message(message: Message) -> int:
+    """Give about the bytes of a message that is not laid out yet."""
+    size = _ROW_BYTES + len(message.envelope.labels) * _ROW_BYTES
+    return size + (len(message.fact.object) if isinstance(message.fact.object, bytes) else 0)
 
 
 def is_plain(row: Row) -> bool:

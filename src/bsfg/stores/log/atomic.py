@@ -8,11 +8,16 @@ from bsfg.stores.log.files import Bytes, Files
 def write_whole(files: Files, path: str, data: Bytes) -> None:
     """Make a file with this content durable, replacing any other of that name."""
     files.remove(path + ".new")
-    file = files.create(path + ".new")
+    write_aside(files, path + ".new", data)
+    files.rename(path + ".new", path)
+    files.sync_folder(path.rpartition("/")[0])
+
+
+def write_aside(files: Files, path: str, data: Bytes) -> None:
+    """Make the content of a file durable under a name that nobody looks for; a rename puts it in its place."""
+    file = files.create(path)
     try:
         file.write([data])
         file.sync()
     finally:
         file.close()
-    files.rename(path + ".new", path)
-    files.sync_folder(path.rpartition("/")[0])

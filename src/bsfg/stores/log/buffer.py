@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -34,13 +35,14 @@ from bsfg.ports import (
     Receipt,
 )
 from bsfg.rangedigest import History
-from bsfg.retention import Age, ClockGuard, GapReason, Standing, ordered_before, removable_before
+from bsfg.retention import Age, ClockGuard, GapReason, Removal, Standing, ordered_before, removable_before
 from bsfg.stores.log.committer import Committer
 from bsfg.stores.log.files import is_refusal, translated
 from bsfg.stores.log.frame import Damaged
 from bsfg.stores.log.history import history_of
 from bsfg.stores.log.latest import read_latest
 from bsfg.stores.log.lookup import find_key
+from bsfg.stores.log.removing import Removing
 from bsfg.stores.log.waiters import Waiters, settle
 from bsfg.stores.log.writer import AppendItem, LogWriter
 
@@ -65,12 +67,13 @@ class LogBuffer:
         self._guard = ClockGuard()
         self._waiters = Waiters()
         self._closed = False
+        self._gathering = threading.Lock()
         self._oldest: tuple[int, int | None] | None = None
         self._committer: Committer[AppendItem | Step, Any] = Committer(
             f"bsfg-{self.stream}-{self.buffer}",
             self._process,
-            weight=lambda item: len(item.batch) if isinstance(item, AppendItem) else 1,
-            max_weight=writer.options.max_group_facts,
+            weight=self._weight,
+            max_weight=writer.options.max_group_bytes,
             others=lambda: self._waiters.ready(writer.end),
         )
 
@@ -120,6 +123,13 @@ class LogBuffer:
         return found
 
     # Writing.
+
+    def _weight(self, item: AppendItem | Step) -> int:
+        """Count an item in bytes, a fact for no fewer than its part of the largest number in one group."""
+        if isinstance(item, Step):
+            return 1
+        options = self._writer.options
+        return max(len(item.batch) * options.max_group_bytes // options.max_group_facts, item.batch.weight_bytes)
 
     def _submit(self, item: AppendItem | Step) -> asyncio.Future[Any]:
         if self._closed:
@@ -266,30 +276,41 @@ class LogBuffer:
         """Remove every entry below ``offset`` once the required consumers have confirmed them."""
         if offset < 0:
             raise InvalidArgument(f"offset {offset} is negative")
-        await self._submit(Step(lambda: self._truncate(offset)))
+        await self._remove_in_steps(lambda: self._ordered(offset))
 
-    def _truncate(self, offset: int) -> None:
+    def _ordered(self, offset: int) -> Removal:
         writer = self._writer
-        writer.remove(ordered_before(offset, writer.policy, self._standing(), start=writer.start, end=writer.end))
+        return ordered_before(offset, writer.policy, self._standing(), start=writer.start, end=writer.end)
 
     async def enforce_retention(self, *, link_open: bool, keys_as_of_unix_ms: int | None = None) -> None:
         """Remove what age allows and record what expired unconfirmed."""
-        await self._submit(Step(lambda: self._enforce(link_open, keys_as_of_unix_ms)))
+        await self._remove_in_steps(lambda: self._aged(link_open))
+        while await self._submit(Step(lambda: self._forget_keys(keys_as_of_unix_ms))):
+            pass
 
-    def _enforce(self, link_open: bool, keys_as_of_unix_ms: int | None) -> None:
-        clock = self._writer.clock
-        now = clock.now_unix_ms()
-        trusted = self._guard.observe(now, clock.monotonic_ms())
-        self._writer.seal_old(now)
-        removal = removable_before(
-            self._writer.pieces(),
-            self._writer.policy,
-            self._standing(),
-            Age(now, link_open=link_open, clock_trusted=trusted),
-        )
-        self._writer.remove(removal)
-        if trusted:
-            self._writer.forget_keys(now if keys_as_of_unix_ms is None else min(now, keys_as_of_unix_ms))
+    def _aged(self, link_open: bool) -> Removal:
+        writer, now = self._writer, self._writer.clock.now_unix_ms()
+        trusted = self._guard.observe(now, writer.clock.monotonic_ms())
+        writer.seal_old(now)
+        age = Age(now, link_open=link_open, clock_trusted=trusted)
+        return removable_before(writer.pieces(), writer.policy, self._standing(), age)
+
+    def _forget_keys(self, as_of_unix_ms: int | None) -> bool:
+        if not self._guard.trusted:
+            return False
+        now = self._writer.clock.now_unix_ms()
+        return self._writer.forget_keys(now if as_of_unix_ms is None else min(now, as_of_unix_ms))
+
+    async def _remove_in_steps(self, decide: Callable[[], Removal]) -> None:
+        """Let go what a decision allows, a few segments at a time: whoever appends meanwhile waits for no more."""
+        removing = Removing(self._writer, decide)
+        while await self._submit(Step(removing.turn)):
+            await asyncio.to_thread(self._gather, removing)
+
+    def _gather(self, removing: Removing) -> None:
+        with self._gathering:
+            if not self._closed:
+                removing.gather()
 
     # Records.
 
@@ -403,8 +424,13 @@ class LogBuffer:
             return
         self._closed = True
         await self._committer.close()
+        await asyncio.to_thread(self._until_gathered)
         self._writer.close()
         self._waiters.close(StorageClosed(f"{self.stream}/{self.buffer} is closed"))
+
+    def _until_gathered(self) -> None:
+        with self._gathering:
+            pass
 
     def _check_open(self) -> None:
         if self._closed:

@@ -152,6 +152,7 @@ class LogCursors:
         self._clock = clock
         self._resolve = resolve
         self._reserve = reserve
+        # It is exchanged as a whole when a consumer is added, and only ever changed by the committer's thread.
         self._cursors: dict[str, Cursor] = {}
         self._journal = Journal(files, CURSORS, self._snapshot)
         self._committer: Committer[Change, Cursor] | None = None
@@ -284,7 +285,8 @@ class LogCursors:
         """Describe all consumers by name."""
         if self._committer is None:
             raise StorageClosed("the storage is closed")
-        return [self._cursors[name].state() for name in sorted(self._cursors)]
+        cursors = self._cursors
+        return [cursors[name].state() for name in sorted(cursors)]
 
     async def close(self) -> None:
         """Finish what is under way."""
@@ -328,7 +330,11 @@ class LogCursors:
             for name, cursor in fresh.items():
                 if name in self._cursors:
                     cursor.next_to_send = self._cursors[name].next_to_send
-                self._cursors[name] = cursor
+            if fresh.keys() <= self._cursors.keys():
+                self._cursors.update(fresh)
+            else:
+                # Logs look through all consumers in threads of their own: these never see a mapping grow.
+                self._cursors = {**self._cursors, **fresh}
         if self._journal.wants_compaction:
             self._journal.compact()
         return outcomes

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import crc32c
@@ -325,11 +325,14 @@ class KeyIndex:
         at = self.runs.index(old[0])
         self.runs[at : at + len(old)] = [new]
 
-    def forget_before(self, offset: int) -> list[Run]:
-        """Forget the keys of offsets below this one; give the runs that lie wholly below it, which are dropped."""
+    def forget_before(self, offset: int, keep: Sequence[Run] = ()) -> list[Run]:
+        """Forget the keys of offsets below this one; give the runs that lie wholly below it, which are dropped.
+
+        Those to ``keep`` stay where they are, though their keys below it are forgotten, too.
+        """
         self.floor = max(self.floor, offset)
-        gone = [run for run in self.runs if run.last < offset]
-        self.runs = [run for run in self.runs if run.last >= offset]
+        gone = [run for run in self.runs if run.last < offset and run not in keep]
+        self.runs = [run for run in self.runs if run not in gone]
         return gone
 
 

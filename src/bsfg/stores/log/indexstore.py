@@ -189,7 +189,7 @@ class IndexStore:
             self._merging = self._pool.submit(lambda: (due, merged(due, with_filter=True, floor=floor)))
 
     def _finish_merge(self, merging: Future[tuple[list[Run], Run]]) -> None:
-        """Put the result of a merge, which is waited for, in the place of its parts."""
+        """Put the result of a merge that is done in the place of its parts."""
         failure = merging.exception()
         self._merging, self._due = None, []
         if failure is not None:
@@ -204,16 +204,14 @@ class IndexStore:
                 self._chains.pop(run.last, None)
             if run.name:
                 self._discard(f"{self._folder}/{run.name}")
+        self.forget_before(self.keys.floor)
         self._spill()
 
     def forget_before(self, offset: int) -> None:
         """Forget the keys of offsets below this one, and drop the runs that hold no others."""
         with self.keys.lock:
-            if self._merging is not None:
-                # No other one is begun, whose parts might be dropped here.
-                with suppress(OSError):
-                    self._finish_merge(self._merging)
-            for run in self.keys.forget_before(offset):
+            # Runs that are being merged stay until that is done: nobody waits for it, and they are no candidates.
+            for run in self.keys.forget_before(offset, keep=self._due):
                 if run.name:
                     self._discard(f"{self._folder}/{run.name}")
 

@@ -6,21 +6,27 @@ horizon says, however long ago the bytes were truncated.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import crc32c
 import numpy as np
 import pyarrow as pa
 
-from bsfg.batch import FactBatch
+from bsfg.batch import EntryBatch, FactBatch
+from bsfg.latest import Gathering
 from bsfg.rangedigest import RangeDigest
-from bsfg.stores.log.atomic import write_whole
+from bsfg.stores.log.atomic import write_aside
 from bsfg.stores.log.damage import is_damage, patiently
 from bsfg.stores.log.files import Files
 from bsfg.stores.log.frame import MAX_OFFSET, Damaged, Torn
+from bsfg.stores.log.notes import Anchor
 from bsfg.stores.log.segments import Hole, SegmentFile
 
+STAGED = ".new"
 _MAGIC = b"BSFGKEY1"
 KEY_SCHEMA = pa.schema(
     [
@@ -58,8 +64,13 @@ def listed(files: Files, folder: str) -> list[KeySegmentName]:
     return sorted(result, key=lambda item: item.first)
 
 
-def keys_of(segment: SegmentFile) -> tuple[pa.RecordBatch, str, list[Hole]]:
-    """Collect the keys of a segment, the digest over its entries, and the damage, which has neither."""
+def keys_of(
+    segment: SegmentFile, look: Callable[[EntryBatch], None] = lambda _: None
+) -> tuple[pa.RecordBatch, str, list[Hole]]:
+    """Collect the keys of a segment, the digest over its entries, and the damage, which has neither.
+
+    ``look`` sees all entries, in order.
+    """
     parts, digest, frames = [], RangeDigest(), segment.frames
     lacking = list(segment.holes)
     for ref in frames:
@@ -69,16 +80,10 @@ def keys_of(segment: SegmentFile) -> tuple[pa.RecordBatch, str, list[Hole]]:
             lacking.append(Hole(ref.base, ref.end - 1, ref.position, ref.header.frame_bytes, str(damage)))
             continue
         digest.add(entries)
+        look(entries)
         parts.append(entries.record_batch.select(KEY_SCHEMA.names))
     empty = pa.RecordBatch.from_pylist([], schema=KEY_SCHEMA)
     return pa.concat_batches([empty, *parts]), digest.hexdigest(), lacking
-
-
-def write(files: Files, folder: str, name: KeySegmentName, keys: pa.RecordBatch) -> None:
-    """Make a key segment durable; one that is already there is replaced by the same content."""
-    payload = keys.serialize()
-    head = _MAGIC + crc32c.crc32c(payload).to_bytes(4, "little") + bytes(4)
-    write_whole(files, f"{folder}/keys/{name.file_name}", head + payload.to_pybytes())
 
 
 def read(files: Files, folder: str, name: KeySegmentName) -> pa.RecordBatch | None:
@@ -103,6 +108,37 @@ def read(files: Files, folder: str, name: KeySegmentName) -> pa.RecordBatch | No
     return keys
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Departure:
+    """A segment that may leave: its keys are durable, staged beside their place, and nothing else has changed yet."""
+
+    segment: SegmentFile
+    anchor: Anchor
+    lacking: Sequence[Hole]
+    staged: tuple[KeySegmentName, str] | None
+    latest: EntryBatch
+    """The newest entry of each of its subjects and predicates, where a buffer keeps those."""
+
+
+def gathered(keys: KeySegments, segment: SegmentFile, following: SegmentFile, latest_most: int) -> Departure:
+    """Read a full segment, whose file changes no more, and stage its keys."""
+    latest = Gathering(EntryBatch.empty(), latest_most)
+    table, digest, lacking = keys_of(segment, latest.add) if latest_most else keys_of(segment)
+    staged = None
+    if following.base > segment.base:
+        name = KeySegmentName(segment.base, following.base - 1)
+        staged = name, keys.stage(name, table)
+    anchor = Anchor(
+        segment.base,
+        following.base - 1,
+        segment.header.chain_before.hex(),
+        following.header.chain_before.hex(),
+        digest,
+        following.header.time_before_unix_ms,
+    )
+    return Departure(segment, anchor, lacking, staged, latest.result())
+
+
 class KeySegments:
     """The key segments of one log, read when a candidate points into them."""
 
@@ -111,11 +147,39 @@ class KeySegments:
         self._folder = folder
         self.names = listed(files, folder)
         self._cache: dict[KeySegmentName, pa.RecordBatch | None] = {}
+        self._serial = itertools.count()
 
-    def add(self, name: KeySegmentName, keys: pa.RecordBatch) -> None:
-        """Write a key segment and know it."""
-        write(self._files, self._folder, name, keys)
-        self.names = sorted({*self.names, name}, key=lambda item: item.first)
+    def stage(self, name: KeySegmentName, keys: pa.RecordBatch) -> str:
+        """Make the content of a key segment durable beside its place, in any thread; give the path it waits under."""
+        payload = keys.serialize()
+        head = _MAGIC + crc32c.crc32c(payload).to_bytes(4, "little") + bytes(4)
+        # Every try has a name of its own: the same segment may be prepared twice at once.
+        staged = f"{self._folder}/keys/{name.file_name}.{next(self._serial)}{STAGED}"
+        try:
+            write_aside(self._files, staged, head + payload.to_pybytes())
+        except OSError:
+            self.unstage(staged)
+            raise
+        return staged
+
+    def unstage(self, staged: str) -> None:
+        """Remove what is not needed after all; what cannot be removed goes at the next opening."""
+        with suppress(OSError):
+            self._files.remove(staged)
+
+    def add(self, staged: Sequence[tuple[KeySegmentName, str]]) -> None:
+        """Put staged key segments in their places durably and know them; one that is there is replaced by its like."""
+        for name, path in staged:
+            self._files.rename(path, f"{self._folder}/keys/{name.file_name}")
+            # One after the other: after a power loss those that are there have no hole between them.
+            self._files.sync_folder(f"{self._folder}/keys")
+        self.names = sorted({*self.names, *(name for name, _ in staged)}, key=lambda item: item.first)
+
+    def clear_staged(self) -> None:
+        """Remove what was staged when the process last ended."""
+        for name in self._files.list(f"{self._folder}/keys"):
+            if name.endswith(STAGED):
+                self.unstage(f"{self._folder}/keys/{name}")
 
     def drop_before(self, offset: int) -> int:
         """Remove the key segments that lie wholly below an offset; give the first offset still known."""

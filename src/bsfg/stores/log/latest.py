@@ -6,6 +6,8 @@ the power failed in between, do no harm: whoever reads both takes the higher off
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import crc32c
 import pyarrow as pa
 
@@ -49,8 +51,13 @@ def write_latest(files: Files, folder: str, entries: EntryBatch) -> None:
     write_whole(files, f"{folder}/{NAME}", head + payload.to_pybytes())
 
 
-def keep_latest(files: Files, folder: str, view: LogView, before: int, most: int) -> None:
-    """Make the newest entries below an offset durable, together with those that were kept before."""
+def keep_latest(
+    files: Files, folder: str, view: LogView, before: int, most: int, found: Mapping[int, EntryBatch]
+) -> None:
+    """Make the newest entries below an offset durable, together with those that were kept before.
+
+    ``found`` gives the newest ones of segments that were read already, by the base of these.
+    """
     try:
         known = read_latest(files, folder)
     except Damaged:
@@ -59,6 +66,10 @@ def keep_latest(files: Files, folder: str, view: LogView, before: int, most: int
         known = EntryBatch.empty()
     gathering, changed = Gathering(known, most), False
     for segment in view.segments:
+        if segment.base in found:
+            gathering.add(found[segment.base])
+            changed = True
+            continue
         for ref in segment.frames if segment.base < before else ():
             if ref.end <= view.start or ref.base >= before:
                 continue

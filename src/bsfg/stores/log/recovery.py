@@ -87,6 +87,7 @@ class Recovery:
             scan = None
         files.sync_folder(folder)
         keys = KeySegments(files, folder)
+        keys.clear_staged()
         self._check_keys(notes, keys)
         self._check_latest()
         index = self._index(identity, segments, keys, scan, end, chain, notes)

@@ -33,9 +33,8 @@ from bsfg.stores.log.frame import (
     encode_segment_header,
     padded,
 )
-from bsfg.stores.log.keysegments import KeySegmentName, keys_of
+from bsfg.stores.log.keysegments import Departure, gathered
 from bsfg.stores.log.latest import keep_latest
-from bsfg.stores.log.notes import Anchor
 from bsfg.stores.log.origins import message_with_origins
 from bsfg.stores.log.reserve import Reserve
 from bsfg.stores.log.segments import FrameRef, Hole, SegmentFile, segment_name
@@ -48,6 +47,8 @@ STORE_SCHEMA = FACT_SCHEMA
 FORWARD_SCHEMA = STORED_SCHEMA
 _MIN_SEGMENT_BYTES = 16_384
 _FEW = 32
+_STEP_SEGMENTS = 4  # each costs a turn of the writer a sync of a folder
+_STEP_BYTES = 64 << 20
 # As plain numbers: numpy takes its time with an enumeration.
 _INSERTED, _CONFLICT = int(Result.INSERTED), int(Result.CONFLICT)
 
@@ -63,6 +64,7 @@ class LogOptions:
     index_memory_bytes: int = 256 << 20
     index_run_keys: int = 131_072
     max_group_facts: int = 65_536
+    max_group_bytes: int = 16 << 20
     reserve_bytes: int = 0
 
 
@@ -333,48 +335,76 @@ class LogWriter:
 
     def remove(self, removal: Removal) -> None:
         """Let everything below an offset go: keys first, then the durable note, then the files."""
+        self.seal_for(removal)
+        self.depart(removal, [self.gather(*pair) for pair in self._leaving_before(removal.before)])
+
+    def seal_for(self, removal: Removal) -> None:
+        """Begin a new segment when the active one is to leave with the others."""
+        if removal.before >= self.end and self.segments and self.segments[-1].frames:
+            self._roll()
+
+    def _leaving_before(self, offset: int) -> list[tuple[SegmentFile, SegmentFile]]:
+        """Give the segments that lie wholly below an offset, each with the one that follows it."""
+        pairs = zip(self.segments, self.segments[1:], strict=False)
+        return [(segment, following) for segment, following in pairs if following.base <= offset]
+
+    def next_to_leave(self, removal: Removal) -> list[tuple[SegmentFile, SegmentFile]]:
+        """Give the first segments of a removal, no more than can leave in one turn, for `gather`."""
+        chosen: list[tuple[SegmentFile, SegmentFile]] = []
+        for pair in self._leaving_before(removal.before)[:_STEP_SEGMENTS]:
+            chosen.append(pair)
+            if sum(segment.size_bytes for segment, _ in chosen) >= _STEP_BYTES:
+                break
+        return chosen
+
+    def gather(self, segment: SegmentFile, following: SegmentFile) -> Departure:
+        """Read what must stay of a segment that is full; this may run in any thread, beside the writer's."""
+        return gathered(self.keys, segment, following, self._latest_most)
+
+    @property
+    def _latest_most(self) -> int:
+        """How many subjects and predicates keep their newest entry when it leaves; 0 when none do."""
+        return self.policy.latest_most if self.policy.keep_latest and self.buffer == Buffer.FORWARD else 0
+
+    def depart(self, removal: Removal, departures: Sequence[Departure]) -> None:
+        """Let everything go that a removal allows, as far as what stays of it was gathered."""
+        pairs = self._leaving_before(removal.before)
+        going = [each for each, (segment, _) in zip(departures, pairs, strict=False) if each.segment is segment]
+        self.forgo([departure for departure in departures if departure not in going])
+        if len(going) < len(pairs):
+            if not going:
+                return
+            removal = removal.up_to(pairs[len(going) - 1][1].base)
         if removal.before <= self.start and not removal.gaps:
             self._remove_files()
             return
         now = self.clock.now_unix_ms()
         gaps = [GapRecord(gap.first, gap.last, gap.reason, now) for gap in removal.gaps]
-        if removal.before >= self.end and self.segments and self.segments[-1].frames:
-            self._roll()
-        anchors = [
-            self._keep_keys(segment, following)
-            for segment, following in zip(self.segments, self.segments[1:], strict=False)
-            if following.base <= removal.before
-        ]
-        if self.policy.keep_latest and self.buffer == Buffer.FORWARD:
-            keep_latest(self.files, self.folder, self.view(), removal.before, self.policy.latest_most)
-        self.notes.move_start(max(removal.before, self.start), anchors, gaps)
+        # Recorded with the removal: while the segment stays, another look may find its bytes sound.
+        gaps += [gap for each in going for hole in each.lacking for gap in self._keep_damage(each.segment, hole)]
+        self.keys.add([departure.staged for departure in going if departure.staged is not None])
+        if self._latest_most:
+            known = {departure.segment.base: departure.latest for departure in going}
+            keep_latest(self.files, self.folder, self.view(), removal.before, self._latest_most, known)
+        self.notes.move_start(max(removal.before, self.start), [departure.anchor for departure in going], gaps)
         self._remove_files()
 
-    def _keep_keys(self, segment: SegmentFile, following: SegmentFile) -> Anchor:
-        keys, digest, lacking = keys_of(segment)
-        for hole in lacking:
-            self._keep_damage(segment, hole)
-        if following.base > segment.base:
-            self.keys.add(KeySegmentName(segment.base, following.base - 1), keys)
-        return Anchor(
-            segment.base,
-            following.base - 1,
-            segment.header.chain_before.hex(),
-            following.header.chain_before.hex(),
-            digest,
-            following.header.time_before_unix_ms,
-        )
+    def forgo(self, departures: Sequence[Departure]) -> None:
+        """Take back what was staged of segments that stay after all."""
+        for departure in departures:
+            if departure.staged is not None:
+                self.keys.unstage(departure.staged[1])
 
-    def _keep_damage(self, segment: SegmentFile, hole: Hole) -> None:
-        """Say that keys go with a segment that cannot be read there, and keep what can be read of the place."""
+    def _keep_damage(self, segment: SegmentFile, hole: Hole) -> list[GapRecord]:
+        """Keep what can be read of damage in a segment that leaves; give the records that keys go with it."""
         where = segment.where(hole.position)
         self.problems.append(f"{where}: entries {hole.first} to {hole.last} leave without their keys: {hole.why}")
         with contextlib.suppress(OSError):
             data = self.files.read_at(segment.path, hole.position, hole.size_bytes)
             keep_aside(self.files, segment.path, hole.position, data, "damaged")
         gap = GapRecord(hole.first, hole.last, GapReason.DAMAGED, self.clock.now_unix_ms(), f"{where}: {hole.why}")
-        spans = list(uncovered(hole.first, hole.last, self.notes.book.own()))
-        self.notes.add_gaps([replace(gap, first=first, last=last) for first, last in spans])
+        spans = uncovered(hole.first, hole.last, self.notes.book.own())
+        return [replace(gap, first=first, last=last) for first, last in spans]
 
     def finish_removal(self) -> None:
         """Remove the files that a crash left behind after the note that they may go."""
@@ -404,14 +434,18 @@ class LogWriter:
                 self._leaving.remove(path)
         self.files.sync_folder(self.folder)
 
-    def forget_keys(self, as_of_unix_ms: int) -> None:
-        """Drop key segments and index runs that were older than the key horizon at a time."""
+    def forget_keys(self, as_of_unix_ms: int) -> bool:
+        """Drop key segments and index runs that were older than the key horizon at a time; tell if there are more."""
         limit = as_of_unix_ms - 1000 * self.policy.key_horizon_seconds
-        before = self.notes.keys_beyond(limit)
-        if before > self.notes.keys_start:
-            self.notes.forget_keys_before(before)
-            self.keys.drop_before(before)
-            self.index.forget_before(before)
+        due = self.notes.keys_beyond(limit)
+        if due <= self.notes.keys_start:
+            return False
+        before = min([due, *(name.last + 1 for name in self.keys.names[_STEP_SEGMENTS - 1 : _STEP_SEGMENTS])])
+        before = max(before, self.notes.keys_start)
+        self.notes.forget_keys_before(before)
+        self.keys.drop_before(before)
+        self.index.forget_before(before)
+        return before < due
 
     # Files.
 
