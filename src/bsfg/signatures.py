@@ -32,8 +32,8 @@ V1, V2 = "ed25519", "ed25519.v2"
 ALGORITHM = "ed25519"
 KEY_BYTES = 32
 
-INLINE_SIGNATURES_MAX = 8
-"""More than so many are checked in a thread: each takes a good tenth of a millisecond, and others wait meanwhile."""
+SIGNATURE_WEIGHT_BYTES = 8 << 10
+"""A signature takes as long to check as so many bytes to seal, a good tenth of a millisecond; see `bsfg.offload`."""
 
 _DOMAINS = {V1: b"bsfg.v1.fact\0", V2: b"bsfg.v2.fact\0"}
 _KEY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -6,7 +6,6 @@ same ids is answered as a repeat, so a producer that heard nothing simply sends 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,12 +17,11 @@ from bsfg.errors import ConflictingDuplicate, ImplausibleTime, ZoneNotAllowed
 from bsfg.fact import Key, Message
 from bsfg.hashing import Hasher
 from bsfg.keys import EXPLICIT, MessageIds
+from bsfg.offload import by_size
 from bsfg.ports import Clock, Receipt, Result, StoreBuffer
+from bsfg.rows import weight_of_message
 from bsfg.rules import DEFAULT_LIMITS, Limits
 from bsfg.sealing import SHA256, seal
-
-INLINE_FACTS_MAX = 256
-"""Larger batches are sealed in a thread, so that the event loop goes on serving others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +107,18 @@ async def append(
 
     A sealed batch is given to the store at once: batches that were sealed before are stored in the order of the calls.
     """
-    batch = facts if isinstance(facts, FactBatch) else FactBatch.from_messages(facts)
-    if len(batch) > INLINE_FACTS_MAX and not batch.sealed:
-        sealed = await asyncio.to_thread(admit, batch, rules, clock.now_unix_ms())
+    if isinstance(facts, FactBatch):
+        # What is sealed is only looked at, and must not be passed by a later call.
+        size_bytes = 0 if facts.sealed else facts.weight_bytes
     else:
-        sealed = admit(batch, rules, clock.now_unix_ms())
+        size_bytes = sum(map(weight_of_message, facts))
+    sealed = await by_size(size_bytes, _admitted, facts, rules, clock.now_unix_ms())
     return AppendOutcome(sealed, await store.append(sealed))
+
+
+def _admitted(facts: FactBatch | Sequence[Message], rules: AppendRules, now_unix_ms: int) -> FactBatch:
+    batch = facts if isinstance(facts, FactBatch) else FactBatch.from_messages(facts)
+    return admit(batch, rules, now_unix_ms)
 
 
 def admit(batch: FactBatch, rules: AppendRules, now_unix_ms: int) -> FactBatch:

@@ -15,6 +15,8 @@ from bsfg.ports import Confirmation, Frame, GapRecord, GapSet
 DETAIL_CHARACTERS_MAX = 500
 """How much of the other side's own words is stored for good."""
 
+_RANGE_BYTES = 64
+
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
@@ -55,6 +57,14 @@ class Fetched:
     gap_sets: Sequence[GapSet] = ()
     served_at_unix_ms: int | None = None
     stream: str | None = None
+
+    @property
+    def weight_bytes(self) -> int:
+        """About how many bytes there are to judge or to write."""
+        entries = sum(frame.entries.weight_bytes for frame in self.frames if frame.entries is not None)
+        skips = sum(len(each.ranges) for frame in self.frames for each in frame.skips)
+        ranges = skips + len(self.frames) + len(self.gaps) + sum(len(each.ranges) for each in self.gap_sets)
+        return entries + _RANGE_BYTES * ranges
 
 
 @dataclass(frozen=True, slots=True)

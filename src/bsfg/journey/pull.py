@@ -8,7 +8,6 @@ buffer knows them by their keys.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -19,14 +18,13 @@ from bsfg.errors import BsfgError, BufferFull, ForeignLog, FrameInvalid, ZoneNot
 from bsfg.fact import Key
 from bsfg.journey.link import Fetched, FetchRequest, PeerLink, PeerMemory, PeerPosition, Refusal, merged_refusals
 from bsfg.journey.verify import Decision, LinkHeld, LinkRules, Put, Refetch, judge, zones_in
+from bsfg.offload import by_size
 from bsfg.ports import Clock, Confirmation, ForwardBuffer, GapRecord, GapSet, OriginSpan, Result
 from bsfg.retention import GapReason
-from bsfg.signatures import INLINE_SIGNATURES_MAX
+from bsfg.signatures import SIGNATURE_WEIGHT_BYTES
 
 HOLDING = (ForeignLog, FrameInvalid, ZoneNotAllowed)
 """Errors of a sender that say its history or this zone's right is in question: more tries would not help."""
-
-INLINE_FACTS_MAX = 256
 
 CONFLICT = "conflict"
 HASH_COLLISION = "hash_collision"
@@ -114,9 +112,7 @@ async def pull_once(
 
 async def judged(fetched: Fetched, position: PeerPosition, rules: LinkRules, peer: str) -> Decision:
     """Judge an answer, a large one in a thread: its digests take long, and the event loop has others to serve."""
-    if sum(len(frame.entries) for frame in fetched.frames if frame.entries is not None) > INLINE_FACTS_MAX:
-        return await asyncio.to_thread(judge, fetched, position, rules, peer)
-    return judge(fetched, position, rules, peer)
+    return await by_size(fetched.weight_bytes, judge, fetched, position, rules, peer)
 
 
 def advanced(position: PeerPosition, fetched: Fetched, put: Put, suspect: int | None) -> PeerPosition:
@@ -177,7 +173,7 @@ async def store(
     """Make all that an answer brought durable: entries, what is refused of them, and gap records."""
     stored = Stored()
     if put.entries:
-        entries = EntryBatch.concat(put.entries)
+        entries = await by_size(sum(each.weight_bytes for each in put.entries), EntryBatch.concat, put.entries)
         # The sender's own clock tells how old its facts are; one that does not say so is judged by the clock of here.
         served_at = clock.now_unix_ms() if put.served_at_unix_ms is None else put.served_at_unix_ms
         times, ages_ms = entries.numbers("appended_at_unix_ms"), entries.ages_ms(served_at)
@@ -265,10 +261,8 @@ async def _set_unsigned_aside(came: _Came, rules: LinkRules) -> None:
     """Quarantine what is not signed as the keys of its zone demand."""
     if not rules.signing.zones or not rules.signing.concern(zones_in(came.entries)):
         return
-    if len(came.entries) > INLINE_SIGNATURES_MAX:
-        problems = await asyncio.to_thread(rules.signing.problems, came.entries, rules.stream)
-    else:
-        problems = rules.signing.problems(came.entries, rules.stream)
+    size_bytes = len(came.entries) * SIGNATURE_WEIGHT_BYTES
+    problems = await by_size(size_bytes, rules.signing.problems, came.entries, rules.stream)
     # A few reasons, whatever the sender wrote: what is stored of each is a set of ranges.
     reasons: dict[tuple[str, str], list[int]] = {}
     for row in await came.new(np.array(sorted(problems), dtype=np.int64)):

@@ -6,8 +6,6 @@ brings is judged as if it had been fetched, and what would be confirmed is told 
 
 from __future__ import annotations
 
-import asyncio
-
 import structlog
 
 from bsfg.batch import EntryBatch
@@ -20,9 +18,8 @@ from bsfg.node.brought import Brought
 from bsfg.node.objects import Objects
 from bsfg.node.parts import Parts
 from bsfg.node.spans import zones_of
+from bsfg.offload import by_size
 from bsfg.ports import Buffer, Frame, GapRecord, GapSet
-from bsfg.rules import Limits
-from bsfg.wire.frames import THREAD_BYTES
 from bsfg.wire.service import Caller, PutCall, PutOutcome
 
 log = structlog.get_logger("bsfg.node")
@@ -46,7 +43,9 @@ class Putting:
         history = await self._foreign(call)
         if history is not None:
             return PutOutcome(call.first - 1, held_code=ForeignLog.code, held_detail=history)
-        entries = await _entries(call.entries, lane.link_limits) if call.entries else None
+        entries = None
+        if call.entries:
+            entries = await by_size(len(call.entries), EntryBatch.from_ipc, call.entries, lane.link_limits)
         frame = Frame(call.first, call.last, entries, call.gap, call.skips)
         refused = self._zones_refused(call, frame.entries)
         if refused is not None:
@@ -125,12 +124,6 @@ def _zones(call: PutCall, entries: EntryBatch | None) -> frozenset[str]:
     """Give the zones that a call brings facts or gap records of."""
     relayed = frozenset(gap.origin_zone for gap in call.gaps if gap.origin_zone is not None)
     return relayed | (zones_of(entries, "from_zone") if entries is not None else frozenset())
-
-
-async def _entries(data: bytes, limits: Limits) -> EntryBatch:
-    if len(data) > THREAD_BYTES:
-        return await asyncio.to_thread(EntryBatch.from_ipc, data, limits)
-    return EntryBatch.from_ipc(data, limits)
 
 
 def _fetched(call: PutCall, frame: Frame) -> Fetched:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,20 +30,14 @@ from bsfg.node.objects import Objects
 from bsfg.node.parts import Lane, Parts
 from bsfg.node.putting import Putting
 from bsfg.node.spans import offsets_of_span, zones_of
+from bsfg.offload import by_size
 from bsfg.ports import Buffer, BufferStats, Confirmation, ConsumerState, ForwardBuffer, Receipt, StoreBuffer
 from bsfg.sealing import seal
-from bsfg.signatures import INLINE_SIGNATURES_MAX, TrustedKeys
+from bsfg.signatures import SIGNATURE_WEIGHT_BYTES, TrustedKeys
 from bsfg.wire.evidence import LogEvidence
 from bsfg.wire.service import Caller, ObjectInfo, Prepared, PutCall, PutOutcome, Reading
 
-THREAD_FACTS = 256
-THREAD_BYTES = 64 << 10
-"""From these sizes on, decoding and sealing leave the event loop to others meanwhile."""
-
 FETCH_FACTS_MAX = 100_000
-
-# Two, however many callers there are: the event loop then always has at least a third of the interpreter's time.
-_WORKERS = ThreadPoolExecutor(2, thread_name_prefix="bsfg-seal")
 
 
 class NodeService:
@@ -89,14 +82,10 @@ class NodeService:
             batch = facts if isinstance(facts, FactBatch) else FactBatch.from_ipc(facts, lane.limits)
             return seal(batch, ids=ids, limits=lane.limits)
 
-        large = len(facts) > (THREAD_FACTS if isinstance(facts, FactBatch) else THREAD_BYTES)
-        return await asyncio.get_running_loop().run_in_executor(_WORKERS, work) if large else work()
+        return await by_size(facts.weight_bytes if isinstance(facts, FactBatch) else len(facts), work)
 
     async def _verify(self, keys: TrustedKeys, facts: FactBatch, stream: str) -> None:
-        if len(facts) > INLINE_SIGNATURES_MAX:
-            await asyncio.get_running_loop().run_in_executor(_WORKERS, keys.check, facts, stream)
-        else:
-            keys.check(facts, stream)
+        await by_size(len(facts) * SIGNATURE_WEIGHT_BYTES, keys.check, facts, stream)
 
     def commit(self, prepared: Prepared) -> Awaitable[AppendOutcome]:
         """Make prepared facts durable."""

@@ -11,13 +11,13 @@ from typing import Protocol
 
 from bsfg.errors import BsfgError, DigestMismatch
 from bsfg.journey.link import Fetched, FetchRequest, Refusal
+from bsfg.offload import by_size
 from bsfg.ports import Confirmation, Frame
 from bsfg.sdk.sender import NodeLink
 from bsfg.sealing import digest_mismatches
 
 BACKOFF_FIRST_SECONDS = 0.1
 BACKOFF_MAX_SECONDS = 5.0
-_THREAD_FACTS = 256
 
 
 class Feed(Protocol):
@@ -132,10 +132,7 @@ async def _checked(frame: Frame) -> Frame:
     entries = frame.entries
     if entries is None or not len(entries):
         return frame
-    if len(entries) > _THREAD_FACTS:
-        wrong = await asyncio.to_thread(digest_mismatches, entries)
-    else:
-        wrong = digest_mismatches(entries)
+    wrong = await by_size(entries.weight_bytes, digest_mismatches, entries)
     if len(wrong):
         offsets = entries.offsets[wrong][:10].tolist()
         raise DigestMismatch(f"the entries at offsets {offsets} do not have the digests they claim", offsets=offsets)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from bsfg.batch import SMALL_BATCH_FACTS, FactBatch
 from bsfg.errors import BsfgError, FactTooLarge, InvalidFact
 from bsfg.keys import EXPLICIT, MessageIds
 from bsfg.model import Limits
+from bsfg.offload import THREAD_BYTES, by_size
 from bsfg.rows import Row, is_plain, record_batch_of
 from bsfg.rules import check, judge
 from bsfg.sdk.futures import Outcome
@@ -21,9 +21,6 @@ from bsfg.sealing import seal
 
 if TYPE_CHECKING:
     from bsfg.sdk.signing import Signer
-
-THREAD_FACTS = 256
-"""Larger batches are packed in a thread, so that the event loop goes on serving others."""
 
 LOOSE = Limits(max_object_bytes=1 << 30, max_batch_facts=1 << 30, max_batch_bytes=1 << 40)
 """Only the node knows how large its streams allow facts to be."""
@@ -57,11 +54,9 @@ class Packer:
 
     async def pack(self, gathering: Gathering, stream: str) -> Packed:
         """Pack a gathering of a stream; rows that break a rule fail at once."""
-        large = len(gathering.rows) > THREAD_FACTS or gathering.facts is not None
-        if large or self._signer is not None:
-            facts, rows, failures = await asyncio.to_thread(self._pack, gathering, stream)
-        else:
-            facts, rows, failures = self._pack(gathering, stream)
+        # A signature takes long, however small the fact is.
+        size_bytes = gathering.size_bytes if self._signer is None else THREAD_BYTES
+        facts, rows, failures = await by_size(size_bytes, self._pack, gathering, stream)
         for row, error in failures.items():
             gathering.outcome.fail(error, [row])
         divisible = gathering.facts is None

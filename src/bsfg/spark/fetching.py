@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bsfg.errors import BsfgError, ForeignLog, FrameInvalid
+from bsfg.offload import by_size
 from bsfg.ports import Buffer, Confirmation, Frame, GapRecord
 from bsfg.spark.calls import Access, Patience, calls
 
@@ -159,11 +159,9 @@ async def _messages(access: Access, request: Any, read: Callable[[Any], Awaitabl
 
 async def _decoded(message: Any) -> Frame:
     from bsfg.wire.client import RECEIVED
-    from bsfg.wire.frames import THREAD_BYTES, read_frame
+    from bsfg.wire.frames import read_frame
 
-    if len(message.entries) > THREAD_BYTES:
-        return await asyncio.to_thread(read_frame, message, RECEIVED)
-    return read_frame(message, RECEIVED)
+    return await by_size(len(message.entries), read_frame, message, RECEIVED)
 
 
 async def _raw(message: Any) -> RawFrame:

@@ -16,6 +16,7 @@ from bsfg.fact import Entry, Key, Message
 from bsfg.journey.append import AppendedFact
 from bsfg.journey.link import Fetched, FetchRequest, Refusal
 from bsfg.model import Limits
+from bsfg.offload import by_size
 from bsfg.ports import Buffer, Confirmation, Frame, GapRecord, Result
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.clientstreams import Appended, AppendStream, PutStream
@@ -31,7 +32,7 @@ from bsfg.wire.convert import (
     refusal_message,
 )
 from bsfg.wire.evidence import LogEvidence, evidence_of
-from bsfg.wire.frames import THREAD_BYTES, read_frame, read_head
+from bsfg.wire.frames import read_frame, read_head
 from bsfg.wire.objects import CHUNK_BYTES, description_message, read_download
 from bsfg.wire.service import ObjectInfo
 
@@ -405,6 +406,4 @@ class _Room:
 
 
 async def _decoded(message: pb.FetchFrame) -> Frame:
-    if len(message.entries) > THREAD_BYTES:
-        return await asyncio.to_thread(read_frame, message, RECEIVED)
-    return read_frame(message, RECEIVED)
+    return await by_size(len(message.entries), read_frame, message, RECEIVED)

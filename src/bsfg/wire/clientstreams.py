@@ -11,11 +11,12 @@ import numpy as np
 
 from bsfg.batch import FactBatch
 from bsfg.clock import SystemClock
+from bsfg.offload import by_size
 from bsfg.ports import Frame, Gap, GapRecord, GapSet, Receipt
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.connection import Connection
 from bsfg.wire.convert import gap_message, gap_set_message, refusal_of
-from bsfg.wire.frames import THREAD_BYTES, read_ack, with_batch
+from bsfg.wire.frames import read_ack, with_batch
 from bsfg.wire.framestream import FrameStream
 from bsfg.wire.service import PutOutcome
 from bsfg.wire.status import error_of
@@ -164,6 +165,4 @@ def _put(ack: pb.PutAck) -> PutOutcome:
 
 
 async def _with_batch(message: Any, field: str, batch: FactBatch) -> bytes:
-    if not batch.has_rows and batch.size_bytes > THREAD_BYTES:
-        return await asyncio.to_thread(with_batch, message, field, batch)
-    return with_batch(message, field, batch)
+    return await by_size(batch.weight_bytes, with_batch, message, field, batch)

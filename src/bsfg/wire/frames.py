@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
@@ -14,13 +13,11 @@ from bsfg.errors import FrameInvalid
 from bsfg.journey.append import AppendOutcome
 from bsfg.journey.link import Fetched
 from bsfg.model import DEFAULT_LIMITS, Limits
+from bsfg.offload import by_size
 from bsfg.ports import Frame, Receipt, Result
 from bsfg.schema import DIGEST_BYTES
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.convert import gap_message, gap_of, gap_set_message, gap_set_of
-
-THREAD_BYTES = 256 << 10
-"""From this size on, encoding and decoding are left to a thread: Arrow does them without holding up the loop."""
 
 _INT64 = np.dtype("<i8")
 
@@ -121,10 +118,7 @@ async def frame_messages(frame: Frame, max_bytes: int, *, ages: bool = True) -> 
         last = frame.last if end == int(frame.entries.offsets[-1]) else end
         skips = [each.within(first, last) for each in frame.skips]
         message = _without_entries(Frame(first, last, skips=[each for each in skips if len(each.ranges)]))
-        if piece.size_bytes > THREAD_BYTES:
-            yield await asyncio.to_thread(with_batch, message, "entries", piece, ages=ages)
-        else:
-            yield with_batch(message, "entries", piece, ages=ages)
+        yield await by_size(piece.weight_bytes, with_batch, message, "entries", piece, ages=ages)
         first = last + 1
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -24,6 +24,7 @@ from bsfg.journey.link import Fetched, FetchRequest, Refusal
 from bsfg.jsonform import entry_to_dict
 from bsfg.jsonlines import read_jsonl
 from bsfg.model import Limits
+from bsfg.offload import by_size
 from bsfg.ports import Buffer, Confirmation, GapRecord
 from bsfg.wire.answering import Endpoint, Handler, caller_of, endpoint, problem
 from bsfg.wire.limits import Admission, WireLimits
@@ -96,12 +97,12 @@ class HttpBoundary:
         many = _media_type(request) in (JSON_LINES, "application/jsonl")
         async with asyncio.timeout(self._limits.request_timeout_seconds):
             body = await self._body(request)
-            facts = await asyncio.to_thread(_facts, body, self._zone, many)
+            facts = await by_size(len(body), _facts, body, self._zone, many)
             outcome = await self._boundary.commit(await self._boundary.prepare(caller, stream, facts))
         if not many:
             for conflict in outcome.conflicts():
                 raise conflict
-        return _json(_appended(outcome))
+        return _answer(await by_size(outcome.facts.weight_bytes, _encoded, _appended, outcome))
 
     async def get(self, request: Request, caller: Caller) -> Response:
         """Give the fact of a key."""
@@ -109,7 +110,7 @@ class HttpBoundary:
         key = Key(path["from_zone"], path["message_id"])
         async with asyncio.timeout(self._limits.request_timeout_seconds):
             entry = await self._boundary.get(caller, path["stream"], key, _buffer(request))
-        return _json(entry_to_dict(entry))
+        return _answer(await by_size(len(entry.message.fact.object), _encoded, entry_to_dict, entry))
 
     async def fetch(self, request: Request, caller: Caller) -> Response:
         """Give the next facts of a consumer."""
@@ -123,14 +124,14 @@ class HttpBoundary:
         async with asyncio.timeout(self._limits.request_timeout_seconds + wanted.wait_seconds):
             fetched = await _unless_gone(request, self._boundary.fetch(caller, request.path_params["consumer"], wanted))
         if JSON_LINES in request.headers.get("accept", ""):
-            lines = (orjson.dumps(each, option=orjson.OPT_APPEND_NEWLINE) for each in _lines(fetched))
-            return Response(b"".join(lines), media_type=JSON_LINES)
-        return _json(_fetched(fetched))
+            return Response(await by_size(fetched.weight_bytes, _lines, fetched), media_type=JSON_LINES)
+        return _answer(await by_size(fetched.weight_bytes, _encoded, _fetched, fetched))
 
     async def confirm(self, request: Request, caller: Caller) -> Response:
         """Record a confirmation."""
         async with asyncio.timeout(self._limits.request_timeout_seconds):
-            confirmation, refusals = _confirmation(await self._body(request))
+            body = await self._body(request)
+            confirmation, refusals = await by_size(len(body), _confirmation, body)
             consumer = request.path_params["consumer"]
             advanced_to = await self._boundary.confirm(caller, consumer, confirmation, refusals)
         return _json({"cursor_advanced_to": advanced_to})
@@ -269,7 +270,16 @@ async def _not_an_operation(request: Request, error: Exception) -> Response:
 
 
 def _json(value: Any) -> Response:
-    return Response(orjson.dumps(value), media_type=JSON)
+    return _answer(orjson.dumps(value))
+
+
+def _answer(data: bytes) -> Response:
+    return Response(data, media_type=JSON)
+
+
+def _encoded(form: Callable[[Any], Any], value: Any) -> bytes:
+    """Write a value in its JSON form."""
+    return orjson.dumps(form(value))
 
 
 def _media_type(request: Request) -> str:
@@ -302,7 +312,11 @@ def _appended(outcome: AppendOutcome) -> dict[str, Any]:
     }
 
 
-def _lines(fetched: Fetched) -> Iterator[dict[str, Any]]:
+def _lines(fetched: Fetched) -> bytes:
+    return b"".join(orjson.dumps(each, option=orjson.OPT_APPEND_NEWLINE) for each in _items(fetched))
+
+
+def _items(fetched: Fetched) -> Iterator[dict[str, Any]]:
     """Give an answer line by line, as `bsfg fetch` does: entries, and each range that is not there as a gap."""
     for gap in fetched.gaps:
         yield {"gap": _gap(gap)}

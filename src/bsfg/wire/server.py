@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from typing import Any
 
 from bsfg.errors import BsfgError, FrameInvalid, InvalidArgument, NotReady
 from bsfg.fact import Key
 from bsfg.journey.append import AppendOutcome
-from bsfg.journey.link import FetchRequest
-from bsfg.ports import Buffer, Result
+from bsfg.journey.link import Fetched, FetchRequest, Refusal
+from bsfg.offload import by_size
+from bsfg.ports import Buffer, Confirmation, Result
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.calls import Calls, Stream, Unary
 from bsfg.wire.convert import (
@@ -25,7 +25,7 @@ from bsfg.wire.convert import (
     single_fact,
 )
 from bsfg.wire.evidence import evidence_message, heads_of
-from bsfg.wire.frames import THREAD_BYTES, ack_message, frame_messages, frames_response, head_message
+from bsfg.wire.frames import ack_message, frame_messages, frames_response, head_message
 from bsfg.wire.limits import ByteBudget
 from bsfg.wire.methods import BOUNDARY, BOUNDARY_SERVICE, snake
 from bsfg.wire.objects import download, upload
@@ -98,21 +98,7 @@ class BoundaryServicer:
         )
         async with self._calls.timeout(wanted.wait_seconds):
             fetched = await self._service.fetch(caller, request.consumer, wanted, _zones(request.carry_only))
-        response = pb.FetchResponse(
-            start=fetched.start,
-            next_offset=fetched.frames[-1].last + 1 if fetched.frames else fetched.start,
-            log_id=fetched.log_id,
-            end=fetched.end,
-            chain_head=fetched.chain_head,
-            gaps=[gap_message(gap) for gap in fetched.gaps],
-            gaps_token=fetched.gaps_token,
-        )
-        for frame in fetched.frames:
-            if frame.entries is not None:
-                response.entries.extend(entry_message(entry) for entry in frame.entries.to_entries())
-            elif frame.gap is not None:
-                response.gaps.append(gap_message(frame.gap))
-        return response
+        return await by_size(fetched.weight_bytes, fetch_response, fetched)
 
     async def _frames_at_once(self, request: pb.FetchRequest, caller: Caller) -> bytes:
         wanted = FetchRequest(
@@ -125,9 +111,7 @@ class BoundaryServicer:
         )
         async with self._calls.timeout(wanted.wait_seconds):
             fetched = await self._service.fetch(caller, request.consumer, wanted, _zones(request.carry_only))
-        if sum(frame.entries.size_bytes for frame in fetched.frames if frame.entries is not None) > THREAD_BYTES:
-            return await asyncio.to_thread(frames_response, fetched, ages=request.ages)
-        return frames_response(fetched, ages=request.ages)
+        return await by_size(fetched.weight_bytes, frames_response, fetched, ages=request.ages)
 
     def follow_facts(self, requests: AsyncIterator[pb.FetchRequest], caller: Caller) -> AsyncIterator[Any]:
         """Answer one fetch after the other."""
@@ -202,9 +186,9 @@ class BoundaryServicer:
 
     async def confirm_receipt(self, request: pb.ConfirmRequest, caller: Caller) -> pb.ConfirmResponse:
         """Record a confirmation."""
-        refusals = [refusal_of(each) for each in request.refusals]
+        confirmation, refusals = await by_size(request.ByteSize(), _confirmed, request)
         async with self._calls.timeout():
-            advanced_to = await self._service.confirm(caller, request.consumer, confirmation_of(request), refusals)
+            advanced_to = await self._service.confirm(caller, request.consumer, confirmation, refusals)
         return pb.ConfirmResponse(cursor_advanced_to=advanced_to)
 
     def confirm_receipts(self, requests: AsyncIterator[pb.ConfirmRequest], caller: Caller) -> AsyncIterator[Any]:
@@ -260,6 +244,25 @@ async def _committed(sequence: int, outcome: Awaitable[AppendOutcome], *, ids_de
         return pb.AppendAck(sequence=sequence, error=error_message(error))
 
 
+def fetch_response(fetched: Fetched) -> pb.FetchResponse:
+    """Write an answer fact by fact."""
+    response = pb.FetchResponse(
+        start=fetched.start,
+        next_offset=fetched.frames[-1].last + 1 if fetched.frames else fetched.start,
+        log_id=fetched.log_id,
+        end=fetched.end,
+        chain_head=fetched.chain_head,
+        gaps=[gap_message(gap) for gap in fetched.gaps],
+        gaps_token=fetched.gaps_token,
+    )
+    for frame in fetched.frames:
+        if frame.entries is not None:
+            response.entries.extend(entry_message(entry) for entry in frame.entries.to_entries())
+        elif frame.gap is not None:
+            response.gaps.append(gap_message(frame.gap))
+    return response
+
+
 def append_response(outcome: AppendOutcome) -> pb.AppendResponse:
     """Write the answer to a single fact; a conflict is an error."""
     [appended] = outcome.results()
@@ -273,6 +276,10 @@ def append_response(outcome: AppendOutcome) -> pb.AppendResponse:
         appended_at_unix_ms=outcome.receipt.appended_at_unix_ms,
         message_id=appended.message_id,
     )
+
+
+def _confirmed(request: pb.ConfirmRequest) -> tuple[Confirmation, list[Refusal]]:
+    return confirmation_of(request), [refusal_of(each) for each in request.refusals]
 
 
 def put_call(frame: pb.PutFrame) -> PutCall:
