@@ -104,6 +104,7 @@ STATUSES: dict[str, tuple[grpc.StatusCode, int]] = {
     "file_unreadable": (Status.INVALID_ARGUMENT, 422),
     "row_unreadable": (Status.INVALID_ARGUMENT, 422),
     "spark_failed": (Status.UNAVAILABLE, 503),
+    "workers_unfit": (Status.FAILED_PRECONDITION, 500),
     # The node and the way to it.
     "overloaded": (Status.RESOURCE_EXHAUSTED, 429),
     "timed_out": (Status.DEADLINE_EXCEEDED, 504),
