@@ -6,7 +6,9 @@ import contextlib
 import errno
 import fcntl
 import os
+import resource
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -51,15 +53,59 @@ def translated(error: OSError, doing: str) -> BsfgError:
     return StorageFailed(text, errno=error.errno)
 
 
+class IdleDescriptors:
+    """Descriptors of files that nobody writes just now: those used last stay open, few for all files of a process.
+
+    Whoever wants to write takes the descriptor of his file out, so that nobody closes it meanwhile, and gives it back.
+    """
+
+    def __init__(self, at_most: int) -> None:
+        self._at_most = at_most
+        self._open: OrderedDict[object, int] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def take(self, owner: object) -> int | None:
+        """Give an owner its descriptor, None when it was closed meanwhile."""
+        with self._lock:
+            return self._open.pop(owner, None)
+
+    def keep(self, owner: object, fd: int) -> None:
+        """Keep the descriptor of an owner, and close the one that was used least lately when there are too many."""
+        with self._lock:
+            self._open[owner] = fd
+            oldest = self._open.popitem(last=False)[1] if len(self._open) > self._at_most else None
+        if oldest is not None:
+            SPARES.close(oldest)
+
+    def let_one_go(self) -> bool:
+        """Close one for somebody who needs a descriptor more; tell whether there was one."""
+        with self._lock:
+            if not self._open:
+                return False
+            os.close(self._open.popitem(last=False)[1])
+            return True
+
+
+def _idle_most() -> int:
+    """Give how many descriptors of idle files this process keeps: an eighth of what it may have."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1024 if soft == resource.RLIM_INFINITY else min(1024, soft // 8)
+
+
+IDLE = IdleDescriptors(_idle_most())
+"""The descriptors of this process that are open only so that they need not be opened again."""
+
+
 class SpareDescriptors:
     """Descriptors that are held for nothing, so that a writer can go on when the process has no other left.
 
     A segment that is begun takes one and gives back the one of its predecessor; folders, and files that are only looked
-    at, are closed at once. So a few of them carry any number of logs through a shortage.
+    at, are closed at once. So a few of them carry any number of logs through a shortage. Before the first of them goes
+    those that are ``idle`` are closed.
     """
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self, count: int, idle: IdleDescriptors | None = None) -> None:
+        self._count, self._idle = count, idle
         self._held: list[int] = []
         self._lock = threading.Lock()
         self.short = False
@@ -89,6 +135,8 @@ class SpareDescriptors:
             self.hold()
 
     def _let_one_go(self) -> bool:
+        if self._idle is not None and self._idle.let_one_go():
+            return True
         with self._lock:
             if not self._held:
                 return False
@@ -97,7 +145,7 @@ class SpareDescriptors:
             return True
 
 
-SPARES = SpareDescriptors(8)
+SPARES = SpareDescriptors(8, IDLE)
 """The spare descriptors of this process; a writer takes them when it locks its folder."""
 
 

@@ -28,17 +28,6 @@ from bsfg.testing.disk import SimulatedDisk
 OPTIONS = LogOptions(segment_bytes=65_536, index_run_keys=64)
 
 
-class PatientFile(DiskFile):
-    """A file whose syncs wait while the gate is closed."""
-
-    gate: threading.Event
-
-    def sync(self) -> None:
-        """Wait for the gate, then sync."""
-        self.gate.wait()
-        super().sync()
-
-
 class PatientFiles(DiskFiles):
     """A folder whose files can be made to wait before they are durable."""
 
@@ -47,10 +36,15 @@ class PatientFiles(DiskFiles):
         self.gate = threading.Event()
         self.gate.set()
 
-    def _patient(self, file: DiskFile) -> PatientFile:
-        patient = PatientFile(file._fd)
-        patient.gate = self.gate
-        return patient
+    def _patient(self, file: DiskFile) -> DiskFile:
+        sync = file.sync
+
+        def wait_and_sync() -> None:
+            self.gate.wait()
+            sync()
+
+        file.sync = wait_and_sync  # type: ignore[method-assign]
+        return file
 
     def create(self, path: str) -> DiskFile:
         """Make a file that waits."""

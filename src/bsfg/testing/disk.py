@@ -15,7 +15,7 @@ from random import Random
 from threading import RLock
 
 from bsfg.errors import FolderLocked
-from bsfg.stores.log.files import Bytes, SyncFailed
+from bsfg.stores.log.files import Bytes, NotBegun, SyncFailed
 from bsfg.testing.durability import Change, File, Folder, NameChange, copied_tree, names_of, surviving_tree
 
 FAILING = (
@@ -44,13 +44,16 @@ class PowerLoss(BaseException):
 class SimulatedFile:
     """A file of a simulated disk, opened for appending."""
 
-    def __init__(self, disk: SimulatedDisk, path: str, file: File) -> None:
+    def __init__(self, disk: SimulatedDisk, path: str, file: File, *, idle: bool = False) -> None:
         self._disk, self._path, self._file = disk, path, file
-        self._open = True
+        self._open, self._idle = True, idle
 
     def write(self, parts: Sequence[Bytes]) -> None:
         """Write at the end; a fault or a full disk leaves any first part of it behind."""
         self._check_open()
+        if self._idle:
+            self._disk._check_named(self._path, self._file)
+        self._idle = False
         self._disk._write(self._path, self._file, b"".join(bytes(part) for part in parts))
 
     def sync(self) -> None:
@@ -58,6 +61,11 @@ class SimulatedFile:
         self._check_open()
         with self._disk._operation("sync", self._path, on_fault=self._file.fail_sync):
             self._file.sync()
+        self._idle = True
+
+    def renamed(self, path: str) -> None:
+        """Take note of another name: a real file that is idle may be closed, and is then opened by its name."""
+        self._path = path
 
     def truncate(self, size_bytes: int) -> None:
         """Cut the file, or extend it with zeros."""
@@ -197,6 +205,11 @@ class SimulatedDisk:
         if any(first < end and start < after for first, after in bad):
             raise OSError(errno.EIO, os.strerror(errno.EIO), path)
 
+    def _check_named(self, path: str, file: File) -> None:
+        with self._lock:
+            if self._root.file(path) is not file:
+                raise NotBegun(errno.ESTALE, os.strerror(errno.ESTALE), path)
+
     def content(self) -> dict[str, bytes]:
         """Give all files as a process sees them now."""
         with self._lock:
@@ -217,7 +230,7 @@ class SimulatedDisk:
     def open_append(self, path: str) -> SimulatedFile:
         """Open an existing file to write at its end."""
         with self._looking("open", path):
-            return SimulatedFile(self, path, self._root.file(path))
+            return SimulatedFile(self, path, self._root.file(path), idle=True)
 
     def read(self, path: str) -> Bytes:
         """Give the content as it is now."""

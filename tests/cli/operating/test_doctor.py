@@ -457,7 +457,7 @@ def test_a_clock_that_nobody_keeps_is_a_warning(
     assert kernel_synchronised() in (True, False, None)
 
 
-@pytest.mark.parametrize(("allowed", "level"), [(340, Level.OK), (339, Level.WARNING), (-1, Level.OK)])
+@pytest.mark.parametrize(("allowed", "level"), [(276, Level.OK), (275, Level.WARNING), (-1, Level.OK)])
 def test_too_few_open_files_are_a_warning(
     plant: Zone, monkeypatch: pytest.MonkeyPatch, allowed: int, level: Level
 ) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 from bsfg.cli.doctor.findings import Finding, Says, Subject
 from bsfg.cli.output import count_text
 
-FILES_BASE, FILES_PER_STREAM = 256, 64
+FILES_BASE = 256
+"""What a node needs for itself, however many streams it has: idle ones hold no file."""
 
 _says = Says("limits")
 
@@ -17,7 +18,7 @@ _says = Says("limits")
 def limits(subject: Subject) -> Iterator[Finding]:
     """Look at the number of files and connections that the node may have open."""
     config, pid = subject.config, subject.writer_pid
-    wanted = FILES_BASE + FILES_PER_STREAM * len(config.streams) + 2 * config.limits.connections
+    wanted = FILES_BASE + 2 * config.limits.connections
     allowed = _of_process(pid) if pid is not None else None
     whose = "the running node" if allowed is not None else "a node started from here"
     if allowed is None:

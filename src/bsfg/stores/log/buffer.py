@@ -1,4 +1,4 @@
-"""Store and forward buffers of the embedded log: the ports in front, one writer thread behind."""
+"""Store and forward buffers of the embedded log: the ports in front, one writer behind."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from bsfg.ports import (
 )
 from bsfg.rangedigest import History
 from bsfg.retention import Age, ClockGuard, GapReason, Removal, Standing, ordered_before, removable_before
-from bsfg.stores.log.committer import Committer
+from bsfg.stores.log.committer import Committer, Workers
 from bsfg.stores.log.files import is_refusal, translated
 from bsfg.stores.log.frame import Damaged
 from bsfg.stores.log.history import history_of
@@ -59,7 +59,7 @@ class Step:
 class LogBuffer:
     """One log behind the ports; `LogStoreBuffer` and `LogForwardBuffer` add what differs."""
 
-    def __init__(self, writer: LogWriter, required_frontier: Callable[[], int | None]) -> None:
+    def __init__(self, writer: LogWriter, required_frontier: Callable[[], int | None], workers: Workers) -> None:
         self._writer = writer
         self._required_frontier = required_frontier
         self.stream, self.buffer = writer.stream, writer.buffer
@@ -70,7 +70,7 @@ class LogBuffer:
         self._gathering = threading.Lock()
         self._oldest: tuple[int, int | None] | None = None
         self._committer: Committer[AppendItem | Step, Any] = Committer(
-            f"bsfg-{self.stream}-{self.buffer}",
+            workers,
             self._process,
             weight=self._weight,
             max_weight=writer.options.max_group_bytes,

@@ -1,9 +1,11 @@
-"""Group commit: many callers, one thread that takes all that wait and makes it durable with one sync."""
+"""Group commit: many callers, one worker that takes all that wait and makes it durable with one sync."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
@@ -12,33 +14,82 @@ from bsfg.errors import StorageClosed
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
-_NOTHING: Any = object()
+
+WORKERS_MAX = 32
+"""How many buffers of one storage are written at once; more wait for their turn."""
+
+
+class Workers:
+    """A few threads for many committers: one is begun when all others are busy, and none belongs to anybody."""
+
+    def __init__(self, name: str, at_most: int = WORKERS_MAX) -> None:
+        self._name, self._at_most = name, at_most
+        self._due: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._busy = 0
+        # Later a process may be short of threads: with one of them everything goes on, if slower.
+        self._begin()
+
+    @property
+    def are_awaited(self) -> bool:
+        """Whether somebody waits for a thread."""
+        return self._busy > len(self._threads)
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Let the next free thread do some work."""
+        with self._lock:
+            self._busy += 1
+            if len(self._threads) < min(self._busy, self._at_most):
+                with contextlib.suppress(RuntimeError):
+                    self._begin()
+        self._due.put(work)
+
+    def close(self) -> None:
+        """End all threads when they have nothing more to do."""
+        with self._lock:
+            threads, self._threads = self._threads, []
+        for _ in threads:
+            self._due.put(None)
+        for thread in threads:
+            thread.join()
+
+    def _begin(self) -> None:
+        thread = threading.Thread(target=self._serve, name=f"{self._name}-{len(self._threads)}", daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def _serve(self) -> None:
+        while (work := self._due.get()) is not None:
+            work()
+            with self._lock:
+                self._busy -= 1
 
 
 class Committer(Generic[Item, Answer]):
-    """Runs ``process`` on everything that waits, in order, in one thread of its own.
+    """Runs ``process`` on everything that waits, in order, one group at a time, in whichever thread is free.
 
     ``process`` gets a non-empty list of items and gives one outcome for each: an answer or an exception. Callers of
     one event loop are woken together, and with them, by a true value, whoever ``others`` names after each commit.
+    While nothing waits no thread is taken.
     """
 
     def __init__(
         self,
-        name: str,
+        workers: Workers,
         process: Callable[[Sequence[Item]], Sequence[Answer | BaseException]],
         *,
         weight: Callable[[Item], int] = lambda _: 1,
         max_weight: int = 1024,
         others: Callable[[], Sequence[asyncio.Future[bool]]] = lambda: (),
     ) -> None:
-        self._process, self._others = process, others
+        self._workers, self._process, self._others = workers, process, others
         self._weight = weight
         self._max_weight = max_weight
-        self._waiting: SimpleQueue[tuple[Item, asyncio.Future[Answer]] | None] = SimpleQueue()
+        self._waiting: deque[tuple[Item, asyncio.Future[Answer]]] = deque()
         self._entrance = threading.Lock()
-        self._closing = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._at_work = self._closing = False
+        self._idle = threading.Event()
 
     def submit(self, item: Item) -> asyncio.Future[Answer]:
         """Queue an item and give its outcome to wait for.
@@ -49,45 +100,48 @@ class Committer(Generic[Item, Answer]):
         with self._entrance:
             if self._closing:
                 raise StorageClosed("the storage is closed")
-            self._waiting.put((item, future))
+            self._waiting.append((item, future))
+            begun, self._at_work = self._at_work, True
+        if not begun:
+            self._workers.run(self._work)
         return future
 
     async def close(self) -> None:
-        """Finish what is queued and end the thread."""
+        """Finish what is queued."""
         with self._entrance:
-            if not self._closing:
-                self._waiting.put(None)
             self._closing = True
-        if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join)
+            if not self._at_work:
+                return
+        await asyncio.to_thread(self._idle.wait)
 
-    def _run(self) -> None:
-        following = self._waiting.get()
-        while following is not None:
-            group = [following]
-            following = self._join(group)
+    def _work(self) -> None:
+        while group := self._next_group():
             try:
                 outcomes = self._process([item for item, _ in group])
             except BaseException as error:  # whatever it is belongs to those who wait
                 outcomes = [error] * len(group)
             others = self._others()
             _wake([*(future for _, future in group), *others], [*outcomes, *(True for _ in others)])
-            if following is _NOTHING:
-                following = self._waiting.get()
+            if self._workers.are_awaited:
+                # Others have waited longer than what came meanwhile.
+                self._workers.run(self._work)
+                return
 
-    def _join(self, group: list[tuple[Item, asyncio.Future[Answer]]]) -> Any:
-        """Put to a group what waits and fits into the same commit; give what follows it."""
-        total = self._weight(group[0][0])
-        while not self._waiting.empty():
-            # Nobody else takes anything, so what was there is still there.
-            following = self._waiting.get()
-            if following is None:
-                return None
-            total += self._weight(following[0])
-            if total > self._max_weight:
-                return following
-            group.append(following)
-        return _NOTHING
+    def _next_group(self) -> list[tuple[Item, asyncio.Future[Answer]]]:
+        """Take what waits and fits into one commit; with nothing left the next caller begins the work anew."""
+        group: list[tuple[Item, asyncio.Future[Answer]]] = []
+        with self._entrance:
+            total = 0
+            while self._waiting:
+                total += self._weight(self._waiting[0][0])
+                if group and total > self._max_weight:
+                    return group
+                group.append(self._waiting.popleft())
+            if not group:
+                self._at_work = False
+                if self._closing:
+                    self._idle.set()
+        return group
 
 
 def _wake(futures: Sequence[asyncio.Future[Any]], outcomes: Sequence[Any]) -> None:

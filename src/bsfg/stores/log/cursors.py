@@ -30,7 +30,7 @@ from bsfg.ports import (
 )
 from bsfg.retention import GapReason
 from bsfg.rules import check_name
-from bsfg.stores.log.committer import Committer
+from bsfg.stores.log.committer import Committer, Workers
 from bsfg.stores.log.files import Files
 from bsfg.stores.log.journal import Journal, Record
 from bsfg.stores.log.reserve import Reserve
@@ -155,6 +155,8 @@ class LogCursors:
         # It is exchanged as a whole when a consumer is added, and only ever changed by the committer's thread.
         self._cursors: dict[str, Cursor] = {}
         self._journal = Journal(files, CURSORS, self._snapshot)
+        # A thread of its own: nobody who confirms waits for the facts of others.
+        self._workers: Workers | None = None
         self._committer: Committer[Change, Cursor] | None = None
         self._unread: list[Record] = []
         self.are_lost = False
@@ -171,7 +173,8 @@ class LogCursors:
                 continue
             self._cursors[cursor.spec.name] = cursor
         self.are_lost = self._journal.is_damaged or bool(self._unread)
-        self._committer = Committer("bsfg-cursors", self._write)
+        self._workers = Workers("bsfg-cursors", 1)
+        self._committer = Committer(self._workers, self._write)
 
     @property
     def problems(self) -> list[str]:
@@ -293,6 +296,8 @@ class LogCursors:
         if self._committer is not None:
             committer, self._committer = self._committer, None
             await committer.close()
+            assert self._workers is not None
+            self._workers.close()
             self._journal.close()
 
     def _known(self, name: str) -> Cursor:

@@ -7,14 +7,13 @@ writes and fails. Paths are relative to the data folder and use forward slashes.
 from __future__ import annotations
 
 import builtins
+import errno
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from bsfg.disk import SPARES, SyncFailed, is_refusal, locked, sync_folder, translated
+from bsfg.disk import IDLE, SPARES, SyncFailed, is_refusal, locked, sync_folder, translated
 
 __all__ = [
     "Bytes",
@@ -22,6 +21,7 @@ __all__ = [
     "DiskFiles",
     "DiskSlot",
     "Files",
+    "NotBegun",
     "OpenFile",
     "Slot",
     "SyncFailed",
@@ -31,14 +31,16 @@ __all__ = [
 
 Bytes = bytes | bytearray | memoryview
 
-_SLOTS_OPEN = 32
+
+class NotBegun(OSError):
+    """A file could not be opened again after it was idle: nothing was written, and nothing is to be undone."""
 
 
 class OpenFile(Protocol):
     """A file that is being written at its end."""
 
     def write(self, parts: Sequence[Bytes]) -> None:
-        """Write the parts one after the other at the end of the file."""
+        """Write the parts one after the other at the end of the file; `NotBegun` says that it is as it was."""
         ...
 
     def sync(self) -> None:
@@ -47,6 +49,10 @@ class OpenFile(Protocol):
 
     def truncate(self, size_bytes: int) -> None:
         """Cut the file; not durable before the next `sync`."""
+        ...
+
+    def renamed(self, path: str) -> None:
+        """Take note that the file has another name now, under which it can be opened again."""
         ...
 
     def close(self) -> None:
@@ -131,70 +137,105 @@ class Files(Protocol):
 
 
 class DiskFile:
-    """A real file opened for appending."""
+    """A real file opened for appending.
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+    While something of it is not synced, the file keeps its descriptor: only this one is sure to be told when that
+    cannot be written. In between the descriptor is idle, and may be closed in favour of others. The file is then opened
+    again, and must be the one that was written, as large as it was. Where no path is given it stays open.
+    """
+
+    def __init__(self, fd: int, root: Path | None = None, path: str = "") -> None:
+        self._fd, self._root, self._path = fd, root, path
+        state = os.fstat(fd)
+        self._identity, self._size = (state.st_dev, state.st_ino), state.st_size
+        self._unsynced = True
+        self._ended: OSError | None = None
 
     def write(self, parts: Sequence[Bytes]) -> None:
         """Write all parts, however many calls that takes."""
         views = [memoryview(part).cast("B") for part in parts if len(part)]
+        fd = self._descriptor()
+        self._unsynced = True
         while views:
-            written = os.writev(self._fd, views[:512])
+            written = os.writev(fd, views[:512])
+            self._size += written
             while views and written >= len(views[0]):
                 written -= len(views.pop(0))
             if written:
                 views[0] = views[0][written:]
 
     def sync(self) -> None:
-        """Sync contents and size to the disk."""
+        """Sync contents and size to the disk; where that fails the file takes nothing more."""
+        fd = self._descriptor()
         try:
-            os.fdatasync(self._fd)
+            os.fdatasync(fd)
         except OSError as error:
-            raise SyncFailed(error.errno, error.strerror) from error
+            failure = SyncFailed(error.errno, error.strerror)
+            self._end(failure)
+            raise failure from error
+        self.rest()
 
     def truncate(self, size_bytes: int) -> None:
-        """Cut the file."""
-        os.ftruncate(self._fd, size_bytes)
+        """Cut the file; what was not even written needs no cutting."""
+        if size_bytes == self._size and not self._unsynced:
+            return
+        fd = self._descriptor()
+        try:
+            os.ftruncate(fd, size_bytes)
+        except OSError as error:
+            self._end(error)
+            raise
+        self._size, self._unsynced = size_bytes, True
+
+    def renamed(self, path: str) -> None:
+        """Take note of another name."""
+        self._path = path
 
     def close(self) -> None:
         """Close the descriptor; a second time is harmless."""
-        if self._fd >= 0:
-            SPARES.close(self._fd)
-            self._fd = -1
+        self._end(OSError(errno.EBADF, os.strerror(errno.EBADF)))
 
+    def rest(self) -> None:
+        """Let others have the descriptor when they are short of one: nothing waits to be synced."""
+        self._unsynced = False
+        if self._root is not None:
+            fd, self._fd = self._fd, -1
+            IDLE.keep(self, fd)
 
-class Descriptors:
-    """The descriptors of files that are written in place: those last used stay open, few for all logs of a folder."""
+    def _descriptor(self) -> int:
+        """Give the descriptor, which nobody else closes before the next rest."""
+        if self._ended is not None:
+            raise self._ended
+        if self._fd < 0:
+            idle = IDLE.take(self)
+            self._fd = self._opened_again() if idle is None else idle
+        return self._fd
 
-    def __init__(self, at_most: int) -> None:
-        self._at_most = at_most
-        self._open: OrderedDict[Path, int] = OrderedDict()
-        self._lock = threading.Lock()
+    def _opened_again(self) -> int:
+        assert self._root is not None
+        try:
+            fd = SPARES.open(self._root / self._path, os.O_WRONLY | os.O_APPEND)
+        except OSError as error:
+            raise NotBegun(error.errno, error.strerror) from None
+        state = os.fstat(fd)
+        if ((state.st_dev, state.st_ino), state.st_size) != (self._identity, self._size):
+            SPARES.close(fd)
+            raise NotBegun(errno.ESTALE, "somebody else has changed or replaced the file")
+        return fd
 
-    def write(self, path: Path, data: bytes) -> None:
-        """Write at the beginning of a file, making it when needed."""
-        with self._lock:
-            fd = self._open.get(path)
-            if fd is None:
-                fd = self._open[path] = SPARES.open(path, os.O_RDWR | os.O_CREAT)
-                if len(self._open) > self._at_most:
-                    SPARES.close(self._open.popitem(last=False)[1])
-            self._open.move_to_end(path)
-            os.pwrite(fd, data, 0)
-
-    def release(self, path: Path) -> None:
-        """Close a file, if it is open."""
-        with self._lock:
-            if (fd := self._open.pop(path, None)) is not None:
-                SPARES.close(fd)
+    def _end(self, why: OSError) -> None:
+        self._ended = self._ended or why
+        fd = self._fd if self._fd >= 0 else IDLE.take(self)
+        self._fd = -1
+        if fd is not None:
+            SPARES.close(fd)
 
 
 class DiskSlot:
     """A small file that is written in place: a full or failing disk is an error, where a map would end the process."""
 
-    def __init__(self, descriptors: Descriptors, path: Path, size_bytes: int) -> None:
-        self._descriptors, self._path = descriptors, path
+    def __init__(self, path: Path, size_bytes: int) -> None:
+        self._path = path
         fd = SPARES.open(path, os.O_RDWR | os.O_CREAT)
         try:
             os.ftruncate(fd, size_bytes)
@@ -203,11 +244,18 @@ class DiskSlot:
 
     def store(self, data: bytes) -> None:
         """Replace the content in place."""
-        self._descriptors.write(self._path, data)
+        fd = IDLE.take(self)
+        if fd is None:
+            fd = SPARES.open(self._path, os.O_RDWR | os.O_CREAT)
+        try:
+            os.pwrite(fd, data, 0)
+        finally:
+            IDLE.keep(self, fd)
 
     def close(self) -> None:
         """Release the file."""
-        self._descriptors.release(self._path)
+        if (fd := IDLE.take(self)) is not None:
+            SPARES.close(fd)
 
 
 class DiskFiles:
@@ -215,18 +263,20 @@ class DiskFiles:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
-        self._slots = Descriptors(_SLOTS_OPEN)
 
     def _at(self, path: str) -> Path:
         return self.root / path
 
     def create(self, path: str) -> DiskFile:
         """Make a new, empty file."""
-        return DiskFile(SPARES.open(self._at(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND))
+        fd = SPARES.open(self._at(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
+        return DiskFile(fd, self.root, path)
 
     def open_append(self, path: str) -> DiskFile:
         """Open an existing file to write at its end."""
-        return DiskFile(SPARES.open(self._at(path), os.O_WRONLY | os.O_APPEND))
+        file = DiskFile(SPARES.open(self._at(path), os.O_WRONLY | os.O_APPEND), self.root, path)
+        file.rest()
+        return file
 
     def read(self, path: str) -> Bytes:
         """Read a whole file; one that grows meanwhile is read up to the size it had."""
@@ -281,7 +331,7 @@ class DiskFiles:
 
     def slot(self, path: str, size_bytes: int) -> DiskSlot:
         """Open a small file for writing in place."""
-        return DiskSlot(self._slots, self._at(path), size_bytes)
+        return DiskSlot(self._at(path), size_bytes)
 
     def allocate(self, path: str, size_bytes: int) -> None:
         """Take blocks for a file; one with holes, as a copy may have, gets those that it lacks."""

@@ -7,8 +7,9 @@ log and the key segments.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 
 import numpy as np
@@ -18,6 +19,9 @@ from bsfg.stores.log.index import KeyIndex, Run, decode_run, encode_run, merged
 
 Source = Callable[[int, int], tuple[np.ndarray, np.ndarray]]
 """Gives the sorted hashes of the keys of a range of offsets, both ends included, and the offsets beside them."""
+
+_MERGES = threading.BoundedSemaphore(4)
+"""How many logs of this process merge at once; the next one tries again when more keys come."""
 
 
 class IndexStore:
@@ -32,7 +36,6 @@ class IndexStore:
         self.keys = KeyIndex(run_keys)
         self.covered = 0
         self._chains: dict[int, bytes] = {}
-        self._pool: ThreadPoolExecutor | None = None
         self._merging: Future[tuple[list[Run], Run]] | None = None
         self._due: list[Run] = []
         self._may_merge = True
@@ -182,11 +185,15 @@ class IndexStore:
                 return
             self._finish_merge(self._merging)
         due = self.keys.mergeable() if self._may_merge else []
-        if due:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(1, "bsfg-index")
-            self._due, floor = due, self.keys.floor
-            self._merging = self._pool.submit(lambda: (due, merged(due, with_filter=True, floor=floor)))
+        if due and _MERGES.acquire(blocking=False):
+            self._due, self._merging = due, Future()
+            work = threading.Thread(target=_merge_in, args=(self._merging, due, self.keys.floor), daemon=True)
+            work.name = "bsfg-index"
+            try:
+                work.start()
+            except RuntimeError:  # the process has no thread left: later, perhaps
+                self._due, self._merging = [], None
+                _MERGES.release()
 
     def _finish_merge(self, merging: Future[tuple[list[Run], Run]]) -> None:
         """Put the result of a merge that is done in the place of its parts."""
@@ -216,7 +223,16 @@ class IndexStore:
                     self._discard(f"{self._folder}/{run.name}")
 
     def close(self) -> None:
-        """End the background thread; what it was merging is simply not used."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-            self._pool = None
+        """Wait for the background thread; what it was merging is simply not used."""
+        if self._merging is not None:
+            self._merging.exception()
+
+
+def _merge_in(merging: Future[tuple[list[Run], Run]], due: list[Run], floor: int) -> None:
+    """Merge runs in a thread that ends with it, so that an idle log has none."""
+    try:
+        merging.set_result((due, merged(due, with_filter=True, floor=floor)))
+    except BaseException as error:
+        merging.set_exception(error)
+    finally:
+        _MERGES.release()

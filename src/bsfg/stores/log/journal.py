@@ -21,7 +21,7 @@ import orjson
 from bsfg.errors import BsfgError, OutcomeUnknown, StorageClosed
 from bsfg.stores.log.atomic import write_whole
 from bsfg.stores.log.damage import TORN_CUT, is_damage, is_folder, keep_aside, put_aside, readable
-from bsfg.stores.log.files import Files, OpenFile, is_refusal, translated
+from bsfg.stores.log.files import Files, NotBegun, OpenFile, is_refusal, translated
 
 _HEAD = struct.Struct("<4sIII")
 _MAGIC = b"JRN1"
@@ -218,7 +218,9 @@ class Journal:
         """Cut back what a failed write left behind the last record that was synced."""
         assert self._file is not None
         try:
-            self._file.truncate(self._size)
+            if not isinstance(failed, NotBegun):
+                self._file.truncate(self._size)
+                self._file.sync()
         except OSError as error:
             return self._closed(error, "undoing a failed write to")
         failure = translated(failed, f"writing {self._path}")
@@ -259,6 +261,7 @@ class Journal:
             if not self._is_there(new):
                 self._closed(error, "replacing")
             return
+        fresh.renamed(self._path)
         if self._file is not None:
             self._file.close()
         self._file, self._size = fresh, sum(map(len, parts))

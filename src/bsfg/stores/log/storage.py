@@ -26,6 +26,7 @@ from bsfg.retention import Policy
 from bsfg.rules import check_name
 from bsfg.stores.log.atomic import write_whole
 from bsfg.stores.log.buffer import LogForwardBuffer, LogStoreBuffer
+from bsfg.stores.log.committer import Workers
 from bsfg.stores.log.cursors import LogCursors
 from bsfg.stores.log.damage import put_aside, readable
 from bsfg.stores.log.files import DiskFiles, Files, translated
@@ -78,6 +79,7 @@ class LogStorage:
         self._problems: list[str] = []
         self.reserve = Reserve(files, options.reserve_bytes, clock)
         self.cursors = LogCursors(files, clock, self._resolve, self.reserve)
+        self._workers = Workers("bsfg-writer")
 
     @classmethod
     async def open(
@@ -108,6 +110,7 @@ class LogStorage:
         try:
             await asyncio.to_thread(storage._open_all)
         except OSError as error:
+            storage._workers.close()
             release()
             raise translated(error, f"opening {where}") from None
         return storage
@@ -145,6 +148,7 @@ class LogStorage:
         release, self._release = self._release, None
         for buffer in self._buffers.values():
             await buffer.close()
+        self._workers.close()
         await self.cursors.close()
         release()
 
@@ -194,7 +198,7 @@ class LogStorage:
                 self._unavailable.pop((stream, buffer), None)
                 frontier = lambda: self.cursors.required_frontier(stream, buffer)  # noqa: E731
                 kind = LogStoreBuffer if buffer == Buffer.STORE else LogForwardBuffer
-                known = self._buffers[stream, buffer] = kind(writer, frontier)
+                known = self._buffers[stream, buffer] = kind(writer, frontier, self._workers)
             return known
 
     def _recover(self, stream: str, buffer: Buffer, policy: Policy) -> LogWriter:

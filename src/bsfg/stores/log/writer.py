@@ -1,6 +1,6 @@
 """The one writer of a log: it judges, frames, writes, syncs, and only then lets anyone see.
 
-Everything here runs in the writer's own thread. What readers may see is published at the end of each step by replacing
+Everything here runs in one thread at a time. What readers may see is published at the end of each step by replacing
 whole values, so that they never see half of a change.
 """
 
@@ -24,7 +24,7 @@ from bsfg.schema import STORED_SCHEMA
 from bsfg.steady import SteadyClock
 from bsfg.stores.log.damage import keep_aside, uncovered
 from bsfg.stores.log.dedupe import Verdict, judge
-from bsfg.stores.log.files import Files, OpenFile, is_refusal, translated
+from bsfg.stores.log.files import Files, NotBegun, OpenFile, is_refusal, translated
 from bsfg.stores.log.frame import (
     FRAME_HEADER_BYTES,
     SegmentHeader,
@@ -254,9 +254,10 @@ class LogWriter:
         except OSError as error:
             failure = translated(error, f"writing {active.path}")
             try:
-                self._file.truncate(active.size_bytes)
-                # Durably: the next frame may go to another segment, behind which a rest found here would be damage.
-                self._file.sync()
+                if not isinstance(error, NotBegun):
+                    self._file.truncate(active.size_bytes)
+                    # Durably: the next frame may go to another segment, behind which a rest found here would be damage.
+                    self._file.sync()
             except OSError as second:
                 self.failure = translated(second, f"undoing a failed write to {active.path}")
             if not is_refusal(failure):
