@@ -18,7 +18,7 @@ from bsfg.cli.output import console, examples, print_json, progress_bar, table
 
 DEFAULT_FACTS = 400_000
 OBJECT_BYTES, OBJECT_BYTES_MIN = 200, 64
-PHASES = 6
+PHASES = 7
 
 EPILOG = examples(
     ("bsfg bench node", "all of it, about a minute"),
@@ -51,7 +51,9 @@ def node(
     Nodes and producers are processes of their own on loopback, with certificates made for this run. Every fact counts
     when it is durable. The yardstick is hashlib's SHA-256 over the same objects; the latency of a single append is
     held against a call that does nothing and a bare fdatasync of the same run. Lag is the time from durable in one
-    zone to durable in the other. Everything is removed at the end.
+    zone to durable in the other. At last one producer appends single facts while others send facts of 1 MiB, confirm
+    8,000 ranges at a time and remove all facts of the run so far: what it waits is the bystander's time. Everything
+    is removed at the end.
     """
     from bsfg.cli.bench.node_measure import Plan
     from bsfg.cli.bench.node_plot import draw
@@ -130,6 +132,11 @@ def show(numbers: dict[str, Any]) -> None:
     )
     out.print(
         f"lag at {numbers['rate']:g} facts/s: p50 {numbers['lag_ms_p50']:.1f} ms, p99 {numbers['lag_ms_p99']:.1f} ms"
+    )
+    out.print(
+        f"a bystander's append: p50 {numbers['bystander_ms_p50']:.1f} ms, p99 {numbers['bystander_ms_p99']:.1f} ms, "
+        f"beside {numbers['bystander_large_facts']:,} facts of 1 MiB, {numbers['bystander_confirmations']:,} "
+        f"confirmations of many ranges, and the removal of {numbers['bystander_removed_facts']:,} facts"
     )
     out.print(f"{numbers['facts']:,} facts on {where['file_system']}, {where['cpus']} CPUs, in {numbers['seconds']} s")
     warn_of_memory(where)

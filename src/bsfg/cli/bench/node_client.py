@@ -13,22 +13,32 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from bsfg.cli.bench.workload import OBJECT_BYTES, batch_of, batches_of
-from bsfg.errors import BsfgError, PeerUnreachable, StorageFailed
+from bsfg.errors import BsfgError, PeerUnreachable, StorageFailed, TruncateRefused
 from bsfg.fact import Message
-from bsfg.ports import Receipt, Result
+from bsfg.ports import Buffer, Confirmation, ConsumerSpec, Receipt, Result
 from bsfg.sdk.endpoint import Endpoint
+
+if TYPE_CHECKING:
+    from bsfg.wire.adminclient import AdminClient
+    from bsfg.wire.client import BoundaryClient
 
 LIVE_STEP_SECONDS = 0.004
 IN_FLIGHT_FACTS = 20_000
 """How many single facts an application keeps waiting for; more would only fill memory."""
+
+LARGE_BYTES = 1 << 20
+LARGE_IN_FLIGHT = 4
+RANGES = 8_000
+PAUSE_SECONDS = 0.1
+CONFIRMED_SECONDS_MAX = 60.0
 
 PROBE_BYTES = 1500
 """What one fact takes in a log of its own frames; the bare fdatasync writes as much."""
@@ -48,6 +58,7 @@ class Job:
     count: int
     object_bytes: int = OBJECT_BYTES
     rate: float = 0.0
+    seconds: float = 0.0
 
     @property
     def endpoint(self) -> Endpoint:
@@ -208,7 +219,84 @@ async def append_live(job: Job) -> dict[str, Any]:
         return _done(began)
 
 
-JOBS = {"batches": append_batches, "facts": append_facts, "singles": append_singles, "live": append_live}
+async def append_beside(job: Job) -> dict[str, Any]:
+    """Append one fact after the other for a time, while others keep the node busy, and note how long each took."""
+    from bsfg.sdk.producer import AsyncProducer
+
+    append_ms: list[float] = []
+    messages = _messages(job, 1)
+    async with AsyncProducer(job.endpoint, stream=job.stream) as producer:
+        await producer.append(messages.pop())
+        began = _ready()
+        while messages and time.monotonic() < began[0] + job.seconds:
+            before = time.perf_counter()
+            _expect_one(await producer.append(messages.pop()))
+            append_ms.append(1000 * (time.perf_counter() - before))
+            await asyncio.sleep(LIVE_STEP_SECONDS)
+    return _done(began, append_ms=append_ms)
+
+
+async def crowd(job: Job) -> dict[str, Any]:
+    """Keep a node busy for a time with large facts, confirmations of many ranges, and a removal of ``count`` facts."""
+    from bsfg.wire.adminclient import AdminClient
+
+    async with job.endpoint.connect() as client:
+        admin = AdminClient(client.connection)
+        await admin.create_consumer(ConsumerSpec(job.identity, job.stream, Buffer.STORE, required=False))
+        began = _ready()
+        ends = began[0] + job.seconds
+        removal = asyncio.create_task(_removal(admin, job, ends))
+        senders = [_large_facts(client, job, number, ends) for number in range(LARGE_IN_FLIGHT)]
+        *large, confirmations = await asyncio.gather(*senders, _confirmations(client, job, ends))
+        await removal
+        return _done(began, large=sum(large), confirmations=confirmations)
+
+
+async def _large_facts(client: BoundaryClient, job: Job, number: int, ends: float) -> int:
+    """Append the largest facts that are allowed, one after the other; tell how many."""
+    sent = 0
+    while time.monotonic() < ends:
+        [first] = batch_of(job.first, 1).to_messages()
+        envelope = replace(first.envelope, message_id=f"large-{number}-{sent}")
+        fact = replace(first.fact, object=b'"%b"' % (b"x" * (LARGE_BYTES - 2)))
+        await client.append_fact(job.stream, Message(envelope, fact))
+        sent += 1
+    return sent
+
+
+async def _confirmations(client: BoundaryClient, job: Job, ends: float) -> int:
+    """Confirm a stretch of facts one by one in one call, then the next stretch; tell how often."""
+    ranges, sent = min(RANGES, job.count), 0
+    while time.monotonic() < ends:
+        start = ranges * (sent % (job.count // ranges))
+        offsets = range(start, start + ranges)
+        await client.confirm(job.identity, Confirmation(ranges=[(offset, offset) for offset in offsets]))
+        sent += 1
+        await asyncio.sleep(PAUSE_SECONDS)
+    return sent
+
+
+async def _removal(admin: AdminClient, job: Job, ends: float) -> None:
+    """Remove the facts of all phases before, as soon as the other zone has confirmed them."""
+    while True:
+        try:
+            await admin.truncate_before(job.stream, job.count, "a removal beside others")
+        except TruncateRefused:
+            if time.monotonic() > ends + CONFIRMED_SECONDS_MAX:
+                raise
+            await asyncio.sleep(PAUSE_SECONDS)
+        else:
+            return
+
+
+JOBS = {
+    "batches": append_batches,
+    "facts": append_facts,
+    "singles": append_singles,
+    "live": append_live,
+    "beside": append_beside,
+    "crowd": crowd,
+}
 
 
 def _messages(job: Job, more: int = 0) -> list[Message]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bsfg.cli.bench.measure import sha256_per_second
 from bsfg.cli.bench.node_client import Job, measured
-from bsfg.cli.bench.node_zones import PRODUCER, STREAM, Site, wait_until
+from bsfg.cli.bench.node_zones import CROWD, PRODUCER, STREAM, Site, wait_until
 from bsfg.cli.bench.workload import OBJECT_BYTES
 from bsfg.ports import Buffer
 
@@ -27,7 +27,11 @@ LOOK_SECONDS = 0.0005
 WARM_UP_SECONDS = 1.0
 """The first part of the live phase, which does not count: gates open, connections are made, caches fill."""
 
-_SINGLES_FROM, _FACTS_FROM, _LIVE_FROM = 10**13, 2 * 10**13, 3 * 10**13
+BYSTANDER_SECONDS = 6.0
+BYSTANDER_RATE_MAX = 250
+"""How long one producer is watched beside others, and how many facts it appends in a second at most."""
+
+_SINGLES_FROM, _FACTS_FROM, _LIVE_FROM, _BESIDE_FROM = 10**13, 2 * 10**13, 3 * 10**13, 4 * 10**13
 _PER_CLIENT = 10**12
 """Numbers of the facts, so that no two phases and no two clients have one in common."""
 
@@ -76,6 +80,8 @@ class NodeSamples:
     fdatasync_ms: list[float] = field(default_factory=list)
     rates: dict[str, Rate] = field(default_factory=dict)
     lag_ms: list[float] = field(default_factory=list)
+    bystander_ms: list[float] = field(default_factory=list)
+    crowd: dict[str, Any] = field(default_factory=dict)
 
 
 def run(site: Site, plan: Plan, step: Step) -> NodeSamples:
@@ -97,6 +103,8 @@ def run(site: Site, plan: Plan, step: Step) -> NodeSamples:
     _yardstick(samples)
     step(f"lag at {plan.rate:g} facts/s")
     _live(site, samples)
+    step("a bystander of others' work")
+    _bystander(site, samples)
     return samples
 
 
@@ -182,6 +190,18 @@ def _live(site: Site, samples: NodeSamples) -> None:
     samples.rates["live"] = Rate(count, found["ended"] - found["started"], _cpu_seconds_since(site, before))
     offsets = np.arange(first + min(count - 1, int(plan.rate * WARM_UP_SECONDS)), first + count)
     samples.lag_ms = (1000 * np.maximum(0.0, watch.times(1, offsets) - watch.times(0, offsets))).tolist()
+
+
+def _bystander(site: Site, samples: NodeSamples) -> None:
+    """Let one producer append single facts while others send large ones, confirm many ranges, and remove all before."""
+    plan = samples.plan
+    seconds = min(plan.seconds, BYSTANDER_SECONDS)
+    singles = job_of(site, plan, "beside", _BESIDE_FROM, int(seconds * BYSTANDER_RATE_MAX))
+    others = job_of(site, plan, "crowd", _BESIDE_FROM + _PER_CLIENT, site.sender.end(Buffer.STORE))
+    jobs = [replace(singles, seconds=seconds), replace(others, seconds=seconds, identity=CROWD)]
+    found, samples.crowd = measured(jobs)
+    samples.bystander_ms = found["append_ms"]
+    samples.crowd["removed"] = others.count
 
 
 class Watch:

@@ -30,6 +30,11 @@ def results(samples: NodeSamples, folder: Path, seconds: float) -> dict[str, Any
         "fdatasync_ms_p50": fdatasync_ms,
         "lag_ms_p50": percentile(samples.lag_ms, 50),
         "lag_ms_p99": percentile(samples.lag_ms, 99),
+        "bystander_ms_p50": percentile(samples.bystander_ms, 50),
+        "bystander_ms_p99": percentile(samples.bystander_ms, 99),
+        "bystander_large_facts": samples.crowd["large"],
+        "bystander_confirmations": samples.crowd["confirmations"],
+        "bystander_removed_facts": samples.crowd["removed"],
         **{f"{name}_ratio": rates[name].per_second / sha256 for name in RATES},
         "append_limit_ms": 1.5 * (floor_ms + fdatasync_ms),
         **{
@@ -49,4 +54,5 @@ def aims_of(numbers: dict[str, Any]) -> list[Aim]:
         Aim("append_ms_p50", numbers["append_ms_p50"], numbers["append_limit_ms"], "ms", False),
         Aim("handoff_ratio", numbers["handoff_ratio"], 0.12, "of SHA-256"),
         Aim("lag_ms_p99", numbers["lag_ms_p99"], 20.0, "ms", False),
+        Aim("bystander_ms_p99", numbers["bystander_ms_p99"], 50.0, "ms", False),
     ]

@@ -26,6 +26,9 @@ from bsfg.wire.certs import create_authority, issue
 
 STREAM = "bench"
 PRODUCER = f"{FROM_ZONE}-producer"
+CROWD = f"{FROM_ZONE}-crowd"
+"""All others at once, beside whom a producer is a bystander."""
+
 READY_SECONDS = 60.0
 STOP_SECONDS = 30.0
 
@@ -47,6 +50,10 @@ _SENDER = """
 [identities.{producer}]
 zone = "{zone}"
 roles = ["producer"]
+[identities.{crowd}]
+zone = "{zone}"
+roles = ["producer", "consumer", "operator"]
+consumers = ["{crowd}"]
 [identities.{other}-bsfg]
 zone = "{other}"
 roles = ["peer"]
@@ -156,7 +163,8 @@ class Site:
         for zone in (self.sender, self.receiver):
             zone.folder.mkdir()
             issue(self.certs, f"{zone.name}-bsfg", days=1, now=now, hosts=["127.0.0.1"])
-        issue(self.certs, PRODUCER, days=1, now=now, serves=False)
+        for name in (PRODUCER, CROWD):
+            issue(self.certs, name, days=1, now=now, serves=False)
         self._write(self.sender, self.receiver, _SENDER)
 
     @property
@@ -186,6 +194,7 @@ class Site:
             "certs": self.certs.absolute(),
             "stream": STREAM,
             "producer": PRODUCER,
+            "crowd": CROWD,
         }
         (zone.folder / "zone.toml").write_text((_COMMON + rest).format(**values), encoding="utf-8")
 
