@@ -125,7 +125,7 @@ class Parts:
     """The buffers that could not be opened or closed themselves; they are tried again when taken out of here."""
 
     def __post_init__(self) -> None:
-        self.steady = SteadyClock(self.clock)
+        self.steady = SteadyClock.begun(self.clock)
         self.oldest = Oldest(self)
 
     async def store(self, stream: str) -> StoreBuffer:

@@ -35,7 +35,7 @@ from bsfg.ports import (
     Receipt,
 )
 from bsfg.rangedigest import History
-from bsfg.retention import Age, ClockGuard, GapReason, Removal, Standing, ordered_before, removable_before
+from bsfg.retention import Age, GapReason, Removal, Standing, ordered_before, removable_before
 from bsfg.stores.log.committer import Committer, Workers
 from bsfg.stores.log.files import is_refusal, translated
 from bsfg.stores.log.frame import Damaged
@@ -64,7 +64,6 @@ class LogBuffer:
         self._required_frontier = required_frontier
         self.stream, self.buffer = writer.stream, writer.buffer
         self.log_id = writer.log_id.hex()
-        self._guard = ClockGuard()
         self._waiters = Waiters()
         self._closed = False
         self._gathering = threading.Lock()
@@ -289,16 +288,18 @@ class LogBuffer:
             pass
 
     def _aged(self, link_open: bool) -> Removal:
-        writer, now = self._writer, self._writer.clock.now_unix_ms()
-        trusted = self._guard.observe(now, writer.clock.monotonic_ms())
+        # One judge of the clock for the times of entries and for their age: two could differ about the same jump.
+        writer, steady = self._writer, self._writer.steady
+        trusted, now = steady.trusted, steady.now_unix_ms()
         writer.seal_old(now)
         age = Age(now, link_open=link_open, clock_trusted=trusted)
         return removable_before(writer.pieces(), writer.policy, self._standing(), age)
 
     def _forget_keys(self, as_of_unix_ms: int | None) -> bool:
-        if not self._guard.trusted:
+        steady = self._writer.steady
+        if not steady.trusted:
             return False
-        now = self._writer.clock.now_unix_ms()
+        now = steady.now_unix_ms()
         return self._writer.forget_keys(now if as_of_unix_ms is None else min(now, as_of_unix_ms))
 
     async def _remove_in_steps(self, decide: Callable[[], Removal]) -> None:

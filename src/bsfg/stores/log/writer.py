@@ -93,7 +93,7 @@ class LogWriter:
     ) -> None:
         self.files, self.stream, self.buffer = files, stream, buffer
         self.policy, self.options, self.clock = policy, options, clock
-        self._steady = SteadyClock.begun(clock)
+        self.steady = SteadyClock.begun(clock)
         self.folder, self.log_id = state.folder, state.log_id
         self._now_has(state.segments)
         self.end, self.chain, self.newest_unix_ms = state.end, state.chain, state.newest_unix_ms
@@ -166,7 +166,7 @@ class LogWriter:
     def append_group(self, items: Sequence[AppendItem], standing: Callable[[], Standing]) -> list[Receipt]:
         """Store the batches of several callers with one frame and one sync; ``standing`` is asked if room is short."""
         batch = FactBatch.concat([item.batch for item in items])
-        now, base = max(self._steady.now_unix_ms(), self.newest_unix_ms), self.end
+        now, base = max(self.steady.now_unix_ms(), self.newest_unix_ms), self.end
         if (keys := self._new_keys(batch)) is not None:
             self._store(batch, np.arange(len(batch)), items, now, standing)
             self.index.add_few(keys, self.end, self.chain)

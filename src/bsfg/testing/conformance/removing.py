@@ -214,6 +214,15 @@ class RetentionContract(StorageCase):
         assert (await lane.stats()).start == 6
 
     @scenario
+    async def test_a_clock_that_jumps_before_the_first_look_expires_nothing(self, rig: Rig) -> None:
+        """A jump counts from the opening of the buffer, as it does for the times of entries, not from a first look."""
+        lane = await self._written(rig, AGEING, through=2)
+        rig.clock.jump(1_000_000)
+        await lane.buffer.enforce_retention(link_open=True)
+        assert (await lane.stats()).start == 0
+        assert await lane.gaps() == []
+
+    @scenario
     async def test_keys_stay_for_the_horizon(self, rig: Rig) -> None:
         """A fact that aged out is still known as a repeat until the key horizon, also after a restart."""
         lane = await self._written(rig, AGEING, through=5)
