@@ -167,7 +167,11 @@ def locked(path: Path) -> Callable[[], None]:
     nobody can take it away from under a writer: a file may be removed by hand and made anew. The kernel gives both back
     when the process ends, however it ends.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o640)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o640)
+    except IsADirectoryError:
+        _move_away(path)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o640)
     folder = -1
     try:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -200,6 +204,14 @@ def without_writer(folder: Path) -> Iterator[None]:
         raise FolderLocked(f"{folder} is being written by another process", hint=hint) from None
     finally:
         _close_all(*fds)
+
+
+def _move_away(path: Path) -> None:
+    """Move a folder that stands in the place of the file; it says nothing of who writes."""
+    number = 1
+    while (target := path.with_name(f"{path.name}.{number}.unusable")).exists():
+        number += 1
+    path.rename(target)
 
 
 def _lock_folder(fd: int) -> None:

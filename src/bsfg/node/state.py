@@ -17,10 +17,13 @@ from bsfg.clock import SystemClock
 from bsfg.errors import ForeignLog
 from bsfg.gate import Gate, Mode
 from bsfg.journey.link import PeerPosition, Release
+from bsfg.stores.log.damage import make_folder
 from bsfg.stores.log.files import DiskFiles, Files, translated
 from bsfg.stores.log.journal import Journal, Record
 from bsfg.stores.log.reserve import Reserve
+from bsfg.stores.log.storage import has_begun, remember_begun
 
+STATE = "node/state.journal"
 _PEER, _GATE, _RELEASE = "peer", "gate", "release"
 
 
@@ -31,24 +34,27 @@ class NodeState:
         files: Files = DiskFiles(where) if isinstance(where, Path) else where
         self._values: dict[tuple[str, str], dict[str, Any]] = {}
         self._lock = threading.Lock()
-        self._journal = Journal(files, "node/state.journal", self._snapshot)
+        self._journal = Journal(files, STATE, self._snapshot, begins=True)
         self._with_room = (reserve or Reserve(files, 0, SystemClock())).with_room
         try:
             existed = files.exists("node") and bool(files.list("streams"))
-            files.make_folder("node")
+            if kept := make_folder(files, "node"):
+                self._journal.problems.append(f"its folder was none, and is kept as {kept}")
             files.sync_folder("")
-            for record in self._with_room(lambda: self._journal.open(expected=existed)):
+            begun = has_begun(files, STATE)
+            for record in self._with_room(lambda: self._journal.open(expected=existed, begun=begun)):
                 try:
                     self._values[record.head["kind"], record.head["name"]] = record.head["value"]
                 except KeyError:
                     self._journal.problems.append("a record without kind, name or value is left out")
+            remember_begun(files, STATE)
         except OSError as error:
             raise translated(error, f"opening the state of the node in {where}") from None
 
     @property
     def problems(self) -> list[str]:
         """What was wrong with the journal when it was opened."""
-        return [f"node/state.journal: {text}" for text in self._journal.problems]
+        return [f"{STATE}: {text}" for text in self._journal.problems]
 
     @property
     def is_lost(self) -> bool:

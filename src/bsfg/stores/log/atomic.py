@@ -6,10 +6,17 @@ from bsfg.stores.log.files import Bytes, Files
 
 
 def write_whole(files: Files, path: str, data: Bytes) -> None:
-    """Make a file with this content durable, replacing any other of that name."""
-    files.remove(path + ".new")
+    """Make a file with this content durable, replacing any other of that name; a folder in its place is moved away."""
+    try:
+        files.remove(path + ".new")
+    except IsADirectoryError:
+        _move_away(files, path + ".new")
     write_aside(files, path + ".new", data)
-    files.rename(path + ".new", path)
+    try:
+        files.rename(path + ".new", path)
+    except IsADirectoryError:
+        _move_away(files, path)
+        files.rename(path + ".new", path)
     files.sync_folder(path.rpartition("/")[0])
 
 
@@ -21,3 +28,10 @@ def write_aside(files: Files, path: str, data: Bytes) -> None:
         file.sync()
     finally:
         file.close()
+
+
+def _move_away(files: Files, path: str) -> None:
+    number = 1
+    while files.exists(target := f"{path}.{number}.unusable"):
+        number += 1
+    files.rename(path, target)

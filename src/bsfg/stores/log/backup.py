@@ -28,7 +28,7 @@ from bsfg.stores.log.cursors import CURSORS, Cursor, cursor_from
 from bsfg.stores.log.files import Files, translated
 from bsfg.stores.log.frame import Damaged
 from bsfg.stores.log.identity import read_identity
-from bsfg.stores.log.journal import decode_all, encode, read_journal
+from bsfg.stores.log.journal import BEGINNING, decode_all, encode, read_journal
 from bsfg.stores.log.latest import read_latest, write_latest
 from bsfg.stores.log.notes import Notes
 from bsfg.stores.log.quarantine import Quarantine, copy_quarantine
@@ -239,7 +239,7 @@ def _copy_cursors(source: Files, target: Files, ends: dict[tuple[str, str], int]
         for cursor in latest.values()
         if (end := ends.get((cursor.spec.stream, str(cursor.spec.buffer)))) is not None
     ]
-    write_whole(target, CURSORS, b"".join(encode(cursor.record()) for cursor in kept))
+    write_whole(target, CURSORS, b"".join(encode(cursor.record()) for cursor in kept) or BEGINNING)
 
 
 def _cut(cursor: Cursor, end: int) -> Cursor:

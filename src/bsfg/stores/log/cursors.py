@@ -154,7 +154,7 @@ class LogCursors:
         self._reserve = reserve
         # It is exchanged as a whole when a consumer is added, and only ever changed by the committer's thread.
         self._cursors: dict[str, Cursor] = {}
-        self._journal = Journal(files, CURSORS, self._snapshot)
+        self._journal = Journal(files, CURSORS, self._snapshot, begins=True)
         # A thread of its own: nobody who confirms waits for the facts of others.
         self._workers: Workers | None = None
         self._committer: Committer[Change, Cursor] | None = None
@@ -162,9 +162,9 @@ class LogCursors:
         self.are_lost = False
         """Whether consumers or their confirmations may have been lost: nobody knows then what they still need."""
 
-    def open(self, *, expected: bool = False) -> None:
-        """Read all positions and begin to accept changes; ``expected`` says that there were some."""
-        for record in self._journal.open(expected=expected):
+    def open(self, *, expected: bool = False, begun: bool = False) -> None:
+        """Read all positions and begin to accept changes; see `Journal.open` for what is known of them."""
+        for record in self._journal.open(expected=expected, begun=begun):
             try:
                 cursor = cursor_from(record)
             except (KeyError, ValueError, TypeError, AttributeError):

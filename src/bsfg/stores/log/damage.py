@@ -114,11 +114,22 @@ def _joined(spans: Iterable[Span]) -> list[Span]:
     return result
 
 
+def make_folder(files: Files, path: str) -> str | None:
+    """Make a folder; something else in its place is put aside, and where to is given."""
+    try:
+        files.make_folder(path)
+    except FileExistsError:
+        kept = put_aside(files, path)
+        files.make_folder(path)
+        return kept
+    return None
+
+
 def put_aside(files: Files, path: str) -> str:
     """Move a file, or a folder in its place, out of the way into ``aside`` beside it; give its new path."""
     folder, _, name = path.rpartition("/")
     aside = f"{folder}/aside" if folder and name != "aside" else folder
-    files.make_folder(aside)
+    make_folder(files, aside)
     number = 1
     while files.exists(target := f"{aside}/{name}.{number}.unusable".lstrip("/")):
         number += 1
@@ -133,7 +144,7 @@ def keep_aside(files: Files, path: str, start: int, data: bytes, kind: str) -> N
     folder, _, name = path.rpartition("/")
     target = f"{folder}/aside/{name.removesuffix('.seg')}-{start}.{kind}"
     if data and not files.exists(target):
-        files.make_folder(f"{folder}/aside")
+        make_folder(files, f"{folder}/aside")
         write_whole(files, target, data)
 
 

@@ -134,10 +134,17 @@ def read_journal(files: Files, path: str) -> tuple[list[Record], int, list[str]]
     return records, sound, [*bad, *problems]
 
 
-class Journal:
-    """A journal opened for writing."""
+BEGINNING = encode_together([])
+"""No record at all, in a form that every version reads: a journal that begins with it is never empty again."""
 
-    def __init__(self, files: Files, path: str, snapshot: Callable[[], Iterable[Record]]) -> None:
+
+class Journal:
+    """A journal opened for writing; one that ``begins`` is never empty, and so differs from one cut to nothing."""
+
+    def __init__(
+        self, files: Files, path: str, snapshot: Callable[[], Iterable[Record]], *, begins: bool = False
+    ) -> None:
+        self._beginning = BEGINNING if begins else b""
         self._files = files
         self._path = path
         self._folder = path.rpartition("/")[0]
@@ -150,10 +157,11 @@ class Journal:
         self.is_damaged = False
         """Whether records that were there are lost, beyond a torn end, which was never acknowledged."""
 
-    def open(self, *, expected: bool = False) -> list[Record]:
+    def open(self, *, expected: bool = False, begun: bool = False) -> list[Record]:
         """Read what is there, cut a torn end, and be ready to append.
 
-        ``expected`` says that there must be a journal, so that a missing one is damage and not a beginning.
+        ``expected`` says that there must be a journal, so that a missing one is damage and not a beginning; ``begun``
+        that it had its beginning, so that one without any sound record is.
         """
         data, bad = self._read(expected)
         records, sound, wrong = decode_all(data)
@@ -161,6 +169,9 @@ class Journal:
         self.problems += [*bad, *wrong]
         if data and data[:4] not in (_MAGIC[: len(data)], _MAGIC):
             self.problems.append("its beginning is damaged")
+        if begun and not sound and not self.is_damaged:
+            self.is_damaged = True
+            self.problems.append("empty; what it held is not known any more")
         if sound < len(data):
             self.problems.append(f"{len(data) - sound} {TORN_CUT} at {sound}")
             keep_aside(self._files, self._path, sound, data[sound:], "torn")
@@ -170,9 +181,10 @@ class Journal:
             sound = len(data)
         # What was read may be in the page cache alone and must be durable before anyone acts on it. Syncing is not
         # enough: after a sync that failed in another process the system takes it for written.
-        write_whole(self._files, self._path, data[:sound])
+        content = data[:sound] or self._beginning
+        write_whole(self._files, self._path, content)
         self._file = self._files.open_append(self._path)
-        self._size = sound
+        self._size = sound = len(content)
         self._compact_at = max(_COMPACT_ABOVE_BYTES, 4 * sound)
         return records
 
@@ -244,7 +256,7 @@ class Journal:
         durable a power loss may bring the old file back, so that nothing more may be appended to the new one.
         """
         new = self._path + ".new"
-        parts = [encode(record) for record in self._snapshot()]
+        parts = [encode(record) for record in self._snapshot()] or [self._beginning]
         fresh: OpenFile | None = None
         try:
             self._files.remove(new)

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from bsfg.errors import DiskFull
 from bsfg.ports import Clock
+from bsfg.stores.log.damage import put_aside
 from bsfg.stores.log.files import Files, SyncFailed
 
 RESERVE = "reserve"
@@ -92,7 +93,11 @@ class Reserve:
 
     def _take(self, size_bytes: int) -> bool:
         try:
-            self._files.allocate(RESERVE, size_bytes)
+            try:
+                self._files.allocate(RESERVE, size_bytes)
+            except IsADirectoryError:
+                put_aside(self._files, RESERVE)
+                self._files.allocate(RESERVE, size_bytes)
         except OSError:
             return False
         self._held = True

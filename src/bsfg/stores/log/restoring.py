@@ -17,7 +17,7 @@ from bsfg.stores.log.damage import readable
 from bsfg.stores.log.files import Files, translated
 from bsfg.stores.log.frame import SegmentHeader, encode_segment_header, genesis
 from bsfg.stores.log.identity import LogIdentity, read_identity, write_identity
-from bsfg.stores.log.journal import encode, read_journal
+from bsfg.stores.log.journal import BEGINNING, encode, read_journal
 from bsfg.stores.log.reader import LogFolder, open_folder
 from bsfg.stores.log.segments import scan_segment, segment_name
 from bsfg.stores.log.writer import FORWARD_SCHEMA, STORE_SCHEMA
@@ -86,4 +86,4 @@ def _move_cursors(files: Files, new_ids: dict[str, str]) -> None:
     latest = {record.head["name"]: record for record in read_journal(files, CURSORS)[0]}
     cursors = [cursor_from(record) for record in latest.values()]
     moved = [replace(cursor, log_id=new_ids.get(cursor.log_id, cursor.log_id)) for cursor in cursors]
-    write_whole(files, CURSORS, b"".join(encode(cursor.record()) for cursor in moved))
+    write_whole(files, CURSORS, b"".join(encode(cursor.record()) for cursor in moved) or BEGINNING)

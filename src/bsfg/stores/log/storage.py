@@ -27,8 +27,8 @@ from bsfg.rules import check_name
 from bsfg.stores.log.atomic import write_whole
 from bsfg.stores.log.buffer import LogForwardBuffer, LogStoreBuffer
 from bsfg.stores.log.committer import Workers
-from bsfg.stores.log.cursors import LogCursors
-from bsfg.stores.log.damage import put_aside, readable
+from bsfg.stores.log.cursors import CURSORS, LogCursors
+from bsfg.stores.log.damage import make_folder, put_aside, readable
 from bsfg.stores.log.files import DiskFiles, Files, translated
 from bsfg.stores.log.identity import FORMAT, checked, passes_check
 from bsfg.stores.log.recovery import Recovery
@@ -37,6 +37,8 @@ from bsfg.stores.log.writer import LogOptions, LogWriter, OnSync
 
 MARK = "bsfg.json"
 STREAMS = "streams"
+INNER = ("aside", "index", "keys", "quarantine")
+"""The folders inside that of a log."""
 
 
 def log_folder(stream: str, buffer: Buffer) -> str:
@@ -122,7 +124,8 @@ class LogStorage:
 
     def _open_cursors(self) -> None:
         # The journal of cursors is made before the first log.
-        self.cursors.open(expected=bool(listed_logs(self.files)))
+        self.cursors.open(expected=bool(listed_logs(self.files)), begun=has_begun(self.files, CURSORS))
+        remember_begun(self.files, CURSORS)
 
     async def store(self, stream: str, policy: Policy | None = None) -> LogStoreBuffer:
         """Open the store buffer of a stream."""
@@ -207,6 +210,9 @@ class LogStorage:
         for parent in (STREAMS, f"{STREAMS}/{stream}", folder):
             self.files.sync_folder(parent)
         recovery = Recovery(self.files, folder, buffer, options=self._options, clock=self.clock)
+        for name in (f"{folder}/{each}" for each in INNER if self.files.exists(f"{folder}/{each}")):
+            if kept := make_folder(self.files, name):
+                recovery.problems.append(f"{name}: no folder; kept as {kept}")
         state = recovery.run(self.cursors.floor(stream, buffer))
         writer = LogWriter(
             self.files,
@@ -242,20 +248,39 @@ def read_mark(files: Files) -> dict[str, object]:
     return mark
 
 
+def has_begun(files: Files, journal: str) -> bool:
+    """Tell whether a journal has got its beginning, so that it cannot be empty; those of earlier versions may be."""
+    try:
+        begun = read_mark(files).get("begun")
+    except NotAFolder:
+        return False
+    return isinstance(begun, list) and journal in begun
+
+
+def remember_begun(files: Files, journal: str) -> None:
+    """Write into the mark of the folder that a journal has its beginning."""
+    if not files.exists(MARK) or has_begun(files, journal):
+        return
+    mark = {name: value for name, value in read_mark(files).items() if name != "check"}
+    begun = mark.get("begun")
+    write_whole(files, MARK, checked({**mark, "begun": [*(begun if isinstance(begun, list) else []), journal]}))
+
+
 def _prepare(files: Files, hasher: Hasher) -> tuple[Callable[[], None], list[str]]:
     """Lock the folder and make sure that it is one of ours; give what ends the lock, and what was wrong."""
     files.make_folder("")
     release = files.lock("LOCK")
     try:
-        problems = _repaired_mark(files)
+        problems = [
+            f"{name}: no folder; kept as {kept}" for name in (STREAMS, "cursors") if (kept := make_folder(files, name))
+        ]
+        problems += _repaired_mark(files)
         if not files.exists(MARK):
             content = {"format": FORMAT, "hasher": hasher.name}
             write_whole(files, MARK, checked(content))
         mark = read_mark(files)
         if mark.get("hasher") != hasher.name:
             raise HasherMismatch(f"the folder was written with {mark.get('hasher')}, not {hasher.name}")
-        for name in (STREAMS, "cursors"):
-            files.make_folder(name)
         files.sync_folder("")
     except (BsfgError, OSError):
         release()
