@@ -255,7 +255,7 @@ async def crowd(job: Job) -> dict[str, Any]:
 async def _large_facts(client: BoundaryClient, job: Job, number: int, ends: float) -> int:
     """Append the largest facts that are allowed, one after the other; tell how many."""
     sent = 0
-    while time.monotonic() < ends:
+    while not sent or time.monotonic() < ends:
         [first] = batch_of(job.first, 1).to_messages()
         envelope = replace(first.envelope, message_id=f"large-{number}-{sent}")
         fact = replace(first.fact, object=b'"%b"' % (b"x" * (LARGE_BYTES - 2)))
@@ -267,7 +267,7 @@ async def _large_facts(client: BoundaryClient, job: Job, number: int, ends: floa
 async def _confirmations(client: BoundaryClient, job: Job, ends: float) -> int:
     """Confirm a stretch of facts one by one in one call, then the next stretch; tell how often."""
     ranges, sent = min(RANGES, job.count), 0
-    while time.monotonic() < ends:
+    while not sent or time.monotonic() < ends:
         start = ranges * (sent % (job.count // ranges))
         offsets = range(start, start + ranges)
         await client.confirm(job.identity, Confirmation(ranges=[(offset, offset) for offset in offsets]))
