@@ -1,11 +1,13 @@
 """A node on a full disk opens, takes confirmations, lets facts go, and so makes room by itself."""
 
 import asyncio
+import errno
 import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -22,13 +24,15 @@ from bsfg.node.upkeep import Upkeep
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec, GapRecord
 from bsfg.retention import GapReason, Policy
 from bsfg.stores.artifacts.folder import ArtifactFolder
+from bsfg.stores.log import recovery
 from bsfg.stores.log.files import Files
 from bsfg.stores.log.reserve import RESERVE
 from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.log.writer import LogOptions
 from bsfg.testing.clock import FakeClock
+from bsfg.testing.conformance.case import origin
 from bsfg.testing.disk import SimulatedDisk
-from bsfg.testing.facts import messages, sealed
+from bsfg.testing.facts import batch, messages, sealed
 
 RESERVE_BYTES = 256 << 10
 OPTIONS = LogOptions(segment_bytes=64 << 10, reserve_bytes=RESERVE_BYTES)
@@ -281,3 +285,28 @@ def test_uploads_are_refused_while_the_reserve_is_spent(tmp_path: Path) -> None:
         await folder.close()
 
     asyncio.run(run())
+
+
+def test_an_empty_segment_of_an_older_version_is_replaced_or_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full when the first fact comes after an upgrade refuses that fact, and no more."""
+    asyncio.run(_upgraded_when_full(monkeypatch))
+
+
+async def _upgraded_when_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, clock = SimulatedDisk(1), FakeClock()
+    with monkeypatch.context() as older:
+        schema = recovery.FORWARD_SCHEMA
+        older.setattr(recovery, "FORWARD_SCHEMA", schema.remove(len(schema) - 1))
+        storage = await LogStorage.open(disk, clock=clock)
+        await storage.forward("operational")
+        await storage.close()
+    storage = await LogStorage.open(disk, clock=clock)
+    forward = await storage.forward("operational")
+    disk.fail("create", error=errno.ENOSPC)
+    with pytest.raises(DiskFull):
+        await forward.put_if_absent(batch(2), origin(2))
+    assert (await forward.put_if_absent(batch(2), origin(2))).offsets.tolist() == [0, 1]
+    await storage.close()
+    storage = await LogStorage.open(disk.crash(Random(1)), clock=clock)
+    assert (await storage.forward("operational")).end == 2
+    await storage.close()

@@ -22,6 +22,7 @@ from bsfg.ports import Buffer, Clock, GapRecord, OriginSpan, Quarantined, Receip
 from bsfg.retention import GapReason, Piece, Policy, Removal, Standing, make_room
 from bsfg.schema import STORED_SCHEMA
 from bsfg.steady import SteadyClock
+from bsfg.stores.log.atomic import write_whole
 from bsfg.stores.log.damage import keep_aside, uncovered
 from bsfg.stores.log.dedupe import Verdict, judge
 from bsfg.stores.log.files import Files, NotBegun, OpenFile, is_refusal, translated
@@ -455,12 +456,9 @@ class LogWriter:
         base = self.end
         previous = self.segments[-1].base if self.segments else -1
         if self.segments and not self.segments[-1].frames and self.segments[-1].base == base:
-            if self.segments[-1].header.schema.equals(self._schema):
-                return
-            # It is empty and of an older version: the new one takes its place, and its name.
-            previous = self.segments[-1].header.previous_base
-            self.files.remove(self.segments[-1].path)
-            self._now_has(self.segments[:-1])
+            if not self.segments[-1].header.schema.equals(self._schema):
+                self._replace_empty(self.segments[-1])
+            return
         header = SegmentHeader(self.log_id, base, previous, self.chain, self.newest_unix_ms, self._schema)
         path, data = f"{self.folder}/{segment_name(base)}", encode_segment_header(header)
         file = self.files.create(path)
@@ -484,6 +482,20 @@ class LogWriter:
         if self.segments:
             self.segments[-1].let_go()
         self._now_has((*self.segments, segment))
+
+    def _replace_empty(self, old: SegmentFile) -> None:
+        """Put a segment in the place of an empty one of an older version; where that fails, all stays as it was."""
+        before = old.header.previous_base
+        header = SegmentHeader(self.log_id, self.end, before, self.chain, self.newest_unix_ms, self._schema)
+        data = encode_segment_header(header)
+        write_whole(self.files, old.path, data)
+        file = self.files.open_append(old.path)
+        if self._file is not None:
+            self._file.close()
+        self._file = file
+        segment = SegmentFile(self.files, old.path, replace(header, size_bytes=len(data)), len(data))
+        segment.know_empty()
+        self._now_has((*self.segments[:-1], segment))
 
     def _unmake(self, path: str) -> None:
         """Take the name of a segment back for good: found after a power loss it would say that the log ends here."""
