@@ -29,6 +29,7 @@ from bsfg.node.metrics import Metrics
 from bsfg.node.native import NativeHandoff, StreamPull, rules_of
 from bsfg.node.parts import Parts, Settings
 from bsfg.node.reach import Reach
+from bsfg.node.scrub import Pace, Scrub
 from bsfg.node.service import NodeService
 from bsfg.node.state import NodeState
 from bsfg.node.status import Rates
@@ -36,6 +37,8 @@ from bsfg.node.upkeep import Upkeep
 from bsfg.node.watching import DamageWatch
 from bsfg.ports import Buffer, Clock, ConsumerSpec, Frame, StartAt
 from bsfg.stores.artifacts.folder import ArtifactFolder
+from bsfg.stores.log.files import DiskFiles
+from bsfg.stores.log.scrub import Log
 from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.log.writer import LogOptions
 from bsfg.wire.client import BoundaryClient, ClientLink
@@ -115,10 +118,29 @@ class Node:
         upkeep = Upkeep(config, self.parts, self.alerts, _note, self._rates, self.damage)
         await upkeep.start()
         self._stack.push_async_callback(upkeep.stop)
+        self._scrub(state)
         for link in config.links.values():
             if link.engine == Engine.NATIVE:
                 await self._pull(link, state, watched)
         log.info("node_started", zone=config.zone.name, version=bsfg.__version__, grpc_port=self.grpc_port)
+
+    def _scrub(self, state: NodeState) -> None:
+        """Begin to re-read what is sealed, if that is wanted."""
+        config, table = self.config, self.config.storage
+        if not table.scrub:
+            return
+
+        async def read(log: Log, first: int, end: int) -> AsyncIterator[Frame]:
+            buffer = await self.parts.buffer(*log)
+            async for frame in buffer.replay(first, end=end):
+                yield frame
+
+        where = DiskFiles(config.data_folder), DiskFiles(config.artifacts_folder)
+        pace = Pace(table.scrub_period_seconds, table.scrub_rate_bytes)
+        scrub = Scrub(where, pace, state, self.clock, self.alerts, _note, read)
+        self.parts.scrub = scrub.status
+        scrub.start()
+        self._stack.push_async_callback(scrub.stop)
 
     # Identity.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from bsfg.errors import StorageClosed, StreamUnavailable, UnknownStream
 from bsfg.journey.append import Plausibility
@@ -121,6 +121,8 @@ class Parts:
     memory: Memories = lambda link, stream: SessionMemory()
     steady: SteadyClock = field(init=False)
     oldest: Oldest = field(init=False)
+    scrub: Callable[[], Mapping[str, Any]] | None = None
+    """Tells how far the scrub is; None when there is none."""
     unavailable: dict[tuple[str, Buffer], StreamUnavailable] = field(default_factory=dict)
     """The buffers that could not be opened or closed themselves; they are tried again when taken out of here."""
 

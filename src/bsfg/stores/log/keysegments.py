@@ -27,7 +27,7 @@ from bsfg.stores.log.notes import Anchor
 from bsfg.stores.log.segments import Hole, SegmentFile
 
 STAGED = ".new"
-_MAGIC = b"BSFGKEY1"
+MAGIC = b"BSFGKEY1"
 KEY_SCHEMA = pa.schema(
     [
         pa.field("offset", pa.int64()),
@@ -96,7 +96,7 @@ def read(files: Files, folder: str, name: KeySegmentName) -> pa.RecordBatch | No
         if not is_damage(error):
             raise
         return None
-    if data[:8] != _MAGIC or crc32c.crc32c(data[16:]) != int.from_bytes(data[8:12], "little"):
+    if data[:8] != MAGIC or crc32c.crc32c(data[16:]) != int.from_bytes(data[8:12], "little"):
         return None
     try:
         keys = pa.ipc.read_record_batch(pa.py_buffer(data[16:]), KEY_SCHEMA)
@@ -152,7 +152,7 @@ class KeySegments:
     def stage(self, name: KeySegmentName, keys: pa.RecordBatch) -> str:
         """Make the content of a key segment durable beside its place, in any thread; give the path it waits under."""
         payload = keys.serialize()
-        head = _MAGIC + crc32c.crc32c(payload).to_bytes(4, "little") + bytes(4)
+        head = MAGIC + crc32c.crc32c(payload).to_bytes(4, "little") + bytes(4)
         # Every try has a name of its own: the same segment may be prepared twice at once.
         staged = f"{self._folder}/keys/{name.file_name}.{next(self._serial)}{STAGED}"
         try:
