@@ -33,7 +33,7 @@ from bsfg.stores.log.frame import (
     genesis,
 )
 from bsfg.stores.log.identity import FORMAT, LogIdentity, checked, read_identity, write_identity
-from bsfg.stores.log.journal import Record, encode, read_journal
+from bsfg.stores.log.journal import BEGINNING, Record, encode, read_journal
 from bsfg.stores.log.latest import read_latest, write_latest
 from bsfg.stores.log.notes import Notes
 from bsfg.stores.log.quarantine import Quarantine, copy_quarantine
@@ -174,7 +174,7 @@ def _copy_journal(files: Files, target: Files, path: str, found: SalvagedData) -
     records, _, problems = read_journal(files, path)
     for text in problems:
         found.miss(path, text)
-    write_whole(target, path, b"".join(map(encode, records)))
+    write_whole(target, path, b"".join(map(encode, records)) or BEGINNING)
 
 
 def _cursors(files: Files, found: SalvagedData) -> list[Cursor]:
@@ -224,7 +224,7 @@ def _write_cursors(target: Files, cursors: Sequence[Cursor], found: SalvagedData
         if (cursor.spec.stream, str(cursor.spec.buffer)) in ids
     ]
     found.consumers = len(kept)
-    write_whole(target, CURSORS, b"".join(encode(cursor.record()) for cursor in kept))
+    write_whole(target, CURSORS, b"".join(encode(cursor.record()) for cursor in kept) or BEGINNING)
 
 
 class _LogSalvage:
