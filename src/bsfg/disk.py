@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import resource
+import shutil
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -94,6 +95,17 @@ def _idle_most() -> int:
 
 IDLE = IdleDescriptors(_idle_most())
 """The descriptors of this process that are open only so that they need not be opened again."""
+
+
+def clear_away(folder: Path) -> None:
+    """Remove a folder with all that is in it, to the end, also when a signal ends this process meanwhile.
+
+    That is done in a thread of its own, which the end of the process waits for: an exception of the signal would
+    otherwise break it off in the middle.
+    """
+    worker = threading.Thread(target=shutil.rmtree, args=(folder,), kwargs={"ignore_errors": True}, daemon=False)
+    worker.start()
+    worker.join()
 
 
 class SpareDescriptors:

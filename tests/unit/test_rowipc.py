@@ -96,10 +96,3 @@ def test_entries_as_rows_do_what_entries_as_columns_do() -> None:
     assert rows.to_entries() == columns.to_entries()
     assert rows.as_sealed().sealed
     assert isinstance(rows.as_sealed(), EntryBatch)
-
-
-def test_an_age_beyond_all_numbers_is_the_oldest() -> None:
-    """A sender that claims an age no number can hold after the time here is added breaks nothing."""
-    entries = EntryBatch.of(sealed(messages(2)).record_batch, np.arange(2), 7).rows()
-    claimed = [(*entry[:-1], (1 << 63) - 1) for entry in entries]
-    assert EntryBatch.of_rows(claimed).ages_ms(1_700_000_000_000).tolist() == [(1 << 63) - 1] * 2

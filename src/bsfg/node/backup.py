@@ -22,6 +22,7 @@ from typing import Any
 import orjson
 
 import bsfg
+from bsfg.disk import clear_away
 from bsfg.errors import FileExists, FormatUnsupported, InvalidArgument, NotAFolder
 from bsfg.node.config import ZoneConfig
 from bsfg.stores.artifacts import copying
@@ -133,10 +134,10 @@ def back_up(
     except FileExists:
         raise
     except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
+        clear_away(partial)
         raise translated(error, f"writing {target}") from None
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        clear_away(partial)
         raise
     return manifest
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bsfg.disk import clear_away
 from bsfg.errors import FileExists, InvalidArgument, LogDamaged
 from bsfg.journey.link import PeerPosition
 from bsfg.node.backup import (
@@ -142,9 +143,9 @@ class _Restore:
                 _name_it(artifacts, place.artifacts)
             _name_it(data, place.data)
         except BaseException:
-            shutil.rmtree(data, ignore_errors=True)
+            clear_away(data)
             if not inside:
-                shutil.rmtree(artifacts, ignore_errors=True)
+                clear_away(artifacts)
             raise
         return logs
 

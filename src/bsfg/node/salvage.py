@@ -7,7 +7,6 @@ meanwhile.
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import orjson
 
-from bsfg.disk import without_writer
+from bsfg.disk import clear_away, without_writer
 from bsfg.errors import DigestMismatch, FileExists, InvalidArgument, NotAFolder
 from bsfg.node.backup import ARTIFACTS, Meter, Progress
 from bsfg.stores.artifacts import copying
@@ -64,7 +63,7 @@ def salvage(source: Path, target: Path, artifacts: Path | None, now_unix_ms: int
                 staging.rename(target)
                 DiskFiles(target.parent).sync_folder("")
             except BaseException:
-                shutil.rmtree(staging, ignore_errors=True)
+                clear_away(staging)
                 raise
     except OSError as error:
         raise translated(error, f"salvaging {source}") from None

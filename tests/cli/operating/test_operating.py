@@ -93,15 +93,15 @@ def plant(zones: tuple[Zone, Zone], monkeypatch: pytest.MonkeyPatch) -> Zone:
 
 
 def test_status_shows_streams_consumers_links_and_what_needs_attention(cli: Cli, plant: Zone) -> None:
-    """One look shows everything; quarantine is a warning, and warnings leave the exit code at 0."""
+    """One look shows everything; quarantine is an alert until somebody decides, and the exit code tells it."""
     done = cli("status")
-    assert (done.code, done.err) == (0, "")
-    for word in ("plant-a", "● warning", "operational/forward", "enterprise.operational", "from-enterprise", "native"):
+    assert (done.code, done.err) == (1, "")
+    for word in ("plant-a", "● ALERT", "operational/forward", "enterprise.operational", "from-enterprise", "native"):
         assert word in done.out
-    assert "5 facts wait in quarantine" in done.out
+    assert "5 in quarantine of operational/forward" in done.out
     found = cli("status", "--json")
-    assert found.code == 0
-    assert found.json["health"] == "warning"
+    assert found.code == 1
+    assert found.json["health"] == "alert"
     assert {link["mode"] for link in found.json["links"]} == {"normal"}
     assert [each["alert"] for each in found.json["findings"]] == ["quarantine"]
 
@@ -109,7 +109,7 @@ def test_status_shows_streams_consumers_links_and_what_needs_attention(cli: Cli,
 def test_status_fits_into_sixty_columns(cli: Cli, plant: Zone) -> None:
     """On a narrow terminal no line is wider than it."""
     done = cli("status", columns=60)
-    assert done.code == 0
+    assert "ALERT" in done.out
     assert max(len(line.rstrip()) for line in done.out.splitlines()) <= 60
 
 
@@ -132,7 +132,7 @@ def test_status_can_be_watched_by_a_program(plant: Zone) -> None:
         assert running.stdout is not None and running.stderr is not None
         seen = [orjson.loads(running.stdout.readline()) for _ in range(3)]
         running.send_signal(signal.SIGINT)
-        assert running.wait(30) == 0
+        assert running.wait(30) == 1
         assert running.stderr.read() == b""
     assert [found["zone"] for found in seen] == ["plant-a"] * 3
     assert seen[0]["now_unix_ms"] < seen[2]["now_unix_ms"]
@@ -154,7 +154,7 @@ def test_status_can_be_watched_by_a_person(plant: Zone) -> None:
                 shown += data
         except OSError:
             pass
-        assert running.wait(30) == 0
+        assert running.wait(30) == 1
     os.close(main)
     assert b"\x1b[?1049h" in shown and b"\x1b[?1049l" in shown
     assert b"Traceback" not in shown
