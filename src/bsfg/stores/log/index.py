@@ -3,7 +3,8 @@
 It is derived data. Recent keys live in memory as a few sorted arrays; older ones in immutable runs, each a sorted
 array of hashes, the offsets beside it, and a small filter that answers most questions with one byte. Runs are merged
 by eight, so that their number grows with the logarithm of the keys. A hit is only a candidate: the full key is
-compared in the log. See docs/adr/0003-key-index.md for what else was measured.
+compared in the log. See docs/adr/0003-key-index.md for what else was measured, and `bsfg.stores.log.runfile` for runs
+that are too large to be in memory at any time.
 """
 
 from __future__ import annotations
@@ -12,19 +13,21 @@ import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import crc32c
 import numpy as np
 
 from bsfg.stores.log.damage import is_damage
 from bsfg.stores.log.files import Bytes, Files
-from bsfg.stores.log.storedrun import StoredRun
+from bsfg.stores.log.storedrun import PAGE_KEYS, StoredRun
 
 FANOUT = 8
-_HEADER = struct.Struct("<8sIIQqq16s32s")
+HEADER = struct.Struct("<8sIIQqq16s32s")
 _MAGIC = b"BSFGRUN1"
 _SCALAR_BELOW = 9
 _NEWEST_KEYS = 1024
+_PIECE_BYTES = 1 << 14
 _EMPTY_ROWS = np.empty(0, dtype=np.int64)
 _NO_HASHES = np.empty(0, dtype=np.uint64)
 
@@ -33,19 +36,16 @@ class Filter:
     """Two bits in one byte per key, about two bytes per key: wrong for one absent key in forty or so."""
 
     def __init__(self, keys: int, bits: Bytes | None = None) -> None:
-        size = 1 << max(10, (2 * keys - 1).bit_length())
-        self.shift = 64 - size.bit_length() + 1
-        self.table = np.zeros(size, dtype=np.uint8) if bits is None else np.frombuffer(bits, dtype=np.uint8)
+        self.shift = filter_shift(keys)
+        self.table = (
+            np.zeros(filter_bytes(keys), dtype=np.uint8) if bits is None else np.frombuffer(bits, dtype=np.uint8)
+        )
 
     def add(self, hashes: np.ndarray) -> None:
         """Add sorted hashes."""
         if not len(hashes):
             return
-        places = (hashes >> np.uint64(self.shift)).astype(np.int64)
-        masks = _masks(hashes)
-        # The hashes are sorted, so equal places are neighbours and one pass combines them.
-        starts = np.flatnonzero(np.concatenate(([True], places[1:] != places[:-1])))
-        self.table[places[starts]] |= np.bitwise_or.reduceat(masks, starts)
+        _mark(self.table, (hashes >> np.uint64(self.shift)).astype(np.int64), _masks(hashes))
 
     def maybe(self, hashes: np.ndarray) -> np.ndarray:
         """Give the positions of the hashes that may be there."""
@@ -57,6 +57,42 @@ class Filter:
         """Answer for one hash, without the cost of array operations."""
         mask = (1 << (hash_ & 7)) | (1 << ((hash_ >> 3) & 7))
         return int(self.table[hash_ >> self.shift]) & mask == mask
+
+
+def filter_bytes(keys: int) -> int:
+    """Give the size of the filter of so many keys."""
+    return 1 << max(10, (2 * keys - 1).bit_length())
+
+
+def filter_shift(keys: int) -> int:
+    """Give how far a hash is shifted to become its place in the filter of so many keys."""
+    return 64 - filter_bytes(keys).bit_length() + 1
+
+
+def filter_pieces(chunks: Iterable[np.ndarray], keys: int) -> Iterator[np.ndarray]:
+    """Make the filter of so many sorted hashes piece by piece: they mark it from its beginning to its end."""
+    size = filter_bytes(keys)
+    shift, base, wide = np.uint64(filter_shift(keys)), 0, min(size, _PIECE_BYTES)
+    piece = np.zeros(wide, dtype=np.uint8)
+    for hashes in chunks:
+        places, masks = (hashes >> shift).astype(np.int64), _masks(hashes)
+        while len(places):
+            inside = int(np.searchsorted(places, base + wide))
+            if inside:
+                _mark(piece, places[:inside] - base, masks[:inside])
+            places, masks = places[inside:], masks[inside:]
+            if len(places):
+                yield piece
+                piece, base = np.zeros(wide, dtype=np.uint8), base + wide
+    yield piece
+    for _ in range(base + wide, size, wide):
+        yield np.zeros(wide, dtype=np.uint8)
+
+
+def _mark(table: np.ndarray, places: np.ndarray, masks: np.ndarray) -> None:
+    # The places are sorted, so equal ones are neighbours and one pass combines them.
+    starts = np.flatnonzero(np.concatenate(([True], places[1:] != places[:-1])))
+    table[places[starts]] |= np.bitwise_or.reduceat(masks, starts)
 
 
 def _masks(hashes: np.ndarray) -> np.ndarray:
@@ -72,7 +108,8 @@ Mend = Callable[["Run"], tuple[np.ndarray, np.ndarray] | None]
 class Run:
     """Sorted hashes with their offsets, covering the offsets from ``first`` to ``last``.
 
-    The arrays of a run that lives on disk are empty here; ``stored`` reads them.
+    The arrays of a run that lives on disk are empty here; ``stored`` reads them. It may have no filter in memory, and
+    is then asked by its pages.
     """
 
     hashes: np.ndarray
@@ -91,7 +128,7 @@ class Run:
 
     @property
     def in_memory(self) -> bool:
-        """Whether its arrays are in memory; the filter always is."""
+        """Whether its arrays are in memory."""
         return self.stored is None
 
     @property
@@ -101,14 +138,27 @@ class Run:
         arrays = self.hashes.nbytes + self.offsets.nbytes if self.stored is None else self.stored.nbytes
         return int(arrays + table)
 
-    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Give hashes and offsets, from disk when they are there."""
-        return (self.hashes, self.offsets) if self.stored is None else self.stored.arrays()
+    def arrays(self, first: int = 0, end: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Give hashes and offsets, or a stretch of them, from disk when they are there."""
+        # The run may begin to live on disk at this moment, in another thread.
+        stored, hashes, offsets = self.stored, self.hashes, self.offsets
+        if stored is None and self.stored is None:
+            return hashes[first:end], offsets[first:end]
+        return self.arrays(first, end) if stored is None else stored.arrays(first, end)
 
     def live_on_disk(self, files: Files, path: str, mend: Mend | None = None) -> None:
         """Let the arrays go; the file that was written from them has them, and ``mend`` makes them anew without it."""
-        self.stored, self._mend = StoredRun(files, path, _HEADER.size, self.hashes), mend
+        self._mend = mend
+        self.stored = StoredRun(files, path, HEADER.size, len(self.hashes), self.hashes[::PAGE_KEYS].copy())
         self.hashes, self.offsets = _NO_HASHES, _EMPTY_ROWS
+
+    def live_in_memory(self, whole: Run) -> None:
+        """Take what was read from the file."""
+        self.hashes, self.offsets, self.filter, self.stored = whole.hashes, whole.offsets, whole.filter, None
+
+    def mended_by(self, mend: Mend) -> None:
+        """Name who makes the arrays anew when the file cannot be read."""
+        self._mend = mend
 
     def _found_on_disk(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """Look into the file; None when it cannot be read, after which the arrays are in memory again."""
@@ -336,37 +386,49 @@ class KeyIndex:
         return gone
 
 
+class Head(NamedTuple):
+    """The head of a run's file: what it covers, and what it is bound to."""
+
+    crc: int
+    shift: int
+    keys: int
+    first: int
+    last: int
+    owner: bytes
+    chain: bytes
+
+    def encoded(self, crc: int) -> bytes:
+        """Write it with a checksum; with 0 it is the beginning of what the checksum covers."""
+        return HEADER.pack(_MAGIC, crc, *self[1:])
+
+
+def decode_head(data: Bytes, file_bytes: int, owner: bytes) -> Head | None:
+    """Read the head of a file of this owner; None when it is none, or the file has not the size that it tells."""
+    if len(data) < HEADER.size:
+        return None
+    magic, *fields = HEADER.unpack_from(data)
+    head = Head(*fields)
+    sound = magic == _MAGIC and head.owner == owner and head.shift == filter_shift(head.keys)
+    return head if sound and file_bytes == HEADER.size + 16 * head.keys + filter_bytes(head.keys) else None
+
+
 def encode_run(run: Run, owner: bytes, chain_after_last: bytes) -> list[Bytes]:
     """Write a run, bound to its log's secret and to the chain value at its end."""
     assert run.filter is not None
-    parts = [run.hashes.tobytes(), run.offsets.tobytes(), run.filter.table.tobytes()]
-
-    def head(crc: int) -> bytes:
-        assert run.filter is not None
-        shift, count = run.filter.shift, len(run.hashes)
-        return _HEADER.pack(_MAGIC, crc, shift, count, run.first, run.last, owner, chain_after_last)
-
-    crc = crc32c.crc32c(head(0))
+    parts = [part.view(np.uint8).data for part in (run.hashes, run.offsets, run.filter.table)]
+    head = Head(0, run.filter.shift, len(run.hashes), run.first, run.last, owner, chain_after_last)
+    crc = crc32c.crc32c(head.encoded(0))
     for part in parts:
         crc = crc32c.crc32c(part, crc)
-    return [head(crc), *parts]
+    return [head.encoded(crc), *parts]
 
 
 def decode_run(data: Bytes, owner: bytes) -> tuple[Run, bytes] | None:
     """Read a run of this owner and the chain value it is bound to; None when it is not usable."""
-    if len(data) < _HEADER.size:
+    head = decode_head(data, len(data), owner)
+    if head is None or crc32c.crc32c(data[HEADER.size :], crc32c.crc32c(head.encoded(0))) != head.crc:
         return None
-    magic, crc, shift, count, first, last, found, chain = _HEADER.unpack_from(data)
-    table_bytes = 1 << (64 - shift) if 0 < shift < 64 else 0
-    if magic != _MAGIC or found != owner or len(data) != _HEADER.size + 16 * count + table_bytes:
-        return None
-    unsigned = _HEADER.pack(magic, 0, shift, count, first, last, found, chain)
-    if crc32c.crc32c(data[_HEADER.size :], crc32c.crc32c(unsigned)) != crc:
-        return None
-    body = memoryview(data)[_HEADER.size :]
-    hashes = np.frombuffer(body, dtype=np.uint64, count=count)
-    offsets = np.frombuffer(body, dtype=np.int64, count=count, offset=8 * count)
-    table = Filter(count, body[16 * count :])
-    if table.shift != shift:
-        return None
-    return Run(hashes, offsets, first, last, table), chain
+    body = memoryview(data)[HEADER.size :]
+    hashes = np.frombuffer(body, dtype=np.uint64, count=head.keys)
+    offsets = np.frombuffer(body, dtype=np.int64, count=head.keys, offset=8 * head.keys)
+    return Run(hashes, offsets, head.first, head.last, Filter(head.keys, body[16 * head.keys :])), head.chain

@@ -2,6 +2,12 @@
 
 All of it is derived. A run that is missing, torn, of another log or ahead of it is thrown away and rebuilt from the
 log and the key segments.
+
+The memory limit holds at every moment: while keys are added, runs are merged, an index is opened or rebuilt. It counts
+the runs in memory, the filters, the first hash of each page of a run on disk, and `WORKING_BYTES_PER_KEY` for each key
+that becomes a run, in which the recent keys live and the sorting and merging is done. Filters that do not fit are left
+on disk, the oldest first. What can exceed the limit is the working memory, when the limit is smaller than that, the
+first hashes (a sixteenth of a byte per key, when even they do not fit), and runs that a full disk refuses.
 """
 
 from __future__ import annotations
@@ -15,7 +21,13 @@ from contextlib import suppress
 import numpy as np
 
 from bsfg.stores.log.files import Files
-from bsfg.stores.log.index import KeyIndex, Run, decode_run, encode_run, merged
+from bsfg.stores.log.index import FANOUT, Filter, Head, KeyIndex, Run, encode_run, filter_bytes, merged
+from bsfg.stores.log.runfile import RunWriter, read_head, read_run
+
+WORKING_BYTES_PER_KEY = 160
+"""So much memory, for each of the ``run_keys`` keys of a run, is left to the recent keys, sorting and merging."""
+_SORTING_BYTES_PER_KEY = 48
+"""What a merge in memory needs beside the runs themselves."""
 
 Source = Callable[[int, int], tuple[np.ndarray, np.ndarray]]
 """Gives the sorted hashes of the keys of a range of offsets, both ends included, and the offsets beside them."""
@@ -31,14 +43,20 @@ class IndexStore:
         self._files = files
         self._folder = f"{folder}/index"
         self._owner = owner
-        self._memory_bytes = memory_bytes
+        self._room = max(0, memory_bytes - WORKING_BYTES_PER_KEY * run_keys)
         self._run_keys = run_keys
         self.keys = KeyIndex(run_keys)
         self.covered = 0
         self._chains: dict[int, bytes] = {}
-        self._merging: Future[tuple[list[Run], Run]] | None = None
+        self._merging: Future[Callable[[], None]] | None = None
         self._due: list[Run] = []
+        self._held: list[Run] = []
+        self._reserved = 0
         self._may_merge = True
+        self._ended = threading.Event()
+        # Half of the recent keys' number is merged at a time, of however many runs.
+        step = max(1, run_keys // (2 * FANOUT))
+        self._writer = RunWriter(files, self._folder, owner, step, self._ended.is_set)
         self._serial = 0
         self.source: Source | None = None
         """Where keys come from that a file of the index cannot give any more."""
@@ -51,26 +69,44 @@ class IndexStore:
         ``trusted_before`` lie in sealed segments; one that reaches further must agree with the chain value of the
         log at its end.
         """
-        found: list[tuple[Run, str]] = []
+        heads: list[tuple[Head, str]] = []
         for name in self._files.list(self._folder):
-            decoded = None
-            if name.endswith(".run") and name.split("-")[0].isdigit():
-                decoded = self._read(f"{self._folder}/{name}")
-            if decoded is None or not self._fits(decoded, end, trusted_before, chain_at):
+            head = self._head(name)
+            if head is None or not self._fits(head, end, trusted_before, chain_at):
+                self._discard(f"{self._folder}/{name}")
+            else:
+                heads.append((head, name))
+        # The newest are the first to have a place in memory, and of two that end together the wider one.
+        heads.sort(key=lambda item: (-item[0].last, item[0].first))
+        found: list[Run] = []
+        for head, name in heads:
+            run = self._read(name, head)
+            if run is None:
                 self._discard(f"{self._folder}/{name}")
                 continue
-            run, chain = decoded
             run.name = name
-            self._chains[run.last] = chain
-            found.append((run, name))
+            run.mended_by(self._mended)
+            self._chains[run.last] = head.chain
+            self._reserved += run.nbytes
+            found.append(run)
             self._serial = max(self._serial, int(name.split("-")[0]) + 1)
+        self._reserved = 0
         self.covered = self._take_contiguous(found, start)
         return self.covered
 
-    def _read(self, path: str) -> tuple[Run, bytes] | None:
-        """Read a run and the chain value it is bound to; None when it is not usable, for whatever reason."""
+    def _head(self, name: str) -> Head | None:
+        """Read what a file says of itself; None when it is no run of this log or cannot be read."""
+        if not name.endswith(".run") or not name.partition("-")[0].isdigit():
+            return None
         try:
-            return decode_run(self._files.read(path), self._owner)
+            return read_head(self._files, f"{self._folder}/{name}", self._owner)
+        except OSError:
+            return None
+
+    def _read(self, name: str, head: Head) -> Run | None:
+        """Read of a run what there is room for; None when it is not usable, for whatever reason."""
+        try:
+            return read_run(self._files, f"{self._folder}/{name}", head, self._room - self._reserved)
         except OSError:
             return None
 
@@ -79,35 +115,21 @@ class IndexStore:
         with suppress(OSError):
             self._files.remove(path)
 
-    def _fits(self, decoded: tuple[Run, bytes], end: int, trusted_before: int, chain_at: dict[int, bytes]) -> bool:
-        run, chain = decoded
-        if run.last >= end:
+    def _fits(self, head: Head, end: int, trusted_before: int, chain_at: dict[int, bytes]) -> bool:
+        if head.last >= end:
             return False
-        return run.last + 1 <= trusted_before or chain_at.get(run.last + 1) == chain
+        return head.last + 1 <= trusted_before or chain_at.get(head.last + 1) == head.chain
 
-    def _take_contiguous(self, found: list[tuple[Run, str]], start: int) -> int:
+    def _take_contiguous(self, found: list[Run], start: int) -> int:
         """Keep the widest runs that cover the log from ``start`` on without hole or overlap; drop the rest."""
-        found.sort(key=lambda item: (item[0].first, -item[0].last))
         at: int | None = None
-        for run, name in found:
+        for run in sorted(found, key=lambda run: (run.first, -run.last)):
             if run.first == at or (at is None and run.first <= start):
-                self.keys.runs.insert(0, self._placed(run))
+                self.keys.runs.insert(0, run)
                 at = run.last + 1
             else:
-                self._discard(f"{self._folder}/{name}")
+                self._discard(f"{self._folder}/{run.name}")
         return start if at is None else max(at, start)
-
-    def _placed(self, run: Run) -> Run:
-        """Bring a run into memory while the limit allows it; older ones are read from disk as they are needed."""
-        used = sum(item.nbytes for item in self.keys.runs)
-        # Copies, so that the bytes of the whole file can go.
-        if run.filter is not None:
-            run.filter.table = run.filter.table.copy()
-        if used + run.nbytes <= self._memory_bytes:
-            run.hashes, run.offsets = run.hashes.copy(), run.offsets.copy()
-        else:
-            run.live_on_disk(self._files, f"{self._folder}/{run.name}", self._mended)
-        return run
 
     def add(self, hashes: np.ndarray, offsets: np.ndarray, end: int, chain: bytes) -> None:
         """Add the sorted keys of entries up to ``end``, which are durable; ``chain`` is the chain value there."""
@@ -128,39 +150,52 @@ class IndexStore:
             assert run is not None
             self._chains[run.last] = chain
             self._save(run)
+            self._spill()
+            self._may_merge = True
         if self._unsaved:
             self._save_mended()
         # The entries are durable: that some file of the derived index cannot be read or removed is nobody's error.
         with contextlib.suppress(OSError):
             self._merge()
 
+    def _new_name(self, first: int, last: int) -> str:
+        self._serial += 1
+        return f"{self._serial - 1:010d}-{first}-{last}.run"
+
     def _save(self, run: Run) -> None:
         """Write a run; when that fails the run simply stays in memory."""
-        run.name = f"{self._serial:010d}-{run.first}-{run.last}.run"
-        self._serial += 1
-        path = f"{self._folder}/{run.name}"
+        run.name = self._new_name(run.first, run.last)
+        if run.filter is None:
+            run.filter = Filter(run.count)
+            run.filter.add(run.hashes)
         try:
             self._files.make_folder(self._folder)
-            file = self._files.create(path)
+            file = self._files.create(f"{self._folder}/{run.name}")
             try:
                 file.write(encode_run(run, self._owner, self._chains[run.last]))
             finally:
                 file.close()
-            self._spill()
         except OSError:
             run.name = ""
 
+    def _used(self) -> int:
+        return self._reserved + sum(run.nbytes for run in self.keys.runs)
+
     def _spill(self) -> None:
-        """Let the oldest runs live on disk alone when memory is full."""
-        used = sum(run.nbytes for run in self.keys.runs)
+        """Let the oldest runs live on disk alone when memory is full, and then without their filters."""
+        over = self._used() - self._room
         for run in reversed(self.keys.runs):
-            if used <= self._memory_bytes:
-                return
-            # A merge that is under way reads its runs in another thread.
-            if run.in_memory and run.name and run not in self._due:
-                used -= run.nbytes
-                run.live_on_disk(self._files, f"{self._folder}/{run.name}", self._mended)
-                used += run.nbytes
+            if over > 0 and run.in_memory and run not in self._held:
+                if not run.name:
+                    self._save(run)
+                if run.name:
+                    over -= run.nbytes
+                    run.live_on_disk(self._files, f"{self._folder}/{run.name}", self._mended)
+                    over += run.nbytes
+        for run in reversed(self.keys.runs):
+            if over > 0 and not run.in_memory and run.filter is not None:
+                over -= run.filter.table.nbytes
+                run.filter = None
 
     def _mended(self, run: Run) -> tuple[np.ndarray, np.ndarray] | None:
         """Take the keys of a run from the log, as its file cannot be read; it gets a new one with the next keys."""
@@ -183,55 +218,112 @@ class IndexStore:
         if self._merging is not None:
             if not self._merging.done():
                 return
-            self._finish_merge(self._merging)
-        due = self.keys.mergeable() if self._may_merge else []
-        if due and _MERGES.acquire(blocking=False):
-            self._due, self._merging = due, Future()
-            work = threading.Thread(target=_merge_in, args=(self._merging, due, self.keys.floor), daemon=True)
-            work.name = "bsfg-index"
-            try:
-                work.start()
-            except RuntimeError:  # the process has no thread left: later, perhaps
-                self._due, self._merging = [], None
-                _MERGES.release()
+            merging, self._merging = self._merging, None
+            self._due, self._held, self._reserved = [], [], 0
+            if merging.exception() is not None:
+                # A run on disk cannot be read, or there is no room for another. More runs cost time and nothing else;
+                # it is tried again when there is one more.
+                self._may_merge = False
+                return
+            merging.result()()
+        due = self.keys.mergeable() if self._may_merge and self._merging is None else []
+        if due:
+            self._begin_merge(due)
 
-    def _finish_merge(self, merging: Future[tuple[list[Run], Run]]) -> None:
-        """Put the result of a merge that is done in the place of its parts."""
-        failure = merging.exception()
-        self._merging, self._due = None, []
-        if failure is not None:
-            # A run on disk cannot be read. More runs cost time and nothing else; the next start makes new ones.
-            self._may_merge = False
+    def _begin_merge(self, due: list[Run]) -> None:
+        """Merge in memory when there is room to do so, and otherwise from disk to disk."""
+        self._due, floor = due, self.keys.floor
+        count = sum(run.count for run in due)
+        table_bytes, free = filter_bytes(count), self._room - self._used()
+        if all(run.in_memory for run in due) and _SORTING_BYTES_PER_KEY * count + table_bytes <= free:
+            self._held, self._reserved = due, _SORTING_BYTES_PER_KEY * count + table_bytes
+
+            def in_memory() -> Callable[[], None]:
+                new = merged(due, with_filter=True, floor=floor)
+                return lambda: self._merged_in_memory(due, new)
+
+            self._start(in_memory)
             return
-        old, new = merging.result()
+        with_filter = table_bytes + count // 16 <= free
+        self._reserved = table_bytes if with_filter else 0
+        name = self._new_name(min(run.first for run in due), max(run.last for run in due))
+        chain, names = self._chains[max(run.last for run in due)], [run.name for run in due]
+
+        def on_disk() -> Callable[[], None]:
+            new = self._writer.merge(due, name, chain, floor=floor, with_filter=with_filter)
+            return lambda: self._merged_on_disk(due, names, new)
+
+        self._start(on_disk)
+
+    def _start(self, work: Callable[[], Callable[[], None]]) -> None:
+        """Do it in a thread; when there is none to be had now, it is tried again with the next keys."""
+        if not _MERGES.acquire(blocking=False):
+            self._due, self._held, self._reserved = [], [], 0
+            return
+        self._merging = Future()
+        try:
+            threading.Thread(target=_do, args=(work, self._merging), name="bsfg-index", daemon=True).start()
+        except RuntimeError:
+            self._due, self._held, self._reserved, self._merging = [], [], 0, None
+            _MERGES.release()
+
+    def _merged_in_memory(self, old: list[Run], new: Run) -> None:
         self._save(new)
+        self._replace(old, new)
+
+    def _merged_on_disk(self, old: list[Run], names: list[str], new: Run) -> None:
+        if [run.name for run in old] != names:
+            # One of them was made anew while it was read: what was merged may lack keys of it.
+            self._discard(f"{self._folder}/{new.name}")
+            return
+        new.mended_by(self._mended)
+        self._replace(old, new)
+        # Its parts have left memory: there may be room for it now.
+        needed = 16 * new.count + filter_bytes(new.count)
+        if needed > self._room - self._used():
+            return
+        self._due, self._reserved = [new], needed
+        path = f"{self._folder}/{new.name}"
+
+        def read() -> Callable[[], None]:
+            head = read_head(self._files, path, self._owner)
+            whole = read_run(self._files, path, head, needed) if head is not None else None
+            return lambda: new.live_in_memory(whole) if whole is not None else None
+
+        self._start(read)
+
+    def _replace(self, old: list[Run], new: Run) -> None:
         self.keys.replace(old, new)
         for run in old:
             if run.last != new.last:
                 self._chains.pop(run.last, None)
             if run.name:
                 self._discard(f"{self._folder}/{run.name}")
-        self.forget_before(self.keys.floor)
+        self._forget(self.keys.floor)
         self._spill()
 
     def forget_before(self, offset: int) -> None:
         """Forget the keys of offsets below this one, and drop the runs that hold no others."""
         with self.keys.lock:
-            # Runs that are being merged stay until that is done: nobody waits for it, and they are no candidates.
-            for run in self.keys.forget_before(offset, keep=self._due):
-                if run.name:
-                    self._discard(f"{self._folder}/{run.name}")
+            self._forget(offset)
+
+    def _forget(self, offset: int) -> None:
+        # Runs that are being merged are kept until they are; that may take long, and nobody should wait for it.
+        for run in self.keys.forget_before(offset, self._due):
+            if run.name:
+                self._discard(f"{self._folder}/{run.name}")
 
     def close(self) -> None:
         """Wait for the background thread; what it was merging is simply not used."""
+        self._ended.set()
         if self._merging is not None:
             self._merging.exception()
 
 
-def _merge_in(merging: Future[tuple[list[Run], Run]], due: list[Run], floor: int) -> None:
-    """Merge runs in a thread that ends with it, so that an idle log has none."""
+def _do(work: Callable[[], Callable[[], None]], merging: Future[Callable[[], None]]) -> None:
+    """Merge in a thread that ends with it, so that an idle log has none."""
     try:
-        merging.set_result((due, merged(due, with_filter=True, floor=floor)))
+        merging.set_result(work())
     except BaseException as error:
         merging.set_exception(error)
     finally:

@@ -331,8 +331,12 @@ class Recovery:
             table = keys.table(name)
             if table is not None and name.last >= missing_from:
                 offsets = table.column("offset").to_numpy()
-                after = np.flatnonzero(offsets >= missing_from)
-                _add_keys(store, hasher, as_facts(table).take(after), offsets[after], name.last + 1, chain)
+                facts = as_facts(table)
+                after, at_once = np.flatnonzero(offsets >= missing_from), options.index_run_keys
+                for at in range(0, len(after), at_once):
+                    some = after[at : at + at_once]
+                    until = int(offsets[some[-1]]) + 1 if at + at_once < len(after) else name.last + 1
+                    _add_keys(store, hasher, facts.take(some), offsets[some], until, chain)
                 missing_from = name.last + 1
         self._index_segments(store, hasher, segments, missing_from, end, chain, notes)
         return store

@@ -12,32 +12,42 @@ import numpy as np
 from bsfg.stores.log.damage import patiently
 from bsfg.stores.log.files import Files
 
-PAGE_KEYS = 512
-"""One page of hashes is 4 KiB; the first hash of each page stays in memory."""
+PAGE_KEYS = 128
+"""One page of hashes is 1 KiB; the first hash of each page stays in memory."""
 _WORTH_READING_PAGES = 4
 """So many pages between two that are wanted are read with them."""
+_PROBES_AT_ONCE = 128
+"""Pages are read for so many hashes at a time, so that a large batch needs no more memory than a small one."""
 
 
 class StoredRun:
     """Sorted hashes and the offsets beside them, in a file."""
 
-    def __init__(self, files: Files, path: str, hashes_at: int, hashes: np.ndarray) -> None:
+    def __init__(self, files: Files, path: str, hashes_at: int, count: int, first_of_page: np.ndarray) -> None:
         self._files, self._path, self._at = files, path, hashes_at
-        self.count = len(hashes)
-        self._first_of_page = hashes[::PAGE_KEYS].copy()
+        self.count = count
+        self._first_of_page = first_of_page
 
     @property
     def nbytes(self) -> int:
         """The bytes that it still occupies in memory."""
         return int(self._first_of_page.nbytes)
 
-    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Read all of it."""
-        every = [(0, self.count)]
-        return self._values(np.uint64, self._at, every), self._values(np.int64, self._at + 8 * self.count, every)
+    def arrays(self, first: int = 0, end: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Read a stretch of it, or all."""
+        part = [(first, self.count if end is None else min(end, self.count))]
+        return self._values(np.uint64, self._at, part), self._values(np.int64, self._at + 8 * self.count, part)
 
     def candidates(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Give (position in ``wanted``, offset) for every match; ``wanted`` are sorted."""
+        if len(wanted) <= _PROBES_AT_ONCE:
+            return self._some_candidates(wanted)
+        starts = range(0, len(wanted), _PROBES_AT_ONCE)
+        found = [self._some_candidates(wanted[at : at + _PROBES_AT_ONCE]) for at in starts]
+        rows = np.concatenate([rows + at for at, (rows, _) in zip(starts, found, strict=True)])
+        return rows, np.concatenate([offsets for _, offsets in found])
+
+    def _some_candidates(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         stretches = self._stretches(wanted)
         # The pages of a sorted array, one after the other, are sorted.
         hashes = self._values(np.uint64, self._at, stretches)

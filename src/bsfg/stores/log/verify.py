@@ -26,6 +26,7 @@ from bsfg.stores.log.index import Run, decode_run
 from bsfg.stores.log.journal import Record, read_journal
 from bsfg.stores.log.notes import Notes
 from bsfg.stores.log.reader import LogFolder, open_folder
+from bsfg.stores.log.runfile import PART
 from bsfg.stores.log.segments import SegmentFile, scan_segment, segment_bases, segment_name
 from bsfg.stores.log.view import LogView
 
@@ -265,6 +266,8 @@ class _LogCheck:
         stored = np.sort(np.concatenate([hashes for _, hashes in self._hashes] or [np.empty(0, dtype=np.uint64)]))
         self._duplicates(stored)
         for name in folder.files.list(f"{folder.path}/index"):
+            if name.endswith(PART):
+                continue  # a merge that is under way, or was
             where = f"{folder.path}/index/{name}"
             try:
                 decoded = decode_run(folder.files.read(where), owner)
