@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Set as AbstractSet
 
@@ -23,7 +24,8 @@ class Collector:
         for name in self._files.list(INCOMING):
             path = f"{INCOMING}/{name}"
             if path not in self._in_use:
-                self._files.remove(path)
+                with contextlib.suppress(IsADirectoryError):  # is none of ours
+                    self._files.remove(path)
 
     def collect(self, referenced: AbstractSet[str], grace: Grace) -> Collected:
         """Remove every content that is not referenced and not needed, its names first."""

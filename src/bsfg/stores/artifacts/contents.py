@@ -16,11 +16,13 @@ from dataclasses import dataclass, field
 from bsfg.artifacts import StoredContent
 from bsfg.errors import OutcomeUnknown
 from bsfg.ports import Clock
-from bsfg.stores.artifacts.files import Files
+from bsfg.stores.artifacts.files import Files, give_place, move_away
 
 CONTENT = "content"
 INCOMING = "incoming"
 STRIPES = 64
+ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+"""What the system says when there is no such file, or something else in its place."""
 
 _is_hex = re.compile(r"[0-9a-f]{64}").fullmatch
 
@@ -67,8 +69,15 @@ class Shards:
     def make(self, hex_digits: str) -> None:
         """Make the folder of a file durably."""
         folder = f"{self.top}/{hex_digits[:2]}"
-        if folder not in self._settled:
+        if not self._files.exists(folder):
+            self._settled.discard(folder)
+        try:
             self._files.make_folder(folder)
+        except FileExistsError:
+            move_away(self._files, folder)
+            self._files.make_folder(folder)
+            self._settled.discard(folder)
+        if folder not in self._settled:
             self._files.sync_folder(self.top)
             self._settle(folder)
 
@@ -77,7 +86,8 @@ class Shards:
         folder = f"{self.top}/{hex_digits[:2]}"
         if folder not in self._settled and self._files.exists(folder):
             self._files.sync_folder(self.top)
-            self._settle(folder)
+            with contextlib.suppress(NotADirectoryError):  # whoever has content for it puts a folder there
+                self._settle(folder)
 
     def sync(self, hex_digits: str) -> None:
         """Make a change of names in the folder of a file durable; raises `OutcomeUnknown` when that fails."""
@@ -93,7 +103,11 @@ class Shards:
     def files(self, suffix: str = "") -> Iterator[str]:
         """Give the hexadecimal digits of every file, in order; what does not look like one of ours is left out."""
         for shard in self._files.list(self.top):
-            for name in self._files.list(f"{self.top}/{shard}"):
+            try:
+                names = self._files.list(f"{self.top}/{shard}")
+            except NotADirectoryError:
+                continue
+            for name in names:
                 digits = name.removesuffix(suffix)
                 if digits + suffix == name and _is_hex(digits):
                     yield digits
@@ -112,6 +126,8 @@ class Contents:
     durable: bool = True
     artifacts: int = 0
     used_bytes: int = 0
+    damaged: set[str] = field(default_factory=set)
+    """What was found to be other than its digest says: it counts as missing, until somebody brings it again."""
     shards: Shards = field(init=False)
     _stripes: Stripes = field(default_factory=Stripes)
     _counting: threading.Lock = field(default_factory=threading.Lock)
@@ -123,14 +139,14 @@ class Contents:
     def load(self) -> None:
         """Count what is there; under a writer's hands it may be gone the next moment."""
         for digits in self.shards.files():
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(*ABSENT):
                 self.used_bytes += self.files.size(self.shards.path(digits))
                 self.artifacts += 1
 
     def exists(self, digits: str) -> bool:
         """Tell whether a content is here; one that is just getting its place is waited for."""
         with self._stripes.of(digits):
-            return self.size(digits) is not None
+            return digits not in self.damaged and self.size(digits) is not None
 
     def size(self, digits: str) -> int | None:
         """Give the size of a content, None when it is not here."""
@@ -138,13 +154,13 @@ class Contents:
             self.shards.settle(digits)
         try:
             return self.files.size(self.shards.path(digits))
-        except FileNotFoundError:
+        except ABSENT:
             return None
 
     def claim(self, digits: str) -> int | None:
         """Give the size of a content and note that it is needed now."""
         with self._stripes.of(digits):
-            size = self.size(digits)
+            size = None if digits in self.damaged else self.size(digits)
             if size is not None:
                 self._need(digits)
             return size
@@ -154,7 +170,8 @@ class Contents:
         with self._stripes.of(digits):
             self.shards.make(digits)
             before = self.size(digits)
-            self.files.rename(incoming, self.shards.path(digits))
+            give_place(self.files, incoming, self.shards.path(digits))
+            self.damaged.discard(digits)
             self._need(digits)
             self._count(0 if before is not None else 1, content.size_bytes - (before or 0))
             self.shards.sync(digits)

@@ -6,7 +6,9 @@ names (new, renamed, removed) after a sync of their folder.
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -116,6 +118,24 @@ _HINTS = {
 }
 
 
+def move_away(files: Files, path: str) -> str:
+    """Move what stands in the place of one of ours out of the way; give its new path."""
+    number = 1
+    while files.exists(target := f"{path}.{number}.unusable"):
+        number += 1
+    files.rename(path, target)
+    return target
+
+
+def give_place(files: Files, old: str, new: str) -> None:
+    """Rename a file, replacing any other; a folder in its place is moved away."""
+    try:
+        files.rename(old, new)
+    except IsADirectoryError:
+        move_away(files, new)
+        files.rename(old, new)
+
+
 @contextmanager
 def translating(doing: str) -> Iterator[None]:
     """Turn operating-system errors inside into ours."""
@@ -157,6 +177,9 @@ class DiskReadFile:
 
     def __init__(self, path: Path) -> None:
         self._fd = SPARES.open(path, os.O_RDONLY)
+        if stat.S_ISDIR(os.fstat(self._fd).st_mode):
+            self.close()
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
 
     def read(self, count: int) -> bytes:
         """Give the next bytes."""
@@ -192,7 +215,10 @@ class DiskFiles:
 
     def size(self, path: str) -> int:
         """Give the size of a file."""
-        return (self.root / path).stat().st_size
+        found = (self.root / path).stat()
+        if stat.S_ISDIR(found.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        return found.st_size
 
     def exists(self, path: str) -> bool:
         """Tell whether something is there."""

@@ -38,6 +38,7 @@ from bsfg.clock import SystemClock
 from bsfg.errors import (
     ArtifactMissing,
     ArtifactStoreFull,
+    DigestMismatch,
     DiskFull,
     FormatUnsupported,
     InvalidArgument,
@@ -48,8 +49,8 @@ from bsfg.errors import (
 )
 from bsfg.ports import Clock
 from bsfg.stores.artifacts.collection import Collector
-from bsfg.stores.artifacts.contents import CONTENT, INCOMING, Contents, Grace
-from bsfg.stores.artifacts.files import DiskFiles, Files, translated, translating
+from bsfg.stores.artifacts.contents import ABSENT, CONTENT, INCOMING, Contents, Grace
+from bsfg.stores.artifacts.files import DiskFiles, Files, move_away, translated, translating
 from bsfg.stores.artifacts.intake import Announced, Intake, closing
 from bsfg.stores.artifacts.names import NAMES, Names
 from bsfg.stores.artifacts.transfer import Incoming, Outgoing
@@ -87,6 +88,8 @@ class ArtifactFolder:
         self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="bsfg-artifacts")
         self._release: Callable[[], None] | None = None
         self._closed = False
+        self.problems: list[str] = []
+        """What was found damaged or out of place, at the opening and since."""
         self.references = FolderMemory(self)
 
     @classmethod
@@ -156,7 +159,11 @@ class ArtifactFolder:
     async def stat(self, bucket: str, key: str) -> StoredArtifact | None:
         """Give what a name stands for."""
         check_name(bucket, key)
-        return await self._run(lambda: self._names.read(bucket, key))
+        try:
+            return await self._run(lambda: self._names.read(bucket, key))
+        except DigestMismatch as error:
+            self._note_damage(error)
+            raise
 
     async def exists(self, digest: str) -> bool:
         """Tell whether content with this digest is here."""
@@ -176,6 +183,10 @@ class ArtifactFolder:
             await self._run(outgoing.open)
             while piece := await self._run(outgoing.next):
                 yield piece
+        except DigestMismatch as error:
+            self._contents.damaged.add(check_digest(digest))
+            self._note_damage(error)
+            raise
         finally:
             outgoing.close()
 
@@ -227,11 +238,30 @@ class ArtifactFolder:
         self._files.prepare()
         self._release = self._files.lock("lock")
         for folder in (INCOMING, CONTENT, NAMES):
-            self._files.make_folder(folder)
+            try:
+                self._files.make_folder(folder)
+            except FileExistsError:
+                self.problems.append(f"artifacts: {folder} is no folder; kept as {move_away(self._files, folder)}")
+                self._files.make_folder(folder)
         self._files.sync_folder("")
         self._collector.clear_incoming()
+        if self._files.exists(MARK) and self._mark_is_damaged():
+            self.problems.append(f"artifacts: {MARK} is damaged; kept as {move_away(self._files, MARK)}")
         if not self._files.exists(MARK):
             self._write_whole(MARK, orjson.dumps({"format": FORMAT}), lambda: self._files.sync_folder(""))
+
+    def _mark_is_damaged(self) -> bool:
+        """Tell whether the mark says nothing at all; one of another format does."""
+        try:
+            mark = orjson.loads(self._read_whole(MARK))
+        except (IsADirectoryError, orjson.JSONDecodeError):
+            return True
+        return not isinstance(mark, dict) or not isinstance(mark.get("format"), int)
+
+    def _note_damage(self, error: DigestMismatch) -> None:
+        text = f"artifacts: {error.message}"
+        if text not in self.problems:
+            self.problems.append(text)
 
     def _write_whole(self, path: str, data: bytes, sync_folder: Callable[[], None]) -> None:
         """Make a small file durable, replacing any other of that name."""
@@ -350,7 +380,7 @@ class FolderMemory:
         with translating("reading the references of artifacts"):
             try:
                 whole = self._store._read_whole(REFERENCES)
-            except FileNotFoundError:
+            except ABSENT:
                 return None
         check, data = whole[:32], whole[32:]
         return data if hashlib.sha256(data).digest() == check else None

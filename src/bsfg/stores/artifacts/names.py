@@ -92,8 +92,10 @@ class Names:
             self.shards.settle(digits)
         try:
             file = self._files.open_read(self.shards.path(digits, SUFFIX))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
+        except IsADirectoryError:
+            return decoded(b"", digits)  # which says that it is damaged
         try:
             data = b"".join(iter(lambda: file.read(RECORD_BYTES_MAX), b""))
         finally:

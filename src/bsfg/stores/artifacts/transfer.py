@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 from bsfg.artifacts import StoredContent, check_digest
 from bsfg.errors import ArtifactMissing, DigestMismatch
-from bsfg.stores.artifacts.contents import CONTENT, INCOMING, Contents, Shards
-from bsfg.stores.artifacts.files import DiskFiles, Files, ReadFile, WriteFile, translating
+from bsfg.stores.artifacts.contents import ABSENT, CONTENT, INCOMING, Contents, Shards
+from bsfg.stores.artifacts.files import DiskFiles, Files, ReadFile, WriteFile, give_place, translating
 from bsfg.stores.artifacts.intake import PIECE_BYTES, Intake
 
 SYNC_EVERY_BYTES = 64 << 20
@@ -57,7 +57,7 @@ class Incoming:
             self._write(data)
             self._sync()
             self._close()
-            self._files.rename(self.path, path)
+            give_place(self._files, self.path, path)
             sync_folder()
         self._done()
 
@@ -122,7 +122,7 @@ class Outgoing:
         with translating("reading an artifact"):
             try:
                 self._file = self._files.open_read(self._path)
-            except FileNotFoundError:
+            except ABSENT:
                 raise ArtifactMissing(f"no content with the digest {self._digest} is here") from None
         self._held = self._read()
 
