@@ -67,7 +67,7 @@ async def told(zone: Zone, work: Any) -> None:
         zone.more = f"""
 [alerts]
 webhook = "http://127.0.0.1:{webhook.port}/alerts"
-command = ["/bin/sh", "-c", "cat >> {zone.folder}/alerts.txt; echo >> {zone.folder}/alerts.txt"]
+command = ["/bin/sh", "-c", "printf '%s\\\\n' \\"$(cat)\\" >> {zone.folder}/alerts.txt"]
 timeout = "20s"
 """
         zone.write()

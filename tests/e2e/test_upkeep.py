@@ -58,7 +58,7 @@ async def test_alerts_reach_webhook_and_command(tmp_path: Path, cleanup: Cleanup
         plant.more = f"""
 [alerts]
 webhook = "http://127.0.0.1:{webhook.port}/alerts"
-command = ["/bin/sh", "-c", "cat >> alerts.txt; echo >> alerts.txt"]
+command = ["/bin/sh", "-c", "printf '%s\\\\n' \\"$(cat)\\" >> alerts.txt"]
 timeout = "5s"
 """
         plant.write()
