@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -15,7 +14,7 @@ from pathlib import Path
 import orjson
 import pytest
 from tests.cli import folders
-from tests.cli.conftest import Run, environment
+from tests.cli.conftest import Run, environment, launcher
 from tests.e2e.zones import Zone, pair
 
 from bsfg.ports import Buffer, ConsumerSpec
@@ -212,12 +211,10 @@ def test_what_is_ended_leaves_nothing_behind(data: Path, tmp_path: Path) -> None
 def test_a_full_disk_leaves_nothing_behind(bsfg: Run, data: Path, tmp_path: Path) -> None:
     """A backup that cannot be finished says why, and its half is removed; so is the half of a restore."""
 
-    def small_files() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-
+    small_files = launcher("resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))")
     for command in (("backup", tmp_path / "b", "--data", data), ("restore", tmp_path / "good", tmp_path / "new")):
         bsfg("backup", tmp_path / "good", "--data", data)
-        outcome = bsfg(*command, preexec_fn=small_files)
+        outcome = bsfg(*command, launcher=small_files)
         assert outcome.code == 1 and outcome.err.startswith("error[storage_failed]")
     assert sorted(os.listdir(tmp_path)) == ["data", "good"]
 

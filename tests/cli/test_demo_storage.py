@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Run, environment
-from tests.cli.test_verify import without_the_rights_of_root
+from tests.cli.test_verify import WITHOUT_THE_RIGHTS_OF_ROOT
 
 from bsfg.cli.demo.storage import referee
 from bsfg.cli.demo.storage.script import message_id
@@ -69,7 +69,7 @@ def test_a_writer_that_cannot_start_is_reported(bsfg: Run, tmp_path: Path) -> No
     place = tmp_path / "sealed"
     place.mkdir()
     place.chmod(0o555)
-    outcome = bsfg("demo", "storage", *SMALL, "--keep", place, preexec_fn=without_the_rights_of_root)
+    outcome = bsfg("demo", "storage", *SMALL, "--keep", place, launcher=WITHOUT_THE_RIGHTS_OF_ROOT)
     assert outcome.code == 1
     assert outcome.err.startswith("error[storage_failed]: the writer did not start: ")
     assert "StorageReadOnly" in outcome.err

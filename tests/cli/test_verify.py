@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import shutil
 import signal
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli import folders
-from tests.cli.conftest import Run, environment
+from tests.cli.conftest import Run, environment, launcher
 
 from bsfg.cli.verify import ADVICE
 from bsfg.stores.log import verify
@@ -189,11 +188,10 @@ def test_verify_after_the_writer_was_killed(bsfg: Run, data: Path) -> None:
     assert log["end"] >= folders.FACTS + 400
 
 
-def without_the_rights_of_root() -> None:
-    """Let permissions count for this process even if it is root: it gives up the right to pass over them."""
-    if os.geteuid() == 0:
-        for capability in (1, 2):  # to write and to read whatever the permissions say
-            ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)
+WITHOUT_THE_RIGHTS_OF_ROOT = launcher(
+    "[ctypes.CDLL(None).prctl(24, each, 0, 0, 0) for each in (1, 2) if os.geteuid() == 0]"
+)
+"""Lets permissions count even for root: it gives up the rights to write and to read whatever they say."""
 
 
 def set_modes(folder: Path, of_folders: int, of_files: int) -> None:
@@ -218,15 +216,14 @@ def test_a_folder_that_may_only_be_read(bsfg: Run, data: Path) -> None:
     set_modes(data, 0o555, 0o444)
     try:
         for command in ("verify", "inspect"):
-            outcome = bsfg(command, data, preexec_fn=without_the_rights_of_root)
+            outcome = bsfg(command, data, launcher=WITHOUT_THE_RIGHTS_OF_ROOT)
             assert (outcome.code, outcome.err) == (0, "")
         opened = subprocess.run(
-            [sys.executable, "-c", OPENER, str(data)],
+            [*WITHOUT_THE_RIGHTS_OF_ROOT, sys.executable, "-c", OPENER, str(data)],
             capture_output=True,
             text=True,
             env=environment(),
             check=True,
-            preexec_fn=without_the_rights_of_root,
         )
         assert opened.stdout == "storage_read_only\n"
     finally:
@@ -238,12 +235,12 @@ def test_a_folder_that_may_not_be_read(bsfg: Run, data: Path, command: str) -> N
     """A folder without the right to read is an error with a hint; one unreadable file is a finding."""
     segment = folders.segments(data)[2]
     segment.chmod(0)
-    outcome = bsfg(command, data, preexec_fn=without_the_rights_of_root)
+    outcome = bsfg(command, data, launcher=WITHOUT_THE_RIGHTS_OF_ROOT)
     assert outcome.code == 1
     assert "storage_read_only" in outcome.out + outcome.err
     data.chmod(0)
     try:
-        outcome = bsfg(command, data, preexec_fn=without_the_rights_of_root)
+        outcome = bsfg(command, data, launcher=WITHOUT_THE_RIGHTS_OF_ROOT)
         assert outcome.code == 1
         assert outcome.err.startswith("error[storage_read_only]: ")
     finally:

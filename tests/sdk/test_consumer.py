@@ -319,14 +319,21 @@ def test_ordinary_programs_need_no_event_loop(zone: Zone) -> None:
         assert consumer.committed == 299
         assert consumer.run(lambda entry: None, idle_seconds=0) == 700
         assert (consumer.committed, consumer.backlog) == (999, 0)
-        ended = threading.Event()
+        begun, ended = threading.Event(), threading.Event()
+        rewind = consumer._core.rewind
+
+        def rewound() -> None:
+            rewind()
+            begun.set()
 
         def wait() -> None:
             assert list(consumer) == []
             ended.set()
 
+        consumer._core.rewind = rewound  # type: ignore[method-assign]
         waiting = threading.Thread(target=wait)
         waiting.start()
+        assert begun.wait(60)
         consumer.close()
         assert ended.wait(60)
         waiting.join()

@@ -1,6 +1,7 @@
 """What tools expect beside the services: health checks, reflection, and a clean end."""
 
 import asyncio
+from typing import Any
 
 import grpc
 import pytest
@@ -11,8 +12,10 @@ from tests.wire.site import STREAM, until
 
 from bsfg.batch import FactBatch
 from bsfg.errors import PeerUnreachable
+from bsfg.node.service import NodeService
 from bsfg.testing.facts import message, messages
 from bsfg.wire.listeners import Listeners
+from bsfg.wire.service import Caller
 
 
 async def test_health_is_told(sites: Sites) -> None:
@@ -51,12 +54,20 @@ async def test_tools_can_ask_for_the_protocol(sites: Sites) -> None:
     assert b"AppendFacts" in b"".join(file.file_descriptor_response.file_descriptor_proto)
 
 
-async def test_what_is_under_way_is_finished_at_the_end(sites: Sites) -> None:
-    """A stop waits for calls under way, answers what was sent, and refuses what comes later."""
+async def test_what_is_under_way_is_finished_at_the_end(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stop waits for calls under way, answers what had come, and refuses what comes later."""
     site = await sites(storage="log")
+    come: list[str] = []
+    prepare = NodeService.prepare
+
+    def counted(service: NodeService, caller: Caller, stream: str, facts: Any) -> Any:
+        come.append(stream)
+        return prepare(service, caller, stream, facts)
+
+    monkeypatch.setattr(NodeService, "prepare", counted)
     stream = site.client().append_stream(STREAM)
     sent = [await stream.send(FactBatch.from_messages(messages(50, first=50 * number))) for number in range(8)]
-    await asyncio.wait([sent[0]])
+    await until(lambda: len(come) == len(sent))
     closing = asyncio.create_task(stream.close())
     await site.listeners.stop(10)
     await closing

@@ -25,7 +25,7 @@ import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Unpack
 
-from bsfg.errors import BsfgError, InvalidArgument
+from bsfg.errors import BsfgError, InvalidArgument, StorageClosed
 from bsfg.fact import Entry
 from bsfg.journey.link import Refusal
 from bsfg.ports import GapRecord
@@ -256,13 +256,22 @@ class Consumer:
     def items(self, *, idle_seconds: float | None = None) -> Iterator[Item]:
         """Give entries and gap records in their order, from the first that is not confirmed.
 
-        It goes on for ever, or until nothing came for ``idle_seconds``. Confirm both kinds.
+        It goes on for ever, until nothing came for ``idle_seconds``, or until another thread closes the consumer.
+        Confirm both kinds.
         """
         self._thread.run(self._rewind())
-        while found := self._thread.run(self._core.take(idle_seconds)):
+        while found := self._taken(idle_seconds):
             for item in found:
                 self._rules.check(self._core, item)
                 yield item
+
+    def _taken(self, idle_seconds: float | None) -> list[Item]:
+        try:
+            return self._thread.run(self._core.take(idle_seconds))
+        except StorageClosed:
+            if self._core.closing:
+                return []
+            raise
 
     async def _rewind(self) -> None:
         self._core.rewind()
