@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, TypeVar
 
@@ -23,6 +23,10 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
+        self._lock = threading.Lock()
+        self._waiting: set[Future[Any]] = set()
+        """What other threads wait for; none of it may be left when the loop ends."""
+        self._ended = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -31,6 +35,11 @@ class LoopThread:
         try:
             self.loop.run_forever()
         finally:
+            with self._lock:
+                self._ended = True
+            # A call that came while the loop was told to stop has been queued but not begun; it is cancelled too.
+            for future in list(self._waiting):
+                future.cancel()
             with contextlib.suppress(RuntimeError):
                 self.loop.run_until_complete(self.loop.shutdown_asyncgens())
                 self.loop.run_until_complete(self.loop.shutdown_default_executor())
@@ -41,10 +50,12 @@ class LoopThread:
         if threading.current_thread() is self._thread:
             coroutine.close()
             raise InvalidArgument("this would wait for its own thread", hint="Do not block inside a callback.")
-        if self.loop.is_closed() or not self._thread.is_alive():
-            coroutine.close()
-            raise StorageClosed("it is closed")
-        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        with self._lock:
+            if self._ended:
+                coroutine.close()
+                raise StorageClosed("it is closed")
+            future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+            self._waiting.add(future)
         try:
             return future.result(timeout_seconds)
         except FutureTimeout:
@@ -57,6 +68,8 @@ class LoopThread:
         except BaseException:
             future.cancel()
             raise
+        finally:
+            self._waiting.discard(future)
 
     def stop(self) -> None:
         """End the loop and its thread; repeats are harmless."""

@@ -1,8 +1,8 @@
 """Decides whether a run that is to move what there is, and then leave, has done so.
 
-Only what this run's own tasks have told counts: the board of the node also shows what an earlier run has said. A link
-is done when a report of its own shows that nothing is left, or when the sender counts as confirmed all that it had at
-the first answer of this run. A link that cannot get on ends the run with an error, after the others are done.
+A link is done when its tasks have moved it and its sender counts as confirmed all that it had when this run first asked
+it. The sender itself is asked: the board of the node also shows what an earlier run has said, and what was put but not
+confirmed yet. A link that cannot get on ends the run with an error, after the others are done.
 """
 
 from __future__ import annotations
@@ -16,25 +16,20 @@ from bsfg.errors import BsfgError, GateHeld, LeaseHeld, PeerUnreachable, SparkFa
 from bsfg.gate import Mode
 
 if TYPE_CHECKING:
-    from bsfg.journey.link import PeerPosition
     from bsfg.spark.replicate.driver import LinkState, Replication
 
 START_SECONDS = 180.0
 """How long Spark may take to start its first task, beside the patience that was asked for."""
-
-LOOKS = 3
-"""How many looks in a row must find a link done; what was put last is confirmed meanwhile."""
 
 
 @dataclass(slots=True)
 class _Course:
     """How far one link has come."""
 
-    before: dict[str, PeerPosition] = field(default_factory=dict)
     goals: dict[str, int] = field(default_factory=dict)
     stood: tuple[int, ...] = ()
     since: float = 0.0
-    calm: int = 0
+    done: bool = False
     failure: BsfgError | None = None
 
 
@@ -50,18 +45,22 @@ class CaughtUp:
         for link in replication.links:
             course = self._courses.setdefault(link.plan.name, _Course(since=self._now()))
             course.failure = self._failed(replication, link, course)
-        if all(course.failure or course.calm >= LOOKS for course in self._courses.values()):
+        if all(course.failure or course.done for course in self._courses.values()):
             self._raise()
             return False
         return True
 
     def _failed(self, replication: Replication, link: LinkState, course: _Course) -> BsfgError | None:
-        positions = replication.positions(link)
-        course.calm = course.calm + 1 if _done(link, course, positions) else 0
-        stood = _standing(replication, link, positions)
-        if course.calm or stood != course.stood:
+        # Who has told nothing of a stream in this run may not have reached its sender.
+        told = link.own_reports()
+        spans = replication.spans(link) if all(each.stream in told for each in link.plan.streams) else {}
+        for stream, (_, end) in spans.items():
+            course.goals.setdefault(stream, end)
+        course.done = bool(spans) and all(start >= course.goals[stream] for stream, (start, _) in spans.items())
+        stood = _standing(replication, link, spans)
+        if course.done or stood != course.stood:
             course.stood, course.since = stood, self._now()
-        if course.calm:
+        if course.done:
             return None
         if link.mode == Mode.HELD and not replication.node_away:
             return GateHeld(f"the gate of {link.plan.name} is held: {link.reason}", link=link.plan.name)
@@ -77,34 +76,15 @@ class CaughtUp:
             raise failures[0]
 
 
-def _done(link: LinkState, course: _Course, positions: Mapping[str, PeerPosition]) -> bool:
-    """Tell whether this run has moved all that there was when it came."""
-    own, done = link.own_reports(), 0
-    for each in link.plan.streams:
-        report, position = own.get(each.stream), positions.get(each.stream)
-        if report is None or position is None:
-            if position is not None:
-                course.before[each.stream] = position
-            continue
-        if position != course.before.get(each.stream):
-            # An answer that came in this run: only it knows where the sender's buffer ends now.
-            course.goals.setdefault(each.stream, position.end)
-        goal = course.goals.get(each.stream)
-        confirmed = goal is not None and position.acknowledged is not None and position.acknowledged >= goal - 1
-        done += not report["backlog"] or confirmed
-    return done == len(link.plan.streams)
-
-
 def _starts(replication: Replication, link: LinkState) -> bool:
     """Tell whether nothing but Spark's own start is waited for."""
     return not (link.was_ours or link.lease or link.problem or replication.node_away)
 
 
-def _standing(replication: Replication, link: LinkState, positions: Mapping[str, PeerPosition]) -> tuple[int, ...]:
+def _standing(replication: Replication, link: LinkState, spans: Mapping[str, tuple[int, int]]) -> tuple[int, ...]:
     """Give numbers that change whenever the link gets on."""
     own = [int(report["backlog"]) for report in link.own_reports().values()]
-    known = [(position.latest_start or 0) + (position.acknowledged or 0) for position in positions.values()]
-    return (_starts(replication, link), len(own), sum(own), sum(known))
+    return (_starts(replication, link), len(own), sum(own), sum(start for start, _ in spans.values()))
 
 
 def _reason(replication: Replication, link: LinkState, seconds: float) -> BsfgError:

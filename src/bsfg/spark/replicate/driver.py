@@ -7,6 +7,7 @@ so the driver takes the lease before it stops one.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import threading
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from bsfg.errors import BsfgError, LeaseHeld, LeaseLost, SparkFailed, WorkersUnfit
 from bsfg.gate import Mode
+from bsfg.journey.link import FetchRequest
 from bsfg.spark.calls import Access, calls
 from bsfg.spark.replicate.live import FORMAT, LiveSource
 from bsfg.spark.replicate.plan import LEASE_TTL_MS, LinkPlan
@@ -30,11 +32,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from bsfg.journey.link import PeerPosition
     from bsfg.wire.service import LeaseView
 
 PAIR = ("a", "b")
 LOOK_SECONDS = 0.25
+ASK_SECONDS = 5.0
+"""How long a sender may take to say where its buffers end, before it counts as away."""
+
+ONE_FACT = FetchRequest(max_facts=1, max_bytes=1)
 RENEW_SECONDS = 1.5
 STOP_SECONDS = 4.0
 LEASE_SECONDS = 10.0
@@ -215,19 +220,26 @@ class Replication:
             if gate is not None:
                 link.look(gate, time.monotonic())
 
-    def positions(self, link: LinkState) -> dict[str, PeerPosition]:
-        """Give what the node remembers of the sender of a link, by stream; nothing while the node is away."""
-        from bsfg.wire.adminclient import AdminClient
+    def spans(self, link: LinkState) -> dict[str, tuple[int, int]]:
+        """Ask the sender of a link what it has: the first offset that is not confirmed, and the end, by stream.
 
-        admin = AdminClient(calls().connection(self._own))
+        Nothing is given while the sender does not answer.
+        """
+        from bsfg.wire.client import BoundaryClient
 
-        async def work() -> dict[str, PeerPosition]:
-            streams = [each.stream for each in link.plan.streams]
-            return {stream: await admin.recall_peer(link.plan.name, stream) for stream in streams}
+        peer = BoundaryClient(calls().connection(link.plan.peer))
+
+        async def work() -> dict[str, tuple[int, int]]:
+            found = {}
+            async with asyncio.timeout(ASK_SECONDS):
+                for each in link.plan.streams:
+                    asked = await peer.fetch(each.consumer, ONE_FACT, link.plan.link.carry_only)
+                    found[each.stream] = (asked.start, asked.end)
+            return found
 
         try:
             return calls().run(work())
-        except BsfgError:
+        except (BsfgError, TimeoutError):
             return {}
 
     def _wants_replay(self, link: LinkState) -> bool:
@@ -330,7 +342,6 @@ class Replication:
 
     def _report_backlog(self, link: LinkState, stream: str, token: str) -> None:
         """Tell the board how far the replay is: what the sender has left is what it has not confirmed yet."""
-        from bsfg.journey.link import FetchRequest
         from bsfg.wire.adminclient import AdminClient
         from bsfg.wire.client import BoundaryClient
         from bsfg.wire.service import LinkReport
@@ -339,7 +350,7 @@ class Replication:
 
         async def work() -> None:
             peer = BoundaryClient(calls().connection(link.plan.peer))
-            fetched = await peer.fetch(of.consumer, FetchRequest(max_facts=1, max_bytes=1), link.plan.link.carry_only)
+            fetched = await peer.fetch(of.consumer, ONE_FACT, link.plan.link.carry_only)
             admin = AdminClient(calls().connection(self._own))
             backlog = fetched.end - fetched.start
             await admin.report_link(LinkReport(link.plan.name, stream, backlog=backlog, lease=token))

@@ -183,6 +183,7 @@ class ArtifactFolder:
             await self._run(outgoing.open)
             while piece := await self._run(outgoing.next):
                 yield piece
+            self._contents.damaged.discard(check_digest(digest))  # somebody may have put the file right
         except DigestMismatch as error:
             self._contents.damaged.add(check_digest(digest))
             self._note_damage(error)

@@ -123,7 +123,7 @@ class Outgoing:
             try:
                 self._file = self._files.open_read(self._path)
             except ABSENT:
-                raise ArtifactMissing(f"no content with the digest {self._digest} is here") from None
+                raise ArtifactMissing(f"no artifact with digest {self._digest} is here", digest=self._digest) from None
         self._held = self._read()
 
     def next(self) -> bytes:
