@@ -390,6 +390,46 @@ async def core(*answers: Fetched | Exception, **options: object) -> tuple[Consum
     return made, feed
 
 
+@pytest.mark.parametrize(("closed_at", "handled"), [(3, 3), (9, 10)])
+def test_a_handler_ends_when_another_thread_closes_the_consumer(zone: Zone, closed_at: int, handled: int) -> None:
+    """Closing is no failure, with an entry in hand or while waiting for one; what is not confirmed comes again."""
+
+    async def prepare() -> None:
+        async with zone.admin() as admin:
+            await admin.create_consumer(ConsumerSpec("app-1", "operational", Buffer.STORE))
+        async with zone.client() as client:
+            await client.append("operational", batch(10, from_zone="plant"))
+
+    asyncio.run(prepare())
+    consumer = Consumer("app-1", endpoint(zone, "consumer"))
+    reached, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+    counts: list[int] = []
+
+    def handle(entry: Entry) -> None:
+        if entry.offset == closed_at:
+            reached.set()
+            assert closed_at == 9 or go_on.wait(60)
+
+    def work() -> None:
+        try:
+            counts.append(consumer.run(handle))
+        finally:
+            ended.set()
+
+    running = threading.Thread(target=work)
+    running.start()
+    assert reached.wait(60)
+    while closed_at == 9 and consumer.committed < 9:
+        pass
+    consumer.close()
+    go_on.set()
+    assert ended.wait(60)
+    running.join()
+    assert counts == [handled]
+    with Consumer("app-1", endpoint(zone, "consumer")) as again:
+        assert again.run(lambda entry: None, idle_seconds=0) == 10 - handled
+
+
 async def test_another_log_stops_the_consumer() -> None:
     """A node that was replaced by one with another history is noticed."""
     engine, _ = await core(fetched(0, 2), fetched(2, 1, "other"))

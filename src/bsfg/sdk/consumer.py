@@ -87,7 +87,7 @@ class _Rules:
                 "consumer %s: offsets %d to %d%s are not there: %s %s",
                 self._name, gap.first, gap.last, where, gap.reason, gap.detail,
             )  # fmt: skip
-        confirm_item(core, gap)
+        _confirmed(core, gap)
 
     def check(self, core: ConsumerCore, item: Item) -> None:
         """Raise `SignatureInvalid` for an entry that is not signed as it must be."""
@@ -127,12 +127,15 @@ class AsyncConsumer:
     async def items(self, *, idle_seconds: float | None = None) -> AsyncIterator[Item]:
         """Give entries and gap records in their order, from the first that is not confirmed.
 
-        It goes on for ever, or until nothing came for ``idle_seconds``. Confirm both kinds.
+        It goes on for ever, until nothing came for ``idle_seconds``, or until the consumer is closed. Confirm both
+        kinds.
         """
         core = self._started()
         core.rewind()
         while found := await core.take(idle_seconds):
             for item in found:
+                if core.closing:
+                    return
                 self._rules.check(core, item)
                 yield item
 
@@ -152,7 +155,7 @@ class AsyncConsumer:
     ) -> int:
         """Give each entry to the handler and confirm what it finished; stop at the first failure and raise it.
 
-        The failed entry comes first the next time. Gives how many were handled.
+        The failed entry comes first the next time. It ends as `items` does. Gives how many were handled and confirmed.
         """
         count = 0
         try:
@@ -160,7 +163,8 @@ class AsyncConsumer:
                 result = handler(entry)
                 if inspect.isawaitable(result):
                     await result
-                self.confirm(entry)
+                if not _confirmed(self._started(), entry):
+                    return count
                 count += 1
         except Exception:
             with contextlib.suppress(BsfgError, TimeoutError):
@@ -262,6 +266,8 @@ class Consumer:
         self._thread.run(self._rewind())
         while found := self._taken(idle_seconds):
             for item in found:
+                if self._core.closing:
+                    return
                 self._rules.check(self._core, item)
                 yield item
 
@@ -290,19 +296,25 @@ class Consumer:
     def run(self, handler: Callable[[Entry], object], *, idle_seconds: float | None = None) -> int:
         """Give each entry to the handler and confirm what it finished; stop at the first failure and raise it.
 
-        The failed entry comes first the next time. Gives how many were handled.
+        The failed entry comes first the next time. It ends as `items` does. Gives how many were handled and confirmed.
         """
         count = 0
         try:
             for entry in self.entries(idle_seconds=idle_seconds):
                 handler(entry)
-                self.confirm(entry)
+                if not _confirmed(self._core, entry):
+                    return count
                 count += 1
         except Exception:
             with contextlib.suppress(BsfgError):
                 self.flush(CLOSE_SECONDS)
             raise
-        self.flush()
+        try:
+            self.flush()
+        except StorageClosed:
+            # Whoever closes it sends the confirmations himself.
+            if not self._core.closing:
+                raise
         return count
 
     def confirm(self, item: Item | int) -> None:
@@ -350,6 +362,15 @@ class Consumer:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+
+def _confirmed(core: ConsumerCore, item: Item) -> bool:
+    """Confirm an item, unless the consumer was closed while it was being handled: then it comes again."""
+    try:
+        confirm_item(core, item)
+    except StorageClosed:
+        return False
+    return True
 
 
 def _checked_reason(reason: str) -> str:

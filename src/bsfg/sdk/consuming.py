@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TypedDict
 
 from bsfg.batch import EntryBatch
-from bsfg.errors import BsfgError, ForeignLog, InvalidArgument, unforeseen
+from bsfg.errors import BsfgError, ForeignLog, InvalidArgument, StorageClosed, unforeseen
 from bsfg.fact import Entry
 from bsfg.frontier import Frontier
 from bsfg.journey.link import Fetched, FetchRequest, Refusal
@@ -241,7 +241,7 @@ class ConsumerCore:
         if self._frontier is None or offset >= self._handed_out:
             raise InvalidArgument(f"offset {offset} was not handed out yet", offset=offset)
         if self.closing:
-            raise InvalidArgument("the consumer is closed; what it handled and did not confirm comes again")
+            raise StorageClosed("the consumer is closed; what it handled and did not confirm comes again")
         return self._frontier
 
     def _noted(self, count: int, refusal: Refusal | None) -> None:
@@ -265,7 +265,12 @@ class ConsumerCore:
                 return
         except RuntimeError:
             pass
-        self._loop.call_soon_threadsafe(call)
+        try:
+            self._loop.call_soon_threadsafe(call)
+        except RuntimeError:
+            # The loop has ended: the consumer was closed meanwhile, and what was not sent by then comes again.
+            if not self._loop.is_closed():
+                raise
 
     async def flush(self) -> None:
         """Send all confirmations that wait."""
