@@ -124,9 +124,14 @@ class Entry:
         return Key(self.message.envelope.from_zone, self.message.envelope.message_id or "")
 
     def age_seconds(self, now_unix_ms: int) -> float:
-        """Give how old the entry is: since it became durable here, or at the zone it was pulled from if that is longer.
+        """Give how old the fact is at a moment, told by the clock of the zone whose entry this is.
 
-        The latter counts by that zone's clock.
+        The count begins with the first append in any zone, and each zone on the way counted by its own clock. Of an
+        entry that came without an age it begins with the time at the zone that it was pulled from.
         """
-        times = [self.appended_at_unix_ms, *([self.origin.appended_at_unix_ms] if self.origin else [])]
-        return max(0.0, (now_unix_ms - min(times)) / 1000)
+        here_ms = now_unix_ms - self.appended_at_unix_ms
+        if self.origin is None:
+            return max(0.0, here_ms / 1000)
+        if self.origin.age_ms is None:
+            return max(0.0, (now_unix_ms - self.origin.appended_at_unix_ms) / 1000)
+        return max(0.0, (here_ms + max(0, self.origin.age_ms)) / 1000)

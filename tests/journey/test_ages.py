@@ -84,7 +84,7 @@ async def test_age_is_not_lost_on_a_long_way(make_zone: MakeZone, count: int) ->
 def test_whatever_the_clocks_say(hops: list[tuple[int, int]], count: int) -> None:
     """The age at the end of any way is the time that has passed, whatever the skew of each clock on it."""
 
-    async def run() -> set[int | None]:
+    async def run() -> set[tuple[int, int]]:
         names = ["plant", *(f"hop-{at}" for at in range(len(hops)))]
         zones = [Zone(name, BACKENDS["memory"](Path())) for name in names]
         for zone, (_, skew_ms) in zip(zones[1:], hops, strict=True):
@@ -94,9 +94,14 @@ def test_whatever_the_clocks_say(hops: list[tuple[int, int]], count: int) -> Non
         for (wait_ms, _), link in zip(hops, links, strict=True):
             let_pass(zones, wait_ms / 1000)
             await link.pull()
-        return {entry.origin.age_ms for entry in await zones[-1].received() if entry.origin}
+        let_pass(zones, 1000)
+        now_unix_ms, received = zones[-1].clock.now_unix_ms(), await zones[-1].received()
+        return {
+            (each.origin.age_ms or 0, round(1000 * each.age_seconds(now_unix_ms))) for each in received if each.origin
+        }
 
-    assert asyncio.run(run()) == {sum(wait_ms for wait_ms, _ in hops)}
+    waited_ms = sum(wait_ms for wait_ms, _ in hops)
+    assert asyncio.run(run()) == {(waited_ms, waited_ms + 1_000_000)}
 
 
 async def test_lag_needs_no_common_clock(make_zone: MakeZone) -> None:
@@ -158,3 +163,19 @@ def test_an_age_never_wraps(claims: list[tuple[int, int | None, int | None]]) ->
     assert columns.ages_ms(now).tolist() == expected
     if len(claims) <= 64:
         assert EntryBatch.of_rows(columns.rows()).ages_ms(now).tolist() == expected
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 2**42)] * 2, st.none() | st.integers(-5, 2**42)), min_size=1, max_size=80))
+def test_an_entry_is_as_old_as_its_row(claims: list[tuple[int, int, int | None]]) -> None:
+    """What a reader of single entries is told is what the batch says."""
+    appended, pulled, ages = (list(column) for column in zip(*claims, strict=True))
+    batch = EntryBatch.of(sealed(messages(len(claims))).record_batch, np.arange(len(claims)), np.array(appended))
+    columns = batch.with_columns(
+        origin_zone=pa.array(["plant"] * len(claims)),
+        origin_offset=pa.array(range(len(claims)), pa.int64()),
+        origin_appended_at_unix_ms=pa.array(pulled, pa.int64()),
+        origin_age_ms=pa.array(ages, pa.int64()),
+    )
+    now = 1_800_000_000_000
+    told = [round(1000 * entry.age_seconds(now)) for entry in columns.to_entries()]
+    assert told == columns.ages_ms(now).tolist()

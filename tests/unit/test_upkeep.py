@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from bsfg.errors import DiskFull, OutcomeUnknown
@@ -123,7 +125,13 @@ async def _silence() -> None:
     fresh = Upkeep(site.config, site.parts, site.alerts, lambda event, **fields: None)
     await fresh.look()
     assert [each["text"] for each in site.alerts.active() if each["alert"] == "latest_stale"] == [alert["text"]]
-    await forward.put_if_absent(batch(40, first=40), origin(40, first=40))
+    # What an outage has delayed by four days is no news.
+    late = replace(origin(40, first=40), ages_ms=np.full(40, 4 * 86_400_000))
+    await forward.put_if_absent(batch(40, first=40), late)
+    await site.upkeep.look()
+    [alert] = [each for each in site.alerts.active() if each["alert"] == "latest_stale"]
+    assert "8 of 8 last known states" in alert["text"] and "96.0 h old" in alert["text"]
+    await forward.put_if_absent(batch(40, first=80), replace(origin(40, first=80), ages_ms=np.zeros(40, np.int64)))
     await site.upkeep.look()
     assert not [each for each in site.alerts.active() if each["alert"] == "latest_stale"]
 

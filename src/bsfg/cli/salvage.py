@@ -124,7 +124,7 @@ def next_steps(saved: Salvaged) -> list[str]:
     """Say what is left to do."""
     return [
         f"bsfg verify {saved.target}",
-        f"set [zone] data in zone.toml to {saved.target}, or move it into its place, and start the node",
+        f"set [zone] data_folder in zone.toml to {saved.target}, or move it into its place, and start the node",
         "in every zone that pulls from this one: bsfg gate, and release the links that are held",
         "keep the old folder until what is missing was fetched again or is not needed",
     ]

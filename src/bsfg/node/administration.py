@@ -213,7 +213,7 @@ class Administration:
         signing = self._parts.settings.signing
         if signing.concern({quarantined.key.from_zone}):
             await asyncio.to_thread(signing.check, quarantined.facts, stream)
-        receipt = await _put_again(found, quarantined)
+        receipt = await _put_again(found, quarantined, self._parts.clock.now_unix_ms())
         result = Result(int(receipt.results.max())) if len(receipt.results) else Result.ALREADY_EXISTS
         settled = result != Result.CONFLICT
         if settled:
@@ -315,13 +315,16 @@ async def _find(buffer: StoreBuffer | ForwardBuffer, id: int) -> Quarantined:
     return found
 
 
-async def _put_again(buffer: StoreBuffer | ForwardBuffer, quarantined: Quarantined) -> Receipt:
+async def _put_again(buffer: StoreBuffer | ForwardBuffer, quarantined: Quarantined, now_unix_ms: int) -> Receipt:
     facts = reseal(quarantined.facts)
     if buffer.buffer == Buffer.STORE:
         return await buffer.append(facts)  # type: ignore[union-attr]
     origin = quarantined.origin or Origin(quarantined.key.from_zone, UNKNOWN_OFFSET, quarantined.at_unix_ms)
     count = len(facts)
-    span = OriginSpan(origin.zone, np.full(count, origin.offset), np.full(count, origin.appended_at_unix_ms))
+    # It goes on ageing in quarantine, by the clock of here.
+    waited_ms = max(0, now_unix_ms - quarantined.at_unix_ms)
+    ages_ms = None if origin.age_ms is None else np.full(count, origin.age_ms + waited_ms)
+    span = OriginSpan(origin.zone, np.full(count, origin.offset), np.full(count, origin.appended_at_unix_ms), ages_ms)
     return await buffer.put_if_absent(facts, span)  # type: ignore[union-attr]
 
 

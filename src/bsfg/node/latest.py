@@ -19,24 +19,28 @@ Subject = tuple[str, str]
 
 @dataclass(slots=True)
 class LatestWatch:
-    """Follows one forward buffer and knows when each subject and predicate was last heard of."""
+    """Follows one forward buffer and knows since when the newest fact of each subject and predicate is known anywhere.
+
+    A fact that came late is as old as it is, and not as new as its arrival.
+    """
 
     max_age_seconds: float
     _at: int | None = None
-    _heard_unix_ms: dict[Subject, int] = field(default_factory=dict)
+    _newest: dict[Subject, tuple[int, int]] = field(default_factory=dict)
+    """By subject and predicate, the offset of the newest entry and when its fact was first appended, by our clock."""
 
-    async def look(self, buffer: ForwardBuffer) -> None:
+    async def look(self, buffer: ForwardBuffer, now_unix_ms: int) -> None:
         """Take in what became durable since the last time, and at first what was kept of what has left."""
         stats = await buffer.stats()
         if self._at is None or self._at < stats.start:
-            self._absorb(await buffer.kept_latest())
+            self._absorb(await buffer.kept_latest(), now_unix_ms)
             self._at = max(self._at or 0, stats.start)
         if self._at >= stats.end:
             return
         left = FRAMES_AT_ONCE
         async for frame in buffer.replay(self._at):
             if frame.entries is not None:
-                self._absorb(frame.entries)
+                self._absorb(frame.entries, now_unix_ms)
             self._at, left = frame.last + 1, left - 1
             if not left:
                 return
@@ -44,21 +48,20 @@ class LatestWatch:
     def alert(self, now_unix_ms: int) -> str | None:
         """Say of how many nothing new has come for too long, and of which one the longest; None when of none."""
         limit = now_unix_ms - 1000 * self.max_age_seconds
-        stale = [(heard, subject) for subject, heard in self._heard_unix_ms.items() if heard < limit]
+        stale = [(since, subject) for subject, (_, since) in self._newest.items() if since < limit]
         if not stale:
             return None
-        heard, (subject, predicate) = min(stale)
-        hours = (now_unix_ms - heard) / 3_600_000
-        most = f"nothing of {subject} {predicate} for {hours:.1f} h"
-        return f"{len(stale)} of {len(self._heard_unix_ms)} last known states are older than allowed: {most}"
+        since, (subject, predicate) = min(stale)
+        hours = (now_unix_ms - since) / 3_600_000
+        most = f"that of {subject} {predicate} is {hours:.1f} h old"
+        return f"{len(stale)} of {len(self._newest)} last known states are older than allowed: {most}"
 
-    def _absorb(self, entries: EntryBatch) -> None:
+    def _absorb(self, entries: EntryBatch, now_unix_ms: int) -> None:
         found = newest(entries)
-        times = found.values("appended_at_unix_ms")
-        for subject, predicate, time_unix_ms in zip(
-            found.values("subject"), found.values("predicate"), times, strict=True
-        ):
-            known = self._heard_unix_ms.pop((subject, predicate), 0)
-            self._heard_unix_ms[subject, predicate] = max(known, int(time_unix_ms))
-        while len(self._heard_unix_ms) > SUBJECTS_MAX:
-            self._heard_unix_ms.pop(next(iter(self._heard_unix_ms)))
+        columns = (found.values(name) for name in ("subject", "predicate"))
+        since_unix_ms = now_unix_ms - found.ages_ms(now_unix_ms)
+        for subject, predicate, offset, since in zip(*columns, found.offsets, since_unix_ms, strict=True):
+            known = self._newest.pop((subject, predicate), (-1, 0))
+            self._newest[subject, predicate] = max(known, (int(offset), int(since)))
+        while len(self._newest) > SUBJECTS_MAX:
+            self._newest.pop(next(iter(self._newest)))

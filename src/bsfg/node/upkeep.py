@@ -222,11 +222,12 @@ class Upkeep:
                 self._in_step.observe(name, stream, mode, await parts.memory(name, stream).recall(), now_unix_ms)
 
     async def _look_at_latest(self) -> None:
-        """Tell when a subject has not been heard of for longer than its stream allows."""
+        """Tell when the newest fact of a subject is older than its stream allows."""
+        now_unix_ms = self._parts.clock.now_unix_ms()
         for stream, watch in self._latest.items():
             try:
-                await watch.look(await self._parts.forward(stream))
-                text = watch.alert(self._parts.clock.now_unix_ms())
+                await watch.look(await self._parts.forward(stream), now_unix_ms)
+                text = watch.alert(now_unix_ms)
             except BsfgError as error:
                 text = f"the last known states of {stream} cannot be read: {error.code}: {error.message}"
             self._alerts.update("latest_stale", stream, text)

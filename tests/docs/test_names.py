@@ -1,0 +1,115 @@
+"""What pages and hints tell people to type exists: commands with their options, keys of the configuration, metrics."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from bsfg.cli.app import app
+from bsfg.node.config.declare import tables_of
+from bsfg.node.config.settings import ZoneConfig
+
+ROOT = Path(__file__).parents[2]
+WRITTEN = [page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name != "reference"]
+PAGES = [*WRITTEN, ROOT / "README.md", ROOT / "CHANGELOG.md"]
+BSFG: Any = get_command(app)
+METRICS = (ROOT / "docs" / "reference" / "observability.md").read_text(encoding="utf-8")
+KEYS = {table.name: {item.name for item in table.settings()} for table in tables_of(ZoneConfig)}
+NAMED = {table.name for table in tables_of(ZoneConfig) if table.named is not None}
+FOREIGN_OPTIONS = {"--py-files"}
+"""Options of other programs that pages speak of."""
+
+ORDINARY = {"and", "as", "has", "in", "is", "knows", "must", "needs", "of", "or", "says", "table", "that", "to", "with"}
+"""What may follow the name of a table in a sentence."""
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+
+
+def blocks(text: str, *languages: str) -> Iterator[str]:
+    """Give the blocks of code in some languages."""
+    for language, body in re.findall(r"^ *```(\w*)\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE):
+        if language in languages:
+            yield body
+
+
+def inline(text: str) -> list[str]:
+    """Give what stands between backticks in the text."""
+    return re.findall(r"`([^`]+)`", re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE))
+
+
+def typed(text: str) -> Iterator[list[str]]:
+    """Give the words of every command of ours that a page shows."""
+    lines = [line for block in blocks(text, "", "sh") for line in block.replace("\\\n", " ").splitlines()]
+    for line in [*lines, *inline(text)]:
+        for found in re.findall(r"(?:^|[\s(;&])bsfg ([^|#>);&]*)", line.split("  #")[0]):
+            yield found.split()
+
+
+def resolved(words: list[str]) -> tuple[Any, list[str]]:
+    """Find the command that a line means, and the words that are left for it."""
+    command = BSFG
+    while words and hasattr(command, "list_commands") and (found := command.get_command(None, words[0])) is not None:
+        command, words = found, words[1:]
+    return command, words
+
+
+@cache
+def options_of(command: Any) -> frozenset[str]:
+    """Give the options of a command; of a group those of its commands, too."""
+    found = {option for param in command.params for option in param.opts + param.secondary_opts} | {"--help"}
+    if hasattr(command, "list_commands"):
+        found.update(*(options_of(command.get_command(None, name)) for name in command.list_commands(None)))
+    return frozenset(found)
+
+
+def wrong_key(table: str, key: str) -> bool:
+    """Tell whether there is no such key."""
+    return table not in KEYS or bool(key and key not in KEYS[table])
+
+
+@each_page
+def test_commands_exist_with_their_options(page: Path) -> None:
+    """Whatever a page types is a command and has the options that it is given."""
+    text = page.read_text(encoding="utf-8")
+    for words in typed(text):
+        command, rest = resolved(words)
+        used = {word.split("=")[0].strip("[],.…") for word in rest if word.startswith("--")}
+        assert used <= options_of(command), f"{page.name}: bsfg {' '.join(words)}"
+    known = options_of(BSFG) | FOREIGN_OPTIONS
+    for each in inline(text):
+        assert set(re.findall(r"(?<![\w-])--[a-z][\w-]+", each)) <= known, f"{page.name}: {each}"
+
+
+@each_page
+def test_keys_and_metrics_exist(page: Path) -> None:
+    """A key that a page names with its table, a block of configuration and a metric are real."""
+    text = page.read_text(encoding="utf-8")
+    for each in inline(text):
+        for table, key in re.findall(r"^\[(\w+)(?:\.[^\]]*)?\](?: (\w+))?", each):
+            assert not wrong_key(table, key), f"{page.name}: {each}"
+        for metric in re.findall(r"\bbsfg_[a-z_]+", each):
+            assert metric.removesuffix("_bucket") in METRICS, f"{page.name}: {metric}"
+    for block in blocks(text, "toml"):
+        for table, content in tomllib.loads(block).items():
+            if "[map]" in block:
+                continue  # a mapping of `bsfg pipeline ingest`, which has tests of its own
+            for row in content.values() if table in NAMED else [content]:
+                assert not [key for key in row if wrong_key(table, key)], f"{page.name}: {block}"
+
+
+def test_keys_in_messages_and_hints_exist() -> None:
+    """A key that our own words name with its table is one."""
+    named = {
+        (source.name, table, key)
+        for source in sorted((ROOT / "src").rglob("*.py"))
+        for table, key in re.findall(r"\[(\w+)\] (\w+)", source.read_text(encoding="utf-8"))
+        if table in KEYS and key not in ORDINARY
+    }
+    assert not {each for each in named if wrong_key(*each[1:])}
