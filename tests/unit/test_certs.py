@@ -112,14 +112,31 @@ def test_nothing_is_overwritten(folder: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ca.crt", "ca.key"]
 
 
-@pytest.mark.parametrize("name", ["", "ca", "../x", "a b", "a/b", "-x", "x" * 65, "ä"])
+@pytest.mark.parametrize("name", ["", "ca", "CA", "ca.", "../x", "a b", "a/b", "-x", "x" * 65, "ä", "mes."])
 def test_bad_names(folder: Path, name: str) -> None:
     """A name that is not safe as a file or too long for a certificate is refused."""
     with pytest.raises(InvalidArgument):
         issue(folder, name, days=1, now=NOW)
 
 
-@pytest.mark.parametrize("host", ["enterprise-bsfg", "a b", "", "http://x", "x" * 300])
+@pytest.mark.parametrize("name", ["Plant-A-bsfg", "ENTERPRISE-BSFG", "enterprise-bsfg.", "enterprise-Bsfg"])
+def test_names_that_would_be_taken_for_a_node(folder: Path, name: str) -> None:
+    """A name that TLS takes for a node's, or that differs from one that is there by its case alone, is refused."""
+    with pytest.raises(InvalidArgument):
+        issue(folder, name, days=1, now=NOW)
+    assert not (folder / f"{name}.key").exists()
+
+
+def test_hosts_are_written_as_they_are_compared(folder: Path) -> None:
+    """A host is written in lower case and without a dot at its end, so that one host is one name."""
+    issued = issue(folder, "web", days=1, now=NOW, hosts=["GW.Plant.Example.", "gw.plant.example", "10.0.0.7"])
+    assert describe(issued.certificate, NOW)["alternative_names"] == ["web", "gw.plant.example", "10.0.0.7"]
+
+
+NODE_HOSTS = ["enterprise-bsfg", "ENTERPRISE-BSFG", "enterprise-bsfg.", "Enterprise-Bsfg..", "*.enterprise-bsfg"]
+
+
+@pytest.mark.parametrize("host", [*NODE_HOSTS, "a b", "", "http://x", "x" * 300])
 def test_bad_hosts(folder: Path, host: str) -> None:
     """A host that would let one node pose as another, or that is no host, is refused."""
     with pytest.raises(InvalidArgument):

@@ -25,6 +25,7 @@ from bsfg.stores.artifacts.folder import ArtifactFolder
 from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.memory import MemoryStorage
 from bsfg.wire.adminclient import AdminClient
+from bsfg.wire.authorities import load_trust
 from bsfg.wire.certs import create_authority, issue
 from bsfg.wire.client import BoundaryClient
 from bsfg.wire.connection import Connection
@@ -139,7 +140,11 @@ class Site:
         config = parse(text, folder / "zone.toml")
         clock, refusals = SystemClock(), []
         opened: Storage = await LogStorage.open(folder / "data") if storage == "log" else MemoryStorage()  # type: ignore[assignment]
-        guard = Guard(Matrix.of(config), clock, lambda *refusal: refusals.append(refusal), None if tls else "app")
+        watched = Watched(certificates(folder)) if tls else None
+        trust = load_trust(watched.files) if watched is not None else None
+        guard = Guard(
+            Matrix.of(config, trust), clock, lambda *refusal: refusals.append(refusal), None if tls else "app"
+        )
         settings = Settings.of(config)
         settings = replace(settings, limits=replace(settings.limits, **limits))
         board = Board(clock)
@@ -148,7 +153,6 @@ class Site:
         artifacts = await ArtifactFolder.open(folder / "artifacts", clock=clock)
         parts = Parts(opened, settings, guard, clock, board, artifacts=artifacts)
         boundary, admin = NodeService(parts), Administration(parts)
-        watched = Watched(certificates(folder)) if tls else None
         listeners = Listeners(boundary, admin, settings.limits, zone="plant", watched=watched, observer=parts.metrics)
         await listeners.start(("127.0.0.1", 0), ("127.0.0.1", 0))
         site = Site(parts, boundary, admin, listeners, folder, refusals, watched)

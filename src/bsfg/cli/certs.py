@@ -11,11 +11,15 @@ import typer
 from rich.markup import escape
 
 from bsfg.cli.output import console, examples, pairs, print_json, table
+from bsfg.errors import BsfgError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from bsfg.node.config import ZoneConfig
     from bsfg.wire.certcheck import Finding
     from bsfg.wire.certs import Issued
+    from bsfg.wire.tls import TlsFiles
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -173,8 +177,32 @@ def check_config(config: ZoneConfig, now: datetime) -> list[Finding]:
     files = TlsFiles(config.path(tls.ca), config.path(tls.certificate), config.path(tls.key))
     findings = check_files(files, now, tls.expiry_warning_seconds)
     if findings[0].level != Level.ERROR:
-        findings.append(_zone_name(config, files.certificate))
+        findings += [*_authorities(config, files, now), _zone_name(config, files.certificate)]
     return findings
+
+
+def _authorities(config: ZoneConfig, files: TlsFiles, now: datetime) -> Iterator[Finding]:
+    """Tell whether every authority speaks for somebody, and whether their revocation lists can be used."""
+    from bsfg.node.reload import trust_of
+    from bsfg.node.vouching import Vouching
+    from bsfg.wire.certcheck import Finding, Level
+
+    try:
+        vouching = Vouching(trust_of(config, files), config.authorities)
+    except BsfgError as error:
+        yield Finding(Level.ERROR, "crl", error.message, error.hint)
+        return
+    if unbound := vouching.unbound():
+        do = "Add a row for each with its key and its zones, or take it out of the file."
+        yield Finding(Level.WARNING, "authorities", unbound, do)
+    else:
+        yield Finding(Level.OK, "authorities", "every authority of [tls] ca speaks for a zone")
+    if stale := vouching.stale(int(now.timestamp() * 1000)):
+        yield Finding(
+            Level.ERROR, "crl", stale, "Fetch the current list from the authority into the file of [tls] crl."
+        )
+    elif config.tls.crl is not None:
+        yield Finding(Level.OK, "crl", "the revocation lists are signed and up to date")
 
 
 def _zone_name(config: ZoneConfig, certificate: Path) -> Finding:

@@ -20,7 +20,7 @@ class IdentityUnknown(BsfgError):
 
 
 class IdentityRevoked(BsfgError):
-    """The caller's identity was revoked or has expired in the table of identities."""
+    """The caller's identity was revoked or has expired in the table of identities, or its authority withdrew it."""
 
     code = "identity_revoked"
     default_hint = "Issue a certificate with a new name and add it to [identities]; a revoked name stays revoked."

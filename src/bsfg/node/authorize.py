@@ -1,8 +1,9 @@
 """Who may do what: pure decisions over the table of identities, each of which can be written to the audit log.
 
-The order of the checks is fixed: the certificate's name must be in the table, its row in force, one of its roles must
-allow the action, and then stream, zones, consumer and buffer must be within the row. The first rule that fails is the
-one that is named. Nothing is allowed that is not in `ROLE_ACTIONS`.
+The order of the checks is fixed: the certificate's name must be in the table and its authority speak for the row, the
+certificate and the row must be in force, one of its roles must allow the action, and then stream, zones, consumer and
+buffer must be within the row. The first rule that fails is the one that is named. Nothing is allowed that is not in
+`ROLE_ACTIONS`.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bsfg.errors import BsfgError, IdentityRevoked, IdentityUnknown, PermissionRefused
+from bsfg.errors import BsfgError, CertificateInvalid, IdentityRevoked, IdentityUnknown, PermissionRefused
 from bsfg.node.config.access import Identity, Token
 from bsfg.node.config.kinds import ANY
 from bsfg.node.config.settings import ZoneConfig
 from bsfg.node.config.words import IdentityFrom, Role
+from bsfg.node.vouching import Vouching
 from bsfg.ports import Buffer
-from bsfg.wire.peer import PeerNames
+from bsfg.wire.peer import PeerNames, looks_like
+
+if TYPE_CHECKING:
+    from bsfg.wire.authorities import Trust
 
 
 class Action(StrEnum):
@@ -70,6 +75,8 @@ class Rule(StrEnum):
     ALLOWED = "allowed"
     UNKNOWN = "identity_in_table"
     AMBIGUOUS = "one_identity"
+    ISSUER = "authority_speaks_for_zone"
+    CERTIFICATE = "certificate_in_force"
     REVOKED = "not_revoked"
     EXPIRED = "not_expired"
     ROLE = "role_allows_action"
@@ -153,10 +160,12 @@ class Matrix:
     link_streams: Mapping[str, frozenset[str]] = field(default_factory=dict)
     tokens: Mapping[str, Identity] = field(default_factory=dict)
     """Who the bearer of a token is; apart from the identities, so that no certificate can be called like a token."""
+    vouching: Vouching = field(default_factory=Vouching)
+    """Whose certificates stand for a row."""
 
     @staticmethod
-    def of(config: ZoneConfig) -> Matrix:
-        """Derive the tables from a configuration."""
+    def of(config: ZoneConfig, trust: Trust | None = None) -> Matrix:
+        """Derive the tables from a configuration and the authorities that its files hold."""
         relayed = {
             zone: frozenset(config.streams_of(serve))
             for zone, serve in config.serve.items()
@@ -170,6 +179,7 @@ class Matrix:
             link_servers={name: link.expected_server for name, link in config.links.items()},
             link_streams={name: frozenset(config.streams_of(link)) for name, link in config.links.items()},
             tokens={name: _bearer(config.zone.name, token) for name, token in config.tokens.items()},
+            vouching=Vouching(trust, config.authorities),
         )
 
     def name_of(self, peer: PeerNames) -> str:
@@ -194,9 +204,13 @@ class Matrix:
         """Decide one request of one identity at one moment."""
         row = self.identities.get(identity)
         if row is None:
-            error: BsfgError | None = IdentityUnknown(f"{identity!r} is not in [identities]", identity=identity)
-            return Decision(identity, None, request, Rule.UNKNOWN, error)
+            return Decision(identity, None, request, Rule.UNKNOWN, self._unknown(identity))
         return self._decide_row(row, request, now_unix_ms)
+
+    def _unknown(self, name: str) -> IdentityUnknown:
+        like = next((known for known in self.identities if looks_like(known) == looks_like(name)), None)
+        spelled = "" if like is None else f"; names are compared exactly, and the row is called {like!r}"
+        return IdentityUnknown(f"{name!r} is not in [identities]{spelled}", identity=name)
 
     def decide_token(self, token: str, request: Request, now_unix_ms: int) -> Decision:
         """Decide one request of the bearer of a token."""
@@ -219,7 +233,19 @@ class Matrix:
         except IdentityUnknown as error:
             rule = Rule.AMBIGUOUS if "names" in error.details else Rule.UNKNOWN
             return Decision(str(peer), None, request, rule, error)
+        row = self.identities.get(name)
+        if row is not None and (refused := self._not_vouched(peer, row, now_unix_ms)) is not None:
+            return Decision(name, row.zone, request, *refused)
         return self.decide(name, request, now_unix_ms)
+
+    def _not_vouched(self, peer: PeerNames, row: Identity, now_unix_ms: int) -> tuple[Rule, BsfgError] | None:
+        try:
+            self.vouching.check(peer, row, now_unix_ms)
+        except IdentityUnknown as error:
+            return Rule.ISSUER, error
+        except (CertificateInvalid, IdentityRevoked) as error:
+            return Rule.CERTIFICATE, error
+        return None
 
     def decide_link(
         self, link: str, stream: str, from_zones: frozenset[str], to_zones: frozenset[str], now_unix_ms: int

@@ -29,6 +29,7 @@ from bsfg.node.metrics import Metrics
 from bsfg.node.native import NativeHandoff, StreamPull, rules_of
 from bsfg.node.parts import Parts, Settings
 from bsfg.node.reach import Reach
+from bsfg.node.reload import Reload, digest_of, trust_of
 from bsfg.node.scrub import Pace, Scrub
 from bsfg.node.service import NodeService
 from bsfg.node.state import NodeState
@@ -61,6 +62,7 @@ class Node:
         self.parts: Parts
         self.pages: Dashboard | None = None
         self.grpc_port = self.http_port = 0
+        self._reload: Reload | None = None
         self._rates = Rates()
         self._stack = AsyncExitStack()
 
@@ -100,7 +102,8 @@ class Node:
         self.alerts = AlertBoard(config.zone.name, config.alerts, metrics, self.clock, _note)
         self._stack.push_async_callback(self.alerts.close)
         board = self._board(state, metrics)
-        guard = Guard(Matrix.of(config), self.clock, self._audit(metrics), config.listen.plaintext_identity)
+        matrix = Matrix.of(config, trust_of(config, watched.files if watched is not None else None))
+        guard = Guard(matrix, self.clock, self._audit(metrics), config.listen.plaintext_identity)
         artifacts = await ArtifactFolder.open(
             config.artifacts_folder,
             clock=self.clock,
@@ -118,11 +121,13 @@ class Node:
         upkeep = Upkeep(config, self.parts, self.alerts, _note, self._rates, self.damage)
         await upkeep.start()
         self._stack.push_async_callback(upkeep.stop)
+        self._follow_files(watched)
         self._scrub(state)
         for link in config.links.values():
             if link.engine == Engine.NATIVE:
                 await self._pull(link, state, watched)
-        log.info("node_started", zone=config.zone.name, version=bsfg.__version__, grpc_port=self.grpc_port)
+        started = {"version": bsfg.__version__, "grpc_port": self.grpc_port, "digest": digest_of(config)}
+        log.info("node_started", zone=config.zone.name, **started)
 
     def _scrub(self, state: NodeState) -> None:
         """Begin to re-read what is sealed, if that is wanted."""
@@ -150,6 +155,19 @@ class Node:
             return None
         files = TlsFiles(config.path(tls.ca), config.path(tls.certificate), config.path(tls.key))
         return Watched(files, _certificate_unusable, _certificate_reloaded)
+
+    def _follow_files(self, watched: Watched | None) -> None:
+        """Begin to take up changes of who may call."""
+        files = watched.files if watched is not None else None
+        take_tokens = self.pages.take_tokens if self.pages is not None else lambda rows: not rows
+        self._reload = Reload(self.config, self.parts, self.alerts, _note, files, take_tokens)
+        self._reload.start()
+        self._stack.push_async_callback(self._reload.stop)
+
+    def reload(self) -> None:
+        """Take up the tables of who may call at once; before the node has started they are new anyway."""
+        if self._reload is not None:
+            self._reload.ask()
 
     def _audit(self, metrics: Metrics) -> Callable[[Decision, Caller], None]:
         def audit(decision: Decision, caller: Caller) -> None:
@@ -321,7 +339,7 @@ def _note(event: str, **fields: Any) -> None:
 ACCEPTABLE = (f"{ForeignLog.code}:", f"{FrameInvalid.code}:")
 """How the reason of a hold begins that an operator can accept; after others the engine simply tries again."""
 
-QUIET = frozenset({"lease_taken", "alert_cleared", "orphans_collected"})
+QUIET = frozenset({"access_reloaded", "lease_taken", "alert_cleared", "orphans_collected"})
 
 
 def _certificate_unusable(error: BsfgError) -> None:
@@ -340,7 +358,9 @@ async def run(config: ZoneConfig, ready: Callable[[Node], None] | None = None) -
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
-    async with Node(config) as node:
+    node = Node(config)
+    loop.add_signal_handler(signal.SIGHUP, node.reload)
+    async with node:
         if ready is not None:
             ready(node)
         await stopping.wait()

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from bsfg.errors import BsfgError
+from bsfg.wire.authorities import is_authority, issuer_of, key_of
 from bsfg.wire.certs import load_certificates
 from bsfg.wire.peer import PeerNames, names_of
 from bsfg.wire.tls import TlsFiles, Watched, client_context, server_context
@@ -70,6 +70,7 @@ def describe(certificate: x509.Certificate, now: datetime) -> dict[str, Any]:
         "days_left": life.left_days,
         "expiry": str(life.expiry),
         "key": key_kind(certificate),
+        "public_key": key_of(certificate),
         "usage": sorted(_usages(certificate)),
         "is_authority": is_authority(certificate),
         "sha256": certificate.fingerprint(hashes.SHA256()).hex(),
@@ -152,11 +153,11 @@ def _chain(chain: Sequence[x509.Certificate], authorities: Sequence[x509.Certifi
     """Walk from the certificate over the intermediates of its file to a trusted authority."""
     current, left, above = chain[0], list(chain[1:]), 0
     while True:
-        if trusted := _issuer_of(current, authorities, above):
+        if trusted := issuer_of(current, authorities, above):
             says = f"signed by {trusted.subject.rfc4514_string()}"
             yield Finding(Level.OK, "chain", says)
             return
-        step = _issuer_of(current, left, above)
+        step = issuer_of(current, left, above)
         if step is None:
             says = (
                 f"no authority of the file signed {current.subject.rfc4514_string()} (issuer {_issuer_name(current)})"
@@ -166,22 +167,6 @@ def _chain(chain: Sequence[x509.Certificate], authorities: Sequence[x509.Certifi
             return
         left.remove(step)
         current, above = step, above + 1
-
-
-def _issuer_of(
-    certificate: x509.Certificate, candidates: Sequence[x509.Certificate], above: int
-) -> x509.Certificate | None:
-    """Find who signed a certificate, among authorities that may have ``above`` authorities below them."""
-    for candidate in candidates:
-        length = _path_length(candidate)
-        if not is_authority(candidate) or (length is not None and length < above):
-            continue
-        try:
-            certificate.verify_directly_issued_by(candidate)
-        except (ValueError, TypeError, InvalidSignature):
-            continue
-        return candidate
-    return None
 
 
 def _usage_findings(certificate: x509.Certificate) -> Iterator[Finding]:
@@ -242,18 +227,6 @@ def key_kind(certificate: x509.Certificate) -> str:
     if isinstance(key, ed25519.Ed25519PublicKey | ed448.Ed448PublicKey):
         return type(key).__name__.removesuffix("PublicKey").lstrip("_")
     return type(key).__name__
-
-
-def is_authority(certificate: x509.Certificate) -> bool:
-    """Tell whether a certificate may sign others."""
-    try:
-        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    except x509.ExtensionNotFound:
-        return False
-
-
-def _path_length(certificate: x509.Certificate) -> int | None:
-    return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.path_length
 
 
 def _usages(certificate: x509.Certificate) -> set[str]:

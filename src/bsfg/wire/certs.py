@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from bsfg.errors import CertificateInvalid, FileExists, InvalidArgument
+from bsfg.wire.peer import looks_like
 
 CA_NAME = "ca"
 NODE_SUFFIX = "-bsfg"
@@ -68,8 +69,7 @@ def issue(
     ``serves`` is for nodes, which are called and call others; applications only call. The certificate never outlives
     its authority.
     """
-    if not _NAME.fullmatch(name) or name == CA_NAME:
-        raise InvalidArgument(f"{name!r} cannot name a certificate: use letters, digits, '.', '_', '-', at most 64")
+    check_name(name, folder)
     authority = load_certificates(folder / f"{CA_NAME}.crt")[0]
     authority_key = load_key(folder / f"{CA_NAME}.key")
     if not isinstance(authority_key, ec.EllipticCurvePrivateKey):
@@ -80,7 +80,9 @@ def issue(
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     purposes = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if serves else [])]
-    names = [x509.DNSName(name), *(_host(host) for host in dict.fromkeys(hosts) if host != name)]
+    # Names of hosts have no case, and a dot at their end says nothing.
+    wanted = dict.fromkeys(host.lower().rstrip(".") for host in hosts)
+    names = [x509.DNSName(name), *(_host(host) for host in wanted if host != name)]
     builder = _builder(subject, authority.subject, key.public_key(), now, end)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
@@ -95,7 +97,7 @@ def issue(
 def load_certificates(path: Path) -> list[x509.Certificate]:
     """Read every certificate of a PEM file, at least one."""
     try:
-        return x509.load_pem_x509_certificates(_read(path))
+        return x509.load_pem_x509_certificates(read_file(path))
     except ValueError:
         hint = "Give a PEM file: text that begins with -----BEGIN CERTIFICATE-----."
         raise CertificateInvalid(f"{path} holds no readable certificate", hint=hint) from None
@@ -104,7 +106,7 @@ def load_certificates(path: Path) -> list[x509.Certificate]:
 def load_key(path: Path) -> PrivateKeyTypes:
     """Read a private key from a PEM file; it must not need a password, because a node starts unattended."""
     try:
-        return serialization.load_pem_private_key(_read(path), password=None)
+        return serialization.load_pem_private_key(read_file(path), password=None)
     except TypeError:
         hint = "Store the key without a password and protect the file instead (owner only, mode 0600)."
         raise CertificateInvalid(f"{path} needs a password", hint=hint) from None
@@ -113,7 +115,8 @@ def load_key(path: Path) -> PrivateKeyTypes:
         raise CertificateInvalid(f"{path} holds no readable private key", hint=hint) from None
 
 
-def _read(path: Path) -> bytes:
+def read_file(path: Path) -> bytes:
+    """Read a file of [tls], or raise `CertificateInvalid` with what to do."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -156,6 +159,17 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
+
+
+def check_name(name: str, folder: Path) -> None:
+    """Refuse a name that TLS or a person would take for another one: hosts have no case and may end with a dot."""
+    if not _NAME.fullmatch(name) or looks_like(name) == CA_NAME or name.endswith("."):
+        raise InvalidArgument(f"{name!r} cannot name a certificate: use letters, digits, '.', '_', '-', at most 64")
+    if looks_like(name).endswith(NODE_SUFFIX) and not name.endswith(NODE_SUFFIX):
+        raise InvalidArgument(f"{name!r} would be taken for a zone's node: the names of nodes end with {NODE_SUFFIX}")
+    for known in (path.stem for path in folder.glob("*.crt")):
+        if known != name and looks_like(known) == looks_like(name):
+            raise InvalidArgument(f"{name!r} would be taken for {known!r}, which has a certificate in {folder}")
 
 
 def _host(host: str) -> x509.GeneralName:

@@ -1,23 +1,41 @@
-"""The names in the certificate of whoever is at the other end of a connection."""
+"""The certificate of whoever is at the other end of a connection: its names, and what tells it from any other."""
 
 from __future__ import annotations
 
+import hashlib
 import ssl
+import unicodedata
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING
+
+from bsfg.errors import CertificateInvalid
 
 if TYPE_CHECKING:
     from cryptography import x509
 
 
 @dataclass(frozen=True, slots=True)
+class Shown:
+    """A certificate that was shown: until when it is valid, and what it is, for those who ask who signed it."""
+
+    der: bytes = field(repr=False)
+    fingerprint: str
+    not_after_unix_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class PeerNames:
-    """What a verified certificate says about its holder; alternative names are DNS names and URIs."""
+    """What a verified certificate says about its holder; alternative names are DNS names and URIs.
+
+    Two are equal when their names are: whether they are of the same certificate is asked by ``certificate``.
+    """
 
     common_names: tuple[str, ...] = ()
     alternative_names: tuple[str, ...] = ()
+    certificate: Shown | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         return ", ".join(self.common_names or self.alternative_names) or "a certificate without a name"
@@ -62,4 +80,32 @@ def names_of(certificate: x509.Certificate) -> PeerNames:
     return PeerNames(
         tuple(str(attribute.value) for attribute in common),
         (*names.get_values_for_type(x509.DNSName), *names.get_values_for_type(x509.UniformResourceIdentifier)),
+        shown(certificate),
     )
+
+
+def shown(certificate: x509.Certificate) -> Shown:
+    """Give a parsed certificate in the form in which it is asked about."""
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    der = certificate.public_bytes(Encoding.DER)
+    ends_unix_ms = int(certificate.not_valid_after_utc.timestamp() * 1000)
+    return Shown(der, hashlib.sha256(der).hexdigest(), ends_unix_ms)
+
+
+def check_end(certificate: Shown, now_unix_ms: int) -> None:
+    """Raise `CertificateInvalid` for a certificate past its end: the connection it opened may be older."""
+    if now_unix_ms > certificate.not_after_unix_ms:
+        ended = datetime.fromtimestamp(certificate.not_after_unix_ms / 1000, UTC)
+        hint = "Issue a new one and replace the file; the next connection uses it."
+        raise CertificateInvalid(f"the certificate shown expired on {ended:%Y-%m-%d %H:%M:%S} UTC", hint=hint)
+
+
+def looks_like(name: str) -> str:
+    """Give a form of a name that it shares with every name a person, or a resolver of hosts, could take it for.
+
+    Names are compared exactly wherever they give a right. This is for the places that make names and rows, which
+    refuse a second one that differs in case, dots at the end, spaces or compatible characters alone.
+    """
+    folded = unicodedata.normalize("NFKC", name).casefold()
+    return unicodedata.normalize("NFKC", "".join(folded.split())).rstrip(".")

@@ -37,7 +37,7 @@ class TlsFiles:
 
     def stamp(self) -> tuple[object, ...]:
         """Give something that changes whenever a file is replaced or rewritten; cheap enough for every handshake."""
-        return tuple(_file_stamp(path) for path in (self.ca, self.certificate, self.key))
+        return tuple(file_stamp(path) for path in (self.ca, self.certificate, self.key))
 
     def load(self) -> Material:
         """Read the files and check that they can be used together, or raise `CertificateInvalid`."""
@@ -54,7 +54,8 @@ class TlsFiles:
         return Material(self.ca.read_bytes(), self.certificate.read_bytes(), self.key.read_bytes())
 
 
-def _file_stamp(path: Path) -> tuple[int, ...] | None:
+def file_stamp(path: Path) -> tuple[int, ...] | None:
+    """Give something that changes whenever a file is replaced or rewritten; None while there is none."""
     try:
         found = path.stat()
     except OSError:

@@ -14,7 +14,7 @@ import tomllib
 from pathlib import Path
 
 from bsfg.errors import ConfigInvalid
-from bsfg.node.config.access import Identity, Listen, Signing, Tls, Token, Zone, consumer_name
+from bsfg.node.config.access import Authority, Identity, Listen, Signing, Tls, Token, Zone, consumer_name
 from bsfg.node.config.checks import problems_of
 from bsfg.node.config.declare import Problem, Reader
 from bsfg.node.config.kinds import Address
@@ -27,6 +27,7 @@ __all__ = [
     "Address",
     "Alerts",
     "Artifacts",
+    "Authority",
     "Dashboard",
     "Engine",
     "Identity",

@@ -12,9 +12,11 @@ from bsfg.node.config.declare import given_name, optional, setting
 from bsfg.node.config.kinds import (
     ADDRESS,
     ANY,
+    AUTHORITY_NAME,
     CONSUMER_PATTERN,
     FLAG,
     IDENTITY_NAME,
+    KEY_HASH,
     MOMENT,
     PATH,
     SIGNING_KEY,
@@ -101,6 +103,11 @@ class Tls:
     identity: IdentityFrom = setting(
         choice(IdentityFrom), "cn", says="Which part of a certificate is looked up in [identities]."
     )
+    crl: PurePath | None = optional(
+        PATH,
+        says="Revocation lists of the authorities, one or more in PEM form; read again when the file changes.",
+        example="certs/ca.crl",
+    )
     minimum: TlsVersion = setting(choice(TlsVersion), "1.3", says="The lowest TLS version; there is no other choice.")
     expiry_warning_seconds: int = setting(
         WHOLE_SECONDS, "30d", says="How long before its end a certificate raises a warning."
@@ -143,6 +150,11 @@ class Identity:
     reason: str = setting(
         TEXT, "", says="Why it was revoked; required then, and shown in every refusal.", example="laptop lost"
     )
+    authority: str | None = optional(
+        AUTHORITY_NAME,
+        says="The row of [authorities] that must have signed the certificate; any that speaks for the zone if not set.",
+        example="corporate",
+    )
 
     def owns_consumer(self, consumer: str, stream: str | None, buffer: Buffer) -> bool:
         """Tell whether a durable consumer belongs to this identity.
@@ -159,6 +171,23 @@ class Identity:
         if stream is not None and consumer == consumer_name(owner, stream, buffer):
             return True
         return Role.PEER not in self.roles and consumer == self.name.lower()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Authority:
+    """One authority of the file [tls] ca, and for whom it may sign."""
+
+    name: str = given_name()
+    key: str = setting(
+        KEY_HASH,
+        says="The SHA-256 of the authority's public key, as `bsfg certs show` prints it; a renewal keeps it.",
+        example="sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
+    )
+    zones: tuple[str, ...] = setting(
+        ZONES,
+        says="The zones whose certificates it signs; nobody of another zone is known by them.",
+        example=["plant-a"],
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

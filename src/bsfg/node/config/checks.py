@@ -16,6 +16,7 @@ from bsfg.node.config.settings import ZoneConfig
 from bsfg.node.config.words import Role, Safety
 from bsfg.ports import Buffer
 from bsfg.retention import DAY_SECONDS, Overflow
+from bsfg.wire.peer import looks_like
 
 CONSUMER_NAME_MAX = 64
 _LOCAL_ROLES = (Role.PRODUCER, Role.CONSUMER, Role.PIPELINE)
@@ -27,6 +28,7 @@ def problems_of(config: ZoneConfig) -> list[Problem]:
         _zone,
         _listen,
         _tls,
+        _authorities,
         _identities,
         _tokens,
         _streams,
@@ -78,10 +80,26 @@ def _tls(config: ZoneConfig) -> Iterator[Problem]:
             yield Problem(("tls",), f"{name} is missing; make one with `bsfg certs`, or see [listen] plaintext")
 
 
+def _authorities(config: ZoneConfig) -> Iterator[Problem]:
+    keys: dict[str, str] = {}
+    for name, row in config.authorities.items():
+        path = ("authorities", name)
+        if not row.zones:
+            yield Problem((*path, "zones"), 'names no zone; leave the row out, or use ["*"] for all')
+        other = keys.setdefault(row.key, name)
+        if other != name:
+            yield Problem((*path, "key"), f"is that of [authorities.{other}] too; an authority has one row")
+
+
 def _identities(config: ZoneConfig) -> Iterator[Problem]:
     spelling = {config.zone.name.lower(): config.zone.name}
+    looks: dict[str, str] = {}
     for name, row in config.identities.items():
         path = ("identities", name)
+        other = looks.setdefault(looks_like(name), name)
+        if other != name:
+            yield Problem(path, f"could be taken for {other!r}, which has a row of its own; names differ in more")
+        yield from _signed_by(config, row, path)
         known = spelling.setdefault(row.zone.lower(), row.zone)
         if known != row.zone:
             yield Problem((*path, "zone"), f"{row.zone!r} is spelled {known!r} elsewhere; a zone has one spelling")
@@ -91,6 +109,17 @@ def _identities(config: ZoneConfig) -> Iterator[Problem]:
         if row.relay_for and not {Role.PEER, Role.PRODUCER} & set(row.roles):
             yield Problem((*path, "relay_for"), "has an effect only for the roles peer and producer; leave it out")
         yield from _known_streams(config, row, path)
+
+
+def _signed_by(config: ZoneConfig, row: Identity, path: Path) -> Iterator[Problem]:
+    if row.authority is None:
+        return
+    bound = config.authorities.get(row.authority)
+    if bound is None:
+        says = f"{row.authority!r} has no row in [authorities]{nearest(row.authority, config.authorities)}"
+        yield Problem((*path, "authority"), says)
+    elif ANY not in bound.zones and row.zone not in bound.zones:
+        yield Problem((*path, "authority"), f"[authorities.{row.authority}] does not speak for the zone {row.zone!r}")
 
 
 def _roles(config: ZoneConfig, row: Identity, path: Path) -> Iterator[Problem]:

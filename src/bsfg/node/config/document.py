@@ -19,9 +19,10 @@ WIDTH = 110
 _INTRODUCTION = """\
 # Configuration
 
-One TOML file describes one zone. `bsfg init` writes a commented one. The node reads it once at its start and refuses
-to run with anything it does not understand: it lists every problem with its key and line. Certificates are read again
-whenever their files change.
+One TOML file describes one zone. `bsfg init` writes a commented one. The node reads it at its start and refuses to run
+with anything it does not understand: it lists every problem with its key and line. The tables `[authorities]`,
+`[identities]` and `[tokens]`, and all certificate files and revocation lists, are read again whenever they change, or
+upon SIGHUP; every other table waits for a restart.
 
 How values are written:
 
@@ -47,8 +48,18 @@ _CERTIFICATES = """\
   a program that uses the SDK imports `bsfg` before `grpc`.
 - **Renewal.** Replace the files, best by renaming new ones over them. The next connection uses them. Files that cannot
   be used are reported and leave the old ones in use.
-- **Revocation.** Set `revoked = true` with a `reason` in every zone that knows the identity. Certificate revocation
-  lists are not read.
+- **Authorities.** A name counts only if its authority speaks for the zone of its row. One authority in `[tls] ca`
+  speaks for all zones. Of several, without a row in `[authorities]`, only that of the node's own certificate speaks,
+  for all zones; with rows, each speaks for the zones of its row and those without a row for nobody. A row of an
+  identity can name its authority. Of an authority and one below it in the same file, the nearest that has a row
+  decides. Intermediates that callers show are not seen by the gRPC service: where several authorities are trusted,
+  put them into `[tls] ca` too.
+- **Names** are compared exactly, byte by byte. Rows that could be taken for each other (case, a dot at the end,
+  spaces, compatible characters) are refused, as are such names by `bsfg certs issue`.
+- **Revocation.** Set `revoked = true` with a `reason` in every zone that knows the identity, or name the authorities'
+  revocation lists in `[tls] crl`. Both count within seconds, for open connections and streams too, as does the end of
+  a certificate. A list must be signed by an authority of `[tls] ca`; one that is out of date still counts, and is an
+  alert.
 
 """
 

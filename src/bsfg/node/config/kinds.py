@@ -299,5 +299,9 @@ TOKEN_NAME = matching(
 )
 SIGNING_KEY = Kind("public key", _signing_key)
 TOKEN_HASH = matching("token hash", r"sha256:[0-9a-f]{64}", "make token and hash with `bsfg token`")
+AUTHORITY_NAME = matching(
+    "authority name", r"[a-z0-9][a-z0-9._-]{0,63}", "lower case letters, digits, '.', '_' and '-', at most 64"
+)
+KEY_HASH = matching("key hash", r"sha256:[0-9a-f]{64}", "`bsfg certs show ca.crt` prints it as public_key")
 STREAMS = list_of(or_any(STREAM_NAME))
 ZONES = list_of(or_any(ZONE_NAME))

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from bsfg.node.config.access import Identity, Listen, Signing, Tls, Token, Zone
+from bsfg.node.config.access import Authority, Identity, Listen, Signing, Tls, Token, Zone
 from bsfg.node.config.declare import optional, setting, table, tables
 from bsfg.node.config.kinds import (
     ANY,
     ARGUMENTS,
+    AUTHORITY_NAME,
     COUNT,
     DURATION,
     FLAG,
@@ -113,6 +114,12 @@ class ZoneConfig:
     zone: Zone = table("Who this zone is.")
     listen: Listen = table("Where the node can be reached.")
     tls: Tls = table("The node's certificate. Files are read again when they change; no restart is needed.")
+    authorities: Mapping[str, Authority] = tables(
+        "Which authority of [tls] ca speaks for which zones. Without a row here the authority of the node's own "
+        "certificate speaks for all, and no other for anybody; with rows, those and nobody else.",
+        named=AUTHORITY_NAME,
+        example_name="corporate",
+    )
     identities: Mapping[str, Identity] = tables(
         "Who may call, by the name in the certificate; anybody else is refused.",
         named=IDENTITY_NAME,

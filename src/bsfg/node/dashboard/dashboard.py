@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Route
 
 import bsfg
 from bsfg.errors import BsfgError, IdentityUnknown, InvalidArgument, SignInRequired
-from bsfg.node.config import ZoneConfig
+from bsfg.node.config import Token, ZoneConfig
 from bsfg.node.dashboard import records
 from bsfg.node.dashboard.actions import Actions, parsed
 from bsfg.node.dashboard.door import VIEW, Door
@@ -45,6 +45,7 @@ class Dashboard:
     def __init__(self, config: ZoneConfig, parts: Parts, admin: AdminService, look: Look) -> None:
         self._parts, self._admin = parts, admin
         self._tokens = Tokens(config.tokens)
+        self._opened_to_tokens = bool(self._tokens)
         self._sessions = Sessions(parts.clock, config.dashboard.session_seconds)
         self._door = Door(parts, self._tokens, self._sessions)
         self._files = Files()
@@ -56,6 +57,11 @@ class Dashboard:
     def takes_tokens(self) -> bool:
         """Whether somebody without a certificate can be let in."""
         return bool(self._tokens)
+
+    def take_tokens(self, rows: Mapping[str, Token]) -> bool:
+        """Go by other tokens from now on; False when the listener, as it was opened, lets nobody in by a token."""
+        self._tokens.take(rows)
+        return self._opened_to_tokens or not rows
 
     def caller(self, request: Request) -> Caller:
         """Give who asks for an operation."""

@@ -111,7 +111,12 @@ class Door:
 
     def _same(self, session: Session, caller: Caller) -> bool:
         """Tell whether a session is used by whom it was begun for: a stolen cookie is worth nothing."""
-        return session.caller.token is not None or session.caller.names == caller.names
+        if session.caller.token is not None:
+            return True
+        begun_with, shown = session.caller.names, caller.names
+        if begun_with is None or shown is None:
+            return begun_with == shown
+        return begun_with == shown and begun_with.certificate == shown.certificate
 
     # Cookies: browsers share them between the ports of a machine, so their names tell zones apart.
 

@@ -48,6 +48,10 @@ class Tokens:
     def __bool__(self) -> bool:
         return bool(self._rows)
 
+    def take(self, rows: Mapping[str, Token]) -> None:
+        """Go by other rows from now on."""
+        self._rows = rows
+
     def name_of(self, text: str) -> str | None:
         """Give the name of the row whose token this is; the time it takes does not depend on which one it is."""
         token = cleaned(text)
