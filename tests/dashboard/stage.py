@@ -95,6 +95,7 @@ class Stage:
     more: str = ""
     with_tokens: bool = True
     plaintext: str | None = None
+    listen: str = ""
     log: list[dict[str, Any]] = field(default_factory=list)
 
     async def __aenter__(self) -> Stage:
@@ -107,7 +108,7 @@ class Stage:
             f'[tokens.{name}]\nhash = "{tokens.hash_of(self.tokens[name])}"\nrole = "{role}"\n'
             for name, role in TOKENS.items()
         )
-        listen = f'plaintext = true\nplaintext_identity = "{self.plaintext}"' if self.plaintext else ""
+        listen = f'plaintext = true\nplaintext_identity = "{self.plaintext}"' if self.plaintext else self.listen
         more = (rows if self.with_tokens and not self.plaintext else "") + self.more
         structlog.configure(processors=[self._record])
         self.node = Node(parse(CONFIG.format(listen=listen, more=more), self.folder / "zone.toml"))

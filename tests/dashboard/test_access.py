@@ -278,6 +278,69 @@ async def test_other_sites_cannot_use_the_operations_either(stages: Stages) -> N
     for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)):
         sent = {**headers, "sec-fetch-site": site}
         assert (await stage.ask("POST", path, body, certificate="producer", headers=sent)).status == status
+    # A browser that says no site says at least where its page is from; a program says neither.
+    port = stage.node.http_port
+    foreign = ("https://evil.example", "null", "", f"http://127.0.0.1:{port}", f"https://127.0.0.1:{port + 1}")
+    for origin, status in (*((each, 403) for each in foreign), (stage.origin, 200), (stage.origin.upper(), 200)):
+        sent = {**headers, "origin": origin}
+        assert (await stage.ask("POST", path, body, certificate="producer", headers=sent)).status == status, origin
+    sent = {**headers, "origin": "https://evil.example", "sec-fetch-site": "none"}
+    assert (await stage.ask("POST", path, body, certificate="producer", headers=sent)).status == 403
+    assert (await stage.ask("POST", path, body, certificate="producer", headers=headers)).status == 200
+
+
+async def test_a_host_that_is_not_ours_is_refused(stages: Stages) -> None:
+    """A name that was made to point here opens nothing; names of the certificate, addresses and configured ones do."""
+    stage = await stages(more="", listen='http_names = ["bsfg.plant.example", "*.wild.example"]\n')
+    port = stage.node.http_port
+    good = ("localhost", f"LOCALHOST:{port}", "127.0.0.1", "[::1]:9", "10.0.0.7", "plant-a-bsfg", "PLANT-A-bsfg.:1")
+    for host in (*good, "bsfg.plant.example:443", "a.wild.example"):
+        assert (await stage.ask("GET", "/v1/status", certificate="viewer", headers={"host": host})).status == 200, host
+    bad = (
+        "evil.example",
+        f"localhost.evil.example:{port}",
+        "plant-a-bsfg.evil.example",
+        "wild.example",
+        "a.b.wild.example",
+    )
+    for host in (*bad, "", "a@localhost", "[::1"):
+        for path in ("/v1/status", "/dashboard/", "/dashboard/static/css/base.css", "/metrics", "/nothing"):
+            answer = await stage.ask("GET", path, certificate="viewer", headers={"host": host})
+            assert answer.status in (400, 421), (host, path)
+            if answer.status == 421:
+                assert answer.json()["code"] == "host_unknown" and "http_names" in answer.json()["hint"]
+    for path in ("/healthz", "/readyz"):
+        assert (await stage.ask("GET", path, certificate="viewer", headers={"host": "probe.example"})).status == 200
+
+
+async def test_every_answer_carries_headers_that_keep_it_data(stages: Stages) -> None:
+    """Operations, refusals, pages and what is not there: no sniffing, frames or cache; nothing runs."""
+    stage = await stages()
+    asked = [
+        ("GET", "/v1/status"),
+        ("GET", "/metrics"),
+        ("GET", "/healthz"),
+        ("GET", "/nothing"),
+        ("POST", "/v1/status"),
+    ]
+    asked += [("GET", "/v1/artifacts/sha256:" + 64 * "0"), ("GET", "/dashboard/"), ("GET", "/dashboard/api/session")]
+    for method, path in asked:
+        answer = await stage.ask(method, path, certificate="viewer")
+        names = [name.lower() for name, _ in answer.headers]
+        assert len(names) == len(set(names)), (path, names)
+        assert answer.header("x-content-type-options") == "nosniff", path
+        policy = answer.header("content-security-policy")
+        assert policy.startswith("default-src 'none'") and "frame-ancestors 'none'" in policy, path
+        assert answer.header("cache-control") == "no-store" and answer.header("referrer-policy"), path
+        assert answer.header("cross-origin-resource-policy") == "same-origin"
+    # What is not even a request is answered by the listener itself.
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", stage.node.http_port, ssl=stage.context("viewer"), server_hostname="127.0.0.1"
+    )
+    writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\nx\x01: y\r\n\r\n")
+    head = await reader.read(65_536)
+    writer.close()
+    assert head.startswith(b"HTTP/1.1 400 ") and b"x-content-type-options: nosniff" in head
 
 
 async def test_certificates_open_the_dashboard_by_themselves(stages: Stages) -> None:
@@ -328,6 +391,25 @@ async def test_sessions_end_by_time_and_by_their_owner(stages: Stages) -> None:
     assert (await stage.ask("GET", "/dashboard/api/session", headers=other)).status == 200
 
 
+async def test_a_session_that_may_act_ends_when_nobody_is_there(stages: Stages) -> None:
+    """Left alone an operator's session ends, a hand on the page keeps it; a display on a wall goes on."""
+    stage = await stages(more='[dashboard]\nidle = "10m"\n')
+    operator, viewer = await stage.sign_in("shift-lead"), await stage.sign_in("control-room")
+
+    def later(minutes: int) -> None:
+        for session in stage.node.pages._sessions._open.values():  # type: ignore[union-attr]
+            session.used_ms -= 60_000 * minutes
+
+    later(9)
+    assert (await stage.ask("GET", "/dashboard/api/session?awake", headers=operator)).status == 200
+    later(9)
+    assert (await stage.ask("GET", "/dashboard/api/session", headers=operator)).status == 200
+    later(2)
+    assert (await stage.ask("GET", "/dashboard/api/session?awake", headers=operator)).status == 401
+    assert (await stage.ask("POST", "/dashboard/api/act/hold", HOLD, headers=operator)).status == 401
+    assert (await stage.ask("GET", "/dashboard/api/session", headers=viewer)).status == 200
+
+
 async def _events(stage: Stage, headers: dict[str, str]) -> list[str]:
     """Watch until the node ends it, and give all events."""
     answer = await stage.ask("GET", "/dashboard/api/events", headers=headers)
@@ -358,9 +440,9 @@ async def test_without_tls_the_dashboard_is_for_this_machine(stages: Stages) -> 
     headers = await stage.page_headers(page.cookie)
     assert (await stage.ask("POST", "/dashboard/api/act/hold", HOLD, headers=headers)).status == 200
     for host in (f"evil.example:{port}", f"localhost.evil.example:{port}", "10.0.0.7", ""):
-        assert (await stage.ask("GET", "/dashboard/", headers={"host": host})).status in (400, 403), host
+        assert (await stage.ask("GET", "/dashboard/", headers={"host": host})).status in (400, 421), host
         sent = {**headers, "host": host, "origin": f"http://{host}"}
-        assert (await stage.ask("POST", "/dashboard/api/act/release", HOLD, headers=sent)).status in (400, 403)
+        assert (await stage.ask("POST", "/dashboard/api/act/release", HOLD, headers=sent)).status in (400, 421)
     assert mode(stage) == Mode.HELD
 
 

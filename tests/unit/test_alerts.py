@@ -1,8 +1,14 @@
 """Events that repeat: told at once, then counted, and never a flood."""
 
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from bsfg.node.alerts import EVENT_KINDS_MAX, OTHERS, AlertBoard
+import pytest
+
+from bsfg.node.alerts import EVENT_KINDS_MAX, OTHERS, AlertBoard, _Posting
 from bsfg.node.config import Alerts
 from bsfg.node.metrics import Metrics
 from bsfg.testing.clock import FakeClock
@@ -46,3 +52,80 @@ def test_many_names_are_told_of_as_others() -> None:
         board.alerts.event("identity_refused", f"name-{number}", "who is that")
     assert len(board.told) == EVENT_KINDS_MAX + 1
     assert board.told[-1][0] == OTHERS
+
+
+@contextmanager
+def answering(answer: bytes, *, endless: bytes = b"") -> Iterator[tuple[str, list[bytes]]]:
+    """Give the address of what gives this answer to every connection, and what it was sent."""
+    listening, heard = socket.create_server(("127.0.0.1", 0)), []
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listening.accept()
+                with connection, suppress(OSError):
+                    heard.append(connection.recv(65_536))
+                    connection.sendall(answer)
+                    while endless:
+                        connection.sendall(endless)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/alerts", heard
+    finally:
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this machine has set for others does not concern these tests."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+
+def test_a_webhook_is_given_the_alert() -> None:
+    """A good answer is a delivery, and nothing of its body is needed."""
+    with answering(b"HTTP/1.1 204 No Content\r\n\r\n") as (url, heard):
+        _Posting(30.0).post(url, b'{"alert": 1}')
+    assert heard[0].startswith(b"POST /alerts ") and heard[0].endswith(b'{"alert": 1}')
+
+
+@pytest.mark.parametrize("status", ["301 Moved", "302 Found", "303 See Other", "307 Temporary", "308 Permanent"])
+def test_a_webhook_is_not_followed_elsewhere(status: str) -> None:
+    """What answers an alert cannot send this node to another address; that it tried is a failed delivery."""
+    with answering(b"HTTP/1.1 200 OK\r\n\r\n") as (elsewhere, heard):
+        redirect = f"HTTP/1.1 {status}\r\nLocation: {elsewhere}\r\nContent-Length: 0\r\n\r\n".encode()
+        with answering(redirect) as (url, _), pytest.raises(OSError, match=status[:3]):
+            _Posting(30.0).post(url, b"{}")
+    assert heard == []
+
+
+@pytest.mark.parametrize("endless", [b"x", b"x: y\r\n"])
+def test_an_answer_without_end_is_given_up(endless: bytes) -> None:
+    """Headers that never end, in one line or in many, do not keep the delivery for ever."""
+    with answering(b"HTTP/1.1 200 OK\r\n", endless=endless) as (url, _), pytest.raises(OSError):
+        _Posting(1.0).post(url, b"{}")
+
+
+def test_an_answer_byte_by_byte_is_cut_off() -> None:
+    """Who sends a little now and then would reset every timeout of a socket; the delivery has one of its own."""
+    stop = threading.Event()
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        connection, _ = listening.accept()
+        with connection, suppress(OSError):
+            while not stop.wait(0.05):
+                connection.sendall(b"H")
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        with pytest.raises(TimeoutError, match="in time"):
+            _Posting(0.5).post(f"http://127.0.0.1:{listening.getsockname()[1]}/", b"{}")
+    finally:
+        stop.set()
+        listening.close()
+        thread.join()

@@ -4,8 +4,11 @@ import asyncio
 import hashlib
 import json
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.wire.conftest import Sites
 from tests.wire.site import STREAM, Answer, until
 from tests.wire.test_objects import pieces
@@ -13,6 +16,7 @@ from tests.wire.test_objects import pieces
 from bsfg.batch import FactBatch
 from bsfg.ports import Buffer, ConsumerSpec
 from bsfg.testing.facts import messages
+from bsfg.wire.fence import attachment
 from bsfg.wire.routes import OPERATIONS, SCHEMAS, openapi
 from bsfg.wire.service import ObjectInfo
 
@@ -279,6 +283,42 @@ async def test_a_media_type_that_no_header_can_hold(sites: Sites) -> None:
     found = await site.http("GET", f"/v1/streams/{STREAM}/artifacts/plant/a?buffer=store")
     assert (found.status, found.body) == (200, content)
     assert "x-forged" not in found.headers
+
+
+@pytest.mark.parametrize(
+    "media_type", ["text/html", "image/svg+xml", "text/html;charset=utf-8", "application/xhtml+xml"]
+)
+async def test_what_was_uploaded_is_never_a_page_of_ours(sites: Sites, media_type: str) -> None:
+    """Content of producers is given as a file: nothing in it can run where the dashboard's cookies are."""
+    site = await sites()
+    content = b"<script>alert(document.domain)</script>"
+    digest = "sha256:" + hashlib.sha256(content).hexdigest()
+    name = "/v1/objects/b/r%22eports/%E2%80%AEx%0D%0Ay%22;=.html"
+    put = await site.http("PUT", name, content, headers={"content-type": media_type})
+    paths = [f"/v1/artifacts/{digest}"]
+    if put.status == 200:
+        paths.append(name)
+    else:
+        await site.http("PUT", "/v1/objects/b/plain.html", content, headers={"content-type": media_type})
+        paths.append("/v1/objects/b/plain.html")
+    for path in paths:
+        for method in ("GET", "HEAD"):
+            found = await site.http(method, path)
+            assert found.status == 200
+            assert found.headers["content-disposition"].startswith("attachment; filename=")
+            assert found.headers["x-content-type-options"] == "nosniff"
+            assert {"sandbox", "default-src 'none'"} <= set(found.headers["content-security-policy"].split("; "))
+
+
+@given(name=st.text(max_size=300))
+def test_a_name_of_a_file_cannot_leave_its_header(name: str) -> None:
+    """Whatever an artifact is called: the header is one line of ASCII, and the name has no folder in it."""
+    found = attachment(name)
+    assert found.isascii() and found.isprintable() and found.count('"') == 2
+    plain, encoded = found.removeprefix('attachment; filename="').split("\"; filename*=UTF-8''")
+    own = unquote(encoded)
+    assert plain and own and not {"/", "\\"} & {*plain, *own} and not own.startswith(".")
+    assert own.isprintable() or not name.isprintable()
 
 
 async def test_a_body_that_is_too_large_is_refused(sites: Sites) -> None:

@@ -12,14 +12,13 @@ from queue import Queue
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
-import orjson
 import typer
-from rich.markup import escape
+from rich.text import Text
 
 from bsfg.cli.complete import streams as known_streams
 from bsfg.cli.connection import Target, connects, told_once
 from bsfg.cli.groups import Json
-from bsfg.cli.output import console, count_text, examples, print_json, progress_bar
+from bsfg.cli.output import console, count_text, examples, json_line, print_json, progress_bar
 from bsfg.errors import (
     BsfgError,
     FactTooLarge,
@@ -29,6 +28,7 @@ from bsfg.errors import (
     StorageReadOnly,
     TimedOut,
 )
+from bsfg.printable import one_line
 
 if TYPE_CHECKING:
     from bsfg.fact import Message
@@ -278,13 +278,13 @@ class _Answers:
         refusal = {"line": number, "error": error.to_dict()}
         if len(self.tally.refusals) < SHOWN_REFUSALS:
             self.tally.refusals.append(refusal)
-            text = f"[bold red]line {number}: {escape(f'error[{error.code}]')}:[/] {escape(error.message)}"
-            console(stderr=True).print(text, soft_wrap=True)
+            what = (f"line {number}: error[{error.code}]:", "bold red")
+            console(stderr=True).print(Text.assemble(what, f" {one_line(error.message)}"), soft_wrap=True)
         self._print({"line": number, "result": "refused", "error": error.to_dict()})
 
     def _print(self, answer: dict[str, Any]) -> None:
         if self.results:
-            sys.stdout.buffer.write(orjson.dumps(answer, option=orjson.OPT_APPEND_NEWLINE, default=str))
+            sys.stdout.buffer.write(json_line(answer))
             sys.stdout.buffer.flush()
 
 

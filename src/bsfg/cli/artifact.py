@@ -24,6 +24,7 @@ from bsfg.errors import ArtifactMissing, DigestMismatch, FactNotFound, InvalidAr
 from bsfg.fact import ArtifactRef, Entry
 from bsfg.fact import Key as FactKey
 from bsfg.ports import Buffer
+from bsfg.printable import one_line
 
 if TYPE_CHECKING:
     from bsfg.wire.connection import Connection
@@ -305,9 +306,9 @@ def _show(info: ObjectInfo, json: bool, what: str) -> None:
     }
     out = console()
     if info.bucket:
-        out.print(Text(f"{info.bucket}/{info.key}", "bold"), soft_wrap=True)
+        out.print(Text(one_line(f"{info.bucket}/{info.key}"), "bold"), soft_wrap=True)
     for name, text in rows.items():
         # A digest that is broken into two lines could not be copied.
-        out.print(Text.assemble((f"{name:<10}  ", "cyan"), text), soft_wrap=True)
+        out.print(Text.assemble((f"{name:<10}  ", "cyan"), one_line(text)), soft_wrap=True)
     if what:
-        out.print(Text(what, "green"), soft_wrap=True)
+        out.print(Text(one_line(what), "green"), soft_wrap=True)

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.text import Text
 
 from bsfg.cli.ending import orderly_end
 from bsfg.cli.output import console, count_text, examples, print_json, progress_bar, range_text, size_text, table
 from bsfg.errors import InvalidArgument
+from bsfg.printable import one_line
 
 if TYPE_CHECKING:
     from bsfg.node.backup import Manifest, Place, Progress
@@ -117,7 +117,7 @@ def _show(target: Path, manifest: Manifest, place: Place) -> None:
         )
     out.print(rows)
     for problem in manifest.damage:
-        out.print(Text.assemble(("  " + problem["code"], "red"), f" {problem['where']}: {problem['detail']}"))
+        out.print(Text.assemble(("  " + problem["code"], "red"), one_line(f" {problem['where']}: {problem['detail']}")))
     size = size_text(manifest.size_bytes)
     held = f"{size} with {count_text(manifest.artifacts)} artifacts" if manifest.artifacts else size
     state = ("not verified", "bold yellow") if manifest.problems is None else ("sound", "bold green")
@@ -125,4 +125,4 @@ def _show(target: Path, manifest: Manifest, place: Place) -> None:
         state = ("damaged, as the zone is", "bold red")
     out.print(Text.assemble(state, f": {held} in {target}"), soft_wrap=True)
     if place.keys and not manifest.with_keys:
-        out.print(escape(KEYS_NOTE), soft_wrap=True)
+        out.print(KEYS_NOTE, soft_wrap=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
+from rich.text import Text
 
-from bsfg.cli.output import console, examples, pairs, print_json, table
+from bsfg.cli.output import Lines, console, examples, pairs, print_json, table
 from bsfg.errors import BsfgError
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def signing_key(
         return
     says = f"The private key is {path} (owner only), the public one {public}."
     row = f'[signing.<zone>]\nkeys = ["{text}"]'
-    console().print(escape(f"{says} Nodes check the zone's facts with:\n\n{row}"), soft_wrap=True)
+    console().print(f"{says} Nodes check the zone's facts with:\n\n{row}", soft_wrap=True)
 
 
 @app.command("show")
@@ -136,8 +136,8 @@ def show(
         print_json(found)
         return
     for facts in found:
-        rows = {name: escape(_shown(value)) for name, value in facts.items() if name != "file"}
-        console().print(pairs(escape(str(facts["file"])), rows), "")
+        rows = {name: _shown(value) for name, value in facts.items() if name != "file"}
+        console().print(pairs(str(facts["file"]), rows), "")
 
 
 @app.command("check")
@@ -158,9 +158,9 @@ def check(
     else:
         shown = table("", "check", "found")
         for finding in findings:
-            mark = {"ok": "[green]ok", "warning": "[yellow]warning", "error": "[bold red]error"}[finding.level]
-            advice = f"\n[bold]do:[/] {escape(finding.do)}" if finding.do else ""
-            shown.add_row(mark, finding.check, escape(finding.says) + advice)
+            style = {"ok": "green", "warning": "yellow", "error": "bold red"}[finding.level]
+            says = Lines(finding.says, *([f"do: {finding.do}"] if finding.do else []))
+            shown.add_row(Text(finding.level, style), finding.check, says)
         console().print(shown)
     if bad:
         raise typer.Exit(1)
@@ -236,7 +236,7 @@ def _print_made(made: Issued, json_mode: bool, advice: str) -> None:
         print_json({"certificate_file": str(made.certificate_path), "key_file": str(made.key_path), **facts})
         return
     wrote = f"Wrote {made.certificate_path} and {made.key_path} (owner only), valid until {facts['not_after']}."
-    console().print(escape(f"{wrote}\n\n{advice}"), soft_wrap=True)
+    console().print(f"{wrote}\n\n{advice}", soft_wrap=True)
 
 
 def _shown(value: object) -> str:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from bsfg.cli.complete import Complete, identities
+from bsfg.cli.output import say
 from bsfg.errors import BsfgError, CertificateInvalid, InvalidArgument, PeerUnreachable, ServerIdentityMismatch
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def told_once() -> Callable[[BsfgError], None]:
     def tell(error: BsfgError) -> None:
         if error.retryable and error.code not in told:
             told.add(error.code)
-            print(f"waiting: {error.message}", file=sys.stderr)
+            say(f"waiting: {error.message}")
 
     return tell
 

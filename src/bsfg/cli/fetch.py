@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-import orjson
 import typer
 
 from bsfg.cli.complete import consumers as known_consumers
 from bsfg.cli.connection import Target, connects, told_once
-from bsfg.cli.output import console, count_text, examples
+from bsfg.cli.output import console, count_text, examples, json_line
 from bsfg.errors import CertificateInvalid, InvalidArgument, PeerUnreachable
 
 if TYPE_CHECKING:
@@ -107,4 +106,4 @@ def _line(item: Item) -> bytes:
     from bsfg.jsonform import entry_to_dict
 
     form = entry_to_dict(item) if isinstance(item, Entry) else {"gap": item}
-    return orjson.dumps(form, option=orjson.OPT_APPEND_NEWLINE)
+    return json_line(form)

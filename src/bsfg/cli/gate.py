@@ -13,6 +13,7 @@ from bsfg.cli.connection import Target, connects
 from bsfg.cli.groups import Json, ListsByDefault, Reason, checked_reason, suggestion
 from bsfg.cli.output import WIDE_COLUMNS, console, examples, print_json, table, time_text
 from bsfg.errors import GateHeld, InvalidArgument, InvalidTransition, UnknownLink
+from bsfg.printable import one_line
 
 if TYPE_CHECKING:
     from bsfg.wire.adminclient import AdminClient
@@ -163,7 +164,7 @@ def _name(view: GateView) -> str:
 def _held_text(view: GateView) -> str:
     gate = view.gate
     until = f", until {time_text(gate.held_until_unix_ms)}" if gate.held_until_unix_ms else ""
-    return f" by {gate.held_by} since {time_text(gate.since_unix_ms)}{until}: {gate.reason}"
+    return one_line(f" by {gate.held_by} since {time_text(gate.since_unix_ms)}{until}: {gate.reason}")
 
 
 def _show(view: GateView, what: str, json: bool) -> None:

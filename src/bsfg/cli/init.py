@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from bsfg.cli.output import console, examples, print_json
 from bsfg.errors import FileExists, InvalidArgument, StorageReadOnly
@@ -74,7 +73,7 @@ def init(
         print_json(result)
         return
     shown = "\n".join((f"Wrote {path}.", "", WHY_EXPLICIT, "", "Next:", *(f"  {step}" for step in steps)))
-    console().print(escape(shown), soft_wrap=True)
+    console().print(shown, soft_wrap=True)
 
 
 def zone_file(zone: str, peers: dict[str, str], streams: list[str]) -> str:

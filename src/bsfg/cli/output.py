@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +19,8 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from bsfg.printable import one_line, printable, printable_json
+
 PIPE_COLUMNS = 200
 """The width of tables that no terminal limits: wide, so that lines stay whole for grep."""
 
@@ -27,15 +28,14 @@ WIDE_COLUMNS = 76
 """Tables leave out their less important columns on a terminal narrower than this."""
 
 
-_UNPRINTABLE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""What moves a cursor or turns a text round: others' words must not do that to whoever reads them."""
-
-
 class CleanConsole(Console):
-    """A console that leaves out control characters: names, reasons and messages come from other zones, too."""
+    """A console that leaves out control characters: names, reasons and messages come from other zones, too.
+
+    It also reads no markup: a name in brackets is a name.
+    """
 
     def _render_buffer(self, buffer: Iterable[Segment]) -> str:
-        clean = (each if each.control else Segment(_UNPRINTABLE.sub("", each.text), each.style) for each in buffer)
+        clean = (each if each.control else Segment(printable(each.text), each.style) for each in buffer)
         return super()._render_buffer(clean)
 
     def on_broken_pipe(self) -> None:
@@ -48,12 +48,23 @@ def console(stderr: bool = False) -> Console:
     """Give the console of stdout or stderr; colours, NO_COLOR and COLUMNS are as the user has them."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or os.environ.get("COLUMNS") else PIPE_COLUMNS
-    return CleanConsole(stderr=stderr, highlight=False, emoji=False, width=width)
+    return CleanConsole(stderr=stderr, highlight=False, emoji=False, markup=False, width=width)
 
 
 def print_json(value: Any) -> None:
     """Print one JSON document on stdout."""
-    sys.stdout.write(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY).decode() + "\n")
+    document = orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY)
+    sys.stdout.write(printable_json(document).decode() + "\n")
+
+
+def json_line(value: Any) -> bytes:
+    """Write a value as one line of JSON, for commands that write many."""
+    return printable_json(orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE, default=str))
+
+
+def say(text: str) -> None:
+    """Tell something on stderr, as one line."""
+    console(stderr=True).print(Text(one_line(text)), soft_wrap=True)
 
 
 def print_failure(error: Mapping[str, Any], *, as_json: bool = False) -> None:
@@ -73,9 +84,32 @@ def hush() -> None:
     os.close(nowhere)
 
 
+class Lines(Text):
+    """A cell of several lines."""
+
+    def __init__(self, *parts: str) -> None:
+        super().__init__("\n".join(one_line(part) for part in parts))
+
+
+class _Table(Table):
+    """A table in which every cell is one line, unless it is made of `Lines`: others' words cannot forge a row."""
+
+    def add_row(self, *cells: Any, **options: Any) -> None:
+        """Add a row; what is in a cell is taken as it is, not as markup."""
+        super().add_row(*(_cell(each) for each in cells), **options)
+
+
+def _cell(cell: Any) -> Any:
+    if isinstance(cell, str):
+        return Text(one_line(cell))
+    if type(cell) is Text and one_line(cell.plain) != cell.plain:
+        return Text(one_line(cell.plain), cell.style)
+    return cell
+
+
 def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     """Make a table in the house style; the columns named in ``right`` hold numbers."""
-    result = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    result = _Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in columns:
         result.add_column(name, justify="right" if name in right else "left", overflow="fold")
     return result
@@ -83,7 +117,8 @@ def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
 
 def pairs(title: str, rows: Mapping[str, str]) -> Table:
     """Make a table of names and values."""
-    result = Table(box=None, show_header=False, title=title, title_justify="left", title_style="bold", pad_edge=False)
+    result = _Table(box=None, show_header=False, title_justify="left", title_style="bold", pad_edge=False)
+    result.title = Text(one_line(title))
     result.add_column(style="cyan", no_wrap=True)
     result.add_column(overflow="fold")
     for name, value in rows.items():

@@ -13,8 +13,9 @@ from rich.text import Text
 from bsfg.cli.complete import streams
 from bsfg.cli.connection import Target, connects
 from bsfg.cli.groups import Json, ListsByDefault, Reason, checked_reason, suggestion
-from bsfg.cli.output import WIDE_COLUMNS, console, count_text, examples, pairs, print_json, table, time_text
+from bsfg.cli.output import WIDE_COLUMNS, console, count_text, examples, json_line, pairs, print_json, table, time_text
 from bsfg.errors import InvalidArgument, UnknownStream
+from bsfg.printable import one_line
 
 if TYPE_CHECKING:
     from bsfg.wire.adminclient import AdminClient
@@ -148,7 +149,7 @@ def export(
             view = await _whole(admin, listed)
             for message in _messages(view):
                 line = message if facts else {"quarantined": as_dict(view), **message}
-                sys.stdout.buffer.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+                sys.stdout.buffer.write(json_line(line))
         sys.stdout.buffer.flush()
 
     node.run(call)
@@ -262,14 +263,12 @@ def _report(done: list[dict[str, Any]], json: bool, words: Callable[[dict[str, A
         return
     for row in done:
         style = "green" if row["settled"] else "yellow"
-        console().print(Text.assemble(f"{row['id']} ", (words(row), style)), soft_wrap=True)
+        console().print(Text.assemble(f"{row['id']} ", (one_line(words(row)), style)), soft_wrap=True)
     if not done:
         console().print("Nothing is in quarantine.")
 
 
 def _show(view: QuarantinedView) -> None:
-    from rich.markup import escape
-
     found = as_dict(view)
     there = found["existing_offset"]
     rows = {
@@ -279,7 +278,7 @@ def _show(view: QuarantinedView) -> None:
         "detail": found["detail"] or "–",
     }
     out = console()
-    out.print(pairs(name_of(view), {name: escape(value) for name, value in rows.items()}))
+    out.print(pairs(name_of(view), rows))
     for message in _messages(view):
         text = orjson.dumps(message, option=orjson.OPT_INDENT_2).decode()
         out.print(Text(text), soft_wrap=True)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from bsfg.cli.backup import stages
 from bsfg.cli.ending import orderly_end
@@ -85,12 +84,12 @@ def _show(restored: Restored) -> None:
             rows.add_row(f"{log.stream}/{log.buffer}", count_text(log.end), newest, log.log_id)
         out.print(rows)
     when = time_text(restored.manifest.begun_unix_ms)
-    out.print(escape(f"Restored {restored.data} as it was at {when}."), soft_wrap=True)
+    out.print(f"Restored {restored.data} as it was at {when}.", soft_wrap=True)
     if restored.logs:
         out.print("What was appended after that is not here. Offsets from these on will be given to other facts.")
     out.print("\nNext:")
     for step in next_steps(restored):
-        out.print(escape(f"  {step}"), soft_wrap=True)
+        out.print(f"  {step}", soft_wrap=True)
 
 
 def next_steps(restored: Restored) -> list[str]:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.text import Text
 
 from bsfg.cli.backup import stages
 from bsfg.cli.ending import orderly_end
 from bsfg.cli.output import console, count_text, examples, print_json, range_text, table
+from bsfg.printable import one_line
 
 if TYPE_CHECKING:
     from bsfg.node.salvage import Salvaged
@@ -100,7 +100,7 @@ def _show(source: Path, saved: Salvaged) -> None:
     )
     out.print("\nNext:")
     for step in next_steps(saved):
-        out.print(escape(f"  {step}"), soft_wrap=True)
+        out.print(f"  {step}", soft_wrap=True)
 
 
 def _number(count: int, what: str) -> str:
@@ -114,8 +114,8 @@ def _list(title: str, findings: list[Missing], style: str) -> None:
     out.print(Text(title, f"bold {style}"))
     for each in findings[:SHOWN]:
         entries = f": entries {range_text(each.first, each.last)}" if each.first is not None else ""
-        out.print(Text.assemble("  ", (each.where, style), entries), soft_wrap=True)
-        out.print(Text(f"    {each.detail}"), soft_wrap=True)
+        out.print(Text.assemble("  ", (one_line(each.where), style), entries), soft_wrap=True)
+        out.print(Text(one_line(f"    {each.detail}")), soft_wrap=True)
     if len(findings) > SHOWN:
         out.print(f"  and {count_text(len(findings) - SHOWN)} more; --json lists all")
 

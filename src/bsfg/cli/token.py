@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from bsfg.cli.output import console, examples, print_json
 from bsfg.rules import check_name
@@ -33,23 +33,35 @@ class Kind(StrEnum):
 def token(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Who gets it; shown on the page and in every record.")],
     role: Annotated[Kind, typer.Option(help="viewer looks, operator also acts.")] = Kind.VIEWER,
+    days: Annotated[int, typer.Option("--days", min=1, max=3650, help="From today, how long it is good.")] = 90,
     json: Annotated[bool, typer.Option("--json", help="Print token, hash and row as JSON.")] = False,
 ) -> None:
     """Make a token for the dashboard, and the row of the zone's file that lets it in.
 
     The token is shown this once and kept nowhere: the file has its hash only. Give it to one person, over a way that
-    others do not read. The node reads the file at its start; taking the row out and restarting ends the token.
+    others do not read. After 90 days, or as --days says, it is refused; taking the row out and restarting ends it
+    earlier.
     """
     from bsfg.node.dashboard.tokens import hash_of, make
 
     check_name("token", name, TOKEN_NAME)
     made = make()
-    row = f'\n[tokens.{_quoted(name)}]\nhash = "{hash_of(made)}"\nrole = "{role}"\n'
+    expires = (datetime.now(UTC) + timedelta(days=days)).date().isoformat()
+    row = f'\n[tokens.{_quoted(name)}]\nhash = "{hash_of(made)}"\nrole = "{role}"\nexpires = {expires}\n'
     if json:
-        print_json({"name": name, "role": str(role), "token": made, "hash": hash_of(made), "row": row})
+        print_json(
+            {
+                "name": name,
+                "role": str(role),
+                "expires": expires,
+                "token": made,
+                "hash": hash_of(made),
+                "row": row,
+            }
+        )
         return
     shown = f"Token of {name}, shown only now:\n\n  {made}\n\nAdd this to zone.toml and start the node again:\n{row}"
-    console().print(escape(shown), soft_wrap=True, end="")
+    console().print(shown, soft_wrap=True, end="")
 
 
 def _quoted(name: str) -> str:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from bsfg.cli.folder import checked_folder
 from bsfg.cli.output import WIDE_COLUMNS, console, count_text, examples, print_json, progress_bar, range_text, table
+from bsfg.printable import one_line
 
 if TYPE_CHECKING:
     from bsfg.stores.log.verify import Problem, Report
@@ -139,8 +140,8 @@ def _show_findings(title: str, findings: list[Problem], style: str) -> None:
     for finding in findings:
         entries = f"  entries {range_text(finding.first, finding.last)}" if finding.first is not None else ""
         out.print(Text.assemble("  ", (finding.code, style), entries))
-        out.print(Text(f"    {finding.where}", "dim"), soft_wrap=True)
-        out.print(Text(f"    {finding.detail}"), soft_wrap=True)
+        out.print(Text(one_line(f"    {finding.where}"), "dim"), soft_wrap=True)
+        out.print(Text(one_line(f"    {finding.detail}")), soft_wrap=True)
     for code in dict.fromkeys(finding.code for finding in findings):
         if code in ADVICE:
             out.print(Text.assemble((f"  {code}: ", "bold"), ADVICE[code]), soft_wrap=True)

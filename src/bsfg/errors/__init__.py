@@ -8,6 +8,7 @@ from bsfg.errors.access import (
     CertificateInvalid,
     ConfigInvalid,
     FileExists,
+    HostUnknown,
     IdentityRevoked,
     IdentityUnknown,
     PeerUnreachable,
@@ -81,6 +82,7 @@ from bsfg.errors.serving import (
     UnknownStream,
 )
 from bsfg.errors.storage import (
+    BackupUntrusted,
     BufferFull,
     DiskFull,
     FolderLocked,
@@ -104,6 +106,7 @@ __all__ = [
     "ArtifactMissing",
     "ArtifactStoreFull",
     "ArtifactTooLarge",
+    "BackupUntrusted",
     "BsfgError",
     "BufferFull",
     "CertificateInvalid",
@@ -127,6 +130,7 @@ __all__ = [
     "GateHeld",
     "HashCollision",
     "HasherMismatch",
+    "HostUnknown",
     "IdentityRevoked",
     "IdentityUnknown",
     "ImplausibleTime",

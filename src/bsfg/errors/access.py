@@ -40,6 +40,13 @@ class SignInRequired(BsfgError):
     default_hint = "Use a client certificate, sign in to the dashboard with a token, or send the token as a bearer."
 
 
+class HostUnknown(BsfgError):
+    """A request over HTTP names a host that this node is not called by."""
+
+    code = "host_unknown"
+    default_hint = "Use the node's address or a name in its certificate, or add the name to [listen] http_names."
+
+
 class CertificateInvalid(BsfgError):
     """A certificate, key or authority file cannot be used as configured."""
 

@@ -129,3 +129,10 @@ class PolicyInvalid(BsfgError):
 
     code = "policy_invalid"
     default_hint = 'Keep retention <= max age <= key horizon, and reject_new for streams with safety = "sil".'
+
+
+class BackupUntrusted(BsfgError):
+    """A backup is not signed by the zone it says it is of, or is not what was signed."""
+
+    code = "backup_untrusted"
+    default_hint = "Use a backup of your own; give the authority of the zone's certificate with --ca."

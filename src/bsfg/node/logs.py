@@ -14,6 +14,8 @@ from typing import Any, TextIO
 import orjson
 import structlog
 
+from bsfg.printable import one_line, printable, printable_json, printable_values
+
 EVENTS: dict[str, str] = {
     "access_not_reloaded": "A changed file of who may call cannot be used; the node goes on with what it had.",
     "access_reloaded": "New identities, tokens, authorities or revocation lists count, with the digest of zone.toml.",
@@ -69,9 +71,9 @@ _SHARED: list[Any] = [
 def configure(level: str = "info", form: str = "json", stream: TextIO | None = None) -> None:
     """Send the node's own records and those of libraries to one stream, in one form."""
     out = stream or sys.stderr
-    render: Any = _json if form == "json" else structlog.dev.ConsoleRenderer(colors=out.isatty())
+    render: list[Any] = [_json] if form == "json" else [_clean, structlog.dev.ConsoleRenderer(colors=out.isatty())]
     structlog.configure(
-        processors=[*_SHARED, render],
+        processors=[*_SHARED, *render],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
         logger_factory=structlog.PrintLoggerFactory(out),
         cache_logger_on_first_use=False,
@@ -80,7 +82,7 @@ def configure(level: str = "info", form: str = "json", stream: TextIO | None = N
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[_as_library, *_SHARED],
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, render],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *render],
         )
     )
     root = logging.getLogger()
@@ -96,7 +98,13 @@ def _as_library(logger: Any, name: str, event: MutableMapping[str, Any]) -> Muta
     return event
 
 
+def _clean(logger: Any, name: str, event: MutableMapping[str, Any]) -> dict[str, Any]:
+    """Keep what others said within the line and away from the terminal; a traceback has lines of its own."""
+    trace = {"exception": printable(str(event["exception"]))} if "exception" in event else {}
+    return {one_line(key): printable_values(value) for key, value in event.items()} | trace
+
+
 def _json(logger: Any, name: str, event: MutableMapping[str, Any]) -> str:
     """Write a record with event, level and time first, so that people can read it too."""
     first = {key: event.pop(key) for key in ("timestamp", "level", "event") if key in event}
-    return orjson.dumps({**first, **event}, default=str).decode()
+    return printable_json(orjson.dumps({**first, **event}, default=str)).decode()

@@ -276,8 +276,9 @@ class Node:
         listen, limits = self.config.listen, self.parts.settings.limits
         zone, metrics = self.config.zone.name, self.parts.metrics
         pages = self.pages = self._dashboard(administration)
+        names = (listen.http.host, *listen.http_names)
         listeners = Listeners(
-            service, administration, limits, zone=zone, watched=watched, observer=metrics, pages=pages
+            service, administration, limits, zone=zone, watched=watched, observer=metrics, pages=pages, names=names
         )
         http = (listen.http.host, listen.http.port) if listen.http_enabled else None
         await listeners.start((listen.grpc.host, listen.grpc.port), http)

@@ -60,7 +60,9 @@ class PartFile:
 
     def __enter__(self) -> PartFile:
         try:
-            self._file = self._part.open("wb")
+            # A new file always: a name that somebody has laid there as a link would lead elsewhere.
+            self._part.unlink(missing_ok=True)
+            self._file = self._part.open("xb")
         except OSError as error:
             raise self._cannot(error) from None
         return self

@@ -156,7 +156,7 @@ def _install(text: str, home: Path) -> None:
     """Put the launcher into place; what is there already must be ours and no one else's to change."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     for folder in (home, home.parent):
-        found = folder.stat()
+        found = folder.lstat()
         if found.st_uid != os.getuid() or found.st_mode & 0o022:
             raise PermissionError(f"{folder} can be changed by others")
     target = home / "bin" / "java"

@@ -36,7 +36,7 @@ def spool_folder(given: str | None) -> Path:
     """Give the folder for parts, made if need be; nobody else may read it."""
     folder = Path(given) if given else Path(tempfile.gettempdir()) / f"bsfg-spool-{os.getuid()}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if given is None and (folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o077):
+    if given is None and ((found := folder.lstat()).st_uid != os.getuid() or found.st_mode & 0o077):
         raise PermissionError(f"{folder} is not a private folder of this user")
     return folder
 

@@ -87,8 +87,12 @@ def endpoint(
 
 def check_site(request: Request) -> None:
     """Refuse what the page of another site has a browser ask for: the browser would add its user's certificate."""
-    site = request.headers.get("sec-fetch-site", "same-origin")
-    if request.method not in SAFE_METHODS and site not in ("same-origin", "none"):
+    if request.method in SAFE_METHODS:
+        return
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    own = f"{request.url.scheme}://{request.headers.get('host', '')}".lower()
+    # Old browsers say only where the page is from, and programs say neither.
+    if site not in (None, "same-origin", "none") or (origin is not None and origin.lower() != own):
         raise PermissionRefused("the page of another site asks for this", hint="Use the node's own pages.")
 
 

@@ -27,6 +27,7 @@ from bsfg.model import Limits
 from bsfg.offload import by_size
 from bsfg.ports import Buffer, Confirmation, GapRecord
 from bsfg.wire.answering import Endpoint, Handler, caller_of, endpoint, problem
+from bsfg.wire.fence import DATA_POLICY, attachment
 from bsfg.wire.limits import Admission, WireLimits
 from bsfg.wire.routes import JSON, JSON_LINES, OPERATIONS, Operation, openapi
 from bsfg.wire.service import AdminService, BoundaryService, Caller, ObjectInfo
@@ -229,7 +230,13 @@ class HttpBoundary:
 
 async def _download(request: Request, info: ObjectInfo, data: AsyncGenerator[bytes, None]) -> Response:
     """Answer with content, or for HEAD with what is known of it; content that is not right is never complete."""
-    headers = {"content-length": str(info.size_bytes), "etag": f'"{info.digest}"'}
+    headers = {
+        "content-length": str(info.size_bytes),
+        "etag": f'"{info.digest}"',
+        # A producer's file is nothing of ours: a browser keeps it, and must not show it as a page of this node.
+        "content-disposition": attachment(info.file_name or info.key or info.digest or ""),
+        "content-security-policy": DATA_POLICY,
+    }
     # A media type is a producer's text; what cannot stand in a header is not worth an error.
     media_type = info.media_type
     if not media_type.isascii() or not media_type.isprintable():

@@ -14,6 +14,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from bsfg.errors import PeerUnreachable
+from bsfg.wire.fence import NOSNIFF
 from bsfg.wire.limits import WireLimits
 from bsfg.wire.peer import names_in_ssl_object
 
@@ -51,6 +52,18 @@ class BoundedProtocol(H11Protocol):
         if self.conn.their_state is h11.SEND_BODY:
             self.transport.close()
         super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no request, with the header that every other answer has."""
+        kind = (b"content-type", b"text/plain; charset=utf-8")
+        headers = [kind, tuple(part.encode() for part in NOSNIFF), (b"connection", b"close")]
+        for event in (
+            h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),  # type: ignore[arg-type]
+            h11.Data(data=msg.encode("ascii", "replace")),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     def _watch(self) -> None:
         if self.conn.their_state is not h11.IDLE:
@@ -113,6 +126,7 @@ class HttpListener:
             log_config=None,
             access_log=False,
             server_header=False,
+            headers=[NOSNIFF],
             proxy_headers=False,
             timeout_keep_alive=max(1, int(min(limits.idle_timeout_seconds, 75))),
             timeout_graceful_shutdown=5,

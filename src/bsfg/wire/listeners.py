@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
+from bsfg.wire.fence import Fence, Hosts
 from bsfg.wire.grpclisten import GrpcListener
 from bsfg.wire.http import HttpBoundary, HttpService, Pages
 from bsfg.wire.httplisten import HttpListener
@@ -18,6 +20,7 @@ class Listeners:
     """The gRPC and the HTTP listener of one node.
 
     Without ``watched`` certificate files both are plaintext; whether that is allowed is for the configuration to say.
+    With ``names`` a request over HTTP must name one of them as its host, or one in the certificate.
     """
 
     def __init__(
@@ -30,14 +33,17 @@ class Listeners:
         watched: Watched | None = None,
         observer: Observer | None = None,
         pages: Pages | None = None,
+        names: Iterable[str] | None = None,
     ) -> None:
         self.admission = Admission(limits, observer)
         credentials = grpc_server_credentials(watched) if watched else None
         self.grpc = GrpcListener(boundary, admin, limits, admission=self.admission, credentials=credentials)
         app = HttpBoundary(boundary, admin, limits, self.admission, zone=zone, pages=pages).app()
+        hosts = Hosts(names, watched) if names is not None else None
+        fenced = Fence(app, hosts, lambda code: self.admission.answered("http_host", 0.0, code))
         optional = pages is not None and pages.takes_tokens
         context = server_context(watched, certificates_optional=optional) if watched else None
-        self.http = HttpListener(app, limits, context=context)
+        self.http = HttpListener(fenced, limits, context=context)
 
     async def start(self, grpc: Address, http: Address | None) -> None:
         """Open the listeners; their ports are then ``grpc.port`` and ``http.port``."""

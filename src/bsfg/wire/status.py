@@ -21,6 +21,7 @@ from bsfg.errors import (
     ServerIdentityMismatch,
     TimedOut,
 )
+from bsfg.printable import one_line
 from bsfg.wire import boundary_pb2 as pb
 
 ERROR_METADATA = "bsfg-error-bin"
@@ -64,6 +65,7 @@ STATUSES: dict[str, tuple[grpc.StatusCode, int]] = {
     "not_a_data_folder": (Status.FAILED_PRECONDITION, 500),
     "format_unsupported": (Status.FAILED_PRECONDITION, 500),
     "log_damaged": (Status.DATA_LOSS, 500),
+    "backup_untrusted": (Status.FAILED_PRECONDITION, 500),
     "hasher_mismatch": (Status.FAILED_PRECONDITION, 500),
     "policy_invalid": (Status.FAILED_PRECONDITION, 500),
     "file_exists": (Status.ALREADY_EXISTS, 409),
@@ -88,6 +90,7 @@ STATUSES: dict[str, tuple[grpc.StatusCode, int]] = {
     "identity_unknown": (Status.UNAUTHENTICATED, 401),
     "identity_revoked": (Status.UNAUTHENTICATED, 401),
     "sign_in_required": (Status.UNAUTHENTICATED, 401),
+    "host_unknown": (Status.FAILED_PRECONDITION, 421),
     "permission_denied": (Status.PERMISSION_DENIED, 403),
     "config_invalid": (Status.FAILED_PRECONDITION, 500),
     "certificate_invalid": (Status.UNAUTHENTICATED, 401),
@@ -168,11 +171,16 @@ def error_of(message: pb.Error) -> BsfgError:
 
 
 def _rebuilt(found: dict[str, Any], details: Any) -> BsfgError:
-    texts = {name: str(found.get(name) or "") for name in ("code", "message", "hint")}
+    texts = {name: _words(found.get(name)) for name in ("code", "message", "hint")}
     known = details if isinstance(details, dict) else {}
     # These would collide with the arguments of the error's own constructor.
     safe = {name: value for name, value in known.items() if name not in ("self", "message", "hint")}
     return BsfgError.from_dict({**texts, "hint": texts["hint"] or None, "details": safe})
+
+
+def _words(found: object) -> str:
+    """Take words of the other side: they are shown here, so they stay within a line of reasonable length."""
+    return one_line(str(found or "")[:MESSAGE_CHARACTERS_MAX])
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError, *, where: str = "the other side") -> BsfgError:
@@ -180,7 +188,7 @@ def from_rpc_error(error: grpc.aio.AioRpcError, *, where: str = "the other side"
     for name, value in error.trailing_metadata() or ():
         if name == ERROR_METADATA:
             return decoded(bytes(value))
-    text = (error.details() or "")[:MESSAGE_CHARACTERS_MAX]
+    text = one_line((error.details() or "")[:MESSAGE_CHARACTERS_MAX])
     status = error.code()
     if status == Status.DEADLINE_EXCEEDED:
         return TimedOut(f"{where} did not answer in time")

@@ -45,6 +45,10 @@ def configuration(subject: Subject) -> Iterator[Finding]:
         yield _config.warning("no identity is an operator, so nobody could hold a gate or settle quarantine", do)
     if not roles & {Role.PRODUCER, Role.PEER} and not config.links:
         yield _config.warning("nobody may append, and nothing is pulled", "Add a producer or a link.")
+    for name, token in config.tokens.items():
+        if token.expires_unix_ms is None:
+            do = "Add expires, such as the date that `bsfg token` writes, or make a new token."
+            yield _config.warning(f"the token of {name} never expires", do)
     spark = [name for name, link in config.links.items() if link.engine == Engine.SPARK]
     if spark and find_spec("pyspark") is None:
         do = "pip install 'bsfg[spark]' where the pipeline runs, or set engine = \"native\" to let the node pull."

@@ -9,12 +9,11 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
-import orjson
 import pyarrow.compute as pc
 from rich.text import Text
 
 from bsfg.batch import EntryBatch
-from bsfg.cli.output import console, count_text, range_text, table, time_text
+from bsfg.cli.output import console, count_text, json_line, range_text, table, time_text
 from bsfg.errors import InvalidArgument
 from bsfg.fact import is_json
 from bsfg.jsonform import entry_to_dict
@@ -82,10 +81,10 @@ def export(folder: LogFolder, choice: Choice, *, with_gaps: bool = True) -> None
         if frame.entries is None and not with_gaps:
             continue
         if frame.entries is None:
-            out.write(orjson.dumps({"gap": frame.gap}, option=orjson.OPT_APPEND_NEWLINE))
+            out.write(json_line({"gap": frame.gap}))
             continue
         for entry in frame.entries.to_entries():
-            out.write(orjson.dumps(entry_to_dict(entry), option=orjson.OPT_APPEND_NEWLINE))
+            out.write(json_line(entry_to_dict(entry)))
     out.flush()
 
 

@@ -19,6 +19,7 @@ from bsfg.cli.output import (
     time_text,
 )
 from bsfg.ports import GapRecord
+from bsfg.printable import one_line
 
 Row = tuple[str, ...]
 
@@ -40,7 +41,7 @@ def show(info: FolderInfo) -> None:
     for log in info.logs:
         _details(log)
     for text in info.problems:
-        out.print(Text(f"damaged: {text}; run `bsfg verify {info.folder}`", "red"), soft_wrap=True)
+        out.print(Text(one_line(f"damaged: {text}; run `bsfg verify {info.folder}`"), "red"), soft_wrap=True)
     for log in info.logs:
         if log.error is not None:
             print_failure(log.error)

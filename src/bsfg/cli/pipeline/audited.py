@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from bsfg.cli.output import console, count_text, range_text, table
+from bsfg.printable import one_line
 
 if TYPE_CHECKING:
     from bsfg.spark.audit.verdict import Finding, StreamVerdict, Verdict
@@ -42,7 +43,7 @@ def _checks(stream: StreamVerdict) -> None:
         mark, style = MARKS[str(check.state)]
         text = Text.assemble("  ", (mark, style), " ", check.name)
         if check.detail:
-            text.append(f"  {check.detail}", "dim")
+            text.append(f"  {one_line(check.detail)}", "dim")
         console().print(text, soft_wrap=True)
     console().print()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +11,7 @@ import typer
 from bsfg.cli.complete import consumers as known_consumers
 from bsfg.cli.complete import streams
 from bsfg.cli.connection import Target, connects
-from bsfg.cli.output import console, count_text, examples, print_json, size_text
+from bsfg.cli.output import console, count_text, examples, print_json, say, size_text
 from bsfg.cli.pipeline.landing import told, watched
 from bsfg.cli.pipeline.running import Conf, Master, ends_on_signals, settings_of
 from bsfg.errors import CertificateInvalid, InvalidArgument, PeerUnreachable
@@ -221,10 +220,10 @@ def _told(done: Landed, settings: Settings, *, json: bool, landed: bool) -> None
         print_json({"out": str(settings.out), **done.to_dict()})
     else:
         for line in _lines(done, settings, landed=landed):
-            console().print(line, soft_wrap=True, markup=False)
+            console().print(line, soft_wrap=True)
     if done.missing:
         gone = f"{count_text(done.missing)} facts were gone before they could be landed"
-        print(f"warning: {gone}; {settings.out / GAPS} says why.", file=sys.stderr)
+        say(f"warning: {gone}; {settings.out / GAPS} says why.")
 
 
 def _lines(done: Landed, settings: Settings, *, landed: bool) -> list[str]:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from bsfg.cli.output import console, count_text
+from bsfg.cli.output import console, count_text, say
 from bsfg.errors import BsfgError, SparkFailed
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def watched(lander: Lander, spark: SparkWhenNeeded, work: Callable[[], None], *,
 
 def told(error: BsfgError) -> None:
     """Tell on stderr what is waited for."""
-    print(f"waiting: {error.message}", file=sys.stderr, flush=True)
+    say(f"waiting: {error.message}")
 
 
 def _text(lander: Lander, spark: SparkWhenNeeded, progress: Progress) -> str:
@@ -122,7 +122,7 @@ def _line(shown: bool) -> Iterator[Callable[[str], None]]:
         nonlocal due, last
         if time.monotonic() >= due and text != last:
             due, last = time.monotonic() + LINE_SECONDS, text
-            print(text, file=sys.stderr, flush=True)
+            say(text)
 
     yield show
 

@@ -9,14 +9,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import orjson
 import typer
+from rich.text import Text
 
 from bsfg.cli.connection import DEFAULT_CONFIG, Choice, resolve
-from bsfg.cli.output import console, count_text, examples, table
+from bsfg.cli.output import console, count_text, examples, json_line, say, table
 from bsfg.cli.pipeline.caughtup import CaughtUp
 from bsfg.cli.pipeline.running import PANEL, Conf, Stopped, ends_on_signals, settings_of, spark_session
 from bsfg.errors import InvalidArgument
+from bsfg.printable import one_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -197,7 +198,7 @@ def _table(replication: Replication, rates: _Rates) -> Table:
         backlog = "–" if link.backlog is None else count_text(link.backlog)
         result.add_row(link.plan.name, link.mode, _mover(link), lag, backlog, left)
     if replication.node_away:
-        result.caption = f"the node is away: {replication.node_away}"
+        result.caption = Text(one_line(f"the node is away: {replication.node_away}"))
     return result
 
 
@@ -222,7 +223,7 @@ class _Lines:
                 backlog = "unknown" if link.backlog is None else str(link.backlog)
                 problem = f" ({link.problem})" if link.problem else ""
                 text = f"{link.plan.name}: {link.mode}, {_mover(link)}, backlog {backlog}{problem}"
-                print(text, file=sys.stderr, flush=True)
+                say(text)
 
 
 class _JsonLines:
@@ -237,8 +238,8 @@ class _JsonLines:
         self._next = time.monotonic() + 1.0
         links = [_state(link) for link in replication.links]
         document = {"zone": self._zone, "node_away": replication.node_away or None, "links": links}
-        sys.stdout.write(orjson.dumps(document).decode() + "\n")
-        sys.stdout.flush()
+        sys.stdout.buffer.write(json_line(document))
+        sys.stdout.buffer.flush()
 
 
 def _state(link: LinkState) -> dict[str, Any]:

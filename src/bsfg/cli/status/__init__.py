@@ -7,12 +7,11 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
-import orjson
 import typer
 from rich.text import Text
 
 from bsfg.cli.connection import CONNECTION_ERRORS, Target, connects
-from bsfg.cli.output import console, examples, print_json
+from bsfg.cli.output import console, examples, json_line, print_json
 from bsfg.errors import BsfgError, RemoteError
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ def _json_line(seen: Document | BsfgError) -> None:
     from bsfg.node.health import as_json
 
     document = {"error": seen.to_dict()} if isinstance(seen, BsfgError) else as_json(seen)
-    sys.stdout.buffer.write(orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE))
+    sys.stdout.buffer.write(json_line(document))
     sys.stdout.buffer.flush()
 
 

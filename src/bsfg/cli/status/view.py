@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from bsfg.cli.output import WIDE_COLUMNS, console, count_text, size_text, table, time_text
+from bsfg.cli.output import WIDE_COLUMNS, Lines, console, count_text, size_text, table, time_text
 from bsfg.node.health import (
     AUTONOMY_WARNING_HOURS,
     Document,
@@ -21,6 +21,7 @@ from bsfg.node.health import (
     mode_level,
     worst,
 )
+from bsfg.printable import one_line
 
 STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.ALERT: "bold red"}
 WORDS = {Level.OK: "healthy", Level.WARNING: "warning", Level.ALERT: "ALERT"}
@@ -93,7 +94,8 @@ def _head(document: Document, found: list[Finding]) -> Text:
 
 def _findings(found: list[Finding]) -> RenderableType:
     lines = [
-        Text.assemble("  ", (WORDS[each.level], STYLES[each.level]), f" {each.alert}: {each.says}") for each in found
+        Text.assemble("  ", (WORDS[each.level], STYLES[each.level]), f" {one_line(f'{each.alert}: {each.says}')}")
+        for each in found
     ]
     return Group(Text(), *lines)
 
@@ -148,7 +150,7 @@ def _consumers(document: Document, wide: bool) -> RenderableType:
     result = table(*columns, right=("frontier", "backlog", "fetched"))
     for consumer in document["consumers"]:
         name, where = consumer["name"], f"{consumer['stream']}/{consumer['buffer']}"
-        row: list[str | Text] = [name, where] if wide else [f"{name}\n  {where}"]
+        row: list[str | Text] = [name, where] if wide else [Lines(name, f"  {where}")]
         row.append(str(consumer["committed"]))
         row += _retired(consumer) if consumer["retired_reason"] is not None else _active(consumer, document)
         result.add_row(*row[: len(result.columns)])
@@ -182,7 +184,7 @@ def _links(document: Document, wide: bool) -> RenderableType:
         lease = link["lease"] or ("nobody" if receives else "–")
         result.add_row(*row, *([lease] if wide else []))
         if receives and not wide:
-            leases.append(Text(f"  {name} is moved by {lease}"))
+            leases.append(Text(one_line(f"  {name} is moved by {lease}")))
     return Group(result, *leases)
 
 

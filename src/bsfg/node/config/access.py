@@ -15,6 +15,7 @@ from bsfg.node.config.kinds import (
     AUTHORITY_NAME,
     CONSUMER_PATTERN,
     FLAG,
+    HOST_NAME,
     IDENTITY_NAME,
     KEY_HASH,
     MOMENT,
@@ -79,6 +80,15 @@ class Listen:
     grpc: Address = setting(ADDRESS, "0.0.0.0:9443", says="Address of the gRPC service; port 0 takes any free port.")
     http: Address = setting(ADDRESS, "0.0.0.0:9080", says="Address of JSON over HTTP, metrics and the dashboard.")
     http_enabled: bool = setting(FLAG, True, says="Whether the HTTP service runs at all.")
+    http_names: tuple[str, ...] = setting(
+        list_of(HOST_NAME),
+        [],
+        says=(
+            "More names by which browsers and clients call the HTTP service, besides those in the certificate and "
+            "addresses; a request that names another host is refused, because any name can be made to point here."
+        ),
+        example=["bsfg.plant.example"],
+    )
     plaintext: bool = setting(
         FLAG, False, says="Serve without TLS. Refused unless both addresses are on loopback; for trials on one machine."
     )

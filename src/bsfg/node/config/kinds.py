@@ -294,6 +294,11 @@ CONSUMER_PATTERN = matching(
     "consumer name", r"[a-z0-9][a-z0-9._-]{0,63}\*?", "lower case letters, digits, '.', '_', '-'; '*' only at its end"
 )
 IDENTITY_NAME = matching("certificate name", r"[^\x00-\x1f\x7f-\x9f]{1,255}", "at most 255 printable characters")
+HOST_NAME = matching(
+    "host name",
+    r"(\*\.)?[A-Za-z0-9][A-Za-z0-9._-]{0,252}",
+    "letters, digits, '.', '_' and '-'; '*.' only at the start",
+)
 TOKEN_NAME = matching(
     "token name", r"[a-z0-9][a-z0-9._-]{0,63}", "lower case letters, digits, '.', '_' and '-', at most 64"
 )

@@ -55,6 +55,11 @@ class Dashboard:
 
     enabled: bool = setting(FLAG, True, says="Whether the node serves its dashboard, at /dashboard/.")
     session_seconds: float = setting(DURATION, "12h", says="How long one may look on before signing in again.")
+    idle_seconds: float = setting(
+        DURATION,
+        "30m",
+        says="How long a session that may act lasts while nobody uses it; one that only looks is not ended by this.",
+    )
     watchers: int = setting(COUNT, 32, says="Browsers that may watch at once; one more is told to come back later.")
 
 

@@ -46,7 +46,7 @@ class Dashboard:
         self._parts, self._admin = parts, admin
         self._tokens = Tokens(config.tokens)
         self._opened_to_tokens = bool(self._tokens)
-        self._sessions = Sessions(parts.clock, config.dashboard.session_seconds)
+        self._sessions = Sessions(parts.clock, config.dashboard.session_seconds, config.dashboard.idle_seconds)
         self._door = Door(parts, self._tokens, self._sessions)
         self._files = Files()
         self._feed = Feed(config.dashboard.watchers)
@@ -163,8 +163,8 @@ class Dashboard:
     # What the page asks for.
 
     async def _session(self, request: Request, caller: Caller) -> Response:
-        session = self._door.session(request)
-        return _json(self._described(session))
+        here = self._door.awake if "awake" in request.query_params else self._door.session
+        return _json(self._described(here(request)))
 
     def _described(self, session: Session) -> dict[str, Any]:
         by_token = session.caller.token is not None

@@ -8,8 +8,6 @@ that only our page was given.
 from __future__ import annotations
 
 import hmac
-import ipaddress
-from urllib.parse import urlsplit
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -51,7 +49,7 @@ class Door:
         caller = self._bearer(caller_of(request), token, IdentityUnknown("That is not a token of this zone."))
         self._parts.guard.check(caller, VIEW)
         self._sessions.end(self.cookie(request))
-        return self._sessions.begin(caller)[0]
+        return self._sessions.begin(caller, may_act=self._parts.guard.allows(caller, ACT))[0]
 
     def _bearer(self, caller: Caller, token: str, error: BsfgError) -> Caller:
         name = self._tokens.name_of(token)
@@ -66,21 +64,20 @@ class Door:
 
         The second value is the cookie of a session that was begun. Raises `SignInRequired` when a token is wanted.
         """
-        self._check_host(request)
         session = self._sessions.find(self.cookie(request))
         if session is not None and self._same(session, caller_of(request)):
             self._parts.guard.check(session.caller, VIEW)
+            self._sessions.used(session)
             return session, None
         caller = caller_of(request)
         if caller.names is None and request.url.scheme == "https":
             raise SignInRequired("sign in with a token, or use a client certificate")
         self._parts.guard.check(caller, VIEW)
-        cookie, session = self._sessions.begin(caller)
+        cookie, session = self._sessions.begin(caller, may_act=self._parts.guard.allows(caller, ACT))
         return session, cookie
 
     def session(self, request: HttpRequest) -> Session:
         """Give the session of a request of our page, or raise `SignInRequired`."""
-        self._check_host(request)
         caller = caller_of(request)
         session = self._sessions.find(self.cookie(request))
         if session is None or not self._same(session, caller):
@@ -95,6 +92,13 @@ class Door:
         if not hmac.compare_digest(shown.encode(), session.page_key.encode()):
             says = "the request does not repeat the key of its page"
             raise self._refused(session.caller, Rule.SESSION, PermissionRefused(says, hint="Load the page again."))
+        self._sessions.used(session)
+        return session
+
+    def awake(self, request: HttpRequest) -> Session:
+        """Give the session of a browser at which somebody has just moved a hand."""
+        session = self.session(request)
+        self._sessions.used(session)
         return session
 
     def may_watch(self, session: Session) -> bool:
@@ -144,21 +148,10 @@ class Door:
 
     def check_origin(self, request: HttpRequest) -> None:
         """Refuse what did not come from a page of this node."""
-        self._check_host(request)
         origin = request.headers.get("origin", "")
         if not origin or origin.lower() != f"{request.url.scheme}://{request.headers.get('host', '')}".lower():
             says = f"the request comes from {origin[:200] or 'nowhere'}, not from a page of this node"
             hint = "Open the dashboard at the address that the node itself is called by."
-            raise self._refused(caller_of(request), Rule.ORIGIN, PermissionRefused(says, hint=hint))
-
-    def _check_host(self, request: HttpRequest) -> None:
-        """Without TLS, serve only who calls this machine by a name of its own: a name can be made to point here."""
-        if request.url.scheme == "https":
-            return
-        host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
-        if not _is_loopback(host):
-            says = f"without TLS the dashboard is for this machine alone, not for {host[:100]!r}"
-            hint = "Use http://127.0.0.1 or http://localhost."
             raise self._refused(caller_of(request), Rule.ORIGIN, PermissionRefused(says, hint=hint))
 
     def _refused(self, caller: Caller, rule: Rule, error: BsfgError) -> BsfgError:
@@ -166,10 +159,3 @@ class Door:
         guard = self._parts.guard
         guard.audit(Decision(guard.identity(caller), None, ACT, rule, error), caller)
         return error
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import html
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
 from starlette.requests import Request
 from starlette.responses import Response
+
+from bsfg.printable import markup
 
 MEDIA_TYPES = {
     "css": "text/css; charset=utf-8",
@@ -41,7 +42,6 @@ SAFE_HEADERS = {
     "permissions-policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
     # Not `no-referrer`: with that a browser hides the origin of our own form.
     "referrer-policy": "same-origin",
-    "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
 
@@ -79,7 +79,7 @@ class Files:
         """Answer with a page, in which ``{{name}}`` stands for a text."""
         content = self._files[name].data.decode()
         for key, text in texts.items():
-            content = content.replace("{{" + key + "}}", html.escape(text))
+            content = content.replace("{{" + key + "}}", markup(text))
         headers = {**SAFE_HEADERS, "cache-control": "no-store"}
         return Response(content, status, headers, media_type=MEDIA_TYPES["html"])
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from html import escape
 
+from bsfg.printable import markup
 from bsfg.spark.audit.verdict import RangeState, StreamVerdict
 
 WIDTH = 1000
@@ -41,7 +41,7 @@ def _share_bars(parts: Sequence[tuple[str, str, int]], total: int) -> Iterator[s
         yield _rect(name, (at, 4, width, 56), f"{words}: {count:,} ({100 * count / total:.4g} %)")
         if width > 130:
             yield f'<text class="on" x="{at + 12:.2f}" y="29">{count:,}</text>'
-            yield f'<text class="on small" x="{at + 12:.2f}" y="47">{escape(words)}</text>'
+            yield f'<text class="on small" x="{at + 12:.2f}" y="47">{markup(words)}</text>'
         at += width
 
 
@@ -117,7 +117,7 @@ def _cell(ranges: Sequence[RangeState]) -> tuple[str, str]:
 def legend(states: Sequence[str]) -> str:
     """Explain the colours that a picture uses."""
     return "".join(
-        f'<span class="key"><i class="b-{state}"></i>{escape(WORDS[state])}</span>'
+        f'<span class="key"><i class="b-{state}"></i>{markup(WORDS[state])}</span>'
         for state in WORDS
         if state in states
     )
@@ -126,11 +126,11 @@ def legend(states: Sequence[str]) -> str:
 def _rect(state: str, place: tuple[float, float, float, float], title: str) -> str:
     x, y, width, height = place
     where = f'x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}"'
-    return f'<rect class="s-{state}" {where} rx="2"><title>{escape(title)}</title></rect>'
+    return f'<rect class="s-{state}" {where} rx="2"><title>{markup(title)}</title></rect>'
 
 
 def _svg(height: float, content: str, label: str) -> str:
     return (
-        f'<svg viewBox="0 0 {WIDTH} {height:.2f}" role="img" aria-label="{escape(label)}" '
+        f'<svg viewBox="0 0 {WIDTH} {height:.2f}" role="img" aria-label="{markup(label)}" '
         f'preserveAspectRatio="xMidYMid meet">{content}</svg>'
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from html import escape
 from pathlib import Path
 
+from bsfg.printable import markup
 from bsfg.spark.audit import pictures
 from bsfg.spark.audit.evidence import SetAside
 from bsfg.spark.audit.excuses import BEFORE_THE_LINK, IN_FLIGHT, OTHER_PATH, PUT_AGAIN, RECEIVER_TRUNCATED
@@ -48,7 +48,7 @@ def page(verdict: Verdict) -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{STYLE.read_text(encoding='utf-8')}</style>\n</head>\n"
+        f"<title>{markup(title)}</title>\n<style>\n{STYLE.read_text(encoding='utf-8')}</style>\n</head>\n"
         f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
 
@@ -58,7 +58,7 @@ def _head(verdict: Verdict) -> Iterator[str]:
     word = "Clean" if verdict.clean else f"{found:,} finding{'s' if found != 1 else ''}"
     zones = f"{verdict.sender_zone} → {verdict.receiver_zone or 'receiver'}"
     yield f'<p class="dim">BSFG audit · {_time(verdict.started_unix_ms)}</p>'
-    yield f"<h1>{escape(verdict.link)}: {escape(zones)}</h1>"
+    yield f"<h1>{markup(verdict.link)}: {markup(zones)}</h1>"
     kind = "banner" if verdict.clean else "banner bad"
     yield f'<div class="{kind}"><span class="word">{word}</span><span>{_sentence(verdict)}</span></div>'
 
@@ -70,13 +70,13 @@ def _sentence(verdict: Verdict) -> str:
     if verdict.clean:
         return f"Both ends agree in everything that could be compared. {speed}"
     kinds = ", ".join(f"{kind.replace('_', ' ')} {count:,}" for kind, count in sorted(verdict.counts.items()))
-    return f"The two ends do not agree: {escape(kinds)}. {speed}"
+    return f"The two ends do not agree: {markup(kinds)}. {speed}"
 
 
 def _stream(stream: StreamVerdict) -> Iterator[str]:
     window = f"offsets {stream.first:,} to {stream.last:,}" if stream.last >= stream.first else "no facts yet"
     depth = "bodies hashed again" if stream.deep else "bodies not hashed again"
-    yield f"<h2>Stream {escape(stream.stream)}</h2>"
+    yield f"<h2>Stream {markup(stream.stream)}</h2>"
     yield f'<p class="dim">{window} of the sender · {depth} · {stream.seconds:,.1f} s</p>'
     yield _tiles(stream)
     yield _card("What became of the sender's facts", _shares(stream))
@@ -141,10 +141,10 @@ def _shares(stream: StreamVerdict) -> str:
 def _checks(stream: StreamVerdict) -> str:
     rows = []
     for check in stream.checks:
-        detail = f' <span class="dim">{escape(check.detail)}</span>' if check.detail else ""
+        detail = f' <span class="dim">{markup(check.detail)}</span>' if check.detail else ""
         unsure = ' <span class="dim">(not checked)</span>' if check.state == State.NOT_CHECKED else ""
         rows.append(
-            f'<li><span class="{check.state}">{MARKS[check.state]}</span>{escape(check.name)}{unsure}{detail}</li>'
+            f'<li><span class="{check.state}">{MARKS[check.state]}</span>{markup(check.name)}{unsure}{detail}</li>'
         )
     return f'<ul class="checks">{"".join(rows)}</ul>'
 
@@ -167,8 +167,8 @@ def _finding_table(findings: Sequence[Finding]) -> str:
             _number(finding.receiver_offset),
             _code(finding.from_zone),
             _code(finding.message_id),
-            escape(", ".join(finding.fields)),
-            escape(finding.detail),
+            markup(", ".join(finding.fields)),
+            markup(finding.detail),
         ]
         for finding in findings[:ROWS_MAX]
     ]
@@ -181,12 +181,12 @@ def _finding_table(findings: Sequence[Finding]) -> str:
 def _absences(absences: Sequence[Absence]) -> str:
     rows = [
         [
-            escape(REASONS.get(each.reason, each.reason)),
+            markup(REASONS.get(each.reason, each.reason)),
             f"{each.count:,}",
             _bounds(each.first, each.last),
             each.side,
             _time(each.at_unix_ms) if each.at_unix_ms else "",
-            escape(each.detail),
+            markup(each.detail),
         ]
         for each in sorted(absences, key=lambda each: -each.count)[:ROWS_MAX]
     ]
@@ -196,12 +196,12 @@ def _absences(absences: Sequence[Absence]) -> str:
 def _quarantine(set_aside: Sequence[SetAside]) -> str:
     rows = [
         [
-            escape(each.reason.replace("_", " ")),
+            markup(each.reason.replace("_", " ")),
             _number(each.origin_offset),
             _code(each.from_zone),
             _code(each.message_id),
             _time(each.at_unix_ms),
-            escape(each.detail),
+            markup(each.detail),
         ]
         for each in set_aside
     ]
@@ -226,7 +226,7 @@ def _end(end: EndState) -> list[tuple[str, str]]:
 
 
 def _card(title: str, content: str) -> str:
-    return f'<section class="card"><h3>{escape(title)}</h3>{content}</section>'
+    return f'<section class="card"><h3>{markup(title)}</h3>{content}</section>'
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -258,7 +258,7 @@ def _number(value: int | None) -> str:
 
 
 def _code(text: str | None) -> str:
-    return f"<code>{escape(text)}</code>" if text else ""
+    return f"<code>{markup(text)}</code>" if text else ""
 
 
 def _time(unix_ms: int) -> str:

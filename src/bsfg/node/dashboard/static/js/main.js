@@ -61,6 +61,15 @@ byId("sign-out").addEventListener("click", async () => {
 document.addEventListener("click", (event) => {
   if (!event.target.closest("#who")) byId("who").open = false;
 });
+// A session that may act ends when nobody is there: a hand on mouse or keyboard says that somebody is.
+let told = Date.now();
+["pointerdown", "keydown"].forEach((kind) =>
+  addEventListener(kind, () => {
+    if (Date.now() - told < 60_000) return;
+    told = Date.now();
+    get("session?awake").catch(() => {});
+  }),
+);
 known.session = await get("session");
 who(known.session);
 live(draw);
