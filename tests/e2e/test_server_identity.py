@@ -67,6 +67,42 @@ async def test_node_of_another_zone(zones: tuple[Zone, Zone]) -> None:
     await believed(plant, enterprise)
 
 
+@pytest.mark.parametrize("server", ["another identity with our DNS name", "our identity by another authority"])
+async def test_a_name_is_not_an_identity(zones: tuple[Zone, Zone], server: str) -> None:
+    """The DNS name that gRPC compares is not enough: the identity and its authority must be the ones that are meant."""
+    plant, enterprise = zones
+    if server == "our identity by another authority":
+        foreign = (plant.root / "other" / "ca.crt").read_bytes()
+        (plant.certs / "ca.crt").write_bytes((plant.certs / "ca.crt").read_bytes() + foreign)
+        await enterprise.seen("alert_raised", alert="authority_unbound")
+        certificate, says = "impostor", "which does not speak for the zone 'plant-a'"
+    else:
+        corporate(plant.certs, "evilhost", "plant-a-bsfg")
+        certificate, says = "evilhost", "is evilhost, not plant-a-bsfg"
+    async with Liar(plant, certificate) as liar:
+        liar.answer = lambda request: [head("ab" * 16), frame(entries_of(messages(10, from_zone="plant-a")))]
+        held = await enterprise.seen("link_held")
+        assert (held["link"], held["code"]) == (LINK, "server_identity_mismatch")
+        assert says in held["detail"]
+        assert liar.fetches == 0
+    assert enterprise.end(Buffer.FORWARD) == 0
+    async with enterprise.admin() as operator:
+        await operator.release_gate(LINK, "the impostor is gone")
+    await believed(plant, enterprise)
+
+
+async def test_a_renewed_certificate_is_found_again(zones: tuple[Zone, Zone]) -> None:
+    """A sender that renews its certificate while its link is open is looked at again and pulled from as before."""
+    plant, enterprise = zones
+    await believed(plant, enterprise)
+    issue(plant.certs, "plant-a-bsfg", days=30, now=datetime.now(UTC), hosts=["127.0.0.1"], force=True)
+    plant.restart()
+    async with plant.client() as producer:
+        await producer.append("operational", batch(5, first=20, from_zone="plant-a"))
+    await settled(plant, enterprise)
+    assert not enterprise.events("link_held")
+
+
 @asynccontextmanager
 async def listening(plant: Zone, context: ssl.SSLContext | None) -> AsyncIterator[None]:
     """Listen where the sender should, with some other kind of TLS or none, and say nothing."""

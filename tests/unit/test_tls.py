@@ -380,8 +380,8 @@ def test_verify_server(live: Live, pki: Path) -> None:
     """The right server is confirmed; wrong name, wrong authority and our own refusal are told apart."""
     app = files_of(pki / "good", "app")
     with grpc_server(grpc_server_credentials(live.watched)) as port:
-        assert verify_server("127.0.0.1", port, app, "plant-a-bsfg") == "plant-a-bsfg"
-        assert verify_server("127.0.0.1", port, app, "plant-a-bsfg", by_alternative_name=True) == "plant-a-bsfg"
+        assert verify_server("127.0.0.1", port, app, "plant-a-bsfg").name == "plant-a-bsfg"
+        assert verify_server("127.0.0.1", port, app, "plant-a-bsfg", by_alternative_name=True).name == "plant-a-bsfg"
         with pytest.raises(
             ServerIdentityMismatch, match=f"127.0.0.1:{port} is plant-a-bsfg, not enterprise-bsfg"
         ) as caught:
@@ -403,7 +403,7 @@ def test_verify_server_with_a_name_in_cn_only(tmp_path: Path) -> None:
     leaf.private_key_pem.write_to_path(files.key)
     with grpc_server(grpc_server_credentials(Watched(files))) as port:
         assert call(port, files, "plant-a-bsfg") == "UNAVAILABLE"
-        name = verify_server("127.0.0.1", port, files, "plant-a-bsfg")
+        name = verify_server("127.0.0.1", port, files, "plant-a-bsfg").name
         assert (name, call(port, files, name)) == ("gw.example", "plant-a-bsfg")
         with pytest.raises(ServerIdentityMismatch):
             verify_server("127.0.0.1", port, files, "plant-a-bsfg", by_alternative_name=True)

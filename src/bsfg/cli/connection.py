@@ -193,7 +193,7 @@ def told_once() -> Callable[[BsfgError], None]:
     return tell
 
 
-def _verify(verify: Callable[..., str], host: str, port: int, files: TlsFiles, name: str) -> None:
+def _verify(verify: Callable[..., object], host: str, port: int, files: TlsFiles, name: str) -> None:
     """Check the server's name as TLS does: among the alternative names, or else as the common name."""
     try:
         verify(host, port, files, name, by_alternative_name=True)

@@ -29,8 +29,17 @@ HELD_LOOK_SECONDS = 0.25
 Note = Callable[..., None]
 """Takes an event's name and its fields, for the log."""
 
-Explain = Callable[[BsfgError], Awaitable[BsfgError]]
-"""Finds out what is behind a failed call."""
+
+class Way(Protocol):
+    """The way to the sender; see `bsfg.node.reach.Reach`."""
+
+    async def ready(self) -> None:
+        """Make sure that the sender is the one that is meant, or raise."""
+        ...
+
+    async def explained(self, error: BsfgError) -> BsfgError:
+        """Find out what is behind a failed call."""
+        ...
 
 
 class Pull(Protocol):
@@ -69,11 +78,11 @@ class Handoff:
         pulls: Sequence[Pull],
         *,
         note: Note,
-        explain: Explain | None = None,
+        way: Way | None = None,
         rng: random.Random | None = None,
     ) -> None:
         self.link, self._desk, self._pulls, self._note = link, desk, pulls, note
-        self._explain = explain
+        self._way = way
         self._rng = rng or random.Random()
         self._rate = RateLimit(link.rate_limit)
         self._appetites = {pull.stream: _appetite(pull) for pull in pulls}
@@ -132,12 +141,16 @@ class Handoff:
         return False
 
     async def _make_good(self, pull: Pull) -> Progress | None:
+        if self._way is not None:
+            await self._way.ready()
         progress = await pull.make_good()
         if progress is not None and progress.inserted:
             self._note("link_read_again", link=self.link.name, stream=pull.stream, facts=progress.inserted)
         return progress
 
     async def _turn(self, pull: Pull, gate: Gate) -> Progress:
+        if self._way is not None:
+            await self._way.ready()
         # A gate that is closed finds out quickly whether the peer is back; an open one may wait long for new facts.
         wait_seconds = self.link.fetch_wait_seconds if gate.mode == Mode.NORMAL else 0.0
         request = FetchRequest(
@@ -171,8 +184,8 @@ class Handoff:
         await self._pause(backoff.next_seconds())
 
     async def _failed(self, pull: Pull, error: BsfgError, backoff: Backoff) -> None:
-        if self._explain is not None:
-            error = await self._explain(error)
+        if self._way is not None:
+            error = await self._way.explained(error)
         if isinstance(error, TimedOut):
             self._appetites[pull.stream].ran_out_of_time()
         self._desk.failed(error.code)

@@ -16,7 +16,7 @@ from bsfg.node.alerts import AlertBoard
 from bsfg.node.config import Link
 from bsfg.node.config.kinds import ANY
 from bsfg.node.desk import BoardDesk
-from bsfg.node.handoff import Explain, Handoff, Note
+from bsfg.node.handoff import Handoff, Note, Way
 from bsfg.node.parts import Parts
 from bsfg.node.reread import ReadRange, make_good, put_again
 from bsfg.ports import Frame
@@ -78,12 +78,12 @@ class NativeHandoff:
         *,
         note: Note,
         alerts: AlertBoard | None = None,
-        explain: Explain | None = None,
+        way: Way | None = None,
         rng: random.Random | None = None,
     ) -> None:
         self._link, self._parts, self._note = link.name, parts, note
         self._desk = BoardDesk(link.name, parts, alerts)
-        self._handoff = Handoff(link, self._desk, pulls, note=note, explain=explain, rng=rng)
+        self._handoff = Handoff(link, self._desk, pulls, note=note, way=way, rng=rng)
         self._leasing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:

@@ -45,6 +45,7 @@ from bsfg.stores.log.writer import LogOptions
 from bsfg.wire.client import BoundaryClient, ClientLink
 from bsfg.wire.connection import Connection
 from bsfg.wire.listeners import Listeners
+from bsfg.wire.peer import PeerNames
 from bsfg.wire.service import Caller, GateView
 from bsfg.wire.tls import Material, TlsFiles, Watched
 
@@ -308,9 +309,21 @@ class Node:
         self._stack.push_async_callback(client.close)
         pulls = [self._stream_pull(link, stream, client, state) for stream in self.config.streams_of(link)]
         by_alternative_name = self.config.tls.identity == IdentityFrom.SAN
-        reach = Reach(link.address, link.expected_server, watched, connection, by_alternative_name=by_alternative_name)
+
+        def vouch(names: PeerNames) -> None:
+            matrix = self.parts.guard.matrix
+            matrix.vouching.check_server(names, matrix.identities[link.expected_server], self.clock.now_unix_ms())
+
+        reach = Reach(
+            link.address,
+            link.expected_server,
+            watched,
+            connection,
+            by_alternative_name=by_alternative_name,
+            vouch=vouch,
+        )
         self._stack.callback(reach.close)
-        handoff = NativeHandoff(link, self.parts, pulls, note=_note, alerts=self.alerts, explain=reach.explained)
+        handoff = NativeHandoff(link, self.parts, pulls, note=_note, alerts=self.alerts, way=reach)
         await handoff.start()
         self._stack.push_async_callback(handoff.stop)
 

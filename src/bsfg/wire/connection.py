@@ -68,6 +68,7 @@ class Connection:
         self.address = address
         self.request_timeout_seconds = request_timeout_seconds
         self._watched, self._server_name = watched, server_name
+        self._server_certificate: bytes | None = None
         self._options = channel_options(message_bytes)
         self._channel: grpc.aio.Channel | None = None
         self._callables: dict[str, Any] = {}
@@ -111,10 +112,13 @@ class Connection:
         call._cython_call = _StatusKept(call._cython_call)
         return call
 
-    def insist_on(self, server_name: str) -> None:
-        """Expect another name in the node's certificate, from the next call on."""
-        if server_name != self._server_name:
-            self._server_name = server_name
+    def insist_on(self, server_name: str, certificate: bytes | None = None) -> None:
+        """Expect another name in the node's certificate from the next call on, and that very certificate if given.
+
+        gRPC compares the DNS name and no more; who has looked at all of a certificate has it trust that one alone.
+        """
+        if (server_name, certificate) != (self._server_name, self._server_certificate):
+            self._server_name, self._server_certificate = server_name, certificate
             self.reconnect()
 
     def reconnect(self) -> None:
@@ -163,7 +167,7 @@ class Connection:
             self._channel = grpc.aio.insecure_channel(self.address, self._options)
             return
         options = [*self._options, *(grpc_channel_options(self._server_name) if self._server_name else [])]
-        credentials = grpc_channel_credentials(self._watched.material)
+        credentials = grpc_channel_credentials(self._watched.material, self._server_certificate)
         self._channel = grpc.aio.secure_channel(self.address, credentials, options)
 
 

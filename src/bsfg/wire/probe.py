@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from bsfg.errors import CertificateInvalid, PeerUnreachable, ServerIdentityMismatch
@@ -69,6 +70,15 @@ def _seen(secured: ssl.SSLSocket) -> ServerSeen:
     return seen
 
 
+@dataclass(frozen=True, slots=True)
+class ServerVerified:
+    """A server that is the one that is meant: the DNS name and the certificate that gRPC is to insist on."""
+
+    name: str
+    names: PeerNames
+    certificate: bytes
+
+
 def verify_server(
     host: str,
     port: int,
@@ -76,14 +86,15 @@ def verify_server(
     expected: str,
     *,
     by_alternative_name: bool = False,
+    vouch: Callable[[PeerNames], None] = lambda names: None,
     timeout_seconds: float = 5.0,
-) -> str:
-    """Check that a server is the one that is meant, and give the name by which gRPC must insist on it.
+) -> ServerVerified:
+    """Check that a server is the one that is meant, and give what gRPC must insist on.
 
-    The identity is the common name, or one of the alternative names where the zone is configured so. The name given is
-    ``expected`` whenever the certificate carries it as an alternative name, as those of `bsfg certs` do. Another
-    authority may put the identity into the common name only; then the first alternative name is given, to which that
-    authority has tied the identity.
+    The identity is the common name, or one of the alternative names where the zone is configured so; ``vouch`` raises
+    if the authority behind it does not count. The name given is ``expected`` whenever the certificate carries it as an
+    alternative name, as those of `bsfg certs` do. Another authority may put the identity into the common name only;
+    then the first alternative name is given, to which that authority has tied the identity.
     """
     seen = probe(host, port, files, timeout_seconds)
     found = seen.names.alternative_names if by_alternative_name else seen.names.common_names
@@ -92,6 +103,7 @@ def verify_server(
         raise ServerIdentityMismatch(
             f"{host}:{port} is {shown}, not {expected}", expected=expected, found=list(found), address=f"{host}:{port}"
         )
-    if expected in seen.names.alternative_names or not seen.names.alternative_names:
-        return expected
-    return seen.names.alternative_names[0]
+    vouch(seen.names)
+    tied = expected in seen.names.alternative_names or not seen.names.alternative_names
+    name = expected if tied else seen.names.alternative_names[0]
+    return ServerVerified(name, seen.names, ssl.DER_cert_to_PEM_cert(seen.certificate_der).encode())

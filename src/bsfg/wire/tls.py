@@ -130,12 +130,15 @@ def grpc_server_credentials(watched: Watched) -> Any:
     return grpc.dynamic_ssl_server_credentials(configuration(), fetch, require_client_authentication=True)
 
 
-def grpc_channel_credentials(material: Material) -> Any:
-    """Give gRPC credentials for a caller; a channel keeps them, so a new version of the files needs a new channel."""
+def grpc_channel_credentials(material: Material, server_certificate: bytes | None = None) -> Any:
+    """Give gRPC credentials for a caller; a channel keeps them, so a new version of the files needs a new channel.
+
+    With ``server_certificate`` they accept a server that has that very certificate, and no other.
+    """
     require_hardened()
     import grpc
 
-    return grpc.ssl_channel_credentials(material.ca, material.key, material.certificate)
+    return grpc.ssl_channel_credentials(server_certificate or material.ca, material.key, material.certificate)
 
 
 def grpc_channel_options(server_name: str) -> list[tuple[str, str]]:

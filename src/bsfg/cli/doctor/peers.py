@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from bsfg.cli.doctor.findings import Finding, Says, Subject
@@ -13,6 +13,7 @@ from bsfg.errors import BsfgError, CertificateInvalid, PeerUnreachable, TimedOut
 
 if TYPE_CHECKING:
     from bsfg.node.config import Link
+    from bsfg.wire.peer import PeerNames
     from bsfg.wire.tls import TlsFiles
 
 TIMEOUT_SECONDS = 5.0
@@ -49,13 +50,14 @@ async def _link(subject: Subject, link: Link, files: TlsFiles) -> list[Finding]:
     by_alternative_name = subject.config.tls.identity == "san"
     who = f"{link.name}: {link.expected_server} at {link.address}"
     try:
-        name = await asyncio.to_thread(
+        verified = await asyncio.to_thread(
             verify_server,
             link.address.host,
             link.address.port,
             files,
             link.expected_server,
             by_alternative_name=by_alternative_name,
+            vouch=_vouch(subject, link, files),
             timeout_seconds=TIMEOUT_SECONDS,
         )
     except PeerUnreachable as error:
@@ -66,7 +68,18 @@ async def _link(subject: Subject, link: Link, files: TlsFiles) -> list[Finding]:
         return [_says.problem(f"{who}: {error.message}", f"{error.hint}{clock}")]
     except BsfgError as error:
         return [_says.problem(f"{who}: {error.message}", error.hint)]
-    return await _knows_us(subject, link, files, name)
+    return await _knows_us(subject, link, files, verified.name)
+
+
+def _vouch(subject: Subject, link: Link, files: TlsFiles) -> Callable[[PeerNames], None]:
+    """Give what raises for a server whose authority does not speak for its zone."""
+    from bsfg.node.reload import trust_of
+    from bsfg.node.vouching import Vouching
+
+    config = subject.config
+    vouching = Vouching(trust_of(config, files), config.authorities)
+    now_unix_ms = int(subject.now.timestamp() * 1000)
+    return lambda names: vouching.check_server(names, config.identities[link.expected_server], now_unix_ms)
 
 
 async def _knows_us(subject: Subject, link: Link, files: TlsFiles, server_name: str) -> list[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,9 @@ from bsfg.ports import Buffer
 from bsfg.spark.calls import Access
 
 if TYPE_CHECKING:
-    from bsfg.node.config import Link, ZoneConfig
+    from bsfg.node.config import Authority, Identity, Link, ZoneConfig
+    from bsfg.wire.peer import PeerNames
+    from bsfg.wire.tls import TlsFiles, Watched
 
 LEASE_TTL_MS = 5_000
 
@@ -25,6 +28,24 @@ class StreamPlan:
     stream: str
     consumer: str
     capacity_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Voucher:
+    """What tells whether the authority behind a sender's certificate counts, where the files are at hand."""
+
+    row: Identity
+    authorities: Mapping[str, Authority]
+    crl: Path | None
+
+    def vouch(self, files: TlsFiles) -> Callable[[PeerNames], None]:
+        """Read the authorities, and give what raises for a server that they do not stand for."""
+        from bsfg.clock import SystemClock
+        from bsfg.node.vouching import Vouching
+        from bsfg.wire.authorities import load_trust
+
+        vouching, clock = Vouching(load_trust(files, self.crl), self.authorities), SystemClock()
+        return lambda names: vouching.check_server(names, self.row, clock.now_unix_ms())
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +62,7 @@ class LinkPlan:
     peer: Access
     holder: str
     by_alternative_name: bool = False
+    voucher: Voucher | None = None
 
     @property
     def name(self) -> str:
@@ -51,6 +73,12 @@ class LinkPlan:
     def buffer(self) -> Buffer:
         """The sender's buffer that is pulled."""
         return self.link.buffer
+
+    def vouch(self, watched: Watched | None) -> Callable[[PeerNames], None]:
+        """Give what raises for a server whose authority does not count; nothing can be said without the files."""
+        if watched is None or self.voucher is None:
+            return lambda names: None
+        return self.voucher.vouch(watched.files)
 
     def shipped(self) -> LinkPlan:
         """Give the plan with the certificates themselves instead of their paths, for tasks on other machines."""
@@ -94,7 +122,9 @@ def plan_of(config: ZoneConfig, name: str, own: Access, holder: str) -> LinkPlan
     )
     peer = peer_access(config, link)
     by_alternative_name = config.tls.identity == IdentityFrom.SAN
-    return LinkPlan(config.zone.name, link, streams, own, peer, holder, by_alternative_name)
+    crl = None if config.tls.crl is None else config.path(config.tls.crl).absolute()
+    voucher = Voucher(config.identities[link.expected_server], config.authorities, crl)
+    return LinkPlan(config.zone.name, link, streams, own, peer, holder, by_alternative_name, voucher)
 
 
 def peer_access(config: ZoneConfig, link: Link) -> Access:

@@ -102,14 +102,16 @@ async def _move(plan: LinkPlan, admin: AdminClient, lease: LeaseView, gone: Call
     desk = RemoteDesk(admin, plan.name, lease.token, lease.mode)
     pulls = [CarriedPull(plan, each, peer, own, admin, lease.token, desk.came) for each in plan.streams]
     watched = plan.peer.watched
+    watched = watched if hasattr(watched, "files") else None
     reach = Reach(
         plan.link.address,
         plan.link.expected_server,
-        watched if hasattr(watched, "files") else None,
+        watched,
         connection,
         by_alternative_name=plan.by_alternative_name,
+        vouch=plan.vouch(watched),
     )
-    handoff = Handoff(plan.link, desk, pulls, note=_note, explain=reach.explained)
+    handoff = Handoff(plan.link, desk, pulls, note=_note, way=reach)
     telling = asyncio.create_task(desk.run())
     await handoff.start()
     try:
