@@ -91,6 +91,7 @@ class Settings:
                 request_timeout_seconds=limits.request_timeout_seconds,
                 idle_timeout_seconds=limits.idle_timeout_seconds,
                 fetch_wait_max_seconds=limits.fetch_wait_max_seconds,
+                connection_age_seconds=limits.connection_age_seconds,
             ),
         )
 

@@ -37,7 +37,7 @@ class Calls:
 
     def __init__(self, limits: WireLimits, admission: Admission) -> None:
         self.limits, self.admission = limits, admission
-        self.listening = IdleTimers(limits.idle_timeout_seconds)
+        self.listening = IdleTimers(limits.idle_timeout_seconds, limits.connection_age_seconds)
 
     def handlers(self, service: str, methods: Mapping[str, Method], behaviours: Mapping[str, Unary | Stream]) -> Any:
         """Give one service's handlers; every method has its behaviour."""

@@ -69,6 +69,7 @@ class BoundaryClient:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._appending: dict[str, AppendStream] = {}
+        self._ending: set[asyncio.Task[None]] = set()
         self._gives_whole_answers = True
         self._followed = Conversations(connection, "FollowFacts", "FetchFacts")
         self._confirmed = Conversations(connection, "ConfirmReceipts", "ConfirmReceipt")
@@ -85,6 +86,11 @@ class BoundaryClient:
         """Append a batch over a stream that is kept open for the next one; concurrent calls are pipelined."""
         appending = self._appending.get(stream)
         if appending is None or not appending.is_open:
+            if appending is not None:
+                # It may still have answers to give.
+                ending = asyncio.create_task(appending.close())
+                self._ending.add(ending)
+                ending.add_done_callback(self._ending.discard)
             appending = self._appending[stream] = self.append_stream(stream)
         return await appending.append(facts)
 
@@ -333,7 +339,8 @@ class BoundaryClient:
     async def close(self) -> None:
         """End open streams and the connection."""
         self.hang_up()
-        await asyncio.gather(*(each.close() for each in self._appending.values()), return_exceptions=True)
+        ending = [each.close() for each in self._appending.values()]
+        await asyncio.gather(*ending, *self._ending, return_exceptions=True)
         await self.connection.close()
 
     async def __aenter__(self) -> BoundaryClient:

@@ -7,6 +7,7 @@ question asked for. All questions of this kind may be repeated without harm.
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -14,6 +15,7 @@ import grpc
 
 from bsfg.errors import BsfgError, PeerUnreachable, RemoteError, TimedOut
 from bsfg.wire.connection import Connection, unreadable
+from bsfg.wire.framestream import STREAM_SECONDS
 
 
 class Conversations:
@@ -53,6 +55,7 @@ class Conversation:
         self._connection, self._method = connection, method
         self._call: Any = None
         self._made_by: Any = None
+        self._ends = 0.0
         self.is_busy = False
 
     async def ask(self, question: Any, *, timeout_seconds: float | None = None) -> Any:
@@ -74,7 +77,7 @@ class Conversation:
                 answer = await self._exchange(question)
                 if answer is not grpc.aio.EOF:
                     return answer
-        self._call = self._connection.stream(self._method)
+        self._call, self._ends = self._connection.stream(self._method), time.monotonic() + STREAM_SECONDS
         answer = await self._exchange(question)
         if answer is grpc.aio.EOF:
             raise PeerUnreachable(f"{self._connection.address} ended the call")
@@ -85,7 +88,7 @@ class Conversation:
         made_by, self._made_by = self._made_by, self._connection.method(self._method)
         if self._call is None or self._call.done():
             return False
-        if made_by is not self._made_by:
+        if made_by is not self._made_by or time.monotonic() >= self._ends:
             self.hang_up()
             return False
         return True

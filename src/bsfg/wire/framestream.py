@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -14,6 +15,9 @@ from bsfg.errors import BsfgError, FrameInvalid, PeerUnreachable
 from bsfg.wire.connection import Connection, unreadable
 
 Ack = TypeVar("Ack")
+
+STREAM_SECONDS = 300.0
+"""How long a caller sends over one call: nodes end their connections after a while, and would cut one that lasts."""
 
 
 class FrameStream(Generic[Ack]):
@@ -35,11 +39,12 @@ class FrameStream(Generic[Ack]):
         self._failure: BsfgError | None = None
         self._call = connection.stream(method)
         self._reader = asyncio.create_task(self._read())
+        self._ends = time.monotonic() + STREAM_SECONDS
 
     @property
     def is_open(self) -> bool:
-        """Whether frames can be sent."""
-        return self._failure is None
+        """Whether frames should be sent; one that has grown old still takes them, but a new one is to be preferred."""
+        return self._failure is None and time.monotonic() < self._ends
 
     def number(self) -> int:
         """Give a number for a frame, to be found again in its ack."""

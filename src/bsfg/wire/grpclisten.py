@@ -35,6 +35,8 @@ def server_options(limits: WireLimits) -> list[tuple[str, int]]:
         ("grpc.max_concurrent_streams", limits.concurrent_per_identity),
         ("grpc.server_handshake_timeout_ms", int(limits.handshake_timeout_seconds * 1000)),
         ("grpc.max_connection_idle_ms", 5 * idle_ms),
+        # Calls that are under way go on; callers make new ones over a new connection, with a new handshake.
+        ("grpc.max_connection_age_ms", max(1, int(limits.connection_age_seconds * 1000))),
         ("grpc.keepalive_time_ms", idle_ms),
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.keepalive_permit_without_calls", 1),

@@ -34,7 +34,8 @@ class BoundedProtocol(H11Protocol):
             transport.abort()
             return
         names = names_in_ssl_object(transport.get_extra_info("ssl_object"))
-        self.app_state = {**self.app_state, "peer": names, "abort": transport.abort}
+        ends = self.loop.time() + self.limits.connection_age_seconds
+        self.app_state = {**self.app_state, "peer": names, "abort": transport.abort, "ends": ends}
         self._watch()
 
     def data_received(self, data: bytes) -> None:
@@ -159,10 +160,13 @@ class HttpListener:
 
 
 def _patient(app: Any, idle_timeout_seconds: float) -> Any:
-    """Bound how long a caller may take to accept a piece of an answer."""
+    """Bound how long a caller may take to accept a piece of an answer, and tell him when his connection is to end."""
 
     async def bounded(scope: Any, receive: Any, send: Any) -> None:
         async def send_in_time(message: Any) -> None:
+            if message["type"] == "http.response.start" and asyncio.get_running_loop().time() >= scope["state"]["ends"]:
+                # It ends with this answer: a caller who has more to ask shakes hands again.
+                message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
             async with asyncio.timeout(idle_timeout_seconds):
                 await send(message)
 

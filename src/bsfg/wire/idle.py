@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable
 from typing import TypeVar
 from weakref import WeakSet
@@ -14,11 +15,13 @@ class IdleTimer:
     """Ends a wait that lasts too long with `TimeoutError`, as `asyncio.timeout` does; one wait at a time.
 
     A stream waits for every frame, and hardly ever for long. So the timer is not set and taken back each time: it
-    stays, and looks when it rings whether the wait of that moment is an old one.
+    stays, and looks when it rings whether the wait of that moment is an old one. ``age_seconds`` is how long there may
+    be waits at all, from the first one on: between two requests a stream can end without harm to anybody.
     """
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self, seconds: float, age_seconds: float = math.inf) -> None:
+        self._seconds, self._age_seconds = seconds, age_seconds
+        self._ends = math.inf
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: asyncio.Task[object] | None = None
         self._since = 0.0
@@ -28,12 +31,15 @@ class IdleTimer:
         """Wait for something."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
-        if self._is_shut:
+        now = loop.time()
+        if self._ends == math.inf:
+            self._ends = now + self._age_seconds
+        if self._is_shut or now >= self._ends:
             raise TimeoutError
-        self._waiting, self._since, self._rang = task, loop.time(), False
+        self._waiting, self._since, self._rang = task, now, False
         cancelling = task.cancelling()
         if self._timer is None:
-            self._timer = loop.call_at(self._since + self._seconds, self._look)
+            self._timer = loop.call_at(min(now + self._seconds, self._ends), self._look)
         try:
             return await awaitable
         except asyncio.CancelledError:
@@ -59,7 +65,7 @@ class IdleTimer:
         self._timer = None
         if self._waiting is None:
             return
-        loop, due = asyncio.get_running_loop(), self._since + self._seconds
+        loop, due = asyncio.get_running_loop(), min(self._since + self._seconds, self._ends)
         if loop.time() < due:
             self._timer = loop.call_at(due, self._look)
         else:
@@ -73,14 +79,14 @@ class IdleTimer:
 class IdleTimers:
     """The timers of all streams that wait for what their callers say next; when a node stops, it listens no more."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self, seconds: float, age_seconds: float = math.inf) -> None:
+        self._seconds, self._age_seconds = seconds, age_seconds
         self._timers: WeakSet[IdleTimer] = WeakSet()
         self._is_shut = False
 
     def new(self) -> IdleTimer:
         """Give a timer for one stream."""
-        timer = IdleTimer(self._seconds)
+        timer = IdleTimer(self._seconds, self._age_seconds)
         self._timers.add(timer)
         if self._is_shut:
             timer.shut()

@@ -25,6 +25,7 @@ class WireLimits:
     idle_timeout_seconds: float = 60.0
     fetch_wait_max_seconds: float = 60.0
     handshake_timeout_seconds: float = 10.0
+    connection_age_seconds: float = 3_600.0
     in_flight_bytes: int = 64 << 20
     window_frames: int = 16
 

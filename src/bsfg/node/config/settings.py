@@ -102,6 +102,11 @@ class Limits:
     request_timeout_seconds: float = setting(DURATION, "60s", says="When a request that does not stream is ended.")
     idle_timeout_seconds: float = setting(DURATION, "60s", says="When a silent stream or connection is ended.")
     fetch_wait_max_seconds: float = setting(DURATION, "60s", says="The longest wait that a fetch may ask for.")
+    connection_age_seconds: float = setting(
+        DURATION,
+        "1h",
+        says="How long a connection takes new calls, and a stream new requests; callers connect again by themselves.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

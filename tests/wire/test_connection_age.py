@@ -1,0 +1,147 @@
+"""Connections end after a while, so that hands are shaken again; those who call as they should do not notice."""
+
+import asyncio
+import http.client
+import socket
+import ssl
+import struct
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.wire.conftest import Sites
+from tests.wire.rawhttp2 import DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, frame, headers
+from tests.wire.site import STREAM, Site, files_of, until
+from tests.wire.test_authorities import _Later, revoke, trust_again
+
+from bsfg.batch import FactBatch
+from bsfg.journey.link import FetchRequest
+from bsfg.ports import Confirmation
+from bsfg.testing.facts import message, messages
+from bsfg.wire import boundary_pb2 as pb
+from bsfg.wire import conversation, framestream
+from bsfg.wire.convert import envelope_message, fact_message
+from bsfg.wire.tls import client_context
+
+
+async def test_callers_ride_over_the_end_of_connections(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Single facts, batches in streams, and questions of a link go on over new connections without one error."""
+    monkeypatch.setattr(framestream, "STREAM_SECONDS", 0.05)
+    monkeypatch.setattr(conversation, "STREAM_SECONDS", 0.05)
+    site = await sites(tls=True, connection_age_seconds=0.5)
+    await site.consumer("historian")
+    client = site.client("app")
+    seen: set[str] = set()
+    _watch_callers(site, seen)
+    sent = 0
+    while len(seen) < 4:
+        await client.append_fact(STREAM, message(f"single-{sent}"))
+        facts = FactBatch.from_messages(messages(5, first=5 * sent))
+        await asyncio.gather(client.append(STREAM, facts), client.append(STREAM, facts))
+        fetched = await client.fetch("historian", FetchRequest())
+        if fetched.frames:
+            await client.confirm("historian", Confirmation(through=fetched.frames[-1].last))
+        sent += 1
+    assert (await (await site.parts.store(STREAM)).stats()).end == 6 * sent
+    assert site.refusals == []
+
+
+async def test_a_stream_without_end_is_ended_between_two_frames(sites: Sites) -> None:
+    """Who sends over one call for ever is asked to begin another one, and loses nothing that was answered."""
+    site = await sites(tls=True, connection_age_seconds=0.3)
+    stream = site.client("app").append_stream(STREAM)
+    await stream.append(FactBatch.from_messages(messages(3)))
+    await until(lambda: not stream.is_open)
+    await stream.close()
+    assert (await (await site.parts.store(STREAM)).stats()).end == 3
+
+
+async def test_an_http_connection_ends_with_an_answer(sites: Sites) -> None:
+    """When it is old the answer says that it is the last one; before, a connection is used again and again."""
+    site = await sites(tls=True, connection_age_seconds=0.5)
+    context = client_context(files_of(site.folder, "app"))
+
+    def ask() -> list[str | None]:
+        connection = http.client.HTTPSConnection("127.0.0.1", site.listeners.http.port, context=context)
+        said: list[str | None] = []
+        while not said or said[-1] is None:
+            connection.request("GET", "/healthz")
+            answer = connection.getresponse()
+            assert (answer.status, answer.read()) == (200, b'{"status":"ok"}')
+            said.append(answer.headers.get("connection"))
+        connection.close()
+        return said
+
+    assert (await asyncio.to_thread(ask))[-1] == "close"
+
+
+@pytest.mark.parametrize("end", ["expired", "revoked"])
+async def test_a_resumed_session_brings_nothing_back(sites: Sites, end: str) -> None:
+    """gRPC resumes TLS sessions without looking at dates again; the call over one is refused all the same."""
+    site = await sites(tls=True)
+    context = client_context(files_of(site.folder, "app"))
+    context.set_alpn_protocols(["h2"])
+    session, _ = await asyncio.to_thread(_call, site, context)
+    assert (await asyncio.to_thread(_call, site, context, session))[1], "sessions are not resumed any more"
+    assert site.refusals == []
+    assert (await (await site.parts.store(STREAM)).stats()).end == 1
+    if end == "expired":
+        site.parts.guard = replace(site.parts.guard, clock=_Later())
+    else:
+        trust_again(site, crl=revoke(site.folder, "app"))
+    assert (await asyncio.to_thread(_call, site, context, session))[1]
+    decision, _ = site.refusals[-1]
+    assert decision.error is not None
+    assert decision.error.code == ("certificate_invalid" if end == "expired" else "identity_revoked")
+
+
+async def test_http_gives_no_session_to_resume(sites: Sites) -> None:
+    """The HTTP listener gives no tickets, so that every connection shows its certificate."""
+    site = await sites(tls=True)
+    context = client_context(files_of(site.folder, "app"))
+
+    def ask(session: ssl.SSLSession | None) -> tuple[ssl.SSLSession | None, bool | None]:
+        address = ("127.0.0.1", site.listeners.http.port)
+        with (
+            socket.create_connection(address) as plain,
+            context.wrap_socket(plain, session=session) as secured,
+        ):
+            secured.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            while secured.recv(1_000):
+                pass
+            return secured.session, secured.session_reused
+
+    session, _ = await asyncio.to_thread(ask, None)
+    assert (await asyncio.to_thread(ask, session))[1] is False
+
+
+def _watch_callers(site: Site, seen: set[str]) -> None:
+    """Take note of the addresses that callers of an append come from: each is a connection of its own."""
+    prepare = site.boundary.prepare
+
+    async def watched(caller: Any, stream: str, facts: Any) -> Any:
+        seen.add(caller.address)
+        return await prepare(caller, stream, facts)
+
+    site.boundary.prepare = watched  # type: ignore[method-assign]
+
+
+def _call(
+    site: Site, context: ssl.SSLContext, session: ssl.SSLSession | None = None
+) -> tuple[ssl.SSLSession | None, bool]:
+    """Append a fact over a connection of its own; give its TLS session, and whether it was an earlier one."""
+    sent = message("resumed")
+    request = pb.AppendRequest(stream=STREAM, envelope=envelope_message(sent.envelope), fact=fact_message(sent.fact))
+    body = request.SerializeToString()
+    call = frame(HEADERS, END_HEADERS, 1, headers("/bsfg.v1.Boundary/AppendFact"))
+    call += frame(DATA, END_STREAM, 1, struct.pack(">BI", 0, len(body)) + body)
+    address = ("127.0.0.1", site.listeners.grpc.port)
+    with socket.create_connection(address) as plain, context.wrap_socket(plain, session=session) as secured:
+        secured.sendall(PREFACE + frame(SETTINGS) + call)
+        stream = secured.makefile("rb")
+        while True:
+            head = stream.read(9)
+            assert len(head) == 9, "the connection ended without an answer"
+            stream.read(int.from_bytes(head[:3], "big"))
+            if head[3] == HEADERS and head[4] & END_STREAM:
+                return secured.session, bool(secured.session_reused)
