@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bsfg.errors import BsfgError, InvalidArgument
+from bsfg.errors import BsfgError, InvalidArgument, PeerUnreachable
 
 if TYPE_CHECKING:
     from bsfg.wire.connection import Connection
@@ -147,6 +147,12 @@ async def _pump(items: AsyncIterator[T], queue: asyncio.Queue[tuple[T | None, Ba
         async with aclosing(items) as closing:  # type: ignore[type-var]
             async for item in closing:
                 await queue.put((item, None))
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise  # nobody asks for more
+        # So gRPC ends the calls of a connection that is closed, as an old one is some time after certificates changed.
+        end = PeerUnreachable("the call was ended here before its end")
     except Exception as error:
         end = error
     await queue.put((None, end))

@@ -1,0 +1,59 @@
+"""Calls from Spark's Python processes: whoever iterates is always told how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+
+from bsfg.errors import PeerUnreachable, TimedOut
+from bsfg.spark.calls import Calls
+
+
+async def numbers(end: BaseException | None = None) -> AsyncIterator[int]:
+    """Give two numbers, and then end in some way."""
+    yield 1
+    yield 2
+    if end is not None:
+        raise end
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [(TimedOut("late"), TimedOut), (asyncio.CancelledError(), PeerUnreachable)],
+    ids=["error", "cancelled"],
+)
+def test_an_iteration_ends_as_its_items_do(end: BaseException, told: type[BaseException]) -> None:
+    """gRPC cancels the calls of a connection that is closed; a task would wait for ever for what comes next."""
+    calls, answers = Calls(), []
+
+    def work() -> None:
+        try:
+            for each in calls.iterate(numbers(end)):
+                answers.append(each)
+        except BaseException as error:
+            answers.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert [type(each) for each in answers] == [int, int, told]
+    assert list(calls.iterate(numbers())) == [1, 2]
+
+
+def test_whoever_stops_early_leaves_nothing_behind() -> None:
+    """The items are closed when nobody asks for them any more."""
+    calls, closed = Calls(), threading.Event()
+
+    async def endless() -> AsyncIterator[int]:
+        try:
+            while True:
+                yield 1
+        finally:
+            closed.set()
+
+    for _ in calls.iterate(endless()):
+        break
+    assert closed.wait(60)
