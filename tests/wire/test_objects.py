@@ -6,10 +6,12 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from tests.wire.conftest import Sites
 from tests.wire.site import STREAM, until
 
+from bsfg.batch import EntryBatch
 from bsfg.errors import (
     ArtifactConflict,
     ArtifactMissing,
@@ -21,7 +23,8 @@ from bsfg.errors import (
 )
 from bsfg.fact import ArtifactRef, Envelope, Fact, Message
 from bsfg.ports import Result
-from bsfg.testing.facts import batch
+from bsfg.spark.replicate.carrying import Artifacts
+from bsfg.testing.facts import batch, sealed
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.service import ObjectInfo
 
@@ -45,6 +48,11 @@ def naming(digest: str, size_bytes: int = len(CONTENT)) -> Message:
     """Make a fact that names the artifact."""
     reference = ArtifactRef(INFO.bucket, INFO.key, digest, size_bytes, INFO.media_type)
     return Message(Envelope("plant", "enterprise", 1, "a"), Fact("batch:B1042", "report_written", b"{}", reference))
+
+
+def entries(message: Message) -> EntryBatch:
+    """Give a fact as a link brings it."""
+    return EntryBatch.of(sealed([message]).record_batch, np.arange(1), 1)
 
 
 async def test_an_artifact_is_uploaded_and_downloaded(sites: Sites) -> None:
@@ -185,3 +193,44 @@ async def test_a_refusal_reaches_a_caller_who_is_still_sending(sites: Sites) -> 
                 await stream.send(batch(200))
         await stream.close()
     site.listeners.admission.serving -= 1_000_000
+
+
+async def test_an_upload_fails_as_its_content_does(sites: Sites) -> None:
+    """What keeps the content from being read is what the caller is told: gRPC itself would only cancel him."""
+    site = await sites()
+
+    async def broken() -> AsyncIterator[bytes]:
+        yield CONTENT[:1000]
+        raise ArtifactMissing("the sender has lost it")
+
+    with pytest.raises(ArtifactMissing, match="has lost it"):
+        await site.client().put_object(INFO, broken())
+    assert (await site.client().put_object(INFO, pieces(CONTENT))).digest == DIGEST
+
+
+async def test_a_pipeline_brings_what_is_damaged_here(sites: Sites) -> None:
+    """Where this zone's copy is known to have decayed the sender's heals it, and the link goes on."""
+    plant, enterprise = await sites(), await sites()
+    for site in (plant, enterprise):
+        await site.client().put_object(INFO, pieces(CONTENT))
+    [path] = [each for each in enterprise.folder.rglob("artifacts/content/*/*") if each.is_file()]
+    path.write_bytes(CONTENT[:-1] + b"?")
+    client = enterprise.client()
+    with pytest.raises(DigestMismatch):
+        await joined((await client.get_object("", "", digest=DIGEST))[1])
+    await Artifacts(plant.client(), client).bring(entries(naming(DIGEST)))
+    assert await joined((await client.get_object("", "", digest=DIGEST))[1]) == CONTENT
+
+
+async def test_a_pipeline_tells_what_a_sender_has_lost_or_altered(sites: Sites) -> None:
+    """The reason reaches the link, which is held for it; it does not end the loop that moves the link."""
+    plant, enterprise = await sites(), await sites()
+    carried = Artifacts(plant.client(), enterprise.client())
+    with pytest.raises(ArtifactMissing):
+        await carried.bring(entries(naming(DIGEST)))
+    await plant.client().put_object(INFO, pieces(CONTENT))
+    [path] = [each for each in plant.folder.rglob("artifacts/content/*/*") if each.is_file()]
+    path.write_bytes(CONTENT[:-1] + b"?")
+    for _ in range(2):
+        with pytest.raises(DigestMismatch):
+            await carried.bring(entries(naming(DIGEST)))

@@ -216,14 +216,7 @@ class ProducerCore:
         """Upload an artifact and give the reference that a fact needs to name it."""
         file_name = os.path.basename(os.fspath(content)) if isinstance(content, str | os.PathLike) else None
         info = ObjectInfo(bucket, key, media_type, file_name)
-        chunks = _Chunks(content)
-        try:
-            stored = await self._link.client.put_object(info, chunks)
-        except asyncio.CancelledError:
-            # gRPC only cancels a call whose content cannot be read; the reason is ours to tell.
-            if chunks.failure is not None:
-                raise chunks.failure from None
-            raise
+        stored = await self._link.client.put_object(info, _chunks(content))
         assert stored.digest is not None
         assert stored.size_bytes is not None
         return ArtifactRef(bucket, key, stored.digest, stored.size_bytes, media_type, file_name)
@@ -274,33 +267,18 @@ def pieces(facts: FactBatch) -> list[FactBatch]:
     return [*pieces(facts.slice(0, middle)), *pieces(facts.slice(middle))]
 
 
-class _Chunks:
-    """The content of an upload, piece by piece, and what kept it from being read."""
-
-    def __init__(self, content: Content) -> None:
-        self._content = content
-        self.failure: Exception | None = None
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
+async def _chunks(content: Content) -> AsyncIterator[bytes]:
+    """Give the content of an upload piece by piece."""
+    if isinstance(content, bytes):
+        yield content
+    elif isinstance(content, str | os.PathLike):
         try:
-            async for chunk in self._pieces():
-                yield chunk
-        except OSError as error:
-            self.failure = StorageReadOnly(f"the content cannot be read: {error.strerror}", hint="Check the path.")
-            raise
-        except Exception as error:
-            self.failure = error
-            raise
-
-    async def _pieces(self) -> AsyncIterator[bytes]:
-        content = self._content
-        if isinstance(content, bytes):
-            yield content
-        elif isinstance(content, str | os.PathLike):
             file = await asyncio.to_thread(Path(content).open, "rb")
             with file:
                 while chunk := await asyncio.to_thread(file.read, _CHUNK_BYTES):
                     yield chunk
-        else:
-            async for chunk in content:
-                yield chunk
+        except OSError as error:
+            raise StorageReadOnly(f"the content cannot be read: {error.strerror}", hint="Check the path.") from None
+    else:
+        async for chunk in content:
+            yield chunk

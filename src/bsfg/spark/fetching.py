@@ -138,21 +138,18 @@ def check_log(head: Fetched, log_id: str, end: int) -> None:
 
 async def _messages(access: Access, request: Any, read: Callable[[Any], Awaitable[F]]) -> AsyncIterator[Fetched | F]:
     """Give the answer to a request: its head, then its frames."""
-    import grpc
-
     from bsfg.wire.frames import read_head
 
     connection = calls().connection(access)
     call, head = connection.method("FetchFrames")(request), True
     try:
-        async for message in call:
-            if head:
-                yield read_head(message)
-                head = False
-            else:
-                yield await read(message)
-    except grpc.aio.AioRpcError as error:
-        raise connection.translated(error) from None
+        with connection.telling():
+            async for message in call:
+                if head:
+                    yield read_head(message)
+                    head = False
+                else:
+                    yield await read(message)
     finally:
         call.cancel()
 

@@ -7,11 +7,9 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequen
 from dataclasses import dataclass, replace
 from typing import Any
 
-import grpc
-
 from bsfg.artifacts import verified
 from bsfg.batch import FactBatch
-from bsfg.errors import DigestMismatch, FactNotFound, FrameInvalid, RemoteError
+from bsfg.errors import BsfgError, DigestMismatch, FactNotFound, FrameInvalid, RemoteError
 from bsfg.fact import Entry, Key, Message
 from bsfg.journey.append import AppendedFact
 from bsfg.journey.link import Fetched, FetchRequest, Refusal
@@ -293,18 +291,30 @@ class BoundaryClient:
         )
 
     async def put_object(self, info: ObjectInfo, content: AsyncIterable[bytes]) -> ObjectInfo:
-        """Upload an artifact; it is durable and can be named by facts when this returns."""
+        """Upload an artifact; it is durable and can be named by facts when this returns.
+
+        What the content raises is raised here, too.
+        """
+        failures: list[Exception] = []
 
         async def parts() -> AsyncIterator[pb.PutObjectRequest]:
             yield pb.PutObjectRequest(description=description_message(info))
-            async for piece in content:
-                for start in range(0, len(piece), CHUNK_BYTES):
-                    yield pb.PutObjectRequest(chunk=piece[start : start + CHUNK_BYTES])
+            try:
+                async for piece in content:
+                    for start in range(0, len(piece), CHUNK_BYTES):
+                        yield pb.PutObjectRequest(chunk=piece[start : start + CHUNK_BYTES])
+            except Exception as error:
+                # gRPC only cancels the call then.
+                failures.append(error)
+                raise
 
         try:
-            answer = await self.connection.stream("PutObject", parts())
-        except grpc.aio.AioRpcError as error:
-            raise self.connection.translated(error) from None
+            with self.connection.telling():
+                answer = await self.connection.stream("PutObject", parts())
+        except BsfgError:
+            if failures:
+                raise failures[0] from None
+            raise
         return ObjectInfo(
             info.bucket,
             info.key,
@@ -360,12 +370,11 @@ class BoundaryClient:
     async def _answers(self, name: str, request: Any, timeout_seconds: float | None) -> AsyncGenerator[Any, None]:
         call = self.connection.method(name)(request, timeout=timeout_seconds)
         try:
-            async for answer in call:
-                if answer is None:
-                    raise unreadable(self.connection)
-                yield answer
-        except grpc.aio.AioRpcError as error:
-            raise self.connection.translated(error) from None
+            with self.connection.telling():
+                async for answer in call:
+                    if answer is None:
+                        raise unreadable(self.connection)
+                    yield answer
         finally:
             call.cancel()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -81,20 +82,16 @@ class Connection:
     async def call(self, name: str, request: Any, *, timeout_seconds: float | None = None) -> Any:
         """Make a call with one request and one answer; raises only `BsfgError`."""
         timeout = self.request_timeout_seconds if timeout_seconds is None else timeout_seconds
-        try:
+        with self.telling():
             return await self.method(name)(request, timeout=timeout)
-        except grpc.aio.AioRpcError as error:
-            raise self.translated(error) from None
 
     async def check_health(self) -> bool:
         """Ask the node whether it serves: the cheapest call there is, which also opens the connection."""
         self._renew()
         if self._health is None:
             self._health = health_pb2_grpc.HealthStub(self._channel).Check
-        try:
+        with self.telling():
             answer = await self._health(health_pb2.HealthCheckRequest(), timeout=self.request_timeout_seconds)
-        except grpc.aio.AioRpcError as error:
-            raise self.translated(error) from None
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     def method(self, name: str) -> Any:
@@ -132,6 +129,23 @@ class Connection:
             return None
         initial, trailing = await call.initial_metadata(), await call.trailing_metadata()
         return self.translated(grpc.aio.AioRpcError(code, initial, trailing, await call.details()))
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Make errors of ours of how a call fails in a block.
+
+        Over a channel that is closed here gRPC cancels whoever waits, who would take it for his own end. That happens
+        to calls that are still under way some time after the certificate has changed.
+        """
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            raise self.translated(error) from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise PeerUnreachable(f"the connection to {self.address} was closed here") from None
 
     def translated(self, error: grpc.aio.AioRpcError) -> BsfgError:
         """Give the error that a failed call stands for."""

@@ -95,15 +95,16 @@ class Conversation:
 
     async def _exchange(self, question: Any) -> Any:
         """Send a question and wait for its answer; EOF when the node has ended the call in peace."""
-        call = self._call
+        call, ended = self._call, None
         try:
-            await call.write(question)
-            answer = await call.read()
-            ended = await self._connection.ended_with(call) if answer is grpc.aio.EOF else None
-        except asyncio.InvalidStateError:
-            answer, ended = grpc.aio.EOF, await self._connection.ended_with(call)
-        except grpc.aio.AioRpcError as error:
-            answer, ended = grpc.aio.EOF, self._connection.translated(error)
+            with self._connection.telling():
+                try:
+                    await call.write(question)
+                    answer = await call.read()
+                except asyncio.InvalidStateError:
+                    answer = grpc.aio.EOF
+                if answer is grpc.aio.EOF:
+                    ended = await self._connection.ended_with(call)
         except BaseException:
             # Its answer may still come, and would be taken for that of the next question.
             self.hang_up()

@@ -2,8 +2,8 @@
 
 A link is done when its tasks have moved it and its sender counts as confirmed all that it had when this run first asked
 it. The sender itself is asked: the board of the node also shows what an earlier run has said, and what was put but not
-confirmed yet. What was done once stays done, whatever becomes of the link. A link that cannot get on ends the run with an
-error, after the others are done.
+confirmed yet. What was done once stays done, whatever becomes of the link. A link that cannot get on ends the run with
+an error, after the others are done.
 """
 
 from __future__ import annotations

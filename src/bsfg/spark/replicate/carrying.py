@@ -197,7 +197,8 @@ class Artifacts:
     async def _is_there(self, digest: str) -> bool:
         try:
             _, chunks = await self._target.get_object("", "", digest=digest)
-        except ArtifactMissing:
+        except (ArtifactMissing, DigestMismatch):
+            # What is known to be damaged here is healed by what the sender has.
             return False
         await chunks.aclose()
         return True
