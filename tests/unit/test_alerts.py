@@ -1,11 +1,14 @@
 """Events that repeat: told at once, then counted, and never a flood."""
 
+import asyncio
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from bsfg.node.alerts import EVENT_KINDS_MAX, OTHERS, AlertBoard, _Posting
@@ -54,6 +57,14 @@ def test_many_names_are_told_of_as_others() -> None:
     assert board.told[-1][0] == OTHERS
 
 
+def request(connection: socket.socket) -> bytes:
+    """Read a request to its end, in however many pieces it comes."""
+    data = b""
+    while not data.endswith(b"}") and (piece := connection.recv(65_536)):
+        data += piece
+    return data
+
+
 @contextmanager
 def answering(answer: bytes, *, endless: bytes = b"") -> Iterator[tuple[str, list[bytes]]]:
     """Give the address of what gives this answer to every connection, and what it was sent."""
@@ -64,7 +75,7 @@ def answering(answer: bytes, *, endless: bytes = b"") -> Iterator[tuple[str, lis
             while True:
                 connection, _ = listening.accept()
                 with connection, suppress(OSError):
-                    heard.append(connection.recv(65_536))
+                    heard.append(request(connection))
                     connection.sendall(answer)
                     while endless:
                         connection.sendall(endless)
@@ -129,3 +140,53 @@ def test_an_answer_byte_by_byte_is_cut_off() -> None:
         stop.set()
         listening.close()
         thread.join()
+
+
+def delivering(folder: Path, notes: list[str]) -> AlertBoard:
+    """Make a board that posts alerts and gives them to a command, which writes them down."""
+    command = ("/bin/sh", "-c", f"printf '%s\\n' \"$(cat)\" >> {folder}/given")
+    settings = Alerts(webhook="http://127.0.0.1:9/", command=command, timeout_seconds=60, repeat_every_seconds=3600.0)
+    return AlertBoard("here", settings, Metrics(), FakeClock(), lambda event, **fields: notes.append(event))
+
+
+def given(folder: Path) -> list[bool]:
+    """Tell of each alert that the command was given whether it says that it is over."""
+    return ["cleared" in orjson.loads(line) for line in (folder / "given").read_text().splitlines()]
+
+
+def test_a_webhook_that_cannot_be_reached_does_not_keep_the_command_from_being_told(tmp_path: Path) -> None:
+    """A zone that is cut off has nothing but what is on its own machine."""
+    notes: list[str] = []
+
+    async def work() -> None:
+        board = delivering(tmp_path, notes)
+        board.update("link_dead", "from-a", "nobody moves it")
+        await board.close()
+
+    asyncio.run(work())
+    assert given(tmp_path) == [False]
+    assert notes == ["alert_raised", "alert_not_delivered"]
+
+
+def test_an_alert_is_over_only_after_it_was_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the first delivery is, the second of the same alert comes after it."""
+    posted: list[bool] = []
+    overtaken = threading.Event()
+
+    def post(posting: _Posting, url: str, data: bytes) -> None:
+        cleared = "cleared" in orjson.loads(data)
+        if cleared:
+            overtaken.set()
+        else:
+            overtaken.wait(0.5)
+        posted.append(cleared)
+
+    async def work() -> None:
+        board = delivering(tmp_path, [])
+        board.update("link_dead", "from-a", "nobody moves it")
+        board.update("link_dead", "from-a", None)
+        await board.close()
+
+    monkeypatch.setattr(_Posting, "post", post)
+    asyncio.run(work())
+    assert posted == given(tmp_path) == [False, True]

@@ -12,9 +12,10 @@ import socket
 import ssl
 import threading
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 
@@ -76,7 +77,8 @@ class AlertBoard:
         self._clock, self._note = clock, note
         self._raised: dict[tuple[str, str], Raised] = {}
         self._told: dict[tuple[str, str], _Repeated] = {}
-        self._deliveries: set[asyncio.Task[None]] = set()
+        self._deliveries: dict[tuple[str, str], asyncio.Task[None]] = {}
+        """The last delivery of each alert; those before it end first."""
 
     def active(self) -> list[dict[str, Any]]:
         """List what lasts, the oldest first."""
@@ -136,7 +138,7 @@ class AlertBoard:
     async def close(self) -> None:
         """Wait for deliveries that are under way, as long as they may take."""
         if self._deliveries:
-            await asyncio.wait(self._deliveries, timeout=self._settings.timeout_seconds)
+            await asyncio.wait(self._deliveries.values(), timeout=self._settings.timeout_seconds)
 
     def _send(self, raised: Raised) -> None:
         self._note("alert_raised", **raised.to_dict())
@@ -145,20 +147,29 @@ class AlertBoard:
     def _deliver(self, document: dict[str, Any]) -> None:
         if self._settings.webhook is None and self._settings.command is None:
             return
-        task = asyncio.create_task(self._deliver_now({"zone": self._zone, **document}))
-        self._deliveries.add(task)
-        task.add_done_callback(self._deliveries.discard)
+        key = (document["alert"], document["about"])
+        task = asyncio.create_task(self._deliver_after(self._deliveries.get(key), {"zone": self._zone, **document}))
+        self._deliveries[key] = task
+        task.add_done_callback(partial(self._delivered, key))
 
-    async def _deliver_now(self, document: dict[str, Any]) -> None:
-        data = orjson.dumps(document)
-        try:
-            if self._settings.webhook is not None:
-                posting = _Posting(self._settings.timeout_seconds)
-                await asyncio.to_thread(posting.post, self._settings.webhook, data)
-            if self._settings.command is not None:
-                await asyncio.wait_for(_run(self._settings.command, data), self._settings.timeout_seconds)
-        except (OSError, ValueError, RuntimeError, TimeoutError) as error:
-            self._note("alert_not_delivered", alert=document["alert"], problem=f"{type(error).__name__}: {error}"[:300])
+    def _delivered(self, key: tuple[str, str], task: asyncio.Task[None]) -> None:
+        if self._deliveries.get(key) is task:
+            del self._deliveries[key]
+
+    async def _deliver_after(self, before: asyncio.Task[None] | None, document: dict[str, Any]) -> None:
+        """Deliver to webhook and command, neither of which waits for the other, in the order of what is told."""
+        if before is not None:
+            await asyncio.wait([before])
+        data, settings = orjson.dumps(document), self._settings
+        ways: list[Awaitable[None]] = []
+        if settings.webhook is not None:
+            ways.append(asyncio.to_thread(_Posting(settings.timeout_seconds).post, settings.webhook, data))
+        if settings.command is not None:
+            ways.append(asyncio.wait_for(_run(settings.command, data), settings.timeout_seconds))
+        for error in await asyncio.gather(*ways, return_exceptions=True):
+            if error is not None:
+                problem = f"{type(error).__name__}: {error}"[:300]
+                self._note("alert_not_delivered", alert=document["alert"], problem=problem)
 
 
 def alert_gate(alerts: AlertBoard, view: GateView) -> None:
