@@ -47,15 +47,19 @@ key = "certs/plant-a-bsfg.key"
 [identities.enterprise-bsfg]
 zone = "enterprise"
 roles = ["peer"]
+streams = ["*"]
 [identities.operator]
 zone = "plant-a"
 roles = ["operator"]
+streams = ["*"]
 [identities.viewer]
 zone = "plant-a"
 roles = ["viewer"]
+streams = ["*"]
 [identities.producer]
 zone = "plant-a"
 roles = ["producer"]
+streams = ["*"]
 [streams.operational]
 [links.from-enterprise]
 zone = "enterprise"

@@ -41,7 +41,7 @@ def allow_mover(zone: Zone) -> None:
     """Give a zone the identity that the process calls with."""
     name = f"{zone.name}-pipeline"
     issue(zone.certs, name, days=60, now=datetime.now(UTC), serves=False)
-    zone.identities += f'\n[identities.{name}]\nzone = "{zone.name}"\nroles = ["pipeline"]\n'
+    zone.identities += f'\n[identities.{name}]\nzone = "{zone.name}"\nroles = ["pipeline"]\nstreams = ["*"]\n'
 
 
 async def move(admin: AdminClient, link: str, says: bool) -> None:

@@ -99,6 +99,9 @@ async def test_a_foreign_fact_leads_to_its_own_artifact(zones: tuple[Zone, Zone]
     content, own = Random(5).randbytes(300_000), b"the enterprise's own report"
     async with enterprise.client() as producer:
         await upload(producer, own, replace(reference(own), bucket="reports"))
+        said = message("own", from_zone="enterprise", to_zone="enterprise")
+        own_fact = replace(said, fact=replace(said.fact, artifact=ArtifactRef(digest=reference(own).digest)))
+        await producer.append_fact("operational", own_fact)
     async with plant.client() as producer:
         await upload(producer, content)
         await producer.append_fact("operational", naming(reference(content)))

@@ -27,11 +27,13 @@ MORE = """
 [identities.plant-a-gone]
 zone = "plant-a"
 roles = ["producer"]
+streams = ["*"]
 revoked = true
 reason = "laptop lost"
 [identities.plant-a-old]
 zone = "plant-a"
 roles = ["producer"]
+streams = ["*"]
 expires = 2020-01-01
 [identities.plant-a-narrow]
 zone = "plant-a"
@@ -112,7 +114,7 @@ REFUSALS: list[tuple[str, Callable[[BoundaryClient], Awaitable[None]], str, str]
     ("stranger", fetch_as_enterprise, "identity_unknown", "identity_in_table"),
     ("enterprise-producer", append, "identity_unknown", "identity_in_table"),
     ("enterprise-bsfg", append, "permission_denied", "role_allows_action"),
-    ("enterprise-bsfg", read_forward, "permission_denied", "forward_buffer_served"),
+    ("enterprise-bsfg", read_forward, "permission_denied", "served_to_zone"),
     ("plant-a-producer", append_as_another_zone, "permission_denied", "from_zone_in_row"),
     ("plant-a-producer", append_batch_as_another_zone, "permission_denied", "from_zone_in_row"),
     ("plant-a-producer", fetch_as_enterprise, "permission_denied", "role_allows_action"),

@@ -78,7 +78,7 @@ async def test_a_revocation_list_is_taken_up(plant: Zone) -> None:
 async def test_a_row_that_is_taken_out_is_a_stranger(plant: Zone) -> None:
     """Without its row a certificate may do nothing any more."""
     text = plant_text(plant)
-    row = '[identities.plant-a-viewer]\nzone = "plant-a"\nroles = ["viewer"]\n'
+    row = '[identities.plant-a-viewer]\nzone = "plant-a"\nroles = ["viewer"]\nstreams = ["*"]\n'
     assert row in text
     async with plant.admin("plant-a-viewer") as viewer:
         await viewer.status()

@@ -121,16 +121,20 @@ key = "{self.certs}/{self.name}-bsfg.key"
 [identities.{self.name}-producer]
 zone = "{self.name}"
 roles = ["producer"]
+streams = ["*"]
 [identities.{self.name}-consumer]
 zone = "{self.name}"
 roles = ["consumer"]
+streams = ["*"]
 consumers = ["app-*"]
 [identities.{self.name}-operator]
 zone = "{self.name}"
 roles = ["operator"]
+streams = ["*"]
 [identities.{self.name}-viewer]
 zone = "{self.name}"
 roles = ["viewer"]
+streams = ["*"]
 {self.identities}
 {self.streams}
 {self.links}
@@ -310,6 +314,7 @@ def peer(zone: str, more: str = "") -> str:
 [identities.{zone}-bsfg]
 zone = "{zone}"
 roles = ["peer"]
+streams = ["*"]
 {more}
 """
 

@@ -47,6 +47,7 @@ plaintext_identity = "trial"
 [identities.trial]
 zone = "lab"
 roles = ["producer", "consumer", "operator"]
+streams = ["*"]
 [streams.operational]
 """
 

@@ -140,6 +140,7 @@ def _pipeline(zone: str, roles: str = 'pipeline", "producer", "consumer', consum
 [identities.{zone}-pipeline]
 zone = "{zone}"
 roles = ["{roles}"]
+streams = ["*"]
 consumers = ["{consumers}"]
 """
 

@@ -37,6 +37,7 @@ key = "c"
 [identities.plant-a-bsfg]
 zone = "plant-a"
 roles = ["peer"]
+streams = ["*"]
 relay_for = ["plant-a-lab"]
 [identities.enterprise-bsfg]
 zone = "enterprise"
@@ -49,19 +50,33 @@ roles = ["producer"]
 streams = ["operational"]
 relay_for = ["idmz-lab"]
 to_zones = ["enterprise"]
+[identities.lab-bsfg]
+zone = "lab"
+roles = ["peer"]
+streams = ["*"]
+[identities.empty-bsfg]
+zone = "empty"
+roles = ["peer"]
+[identities.blank]
+zone = "idmz"
+roles = ["producer", "consumer", "pipeline", "operator"]
 [identities.historian]
 zone = "idmz"
 roles = ["consumer"]
+streams = ["*"]
 [identities.group]
 zone = "idmz"
 roles = ["consumer"]
+streams = ["*"]
 consumers = ["shared", "mes-*"]
 [identities.spark]
 zone = "idmz"
 roles = ["pipeline"]
+streams = ["*"]
 [identities.alice]
 zone = "idmz"
 roles = ["operator"]
+streams = ["*"]
 [identities.soc]
 zone = "enterprise"
 roles = ["viewer"]
@@ -82,6 +97,13 @@ streams = ["operational"]
 [links.down]
 zone = "plant-a"
 address = "h:2"
+[links.from-lab]
+zone = "lab"
+address = "h:3"
+[links.aside]
+zone = "empty"
+address = "h:4"
+[serve.empty]
 [serve.enterprise]
 streams = ["operational"]
 buffers = ["store", "forward"]
@@ -131,9 +153,26 @@ CASES = [
     ("enterprise-bsfg", Action.FETCH, {"stream": "audit", "consumer": "enterprise.audit"}, Rule.STREAM),
     ("enterprise-bsfg", Action.CONFIRM, {**STORE, "consumer": "plant-a.operational"}, Rule.CONSUMER),
     ("enterprise-bsfg", Action.CONFIRM, {**FORWARD, "consumer": "enterprise.operational"}, Rule.CONSUMER),
-    ("plant-a-bsfg", Action.FETCH, {**FORWARD, "consumer": "plant-a.operational.forward"}, Rule.RELAY),
-    ("plant-a-bsfg", Action.READ, FORWARD, Rule.RELAY),
+    ("plant-a-bsfg", Action.FETCH, {**FORWARD, "consumer": "plant-a.operational.forward"}, Rule.SERVED),
+    ("plant-a-bsfg", Action.READ, FORWARD, Rule.SERVED),
     ("plant-a-bsfg", Action.READ, STORE, Rule.ALLOWED),
+    ("plant-a-bsfg", Action.DOWNLOAD, STORE, Rule.ALLOWED),
+    ("plant-a-bsfg", Action.DOWNLOAD, FORWARD, Rule.SERVED),
+    ("enterprise-bsfg", Action.READ, {"stream": "audit"}, Rule.STREAM),
+    ("lab-bsfg", Action.READ, STORE, Rule.SERVED),
+    ("lab-bsfg", Action.DOWNLOAD, STORE, Rule.SERVED),
+    ("lab-bsfg", Action.CONFIRM, {**STORE, "consumer": "lab.operational"}, Rule.SERVED),
+    ("lab-bsfg", Action.FETCH, {**FORWARD, "consumer": "lab.operational.forward"}, Rule.SERVED),
+    # A row that names no stream has none, whatever its role.
+    ("empty-bsfg", Action.READ, STORE, Rule.STREAM),
+    ("empty-bsfg", Action.DOWNLOAD, STORE, Rule.STREAM),
+    ("blank", Action.APPEND, {**OPERATIONAL, "from_zones": ["idmz"]}, Rule.STREAM),
+    ("blank", Action.FETCH, {**FORWARD, "consumer": "blank"}, Rule.STREAM),
+    ("blank", Action.READ, FORWARD, Rule.STREAM),
+    ("blank", Action.VIEW, FORWARD, Rule.STREAM),
+    ("blank", Action.ACT, FORWARD, Rule.STREAM),
+    ("blank", Action.PUT, {**FORWARD, "link": "down", "from_zones": ["plant-a"]}, Rule.STREAM),
+    ("spark", Action.PUT, {**FORWARD, "link": "aside", "from_zones": ["empty"]}, Rule.STREAM),
     ("plant-a-bsfg", Action.APPEND, {**OPERATIONAL, "from_zones": ["plant-a"]}, Rule.ROLE),
     ("plant-a-bsfg", Action.PUT, {**FORWARD, "link": "down", "from_zones": ["plant-a"]}, Rule.ROLE),
     ("plant-a-bsfg", Action.VIEW, {}, Rule.ROLE),
@@ -282,6 +321,7 @@ def test_every_action_and_role_is_described() -> None:
 
 ZONES = ("home", "far", "other")
 STREAMS = ("s", "t")
+LANES = [(stream, buffer) for stream in STREAMS for buffer in Buffer]
 NAMES = ("anna", "far", "far.s")
 SPELLED_OUT = """
 producer append; producer upload
@@ -350,7 +390,7 @@ def own_names(row: Identity, request: Request) -> set[str]:
     return {f"{owner}.{request.stream}{tail}"} | (set() if "peer" in row.roles else {row.name})
 
 
-def naive(row: Identity, sender: Identity, relayed: set[str], request: Request) -> bool:
+def naive(row: Identity, sender: Identity, served: set[tuple[str, Buffer]], request: Request) -> bool:
     """Decide by conditions that stand side by side, without an order."""
     action = str(request.action)
     conditions = [valid(row), any((str(role), action) in PAIRS for role in row.roles)]
@@ -363,9 +403,8 @@ def naive(row: Identity, sender: Identity, relayed: set[str], request: Request) 
     elif action == "put":
         carried = request.link == "up" and request.stream == "s" and covers(sender.streams, {"s"})
         conditions.append(carried and valid(sender) and sends(sender, request))
-    else:
-        abroad = row.zone != "home" and request.buffer == "forward" and request.stream is not None
-        conditions.append(not abroad or (row.zone == "far" and request.stream in relayed))
+    elif action in ("fetch", "confirm", "read", "download") and request.stream is not None and row.zone != "home":
+        conditions.append(row.zone == "far" and (request.stream, request.buffer) in served)
     if action in ("fetch", "confirm"):
         name = request.consumer or ""
         listed = name in row.consumers or ("far.*" in row.consumers and name.startswith("far."))
@@ -379,16 +418,16 @@ def test_matrix_agrees_with_a_naive_table(seed: int) -> None:
     rng = Random(seed)
     for _ in range(200):
         row, sender, request = draw_row(rng), draw_row(rng), draw_request(rng)
-        relayed = set(rng.sample(STREAMS, rng.randint(0, 2)))
+        served = set(rng.sample(LANES, rng.randint(0, 4)))
         matrix = Matrix(
             "home",
             {"caller": row, "server": sender},
-            relayed={"far": frozenset(relayed)},
+            served={"far": frozenset(served)},
             link_servers={"up": "server"},
             link_streams={"up": frozenset({"s"})},
         )
         decision = matrix.decide("caller", request, NOW)
-        assert decision.allowed == naive(row, sender, relayed, request), (row, sender, relayed, request)
+        assert decision.allowed == naive(row, sender, served, request), (row, sender, served, request)
         assert decision.allowed == (decision.rule == Rule.ALLOWED) == (decision.error is None)
         assert json.loads(json.dumps(decision.to_dict()))["action"] == request.action
 

@@ -347,7 +347,7 @@ def test_commands_print_for_people(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["certs", "issue", str(tmp_path), "mes", "--role-hint", "producer", "--host", "127.0.0.1"]) == 0
     assert main(["certs", "show", str(tmp_path / "mes.crt")]) == 0
     out = capsys.readouterr().out
-    assert '[identities.mes]\nzone = "<zone>"\nroles = ["producer"]' in out
+    assert '[identities.mes]\nzone = "<zone>"\nroles = ["producer"]\nstreams = ["operational"]' in out
     assert "alternative_names  mes, 127.0.0.1" in out
     assert main(["certs", "issue", str(tmp_path), "mes"]) == 1
     assert main(["certs", "check", "--config", str(tmp_path / "zone.toml")]) == 1

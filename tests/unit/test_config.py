@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bsfg.errors import ConfigInvalid
 from bsfg.keys import IdStrategy
-from bsfg.node.config import Role, ZoneConfig, consumer_name, load, parse
+from bsfg.node.config import Role, ZoneConfig, consumer_name, doubts_of, load, parse
 from bsfg.node.config.declare import tables_of, toml
 from bsfg.node.config.document import commented_file, reference
 from bsfg.node.config.kinds import ADDRESS, DURATION, MOMENT, SIZE, WHOLE_SECONDS, Address, WrongValue
@@ -40,6 +40,7 @@ FULL = (
 [identities."enterprise-bsfg"]
 zone = "enterprise"
 roles = ["peer"]
+streams = ["*"]
 relay_for = ["plant-b"]
 
 [identities.mes]
@@ -309,7 +310,6 @@ CONTRADICTIONS = [
     ('[identities.x]\nzone = "plant-a"\nroles = ["viewer", "viewer"]', "identities.x.roles", "twice"),
     (IDENTITY + "revoked = true", "identities.x.revoked", "needs a reason"),
     (IDENTITY + 'streams = ["operationl"]', "identities.x.streams", "did you mean 'operational'?"),
-    (IDENTITY + "streams = []", "identities.x.streams", "names no stream"),
     (
         '[identities.x]\nzone="plant-a"\nroles=["viewer"]\nrelay_for=["b"]',
         "identities.x.relay_for",
@@ -347,7 +347,11 @@ CONTRADICTIONS = [
     ("[serve.enterprise]\nbuffers = []", "serve.enterprise.buffers", "names no buffer"),
     ('[streams."operational.forward"]', "serve.enterprise", "would also be that of"),
     (f"[streams.{'s' * 52}]", "serve.enterprise", "longer than 64"),
-    ('[identities.enterprise]\nzone="plant-a"\nroles=["consumer"]', "identities.enterprise", "could confirm as"),
+    (
+        '[identities.enterprise]\nzone="plant-a"\nroles=["consumer"]\nstreams=["*"]',
+        "identities.enterprise",
+        "could confirm as",
+    ),
     ('[identities.mes]\nconsumers = ["enter*"]', "identities.mes", "could confirm as 'enterprise.operational'"),
     ('[alerts]\nwebhook = "http://alarms.example/x"', "alerts.webhook", "https"),
     ("[limits]\nconcurrent_requests = 10", "limits.concurrent_per_identity", "above"),
@@ -390,6 +394,7 @@ plaintext_identity = "trial"
 [identities.trial]
 zone = "lab"
 roles = ["producer", "consumer", "operator"]
+streams = ["*"]
 [streams.operational]
 """
     assert parse(text).tls.ca is None
@@ -429,6 +434,30 @@ def test_every_example_can_be_read() -> None:
                 if value is not None:
                     item.kind.read(tomllib.loads(f"value = {toml(value)}")["value"])
             assert item.example is not None or item.default is not None, (table.name, item.name)
+
+
+DOUBTS = [
+    ("", []),
+    (IDENTITY, [("identities.x.streams", "so it may use none")]),
+    (IDENTITY + "streams = []", [("identities.x.streams", "so it may use none")]),
+    (IDENTITY + 'streams = ["operational"]', []),
+    (IDENTITY + 'revoked = true\nreason = "lost"', []),
+    (
+        "[streams.secret]\n" + '[identities."enterprise-bsfg"]\nstreams = ["operational"]',
+        [
+            ("serve.enterprise.streams", "no peer of it has 'secret'"),
+            ("links.from-enterprise.streams", "'secret' cannot be brought"),
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("more", "expected"), DOUBTS)
+def test_what_is_hardly_meant_is_told(more: str, expected: list[tuple[str, str]]) -> None:
+    """A row that relied on having all streams by saying nothing is named, and so is what nobody may carry."""
+    found = [(doubt.key, doubt.says) for doubt in doubts_of(parse(merged(FULL, more)))]
+    assert [key for key, _ in found] == [key for key, _ in expected]
+    assert all(words in says for (_, says), (_, words) in zip(found, expected, strict=True))
 
 
 def test_reference_is_in_step() -> None:

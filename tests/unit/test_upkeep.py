@@ -44,6 +44,7 @@ safety = "sil"
 [identities.plant-bsfg]
 zone = "plant"
 roles = ["peer"]
+streams = ["*"]
 [links.from-plant]
 zone = "plant"
 address = "plant.example:9443"

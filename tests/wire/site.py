@@ -73,24 +73,29 @@ key = "plant-bsfg.key"
 [identities.app]
 zone = "plant"
 roles = ["producer", "consumer"]
+streams = ["*"]
 consumers = ["historian", "app-*"]
 
 [identities.enterprise-bsfg]
 zone = "enterprise"
 roles = ["peer"]
+streams = ["*"]
 relay_for = ["idmz"]
 
 [identities.pipeline]
 zone = "plant"
 roles = ["pipeline"]
+streams = ["*"]
 
 [identities.operator]
 zone = "plant"
 roles = ["operator"]
+streams = ["*"]
 
 [identities.viewer]
 zone = "plant"
 roles = ["viewer"]
+streams = ["*"]
 
 [identities.narrow]
 zone = "plant"
@@ -100,6 +105,7 @@ streams = ["audit"]
 [identities.gone]
 zone = "plant"
 roles = ["producer"]
+streams = ["*"]
 revoked = true
 reason = "laptop lost"
 
@@ -132,11 +138,12 @@ class Site:
         tls: bool = False,
         stream: str = "",
         zone_lines: str = "",
+        more: str = "",
         **limits: Any,
     ) -> Site:
-        """Open a site; ``stream`` and ``zone_lines`` are more lines of configuration, ``limits`` those of the wire."""
+        """Open a site; ``stream``, ``zone_lines`` and ``more`` configure it, ``limits`` the wire."""
         os.makedirs(folder)
-        text = CONFIG.format(stream=stream).replace('name = "plant"', f'name = "plant"\n{zone_lines}', 1)
+        text = CONFIG.format(stream=stream).replace('name = "plant"', f'name = "plant"\n{zone_lines}', 1) + more
         config = parse(text, folder / "zone.toml")
         clock, refusals = SystemClock(), []
         opened: Storage = await LogStorage.open(folder / "data") if storage == "log" else MemoryStorage()  # type: ignore[assignment]
@@ -148,8 +155,10 @@ class Site:
         settings = Settings.of(config)
         settings = replace(settings, limits=replace(settings.limits, **limits))
         board = Board(clock)
-        board.add("from-enterprise", RECEIVER)
-        board.add("enterprise", SENDER)
+        for name in config.links:
+            board.add(name, RECEIVER)
+        for name in config.serve:
+            board.add(name, SENDER)
         artifacts = await ArtifactFolder.open(folder / "artifacts", clock=clock)
         parts = Parts(opened, settings, guard, clock, board, artifacts=artifacts)
         boundary, admin = NodeService(parts), Administration(parts)

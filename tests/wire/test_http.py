@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.wire.conftest import Sites
-from tests.wire.site import STREAM, Answer, until
+from tests.wire.site import STREAM, Answer, Site, until
 from tests.wire.test_objects import pieces
 
 from bsfg.batch import FactBatch
@@ -218,6 +218,13 @@ async def test_a_fact_is_found_by_its_key(sites: Sites) -> None:
     assert_problem(await site.http("GET", f"{FACTS}/enterprise/x?buffer=both"), 400, "invalid_argument")
 
 
+async def name_in_a_fact(site: Site, digest: str) -> None:
+    """Append a fact that names an artifact: from then on it can be read."""
+    fact = form(f"names-{digest[-8:]}")
+    fact["fact"]["artifact_digest"] = digest
+    assert (await site.http("POST", FACTS, json.dumps(fact), headers=JSON)).status == 200
+
+
 async def test_artifacts_go_up_and_down(sites: Sites) -> None:
     """An artifact comes back with its media type and its digest as the ETag; a wrong digest is refused."""
     site = await sites()
@@ -225,6 +232,8 @@ async def test_artifacts_go_up_and_down(sites: Sites) -> None:
     path = "/v1/objects/batch-files/B1042/report%201.pdf"
     stored = await site.http("PUT", path, content, headers={"content-type": "application/pdf"})
     assert stored.json()["size_bytes"] == len(content)
+    assert_problem(await site.http("GET", path), 404, "artifact_missing")
+    await name_in_a_fact(site, stored.json()["digest"])
     found = await site.http("GET", path)
     assert (found.status, found.body) == (200, content)
     assert found.headers["content-type"] == "application/pdf"
@@ -242,6 +251,7 @@ async def test_artifacts_are_read_by_digest_and_by_fact(sites: Sites) -> None:
     name = "/v1/objects/batch-files/report.pdf"
     await site.http("PUT", f"/v1/objects/sha256/{digest[7:]}", content)
     await site.http("PUT", name, own, headers={"content-type": "text/plain"})
+    await name_in_a_fact(site, "sha256:" + hashlib.sha256(own).hexdigest())
     fact = form("a/1", object_media_type="application/pdf")
     fact["fact"]["artifact_digest"] = digest
     assert (await site.http("POST", FACTS, json.dumps(fact), headers=JSON)).status == 200
@@ -272,7 +282,8 @@ async def test_a_media_type_that_no_header_can_hold(sites: Sites) -> None:
     site = await sites()
     client = site.client()
     content = b"hello"
-    await client.put_object(ObjectInfo("b", "k", "text/plain;name=中"), pieces(content))
+    stored = await client.put_object(ObjectInfo("b", "k", "text/plain;name=中"), pieces(content))
+    await name_in_a_fact(site, stored.digest or "")
     found = await site.http("GET", "/v1/objects/b/k")
     assert (found.status, found.body) == (200, content)
     assert found.headers["content-type"] == "application/octet-stream"

@@ -81,6 +81,7 @@ http_enabled = false
 [identities.app]
 zone = "plant"
 roles = ["producer"]
+streams = ["*"]
 to_zones = ["*"]
 [streams.operational]
 """

@@ -56,12 +56,15 @@ def entries(message: Message) -> EntryBatch:
 
 
 async def test_an_artifact_is_uploaded_and_downloaded(sites: Sites) -> None:
-    """What was uploaded comes back bit by bit, by name and by digest; the same again is no error, other content is."""
+    """What a fact names comes back bit by bit, by name and by digest; the same again is no error, other content is."""
     site = await sites()
     client = site.client()
     stored = await client.put_object(INFO, pieces(CONTENT))
     assert (stored.digest, stored.size_bytes, stored.already_exists) == (DIGEST, len(CONTENT), False)
     assert (await client.put_object(INFO, pieces(CONTENT))).already_exists
+    with pytest.raises(ArtifactMissing, match="that 'app' may read"):
+        await client.get_object(INFO.bucket, INFO.key)
+    await client.append_fact(STREAM, naming(DIGEST))
     info, data = await client.get_object(INFO.bucket, INFO.key)
     assert (info.digest, info.size_bytes, info.media_type) == (DIGEST, len(CONTENT), "application/pdf")
     assert await joined(data) == CONTENT
@@ -160,6 +163,9 @@ async def test_the_bucket_of_digests_holds_nothing_else(sites: Sites) -> None:
             await client.put_object(wrong, pieces(CONTENT))
     assert not (await client.put_object(unnamed, pieces(CONTENT))).already_exists
     assert (await client.put_object(unnamed, pieces(CONTENT))).already_exists
+    await client.append_fact(
+        STREAM, replace(naming(DIGEST), fact=Fact("batch:1", "b", b"{}", ArtifactRef(digest=DIGEST)))
+    )
     assert await joined((await client.get_object("", "", digest=DIGEST))[1]) == CONTENT
 
 
@@ -168,6 +174,7 @@ async def test_roles_decide_about_artifacts(sites: Sites) -> None:
     site = await sites()
     client = site.client()
     await client.put_object(INFO, pieces(CONTENT))
+    await client.append_fact(STREAM, naming(DIGEST))
     site.act_as("enterprise-bsfg")
     with pytest.raises(PermissionRefused):
         await client.put_object(INFO, pieces(CONTENT))

@@ -225,7 +225,7 @@ def _zone_name(config: ZoneConfig, certificate: Path) -> Finding:
 def _row(name: str, role: RoleHint | None) -> str:
     zone = name.removesuffix("-bsfg") if role in (None, RoleHint.PEER) else "<zone>"
     header = name if name.replace("-", "").replace("_", "").isalnum() else f'"{name}"'
-    return f'[identities.{header}]\nzone = "{zone}"\nroles = ["{role or RoleHint.PEER}"]'
+    return f'[identities.{header}]\nzone = "{zone}"\nroles = ["{role or RoleHint.PEER}"]\nstreams = ["operational"]'
 
 
 def _print_made(made: Issued, json_mode: bool, advice: str) -> None:

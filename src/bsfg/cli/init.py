@@ -80,9 +80,12 @@ def zone_file(zone: str, peers: dict[str, str], streams: list[str]) -> str:
     """Give the text of a new zone's file."""
     from bsfg.node.config.document import commented_file
 
-    identities: dict[str, dict[str, Any]] = {f"{name}-bsfg": {"zone": name, "roles": ["peer"]} for name in peers}
+    # Nobody has a stream that is not written down, so one that is added later is nobody's at first.
+    identities: dict[str, dict[str, Any]] = {
+        f"{name}-bsfg": {"zone": name, "roles": ["peer"], "streams": streams} for name in peers
+    }
     for role in LOCAL_ROLES:
-        identities[f"{zone}-{role}"] = {"zone": zone, "roles": [role]}
+        identities[f"{zone}-{role}"] = {"zone": zone, "roles": [role], "streams": streams}
     certificate = f"certs/{zone}-bsfg"
     return commented_file(
         _PREAMBLE.format(zone=zone, file=FILE),
@@ -93,7 +96,7 @@ def zone_file(zone: str, peers: dict[str, str], streams: list[str]) -> str:
             "identities": identities,
             "streams": {name: {"store_capacity": "10GiB", "retention": "7d"} for name in streams},
             "links": {f"from-{name.lower()}": {"zone": name, "address": address} for name, address in peers.items()},
-            "serve": {name: {"required": True} for name in peers},
+            "serve": {name: {"streams": streams, "required": True} for name in peers},
         },
     )
 

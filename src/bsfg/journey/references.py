@@ -4,10 +4,15 @@ Per buffer it is enough to know the last offset that names each digest: entries 
 digest is referenced exactly as long as its last offset has not left. Each scan reads only what came since the one
 before. What is remembered is a shortcut and never trusted alone: the last entry seen must still be the same, else the
 history was replaced and the buffer is read anew.
+
+Two ask: the collection of orphans, which wants all digests at once (`scan`), and the door, which wants to know whether
+a buffer names one digest (`names`), because who may read a stream may read its artifacts. The door's answer costs a
+look into a table, or reading what came since the last question.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -17,7 +22,7 @@ import orjson
 
 from bsfg.artifacts import ReferenceMemory
 from bsfg.batch import EntryBatch, FactBatch
-from bsfg.ports import Buffer, Replayable, Storage
+from bsfg.ports import Buffer, BufferStats, Replayable, Storage
 from bsfg.retention import Policy
 
 FORMAT = 1
@@ -56,39 +61,72 @@ def named_digests(batch: FactBatch) -> tuple[list[str], np.ndarray]:
 
 
 class References:
-    """The digests that retained facts name, kept up to date by `scan`."""
+    """The digests that retained facts name, kept up to date by whoever asks."""
 
     def __init__(self, memory: ReferenceMemory | None = None) -> None:
         self._memory = memory
         self._seen: dict[str, Seen] | None = None
         self._remembered: bytes | None = None
+        self._recalling = asyncio.Lock()
+        self._reading: dict[str, asyncio.Lock] = {}
+        self._trusted: set[str] = set()
+        """The buffers of which what is known was found to fit since this was made."""
 
     async def scan(self, buffers: Iterable[Replayable]) -> frozenset[str]:
         """Give every digest that a durable, retained or quarantined fact of these buffers names at this moment.
 
         The buffers must be all that the zone has (see `all_buffers`): what a buffer that is left out names would be
-        taken for an orphan.
+        taken for an orphan. What has left a buffer is forgotten here.
         """
-        if self._seen is None:
-            self._seen = await self._recall()
-        known, referenced = self._seen, set[str]()
-        present: dict[str, Seen] = {}
+        referenced, present = set[str](), set[str]()
         for buffer in buffers:
-            name = f"{buffer.buffer}/{buffer.stream}"
-            present[name] = seen = await _up_to_date(buffer, known.get(name))
+            present.add(_name(buffer))
+            seen = await self._up_to_date(buffer, trusting=False)
+            seen.forget_before((await buffer.stats()).start)
             referenced.update(seen.last_offsets)
             after: int | None = None
             while page := await buffer.quarantine(after):
                 for item in page:
                     referenced.update(named_digests(item.facts)[0])
                 after = page[-1].id
-        self._seen = present
-        await self._remember(present)
+        known = await self._known()
+        for name in known.keys() - present:
+            del known[name]
+        await self._remember(known)
         return frozenset(referenced)
 
-    async def _recall(self) -> dict[str, Seen]:
-        self._remembered = await self._memory.recall() if self._memory is not None else None
-        return decoded(self._remembered) if self._remembered is not None else {}
+    async def names(self, buffer: Replayable, digest: str) -> bool:
+        """Tell whether a fact of a buffer names a digest, or did so at the last scan and has left since.
+
+        Whoever was given a fact a moment ago may still ask for what it names, although others have let the fact go.
+        """
+        return self.is_known(buffer, digest) or digest in (await self._up_to_date(buffer)).last_offsets
+
+    def is_known(self, buffer: Replayable, digest: str) -> bool:
+        """Tell whether it is known without reading anything that a fact of a buffer names a digest."""
+        name = _name(buffer)
+        seen = self._seen.get(name) if self._seen is not None and name in self._trusted else None
+        return seen is not None and seen.log_id == buffer.log_id and digest in seen.last_offsets
+
+    async def _up_to_date(self, buffer: Replayable, *, trusting: bool = True) -> Seen:
+        """Read what came since the last time, or everything when what is known does not fit the buffer."""
+        known, name = await self._known(), _name(buffer)
+        async with self._reading.setdefault(name, asyncio.Lock()):
+            stats, seen = await buffer.stats(), known.get(name)
+            trusted = trusting and name in self._trusted
+            if seen is None or not (_follows(seen, buffer, stats.end) and (trusted or await _fits(buffer, seen))):
+                seen = Seen(buffer.log_id)
+            await _read_on(buffer, seen, stats)
+            known[name] = seen
+            self._trusted.add(name)
+            return seen
+
+    async def _known(self) -> dict[str, Seen]:
+        async with self._recalling:
+            if self._seen is None:
+                self._remembered = await self._memory.recall() if self._memory is not None else None
+                self._seen = decoded(self._remembered) if self._remembered is not None else {}
+        return self._seen
 
     async def _remember(self, seen: Mapping[str, Seen]) -> None:
         data = encoded(seen)
@@ -97,24 +135,27 @@ class References:
             self._remembered = data
 
 
-async def _up_to_date(buffer: Replayable, known: Seen | None) -> Seen:
-    """Read what came since the last scan, or everything when what is known does not fit the buffer."""
-    stats = await buffer.stats()
-    seen = known if known is not None and await _fits(buffer, known, stats.end) else Seen(buffer.log_id)
+def _name(buffer: Replayable) -> str:
+    return f"{buffer.buffer}/{buffer.stream}"
+
+
+async def _read_on(buffer: Replayable, seen: Seen, stats: BufferStats) -> None:
     # The replay begins where the buffer begins: what lies before has left and cannot come back.
     seen.next_offset = max(seen.next_offset, stats.start)
-    async for frame in buffer.replay(min(seen.next_offset, stats.end), end=stats.end, max_facts=SCANNED_FACTS):
+    if seen.next_offset >= stats.end:
+        return
+    async for frame in buffer.replay(seen.next_offset, end=stats.end, max_facts=SCANNED_FACTS):
         if frame.entries is not None:
             seen.take(frame.entries)
         seen.next_offset = frame.last + 1
-    seen.forget_before(stats.start)
-    return seen
 
 
-async def _fits(buffer: Replayable, seen: Seen, end: int) -> bool:
+def _follows(seen: Seen, buffer: Replayable, end: int) -> bool:
+    return seen.log_id == buffer.log_id and seen.next_offset <= end and seen.anchor_offset >= 0
+
+
+async def _fits(buffer: Replayable, seen: Seen) -> bool:
     """Tell whether the last entry seen is still there and the same."""
-    if seen.log_id != buffer.log_id or seen.next_offset > end or seen.anchor_offset < 0:
-        return False
     async for frame in buffer.replay(seen.anchor_offset, end=seen.anchor_offset + 1):
         if frame.entries is not None:
             return frame.entries.digests()[0].hex() == seen.anchor_digest

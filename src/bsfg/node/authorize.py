@@ -2,8 +2,8 @@
 
 The order of the checks is fixed: the certificate's name must be in the table and its authority speak for the row, the
 certificate and the row must be in force, one of its roles must allow the action, and then stream, zones, consumer and
-buffer must be within the row. The first rule that fails is the one that is named. Nothing is allowed that is not in
-`ROLE_ACTIONS`.
+buffer must be within the row. What another zone reads must be within ``[serve]`` besides. The first rule that fails is
+the one that is named. Nothing is allowed that is not in `ROLE_ACTIONS`, and a row that names no stream has none.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Action(StrEnum):
 
 MEANINGS: dict[Action, str] = {
     Action.APPEND: "append facts of its zone, or of one it relays for, to the store buffer",
-    Action.FETCH: "fetch as a durable consumer of its own; a peer also from the forward buffer where it is served",
+    Action.FETCH: "fetch as a durable consumer of its own; a peer only what it is served",
     Action.CONFIRM: "confirm as a durable consumer of its own",
-    Action.READ: "read by key, offset or time, without moving a cursor",
+    Action.READ: "read by key, offset or time, without moving a cursor; a peer only what it is served",
     Action.PUT: "put what a link brought into the forward buffer, as that link's peer may send it",
     Action.UPLOAD: "upload an artifact",
-    Action.DOWNLOAD: "download an artifact",
+    Action.DOWNLOAD: "download an artifact that a fact names which it may read",
     Action.REPORT: "take the lease of a link and report on it",
     Action.VIEW: "see status, consumers, gates, gaps and quarantine",
     Action.ACT: "hold and release gates, create and retire consumers, truncate, settle quarantine",
@@ -67,6 +67,7 @@ ROLE_ACTIONS: dict[Role, frozenset[Action]] = {
 
 
 _NEEDS_STREAM = frozenset({Action.APPEND, Action.FETCH, Action.CONFIRM, Action.READ, Action.PUT})
+_READS = frozenset({Action.FETCH, Action.CONFIRM, Action.READ, Action.DOWNLOAD})
 
 
 class Rule(StrEnum):
@@ -84,7 +85,8 @@ class Rule(StrEnum):
     FROM_ZONE = "from_zone_in_row"
     TO_ZONE = "to_zone_in_row"
     CONSUMER = "consumer_is_its_own"
-    RELAY = "forward_buffer_served"
+    SERVED = "served_to_zone"
+    NAMED = "artifact_named_by_readable_fact"
     LINK = "link_configured"
     TOKEN = "token_in_table"
     SESSION = "session_in_force"
@@ -153,8 +155,8 @@ class Matrix:
     zone: str
     identities: Mapping[str, Identity]
     identity_from: IdentityFrom = IdentityFrom.CN
-    relayed: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Per peer zone, the streams whose forward buffer is served to it."""
+    served: Mapping[str, frozenset[tuple[str, Buffer]]] = field(default_factory=dict)
+    """Per peer zone, the buffers that it may read; a zone that is not here reads nothing."""
     link_servers: Mapping[str, str] = field(default_factory=dict)
     """Per link, the identity of the server that it pulls from."""
     link_streams: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -166,16 +168,15 @@ class Matrix:
     @staticmethod
     def of(config: ZoneConfig, trust: Trust | None = None) -> Matrix:
         """Derive the tables from a configuration and the authorities that its files hold."""
-        relayed = {
-            zone: frozenset(config.streams_of(serve))
+        served = {
+            zone: frozenset((stream, buffer) for stream in config.streams_of(serve) for buffer in serve.buffers)
             for zone, serve in config.serve.items()
-            if Buffer.FORWARD in serve.buffers
         }
         return Matrix(
             zone=config.zone.name,
             identities=config.identities,
             identity_from=config.tls.identity,
-            relayed=relayed,
+            served=served,
             link_servers={name: link.expected_server for name, link in config.links.items()},
             link_streams={name: frozenset(config.streams_of(link)) for name, link in config.links.items()},
             tokens={name: _bearer(config.zone.name, token) for name, token in config.tokens.items()},
@@ -278,8 +279,8 @@ class Matrix:
         if request.action == Action.PUT:
             return self._put(row, request, now_unix_ms)
         if request.action in (Action.FETCH, Action.CONFIRM):
-            return self._consumer(row, request) or self._relay(row, request)
-        return self._relay(row, request)
+            return self._consumer(row, request) or self._served(row, request)
+        return self._served(row, request)
 
     def _put(self, row: Identity, request: Request, now_unix_ms: int) -> tuple[Rule, BsfgError] | None:
         """A pipeline puts for a link, so it is that link's peer whose rights count."""
@@ -301,19 +302,21 @@ class Matrix:
         says = f"may not {request.action} as the consumer {request.consumer!r}, which is not its own"
         return _refused(row, request, Rule.CONSUMER, says)
 
-    def _relay(self, row: Identity, request: Request) -> tuple[Rule, BsfgError] | None:
-        """Another zone sees the forward buffer only where relaying to it is configured."""
-        if row.zone == self.zone or request.buffer != Buffer.FORWARD or request.stream is None:
+    def _served(self, row: Identity, request: Request) -> tuple[Rule, BsfgError] | None:
+        """Another zone reads exactly what it is served, in whatever way it asks."""
+        if row.zone == self.zone or request.action not in _READS or request.stream is None:
             return None
-        if request.stream in self.relayed.get(row.zone, ()):
+        if (request.stream, request.buffer) in self.served.get(row.zone, ()):
             return None
-        says = f"may not have the forward buffer of {request.stream!r}: [serve.{row.zone}] buffers does not name it"
-        return _refused(row, request, Rule.RELAY, says)
+        says = f"may not read the {request.buffer} buffer of {request.stream!r}: [serve.{row.zone}] does not give it"
+        return _refused(row, request, Rule.SERVED, says)
 
 
 def _bearer(zone: str, token: Token) -> Identity:
     role = Role(str(token.role))
-    return Identity(name=f"token:{token.name}", zone=zone, roles=(role,), expires_unix_ms=token.expires_unix_ms)
+    return Identity(
+        name=f"token:{token.name}", zone=zone, roles=(role,), streams=(ANY,), expires_unix_ms=token.expires_unix_ms
+    )
 
 
 def _not_in_force(row: Identity, now_unix_ms: int) -> tuple[Rule, BsfgError] | None:

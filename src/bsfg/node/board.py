@@ -100,12 +100,12 @@ class Board:
 
     # The sender's side: gates are named after the zone that pulls.
 
-    def check_serving(self, consumer: str, zone: str) -> None:
+    def check_serving(self, zone: str) -> None:
         """Raise `GateHeld` while an operator holds the gate to a zone that pulls from here."""
         if (zone, SENDER) in self._gates:
             gate = self.gate(zone, SENDER).gate
             if not gate.allows_fetch:
-                raise GateHeld(f"the gate to {zone} is held by {gate.held_by}: {gate.reason}", consumer=consumer)
+                raise GateHeld(f"the gate to {zone} is held by {gate.held_by}: {gate.reason}", link=zone)
 
     def modes(self, stream: str, buffer: Buffer) -> dict[str, Mode]:
         """Give the mode of the gate to each zone that pulls, by the name of its consumer of a buffer."""

@@ -25,6 +25,7 @@ EVENTS: dict[str, str] = {
     "buffer_truncated": "An operator removed what everybody had confirmed: who, of which buffer, before what and why.",
     "certificate_reloaded": "Changed certificate files are in use.",
     "certificate_unusable": "Changed certificate files cannot be used; the old ones stay in use.",
+    "configuration_doubtful": "The configuration is correct and hardly meant: `key` and `problem` say what.",
     "consumer_created": "An operator or the node itself created a durable consumer.",
     "consumer_retired": "An operator ended a durable consumer; what it had not confirmed became gap records.",
     "dashboard_failed": "A look at the node for the dashboard failed; the next one tries again.",

@@ -21,7 +21,7 @@ from bsfg.node.authorize import Decision, Matrix
 from bsfg.node.board import RECEIVER, SENDER, Board
 from bsfg.node.bringing import Bringing
 from bsfg.node.certificates import Certificates
-from bsfg.node.config import Engine, IdentityFrom, Link, ZoneConfig, consumer_name
+from bsfg.node.config import Engine, IdentityFrom, Link, ZoneConfig, consumer_name, doubts_of
 from bsfg.node.dashboard import Dashboard
 from bsfg.node.guard import Guard
 from bsfg.node.ids import check_ids
@@ -89,6 +89,8 @@ class Node:
 
     async def _start(self) -> None:
         config = self.config
+        for doubt in doubts_of(config):
+            log.warning("configuration_doubtful", key=doubt.key, problem=doubt.says)
         watched = self._watched()
         metrics = Metrics()
         storage = await LogStorage.open(

@@ -10,12 +10,15 @@ import orjson
 
 from bsfg.artifacts import BY_DIGEST, DEFAULT_MEDIA_TYPE, check_digest
 from bsfg.batch import FactBatch
-from bsfg.errors import ArtifactMissing, DigestMismatch, InvalidArgument
+from bsfg.errors import ArtifactMissing, DigestMismatch, InvalidArgument, PermissionRefused, StreamUnavailable
 from bsfg.journey.artifacts import named_artifacts, require_artifacts
-from bsfg.node.authorize import Action, Request
+from bsfg.node.authorize import Action, Decision, Request, Rule
+from bsfg.node.config.access import Identity
 from bsfg.node.parts import Parts
-from bsfg.ports import ArtifactStore
+from bsfg.ports import ArtifactStore, Buffer, Replayable
 from bsfg.wire.service import Caller, ObjectInfo
+
+_NOT_NAMED = "An artifact can be read by whoever may read a retained fact that names it; see `streams` and [serve]."
 
 
 class Objects:
@@ -69,27 +72,60 @@ class Objects:
         """Give an artifact and its bytes, which are verified while they are read.
 
         A digest decides by itself: a name beside it says at most of which media type the content is. Without one, the
-        name is looked up in this zone.
+        name is looked up in this zone. Whoever may read no fact that names the content is told that there is none: that
+        it is here is a fact, too.
         """
         row = self._parts.guard.check(caller, Request(Action.DOWNLOAD))
+        self._parts.board.check_serving(row.zone)
         store = self._store()
         if digest is None and bucket == BY_DIGEST:
             digest = f"sha256:{key}"
+        what = f"{bucket}/{key}" if digest is None else digest
         found = await store.stat(bucket, key) if bucket or digest is None else None
-        if digest is None:
-            if found is None:
-                raise ArtifactMissing(f"there is no artifact {bucket}/{key} here", bucket=bucket, key=key)
-            digest = found.digest
+        digest = digest or (found.digest if found is not None else None)
+        if digest is None or not await self._may_read(caller, row, digest):
+            raise ArtifactMissing(f"there is no artifact {what[:200]} here that {row.name!r} may read", hint=_NOT_NAMED)
         [size_bytes] = await store.claim([digest])
         if size_bytes is None:
             size_bytes = await _measured(store, digest)
         media_type = found.media_type if found is not None and found.digest == digest else DEFAULT_MEDIA_TYPE
         return ObjectInfo(bucket, key, media_type, None, digest, size_bytes), self._taken(row.zone, store.get(digest))
 
+    async def _may_read(self, caller: Caller, row: Identity, digest: str) -> bool:
+        """Tell whether a caller may read a fact that names a digest; note when he asks for what he may not have."""
+        check_digest(digest)
+        references = self._parts.references
+        readable, unavailable = await self._readable(caller)
+        if any(references.is_known(each, digest) for each in readable):
+            return True
+        for each in readable:
+            if await references.names(each, digest):
+                return True
+        if unavailable is not None:
+            raise unavailable
+        if await self._store().exists(digest):
+            refusal = PermissionRefused(f"no fact that {row.name!r} may read names {digest}", digest=digest)
+            decision = Decision(row.name, row.zone, Request(Action.DOWNLOAD), Rule.NAMED, refusal)
+            self._parts.guard.audit(decision, caller)
+        return False
+
+    async def _readable(self, caller: Caller) -> tuple[list[Replayable], StreamUnavailable | None]:
+        """Give the buffers that a caller may read, and why one of them is not there if so."""
+        parts, found, unavailable = self._parts, list[Replayable](), None
+        for stream in parts.settings.lanes:
+            for buffer in Buffer:
+                if parts.guard.allows(caller, Request(Action.DOWNLOAD, stream, buffer)):
+                    try:
+                        found.append(await parts.buffer(stream, buffer))
+                    except StreamUnavailable as error:
+                        unavailable = error
+        return found, unavailable
+
     async def _taken(self, zone: str, pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-        """Give pieces as they are asked for: whoever is slow to take a large artifact is not away."""
+        """Give pieces as they are asked for, until the gate is held: who is slow to take a large one is not away."""
         async with aclosing(pieces):
             async for piece in pieces:
+                self._parts.board.check_serving(zone)
                 self._parts.board.downloads(zone)
                 yield piece
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from bsfg.errors import StorageClosed, StreamUnavailable, UnknownStream
 from bsfg.journey.append import Plausibility
 from bsfg.journey.link import PeerMemory, SessionMemory
+from bsfg.journey.references import References
 from bsfg.keys import EXPLICIT, MessageIds
 from bsfg.model import DEFAULT_LIMITS, Limits
 from bsfg.node.board import Board
@@ -122,6 +123,8 @@ class Parts:
     memory: Memories = lambda link, stream: SessionMemory()
     steady: SteadyClock = field(init=False)
     oldest: Oldest = field(init=False)
+    references: References = field(init=False)
+    """Which artifacts the facts of each buffer name: who may read those may read these."""
     scrub: Callable[[], Mapping[str, Any]] | None = None
     """Tells how far the scrub is; None when there is none."""
     unavailable: dict[tuple[str, Buffer], StreamUnavailable] = field(default_factory=dict)
@@ -130,6 +133,7 @@ class Parts:
     def __post_init__(self) -> None:
         self.steady = SteadyClock.begun(self.clock)
         self.oldest = Oldest(self)
+        self.references = References(getattr(self.artifacts, "references", None))
 
     async def store(self, stream: str) -> StoreBuffer:
         """Give the store buffer of a stream."""

@@ -31,7 +31,16 @@ from bsfg.node.parts import Lane, Parts
 from bsfg.node.putting import Putting
 from bsfg.node.spans import offsets_of_span, zones_of
 from bsfg.offload import by_size
-from bsfg.ports import Buffer, BufferStats, Confirmation, ConsumerState, ForwardBuffer, Receipt, StoreBuffer
+from bsfg.ports import (
+    Buffer,
+    BufferStats,
+    Confirmation,
+    ConsumerState,
+    ForwardBuffer,
+    Frame,
+    Receipt,
+    StoreBuffer,
+)
 from bsfg.sealing import seal
 from bsfg.signatures import SIGNATURE_WEIGHT_BYTES, TrustedKeys
 from bsfg.wire.evidence import LogEvidence
@@ -123,9 +132,20 @@ class NodeService:
         self, caller: Caller, consumer: str, request: FetchRequest, carry_only: frozenset[str] | None = None
     ) -> Fetched:
         """Give what follows the last confirmed offset of a durable consumer."""
+        return (await self._fetched(caller, consumer, request, carry_only))[1]
+
+    async def fetch_frames(
+        self, caller: Caller, consumer: str, request: FetchRequest, carry_only: frozenset[str] | None = None
+    ) -> Reading:
+        """Fetch, and give the frames one by one."""
+        row, fetched = await self._fetched(caller, consumer, request, carry_only)
+        return Reading(fetched, self._while_open(row, _each(fetched.frames)))
+
+    async def _fetched(
+        self, caller: Caller, consumer: str, request: FetchRequest, carry_only: frozenset[str] | None
+    ) -> tuple[Identity, Fetched]:
         parts = self._parts
         row, state, buffer = await self._consumer(caller, Action.FETCH, consumer)
-        parts.board.check_serving(consumer, row.zone)
         wanted = replace(
             request,
             max_facts=min(request.max_facts, FETCH_FACTS_MAX),
@@ -143,11 +163,11 @@ class NodeService:
                 clock=parts.steady,
             )
         # An operator may have closed the gate while this one waited.
-        parts.board.check_serving(consumer, row.zone)
+        parts.board.check_serving(row.zone)
         facts = sum(len(frame.entries) for frame in fetched.frames if frame.entries is not None)
         parts.metrics.served(state.spec.stream, state.spec.buffer, facts)
         parts.board.fetched(consumer, fetched.end - fetched.start)
-        return replace(fetched, stream=state.spec.stream)
+        return row, replace(fetched, stream=state.spec.stream)
 
     async def read_offsets(
         self,
@@ -161,14 +181,14 @@ class NodeService:
         carry_only: frozenset[str] | None = None,
     ) -> Reading:
         """Read a range of offsets."""
-        row = self._check(caller, Request(Action.READ, stream, buffer))
+        row = self._reader(caller, stream, buffer)
         found = await self._parts.buffer(stream, buffer)
         stats = await found.stats()
         end = stats.end if end is None else min(end, stats.end)
         if first < 0 or end < first:
             raise InvalidArgument(f"{first} to {end} is not a range below the end {stats.end}", end=stats.end)
         frames = serve_range(found, first, end, max_facts=max_facts, carriage=self._carriage(row, carry_only))
-        return Reading(self._head(stream, stats, first), frames)
+        return Reading(self._head(stream, stats, first), self._while_open(row, frames))
 
     async def read_times(
         self,
@@ -182,14 +202,14 @@ class NodeService:
         carry_only: frozenset[str] | None = None,
     ) -> Reading:
         """Read what became durable in a span of time."""
-        row = self._check(caller, Request(Action.READ, stream, buffer))
+        row = self._reader(caller, stream, buffer)
         found = await self._parts.buffer(stream, buffer)
         if start_unix_ms < 0 or end_unix_ms < start_unix_ms:
             raise InvalidArgument(f"{start_unix_ms} to {end_unix_ms} is not a span of time")
         stats = await found.stats()
         first, end = await offsets_of_span(found, start_unix_ms, end_unix_ms)
         frames = serve_range(found, first, end, max_facts=max_facts, carriage=self._carriage(row, carry_only))
-        return Reading(self._head(stream, stats, first), frames)
+        return Reading(self._head(stream, stats, first), self._while_open(row, frames))
 
     def _head(self, stream: str, stats: BufferStats, first: int) -> Fetched:
         now_unix_ms = self._parts.steady.now_unix_ms()
@@ -198,7 +218,7 @@ class NodeService:
 
     async def get(self, caller: Caller, stream: str, key: Key, buffer: Buffer) -> Entry:
         """Give the entry of a key."""
-        self._check(caller, Request(Action.READ, stream, buffer))
+        self._reader(caller, stream, buffer)
         entry = await (await self._parts.buffer(stream, buffer)).get(key)
         if entry is None:
             raise FactNotFound(f"{key.message_id!r} of {key.from_zone!r} is not retained in {stream}")
@@ -206,7 +226,7 @@ class NodeService:
 
     async def evidence(self, caller: Caller, stream: str, buffer: Buffer, heads: Sequence[bytes]) -> LogEvidence:
         """Tell what a log shows of itself."""
-        row = self._check(caller, Request(Action.READ, stream, buffer))
+        row = self._reader(caller, stream, buffer)
         return await gather(self._parts, row, stream, buffer, heads)
 
     # Confirm.
@@ -246,10 +266,22 @@ class NodeService:
     def _check(self, caller: Caller, request: Request) -> Identity:
         return self._parts.guard.check(caller, request)
 
+    def _reader(self, caller: Caller, stream: str, buffer: Buffer) -> Identity:
+        """Give the identity of a caller who may read a buffer and to whose zone no gate is held."""
+        row = self._check(caller, Request(Action.READ, stream, buffer))
+        self._parts.board.check_serving(row.zone)
+        return row
+
+    async def _while_open(self, row: Identity, frames: AsyncIterator[Frame]) -> AsyncIterator[Frame]:
+        """Give frames until an operator holds the gate to who takes them, however slowly he does."""
+        async for frame in frames:
+            self._parts.board.check_serving(row.zone)
+            yield frame
+
     async def _consumer(
         self, caller: Caller, action: Action, consumer: str
     ) -> tuple[Identity, ConsumerState, StoreBuffer | ForwardBuffer]:
-        """Give a consumer and its buffer to a caller who may act as it."""
+        """Give a consumer and its buffer to a caller who may act as it, and to whose zone no gate is held."""
         try:
             state = await self._parts.storage.cursors.consumer(consumer)
         except UnknownConsumer:
@@ -257,6 +289,7 @@ class NodeService:
             raise
         spec = state.spec
         row = self._check(caller, Request(action, spec.stream, spec.buffer, consumer=consumer))
+        self._parts.board.check_serving(row.zone)
         return row, state, await self._parts.buffer(spec.stream, spec.buffer)
 
     def _check_unknown(self, caller: Caller, action: Action, consumer: str) -> None:
@@ -269,6 +302,11 @@ class NodeService:
     def _carriage(self, row: Identity, carry_only: frozenset[str] | None) -> Carriage:
         """Give what a caller is served: a peer never gets back what its own zone said."""
         return Carriage(carry_only, row.zone if is_peer(row) else None)
+
+
+async def _each(frames: Sequence[Frame]) -> AsyncIterator[Frame]:
+    for frame in frames:
+        yield frame
 
 
 class _Outcome:

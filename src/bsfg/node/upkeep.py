@@ -12,7 +12,7 @@ from dataclasses import asdict
 
 from bsfg.errors import BsfgError, StorageClosed, StreamUnavailable
 from bsfg.journey.artifacts import collect_orphans
-from bsfg.journey.references import References, all_buffers
+from bsfg.journey.references import all_buffers
 from bsfg.journey.truncate import InStep, truncate
 from bsfg.node.alerts import AlertBoard, Note, alert_gate
 from bsfg.node.certificates import Certificates
@@ -49,8 +49,6 @@ class Upkeep:
         self._records = RecordWatch(parts, alerts)
         self._damage = damage or DamageWatch(parts, alerts, note)
         self._certificates = Certificates(config, parts.clock)
-        memory = getattr(parts.artifacts, "references", None)
-        self._references = References(memory)
         self._in_step = InStep()
         self._latest = {
             name: LatestWatch(stream.latest_max_age_seconds)
@@ -250,7 +248,7 @@ class Upkeep:
             for name, lane in lanes.items()
             for kind in Buffer
         }
-        referenced = await self._references.scan(await all_buffers(self._parts.storage, policies))
+        referenced = await self._parts.references.scan(await all_buffers(self._parts.storage, policies))
         grace_seconds = self._config.artifacts.orphan_grace_seconds
         collected = await collect_orphans(store, referenced, self._parts.clock.now_unix_ms(), grace_seconds)
         self._note("orphans_collected", **asdict(collected))

@@ -30,7 +30,7 @@ from bsfg.wire.limits import ByteBudget
 from bsfg.wire.methods import BOUNDARY, BOUNDARY_SERVICE, snake
 from bsfg.wire.objects import download, upload
 from bsfg.wire.pipelined import Pipelined, given
-from bsfg.wire.service import BoundaryService, Caller, PutCall, PutOutcome
+from bsfg.wire.service import BoundaryService, Caller, PutCall, PutOutcome, Reading
 from bsfg.wire.status import error_message
 
 FACTS_DEFAULT = 100
@@ -121,15 +121,18 @@ class BoundaryServicer:
         """Give facts as frames: a consumer's next ones, a range of offsets, or a span of time."""
         selection = request.WhichOneof("selection")
         if selection == "consumer":
-            answers = self._consumer_frames(request, caller)
+            reading, max_bytes = await self._consumer_reading(request, caller), self._limits.frame_bytes
         elif selection in ("offsets", "times"):
-            answers = self._range_frames(request, caller)
+            reading = await self._range_reading(request, caller)
+            max_bytes = min(request.max_bytes or self._limits.frame_bytes, self._limits.frame_bytes)
         else:
             raise InvalidArgument("name a consumer, a range of offsets or a span of time")
-        async for answer in answers:
-            yield answer
+        yield head_message(reading.head)
+        async for frame in reading.frames:
+            async for message in frame_messages(frame, max_bytes, ages=request.ages):
+                yield message
 
-    async def _consumer_frames(self, request: pb.FetchFramesRequest, caller: Caller) -> Frames:
+    async def _consumer_reading(self, request: pb.FetchFramesRequest, caller: Caller) -> Reading:
         wanted = FetchRequest(
             max_facts=request.max_facts or FRAMES_FACTS_DEFAULT,
             max_bytes=min(request.max_bytes or FRAMES_BYTES_DEFAULT, self._limits.in_flight_bytes),
@@ -140,21 +143,9 @@ class BoundaryServicer:
         )
         zones = _zones(request.carry_only)
         async with self._calls.timeout(wanted.wait_seconds):
-            fetched = await self._service.fetch(caller, request.consumer.consumer, wanted, zones)
-        yield head_message(fetched)
-        for frame in fetched.frames:
-            async for message in frame_messages(frame, self._limits.frame_bytes, ages=request.ages):
-                yield message
+            return await self._service.fetch_frames(caller, request.consumer.consumer, wanted, zones)
 
-    async def _range_frames(self, request: pb.FetchFramesRequest, caller: Caller) -> Frames:
-        reading = await self._reading(request, caller)
-        yield head_message(reading.head)
-        max_bytes = min(request.max_bytes or self._limits.frame_bytes, self._limits.frame_bytes)
-        async for frame in reading.frames:
-            async for message in frame_messages(frame, max_bytes, ages=request.ages):
-                yield message
-
-    async def _reading(self, request: pb.FetchFramesRequest, caller: Caller) -> Any:
+    async def _range_reading(self, request: pb.FetchFramesRequest, caller: Caller) -> Reading:
         options: dict[str, Any] = {
             "max_facts": min(request.max_facts or FRAMES_FACTS_DEFAULT, FRAMES_FACTS_DEFAULT),
             "carry_only": _zones(request.carry_only),

@@ -63,7 +63,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A range or span that is read without moving a cursor: what it belongs to, and its frames."""
+    """What is read frame by frame: what it belongs to, and its frames; a gate that is held ends them."""
 
     head: Fetched
     frames: AsyncIterator[Frame]
@@ -134,6 +134,12 @@ class BoundaryService(Protocol):
         self, caller: Caller, consumer: str, request: FetchRequest, carry_only: frozenset[str] | None = None
     ) -> Fetched:
         """Give what follows the last confirmed offset of a durable consumer, waiting as long as the request says."""
+        ...
+
+    async def fetch_frames(
+        self, caller: Caller, consumer: str, request: FetchRequest, carry_only: frozenset[str] | None = None
+    ) -> Reading:
+        """Fetch as `fetch` does, and give the frames one by one: a gate that is held ends them."""
         ...
 
     async def read_offsets(

@@ -24,20 +24,25 @@ key = "certs/plant-a-bsfg.key"
 [identities.gone]
 zone = "plant-a"
 roles = ["operator"]
+streams = ["*"]
 revoked = true
 reason = "laptop lost"
 [identities.ops-1]
 zone = "plant-a"
 roles = ["operator"]
+streams = ["*"]
 [identities.ops-2]
 zone = "plant-a"
 roles = ["operator", "producer"]
+streams = ["*"]
 [identities.eyes]
 zone = "plant-a"
 roles = ["viewer"]
+streams = ["*"]
 [identities.enterprise-bsfg]
 zone = "enterprise"
 roles = ["peer"]
+streams = ["*"]
 [streams.operational]
 """
 

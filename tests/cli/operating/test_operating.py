@@ -443,6 +443,14 @@ def test_quarantine_is_retried_and_dropped(cli: Cli, plant: Zone) -> None:
 # Artifacts.
 
 
+def name_in_a_fact(cli: Cli, digest: str) -> None:
+    """Append a fact that names an artifact: from then on it can be read."""
+    fact = {"subject": "batch:B1", "predicate": "reported", "object_json": "{}", "artifact_digest": digest}
+    envelope = {"message_id": f"names-{digest[-8:]}", "to_zone": "enterprise", "produced_at_unix_ms": 1}
+    line = json.dumps({"envelope": envelope, "fact": fact}).encode()
+    assert cli("append", "--stream", "operational", "-", stdin=line).code == 0
+
+
 def test_an_artifact_of_some_size_comes_back_as_it_went(cli: Cli, plant: Zone, tmp_path: Path) -> None:
     """A file is uploaded, shown and downloaded with one digest, which is that of its content."""
     path, copy = tmp_path / "report.pdf", tmp_path / "copy.pdf"
@@ -452,6 +460,9 @@ def test_an_artifact_of_some_size_comes_back_as_it_went(cli: Cli, plant: Zone, t
     assert (put.code, put.err) == (0, "")
     assert digest in put.out and "stored" in put.out and "application/pdf" in put.out
     assert "was there already" in cli("artifact", "put", "batch-files", "B1042/report.pdf", path).out
+    unnamed = cli("artifact", "show", "batch-files", "B1042/report.pdf")
+    assert (unnamed.code, "error[artifact_missing]" in unnamed.err) == (1, True)
+    name_in_a_fact(cli, digest)
     shown = cli("artifact", "show", "batch-files", "B1042/report.pdf", "--json").json
     assert (shown["digest"], shown["size_bytes"]) == (digest, 9 << 20)
     assert cli("artifact", "get", "batch-files", "B1042/report.pdf", copy).code == 0
@@ -494,6 +505,7 @@ def test_an_artifact_goes_through_pipes(cli: Cli, plant: Zone) -> None:
     for content in (b"hello", b""):
         key = f"pipes/{len(content)}.txt"
         assert cli("artifact", "put", "batch-files", key, "-", "--media-type", "text/x-note", stdin=content).code == 0
+        name_in_a_fact(cli, f"sha256:{hashlib.sha256(content).hexdigest()}")
         assert cli("artifact", "get", "batch-files", key, "-").out.encode() == content
         assert cli("artifact", "show", "batch-files", key, "--json").json["media_type"] == "text/x-note"
 
@@ -521,6 +533,7 @@ def test_an_artifact_goes_through_pipes(cli: Cli, plant: Zone) -> None:
 def test_wrong_words_about_artifacts(cli: Cli, plant: Zone, args: tuple[str, ...], code: str, says: str) -> None:
     """What cannot be stored, found or written is named, and leaves no file behind."""
     assert cli("artifact", "put", "batch-files", "taken", "-", stdin=b"first").code == 0
+    name_in_a_fact(cli, f"sha256:{hashlib.sha256(b'first').hexdigest()}")
     before = sorted(plant.folder.iterdir())
     done = cli("artifact", *args)
     assert done.code == 1

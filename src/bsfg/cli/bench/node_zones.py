@@ -50,19 +50,23 @@ _SENDER = """
 [identities.{producer}]
 zone = "{zone}"
 roles = ["producer"]
+streams = ["*"]
 [identities.{crowd}]
 zone = "{zone}"
 roles = ["producer", "consumer", "operator"]
+streams = ["*"]
 consumers = ["{crowd}"]
 [identities.{other}-bsfg]
 zone = "{other}"
 roles = ["peer"]
+streams = ["*"]
 [serve.{other}]
 """
 _RECEIVER = """
 [identities.{other}-bsfg]
 zone = "{other}"
 roles = ["peer"]
+streams = ["*"]
 [links.from-{other}]
 zone = "{other}"
 address = "127.0.0.1:{port}"

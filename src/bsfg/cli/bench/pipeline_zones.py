@@ -33,11 +33,13 @@ forward_capacity = "100GiB"
 [identities.{zone}-pipeline]
 zone = "{zone}"
 roles = ["pipeline"]
+streams = ["*"]
 """
 _PEER = """
 [identities.{other}-bsfg]
 zone = "{other}"
 roles = ["peer"]
+streams = ["*"]
 """
 _SERVE = """
 [serve.{other}]
@@ -77,7 +79,7 @@ class PipelineSite:
     def start_sender(self) -> None:
         """Start the zone that producers append to."""
         rest = "".join((_PEER + _SERVE).format(other=zone.name) for zone in (self.native, self.lake))
-        rest += f'[identities.{PRODUCER}]\nzone = "{self.sender.name}"\nroles = ["producer"]\n'
+        rest += f'[identities.{PRODUCER}]\nzone = "{self.sender.name}"\nroles = ["producer"]\nstreams = ["*"]\n'
         self._write(self.sender, rest)
         self.sender.start()
 

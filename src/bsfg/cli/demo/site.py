@@ -218,6 +218,7 @@ _IDENTITY = """
 [identities.{name}]
 zone = "{zone}"
 roles = ["{role}"]
+streams = ["*"]
 relay_for = {relay}
 """
 _LINK = """

@@ -34,14 +34,17 @@ def _installed(name: str) -> bool:
 
 def configuration(subject: Subject) -> Iterator[Finding]:
     """Look at what a correct file may still leave out."""
-    from bsfg.node.config import Engine, Role
+    from bsfg.node.config import Engine, Role, doubts_of
 
     config = subject.config
     counts = (counted(len(getattr(config, what)), one) for what, one in TABLES)
     yield _config.ok(f"{config.source}: zone {config.zone.name}, {', '.join(counts)}")
+    for doubt in doubts_of(config):
+        yield _config.warning(f"{doubt.key}: {doubt.says}", f"Correct the row in {config.source}.")
     roles = {role for row in config.identities.values() if not row.revoked for role in row.roles}
     if Role.OPERATOR not in roles:
-        do = f'Add [identities.{config.zone.name}-operator] with roles = ["operator"], and issue its certificate.'
+        row = f'[identities.{config.zone.name}-operator] with roles = ["operator"] and streams = ["*"]'
+        do = f"Add {row}, and issue its certificate."
         yield _config.warning("no identity is an operator, so nobody could hold a gate or settle quarantine", do)
     if not roles & {Role.PRODUCER, Role.PEER} and not config.links:
         yield _config.warning("nobody may append, and nothing is pulled", "Add a producer or a link.")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bsfg.errors import ConfigInvalid
 from bsfg.node.config.access import Authority, Identity, Listen, Signing, Tls, Token, Zone, consumer_name
-from bsfg.node.config.checks import problems_of
+from bsfg.node.config.checks import doubts_of, problems_of
 from bsfg.node.config.declare import Problem, Reader
 from bsfg.node.config.kinds import Address
 from bsfg.node.config.lanes import Link, Serve, Stream
@@ -50,6 +50,7 @@ __all__ = [
     "Zone",
     "ZoneConfig",
     "consumer_name",
+    "doubts_of",
     "load",
     "parse",
 ]

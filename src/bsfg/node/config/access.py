@@ -139,7 +139,12 @@ class Identity:
         ),
         example=["peer"],
     )
-    streams: tuple[str, ...] = setting(STREAMS, [ANY], says="The streams it may use.", example=["operational", "audit"])
+    streams: tuple[str, ...] = setting(
+        STREAMS,
+        [],
+        says='The streams it may use; none when left out. ["*"] means all.',
+        example=["operational", "audit"],
+    )
     relay_for: tuple[str, ...] = setting(
         ZONES, [], says="Other zones whose facts it may bring besides those of its own zone.", example=["plant-a"]
     )

@@ -41,6 +41,37 @@ def problems_of(config: ZoneConfig) -> list[Problem]:
     return [problem for check in checks for problem in check(config)]
 
 
+def doubts_of(config: ZoneConfig) -> list[Problem]:
+    """List what a correct file says and hardly means: rows that may do nothing, and streams that nobody may carry."""
+    return [*_rows_without_streams(config), *_served_in_vain(config), *_pulled_in_vain(config)]
+
+
+def _rows_without_streams(config: ZoneConfig) -> Iterator[Problem]:
+    for name, row in config.identities.items():
+        if not row.streams and not row.revoked:
+            says = 'no stream is named, so it may use none; name them, or use ["*"] for all'
+            yield Problem(("identities", name, "streams"), says)
+
+
+def _served_in_vain(config: ZoneConfig) -> Iterator[Problem]:
+    for zone, serve in config.serve.items():
+        rows = [row for row in config.identities.values() if Role.PEER in row.roles and row.zone == zone]
+        usable = {stream for row in rows for stream in config.streams_of(row)}
+        for stream in config.streams_of(serve):
+            if usable and stream not in usable:
+                says = f"{stream!r} is kept for this zone, but no peer of it has {stream!r} in its row of [identities]"
+                yield Problem(("serve", zone, "streams"), says)
+
+
+def _pulled_in_vain(config: ZoneConfig) -> Iterator[Problem]:
+    for name, link in config.links.items():
+        row = config.identities[link.expected_server]
+        for stream in config.streams_of(link):
+            if row.streams and stream not in config.streams_of(row):
+                says = f"{stream!r} cannot be brought: [identities.{row.name}] does not name it in streams"
+                yield Problem(("links", name, "streams"), says)
+
+
 def _zone(config: ZoneConfig) -> Iterator[Problem]:
     ids, fields = config.zone.message_ids, config.zone.semantic_fields
     if ids in WITH_FIELDS and not fields:
@@ -281,7 +312,7 @@ def _rest(config: ZoneConfig) -> Iterator[Problem]:
 
 
 def _known_streams(config: ZoneConfig, row: Identity | Link | Serve, path: Path) -> Iterator[Problem]:
-    if not row.streams:
+    if not row.streams and not isinstance(row, Identity):
         yield Problem((*path, "streams"), 'names no stream; leave it out to mean all, or use ["*"]')
     for stream in row.streams:
         if stream not in (ANY, *config.streams):
