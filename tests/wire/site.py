@@ -109,6 +109,11 @@ streams = ["*"]
 revoked = true
 reason = "laptop lost"
 
+[identities.late]
+zone = "plant"
+roles = ["producer", "operator"]
+expires = "2020-01-01"
+
 [links.from-enterprise]
 zone = "enterprise"
 address = "127.0.0.1:9"
@@ -240,7 +245,7 @@ class Site:
         await self.parts.storage.close()
 
 
-NAMES = ("plant-bsfg", "app", "enterprise-bsfg", "pipeline", "operator", "viewer", "narrow", "gone", "stranger")
+NAMES = ("plant-bsfg", "app", "enterprise-bsfg", "pipeline", "operator", "viewer", "narrow", "gone", "late", "stranger")
 
 
 def certificates(folder: Path) -> TlsFiles:

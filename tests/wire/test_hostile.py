@@ -31,7 +31,7 @@ def facts(count: int, **options: int) -> FactBatch:
 
 async def quiet(site: Site) -> None:
     """Wait until the site serves nobody and holds no bytes."""
-    await until(lambda: site.listeners.admission.serving == 0 and site.listeners.grpc.budget.used == 0)
+    await until(lambda: site.listeners.admission.serving == 0 and site.listeners.admission.budget.used == 0)
 
 
 async def works(site: Site, id: str) -> None:
@@ -324,7 +324,7 @@ async def test_more_calls_than_are_served_are_refused_with_a_hint(sites: Sites) 
     waiting = [asyncio.create_task(client.fetch("historian", FetchRequest(wait_seconds=60))) for _ in range(4)]
     waiting.append(asyncio.create_task(client.fetch_entries("historian", wait_seconds=60)))  # type: ignore[arg-type]
     await until(lambda: site.listeners.admission.serving == 5)
-    site.listeners.admission._by_caller["plaintext"] = 5
+    site.listeners.admission._by_caller["app"] = 5
     with pytest.raises((Overloaded, TimedOut)) as caught:
         await BoundaryClient(site.connection()).fetch_entries("historian")
     assert caught.value.retryable

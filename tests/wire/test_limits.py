@@ -1,7 +1,7 @@
 """Limits: who is let in, how bytes under way are bounded, and streams of frames that keep their order."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from hypothesis import given
@@ -98,9 +98,31 @@ class Work:
         self.doing[frame] = asyncio.get_running_loop().create_future()
         return self.doing[frame]
 
-    def pipelined(self, budget: ByteBudget, *, window: int = 4, idle: float = 60.0) -> Pipelined[int, int]:
-        """Give a pipeline of such frames, each counting as one byte."""
-        return Pipelined(self.begin, size=lambda frame: 1, budget=budget, window_frames=window, idle=IdleTimer(idle))
+    def answers(
+        self, budget: ByteBudget, frames: AsyncIterator[int], *, window: int = 4, idle: float = 60.0
+    ) -> AsyncIterator[int]:
+        """Give the answers to such frames, each counting as one byte."""
+        return Pipelined(self.begin, window_frames=window).answers(Counted(frames, budget, IdleTimer(idle)))
+
+
+class Counted:
+    """Frames of one byte each, held until somebody takes them over; they end with a silence."""
+
+    def __init__(self, frames: AsyncIterator[int], budget: ByteBudget, idle: IdleTimer) -> None:
+        self._frames, self._budget, self._idle = aiter(frames), budget, idle
+
+    async def __anext__(self) -> int:
+        """Give the next frame."""
+        try:
+            frame = await self._idle.wait(anext(self._frames))
+        except TimeoutError:
+            raise StopAsyncIteration from None
+        await self._budget.acquire(1)
+        return frame
+
+    def take_over(self) -> Callable[[], None]:
+        """Leave the byte to the caller."""
+        return lambda: self._budget.release(1)
 
 
 async def frames(count: int, *, silent: bool = False) -> AsyncIterator[int]:
@@ -117,7 +139,7 @@ def test_answers_keep_the_order_of_the_frames(order: list[int]) -> None:
 
     async def run() -> list[int]:
         work, budget = Work(), ByteBudget(100)
-        answers = asyncio.create_task(_collected(work.pipelined(budget, window=6).answers(frames(6))))
+        answers = asyncio.create_task(_collected(work.answers(budget, frames(6), window=6)))
         await until(lambda: len(work.begun) == 6)
         for number in order:
             work.doing[number].set_result(number * 10)
@@ -131,7 +153,7 @@ def test_answers_keep_the_order_of_the_frames(order: list[int]) -> None:
 async def test_the_window_bounds_what_is_under_way() -> None:
     """No more frames are begun than the window and the bytes allow."""
     work, budget = Work(), ByteBudget(3)
-    answers = asyncio.create_task(_collected(work.pipelined(budget, window=50).answers(frames(10))))
+    answers = asyncio.create_task(_collected(work.answers(budget, frames(10), window=50)))
     await until(lambda: len(work.begun) == 3)
     for _ in range(20):
         await asyncio.sleep(0)
@@ -145,7 +167,7 @@ async def test_the_window_bounds_what_is_under_way() -> None:
 async def test_a_silent_stream_ends_after_its_answers() -> None:
     """A caller that sends nothing more gets what it is owed, then the end."""
     work, budget = Work(), ByteBudget(10)
-    answers = asyncio.create_task(_collected(work.pipelined(budget, idle=0.05).answers(frames(2, silent=True))))
+    answers = asyncio.create_task(_collected(work.answers(budget, frames(2, silent=True), idle=0.05)))
     await until(lambda: len(work.begun) == 2)
     for number in range(2):
         work.doing[number].set_result(number)
@@ -155,7 +177,7 @@ async def test_a_silent_stream_ends_after_its_answers() -> None:
 async def test_a_caller_that_goes_leaves_nothing_behind() -> None:
     """When nobody waits for answers any more, the room is given back and what was begun may end as it likes."""
     work, budget = Work(), ByteBudget(10)
-    answers = work.pipelined(budget, window=2).answers(frames(9))
+    answers = work.answers(budget, frames(9), window=2)
     asked = asyncio.create_task(anext(answers))  # type: ignore[arg-type]
     await until(lambda: len(work.begun) >= 3)
     asked.cancel()
@@ -179,8 +201,8 @@ async def test_work_that_only_waits_is_dropped_with_its_caller() -> None:
         return waiting(frame)
 
     budget = ByteBudget(10)
-    pipelined = Pipelined(begin, size=lambda frame: 1, budget=budget, window_frames=2, idle=IdleTimer(60))
-    answers = pipelined.answers(frames(9))
+    pipelined = Pipelined(begin, window_frames=2)
+    answers = pipelined.answers(Counted(frames(9), budget, IdleTimer(60)))
     asked = asyncio.create_task(anext(answers))  # type: ignore[arg-type]
     await until(lambda: len(begun) >= 3)
     asked.cancel()
@@ -198,10 +220,10 @@ async def test_a_defect_ends_the_stream() -> None:
         return _given(frame)
 
     budget = ByteBudget(10)
-    pipelined = Pipelined(begin, size=lambda frame: 1, budget=budget, window_frames=4, idle=IdleTimer(60))
+    pipelined = Pipelined(begin, window_frames=4)
     found: list[int] = []
     with pytest.raises(ValueError, match="a defect"):
-        async for answer in pipelined.answers(frames(5)):
+        async for answer in pipelined.answers(Counted(frames(5), budget, IdleTimer(60))):
             found.append(answer)
     assert found == [0, 1]
     assert budget.used == 0

@@ -192,14 +192,15 @@ async def test_a_refusal_reaches_a_caller_who_is_still_sending(sites: Sites) -> 
     for _ in range(15):
         with pytest.raises(PermissionRefused):
             await client.put_object(INFO, pieces(CONTENT))
-    site.listeners.admission.serving += 1_000_000
+    site.act_as("app")
+    site.listeners.admission._by_caller["app"] = 1_000_000
     for _ in range(15):
         stream = client.append_stream(STREAM)
         with pytest.raises(Overloaded):
             for _ in range(20):
                 await stream.send(batch(200))
         await stream.close()
-    site.listeners.admission.serving -= 1_000_000
+    site.listeners.admission._by_caller.clear()
 
 
 async def test_an_upload_fails_as_its_content_does(sites: Sites) -> None:

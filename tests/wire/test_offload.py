@@ -64,7 +64,7 @@ class Work:
 
 async def test_a_large_fact_leaves_the_loop_to_others(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     """One fact of 1 MiB is sealed, written and read in a thread, whichever way it comes and goes."""
-    site = await sites(storage="log")
+    site = await sites(storage="log", message_bytes=16 << 20)
     await site.consumer()
     client, work = site.client(), Work(monkeypatch)
     await client.append_fact(STREAM, large("single"))

@@ -79,6 +79,7 @@ from bsfg.errors.serving import (
     Overloaded,
     TimedOut,
     UnknownLink,
+    UnknownService,
     UnknownStream,
 )
 from bsfg.errors.storage import (
@@ -172,6 +173,7 @@ __all__ = [
     "TruncateRefused",
     "UnknownConsumer",
     "UnknownLink",
+    "UnknownService",
     "UnknownStream",
     "WorkersUnfit",
     "ZoneNotAllowed",

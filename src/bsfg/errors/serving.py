@@ -25,7 +25,7 @@ class MessageTooLarge(BsfgError):
     """A message on the wire exceeds the limit of its receiver."""
 
     code = "message_too_large"
-    default_hint = "Split the batch, or raise message_bytes in [limits] of the node."
+    default_hint = "Split the batch, or raise `message` in [limits] of the node."
 
 
 class NotReady(BsfgError):
@@ -48,6 +48,13 @@ class UnknownStream(BsfgError):
 
     code = "unknown_stream"
     default_hint = "Use one of the configured streams, or add a table [streams.NAME] to the configuration."
+
+
+class UnknownService(BsfgError):
+    """A health check asks for a service that the node does not have."""
+
+    code = "unknown_service"
+    default_hint = "Ask for bsfg.v1.Boundary, bsfg.v1.Admin, or without a name for the whole node."
 
 
 class UnknownLink(BsfgError):

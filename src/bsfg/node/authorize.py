@@ -104,6 +104,8 @@ class Request:
     to_zones: frozenset[str] = frozenset()
     consumer: str | None = None
     link: str | None = None
+    at_the_door: bool = False
+    """Whether only the row and its roles are asked for, because what the request is about was not read yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +271,8 @@ class Matrix:
             able = [str(role) for role, actions in ROLE_ACTIONS.items() if request.action in actions]
             says = f"may not {request.action}: its roles are {_listed(row.roles)}, it would need {' or '.join(able)}"
             return _refused(row, request, Rule.ROLE, says)
+        if request.at_the_door:
+            return None
         if request.stream is None and request.action in _NEEDS_STREAM:
             return _refused(row, request, Rule.STREAM, f"asks to {request.action} without naming a stream")
         if request.stream is not None and not _within(request.stream, row.streams):

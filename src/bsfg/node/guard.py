@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bsfg.errors import IdentityUnknown, PermissionRefused
-from bsfg.node.authorize import Decision, Matrix, Request, Rule
+from bsfg.node.authorize import Action, Decision, Matrix, Request, Rule
 from bsfg.node.config.access import Identity
 from bsfg.node.config.words import Role
 from bsfg.ports import Clock
@@ -32,6 +32,34 @@ class Guard:
             self.audit(decision, caller)
         name = decision.checked().identity
         return self.matrix.identities[name] if caller.token is None else self.matrix.tokens[caller.token]
+
+    def admit(self, caller: Caller, actions: tuple[str, ...]) -> str:
+        """Give the name of a caller whose row is in force and allows one of the actions, or record and raise why not.
+
+        Without actions any role will do. What an action is about is not known yet, and judged by `check` when it is.
+        """
+        decision = self._at_the_door(caller, actions)
+        if not decision.allowed:
+            self.audit(decision, caller)
+        return decision.checked().identity
+
+    def known(self, caller: Caller) -> str | None:
+        """Give the name of a caller whose row is in force, None for anybody else, without recording anything."""
+        decision = self._at_the_door(caller, ())
+        return decision.identity if decision.allowed else None
+
+    def _at_the_door(self, caller: Caller, actions: tuple[str, ...]) -> Decision:
+        """Decide by row and role alone; of several refusals the first one counts."""
+        first = None
+        for action in actions or tuple(Action):
+            decision = self._decide(caller, Request(Action(action), at_the_door=True))
+            if decision.allowed:
+                return decision
+            first = first or decision
+            if decision.rule != Rule.ROLE:
+                break
+        assert first is not None
+        return first
 
     def allows(self, caller: Caller, request: Request) -> bool:
         """Tell whether a caller may do this, without recording anything."""

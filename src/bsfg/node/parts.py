@@ -24,6 +24,9 @@ from bsfg.signatures import NO_KEYS, TrustedKeys
 from bsfg.steady import SteadyClock
 from bsfg.wire.limits import WireLimits
 
+FACT_ROOM_BYTES = 1 << 20
+"""What a message may have beside the object of its fact."""
+
 
 @dataclass(frozen=True, slots=True)
 class Lane:
@@ -63,6 +66,11 @@ def _link_limits(limits: Limits) -> Limits:
     )
 
 
+def _message_bytes(stream: Stream) -> int:
+    """Give what a message with the largest fact of a stream may have; in JSON bytes take a third more."""
+    return stream.max_object_bytes * 3 // 2 + FACT_ROOM_BYTES
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What the services go by."""
@@ -85,7 +93,8 @@ class Settings:
             links=config.links,
             signing=config.trusted_keys,
             limits=WireLimits(
-                message_bytes=limits.message_bytes,
+                message_bytes=max([limits.message_bytes, *map(_message_bytes, config.streams.values())]),
+                memory_ceiling_bytes=limits.memory_ceiling_bytes,
                 concurrent_requests=limits.concurrent_requests,
                 concurrent_per_identity=limits.concurrent_per_identity,
                 connections=limits.connections,

@@ -58,6 +58,14 @@ class NodeService:
         self._objects = Objects(parts)
         self._given = GivenGaps()
 
+    def admit(self, caller: Caller, actions: tuple[str, ...]) -> str:
+        """Give the name of a caller who may do one of these things at all."""
+        return self._parts.guard.admit(caller, actions)
+
+    def known(self, caller: Caller) -> str | None:
+        """Give the name of a caller whose row is in force."""
+        return self._parts.guard.known(caller)
+
     # Append.
 
     async def prepare(self, caller: Caller, stream: str, facts: FactBatch | bytes) -> Prepared:

@@ -30,10 +30,11 @@ from bsfg.wire.service import ObjectInfo
 log = logging.getLogger("bsfg.producer")
 
 DEADLINE_SECONDS = 60.0
-PIECE_BYTES = 4 << 20
+PIECE_BYTES = 2 << 20
 """Larger batches travel in several messages."""
 
 _CHUNK_BYTES = 1 << 20
+_OUTBOX_BATCH_BYTES = 4 << 20
 _CLOSE_GRACE_SECONDS = 1.0
 
 Content = bytes | str | os.PathLike[str] | AsyncIterable[bytes]
@@ -88,7 +89,7 @@ class ProducerOptions:
     on_problem: Callable[[BsfgError], None] | None = None
 
     def __post_init__(self) -> None:
-        if self.outbox_capacity_bytes < 8 * max(self.max_batch_bytes, PIECE_BYTES):
+        if self.outbox_capacity_bytes < 8 * max(self.max_batch_bytes, _OUTBOX_BATCH_BYTES):
             raise InvalidArgument("an outbox must have room for some batches: allow at least 32 MiB")
 
     @property

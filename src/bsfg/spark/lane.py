@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from bsfg.wire.service import PutOutcome
 
 WINDOW_FRAMES = 4
-PIECE_BYTES = 4 << 20
+PIECE_BYTES = 2 << 20
 """How large the pieces are in which batches travel: well below what a node takes in one message."""
 
 Batch = TypeVar("Batch", bound=FactBatch)

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from bsfg.errors import BsfgError, PermissionRefused
 from bsfg.wire.calls import told_to_caller
 from bsfg.wire.limits import Admission
+from bsfg.wire.operations import PAGES, Asks, Terms
 from bsfg.wire.routes import PROBLEM
 from bsfg.wire.service import Caller
 from bsfg.wire.status import http_status
@@ -43,43 +44,52 @@ def problem(error: BsfgError, status: int | None = None) -> Response:
 
 def endpoint(
     admission: Admission,
-    name: str,
+    terms: Terms,
     handler: Handler,
     who: Callable[[Request], Caller] = caller_of,
     *,
-    admitted: bool = True,
+    admit: Callable[[Request, Caller], str | None],
     refused: Refused = lambda request, error: problem(error),
 ) -> Endpoint:
     """Give what answers the requests of one operation: ``who`` tells or refuses the caller, ``refused`` writes errors.
 
-    An operation that is not ``admitted`` is answered however many others are being served.
+    ``admit`` gives under whose name a caller is served, or refuses him, before anything of his body is read; None is
+    somebody without a name. What is open and takes nothing is answered however many others are served.
     """
+    placeless = terms.asks in (Asks.NOTHING, Asks.CERTIFICATE) and not terms.message_bytes
 
     async def answer(request: Request) -> Response:
         check_site(request)
-        if not admitted:
-            return await handler(request, who(request))
-        anybody = _bucket(request, caller_of(request))
-        with admission.enter(anybody):
-            try:
-                return await handler(request, who(request))
-            except Exception as error:
-                await admission.hold_back(anybody, error)
-                raise
+        caller = who(request)
+        owner = admit(request, caller)
+        request.state.owner = owner or "strangers"
+        if placeless:
+            return await handler(request, caller)
+        with admission.enter(owner) if owner is not None else admission.enter_stranger(_host(request)):
+            return await handler(request, caller)
 
     async def call(request: Request) -> Response:
         started = time.perf_counter()
         code = None
         try:
-            return await answer(request)
+            try:
+                response = await answer(request)
+            except Exception as error:
+                # His place and his bytes are given back by now.
+                await admission.hold_back(_bucket(request), error)
+                raise
+            if placeless and request.state.owner == "strangers":
+                await admission.slow_down(f"{_bucket(request)} asks {terms.name}")
+            return response
         except ClientDisconnect:
             return Response(status_code=499)
         except Exception as error:
-            told = told_to_caller(name, error)
+            told = told_to_caller(terms.name, error)
             code = told.code
             return refused(request, told)
         finally:
-            if admitted or code is not None:
+            if not placeless or code is not None:
+                name = f"dashboard_{terms.name}" if terms.service == PAGES else terms.name
                 admission.answered(f"http_{name}", time.perf_counter() - started, code)
 
     return call
@@ -96,8 +106,13 @@ def check_site(request: Request) -> None:
         raise PermissionRefused("the page of another site asks for this", hint="Use the node's own pages.")
 
 
-def _bucket(request: Request, caller: Caller) -> str:
-    """Give under which name a caller's requests are counted: somebody unknown by where he calls from."""
+def _bucket(request: Request) -> str:
+    """Give under which name a caller's faults are counted: somebody unknown by where he calls from."""
+    caller = caller_of(request)
     if caller.names is None and request.url.scheme == "https":
-        return f"anybody at {request.client.host if request.client else 'nowhere'}"
+        return f"anybody at {_host(request)}"
     return str(caller)
+
+
+def _host(request: Request) -> str:
+    return request.client.host if request.client else "nowhere"

@@ -1,23 +1,30 @@
-"""What every call of the gRPC services has in common: who calls, whether there is room, time limits and errors."""
+"""What every call of the gRPC services has in common: who calls, whether there is room, time limits and errors.
+
+The order is fixed. Who calls is known from the connection, whether he may call this at all from the table of
+operations; then he gets a place; then his bytes are read, counted and measured; then they become a message. Whoever may
+not call costs the node a status and nothing else, and waits for it without holding anything.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from typing import Any
 
 import grpc
 import structlog
 from grpc._cython import cygrpc
 
-from bsfg.errors import BsfgError, InvalidArgument, TimedOut
+from bsfg.errors import BsfgError, TimedOut
 from bsfg.wire.idle import IdleTimer, IdleTimers
+from bsfg.wire.incoming import Incoming, Reader
 from bsfg.wire.limits import Admission, WireLimits
 from bsfg.wire.methods import Method
+from bsfg.wire.operations import Asks, Terms, terms_of
 from bsfg.wire.peer import names_in_auth_context
-from bsfg.wire.service import Caller
+from bsfg.wire.service import BoundaryService, Caller
 from bsfg.wire.status import ERROR_METADATA, encoded, grpc_status
 
 log = structlog.get_logger("bsfg.wire")
@@ -35,35 +42,52 @@ def caller_of(context: Context) -> Caller:
 class Calls:
     """Wraps the behaviours of a service into gRPC handlers."""
 
-    def __init__(self, limits: WireLimits, admission: Admission) -> None:
-        self.limits, self.admission = limits, admission
+    def __init__(self, limits: WireLimits, admission: Admission, door: BoundaryService) -> None:
+        self.limits, self.admission, self._door = limits, admission, door
         self.listening = IdleTimers(limits.idle_timeout_seconds, limits.connection_age_seconds)
 
     def handlers(self, service: str, methods: Mapping[str, Method], behaviours: Mapping[str, Unary | Stream]) -> Any:
-        """Give one service's handlers; every method has its behaviour."""
-        wrapped = {name: method.handler(self._handler(method, behaviours[name])) for name, method in methods.items()}
+        """Give one service's handlers; every method has its behaviour and its terms."""
+        wrapped = {
+            name: method.handler(self._handler(method, terms_of(service, name), behaviours[name]))
+            for name, method in methods.items()
+        }
         return grpc.method_handlers_generic_handler(service, wrapped)
 
-    def _handler(self, method: Method, behaviour: Any) -> Callable[[Any, Context], Awaitable[Any]]:
+    def _handler(self, method: Method, terms: Terms, behaviour: Any) -> Callable[[Any, Context], Awaitable[Any]]:
         """Give a coroutine that answers one call.
 
         It writes streams by itself instead of being a generator: gRPC leaves a generator hanging, with all it holds,
         when the caller goes while an answer is being sent.
         """
         answered = self._written if method.response_streams else self._returned
+        reader = Reader(method.request_type, terms, self.limits)
 
-        async def call(requests: AsyncIterator[Any], context: Context) -> Any:
-            started = time.perf_counter()
-            answer = None
+        async def serve(caller: Caller, context: Context) -> Any:
+            owner, place = self._place(terms, caller)
+            with place:
+                idle = self.listening.new() if method.request_streams else None
+                incoming = Incoming(context, reader, self.admission, owner, idle=idle)
+                try:
+                    request = incoming if idle else await incoming.only(self.limits.idle_timeout_seconds)
+                    return await answered(behaviour, request, caller, context)
+                finally:
+                    incoming.close()
+                    if idle is not None:
+                        idle.close()
+
+        async def call(requests: Any, context: Context) -> Any:
+            started, answer = time.perf_counter(), None
             try:
                 caller = caller_of(context)
-                with self.admission.enter(str(caller)):
-                    try:
-                        request = requests if method.request_streams else await self._one(context)
-                        answer = await answered(behaviour, request, caller, context)
-                    except Exception as error:
-                        await self.admission.hold_back(str(caller), error)
-                        raise
+                try:
+                    answer = await serve(caller, context)
+                except Exception as error:
+                    # His place and his bytes are given back by now.
+                    await self.admission.hold_back(str(caller), error)
+                    raise
+                if terms.asks == Asks.CERTIFICATE:
+                    await self.admission.slow_down(f"{caller} calls {terms.name}")
                 self.admission.answered(method.name, time.perf_counter() - started)
             except cygrpc.ExecuteBatchError:
                 pass  # the caller is gone
@@ -73,13 +97,15 @@ class Calls:
 
         return call
 
-    async def _one(self, context: Context) -> Any:
-        """Read the one request of a call; not from the iterator, which would be a generator to be closed afterwards."""
-        async with asyncio.timeout(self.limits.idle_timeout_seconds):
-            request = await context.read()
-        if request is grpc.aio.EOF:
-            raise InvalidArgument("the call ended without a request")
-        return request
+    def _place(self, terms: Terms, caller: Caller) -> tuple[str, AbstractContextManager[None]]:
+        """Judge a caller by the terms of what he calls, and give under whose name he is served, and where."""
+        if terms.asks != Asks.CERTIFICATE:
+            owner: str | None = self._door.admit(caller, terms.actions)
+        else:
+            owner = self._door.known(caller)
+        if owner is None:
+            return "strangers", self.admission.enter_stranger(str(caller))
+        return owner, self.admission.enter(owner)
 
     async def _returned(self, behaviour: Any, request: Any, caller: Caller, context: Context) -> Any:
         return await behaviour(request, caller)
@@ -98,19 +124,11 @@ class Calls:
         self, name: str, behaviour: Unary, requests: AsyncIterator[Any], caller: Caller
     ) -> AsyncIterator[Any]:
         """Answer the requests of a stream as if each were a call of the named method, until they end or fall silent."""
-        idle, asked = self.listening.new(), aiter(requests)
-        try:
-            while True:
-                try:
-                    request = await idle.wait(anext(asked))
-                except (StopAsyncIteration, TimeoutError):
-                    return
-                started = time.perf_counter()
-                answer = await behaviour(request, caller)
-                self.admission.answered(name, time.perf_counter() - started)
-                yield answer
-        finally:
-            idle.close()
+        async for request in requests:
+            started = time.perf_counter()
+            answer = await behaviour(request, caller)
+            self.admission.answered(name, time.perf_counter() - started)
+            yield answer
 
     async def _abort(self, context: Context, name: str, error: Exception, started: float) -> None:
         told = told_to_caller(name, error)

@@ -14,6 +14,7 @@ from pathlib import Path
 from bsfg.errors import BsfgError
 from bsfg.schema import ENTRY_SCHEMA, FACT_FIELDS
 from bsfg.wire.limits import WireLimits
+from bsfg.wire.operations import TERMS
 from bsfg.wire.routes import OPERATIONS
 from bsfg.wire.status import STATUSES
 
@@ -49,11 +50,26 @@ a problem document (`application/problem+json`) with the fields `code`, `retryab
 inside the ack. A retryable error may be answered with the same request again, with the same ids.
 """
 
+_DOOR = """\
+## Who may call what, and with how much
+
+Who calls is known from the connection, by certificate, session or token. He is judged by this table before anything of
+his request is read: whoever may not call an operation at all gets `identity_unknown`, `identity_revoked` or
+`permission_denied`, however large his request would be. What the request is about, its stream, its zones, its consumer,
+is judged when it was read. A message that cannot be read is `frame_invalid`, one that is too large for its operation
+`message_too_large`, a list or text that is too long `invalid_argument` with its name and the limit.
+
+*Asks for*: a role that may do this, any row of `[identities]`, a certificate or token, a session of the dashboard, or
+nothing.
+"""
+
 _LIMITS = """\
 ## Limits
 
-Everything has one; the configuration's table `[limits]` changes the first seven. What is refused for a limit says so
-with `overloaded`, `message_too_large` or `timed_out`. Compressed calls are not taken.
+Everything has one; the configuration's table `[limits]` changes the first eight. What is refused for a limit says so
+with `overloaded`, `message_too_large` or `timed_out`. Compressed calls are not taken. The last three follow from the
+ceiling of memory. An identity with a row always has a few requests of its own, however many of others are served;
+callers without one share a few requests that nobody else needs, and their answers come later the more they ask.
 """
 
 
@@ -158,12 +174,27 @@ def _http() -> Iterator[str]:
     yield ""
 
 
+def _door() -> Iterator[str]:
+    yield _DOOR
+    yield "| Operation | Asks for | Largest message | Lists and texts | Cost | Recorded |"
+    yield "|---|---|---|---|---|---|"
+    for each in TERMS.values():
+        asks = " or ".join(f"`{action}`" for action in each.actions) or each.asks
+        largest = (
+            "`message`" if each.message_bytes is None else f"{each.message_bytes:,}" if each.message_bytes else "–"
+        )
+        most = ", ".join(f"`{name}` {count:,}" for name, count in each.most.items()) or "–"
+        name = f"`{each.service}/{each.name}`" if "." in each.service else f"{each.service} `{each.name}`"
+        yield f"| {name} | {asks} | {largest} | {most} | {each.cost} | {'yes' if each.audited else ''} |"
+    yield ""
+
+
 def _limits() -> Iterator[str]:
     yield _LIMITS
     yield "| Limit | Default |"
     yield "|---|---|"
     limits = WireLimits()
-    for name in WireLimits.__dataclass_fields__:
+    for name in (*WireLimits.__dataclass_fields__, "in_flight_bytes", "answer_bytes", "awaited_messages"):
         yield f"| `{name}` | {getattr(limits, name):,} |"
     yield ""
 
@@ -175,7 +206,7 @@ def page() -> str:
         parts = list(_parts((FOLDER / name).read_text(encoding="utf-8")))
         lines += [line for part in parts if part.kind == "service" for line in _service(part)]
         lines += [line for part in parts if part.kind != "service" for line in _message(part)]
-    lines += [*_arrow(), *_errors(), *_http(), *_limits()]
+    lines += [*_arrow(), *_errors(), *_http(), *_door(), *_limits()]
     return "\n".join(lines).rstrip() + "\n"
 
 

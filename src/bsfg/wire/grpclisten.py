@@ -6,16 +6,14 @@ import asyncio
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from bsfg.errors import PeerUnreachable
 from bsfg.wire.admin import AdminServicer
 from bsfg.wire.calls import Calls
-from bsfg.wire.limits import Admission, ByteBudget, WireLimits
-from bsfg.wire.methods import ADMIN_SERVICE, BOUNDARY_SERVICE
+from bsfg.wire.limits import SLEEPERS_MAX, STRANGERS, Admission, WireLimits
 from bsfg.wire.server import BoundaryServicer
 from bsfg.wire.service import AdminService, BoundaryService
+from bsfg.wire.tools import Health, Reflection
 
 METADATA_BYTES_MAX = 8 << 10
 
@@ -60,22 +58,20 @@ class GrpcListener:
         credentials: Any = None,
     ) -> None:
         self.admission = admission or Admission(limits)
-        self.budget = ByteBudget(limits.in_flight_bytes)
         self._credentials = credentials
-        # The server's own limit is only the last resort: it refuses without a word, the admission with a hint.
-        self._server = grpc.aio.server(
-            options=server_options(limits), maximum_concurrent_rpcs=2 * limits.concurrent_requests
-        )
-        self._calls = calls = Calls(limits, self.admission)
+        # The server's own limit is only the last resort: it refuses without a word, the admission with a hint. Those
+        # whose answers are held back, and those who are refused, must not use it up.
+        calls_at_once = 2 * limits.concurrent_requests + SLEEPERS_MAX + STRANGERS
+        self._server = grpc.aio.server(options=server_options(limits), maximum_concurrent_rpcs=calls_at_once)
+        self._calls = calls = Calls(limits, self.admission, boundary)
+        self._health = Health()
         handlers = (
-            BoundaryServicer(boundary, calls, self.budget).handlers(),
+            BoundaryServicer(boundary, calls).handlers(),
             AdminServicer(admin, calls).handlers(),
+            self._health.handlers(calls),
+            Reflection().handlers(calls),
         )
         self._server.add_generic_rpc_handlers(handlers)
-        self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = (BOUNDARY_SERVICE, ADMIN_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
         self.port = 0
 
     async def start(self, address: str) -> int:
@@ -95,13 +91,11 @@ class GrpcListener:
 
     async def serving(self, ready: bool) -> None:
         """Tell health checks whether the node is ready."""
-        status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
-        for name in ("", BOUNDARY_SERVICE, ADMIN_SERVICE):
-            await self._health.set(name, status)
+        self._health.set(ready)
 
     async def stop(self, grace_seconds: float = 5.0) -> None:
         """Refuse new calls, let those under way finish for a while, and close."""
-        await self._health.enter_graceful_shutdown()
+        self._health.end()
         stopping = asyncio.ensure_future(self._server.stop(grace_seconds))
         # First no new calls, then no more requests within the open ones: their callers would only call again.
         await asyncio.sleep(0)

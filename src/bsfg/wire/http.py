@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ from starlette.routing import BaseRoute, Route
 
 from bsfg.artifacts import DEFAULT_MEDIA_TYPE
 from bsfg.batch import FactBatch
-from bsfg.errors import ArtifactMissing, InvalidArgument, MessageTooLarge, TimedOut
+from bsfg.errors import ArtifactMissing, InvalidArgument, MessageTooLarge, Overloaded, TimedOut
 from bsfg.fact import Key
 from bsfg.journey.append import AppendOutcome
 from bsfg.journey.link import Fetched, FetchRequest, Refusal
@@ -28,7 +29,9 @@ from bsfg.offload import by_size
 from bsfg.ports import Buffer, Confirmation, GapRecord
 from bsfg.wire.answering import Endpoint, Handler, caller_of, endpoint, problem
 from bsfg.wire.fence import DATA_POLICY, attachment
+from bsfg.wire.incoming import check_most
 from bsfg.wire.limits import Admission, WireLimits
+from bsfg.wire.operations import HTTP, Asks, terms_of
 from bsfg.wire.routes import JSON, JSON_LINES, OPERATIONS, Operation, openapi
 from bsfg.wire.service import AdminService, BoundaryService, Caller, ObjectInfo
 
@@ -79,6 +82,8 @@ class HttpBoundary:
     ) -> None:
         self._boundary, self._admin, self._limits, self._admission = boundary, admin, limits, admission
         self._zone, self._pages = zone, pages
+        self._openapi = orjson.dumps(openapi())
+        self._looking: asyncio.Task[None] | None = None
 
     def app(self) -> Starlette:
         """Give the application, one route per operation, and the pages for people where there are any."""
@@ -90,14 +95,22 @@ class HttpBoundary:
     def _endpoint(self, operation: Operation) -> Endpoint:
         handler: Handler = getattr(self, operation.name)
         who = caller_of if self._pages is None else self._pages.caller
-        return endpoint(self._admission, operation.name, handler, who, admitted=not operation.open)
+        terms = terms_of(HTTP, operation.name)
+
+        def admit(request: Request, caller: Caller) -> str | None:
+            return self._boundary.admit(caller, terms.actions)
+
+        def known(request: Request, caller: Caller) -> str | None:
+            return self._boundary.known(caller)
+
+        is_open = terms.asks == Asks.CERTIFICATE
+        return endpoint(self._admission, terms, handler, who, admit=known if is_open else admit)
 
     async def append(self, request: Request, caller: Caller) -> Response:
         """Append one fact, or many."""
         stream = request.path_params["stream"]
         many = _media_type(request) in (JSON_LINES, "application/jsonl")
-        async with asyncio.timeout(self._limits.request_timeout_seconds):
-            body = await self._body(request)
+        async with asyncio.timeout(self._limits.request_timeout_seconds), self._body(request, "append") as body:
             facts = await by_size(len(body), _facts, body, self._zone, many)
             outcome = await self._boundary.commit(await self._boundary.prepare(caller, stream, facts))
         if not many:
@@ -124,14 +137,14 @@ class HttpBoundary:
         )
         async with asyncio.timeout(self._limits.request_timeout_seconds + wanted.wait_seconds):
             fetched = await _unless_gone(request, self._boundary.fetch(caller, request.path_params["consumer"], wanted))
-        if JSON_LINES in request.headers.get("accept", ""):
-            return Response(await by_size(fetched.weight_bytes, _lines, fetched), media_type=JSON_LINES)
-        return _answer(await by_size(fetched.weight_bytes, _encoded, _fetched, fetched))
+        async with self._admission.answering.take(fetched.weight_bytes, request.state.owner):
+            if JSON_LINES in request.headers.get("accept", ""):
+                return Response(await by_size(fetched.weight_bytes, _lines, fetched), media_type=JSON_LINES)
+            return _answer(await by_size(fetched.weight_bytes, _encoded, _fetched, fetched))
 
     async def confirm(self, request: Request, caller: Caller) -> Response:
         """Record a confirmation."""
-        async with asyncio.timeout(self._limits.request_timeout_seconds):
-            body = await self._body(request)
+        async with asyncio.timeout(self._limits.request_timeout_seconds), self._body(request, "confirm") as body:
             confirmation, refusals = await by_size(len(body), _confirmation, body)
             consumer = request.path_params["consumer"]
             advanced_to = await self._boundary.confirm(caller, consumer, confirmation, refusals)
@@ -195,22 +208,55 @@ class HttpBoundary:
 
     async def readyz(self, request: Request, caller: Caller) -> Response:
         """Say whether the node serves."""
+        # However many ask at once, the node looks once.
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._admin.ready())
+            self._looking.add_done_callback(lambda done: done.cancelled() or done.exception())
         async with asyncio.timeout(self._limits.request_timeout_seconds):
-            await self._admin.ready()
+            await asyncio.shield(self._looking)
         return _json({"status": "ready"})
 
     async def openapi(self, request: Request, caller: Caller) -> Response:
         """Give the OpenAPI document."""
-        return _json(openapi())
+        return _answer(self._openapi)
 
-    async def _body(self, request: Request) -> bytes:
-        """Read a whole body, within the limit and without long silences."""
+    @asynccontextmanager
+    async def _body(self, request: Request, operation: str) -> AsyncIterator[bytes]:
+        """Read a whole body, within the limit and without long silences; its bytes count inside."""
+        limit_bytes = terms_of(HTTP, operation).limit_bytes(self._limits.message_bytes)
+        length = request.headers.get("content-length", "")
+        if length.isdigit() and int(length[:20]) > limit_bytes:
+            raise MessageTooLarge(f"the body has {length[:20]} bytes, the limit is {limit_bytes}")
+        owner, admission, reading = request.state.owner, self._admission, asyncio.current_task()
+        assert reading is not None
+        given_up: list[bool] = []
+
+        def give_up() -> None:
+            given_up.append(True)
+            reading.cancel()
+
+        admission.awaited.begin(owner, request, give_up)
+        try:
+            body = await self._whole(request, limit_bytes)
+            held = await admission.budget.acquire(len(body), owner)
+        except asyncio.CancelledError:
+            if given_up and reading.uncancel() == 0:
+                raise Overloaded("too many messages are on their way", limit="awaited_messages") from None
+            raise
+        finally:
+            admission.awaited.done(owner, request)
+        try:
+            yield body
+        finally:
+            admission.budget.release(held, owner)
+
+    async def _whole(self, request: Request, limit_bytes: int) -> bytes:
         parts: list[bytes] = []
         size = 0
         async for chunk in self._chunks(request):
             size += len(chunk)
-            if size > self._limits.message_bytes:
-                raise MessageTooLarge(f"the body has more than {self._limits.message_bytes} bytes")
+            if size > limit_bytes:
+                raise MessageTooLarge(f"the body has more than {limit_bytes} bytes")
             parts.append(chunk)
         return b"".join(parts)
 
@@ -362,6 +408,8 @@ def _gap(gap: GapRecord) -> dict[str, Any]:
 def _confirmation(body: bytes) -> tuple[Confirmation, list[Refusal]]:
     try:
         found = orjson.loads(body)
+        for field, most in terms_of(HTTP, "confirm").most.items():
+            check_most(field, found.get(field, ()), most)
         confirmation = Confirmation(
             through=_optional(found, "through", int),
             ranges=tuple((_whole(first), _whole(last)) for first, last in found.get("ranges", ())),

@@ -9,16 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from bsfg.errors import FrameInvalid
 from bsfg.wire import boundary_pb2 as pb
 
 LARGE_BYTES = 16 << 10
 """Smaller messages are left to protobuf, which is quicker with those."""
 
+COUNTED_BYTES = 64 << 10
+"""The fields of larger messages are counted before they are read."""
+
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 # What has more fields than this is not mostly a batch, and protobuf walks over them a hundred times as fast.
 _FIELDS_MAX, _FRAMES_MAX = 64, 1024
 # A size of more bytes is longer than any message, or than it needs to be.
-_VALUE_BYTES_MAX, _SIZE_BYTES_MAX = 10, 4
+_VALUE_BYTES_MAX, _SIZE_BYTES_MAX, _TAG_BYTES_MAX = 10, 4, 5
 
 
 class Large:
@@ -60,6 +66,49 @@ def reader_of(message_type: Any) -> Callable[[bytes], Any]:
         read: Callable[[bytes], Any] = message_type.FromString
         return read
     return lambda data: read_message(message_type, field, memoryview(data))
+
+
+def read_at_once(message_type: Any, data: bytes) -> Any | None:
+    """Read a message with a large batch if that takes next to no time; None when it is to be read with care."""
+    field = _BATCHES.get(message_type)
+    if field is None or len(data) <= LARGE_BYTES:
+        return None
+    taken = _taken(memoryview(data), message_type.DESCRIPTOR.fields_by_name[field].number, _FIELDS_MAX)
+    if taken is None or len(taken[0]) > LARGE_BYTES:
+        return None
+    return reader_of(message_type)(data)
+
+
+def read_bounded(message_type: Any, data: bytes, max_fields: int) -> Any:
+    """Read any message; raises `FrameInvalid` when it is none, or a large one with more fields than it may have."""
+    if len(data) > COUNTED_BYTES:
+        check_fields(message_type, data, max_fields)
+    try:
+        return reader_of(message_type)(data)
+    except DecodeError:
+        raise FrameInvalid(f"the message is no {message_type.DESCRIPTOR.name}") from None
+
+
+def check_fields(message_type: Any, data: bytes, max_fields: int) -> None:
+    """Raise `FrameInvalid` when a message has too many fields, its inner messages included.
+
+    Each field of a message becomes an object when protobuf reads it, of many times the two bytes that it may have.
+    """
+    left = max_fields
+    inside = [(memoryview(data), message_type.DESCRIPTOR)]
+    try:
+        while inside:
+            part, kind = inside.pop()
+            for _, number, begin, end in _fields(part, _TAG_BYTES_MAX):
+                left -= 1
+                if left < 0:
+                    name = message_type.DESCRIPTOR.name
+                    raise FrameInvalid(f"the {name} has more than {max_fields} fields", limit="fields")
+                known = kind.fields_by_number.get(number)
+                if known is not None and known.message_type is not None and end > begin:
+                    inside.append((part[begin:end], known.message_type))
+    except (IndexError, ValueError):
+        raise FrameInvalid(f"the message is no {message_type.DESCRIPTOR.name}") from None
 
 
 def read_message(message_type: Any, field: str, data: memoryview) -> Any:
@@ -105,15 +154,18 @@ def _taken(data: memoryview, number: int, max_fields: int) -> tuple[bytes, list[
     return b"".join(rest), values
 
 
-def _fields(data: memoryview) -> Iterator[tuple[int, int, int, int]]:
-    """Walk over the fields of a message: where each starts, its number, and where its value begins and ends."""
-    at = 0
-    while at < len(data):
-        start, tag = at, data[at]
+def _fields(data: memoryview, max_tag_bytes: int = 1) -> Iterator[tuple[int, int, int, int]]:
+    """Walk over the fields of a message: where each starts, its number, and where its value begins and ends.
+
+    No field of our messages has a number so high that its tag takes two bytes: it is unknown, or written in a way that
+    is not ours.
+    """
+    at, size_bytes = 0, len(data)
+    while at < size_bytes:
+        start, tag, begin = at, data[at], at + 1
         if tag > 0x7F:
-            # No field of these messages has so high a number, so it is unknown, or written in a way that is not ours.
-            raise ValueError("a tag of more than one byte")
-        kind, begin = tag & 7, at + 1
+            tag, begin = _varint(data, at, max_tag_bytes)
+        kind = tag & 7
         if kind == _VARINT:
             _, end = _varint(data, begin, _VALUE_BYTES_MAX)
         elif kind == _BYTES:
@@ -123,7 +175,7 @@ def _fields(data: memoryview) -> Iterator[tuple[int, int, int, int]]:
             end = begin + (4 if kind == _FIXED32 else 8)
         else:
             raise ValueError(f"no field is of kind {kind}")
-        if end > len(data):
+        if end > size_bytes:
             raise ValueError("a field reaches beyond the message")
         yield start, (tag >> 3) if kind == _BYTES else 0, begin, end
         at = end

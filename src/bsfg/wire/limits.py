@@ -1,10 +1,14 @@
-"""How much callers may ask for at once: requests in all, requests of one caller, and bytes under way."""
+"""How much callers may ask for at once: places for requests, bytes under way, and messages that have not come yet.
+
+Whoever has a row in the configuration has places and bytes of his own, and some of them whatever others do. Everybody
+else (strangers, revoked and expired certificates, callers without one) shares a few places that nobody else needs.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Iterator
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,27 +16,54 @@ from typing import Protocol
 from bsfg.errors import Overloaded
 from bsfg.wire.patience import Patience
 
+STRANGERS = 32
+"""Places for all callers without a row together."""
+
+STRANGERS_PER_ADDRESS = 8
+"""How many of them one address may take."""
+
+SLEEPERS_MAX = 4_096
+"""Answers that may be held back at once; each is a call without a place, of which nothing was read."""
+
+_RESERVED_PART = 32
+_READ_LEAST = 16
+
 
 @dataclass(frozen=True, slots=True)
 class WireLimits:
     """The limits of both listeners; the names are those of [limits] in the configuration."""
 
-    message_bytes: int = 16 << 20
+    message_bytes: int = 4 << 20
     concurrent_requests: int = 512
     concurrent_per_identity: int = 256
     connections: int = 1_000
     request_timeout_seconds: float = 60.0
     idle_timeout_seconds: float = 60.0
     fetch_wait_max_seconds: float = 60.0
+    memory_ceiling_bytes: int = 1 << 30
     handshake_timeout_seconds: float = 10.0
     connection_age_seconds: float = 3_600.0
-    in_flight_bytes: int = 64 << 20
     window_frames: int = 16
 
     @property
     def frame_bytes(self) -> int:
         """How large the frames are that a server makes itself: well below what a message may have."""
         return max(1, min(4 << 20, self.message_bytes // 2))
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """How many bytes of requests may be under way; decoded and sealed they take several times as much."""
+        return max(self.message_bytes, self.memory_ceiling_bytes // 16)
+
+    @property
+    def answer_bytes(self) -> int:
+        """How many bytes of facts may be turned into answers at once; as messages they take several times as much."""
+        return max(self.message_bytes, self.memory_ceiling_bytes // 32)
+
+    @property
+    def awaited_messages(self) -> int:
+        """How many messages may be awaited at once: each may come in whole before anybody sees it."""
+        return max(_READ_LEAST, self.memory_ceiling_bytes // 2 // self.message_bytes)
 
 
 class Observer(Protocol):
@@ -56,31 +87,54 @@ class Admission:
         if observer is not None:
             observer.watch(self)
         self._by_caller: Counter[str] = Counter()
+        self._strangers: Counter[str] = Counter()
+        self._reserved = limits.concurrent_per_identity // _RESERVED_PART
+        self.budget = ByteBudget(limits.in_flight_bytes, owner_bytes=max(1, limits.in_flight_bytes // 2))
+        self.answering = ByteBudget(limits.answer_bytes, owner_bytes=max(1, limits.answer_bytes // 2))
+        self.awaited = Awaited(limits.awaited_messages)
         self.serving = 0
         self.refused = 0
+        self.sleeping = 0
 
     def answered(self, operation: str, seconds: float, code: str | None = None) -> None:
         """Pass on how a request went."""
         if self._observer is not None:
             self._observer.answered(operation, seconds, code)
 
+    def delay_seconds(self, caller: str, error: Exception) -> float:
+        """Take note of an error and give how long its caller is to wait."""
+        return self._patience.delay_seconds(caller, error)
+
     async def hold_back(self, caller: str, error: Exception) -> None:
-        """Let the answer wait when its caller has made many wrong requests; he keeps his place meanwhile."""
-        delay_seconds = self._patience.delay_seconds(caller, error)
-        if delay_seconds > 0:
+        """Let the answer wait when its caller has made many wrong requests; he must hold nothing meanwhile."""
+        await self._sleep(self._patience.delay_seconds(caller, error))
+
+    async def slow_down(self, caller: str) -> None:
+        """Let the answer wait when its caller asks for what costs little again and again."""
+        await self._sleep(self._patience.asked(caller))
+
+    async def _sleep(self, delay_seconds: float) -> None:
+        if delay_seconds <= 0 or self.sleeping >= SLEEPERS_MAX:
+            return
+        self.sleeping += 1
+        try:
             await asyncio.sleep(delay_seconds)
+        finally:
+            self.sleeping -= 1
 
     @contextmanager
     def enter(self, caller: str) -> Iterator[None]:
-        """Serve one request inside, or raise `Overloaded`."""
-        if self.serving >= self._limits.concurrent_requests:
+        """Serve one request of an identity inside, or raise `Overloaded`.
+
+        A few places are an identity's own: however many requests of others are served, it finds those.
+        """
+        mine = self._by_caller[caller]
+        if self.serving >= self._limits.concurrent_requests and mine >= self._reserved:
             self.refused += 1
             raise Overloaded(f"the node serves {self.serving} requests at once", limit="concurrent_requests")
-        if self._by_caller[caller] >= self._limits.concurrent_per_identity:
+        if mine >= self._limits.concurrent_per_identity:
             self.refused += 1
-            raise Overloaded(
-                f"{caller} has {self._by_caller[caller]} requests under way", limit="concurrent_per_identity"
-            )
+            raise Overloaded(f"{caller} has {mine} requests under way", limit="concurrent_per_identity")
         self.serving += 1
         self._by_caller[caller] += 1
         try:
@@ -91,50 +145,137 @@ class Admission:
             if not self._by_caller[caller]:
                 del self._by_caller[caller]
 
-
-class ByteBudget:
-    """Room for bytes that were received and are not yet dealt with; who finds none waits, first come first served."""
-
-    def __init__(self, capacity_bytes: int) -> None:
-        self._capacity = capacity_bytes
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self.used = 0
-
-    @asynccontextmanager
-    async def take(self, size_bytes: int) -> AsyncIterator[None]:
-        """Hold room for some bytes inside."""
-        held = await self.acquire(size_bytes)
+    @contextmanager
+    def enter_stranger(self, address: str) -> Iterator[None]:
+        """Serve one request of somebody without a row inside, or raise `Overloaded`; others lose no place by it."""
+        if self._strangers.total() >= STRANGERS or self._strangers[address] >= STRANGERS_PER_ADDRESS:
+            self.refused += 1
+            raise Overloaded("callers who are not known here have too many requests under way", limit="strangers")
+        self._strangers[address] += 1
         try:
             yield
         finally:
-            self.release(held)
+            self._strangers[address] -= 1
+            if not self._strangers[address]:
+                del self._strangers[address]
 
-    async def acquire(self, size_bytes: int) -> int:
-        """Take room and give how much was taken: more than all there is counts as all there is."""
-        size = min(size_bytes, self._capacity)
-        if not self._waiting and self.used + size <= self._capacity:
-            self.used += size
+
+class Awaited:
+    """The messages that are waited for: what has begun to come takes memory before anybody can look at it.
+
+    There is a bound on how many there are. Beyond it the one is given up that whoever waits for the most of them has
+    waited for the longest; a stream that ends so is opened again when there is something to send.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._by_owner: dict[str, OrderedDict[object, Callable[[], None]]] = {}
+        self.count = 0
+
+    def begin(self, owner: str, key: object, give_up: Callable[[], None]) -> None:
+        """Begin to wait for a message; ``give_up`` is called when others need the room more."""
+        self._by_owner.setdefault(owner, OrderedDict())[key] = give_up
+        self.count += 1
+        if self.count > self._most:
+            most = max(self._by_owner, key=lambda each: len(self._by_owner[each]))
+            oldest, its_end = next(iter(self._by_owner[most].items()))
+            self.done(most, oldest)
+            its_end()
+
+    def done(self, owner: str, key: object) -> None:
+        """Wait no more, because it is here and counted, or will not come; repeats are harmless."""
+        waiting = self._by_owner.get(owner)
+        if waiting is not None and waiting.pop(key, None) is not None:
+            self.count -= 1
+            if not waiting:
+                del self._by_owner[owner]
+
+
+class ByteBudget:
+    """Room for bytes that were received and are not yet dealt with; who finds none waits.
+
+    An owner's bytes come first come first served. Between owners the room goes round, and nobody has more than
+    ``owner_bytes``: whoever waits for his own bytes holds up nobody else.
+    """
+
+    def __init__(self, capacity_bytes: int, *, owner_bytes: int | None = None) -> None:
+        self._capacity = capacity_bytes
+        self._owner_bytes = capacity_bytes if owner_bytes is None else owner_bytes
+        self._waiting: OrderedDict[str, deque[tuple[int, asyncio.Future[None]]]] = OrderedDict()
+        self._by_owner: Counter[str] = Counter()
+        self.used = 0
+
+    @asynccontextmanager
+    async def take(self, size_bytes: int, owner: str = "") -> AsyncIterator[None]:
+        """Hold room for some bytes inside."""
+        held = await self.acquire(size_bytes, owner)
+        try:
+            yield
+        finally:
+            self.release(held, owner)
+
+    async def acquire(self, size_bytes: int, owner: str = "") -> int:
+        """Take room and give how much was taken: more than one may have counts as all that one may have."""
+        size = min(size_bytes, self._owner_bytes)
+        if not self._waiting and self._fits(size, owner):
+            self._take(size, owner)
             return size
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((size, future))
+        self._waiting.setdefault(owner, deque()).append((size, future))
+        self._serve()
         try:
             await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
-                self.release(size)
+                self.release(size, owner)
             else:
-                self._waiting = deque(each for each in self._waiting if each[1] is not future)
+                self._leave(owner, future)
             raise
         return size
 
-    def release(self, size_bytes: int) -> None:
+    def release(self, size_bytes: int, owner: str = "") -> None:
         """Give room back."""
         self.used -= size_bytes
-        while self._waiting:
-            size, future = self._waiting[0]
+        self._by_owner[owner] -= size_bytes
+        if self._by_owner[owner] <= 0:
+            del self._by_owner[owner]
+        if self._waiting:
+            self._serve()
+
+    def _fits(self, size: int, owner: str) -> bool:
+        return self.used + size <= self._capacity and self._by_owner[owner] + size <= self._owner_bytes
+
+    def _take(self, size: int, owner: str) -> None:
+        self.used += size
+        self._by_owner[owner] += size
+
+    def _leave(self, owner: str, future: asyncio.Future[None]) -> None:
+        waiting = deque(each for each in self._waiting.get(owner, ()) if each[1] is not future)
+        if waiting:
+            self._waiting[owner] = waiting
+        else:
+            self._waiting.pop(owner, None)
+        self._serve()
+
+    def _serve(self) -> None:
+        """Give room to those who wait, one of each owner in turn."""
+        at = 0
+        while at < len(self._waiting):
+            owner = next(iter(self._waiting))
+            waiting = self._waiting[owner]
+            size, future = waiting[0]
+            if self._by_owner[owner] + size > self._owner_bytes:
+                self._waiting.move_to_end(owner)
+                at += 1
+                continue
             if self.used + size > self._capacity:
+                # Others who need less must not come before him for ever.
                 return
-            self._waiting.popleft()
+            self._waiting.move_to_end(owner)
+            at = 0
+            waiting.popleft()
+            if not waiting:
+                del self._waiting[owner]
             if not future.done():
-                self.used += size
+                self._take(size, owner)
                 future.set_result(None)

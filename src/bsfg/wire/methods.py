@@ -34,13 +34,13 @@ class Method:
         return f"/{self.service}/{self.name}"
 
     def handler(self, behaviour: Callable[..., Any]) -> Any:
-        """Give the server's handler of this method, which reads every request by itself.
+        """Give the server's handler of this method, which reads every request by itself, as bytes.
 
         On the wire one request is a stream of one. A handler for streams is called before anything is read, and can
-        refuse a caller, or lose patience with him, before his message takes memory.
+        refuse a caller, or lose patience with him, before his message takes memory or time.
         """
         make = grpc.stream_stream_rpc_method_handler if self.response_streams else grpc.stream_unary_rpc_method_handler
-        return make(behaviour, reader_of(self.request_type), serialized)
+        return make(behaviour, None, serialized)
 
     def callable(self, channel: grpc.aio.Channel) -> Any:
         """Give what a caller calls on a channel."""
@@ -59,7 +59,8 @@ def serialized(message: Any) -> bytes:
     return data
 
 
-def _methods(file: Any, service: str) -> dict[str, Method]:
+def methods_of(file: Any, service: str) -> dict[str, Method]:
+    """Give the methods of a service that a protocol file describes."""
     found = file.services_by_name[service]
     return {
         method.name: Method(
@@ -74,8 +75,8 @@ def _methods(file: Any, service: str) -> dict[str, Method]:
     }
 
 
-BOUNDARY: Mapping[str, Method] = _methods(boundary_pb2.DESCRIPTOR, "Boundary")
-ADMIN: Mapping[str, Method] = _methods(admin_pb2.DESCRIPTOR, "Admin")
+BOUNDARY: Mapping[str, Method] = methods_of(boundary_pb2.DESCRIPTOR, "Boundary")
+ADMIN: Mapping[str, Method] = methods_of(admin_pb2.DESCRIPTOR, "Admin")
 BOUNDARY_SERVICE = "bsfg.v1.Boundary"
 ADMIN_SERVICE = "bsfg.v1.Admin"
 

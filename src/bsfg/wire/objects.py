@@ -9,6 +9,7 @@ from contextlib import aclosing
 from bsfg.artifacts import DEFAULT_MEDIA_TYPE
 from bsfg.errors import FrameInvalid, InvalidArgument, TimedOut
 from bsfg.wire import boundary_pb2 as pb
+from bsfg.wire.incoming import Incoming
 from bsfg.wire.service import BoundaryService, Caller, ObjectInfo
 
 CHUNK_BYTES = 256 << 10
@@ -38,20 +39,14 @@ def object_info(found: pb.ObjectDescription) -> ObjectInfo:
     )
 
 
-async def upload(
-    service: BoundaryService, requests: AsyncIterator[pb.PutObjectRequest], caller: Caller, idle_timeout_seconds: float
-) -> pb.PutObjectResponse:
+async def upload(service: BoundaryService, requests: Incoming, caller: Caller) -> pb.PutObjectResponse:
     """Take an upload; a caller that falls silent in the middle gets `timed_out`, and nothing is stored."""
-    iterator = aiter(requests)
 
     async def next_part() -> pb.PutObjectRequest | None:
-        try:
-            async with asyncio.timeout(idle_timeout_seconds):
-                return await anext(iterator)
-        except StopAsyncIteration:
-            return None
-        except TimeoutError:
-            raise TimedOut("the upload fell silent before its end") from None
+        part: pb.PutObjectRequest | None = await anext(requests, None)
+        if part is None and requests.fell_silent:
+            raise TimedOut("the upload fell silent before its end")
+        return part
 
     async def chunks() -> AsyncIterator[bytes]:
         while (part := await next_part()) is not None:

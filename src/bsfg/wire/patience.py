@@ -33,6 +33,7 @@ BLAMED = frozenset(
         "signature_missing",
         "unknown_consumer",
         "unknown_link",
+        "unknown_service",
         "unknown_stream",
         "zone_not_allowed",
     }
@@ -57,6 +58,10 @@ class Patience:
         """Take note of an error and give how long its answer is held back."""
         if not isinstance(error, BsfgError) or error.code not in BLAMED:
             return 0.0
+        return self.asked(caller)
+
+    def asked(self, caller: str) -> float:
+        """Take note of a request that its caller need not make often, and give how long its answer is held back."""
         now = self._now_seconds()
         faults, since = self._faults.pop(caller, (0.0, now))
         faults = max(0.0, faults - FORGIVEN_PER_SECOND * (now - since)) + 1.0

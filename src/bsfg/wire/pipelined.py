@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from typing import Generic, TypeVar
-
-from bsfg.wire.idle import IdleTimer
-from bsfg.wire.limits import ByteBudget
+from typing import Generic, Protocol, TypeVar
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
+
+Frame_co = TypeVar("Frame_co", covariant=True)
+Release = Callable[[], None]
 
 Begin = Callable[[Request], Awaitable[Awaitable[Answer]]]
 """Does the ordered part of a frame's work and gives what is to be waited for, which is under way; neither may raise.
@@ -32,67 +32,70 @@ def given(answer: Answer) -> asyncio.Future[Answer]:
     return future
 
 
+class Frames(Protocol[Frame_co]):
+    """The frames of a stream; the bytes of the last one are held until somebody takes them over and releases them."""
+
+    async def __anext__(self) -> Frame_co:
+        """Give the next frame."""
+        ...
+
+    def take_over(self) -> Release:
+        """Leave the bytes of the last frame to the caller of this."""
+        ...
+
+
 class Pipelined(Generic[Request, Answer]):
     """Answers the frames of one stream."""
 
-    def __init__(
-        self,
-        begin: Begin[Request, Answer],
-        *,
-        size: Callable[[Request], int],
-        budget: ByteBudget,
-        window_frames: int,
-        idle: IdleTimer,
-    ) -> None:
-        self._begin, self._size, self._budget, self._idle = begin, size, budget, idle
-        self._queue: asyncio.Queue[tuple[Awaitable[Answer], int] | None] = asyncio.Queue(window_frames)
+    def __init__(self, begin: Begin[Request, Answer], *, window_frames: int) -> None:
+        self._begin = begin
+        self._queue: asyncio.Queue[tuple[Awaitable[Answer], Release] | None] = asyncio.Queue(window_frames)
         self._failure: Exception | None = None
 
-    async def answers(self, requests: AsyncIterator[Request]) -> AsyncIterator[Answer]:
+    async def answers(self, requests: Frames[Request]) -> AsyncIterator[Answer]:
         """Give the answers in the order of the requests, until those end or fall silent."""
         reader = asyncio.create_task(self._read(requests))
         try:
             while (item := await self._queue.get()) is not None:
-                work, held = item
+                work, release = item
                 try:
                     answer = await _waited(work)
                 finally:
-                    self._budget.release(held)
+                    release()
                 yield answer
             if self._failure is not None:
                 raise self._failure
         finally:
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
-            self._idle.close()
             self._discard()
 
-    async def _read(self, requests: AsyncIterator[Request]) -> None:
+    async def _read(self, requests: Frames[Request]) -> None:
         try:
-            await self._read_all(aiter(requests))
+            await self._read_all(requests)
         except Exception as error:
             self._failure = error
         await self._queue.put(None)
 
-    async def _read_all(self, iterator: AsyncIterator[Request]) -> None:
+    async def _read_all(self, requests: Frames[Request]) -> None:
         while True:
             try:
-                request = await self._idle.wait(anext(iterator))
-            except (StopAsyncIteration, TimeoutError):
+                request = await requests.__anext__()
+            except StopAsyncIteration:
                 return
-            held = await self._budget.acquire(self._size(request))
+            release = requests.take_over()
             try:
                 work = await self._begin(request)
             except BaseException:
-                self._budget.release(held)
+                release()
                 raise
-            await self._put(work, held)
+            await self._put(work, release)
 
-    async def _put(self, work: Awaitable[Answer], held: int) -> None:
+    async def _put(self, work: Awaitable[Answer], release: Release) -> None:
         try:
-            await self._queue.put((work, held))
+            await self._queue.put((work, release))
         except asyncio.CancelledError:
-            self._budget.release(held)
+            release()
             _forget(work)
             raise
 
@@ -101,7 +104,7 @@ class Pipelined(Generic[Request, Answer]):
             item = self._queue.get_nowait()
             if item is not None:
                 _forget(item[0])
-                self._budget.release(item[1])
+                item[1]()
 
 
 async def _waited(work: Awaitable[Answer]) -> Answer:

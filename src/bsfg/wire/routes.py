@@ -29,7 +29,8 @@ class Parameter:
 class Operation:
     """One operation: where it is, what it does, what it takes and gives.
 
-    ``bodies`` and ``answers`` map media types to the name of a schema. ``open`` operations are for every caller.
+    ``bodies`` and ``answers`` map media types to the name of a schema. Who may call it, and how much it takes, stands
+    in `bsfg.wire.operations`.
     """
 
     name: str
@@ -39,7 +40,6 @@ class Operation:
     parameters: tuple[Parameter, ...] = ()
     bodies: tuple[tuple[str, str], ...] = ()
     answers: tuple[tuple[str, str], ...] = ((JSON, "Object"),)
-    open: bool = False
 
     @property
     def template(self) -> str:
@@ -126,10 +126,10 @@ OPERATIONS: tuple[Operation, ...] = (
         answers=((BYTES, "Bytes"),),
     ),
     Operation("status", "GET", "/v1/status", "Streams, consumers, links and artifacts at this moment."),
-    Operation("healthz", "GET", "/healthz", "200 while the process works.", answers=((JSON, "Object"),), open=True),
-    Operation("readyz", "GET", "/readyz", "200 when the node serves, 503 otherwise.", open=True),
+    Operation("healthz", "GET", "/healthz", "200 while the process works."),
+    Operation("readyz", "GET", "/readyz", "200 when the node serves, 503 otherwise."),
     Operation("metrics", "GET", "/metrics", "The metrics in the form of Prometheus.", answers=((TEXT, "Text"),)),
-    Operation("openapi", "GET", "/openapi.json", "This document.", open=True),
+    Operation("openapi", "GET", "/openapi.json", "This document."),
 )
 
 _INTEGER: dict[str, Any] = {"type": "integer"}

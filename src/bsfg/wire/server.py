@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
 
 from bsfg.errors import BsfgError, FrameInvalid, InvalidArgument, NotReady
 from bsfg.fact import Key
 from bsfg.journey.append import AppendOutcome
 from bsfg.journey.link import Fetched, FetchRequest, Refusal
-from bsfg.offload import by_size
+from bsfg.offload import THREAD_BYTES, by_size
 from bsfg.ports import Buffer, Confirmation, Result
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.calls import Calls, Stream, Unary
@@ -26,7 +27,7 @@ from bsfg.wire.convert import (
 )
 from bsfg.wire.evidence import evidence_message, heads_of
 from bsfg.wire.frames import ack_message, frame_messages, frames_response, head_message
-from bsfg.wire.limits import ByteBudget
+from bsfg.wire.incoming import Incoming
 from bsfg.wire.methods import BOUNDARY, BOUNDARY_SERVICE, snake
 from bsfg.wire.objects import download, upload
 from bsfg.wire.pipelined import Pipelined, given
@@ -40,13 +41,14 @@ FRAMES_BYTES_DEFAULT = 8 << 20
 
 
 Frames = AsyncIterator[pb.FetchFrame | bytes]
+Written = TypeVar("Written")
 
 
 class BoundaryServicer:
     """Answers the methods of the boundary."""
 
-    def __init__(self, service: BoundaryService, calls: Calls, budget: ByteBudget) -> None:
-        self._service, self._calls, self._budget = service, calls, budget
+    def __init__(self, service: BoundaryService, calls: Calls) -> None:
+        self._service, self._calls = service, calls
         self._limits = calls.limits
 
     def handlers(self) -> Any:
@@ -61,14 +63,14 @@ class BoundaryServicer:
             outcome = await self._service.commit(prepared)
         return append_response(outcome)
 
-    def append_facts(self, requests: AsyncIterator[pb.AppendFrame], caller: Caller) -> AsyncIterator[pb.AppendAck]:
+    def append_facts(self, requests: Incoming, caller: Caller) -> AsyncIterator[pb.AppendAck]:
         """Append batches, many in flight."""
 
         async def begin(frame: pb.AppendFrame) -> Awaitable[pb.AppendAck]:
             try:
                 prepared = await self._service.prepare(caller, frame.stream, frame.facts)
             except BsfgError as error:
-                await self._calls.admission.hold_back(str(caller), error)
+                requests.pause(self._calls.admission.delay_seconds(str(caller), error))
                 return given(pb.AppendAck(sequence=frame.sequence, error=error_message(error)))
             try:
                 outcome = self._service.commit(prepared)
@@ -77,14 +79,7 @@ class BoundaryServicer:
                 return given(pb.AppendAck(sequence=frame.sequence, error=error_message(error)))
             return _committed(frame.sequence, outcome, ids_derived=prepared.ids_derived)
 
-        pipelined = Pipelined(
-            begin,
-            size=lambda frame: len(frame.facts),
-            budget=self._budget,
-            window_frames=self._limits.window_frames,
-            idle=self._calls.listening.new(),
-        )
-        return pipelined.answers(requests)
+        return Pipelined(begin, window_frames=self._limits.window_frames).answers(requests)
 
     async def fetch_facts(self, request: pb.FetchRequest, caller: Caller) -> pb.FetchResponse | bytes:
         """Give the next facts of a consumer as messages, or as frames when it asks for those."""
@@ -98,7 +93,7 @@ class BoundaryServicer:
         )
         async with self._calls.timeout(wanted.wait_seconds):
             fetched = await self._service.fetch(caller, request.consumer, wanted, _zones(request.carry_only))
-        return await by_size(fetched.weight_bytes, fetch_response, fetched)
+        return await self._written(fetched, caller, fetch_response)
 
     async def _frames_at_once(self, request: pb.FetchRequest, caller: Caller) -> bytes:
         wanted = FetchRequest(
@@ -111,7 +106,14 @@ class BoundaryServicer:
         )
         async with self._calls.timeout(wanted.wait_seconds):
             fetched = await self._service.fetch(caller, request.consumer, wanted, _zones(request.carry_only))
-        return await by_size(fetched.weight_bytes, frames_response, fetched, ages=request.ages)
+        return await self._written(fetched, caller, partial(frames_response, ages=request.ages))
+
+    async def _written(self, fetched: Fetched, caller: Caller, write: Callable[[Fetched], Written]) -> Written:
+        """Write an answer; large ones of many callers in turn, because facts as messages take many times their size."""
+        if fetched.weight_bytes < THREAD_BYTES:
+            return write(fetched)
+        async with self._calls.admission.answering.take(fetched.weight_bytes, str(caller)):
+            return await by_size(fetched.weight_bytes, write, fetched)
 
     def follow_facts(self, requests: AsyncIterator[pb.FetchRequest], caller: Caller) -> AsyncIterator[Any]:
         """Answer one fetch after the other."""
@@ -186,7 +188,7 @@ class BoundaryServicer:
         """Record one confirmation after the other."""
         return self._calls.one_by_one("ConfirmReceipt", self.confirm_receipt, requests, caller)
 
-    def put_facts(self, requests: AsyncIterator[pb.PutFrame], caller: Caller) -> AsyncIterator[pb.PutAck]:
+    def put_facts(self, requests: Incoming, caller: Caller) -> AsyncIterator[pb.PutAck]:
         """Put what a link brought, frame by frame: order matters here more than overlap.
 
         After a frame that was not taken whole the rest of the call is refused: its frames are on their way already,
@@ -199,26 +201,22 @@ class BoundaryServicer:
             try:
                 if broken:
                     raise NotReady("a frame before this one was not taken", hint="Send both again in a new call.")
-                outcome = await self._service.put(caller, put_call(frame))
+                # The batch stays as it is until the node has looked whose it is; the rest takes time by its bytes.
+                beside = frame.ByteSize() - len(frame.entries)
+                outcome = await self._service.put(caller, await by_size(beside, put_call, frame))
             except BsfgError as error:
                 broken = True
+                requests.pause(self._calls.admission.delay_seconds(str(caller), error))
                 ack = pb.PutAck(sequence=frame.sequence, through=frame.first - 1, error=error_message(error))
                 return given(ack)
             broken = outcome.through != frame.last
             return given(put_ack(frame.sequence, outcome))
 
-        pipelined = Pipelined(
-            begin,
-            size=lambda frame: len(frame.entries),
-            budget=self._budget,
-            window_frames=self._limits.window_frames,
-            idle=self._calls.listening.new(),
-        )
-        return pipelined.answers(requests)
+        return Pipelined(begin, window_frames=self._limits.window_frames).answers(requests)
 
-    async def put_object(self, requests: AsyncIterator[pb.PutObjectRequest], caller: Caller) -> pb.PutObjectResponse:
+    async def put_object(self, requests: Incoming, caller: Caller) -> pb.PutObjectResponse:
         """Upload an artifact."""
-        return await upload(self._service, requests, caller, self._limits.idle_timeout_seconds)
+        return await upload(self._service, requests, caller)
 
     def get_object(self, request: pb.GetObjectRequest, caller: Caller) -> AsyncIterator[pb.GetObjectResponse]:
         """Download an artifact."""

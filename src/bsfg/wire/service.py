@@ -119,6 +119,18 @@ class ObjectInfo:
 class BoundaryService(Protocol):
     """The operations of producers, consumers, peers and the zone's own pipeline."""
 
+    def admit(self, caller: Caller, actions: tuple[str, ...]) -> str:
+        """Give the name of a caller whose row is in force and allows one of the actions, whatever it is about.
+
+        Without actions only the row is asked for. Raises `IdentityUnknown`, `IdentityRevoked` or `PermissionRefused`
+        before anything of a request was looked at; the refusal is recorded.
+        """
+        ...
+
+    def known(self, caller: Caller) -> str | None:
+        """Give the name of a caller whose row is in force, None for anybody else; nothing is recorded."""
+        ...
+
     async def prepare(self, caller: Caller, stream: str, facts: FactBatch | bytes) -> Prepared:
         """Decide whether the caller may append these facts, and seal them; bytes are an Arrow stream.
 

@@ -79,6 +79,7 @@ STATUSES: dict[str, tuple[grpc.StatusCode, int]] = {
     "too_many_ranges": (Status.RESOURCE_EXHAUSTED, 429),
     "fact_not_found": (Status.NOT_FOUND, 404),
     "unknown_stream": (Status.NOT_FOUND, 404),
+    "unknown_service": (Status.NOT_FOUND, 404),
     # Gates and leases.
     "invalid_transition": (Status.FAILED_PRECONDITION, 409),
     "gate_held": (Status.FAILED_PRECONDITION, 409),

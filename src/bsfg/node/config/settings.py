@@ -95,7 +95,16 @@ class StorageTable:
 class Limits:
     """What callers may ask of the node at once."""
 
-    message_bytes: int = setting(SIZE, "16MiB", says="Largest message on the wire.")
+    message_bytes: int = setting(
+        SIZE,
+        "4MiB",
+        says="Largest message on the wire; more where a stream allows facts that need it. Senders cut their batches.",
+    )
+    memory_ceiling_bytes: int = setting(
+        SIZE,
+        "1GiB",
+        says="Memory that the node stays below whatever callers send; what may be under way at once follows from it.",
+    )
     concurrent_requests: int = setting(COUNT, 512, says="Requests served at once; more are refused with a retry hint.")
     concurrent_per_identity: int = setting(COUNT, 256, says="Requests served at once for one identity.")
     connections: int = setting(COUNT, 1_000, says="Open HTTP connections.")

@@ -27,6 +27,7 @@ from bsfg.node.dashboard.watch import Look, Watch
 from bsfg.node.parts import Parts
 from bsfg.wire.answering import Endpoint, Handler, Refused, caller_of, endpoint, problem
 from bsfg.wire.limits import Admission
+from bsfg.wire.operations import PAGE_BODY_BYTES, PAGES, SIGN_IN_BYTES, terms_of
 from bsfg.wire.routes import JSON, JSON_LINES
 from bsfg.wire.service import AdminService, Caller
 from bsfg.wire.status import http_status
@@ -35,7 +36,6 @@ log = structlog.get_logger("bsfg.node")
 
 HOME = "/dashboard/"
 SIGN_IN = "/dashboard/sign-in"
-BODY_BYTES_MAX = 16_384
 BODY_SECONDS = 10.0
 
 
@@ -79,8 +79,8 @@ class Dashboard:
         """Give the routes of the pages."""
 
         def at(path: str, method: str, handler: Handler, refused: Refused = _api_problem) -> Route:
-            name = f"dashboard_{handler.__name__.strip('_')}"
-            answer: Endpoint = endpoint(admission, name, handler, caller_of, refused=refused)
+            terms = terms_of(PAGES, handler.__name__.strip("_"))
+            answer: Endpoint = endpoint(admission, terms, handler, admit=self._owner, refused=refused)
             return Route(path, answer, methods=[method])
 
         return [
@@ -99,6 +99,13 @@ class Dashboard:
             at("/dashboard/api/quarantine.jsonl", "GET", self._all_quarantine),
             at("/dashboard/api/act/{act}", "POST", self._act),
         ]
+
+    def _owner(self, request: Request, caller: Caller) -> str | None:
+        """Give under whose name a browser is served: that of its session, or of its certificate; None without."""
+        session = self._sessions.find(self._door.cookie(request))
+        if session is not None and (name := self._parts.guard.known(session.caller)) is not None:
+            return name
+        return self._parts.guard.known(caller)
 
     # Pages.
 
@@ -120,7 +127,7 @@ class Dashboard:
         return self._sign_in_form(caller, says)
 
     async def _sign_in(self, request: Request, caller: Caller) -> Response:
-        given = parse_qs((await _body(request)).decode("utf-8", "replace"))
+        given = parse_qs((await _body(request, SIGN_IN_BYTES)).decode("utf-8", "replace"))
         cookie = self._door.sign_in(request, given.get("token", [""])[0])
         session = self._sessions.find(cookie)
         log.info("signed_in", by=session.owner if session else "", caller=caller.address)
@@ -213,7 +220,7 @@ class Dashboard:
             raise InvalidArgument("there is no such act")
         # The caller is whom the session belongs to, at the address that this request came from.
         whom = Caller(session.caller.names, caller.address, session.caller.token)
-        done = await act(whom, parsed(await _body(request)))
+        done = await act(whom, parsed(await _body(request, PAGE_BODY_BYTES)))
         self._watch.wake()
         return _json(done)
 
@@ -228,13 +235,13 @@ def _api_problem(request: Request, error: BsfgError) -> Response:
     return response
 
 
-async def _body(request: Request) -> bytes:
+async def _body(request: Request, limit_bytes: int) -> bytes:
     parts, size = [], 0
     async with asyncio.timeout(BODY_SECONDS):
         async for chunk in request.stream():
             size += len(chunk)
-            if size > BODY_BYTES_MAX:
-                raise InvalidArgument(f"the body has more than {BODY_BYTES_MAX} bytes")
+            if size > limit_bytes:
+                raise InvalidArgument(f"the body has more than {limit_bytes} bytes")
             parts.append(chunk)
     return b"".join(parts)
 

@@ -1,0 +1,129 @@
+"""The requests of one gRPC call: bytes that are read when there is room, counted, measured, and only then a message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from bsfg.errors import InvalidArgument, MessageTooLarge, Overloaded
+from bsfg.offload import THREAD_BYTES, by_size
+from bsfg.wire.idle import IdleTimer
+from bsfg.wire.large import read_at_once, read_bounded
+from bsfg.wire.limits import Admission, WireLimits
+from bsfg.wire.operations import Terms
+
+Release = Callable[[], None]
+
+
+class Reader:
+    """Makes messages of one operation out of bytes, within its terms."""
+
+    def __init__(self, message_type: Any, terms: Terms, limits: WireLimits) -> None:
+        self._type, self._terms = message_type, terms
+        self._limit_bytes = terms.limit_bytes(limits.message_bytes)
+        self._most = tuple(terms.most.items())
+
+    async def read(self, data: bytes) -> Any:
+        """Read a message; raises `MessageTooLarge`, `FrameInvalid` or `InvalidArgument` when it is not as agreed."""
+        size = len(data)
+        if size > self._limit_bytes:
+            name = self._terms.name
+            raise MessageTooLarge(
+                f"a request of {name} has {size} bytes, the limit is {self._limit_bytes}", limit=self._limit_bytes
+            )
+        message = read_at_once(self._type, data) if size >= THREAD_BYTES else None
+        if message is None:
+            message = await by_size(size, read_bounded, self._type, data, self._terms.fields)
+        for field, most in self._most:
+            check_most(field, getattr(message, field), most)
+        return message
+
+
+def check_most(field: str, value: Any, most: int) -> None:
+    """Raise `InvalidArgument` when a list or text is longer than it may be."""
+    if len(value) > most:
+        raise InvalidArgument(f"{field} has a length of {len(value)}, the limit is {most}", field=field, limit=most)
+
+
+class Incoming:
+    """The requests of a call, one after the other; an async iterator that ends with them, or with a long silence.
+
+    The bytes of a request count until the next one is asked for, or `take_over` leaves them to somebody else.
+    """
+
+    def __init__(
+        self, context: Any, reader: Reader, admission: Admission, owner: str, *, idle: IdleTimer | None = None
+    ) -> None:
+        self._context, self._reader, self._admission, self._owner = context, reader, admission, owner
+        self._idle = idle
+        self._held = 0
+        self._pause_seconds = 0.0
+        self.fell_silent = False
+
+    def __aiter__(self) -> Incoming:
+        return self
+
+    async def __anext__(self) -> Any:
+        assert self._idle is not None
+        try:
+            return await self._next(self._idle.wait, self._idle.shut)
+        except TimeoutError:
+            self.fell_silent = True
+            raise StopAsyncIteration from None
+
+    async def only(self, idle_timeout_seconds: float) -> Any:
+        """Read the one request of a call."""
+        given_up = False
+        timeout = asyncio.timeout(idle_timeout_seconds)
+
+        def give_up() -> None:
+            nonlocal given_up
+            given_up = True
+            timeout.reschedule(asyncio.get_running_loop().time())
+
+        async def wait(awaitable: Any) -> Any:
+            return await awaitable
+
+        try:
+            async with timeout:
+                return await self._next(wait, give_up)
+        except StopAsyncIteration:
+            raise InvalidArgument("the call ended without a request") from None
+        except TimeoutError:
+            if given_up:
+                raise Overloaded("too many messages are on their way to the node", limit="awaited_messages") from None
+            raise
+
+    async def _next(self, wait: Callable[[Any], Any], give_up: Release) -> Any:
+        self.close()
+        if self._pause_seconds:
+            pause, self._pause_seconds = self._pause_seconds, 0.0
+            await asyncio.sleep(pause)
+        awaited = self._admission.awaited
+        awaited.begin(self._owner, self, give_up)
+        try:
+            data = await wait(self._context.read())
+            if data is grpc.aio.EOF:
+                raise StopAsyncIteration
+            self._held = await self._admission.budget.acquire(len(data), self._owner)
+        finally:
+            awaited.done(self._owner, self)
+        return await self._reader.read(data)
+
+    def pause(self, seconds: float) -> None:
+        """Wait before the next request is read, because of what was wrong with this one."""
+        self._pause_seconds = seconds
+
+    def take_over(self) -> Release:
+        """Leave the bytes of the last request to the caller of this, who is to release them once."""
+        held, self._held, owner, budget = self._held, 0, self._owner, self._admission.budget
+        return lambda: budget.release(held, owner)
+
+    def close(self) -> None:
+        """Release what is held."""
+        if self._held:
+            held, self._held = self._held, 0
+            self._admission.budget.release(held, self._owner)
