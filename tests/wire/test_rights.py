@@ -13,7 +13,7 @@ from tests.wire.conftest import Sites
 from tests.wire.site import Answer, Site, until
 
 from bsfg.batch import FactBatch
-from bsfg.errors import ArtifactMissing, BsfgError, GateHeld
+from bsfg.errors import ArtifactMissing, BsfgError, GateHeld, PermissionRefused, UnknownLink
 from bsfg.fact import ArtifactRef, Envelope, Fact, Key, Message
 from bsfg.journey.link import FetchRequest
 from bsfg.node.authorize import Rule
@@ -57,6 +57,19 @@ zone = "plant"
 roles = ["consumer"]
 streams = ["operational"]
 consumers = ["reader-*"]
+
+[identities.eyes]
+zone = "plant"
+roles = ["viewer"]
+streams = ["operational"]
+[identities.keeper]
+zone = "plant"
+roles = ["operator"]
+streams = ["operational"]
+[identities.mover]
+zone = "plant"
+roles = ["pipeline"]
+streams = ["audit"]
 """
 
 
@@ -380,3 +393,50 @@ async def test_what_was_just_served_can_be_asked_for_although_its_fact_has_left(
     await (await site.parts.store(OPEN)).truncate_before(1)
     assert (await (await site.parts.store(OPEN)).stats()).start == 1
     assert await object_by_digest(ask)
+
+
+@pytest.mark.parametrize("who", ["eyes", "keeper"])
+async def test_whose_row_names_a_stream_sees_that_stream(sites: Sites, who: str) -> None:
+    """Status, metrics, consumers and gates are those of the row's streams, over both listeners."""
+    site = await furnished(sites)
+    site.act_as(who)
+    admin = site.admin_client()
+    over_grpc, by_http = await admin.status(), (await site.http("GET", "/v1/status")).json()
+    for document in (over_grpc, by_http):
+        assert {each["stream"] for each in document["buffers"]} == {OPEN}
+        assert {each["stream"] for each in document["consumers"]} == {OPEN}
+        assert SECRET not in str(document)
+    assert SECRET not in (await site.http("GET", "/metrics")).body.decode()
+    assert {view.state.spec.stream for view in await admin.consumers()} == {OPEN}
+    assert {view.link for view in await admin.gates()} == {"enterprise", "from-enterprise", "from-lab", "north", "west"}
+    site.act_as("narrow")
+    assert {view.link for view in await admin.gates()} == {"enterprise", "from-enterprise"}
+    site.act_as("viewer")
+    assert {each["stream"] for each in (await admin.status())["buffers"]} == {OPEN, SECRET, "audit"}
+
+
+async def test_an_operator_acts_upon_gates_of_his_streams_alone(sites: Sites) -> None:
+    """A gate concerns every stream that passes it, so it takes a row with all of them to hold or release it."""
+    site = await furnished(sites)
+    site.act_as("keeper")
+    admin = site.admin_client()
+    assert (await admin.hold_gate("north", "drill", side="sender")).gate.mode == "held"
+    assert (await admin.release_gate("north", "drill", side="sender")).gate.mode == "autonomous"
+    for gate, side in (("west", "sender"), ("from-lab", "receiver")):
+        for act in (admin.hold_gate, admin.release_gate):
+            with pytest.raises(PermissionRefused, match="'secret'"):
+                await act(gate, "drill", side=side)
+    with pytest.raises(UnknownLink):
+        await admin.hold_gate("nowhere", "drill", side="sender")
+
+
+async def test_a_pipeline_moves_links_of_its_streams_alone(sites: Sites) -> None:
+    """Whoever may move no stream of a link cannot take its lease, which would stop it."""
+    site = await furnished(sites)
+    site.act_as("mover")
+    admin = site.admin_client()
+    with pytest.raises(PermissionRefused, match="may not use the stream"):
+        await admin.acquire_lease("from-lab", "mover", 1_000)
+    with pytest.raises(PermissionRefused, match="may not use the stream"):
+        await admin.recall_peer("from-lab", OPEN)
+    assert (await admin.acquire_lease("from-enterprise", "mover", 1_000)).holder == "mover"

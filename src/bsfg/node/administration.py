@@ -15,9 +15,11 @@ from bsfg.journey.link import PeerMemory, PeerPosition, Release
 from bsfg.journey.truncate import decide, retire, truncate_before
 from bsfg.model import check_name
 from bsfg.node.authorize import Action, Request
+from bsfg.node.board import RECEIVER
 from bsfg.node.config.access import Identity
 from bsfg.node.config.kinds import ANY
 from bsfg.node.parts import Parts
+from bsfg.node.seen import Scope, SeenMetrics
 from bsfg.node.status import Rates, all_stats, backlog_of, consumer_views, document
 from bsfg.ports import (
     QUARANTINE_PAGE,
@@ -71,9 +73,12 @@ class Administration:
     # What viewers see.
 
     async def status(self, caller: Caller) -> Mapping[str, Any]:
-        """Describe the node."""
-        self._check(caller, Action.VIEW)
-        return await self.describe()
+        """Describe the node, as far as the caller may see it."""
+        return (await self._seen(caller))[1]
+
+    async def _seen(self, caller: Caller) -> tuple[Scope, dict[str, Any]]:
+        scope = Scope.of(self._check(caller, Action.VIEW))
+        return scope, scope.document(await self.describe(), self._parts.guard.matrix)
 
     async def describe(self) -> dict[str, Any]:
         """Describe the node to somebody who was let in already."""
@@ -81,9 +86,10 @@ class Administration:
         return await document(self._parts, self._rates, self._started_unix_ms, *found)
 
     async def metrics(self, caller: Caller) -> bytes:
-        """Give the metrics as text, buffers and consumers looked at anew."""
-        await self.status(caller)
-        return self._parts.metrics.text()
+        """Give the metrics as text, buffers and consumers looked at anew, as far as the caller may see them."""
+        scope, seen = await self._seen(caller)
+        metrics = self._parts.metrics
+        return metrics.text(None if scope.streams is None else SeenMetrics(metrics.registry, seen))
 
     async def ready(self) -> None:
         """Raise `NotReady` unless the storage answers; a stream alone out of service is an alert. Anybody may ask."""
@@ -93,14 +99,15 @@ class Administration:
             raise NotReady(f"the storage does not answer: {error.message}") from None
 
     async def consumers(self, caller: Caller) -> list[ConsumerView]:
-        """List all durable consumers."""
-        self._check(caller, Action.VIEW)
-        return await consumer_views(self._parts, await all_stats(self._parts))
+        """List the durable consumers of the streams that the caller may see."""
+        scope = Scope.of(self._check(caller, Action.VIEW))
+        views = await consumer_views(self._parts, await all_stats(self._parts))
+        return [view for view in views if scope.sees([view.state.spec.stream])]
 
     async def gates(self, caller: Caller) -> list[GateView]:
-        """List the gates of all links."""
-        self._check(caller, Action.VIEW)
-        return self._parts.board.gates()
+        """List the gates that a stream passes which the caller may see."""
+        scope, matrix = Scope.of(self._check(caller, Action.VIEW)), self._parts.guard.matrix
+        return [view for view in self._parts.board.gates() if scope.sees(matrix.gate_streams(view.link, view.side))]
 
     async def gaps(self, caller: Caller, stream: str, buffer: Buffer) -> list[GapSet]:
         """Give the gap records of a buffer as sets."""
@@ -188,7 +195,7 @@ class Administration:
         self, caller: Caller, link: str, side: str, reason: str, until_unix_ms: int | None = None
     ) -> GateView:
         """Close a gate."""
-        row = self._check(caller, Action.ACT)
+        row = self._check_gate(caller, link, side)
         view = self._parts.board.hold(link, side, by=row.name, reason=reason, until_unix_ms=until_unix_ms)
         until = {} if until_unix_ms is None else {"until_unix_ms": until_unix_ms}
         log.warning("gate_held", link=link, side=side, reason=reason, by=row.name, caller=caller.address, **until)
@@ -196,7 +203,7 @@ class Administration:
 
     async def release_gate(self, caller: Caller, link: str, side: str, reason: str) -> GateView:
         """Open a held gate."""
-        row = self._check(caller, Action.ACT)
+        row = self._check_gate(caller, link, side)
         view = self._parts.board.release(link, side, by=row.name, reason=reason)
         log.warning("gate_released", link=link, side=side, reason=reason, by=row.name, caller=caller.address)
         return view
@@ -236,7 +243,7 @@ class Administration:
         self, caller: Caller, link: str, holder: str, ttl_ms: int, wait_seconds: float = 0.0, *, urgent: bool = False
     ) -> LeaseView:
         """Take the lease of a link."""
-        row = self._check(caller, Action.REPORT)
+        row = self._check_link(caller, link)
         lease = await self._parts.board.turn(link, holder or row.name, ttl_ms, wait_seconds, urgent=urgent)
         if self._lease_holders.get(link) != lease.holder:
             # The parts of one holder take turns every few seconds, which is no news.
@@ -248,19 +255,21 @@ class Administration:
         self, caller: Caller, link: str, token: str, ttl_ms: int, wait_seconds: float = 0.0, seen: int = 0
     ) -> LeaseView:
         """Keep a lease."""
-        self._check(caller, Action.REPORT)
+        self._check_link(caller, link)
         return await self._parts.board.keep(link, token, ttl_ms, wait_seconds, seen)
 
     async def release_lease(self, caller: Caller, link: str, token: str) -> None:
         """Give a lease back."""
-        self._check(caller, Action.REPORT)
+        self._check_link(caller, link)
         self._parts.board.give_back(link, token)
 
     async def report_link(self, caller: Caller, report: LinkReport) -> GateView:
         """Take a report about one stream of a link and give its gate."""
-        self._check(caller, Action.REPORT)
         if report.stream:
+            self._check(caller, Action.REPORT, report.stream)
             self._parts.settings.lane(report.stream)
+        else:
+            self._check_link(caller, report.link)
         view = self._parts.board.report(report)
         metrics = self._parts.metrics
         if report.failure_code:
@@ -274,7 +283,7 @@ class Administration:
 
     async def recall_peer(self, caller: Caller, link: str, stream: str) -> PeerPosition:
         """Give what is remembered of the sender of a link."""
-        self._check(caller, Action.REPORT)
+        self._check(caller, Action.REPORT, stream)
         return await self._memory(link, stream).recall()
 
     async def remember_peer(
@@ -287,7 +296,7 @@ class Administration:
         settles: Release | None = None,
     ) -> None:
         """Keep what a pipeline knows of the sender of a link, and that it has acted upon a release."""
-        self._check(caller, Action.REPORT)
+        self._check(caller, Action.REPORT, stream)
         self._parts.board.check_lease(link, lease)
         await self._memory(link, stream).remember(position, settles)
 
@@ -295,6 +304,22 @@ class Administration:
         self._parts.board.gate(link)
         self._parts.settings.lane(stream)
         return self._parts.memory(link, stream)
+
+    def _check_gate(self, caller: Caller, link: str, side: str) -> Identity:
+        """Check that somebody may act upon a gate: it concerns every stream that passes it."""
+        row = self._check(caller, Action.ACT)
+        self._parts.board.gate(link, side)
+        for stream in sorted(self._parts.guard.matrix.gate_streams(link, side)):
+            self._check(caller, Action.ACT, stream)
+        return row
+
+    def _check_link(self, caller: Caller, link: str) -> Identity:
+        """Check that a pipeline may move a stream of a link, at least one."""
+        row, guard = self._check(caller, Action.REPORT), self._parts.guard
+        streams = sorted(guard.matrix.gate_streams(link, RECEIVER))
+        if streams and not any(guard.allows(caller, Request(Action.REPORT, stream)) for stream in streams):
+            self._check(caller, Action.REPORT, streams[0])
+        return row
 
     def _check(self, caller: Caller, action: Action, stream: str | None = None) -> Identity:
         return self._parts.guard.check(caller, Request(action, stream))

@@ -185,6 +185,12 @@ class Matrix:
             vouching=Vouching(trust, config.authorities),
         )
 
+    def gate_streams(self, link: str, side: str) -> frozenset[str]:
+        """Give the streams that pass a gate: those of an inbound link, or what a zone that pulls is served."""
+        if side == "receiver":
+            return self.link_streams.get(link, frozenset())
+        return frozenset(stream for stream, _ in self.served.get(link, ()))
+
     def name_of(self, peer: PeerNames) -> str:
         """Give the one name of a certificate that counts here, or raise `IdentityUnknown`.
 

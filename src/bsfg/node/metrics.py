@@ -159,6 +159,6 @@ class Metrics:
         """Show how many requests are under way, whenever somebody looks."""
         self.in_flight.set_function(lambda: admission.serving)
 
-    def text(self) -> bytes:
-        """Write everything in the form that Prometheus reads."""
-        return generate_latest(self.registry)
+    def text(self, part: Any = None) -> bytes:
+        """Write everything, or the part of it that somebody may see, in the form that Prometheus reads."""
+        return generate_latest(part or self.registry)

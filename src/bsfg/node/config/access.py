@@ -135,7 +135,7 @@ class Identity:
         says=(
             "What the holder is: producer (appends facts, uploads artifacts), consumer (fetches and confirms), peer "
             "(another zone's node), pipeline (this zone's own replication job), operator (holds gates, retires "
-            "consumers, settles quarantine), viewer (sees everything, changes nothing)."
+            "consumers, settles quarantine), viewer (sees what concerns its streams, changes nothing)."
         ),
         example=["peer"],
     )

@@ -25,6 +25,7 @@ from bsfg.node.dashboard.sessions import Session, Sessions
 from bsfg.node.dashboard.tokens import Tokens
 from bsfg.node.dashboard.watch import Look, Watch
 from bsfg.node.parts import Parts
+from bsfg.node.seen import Scope
 from bsfg.wire.answering import Endpoint, Handler, Refused, caller_of, endpoint, problem
 from bsfg.wire.limits import Admission
 from bsfg.wire.operations import PAGE_BODY_BYTES, PAGES, SIGN_IN_BYTES, terms_of
@@ -50,7 +51,7 @@ class Dashboard:
         self._door = Door(parts, self._tokens, self._sessions)
         self._files = Files()
         self._feed = Feed(config.dashboard.watchers)
-        self._watch = Watch(look, self._feed, parts.metrics, parts.clock)
+        self._watch = Watch(look, self._feed, parts)
         self._actions = Actions(admin, parts.clock)
 
     @property
@@ -187,12 +188,20 @@ class Dashboard:
 
     async def _events(self, request: Request, caller: Caller) -> Any:
         session = self._door.session(request)
-        self._parts.guard.check(session.caller, VIEW)
+        scope = self._scope(session)
         abort: Callable[[], None] = request.scope.get("state", {}).get("abort", lambda: None)
-        greeting = await self._watch.greeting()
-        watcher = self._feed.join(lambda: self._door.may_watch(session), abort)
+        greeting = await self._watch.greeting(scope)
+
+        def may_go_on() -> bool:
+            # Whose streams were changed begins anew with what he may see now.
+            return self._door.may_watch(session) and self._scope(session) == scope
+
+        watcher = self._feed.join(may_go_on, abort, scope)
         watcher.offer(greeting)
         return EventStream(self._feed, watcher)
+
+    def _scope(self, session: Session) -> Scope:
+        return Scope.of(self._parts.guard.check(session.caller, VIEW))
 
     async def _gaps(self, request: Request, caller: Caller) -> Response:
         caller = self._door.session(request).caller

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from bsfg.errors import Overloaded
+from bsfg.node.seen import EVERYTHING, Scope
 
 WAITING_MAX = 8
 """Events that may wait for one browser: it is behind by as many seconds, and is let go."""
@@ -31,8 +32,8 @@ def event(name: str, data: bytes) -> bytes:
 class Watcher:
     """One browser that watches; ``allowed`` is asked before each event whether it may go on."""
 
-    def __init__(self, allowed: Callable[[], bool], abort: Callable[[], None]) -> None:
-        self._allowed, self.abort = allowed, abort
+    def __init__(self, allowed: Callable[[], bool], abort: Callable[[], None], scope: Scope) -> None:
+        self._allowed, self.abort, self.scope = allowed, abort, scope
         self._waiting: asyncio.Queue[bytes | None] = asyncio.Queue(WAITING_MAX)
         self.slow = False
 
@@ -74,12 +75,16 @@ class Feed:
     def __len__(self) -> int:
         return len(self._watchers)
 
-    def join(self, allowed: Callable[[], bool], abort: Callable[[], None]) -> Watcher:
-        """Take one more browser in, or raise `Overloaded`."""
+    def scopes(self) -> set[Scope]:
+        """Give what those who watch may see, each once."""
+        return {watcher.scope for watcher in self._watchers}
+
+    def join(self, allowed: Callable[[], bool], abort: Callable[[], None], scope: Scope = EVERYTHING) -> Watcher:
+        """Take one more browser in that may see so much, or raise `Overloaded`."""
         if self._closed or len(self._watchers) >= self._max:
             hint = "Close another window, or raise `watchers` in [dashboard]."
             raise Overloaded(f"{len(self._watchers)} browsers watch already", hint=hint, limit="watchers")
-        watcher = Watcher(allowed, abort)
+        watcher = Watcher(allowed, abort, scope)
         self._watchers.add(watcher)
         return watcher
 
@@ -87,10 +92,10 @@ class Feed:
         """Let one go."""
         self._watchers.discard(watcher)
 
-    def publish(self, data: bytes) -> None:
-        """Give an event to all who watch; who is too far behind is let go."""
+    def publish(self, data: bytes, scope: Scope = EVERYTHING) -> None:
+        """Give an event to all who may see just that; who is too far behind is let go."""
         for watcher in list(self._watchers):
-            if not watcher.offer(data):
+            if watcher.scope == scope and not watcher.offer(data):
                 self._watchers.discard(watcher)
 
     def close(self) -> None:

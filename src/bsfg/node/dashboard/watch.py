@@ -14,8 +14,8 @@ from bsfg.errors import BsfgError
 from bsfg.node.dashboard.feed import Feed, event
 from bsfg.node.dashboard.history import EVERY_SECONDS, History, Series, values_of
 from bsfg.node.health import as_json
-from bsfg.node.metrics import Metrics
-from bsfg.ports import Clock
+from bsfg.node.parts import Parts
+from bsfg.node.seen import EVERYTHING, Scope
 
 log = structlog.get_logger("bsfg.node")
 
@@ -27,8 +27,8 @@ Look = Callable[[], Awaitable[dict[str, Any]]]
 class Watch:
     """One task that looks once a second while somebody watches, and every few seconds when nobody does."""
 
-    def __init__(self, look: Look, feed: Feed, metrics: Metrics, clock: Clock) -> None:
-        self._look, self._feed, self._metrics, self._clock = look, feed, metrics, clock
+    def __init__(self, look: Look, feed: Feed, parts: Parts) -> None:
+        self._look, self._feed, self._parts, self._clock = look, feed, parts, parts.clock
         self.history = History()
         self._noted_ms: int | None = None
         self._stopping = False
@@ -51,9 +51,15 @@ class Watch:
         """Look now, because something was changed."""
         self._wake.set()
 
-    async def greeting(self) -> bytes:
-        """Give the first event of somebody new: the last hour, and what is so now."""
-        return event("hello", orjson.dumps({"history": self.history.to_dict(), "state": await self._state()}))
+    async def greeting(self, scope: Scope = EVERYTHING) -> bytes:
+        """Give the first event of somebody new: the last hour, and what is so now, as far as he may see it."""
+        state = self._seen(await self._state(), scope)
+        history = self.history.to_dict()
+        if "trouble" in state:
+            history["series"] = history["series"] if scope == EVERYTHING else []
+        else:
+            history["series"] = [each for each in history["series"] if scope.series(tuple(each["of"]), state)]
+        return event("hello", orjson.dumps({"history": history, "state": state}))
 
     async def _run(self) -> None:
         while not self._stopping:
@@ -76,18 +82,27 @@ class Watch:
         if due and "trouble" not in state:
             self._noted_ms = now_ms
             point = self._note(state)
-        self._feed.publish(event("state", orjson.dumps({"state": state, "point": point})))
+        for scope in self._feed.scopes():
+            seen, noted = self._seen(state, scope), point
+            if point is not None:
+                values = [each for each in point["values"] if scope.series(tuple(each["of"]), seen)]
+                noted = {**point, "values": values}
+            self._feed.publish(event("state", orjson.dumps({"state": seen, "point": noted})), scope)
 
     def _note(self, state: dict[str, Any]) -> dict[str, Any]:
-        values: dict[Series, float] = values_of(state, self._metrics.take_worst_lags())
+        values: dict[Series, float] = values_of(state, self._parts.metrics.take_worst_lags())
         self.history.add(state["now_unix_ms"], values)
         return {
             "time": state["now_unix_ms"],
             "values": [{"of": list(series), "value": value} for series, value in values.items()],
         }
 
+    def _seen(self, state: dict[str, Any], scope: Scope) -> dict[str, Any]:
+        """Give what somebody may see of a state, with what that means."""
+        return state if "trouble" in state else as_json(scope.document(state, self._parts.guard.matrix))
+
     async def _state(self) -> dict[str, Any]:
         try:
-            return as_json(await self._look())
+            return await self._look()
         except BsfgError as error:
             return {"trouble": error.to_dict(), "now_unix_ms": self._clock.now_unix_ms()}
