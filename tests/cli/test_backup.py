@@ -73,6 +73,11 @@ def zone(tmp_path: Path) -> Zone:
     return plant
 
 
+def authority_of(zone: Zone) -> Path:
+    """Keep a copy of the authority where no restore reaches it."""
+    return Path(shutil.copy(zone.folder / "certs" / "ca.crt", zone.folder.parent / "known-ca.crt"))
+
+
 def config_of(zone: Zone) -> Path:
     """Give the zone's file."""
     return zone.folder / "zone.toml"
@@ -86,7 +91,7 @@ def test_a_data_folder_is_backed_up_and_restored(quick: Run, data: Path, tmp_pat
         ("audit", "forward", 0, 300),
         ("operational", "store", 650, 2_000),
     ]
-    restored = quick("restore", tmp_path / "copy", tmp_path / "new", "--json").json()
+    restored = quick("restore", tmp_path / "copy", tmp_path / "new", "--accept-unsigned", "--json").json()
     assert restored["data"] == str(tmp_path / "new") and restored["next"] == [f"bsfg verify {tmp_path / 'new'}"]
     assert entries_of(tmp_path / "new") == entries_of(data)
     before, after = (quick("inspect", folder, "--json").json() for folder in (data, tmp_path / "new"))
@@ -105,7 +110,7 @@ def test_a_data_folder_is_backed_up_and_restored(quick: Run, data: Path, tmp_pat
 def test_the_lineage_of_a_restored_log_is_kept(quick: Run, data: Path, tmp_path: Path) -> None:
     """A restored log names the history it went on from, where and when."""
     quick("backup", tmp_path / "copy", "--data", data)
-    quick("restore", tmp_path / "copy", tmp_path / "new")
+    quick("restore", tmp_path / "copy", tmp_path / "new", "--accept-unsigned")
     [old] = [log for log in open_folder(data) if log.buffer == Buffer.STORE]
     [new] = [log for log in open_folder(tmp_path / "new") if log.buffer == Buffer.STORE]
     before, after = read_identity(old.files, old.path), read_identity(new.files, new.path)
@@ -121,9 +126,10 @@ def test_a_zone_comes_back_whole(quick: Run, zone: Zone, tmp_path: Path) -> None
     made = quick("backup", tmp_path / "b", "--config", config_of(zone), "--json").json()
     assert (made["zone"], made["artifacts"], made["config"]) == ("plant-a", 1, "zone.toml")
     assert {"zone.toml", "certs/ca.crt", "certs/plant-a-bsfg.crt"} <= set(made["files"])
-    before, entries = files_of(zone.folder), entries_of(zone.data)
+    before, entries, authority = files_of(zone.folder), entries_of(zone.data), authority_of(zone)
     shutil.rmtree(zone.folder)
-    restored = quick("restore", tmp_path / "b", zone.folder, "--json").json()
+    restored = quick("restore", tmp_path / "b", zone.folder, "--ca", authority, "--take-config", "--json").json()
+    assert restored["signed_by"] == "plant-a-bsfg"
     assert entries_of(zone.data) == entries
     content = [data for name, data in files_of(zone.data / "artifacts").items() if name.startswith("content/")]
     assert content == [CONTENT]
@@ -134,12 +140,12 @@ def test_a_zone_comes_back_whole(quick: Run, zone: Zone, tmp_path: Path) -> None
     steps = restored["next"]
     assert steps[0] == f"put back {zone.folder / 'certs/plant-a-bsfg.key'}"
     assert any("bsfg gate release from-plant-a" in step for step in steps)
-    words = quick("restore", tmp_path / "b", tmp_path / "elsewhere")
+    words = quick("restore", tmp_path / "b", tmp_path / "elsewhere", "--ca", authority, "--take-config")
     assert "Next:" in words.out and "bsfg node" in words.out
 
 
 def test_keys_stay_where_they_are_unless_asked_for(quick: Run, zone: Zone, tmp_path: Path) -> None:
-    """No private key is in a backup; with --with-keys all of them are, as unreadable for others as they were."""
+    """No private key is in a backup; with --with-keys the node's own is, as unreadable for others as it was."""
     hidden = zone.folder / "certs" / "spare.pem"
     shutil.copy(zone.folder / "certs" / "plant-a-bsfg.key", hidden)
     plain = quick("backup", tmp_path / "plain", "--config", config_of(zone))
@@ -147,12 +153,18 @@ def test_keys_stay_where_they_are_unless_asked_for(quick: Run, zone: Zone, tmp_p
     held = files_of(tmp_path / "plain")
     assert not [name for name, content in held.items() if name.endswith(".key") or b"PRIVATE KEY" in content]
     made = quick("backup", tmp_path / "full", "--config", config_of(zone), "--with-keys", "--json").json()
-    assert made["with_keys"] and made["left_out"] == []
+    assert made["with_keys"] and made["signed"]
+    held = files_of(tmp_path / "full")
+    assert [name for name, content in held.items() if b"PRIVATE KEY" in content] == ["zone/certs/plant-a-bsfg.key"]
+    assert {Path(path).name for path in made["left_out"]} >= {"ca.key", "spare.pem"}
     key = tmp_path / "full" / "zone" / "certs" / "plant-a-bsfg.key"
     assert key.read_bytes() == (zone.folder / "certs" / "plant-a-bsfg.key").read_bytes()
     assert key.stat().st_mode & 0o077 == 0
+    authority = authority_of(zone)
     shutil.rmtree(zone.folder)
-    assert quick("restore", tmp_path / "full", zone.folder, "--json").json()["lacking"] == []
+    taken = quick("restore", tmp_path / "full", zone.folder, "--ca", authority, "--take-config", "--json").json()
+    assert taken["lacking"] == []
+    assert (zone.folder / "certs" / "plant-a-bsfg.key").stat().st_mode & 0o777 == 0o600
 
 
 def test_files_of_a_zone_that_are_there_stay(quick: Run, zone: Zone, tmp_path: Path) -> None:
@@ -188,11 +200,11 @@ def test_nothing_is_overwritten(quick: Run, data: Path, tmp_path: Path) -> None:
     busy = quick("backup", tmp_path / "next", "--data", data)
     assert busy.code == 1 and "interrupted" in busy.err
     before = files_of(data)
-    over = quick("restore", tmp_path / "empty", data)
+    over = quick("restore", tmp_path / "empty", data, "--accept-unsigned")
     assert over.code == 1 and f"mv {data} {data}.lost" in over.err
     assert files_of(data) == before
     (tmp_path / "new.restoring").mkdir()
-    assert "interrupted" in quick("restore", tmp_path / "empty", tmp_path / "new").err
+    assert "interrupted" in quick("restore", tmp_path / "empty", tmp_path / "new", "--accept-unsigned").err
 
 
 def test_what_is_ended_leaves_nothing_behind(data: Path, tmp_path: Path) -> None:
@@ -212,7 +224,10 @@ def test_a_full_disk_leaves_nothing_behind(bsfg: Run, data: Path, tmp_path: Path
     """A backup that cannot be finished says why, and its half is removed; so is the half of a restore."""
 
     small_files = launcher("resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))")
-    for command in (("backup", tmp_path / "b", "--data", data), ("restore", tmp_path / "good", tmp_path / "new")):
+    for command in (
+        ("backup", tmp_path / "b", "--data", data),
+        ("restore", tmp_path / "good", tmp_path / "new", "--accept-unsigned"),
+    ):
         bsfg("backup", tmp_path / "good", "--data", data)
         outcome = bsfg(*command, launcher=small_files)
         assert outcome.code == 1 and outcome.err.startswith("error[storage_failed]")
@@ -226,10 +241,10 @@ def test_damage_is_told_and_restored_only_on_demand(quick: Run, data: Path, tmp_
     assert made.code == 1 and not made.json()["sound"]
     assert {each["code"] for each in made.json()["problems"]} == {"log_damaged"}
     assert "damaged, as the zone is" in quick("backup", tmp_path / "c", "--data", data).out
-    refused = quick("restore", tmp_path / "b", tmp_path / "new", "--json")
+    refused = quick("restore", tmp_path / "b", tmp_path / "new", "--accept-unsigned", "--json")
     assert refused.code == 1 and refused.json()["code"] == "log_damaged"
     assert not (tmp_path / "new").exists()
-    assert quick("restore", tmp_path / "b", tmp_path / "new", "--accept-damage").code == 0
+    assert quick("restore", tmp_path / "b", tmp_path / "new", "--accept-unsigned", "--accept-damage").code == 0
     assert len(entries_of(tmp_path / "new")) == len(entries_of(data)) < 1_650
 
 
@@ -248,11 +263,11 @@ def test_a_backup_that_was_altered_is_noticed(quick: Run, zone: Zone, tmp_path: 
         shutil.rmtree(backup / "data")
         folders.make(backup / "data")
 
-    for harm in (flip, cut, exchange):
+    for harm, said in ((flip, "the backup is damaged"), (cut, "the backup is damaged"), (exchange, "backup_untrusted")):
         bad = Path(shutil.copytree(tmp_path / "good", tmp_path / harm.__name__))
         harm(bad)
-        outcome = quick("restore", bad, tmp_path / "new")
-        assert outcome.code == 1 and "the backup is damaged" in outcome.err, harm.__name__
+        outcome = quick("restore", bad, tmp_path / "new", "--ca", authority_of(zone), "--take-config")
+        assert outcome.code == 1 and said in outcome.err, harm.__name__
     assert not (tmp_path / "new").exists()
 
 
@@ -260,7 +275,7 @@ def test_without_verifying(quick: Run, data: Path, tmp_path: Path) -> None:
     """--no-verify says that nobody has looked; a restore looks all the same."""
     outcome = quick("backup", tmp_path / "b", "--data", data, "--no-verify")
     assert outcome.code == 0 and "not verified" in outcome.out
-    assert quick("restore", tmp_path / "b", tmp_path / "new").code == 0
+    assert quick("restore", tmp_path / "b", tmp_path / "new", "--accept-unsigned").code == 0
 
 
 def test_what_is_no_backup(quick: Run, data: Path, tmp_path: Path) -> None:
@@ -310,7 +325,7 @@ def test_which_zone_must_be_said(quick: Run, data: Path, tmp_path: Path, monkeyp
 def test_a_moved_folder_keeps_its_history(quick: Run, data: Path, tmp_path: Path) -> None:
     """With --moved the ids of the logs stay, and positions of before are still good."""
     quick("backup", tmp_path / "b", "--data", data)
-    restored = quick("restore", tmp_path / "b", tmp_path / "new", "--moved", "--json").json()
+    restored = quick("restore", tmp_path / "b", tmp_path / "new", "--moved", "--accept-unsigned", "--json").json()
     assert restored["logs"] == []
     marks = [orjson.loads(path.read_bytes()) for path in sorted((tmp_path / "new").rglob("log.json"))]
     assert marks == [orjson.loads(path.read_bytes()) for path in sorted(data.rglob("log.json"))]

@@ -70,7 +70,7 @@ def test_the_core_does_its_work(core: Environment, tmp_path: Path) -> None:
     entries = check(core.run("bsfg", "inspect", "data", "--stream", "operational", "--export", cwd=tmp_path)).out
     assert len(entries.splitlines()) == 10
     check(core.run("bsfg", "backup", "copy", "--data", "data", cwd=tmp_path))
-    check(core.run("bsfg", "restore", "copy", "restored", cwd=tmp_path))
+    check(core.run("bsfg", "restore", "copy", "restored", "--accept-unsigned", cwd=tmp_path))
     check(core.run("bsfg", "verify", "restored", cwd=tmp_path))
 
 

@@ -1,6 +1,8 @@
 """Certificates are made fit for their use, and what is wrong with one is said before a handshake fails."""
 
 import json
+import tarfile
+import tomllib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -307,6 +309,11 @@ def test_unreadable_files(folder: Path, tmp_path: Path) -> None:
     assert faults(check_files(bad, NOW)) == [("error", "files")]
 
 
+def command(name: str, *args: object) -> int:
+    """Run a command about certificates and give its exit code."""
+    return main(["certs", name, *map(str, args)])
+
+
 def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, Any]:
     """Run a command with --json and give its exit code and what it printed."""
     code = main([*args, "--json"])
@@ -370,3 +377,56 @@ def test_init_refuses_to_overwrite(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (code, failure["code"], path.read_text()) == (1, "file_exists", "mine")
     assert run(capsys, "init", str(path.parent), "--zone", "a", "--force")[0] == 0
     assert 'name = "a"' in path.read_text()
+
+
+def test_a_bundle_has_what_is_the_zones_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The authority's certificate and the zone's own pairs, for their owner only; never a key of anybody else."""
+    folder = tmp_path / "authority"
+    names = ("plant-bsfg", "plant-producer", "plant-mes", "plant-a-bsfg", "plant-a-operator", "enterprise-bsfg")
+    command("init-ca", folder)
+    for name in names:
+        command("issue", folder, name)
+    capsys.readouterr()
+    assert command("bundle", folder, "plant", tmp_path / "plant" / "certs") == 0
+    assert "Next:" in capsys.readouterr().out
+    made = tmp_path / "plant" / "certs"
+    own = ["ca.crt", "plant-bsfg.crt", "plant-bsfg.key", "plant-producer.crt", "plant-producer.key"]
+    assert sorted(path.name for path in made.iterdir()) == own
+    assert made.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in made.iterdir()} == {0o600}
+    assert all((folder / path.name).read_bytes() == path.read_bytes() for path in made.iterdir())
+    assert command("bundle", folder, "plant", tmp_path / "node.tar", "--node-only", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["files"] == own[:3]
+    assert (tmp_path / "node.tar").stat().st_mode & 0o777 == 0o600
+    with tarfile.open(tmp_path / "node.tar") as archive:
+        found = {each.name: each.mode for each in archive}
+    assert found == {"certs": 0o700} | {f"certs/{name}": 0o600 for name in own[:3]}
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    for target in (made, tmp_path / "node.tar", tmp_path / "dangling"):
+        assert command("bundle", folder, "plant", target) == 1
+        assert "file_exists" in capsys.readouterr().err
+    for zone in ("nobody", "../plant", "ca"):
+        assert command("bundle", folder, zone, tmp_path / "never") == 1
+    assert not (tmp_path / "never").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "zone", "role"),
+    [
+        (["plant-a-bsfg"], "plant-a", "peer"),
+        (["plant-a-producer"], "plant-a", "producer"),
+        (["plant-a-operator"], "plant-a", "operator"),
+        (["mes", "--role-hint", "producer"], "<zone>", "producer"),
+        (["plant-a-producer", "--role-hint", "viewer"], "<zone>", "viewer"),
+    ],
+)
+def test_the_row_fits_the_name(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], zone: str, role: str
+) -> None:
+    """What is printed to be added to [identities] is the zone and the role that the name tells."""
+    assert command("issue", folder, *arguments, "--force") == 0
+    row = tomllib.loads(capsys.readouterr().out.split("\n\n")[-1])["identities"][arguments[0]]
+    assert (row["zone"], row["roles"]) == (zone, [role])
+    certificate = load_certificates(folder / f"{arguments[0]}.crt")[0]
+    purposes = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert (ExtendedKeyUsageOID.SERVER_AUTH in purposes) == (role == "peer")

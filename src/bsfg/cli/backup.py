@@ -30,6 +30,7 @@ EPILOG = examples(
 )
 
 KEYS_NOTE = "Private keys are not in it: keep them elsewhere, or use --with-keys."
+UNSIGNED_NOTE = "It is not signed, because there is no key of the zone's node to sign with: see `bsfg restore --help`."
 
 
 @app.command(epilog=EPILOG)
@@ -48,7 +49,7 @@ def backup(
         typer.Option("--base", metavar="BACKUP", help="An earlier backup on this disk; what did not change is linked."),
     ] = None,
     with_keys: Annotated[
-        bool, typer.Option("--with-keys", help="Put the private keys of certificates into it as well.")
+        bool, typer.Option("--with-keys", help="Put the private key of the zone's node into it as well.")
     ] = False,
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Do not read the copy again to check it; a restore does.")
@@ -58,20 +59,22 @@ def backup(
     """Copy everything a zone has into a new folder, while its node runs and producers append.
 
     The backup holds all that was acknowledged before it began, in order and without a hole: facts, gap records,
-    quarantine, consumers, what is known of peers, artifacts, the zone's file and its certificates, but not their keys.
+    quarantine, consumers, what is known of peers, artifacts, the zone's file and its certificates, but not their keys:
+    with --with-keys the node's own, and never that of an authority or of anybody else. The node's key signs it all.
 
     It is checked byte by byte at the end; the exit code is 1 when something is damaged (the zone itself then is, too).
     Nothing is ever overwritten, and what is interrupted leaves nothing behind. `bsfg restore` brings it back.
     """
     from bsfg.clock import SystemClock
-    from bsfg.node.backup import Options, back_up
+    from bsfg.node.backup import Options, back_up, is_signed
 
     place = _place(config, data)
     with orderly_end(), stages() as progress:
         options = Options(base, with_keys, verify=not no_verify)
         manifest = back_up(place, target, options, SystemClock().now_unix_ms, progress)
     if json:
-        print_json({"backup": str(target), "sound": not manifest.damage, **asdict(manifest)})
+        about = {name: value for name, value in asdict(manifest).items() if name != "contents"}
+        print_json({"backup": str(target), "sound": not manifest.damage, "signed": is_signed(target), **about})
     else:
         _show(target, manifest, place)
     if manifest.damage:
@@ -108,6 +111,8 @@ def _place(config: Path | None, data: Path | None) -> Place:
 
 
 def _show(target: Path, manifest: Manifest, place: Place) -> None:
+    from bsfg.node.backup import is_signed
+
     out = console()
     rows = table("log", "offsets", "entries", right=("entries",))
     for log in manifest.logs:
@@ -124,5 +129,7 @@ def _show(target: Path, manifest: Manifest, place: Place) -> None:
     if manifest.damage:
         state = ("damaged, as the zone is", "bold red")
     out.print(Text.assemble(state, f": {held} in {target}"), soft_wrap=True)
-    if place.keys and not manifest.with_keys:
+    if not is_signed(target):
+        out.print(UNSIGNED_NOTE, style="yellow", soft_wrap=True)
+    if place.key is not None and not manifest.with_keys:
         out.print(KEYS_NOTE, soft_wrap=True)

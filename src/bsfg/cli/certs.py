@@ -27,6 +27,7 @@ app = typer.Typer(
     epilog=examples(
         ("bsfg certs init-ca certs", "make an authority, once for all zones"),
         ("bsfg certs issue certs plant-a-bsfg --host 127.0.0.1", "a certificate for the node of plant-a"),
+        ("bsfg certs bundle certs plant-a plant-a.tar", "all that goes to the machine of plant-a, and no more"),
         ("bsfg certs issue certs mes --role-hint producer", "a certificate for an application"),
         ("bsfg certs signing-key line-7.key", "a key by which a producer signs its facts"),
         ("bsfg certs show certs/*.crt", "see names and dates"),
@@ -91,9 +92,51 @@ def issue(
     """
     from bsfg.wire.certs import issue as make
 
-    serves = role_hint in (None, RoleHint.PEER)
+    serves = (role_hint or _guessed(name)[1]) in (None, RoleHint.PEER)
     made = make(folder, name, days=days, now=datetime.now(UTC), hosts=host or [], serves=serves, force=force)
     _print_made(made, json_mode, f"Add it where it may call:\n\n{_row(name, role_hint)}")
+
+
+@app.command("bundle")
+def bundle(
+    folder: Folder,
+    zone: Annotated[str, typer.Argument(help="The zone.")],
+    target: Annotated[
+        Path, typer.Argument(help="A new folder, such as plant/certs, or a new file that ends with .tar.")
+    ],
+    node_only: Annotated[
+        bool, typer.Option("--node-only", help="Leave out the certificates of the zone's own applications.")
+    ] = False,
+    json_mode: Json = False,
+) -> None:
+    """Gather what belongs on the machine of one zone: its own certificates with their keys, and ca.crt.
+
+    These are ZONE-bsfg, and ZONE-producer, -consumer, -pipeline, -operator and -viewer as far as there are any. The
+    authority's key and whatever is another zone's stay where they are.
+    """
+    from bsfg.wire.bundles import make_bundle
+
+    roles = () if node_only else tuple(str(role) for role in RoleHint if role != RoleHint.PEER)
+    files = make_bundle(folder, zone, target, roles)
+    steps = _bundle_steps(target, zone)
+    if json_mode:
+        print_json({"bundle": str(target), "zone": zone, "files": files, "next": steps})
+        return
+    lines = [f"Wrote {target}, for its owner only:", *(f"  {name}" for name in files), "", "Next:"]
+    console().print("\n".join([*lines, *(f"  {step}" for step in steps)]), soft_wrap=True)
+
+
+def _bundle_steps(target: Path, zone: str) -> list[str]:
+    if target.suffix == ".tar":
+        return [
+            f"bring {target} to the machine of {zone} on a way that others do not read, and remove it here",
+            f"there: tar xf {target.name} -C FOLDER, where FOLDER has the zone.toml, and remove {target.name}",
+            "there: bsfg certs check --config FOLDER/zone.toml",
+        ]
+    return [
+        f"let it be the folder certs beside the zone.toml of {zone}, on that machine alone",
+        "bsfg certs check --config zone.toml",
+    ]
 
 
 @app.command("signing-key")
@@ -222,10 +265,22 @@ def _zone_name(config: ZoneConfig, certificate: Path) -> Finding:
     return Finding(Level.WARNING, "zone", f"the certificate does not carry the usual name {usual}", do)
 
 
-def _row(name: str, role: RoleHint | None) -> str:
-    zone = name.removesuffix("-bsfg") if role in (None, RoleHint.PEER) else "<zone>"
+def _guessed(name: str) -> tuple[str, RoleHint | None]:
+    """Tell from a name its zone and what its holder is, as far as it follows the rule: ZONE-bsfg or ZONE-role."""
+    zone, _, end = name.rpartition("-")
+    if zone and end == "bsfg":
+        return zone, RoleHint.PEER
+    roles = {str(role): role for role in RoleHint if role != RoleHint.PEER}
+    return (zone, roles[end]) if zone and end in roles else ("", None)
+
+
+def _row(name: str, hint: RoleHint | None) -> str:
+    zone, role = _guessed(name)
+    # A hint that contradicts the name says that the name follows no rule.
+    zone = zone if zone and hint in (None, role) else "<zone>"
+    role = hint or role or RoleHint.PEER
     header = name if name.replace("-", "").replace("_", "").isalnum() else f'"{name}"'
-    return f'[identities.{header}]\nzone = "{zone}"\nroles = ["{role or RoleHint.PEER}"]\nstreams = ["operational"]'
+    return f'[identities.{header}]\nzone = "{zone}"\nroles = ["{role}"]\nstreams = ["operational"]'
 
 
 def _print_made(made: Issued, json_mode: bool, advice: str) -> None:

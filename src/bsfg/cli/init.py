@@ -111,11 +111,13 @@ def _peer(text: str) -> tuple[str, str]:
 
 
 def _next_steps(folder: Path, zone: str) -> list[str]:
-    certs = folder / "certs"
+    # Not inside the zone's folder: whoever has the authority's key can be any zone.
+    authority = folder.parent / "authority"
     return [
-        f"bsfg certs init-ca {certs}    # once for all zones; or use the certificates of your own authority",
-        f"bsfg certs issue {certs} {zone}-bsfg",
-        *(f"bsfg certs issue {certs} {zone}-{role} --role-hint {role}" for role in LOCAL_ROLES),
+        f"bsfg certs init-ca {authority}    # once for all zones, on one machine; or use your own authority",
+        f"bsfg certs issue {authority} {zone}-bsfg",
+        *(f"bsfg certs issue {authority} {zone}-{role}" for role in LOCAL_ROLES),
+        f"bsfg certs bundle {authority} {zone} {folder / 'certs'}",
         f"bsfg certs check --config {folder / FILE}",
         f"bsfg node --config {folder / FILE}",
     ]

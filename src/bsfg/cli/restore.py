@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 EPILOG = examples(
-    ("bsfg restore /mnt/backup/plant-a-monday plant-a", "bring a zone back into its folder"),
-    ("bsfg restore copy data", "the backup of a data folder alone"),
+    ("bsfg restore /mnt/backup/plant-a-monday plant-a", "bring a zone back into the folder of its zone.toml"),
+    ("bsfg restore backup plant-a --ca ca.crt --take-config", "into an empty folder, with the zone.toml in the backup"),
+    ("bsfg restore copy data --accept-unsigned", "the backup of a data folder alone, which nobody signs"),
     ("bsfg restore /mnt/move/plant-a plant-a --moved", "after a move to another machine, nothing written since"),
 )
 
@@ -36,12 +37,27 @@ def restore(
     accept_damage: Annotated[
         bool, typer.Option("--accept-damage", help="Restore what is left of a damaged backup.")
     ] = False,
+    ca: Annotated[
+        Path | None,
+        typer.Option("--ca", metavar="FILE", help="Who vouches for the zone's signature. Default: as in zone.toml."),
+    ] = None,
+    take_config: Annotated[
+        bool,
+        typer.Option("--take-config", help="Take zone.toml and certificates of the backup where there are none."),
+    ] = False,
+    accept_unsigned: Annotated[
+        bool, typer.Option("--accept-unsigned", help="Ask nobody who made the backup; it may be anybody's.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print what was restored and what comes next as JSON.")] = False,
 ) -> None:
     """Bring a zone back from a backup, into the places that its zone.toml names.
 
-    A zone.toml that is in the folder counts; one that is missing comes back from the backup with its certificates. What
-    is there is never overwritten. The backup is checked byte by byte before anything is written.
+    The backup must be signed by the zone, and is held against what was signed before anything is written. Whose
+    signature counts is said by the authority in the zone.toml of the folder, or by --ca. Backups of data folders alone,
+    of nodes without TLS and of earlier versions are not signed and need --accept-unsigned.
+
+    A zone.toml that is in the folder counts. One that is missing is taken from the backup only with --take-config,
+    together with certificates, because it says what this machine does. What is there is never overwritten.
 
     Everything that was appended after the backup is missing, but peers may have seen it. So each log goes on as a new
     history: peers that pull from here hold their links with `foreign_log` until an operator releases them, and links of
@@ -53,7 +69,8 @@ def restore(
     from bsfg.node.restore import restore as restore_zone
 
     with orderly_end(), stages() as progress:
-        restored = restore_zone(backup, folder, Options(moved, accept_damage), SystemClock().now_unix_ms, progress)
+        options = Options(moved, accept_damage, take_config, ca, accept_unsigned)
+        restored = restore_zone(backup, folder, options, SystemClock().now_unix_ms, progress)
     if json:
         print_json(_as_dict(restored))
     else:
@@ -71,6 +88,8 @@ def _as_dict(restored: Restored) -> dict[str, Any]:
         "logs": restored.logs,
         "files": restored.files,
         "lacking": restored.lacking,
+        "signed_by": restored.signed_by,
+        "warnings": restored.warnings,
         "next": next_steps(restored),
     }
 
@@ -87,6 +106,11 @@ def _show(restored: Restored) -> None:
     out.print(f"Restored {restored.data} as it was at {when}.", soft_wrap=True)
     if restored.logs:
         out.print("What was appended after that is not here. Offsets from these on will be given to other facts.")
+    out.print(f"Signed by {restored.signed_by}." if restored.signed_by else "Nobody was asked who made this backup.")
+    if restored.warnings:
+        out.print("\nThe zone.toml that came with it says:", style="yellow")
+    for warning in restored.warnings:
+        out.print(f"  {warning}", soft_wrap=True)
     out.print("\nNext:")
     for step in next_steps(restored):
         out.print(f"  {step}", soft_wrap=True)

@@ -2,10 +2,11 @@
 
 ::
 
-    backup.json     what is in it; written last, so that a backup without it is known to be incomplete
+    backup.json     what is in it, file by file; written last, so that a backup without it is known to be incomplete
+    backup.sig      the zone's signature of backup.json, by its node's key
     data/           a data folder as any other: `bsfg verify` and `bsfg inspect` read it
     artifacts/      the artifacts
-    zone/           zone.toml and the certificates beside it; their keys only when asked for
+    zone/           zone.toml and the certificates beside it; the node's own key only when asked for
 
 It is made beside its place and gets its name when it is complete. Nothing here needs the node.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,8 +25,10 @@ import orjson
 
 import bsfg
 from bsfg.disk import clear_away
-from bsfg.errors import FileExists, FormatUnsupported, InvalidArgument, NotAFolder
+from bsfg.errors import BackupUntrusted, CertificateInvalid, FileExists, FormatUnsupported, InvalidArgument, NotAFolder
 from bsfg.node.config import ZoneConfig
+from bsfg.node.contents import Contents, check_names, listed, open_plain
+from bsfg.printable import one_line
 from bsfg.stores.artifacts import copying
 from bsfg.stores.artifacts.files import DiskFiles as ArtifactFiles
 from bsfg.stores.log.atomic import write_whole
@@ -34,9 +38,13 @@ from bsfg.stores.log.verify import verify
 
 FORMAT = 1
 MANIFEST = "backup.json"
+SIGNATURE = "backup.sig"
 DATA, ARTIFACTS, ZONE = "data", "artifacts", "zone"
+PARTS = (DATA, ARTIFACTS, ZONE)
+MANIFEST_BYTES_MAX = 1 << 30
 PARTIAL = ".partial"
 _COMPARED_BYTES = 64 << 10
+AUTHORITY_KEY = "ca.key"
 _CERTIFICATES = (".crt", ".pem", ".key", ".cer")
 
 Progress = Callable[[str, int, int], None]
@@ -45,7 +53,11 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a zone keeps what it has; only the data folder must be there."""
+    """Where a zone keeps what it has; only the data folder must be there.
+
+    ``keys`` are all private keys that lie beside the node's certificate. Only ``key`` is the zone's own: the others are
+    those of other zones, of applications, or of the authority, and none of them ever leaves in a backup.
+    """
 
     data: Path
     artifacts: Path
@@ -53,6 +65,8 @@ class Place:
     zone: str = ""
     certificates: tuple[Path, ...] = ()
     keys: tuple[Path, ...] = ()
+    certificate: Path | None = None
+    key: Path | None = None
 
     @staticmethod
     def of(config: ZoneConfig) -> Place:
@@ -63,9 +77,15 @@ class Place:
         files |= {path for folder in folders for path in folder.glob("*") if path.suffix in _CERTIFICATES}
         keys = {path for path in files if _holds_key(path)} | ({config.path(tls.key)} if tls.key else set())
         certificates = sorted(files - keys)
-        source, zone = config.source, config.zone.name
         return Place(
-            config.data_folder, config.artifacts_folder, source, zone, tuple(certificates), tuple(sorted(keys))
+            config.data_folder,
+            config.artifacts_folder,
+            config.source,
+            config.zone.name,
+            tuple(certificates),
+            tuple(sorted(keys)),
+            config.path(tls.certificate) if tls.certificate else None,
+            config.path(tls.key) if tls.key else None,
         )
 
     @staticmethod
@@ -101,6 +121,7 @@ class Manifest:
     left_out: tuple[str, ...] = ()
     with_keys: bool = False
     problems: tuple[dict[str, Any], ...] | None = None
+    contents: Contents = field(default_factory=dict)
     version: str = bsfg.__version__
     format: int = field(default=FORMAT)
 
@@ -198,9 +219,23 @@ class _Backup:
             left_out=left_out,
             with_keys=self._options.with_keys,
             problems=problems,
+            contents=listed(self._target, PARTS),
         )
-        write_whole(DiskFiles(self._target), MANIFEST, orjson.dumps(asdict(manifest), option=orjson.OPT_INDENT_2))
+        document = orjson.dumps(asdict(manifest), option=orjson.OPT_INDENT_2)
+        self._sign(document)
+        write_whole(DiskFiles(self._target), MANIFEST, document)
         return manifest
+
+    def _sign(self, manifest: bytes) -> None:
+        """Sign with the node's key; without one there is a backup all the same, which only says less."""
+        certificate, key = self._place.certificate, self._place.key
+        if certificate is None or key is None:
+            return
+        # Here, because a data folder alone is backed up without what certificates need.
+        from bsfg.node.signed import signature_of
+
+        with suppress(CertificateInvalid):
+            write_whole(DiskFiles(self._target), SIGNATURE, signature_of(manifest, certificate, key))
 
     def _reuse(self, part: str) -> Callable[[str, int], bool]:
         """Give what links a file of the earlier backup into this one when it is the same."""
@@ -228,15 +263,19 @@ class _Backup:
         top = place.config.parent.resolve()
         for path in (place.config, *place.certificates, *place.keys):
             inside = path.resolve().is_relative_to(top)
-            if not path.is_file() or not inside or (path in place.keys and not self._options.with_keys):
+            if not path.is_file() or not inside or (path in place.keys and not self._takes(path)):
                 left_out.append(str(path))
                 continue
             name = path.resolve().relative_to(top)
             target = self._target / ZONE / name
             target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            shutil.copy2(path, target)
+            shutil.copy2(path.resolve(), target)
             copied.append(name.as_posix())
         return tuple(copied), tuple(left_out)
+
+    def _takes(self, key: Path) -> bool:
+        """Tell whether a private key goes along: the node's own, when it is asked for, and no other ever."""
+        return self._options.with_keys and key == self._place.key and key.name != AUTHORITY_KEY
 
     def _verified(self) -> tuple[dict[tuple[str, str], str], tuple[dict[str, Any], ...] | None]:
         if not self._options.verify:
@@ -271,21 +310,66 @@ def verified(backup: Path, progress: Progress) -> tuple[dict[tuple[str, str], st
     return {(log.stream, log.buffer): log.chain_head for log in report.logs}, tuple(problems)
 
 
+def is_signed(backup: Path) -> bool:
+    """Tell whether a signature lies in a backup; whose it is is for a restore to find out."""
+    return (backup / SIGNATURE).is_file()
+
+
 def read_manifest(backup: Path) -> Manifest:
     """Read what a backup says of itself, or raise `NotAFolder` when it is none or not complete."""
+    return parsed(backup, read_document(backup, MANIFEST))
+
+
+def read_document(backup: Path, name: str) -> bytes:
+    """Read the manifest or its signature, which are plain files."""
     try:
-        data = orjson.loads((backup / MANIFEST).read_bytes())
+        with open_plain(backup / name) as file:
+            return file.read(MANIFEST_BYTES_MAX)
+    except (FileNotFoundError, NotADirectoryError):
+        hint = f"Give a folder that `bsfg backup` made; one without {MANIFEST} is not complete."
+        raise NotAFolder(f"there is no {name} in {backup}", hint=hint) from None
+    except OSError as error:
+        raise translated(error, f"reading {backup}") from None
+
+
+def parsed(backup: Path, document: bytes) -> Manifest:
+    """Read a manifest, whoever wrote it: every value is of its kind, and no name leads out of the backup."""
+    try:
+        data = orjson.loads(document)
         if data["format"] > FORMAT:
             raise FormatUnsupported(f"{backup} has format {data['format']}, this version reads up to {FORMAT}")
         known = {name: value for name, value in data.items() if name in Manifest.__dataclass_fields__}
-        return Manifest(**{**known, "logs": tuple(BackupLog(**log) for log in data["logs"])})
-    except FileNotFoundError:
-        hint = f"Give a folder that `bsfg backup` made; one without {MANIFEST} is not complete."
-        raise NotAFolder(f"there is no {MANIFEST} in {backup}", hint=hint) from None
-    except (orjson.JSONDecodeError, KeyError, TypeError):
+        manifest = Manifest(**{**known, "logs": tuple(BackupLog(**log) for log in data["logs"])})
+        _check_kinds(manifest)
+    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError):
         raise NotAFolder(f"{backup / MANIFEST} is damaged", hint="Use another backup.") from None
-    except OSError as error:
-        raise translated(error, f"reading {backup}") from None
+    check_names(list(manifest.files), ())
+    check_names(list(manifest.contents), PARTS)
+    if manifest.config is not None and (manifest.config not in manifest.files or "/" in manifest.config):
+        raise BackupUntrusted(f"{one_line(manifest.config)[:200]!r} is no zone's file of this backup")
+    return manifest
+
+
+def _check_kinds(manifest: Manifest) -> None:
+    lists = (manifest.files, manifest.left_out)
+    if not all(isinstance(each, list | tuple) for each in lists) or not isinstance(manifest.contents, dict):
+        raise TypeError
+    texts = (
+        manifest.zone,
+        manifest.version,
+        *manifest.files,
+        *manifest.left_out,
+        "" if manifest.config is None else manifest.config,
+    )
+    numbers = (manifest.begun_unix_ms, manifest.made_unix_ms, manifest.artifacts, manifest.size_bytes)
+    rows = [(log.stream, log.buffer, log.log_id, log.chain_head) for log in manifest.logs]
+    if not all(isinstance(each, str) for each in (*texts, *(text for row in rows for text in row))):
+        raise TypeError
+    if not all(type(each) is int and 0 <= each < 1 << 62 for each in numbers):
+        raise TypeError
+    for size, digest in manifest.contents.values():
+        if type(size) is not int or not isinstance(digest, str):
+            raise TypeError
 
 
 def _holds_key(path: Path) -> bool:

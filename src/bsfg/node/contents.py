@@ -21,6 +21,10 @@ PIECE_BYTES = 4 << 20
 NAME_CHARACTERS_MAX = 1_000
 HINT = "This is no backup as `bsfg backup` makes it: use another one, and find out who changed it."
 
+UNSIGNED_HINT = (
+    "Use a backup of your own, and give the authority of the zone with --ca. --accept-unsigned takes it unchecked."
+)
+
 Contents = Mapping[str, Sequence[object]]
 """Every file by its path in the backup, with its size and its SHA-256."""
 

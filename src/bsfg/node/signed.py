@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
 
 from bsfg.errors import BackupUntrusted, CertificateInvalid
+from bsfg.node.contents import UNSIGNED_HINT
 from bsfg.wire.certs import NODE_SUFFIX, load_certificates, load_key
 from bsfg.wire.peer import names_of
 
@@ -28,7 +29,6 @@ DOMAIN = b"bsfg backup 1\n"
 """Stands before what is signed, so that no signature of the same key for another purpose can be taken for one."""
 
 CHAIN_MAX = 6
-HINT = "Use a backup of your own, and give the authority of the zone with --ca. --accept-unsigned takes it unchecked."
 
 
 def signature_of(manifest: bytes, certificate: Path, key: Path) -> bytes:
@@ -62,13 +62,13 @@ def check_signature(
     when = datetime.fromtimestamp(min(made_unix_ms, 253_402_300_799_000) / 1000, UTC)
     if not _leads_to(leaf, chain[1:], load_certificates(authorities), when):
         says = f"the backup is signed by {names_of(leaf)}, for whom {authorities} does not vouch"
-        raise BackupUntrusted(says, hint=HINT)
+        raise BackupUntrusted(says, hint=UNSIGNED_HINT)
     found = names_of(leaf)
     wanted = {f"{zone}{NODE_SUFFIX}".lower(), *(name.lower() for name in names)}
     for name in (*found.common_names, *found.alternative_names):
         if name.lower() in wanted:
             return name
-    raise BackupUntrusted(f"the backup is of the zone {zone}, but {found} has signed it", hint=HINT)
+    raise BackupUntrusted(f"the backup is of the zone {zone}, but {found} has signed it", hint=UNSIGNED_HINT)
 
 
 def _read(signature: bytes) -> tuple[list[x509.Certificate], bytes]:
@@ -77,7 +77,7 @@ def _read(signature: bytes) -> tuple[list[x509.Certificate], bytes]:
         chain = x509.load_pem_x509_certificates(found["certificate"].encode())
         return chain[:CHAIN_MAX], base64.b64decode(found["signature"], validate=True)
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError, binascii.Error):
-        raise BackupUntrusted("the signature of the backup cannot be read", hint=HINT) from None
+        raise BackupUntrusted("the signature of the backup cannot be read", hint=UNSIGNED_HINT) from None
 
 
 def _fits(leaf: x509.Certificate, signed: bytes, signature: bytes) -> bool:
