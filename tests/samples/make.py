@@ -131,7 +131,7 @@ def make(work: Path) -> tuple[bytes, dict[str, Any]]:
     remember(work / "first")
     # A zone that was restored has a log of two histories, which must be read as well.
     back_up(Place.of_folder(work / "first"), work / "backup", Options(), clock.now_unix_ms, lambda *_: None)
-    restore(work / "backup", top / "data", RestoreOptions(), clock.now_unix_ms, lambda *_: None)
+    restore(work / "backup", top / "data", RestoreOptions(accept_unsigned=True), clock.now_unix_ms, lambda *_: None)
     asyncio.run(go_on(top / "data", clock))
     asyncio.run(add_artifact(top / "data" / "artifacts", clock))
     fill_outbox(top / "outbox")

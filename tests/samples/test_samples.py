@@ -167,7 +167,7 @@ def test_it_is_backed_up_and_restored(sample: Sample, tmp_path: Path) -> None:
     """A zone of an earlier version can be backed up by this one, and restored."""
     made = back_up(Place.of_folder(sample.data), tmp_path / "backup", Options(), lambda: 1, lambda *_: None)
     assert not made.damage and made.artifacts == 1
-    restore(tmp_path / "backup", tmp_path / "new", RestoreOptions(), lambda: 1, lambda *_: None)
+    restore(tmp_path / "backup", tmp_path / "new", RestoreOptions(accept_unsigned=True), lambda: 1, lambda *_: None)
     logs = make.describe(tmp_path / "new")
     assert orjson.loads(orjson.dumps(logs)) == sample.described["logs"]
     assert {log.buffer for log in make.open_folder(tmp_path / "new")} == set(Buffer)
