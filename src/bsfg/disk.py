@@ -131,11 +131,11 @@ class SpareDescriptors:
                     self._held.append(os.open(os.devnull, os.O_RDONLY))
                 self.short = False
 
-    def open(self, path: Path, flags: int) -> int:
+    def open(self, path: Path, flags: int, mode: int = 0o640) -> int:
         """Open a file, with one of ours when there is no other descriptor."""
         while True:
             try:
-                return os.open(path, flags, 0o640)
+                return os.open(path, flags, mode)
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._let_one_go():
                     raise

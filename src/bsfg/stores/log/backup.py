@@ -35,6 +35,7 @@ from bsfg.stores.log.quarantine import Quarantine, copy_quarantine
 from bsfg.stores.log.reader import LogFolder
 from bsfg.stores.log.segments import SegmentFile, segment_bases, segment_name
 from bsfg.stores.log.storage import MARK, STREAMS, listed_logs, read_mark
+from bsfg.stores.log.trailfile import copy_trail, trail_bytes
 from bsfg.stores.log.view import LogView
 
 NODE = "node"
@@ -71,6 +72,7 @@ def copy_folder(
         logs = [_LogCopy(LogFolder(source, *log), target, reuse, copied) for log in listed_logs(source)]
         result = [found for log in logs if (found := log.run()) is not None]
         _copy_cursors(source, target, {(log.stream, log.buffer): log.end for log in result})
+        copy_trail(source, target, copied)
         write_whole(target, MARK, source.read(MARK))
     except OSError as error:
         raise translated(error, "copying the folder") from None
@@ -79,7 +81,7 @@ def copy_folder(
 
 def size_of(source: Files) -> int:
     """Give about how many bytes `copy_folder` will copy."""
-    total = 0
+    total = trail_bytes(source)
     for stream, buffer in listed_logs(source):
         folder = LogFolder(source, stream, buffer).path
         names = [segment_name(base) for base in segment_bases(source, folder)]

@@ -31,6 +31,9 @@ __all__ = [
 
 Bytes = bytes | bytearray | memoryview
 
+PRIVATE = "audit"
+"""The folder that only its owner may read: the audit trail names people and addresses."""
+
 
 class NotBegun(OSError):
     """A file could not be opened again after it was idle: nothing was written, and nothing is to be undone."""
@@ -234,9 +237,9 @@ class DiskFile:
 class DiskSlot:
     """A small file that is written in place: a full or failing disk is an error, where a map would end the process."""
 
-    def __init__(self, path: Path, size_bytes: int) -> None:
-        self._path = path
-        fd = SPARES.open(path, os.O_RDWR | os.O_CREAT)
+    def __init__(self, path: Path, size_bytes: int, mode: int = 0o640) -> None:
+        self._path, self._mode = path, mode
+        fd = SPARES.open(path, os.O_RDWR | os.O_CREAT, mode)
         try:
             os.ftruncate(fd, size_bytes)
         finally:
@@ -246,7 +249,7 @@ class DiskSlot:
         """Replace the content in place."""
         fd = IDLE.take(self)
         if fd is None:
-            fd = SPARES.open(self._path, os.O_RDWR | os.O_CREAT)
+            fd = SPARES.open(self._path, os.O_RDWR | os.O_CREAT, self._mode)
         try:
             os.pwrite(fd, data, 0)
         finally:
@@ -267,9 +270,13 @@ class DiskFiles:
     def _at(self, path: str) -> Path:
         return self.root / path
 
+    def _mode(self, path: str) -> int:
+        return 0o600 if path.startswith(f"{PRIVATE}/") else 0o640
+
     def create(self, path: str) -> DiskFile:
         """Make a new, empty file."""
-        fd = SPARES.open(self._at(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
+        fd = SPARES.open(self._at(path), flags, self._mode(path))
         return DiskFile(fd, self.root, path)
 
     def open_append(self, path: str) -> DiskFile:
@@ -315,7 +322,8 @@ class DiskFiles:
 
     def make_folder(self, path: str) -> None:
         """Make a folder and its parents."""
-        self._at(path).mkdir(parents=True, exist_ok=True)
+        mode = 0o700 if path.partition("/")[0] == PRIVATE else 0o777
+        self._at(path).mkdir(mode, parents=True, exist_ok=True)
 
     def rename(self, old: str, new: str) -> None:
         """Rename a file."""
@@ -331,7 +339,7 @@ class DiskFiles:
 
     def slot(self, path: str, size_bytes: int) -> DiskSlot:
         """Open a small file for writing in place."""
-        return DiskSlot(self._at(path), size_bytes)
+        return DiskSlot(self._at(path), size_bytes, self._mode(path))
 
     def allocate(self, path: str, size_bytes: int) -> None:
         """Take blocks for a file; one with holes, as a copy may have, gets those that it lacks."""

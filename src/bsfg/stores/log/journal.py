@@ -52,7 +52,7 @@ def encode_together(records: Sequence[Record]) -> bytes:
     return encode(Record(head, b"".join(record.blob for record in records)))
 
 
-def _apart(record: Record) -> list[Record]:
+def apart(record: Record) -> list[Record]:
     """Give the records that were written together as one."""
     if "together" not in record.head:
         return [record]
@@ -76,7 +76,7 @@ def decode_all(data: bytes) -> tuple[list[Record], int, list[str]]:
         step = _decode_at(data, at)
         if step is not None:
             record, size = step
-            records += _apart(record)
+            records += apart(record)
             at += size
             sound = at
             continue
@@ -243,6 +243,11 @@ class Journal:
         text = f"{doing} {self._path}: {error.strerror or error}"
         self.failure = OutcomeUnknown(f"{text}; it is closed until it is opened again")
         return self.failure
+
+    @property
+    def size_bytes(self) -> int:
+        """How much of the file is written and synced."""
+        return self._size
 
     @property
     def wants_compaction(self) -> bool:

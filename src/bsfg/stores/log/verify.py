@@ -6,6 +6,7 @@ It only reads, and works while the node runs.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,7 @@ from bsfg.sealing import digest_mismatches
 from bsfg.stores.log import keysegments
 from bsfg.stores.log.cursors import CURSORS, cursor_from
 from bsfg.stores.log.damage import readable
-from bsfg.stores.log.files import Files, translated
+from bsfg.stores.log.files import DiskFiles, Files, translated
 from bsfg.stores.log.frame import FRAME_HEADER_BYTES, Damaged, Torn, decode_payload
 from bsfg.stores.log.identity import read_identity
 from bsfg.stores.log.index import Run, decode_run
@@ -28,6 +29,8 @@ from bsfg.stores.log.notes import Notes
 from bsfg.stores.log.reader import LogFolder, open_folder
 from bsfg.stores.log.runfile import PART
 from bsfg.stores.log.segments import SegmentFile, scan_segment, segment_bases, segment_name
+from bsfg.stores.log.trailcheck import TrailReport, check_trail
+from bsfg.stores.log.trailfile import FOLDER as TRAIL
 from bsfg.stores.log.view import LogView
 
 Progress = Callable[[int, int], None]
@@ -69,6 +72,7 @@ class Report:
     """What was found in a data folder: ``problems`` are damage, ``notes`` are things worth knowing."""
 
     logs: list[LogReport] = field(default_factory=list)
+    trail: TrailReport | None = None
     problems: list[Problem] = field(default_factory=list)
     notes: list[Problem] = field(default_factory=list)
 
@@ -81,6 +85,7 @@ class Report:
 def verify(where: Any, *, hasher: Hasher | None = None, progress: Progress | None = None) -> Report:
     """Verify all logs and the cursors of a data folder (a path or a `Files`)."""
     report = Report()
+    files: Files = DiskFiles(where) if isinstance(where, str | os.PathLike) else where
     folders = open_folder(where)
     total = sum(_size(folder) for folder in folders)
     done = 0
@@ -95,7 +100,21 @@ def verify(where: Any, *, hasher: Hasher | None = None, progress: Progress | Non
                 progress(done, total)
         ends[folder.stream, str(folder.buffer)] = check.summary.end
     _check_cursors(records, ends, report)
+    _check_trail(files, report)
     return report
+
+
+def _check_trail(files: Files, report: Report) -> None:
+    """Check the audit trail, where there is one."""
+    try:
+        trail = check_trail(files)
+    except OSError as error:
+        failure = translated(error, "reading")
+        report.problems.append(Problem(failure.code, TRAIL, failure.message))
+        return
+    report.trail = trail if trail.files else None
+    for findings, listed in ((trail.problems, report.problems), (trail.notes, report.notes)):
+        listed += [Problem(each.code, each.where, each.detail, each.first, each.last) for each in findings]
 
 
 def _size(folder: LogFolder) -> int:
