@@ -486,7 +486,7 @@ def test_commented_file_keeps_the_defaults() -> None:
     lines = [line.removeprefix("# ") if line in defaults else line for line in text.splitlines()]
     uncommented = "\n".join(lines)
     assert parse(uncommented) == config
-    assert uncommented.count("\nretention = ") == 2
+    assert uncommented.count("\nretention = ") == 3
 
 
 def test_commented_file_shows_every_key() -> None:

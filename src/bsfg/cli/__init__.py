@@ -27,6 +27,7 @@ COMMANDS: dict[str, str] = {
     "doctor": "bsfg.cli.doctor",
     "verify": "bsfg.cli.verify",
     "inspect": "bsfg.cli.inspect",
+    "audit-trail": "bsfg.cli.audit_trail",
     "backup": "bsfg.cli.backup",
     "restore": "bsfg.cli.restore",
     "salvage": "bsfg.cli.salvage",

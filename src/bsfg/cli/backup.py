@@ -67,11 +67,14 @@ def backup(
     """
     from bsfg.clock import SystemClock
     from bsfg.node.backup import Options, back_up, is_signed
+    from bsfg.node.trail import told_by_user
 
     place = _place(config, data)
     with orderly_end(), stages() as progress:
         options = Options(base, with_keys, verify=not no_verify)
         manifest = back_up(place, target, options, SystemClock().now_unix_ms, progress)
+    made = {"size_bytes": manifest.size_bytes, "with_keys": with_keys, "sound": not manifest.damage}
+    told_by_user(place.data, "backup_made", str(target.resolve()), made, manifest.made_unix_ms)
     if json:
         about = {name: value for name, value in asdict(manifest).items() if name != "contents"}
         print_json({"backup": str(target), "sound": not manifest.damage, "signed": is_signed(target), **about})

@@ -67,10 +67,14 @@ def restore(
     from bsfg.clock import SystemClock
     from bsfg.node.restore import Options
     from bsfg.node.restore import restore as restore_zone
+    from bsfg.node.trail import told_by_user
 
     with orderly_end(), stages() as progress:
         options = Options(moved, accept_damage, take_config, ca, accept_unsigned)
         restored = restore_zone(backup, folder, options, SystemClock().now_unix_ms, progress)
+    how = {"backup": str(backup.resolve()), "moved": moved, "accept_damage": accept_damage}
+    how |= {"accept_unsigned": accept_unsigned, "take_config": take_config}
+    told_by_user(restored.data, "restored", str(restored.data.resolve()), how, SystemClock().now_unix_ms())
     if json:
         print_json(_as_dict(restored))
     else:

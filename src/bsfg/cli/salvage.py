@@ -52,9 +52,12 @@ def salvage(
     """
     from bsfg.clock import SystemClock
     from bsfg.node.salvage import salvage as salvage_folder
+    from bsfg.node.trail import told_by_user
 
     with orderly_end(), stages() as progress:
         saved = salvage_folder(source, target, artifacts, SystemClock().now_unix_ms(), progress)
+    how = {"source": str(source.resolve()), "missing": len(saved.missing)}
+    told_by_user(saved.target, "salvaged", str(saved.target.resolve()), how, SystemClock().now_unix_ms())
     if json:
         print_json(as_dict(source, saved))
     else:

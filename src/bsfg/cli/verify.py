@@ -14,6 +14,7 @@ from bsfg.cli.output import WIDE_COLUMNS, console, count_text, examples, print_j
 from bsfg.printable import one_line
 
 if TYPE_CHECKING:
+    from bsfg.stores.log.trailcheck import TrailReport
     from bsfg.stores.log.verify import Problem, Report
 
 app = typer.Typer()
@@ -33,6 +34,11 @@ ADVICE = {
     "torn_tail": "Normal after a crash: nothing of it was acknowledged, and it is cut at the next open.",
     "log_unfinished": "Normal after a crash: the next open goes on where the writer stopped.",
     "index_stale": "Normal after a crash: the index is derived, and is rebuilt at the next open.",
+    "trail_altered": "The audit trail was changed: compare with a backup and find out who wrote here.",
+    "trail_missing": "Records of the audit trail were removed: look into a backup, and find out who wrote here.",
+    "trail_reordered": "Records of the audit trail were moved or doubled: find out who wrote here.",
+    "trail_head_unknown": "Normal after a power loss: the next record is written with a new head.",
+    "trail_damaged": "The node met damage of the audit trail when it started, and went on behind it.",
     "cursor_ahead": "The log was restored from an older copy; reconcile this consumer before you rely on it.",
 }
 """What to do about each finding."""
@@ -51,7 +57,7 @@ def verify(
     ],
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Check a data folder: every checksum, the hash chain, digests, key segments, index and cursors.
+    """Check a data folder: every checksum, the hash chain, digests, key segments, index, cursors and the audit trail.
 
     It only reads, so it can run beside the writer and on a folder that is mounted read-only. The exit code is 0 when
     everything is sound and 1 when something is damaged or lost. What a crash leaves behind and the next open repairs
@@ -80,9 +86,15 @@ def as_dict(folder: Path, report: Report) -> dict[str, Any]:
         "folder": str(folder),
         "ok": report.ok,
         "logs": report.logs,
+        "trail": None if report.trail is None else _trail(report.trail),
         "problems": [_finding(problem) for problem in report.problems],
         "notes": [_finding(problem) for problem in report.notes],
     }
+
+
+def _trail(trail: TrailReport) -> dict[str, Any]:
+    found = {name: getattr(trail, name) for name in ("records", "first", "last", "files")}
+    return {**found, "head": trail.head, "ok": not trail.problems}
 
 
 def _finding(problem: Problem) -> dict[str, Any]:
@@ -100,6 +112,11 @@ def _show(folder: Path, report: Report) -> None:
     out = console()
     if report.logs:
         out.print(_logs_table(report))
+    if report.trail is not None and report.trail.records:
+        trail, bad = report.trail, len(report.trail.problems)
+        mark = Text(f"✗ {bad}", "bold red") if bad else Text("✓", "green")
+        numbers = f"{count_text(trail.records)} records, {range_text(trail.first, trail.last)}, head {trail.head[:16]} "
+        out.print(Text.assemble("audit trail: ", numbers, mark))
     _show_findings("Problems", report.problems, "red")
     _show_findings("Notes", report.notes, "yellow")
     if report.ok:
@@ -138,7 +155,8 @@ def _show_findings(title: str, findings: list[Problem], style: str) -> None:
     out = console()
     out.print(Text(title, f"bold {style}"))
     for finding in findings:
-        entries = f"  entries {range_text(finding.first, finding.last)}" if finding.first is not None else ""
+        what = "records" if finding.code.startswith("trail_") else "entries"
+        entries = f"  {what} {range_text(finding.first, finding.last)}" if finding.first is not None else ""
         out.print(Text.assemble("  ", (finding.code, style), entries))
         out.print(Text(one_line(f"    {finding.where}"), "dim"), soft_wrap=True)
         out.print(Text(one_line(f"    {finding.detail}")), soft_wrap=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import numpy as np
@@ -153,7 +154,9 @@ class Administration:
         row = self._check(caller, Action.ACT, spec.stream)
         check_name("consumer", spec.name)
         buffer = await self._parts.buffer(spec.stream, spec.buffer)
-        state = await self._parts.storage.cursors.create(spec)
+        async with self._act(row, caller, "consumer_created", f"consumer {spec.name}") as details:
+            details |= {"stream": spec.stream, "buffer": str(spec.buffer), "required": spec.required}
+            state = await self._parts.storage.cursors.create(spec)
         log.info("consumer_created", consumer=spec.name, stream=spec.stream, buffer=str(spec.buffer), by=row.name)
         return ConsumerView(state, backlog_of(state, await buffer.stats()))
 
@@ -162,8 +165,9 @@ class Administration:
         row = self._check(caller, Action.ACT)
         state = await self._parts.storage.cursors.consumer(name)
         self._check(caller, Action.ACT, state.spec.stream)
-        gaps = await retire(self._parts.storage.cursors, name, reason)
-        missed = sum(gap.last - gap.first + 1 for gap in gaps)
+        async with self._act(row, caller, "consumer_retired", f"consumer {name}", reason) as details:
+            gaps = await retire(self._parts.storage.cursors, name, reason)
+            missed = details["missed"] = sum(gap.last - gap.first + 1 for gap in gaps)
         log.warning("consumer_retired", consumer=name, reason=reason, missed=missed, by=row.name)
         return gaps
 
@@ -178,9 +182,12 @@ class Administration:
         """Remove everything below an offset at once, if nobody who must have it still needs it."""
         row = self._check(caller, Action.ACT, stream)
         why, found = _given(reason), await self._parts.buffer(stream, buffer)
-        start = (await found.stats()).start
-        await truncate_before(found, self._parts.storage.cursors, self._parts.board.modes(stream, buffer), before)
-        view = await self._frontier(stream, buffer)
+        start, modes = (await found.stats()).start, self._parts.board.modes(stream, buffer)
+        async with self._act(row, caller, "buffer_truncated", f"{stream}/{buffer}", why) as details:
+            details["before"] = before
+            await truncate_before(found, self._parts.storage.cursors, modes, before)
+            view = await self._frontier(stream, buffer)
+            details["removed"] = view.start - start
         done = {"stream": stream, "buffer": str(buffer), "before": before, "removed": view.start - start}
         log.warning("buffer_truncated", **done, reason=why, by=row.name, caller=caller.address)
         return view
@@ -196,15 +203,18 @@ class Administration:
     ) -> GateView:
         """Close a gate."""
         row = self._check_gate(caller, link, side)
-        view = self._parts.board.hold(link, side, by=row.name, reason=reason, until_unix_ms=until_unix_ms)
         until = {} if until_unix_ms is None else {"until_unix_ms": until_unix_ms}
+        async with self._act(row, caller, "gate_held", f"{link}/{side}", reason) as details:
+            details |= until
+            view = self._parts.board.hold(link, side, by=row.name, reason=reason, until_unix_ms=until_unix_ms)
         log.warning("gate_held", link=link, side=side, reason=reason, by=row.name, caller=caller.address, **until)
         return view
 
     async def release_gate(self, caller: Caller, link: str, side: str, reason: str) -> GateView:
         """Open a held gate."""
         row = self._check_gate(caller, link, side)
-        view = self._parts.board.release(link, side, by=row.name, reason=reason)
+        async with self._act(row, caller, "gate_released", f"{link}/{side}", reason):
+            view = self._parts.board.release(link, side, by=row.name, reason=reason)
         log.warning("gate_released", link=link, side=side, reason=reason, by=row.name, caller=caller.address)
         return view
 
@@ -218,13 +228,15 @@ class Administration:
         quarantined = await _find(found, id)
         # An operator may accept an old fact; whose it is only its signature can say.
         signing = self._parts.settings.signing
-        if signing.concern({quarantined.key.from_zone}):
-            await asyncio.to_thread(signing.check, quarantined.facts, stream)
-        receipt = await _put_again(found, quarantined, self._parts.clock.now_unix_ms())
-        result = Result(int(receipt.results.max())) if len(receipt.results) else Result.ALREADY_EXISTS
-        settled = result != Result.CONFLICT
-        if settled:
-            await found.release_quarantined(id, note)
+        async with self._act(row, caller, "quarantine_retried", f"{stream}/{buffer}/{id}", reason) as details:
+            if signing.concern({quarantined.key.from_zone}):
+                await asyncio.to_thread(signing.check, quarantined.facts, stream)
+            receipt = await _put_again(found, quarantined, self._parts.clock.now_unix_ms())
+            result = Result(int(receipt.results.max())) if len(receipt.results) else Result.ALREADY_EXISTS
+            settled = result != Result.CONFLICT
+            if settled:
+                await found.release_quarantined(id, note)
+            details |= {"message_id": quarantined.key.message_id[:200], "result": result.name.lower()}
         done = {"stream": stream, "buffer": str(buffer), "id": id, "result": result.name.lower()}
         log.warning("quarantine_retried", **done, reason=reason, by=row.name, caller=caller.address)
         return settled, result
@@ -233,7 +245,9 @@ class Administration:
         """Give up a quarantined fact."""
         row = self._check(caller, Action.ACT, stream)
         found = await self._parts.buffer(stream, buffer)
-        await found.release_quarantined(id, f"dropped by {row.name}: {_given(reason)}")
+        note = f"dropped by {row.name}: {_given(reason)}"
+        async with self._act(row, caller, "quarantine_dropped", f"{stream}/{buffer}/{id}", reason):
+            await found.release_quarantined(id, note)
         done = {"stream": stream, "buffer": str(buffer), "id": id}
         log.warning("quarantine_dropped", **done, reason=reason, by=row.name, caller=caller.address)
 
@@ -320,6 +334,12 @@ class Administration:
         if streams and not any(guard.allows(caller, Request(Action.REPORT, stream)) for stream in streams):
             self._check(caller, Action.REPORT, streams[0])
         return row
+
+    def _act(
+        self, row: Identity, caller: Caller, action: str, about: str, reason: str = ""
+    ) -> AbstractAsyncContextManager[dict[str, Any]]:
+        """Record in the audit trail what an operator does, and how it ended."""
+        return self._parts.trail.act(row.name, caller, action, about, reason)
 
     def _check(self, caller: Caller, action: Action, stream: str | None = None) -> Identity:
         return self._parts.guard.check(caller, Request(action, stream))

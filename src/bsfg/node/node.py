@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -34,14 +35,19 @@ from bsfg.node.scrub import Pace, Scrub
 from bsfg.node.service import NodeService
 from bsfg.node.state import NodeState
 from bsfg.node.status import Rates
+from bsfg.node.trail import AuditTrail
 from bsfg.node.upkeep import Upkeep
 from bsfg.node.watching import DamageWatch
 from bsfg.ports import Buffer, Clock, ConsumerSpec, Frame, StartAt
+from bsfg.steady import SteadyClock
 from bsfg.stores.artifacts.folder import ArtifactFolder
 from bsfg.stores.log.files import DiskFiles
+from bsfg.stores.log.reserve import Reserve
 from bsfg.stores.log.scrub import Log
 from bsfg.stores.log.storage import LogStorage
+from bsfg.stores.log.trailfile import FILE_BYTES, Keeping, TrailWriter
 from bsfg.stores.log.writer import LogOptions
+from bsfg.trail import NODE, TrailEvent
 from bsfg.wire.client import BoundaryClient, ClientLink
 from bsfg.wire.connection import Connection
 from bsfg.wire.listeners import Listeners
@@ -64,6 +70,7 @@ class Node:
         self.pages: Dashboard | None = None
         self.grpc_port = self.http_port = 0
         self._reload: Reload | None = None
+        self.trail = AuditTrail()
         self._rates = Rates()
         self._stack = AsyncExitStack()
 
@@ -102,6 +109,7 @@ class Node:
         self._stack.push_async_callback(storage.close)
         state = NodeState(config.data_folder, storage.reserve)
         self._stack.callback(state.close)
+        trail_problems = self._open_trail(storage.reserve)
         self.alerts = AlertBoard(config.zone.name, config.alerts, metrics, self.clock, _note)
         self._stack.push_async_callback(self.alerts.close)
         board = self._board(state, metrics)
@@ -115,9 +123,10 @@ class Node:
             is_full=lambda: storage.reserve.short and _same_disk(config.data_folder, config.artifacts_folder),
         )
         self._stack.push_async_callback(artifacts.close)
-        self.parts = Parts(storage, Settings.of(config), guard, self.clock, board, metrics, artifacts, state.peer)
+        given = (Settings.of(config), guard, self.clock, board, metrics, artifacts, state.peer, self.trail)
+        self.parts = Parts(storage, *given)
         self.damage = DamageWatch(self.parts, self.alerts, log.error)
-        await self._recover(state.problems)
+        await self._recover([*state.problems, *trail_problems])
         await check_ids(self.parts, config.zone.name)
         await self._create_consumers()
         await self._listen(watched)
@@ -131,6 +140,24 @@ class Node:
                 await self._pull(link, state, watched)
         started = {"version": bsfg.__version__, "grpc_port": self.grpc_port, "digest": digest_of(config)}
         log.info("node_started", zone=config.zone.name, **started)
+        started = {"version": bsfg.__version__, "pid": os.getpid()}
+        await self.trail.recorded(TrailEvent("node_started", NODE, about=config.zone.name, details=started))
+
+    def _open_trail(self, reserve: Reserve) -> list[str]:
+        """Open the audit trail, say what is in force from here on, and give what was wrong with it."""
+        config, table = self.config, self.config.audit_trail
+        files_bytes = min(FILE_BYTES, max(64 << 10, table.max_size_bytes // 8))
+        keeping = Keeping(table.retention_seconds, table.max_size_bytes, files_bytes)
+        writer = TrailWriter(DiskFiles(config.data_folder), keeping, reserve)
+        steady = SteadyClock.begun(self.clock)
+        # A clock that has jumped forward must not make all records look old.
+        trail = AuditTrail(writer, self.clock, lambda: steady.now_unix_ms() if steady.trusted else None)
+        problems, zone = trail.start(), config.zone.name
+        self.trail = trail
+        self._stack.push_async_callback(trail.close, TrailEvent("node_stopped", NODE, about=zone))
+        loaded = {"digest": digest_of(config)}
+        trail.record(TrailEvent("config_loaded", NODE, about=str(config.source), details=loaded))
+        return problems
 
     def _scrub(self, state: NodeState) -> None:
         """Begin to re-read what is sealed, if that is wanted."""
@@ -157,7 +184,11 @@ class Node:
         if config.listen.plaintext or tls.ca is None or tls.certificate is None or tls.key is None:
             return None
         files = TlsFiles(config.path(tls.ca), config.path(tls.certificate), config.path(tls.key))
-        return Watched(files, _certificate_unusable, _certificate_reloaded)
+        return Watched(files, _certificate_unusable, self._certificate_reloaded)
+
+    def _certificate_reloaded(self, material: Material) -> None:
+        log.info("certificate_reloaded")
+        self.trail.record(TrailEvent("certificate_reloaded", NODE, about=str(self.config.tls.certificate)))
 
     def _follow_files(self, watched: Watched | None) -> None:
         """Begin to take up changes of who may call."""
@@ -174,6 +205,8 @@ class Node:
 
     def _audit(self, metrics: Metrics) -> Callable[[Decision, Caller], None]:
         def audit(decision: Decision, caller: Caller) -> None:
+            known = decision.identity in self.parts.guard.matrix.identities or decision.identity.startswith("token:")
+            self.trail.refused(decision, caller, known=known)
             metrics.refusals.labels(str(decision.rule)).inc()
             log.warning(
                 "request_refused",
@@ -200,6 +233,9 @@ class Node:
             state.keep_gate(view.link, view.side, view.gate)
             alert_gate(self.alerts, view)
             metrics.gate_moved(view.link, view.side, view.gate.mode)
+            if view.gate.mode == Mode.HELD != before.mode and view.gate.held_by in BY_ITSELF:
+                place, why = f"{view.link}/{view.side}", view.gate.reason
+                self.trail.counted(TrailEvent("gate_held", NODE, about=place, reason=why))
             log.info(
                 "gate_moved",
                 link=view.link,
@@ -269,6 +305,12 @@ class Node:
                     spec = ConsumerSpec(name, stream, buffer, start, 0, serve.required)
                     await self.parts.storage.cursors.create(spec)
                     log.info("consumer_created", consumer=name, stream=stream, buffer=str(buffer), by="configuration")
+                    made = {"stream": stream, "buffer": str(buffer), "required": serve.required}
+                    self.trail.record(
+                        TrailEvent(
+                            "consumer_created", NODE, about=f"consumer {name}", reason="configured", details=made
+                        )
+                    )
 
     # Listeners.
 
@@ -355,15 +397,14 @@ def _note(event: str, **fields: Any) -> None:
 ACCEPTABLE = (f"{ForeignLog.code}:", f"{FrameInvalid.code}:")
 """How the reason of a hold begins that an operator can accept; after others the engine simply tries again."""
 
+BY_ITSELF = ("bsfg", "node", "pipeline")
+"""Who holds a gate that no operator has closed."""
+
 QUIET = frozenset({"access_reloaded", "lease_taken", "alert_cleared", "orphans_collected"})
 
 
 def _certificate_unusable(error: BsfgError) -> None:
     log.error("certificate_unusable", **error.to_dict())
-
-
-def _certificate_reloaded(material: Material) -> None:
-    log.info("certificate_reloaded")
 
 
 async def run(config: ZoneConfig, ready: Callable[[Node], None] | None = None) -> None:

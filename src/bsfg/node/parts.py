@@ -18,6 +18,7 @@ from bsfg.node.config import Link, Stream, ZoneConfig
 from bsfg.node.guard import Guard
 from bsfg.node.metrics import Metrics
 from bsfg.node.oldest import Oldest
+from bsfg.node.trail import AuditTrail
 from bsfg.ports import ArtifactStore, Buffer, Clock, ForwardBuffer, Storage, StoreBuffer
 from bsfg.retention import Policy
 from bsfg.signatures import NO_KEYS, TrustedKeys
@@ -130,6 +131,7 @@ class Parts:
     metrics: Metrics = field(default_factory=Metrics)
     artifacts: ArtifactStore | None = None
     memory: Memories = lambda link, stream: SessionMemory()
+    trail: AuditTrail = field(default_factory=AuditTrail)
     steady: SteadyClock = field(init=False)
     oldest: Oldest = field(init=False)
     references: References = field(init=False)

@@ -20,6 +20,7 @@ from bsfg.node.authorize import Matrix
 from bsfg.node.config import Token, ZoneConfig, load
 from bsfg.node.config.checks import problems_of
 from bsfg.node.parts import Parts
+from bsfg.trail import FAILED, NODE, TrailEvent
 from bsfg.wire.tls import TlsFiles, file_stamp
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ class Reload:
             trust = await asyncio.to_thread(self._trust, config)
         except BsfgError as error:
             self._note("access_not_reloaded", file=str(path), **error.to_dict())
+            refused = TrailEvent("config_loaded", NODE, about=str(path), outcome=FAILED, rule=error.code)
+            self._parts.trail.counted(dataclasses.replace(refused, reason=error.message))
             self._alerts.update(
                 "access_not_reloaded", path.name, f"what counts is older than the files: {error.message}"
             )
@@ -97,6 +100,8 @@ class Reload:
             waiting.append("tokens")
         fields = {"identities": len(config.identities), "authorities": len(config.authorities)}
         self._note("access_reloaded", file=str(path), digest=digest, **fields, waiting_for_restart=waiting)
+        loaded = {"digest": digest, **fields}
+        self._parts.trail.record(TrailEvent("config_loaded", NODE, about=str(path), reason="reloaded", details=loaded))
 
     async def _run(self) -> None:
         while True:

@@ -50,6 +50,7 @@ class Upkeep:
         self._damage = damage or DamageWatch(parts, alerts, note)
         self._certificates = Certificates(config, parts.clock)
         self._in_step = InStep()
+        self._trimmed_early = 0
         self._latest = {
             name: LatestWatch(stream.latest_max_age_seconds)
             for name, stream in config.streams.items()
@@ -107,6 +108,7 @@ class Upkeep:
         await self._look_at_senders()
         await self._look_at_latest()
         self._look_at_clock()
+        self._look_at_trail()
         now_ms = self._parts.clock.monotonic_ms()
         stats = await all_stats(self._parts)
         self._look_at_streams()
@@ -152,6 +154,17 @@ class Upkeep:
         if not self._parts.steady.trusted:
             text = "the clock of this machine has jumped forward; nothing expires until it is right, or a restart"
         self._alerts.update("clock_jumped", self._parts.settings.zone, text)
+
+    def _look_at_trail(self) -> None:
+        """Say as long as the audit trail cannot be written, and when records had to leave before their time."""
+        trail, zone = self._parts.trail, self._parts.settings.zone
+        failed = trail.failure
+        text = None if failed is None else f"the audit trail cannot be written: {failed}; the node goes on without it"
+        self._alerts.update("audit_trail_failed", zone, text)
+        if trail.trimmed_early > self._trimmed_early:
+            self._trimmed_early = trail.trimmed_early
+            text = "the audit trail has reached its max_size: records leave before their time; export them"
+            self._alerts.event("audit_trail_full", zone, text)
 
     def _look_at_streams(self) -> None:
         """Raise an alert as long as a buffer cannot be opened."""

@@ -92,6 +92,18 @@ class StorageTable:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AuditTrailTable:
+    """How much is kept of who did what, or was kept from it."""
+
+    retention_seconds: float = setting(
+        DURATION, "400d", says="How long records are kept; a file leaves when all its records are older."
+    )
+    max_size_bytes: int = setting(
+        SIZE, "1GiB", says="Size of all its files; beyond it the oldest leave before their time, with an alert."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Limits:
     """What callers may ask of the node at once."""
 
@@ -171,6 +183,9 @@ class ZoneConfig:
     dashboard: Dashboard = table("The dashboard of the HTTP service.")
     storage: StorageTable = table("How the embedded storage keeps its folder.")
     artifacts: Artifacts = table("Files that facts refer to by digest.")
+    audit_trail: AuditTrailTable = table(
+        "The audit trail in the data folder: who did what, or was kept from it. `bsfg audit-trail` reads it."
+    )
     limits: Limits = table("What callers may ask of the node at once.")
     log: Log = table("What the node logs, to standard error.")
     source: Path = Path("zone.toml")

@@ -114,10 +114,11 @@ class Dashboard:
         return RedirectResponse(HOME, 307, SAFE_HEADERS)
 
     async def _page(self, request: Request, caller: Caller) -> Response:
-        _, cookie = self._door.enter(request)
+        session, cookie = self._door.enter(request)
         response = self._files.page("index.html", zone=self._zone)
         if cookie is not None:
             self._door.set_cookie(request, response, cookie)
+            self._signed("signed_in", session, caller)
         return response
 
     async def _file(self, request: Request, caller: Caller) -> Response:
@@ -132,6 +133,8 @@ class Dashboard:
         cookie = self._door.sign_in(request, given.get("token", [""])[0])
         session = self._sessions.find(cookie)
         log.info("signed_in", by=session.owner if session else "", caller=caller.address)
+        if session is not None:
+            self._signed("signed_in", session, caller)
         response = RedirectResponse(HOME, 303, SAFE_HEADERS)
         self._door.set_cookie(request, response, cookie)
         return response
@@ -141,9 +144,14 @@ class Dashboard:
         self._door.sign_out(request)
         self._watch.wake()
         log.info("signed_out", by=session.owner, caller=caller.address)
+        self._signed("signed_out", session, caller)
         response = _json({"sign_in": SIGN_IN})
         self._door.forget_cookie(request, response)
         return response
+
+    def _signed(self, action: str, session: Session, caller: Caller) -> None:
+        """Record in the audit trail who came or left."""
+        self._parts.trail.signed(action, self._parts.guard.identity(session.caller), caller.address, _by(session))
 
     def _shown(self, request: Request, error: BsfgError) -> Response:
         """Answer a person with a page, whatever went wrong."""
@@ -175,12 +183,11 @@ class Dashboard:
         return _json(self._described(here(request)))
 
     def _described(self, session: Session) -> dict[str, Any]:
-        by_token = session.caller.token is not None
         return {
             "zone": self._zone,
             "version": bsfg.__version__,
             "identity": self._parts.guard.identity(session.caller),
-            "by": "token" if by_token else "certificate" if session.caller.names else "plaintext",
+            "by": _by(session),
             "may_act": self._door.may_act(session),
             "page_key": session.page_key,
             "ends_unix_ms": session.ends_unix_ms,
@@ -236,6 +243,11 @@ class Dashboard:
     @property
     def _zone(self) -> str:
         return self._parts.settings.zone
+
+
+def _by(session: Session) -> str:
+    """Tell what somebody is known by."""
+    return "token" if session.caller.token is not None else "certificate" if session.caller.names else "plaintext"
 
 
 def _api_problem(request: Request, error: BsfgError) -> Response:

@@ -46,6 +46,8 @@ from bsfg.stores.log.segments import (
     stand_in,
 )
 from bsfg.stores.log.storage import MARK, STREAMS, listed_logs, log_folder, read_mark
+from bsfg.stores.log.trailcheck import check_trail
+from bsfg.stores.log.trailfile import copy_trail
 from bsfg.stores.log.watermark import read_watermark
 from bsfg.stores.log.writer import FORWARD_SCHEMA, STORE_SCHEMA
 
@@ -152,6 +154,10 @@ def salvage_data(source: Files, target: Files, now_unix_ms: int, copied: Copied)
         _LogSalvage(around, target, log, found, now_unix_ms, copied).run(max(confirmed, default=0))
         found.logs.append(log)
     _write_cursors(target, cursors, found)
+    # The audit trail comes along byte for byte: what is wrong with it is evidence.
+    copy_trail(around, target, copied)
+    for finding in check_trail(around).problems:
+        found.miss(finding.where, finding.detail)
     write_whole(target, MARK, mark)
     target.sync_folder("")
     return found

@@ -408,6 +408,11 @@ class TrailWriter:
 
     # What leaves.
 
+    @property
+    def is_too_large(self) -> bool:
+        """Whether the oldest files must leave before their time."""
+        return sum(file.size_bytes for file in self._kept) > self._keeping.max_bytes
+
     def trim(self, now_unix_ms: int | None) -> int:
         """Let old files go and give how many did; without a time only what is too much for its size."""
         gone, why = self._leaving(now_unix_ms)
