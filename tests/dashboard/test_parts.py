@@ -110,9 +110,9 @@ def test_no_certificate_can_be_called_like_a_token() -> None:
 def test_sessions_end_with_their_time() -> None:
     """A session is found by its cookie until its time is over, by nothing else, and not after it was ended."""
     clock = HandClock()
-    sessions = Sessions(clock, 10.0)
-    cookie, session = sessions.begin(Caller(token="a"))
-    other, _ = sessions.begin(Caller(token="a"))
+    sessions = Sessions(clock, 10.0, 4.0)
+    cookie, session = sessions.begin(Caller(token="a"), may_act=False)
+    other, _ = sessions.begin(Caller(token="a"), may_act=False)
     assert sessions.find(cookie) is session and sessions.known(session)
     assert sessions.find(cookie + "x") is None and sessions.find(None) is None and sessions.find("") is None
     sessions.end(other)
@@ -121,17 +121,36 @@ def test_sessions_end_with_their_time() -> None:
     assert sessions.find(cookie) is None and not sessions.known(session)
 
 
+def test_a_session_that_may_act_ends_when_left_alone() -> None:
+    """Nobody's hand for a while ends it, each use gives it that while again, and never more than its time."""
+    clock = HandClock()
+    sessions = Sessions(clock, 10.0, 4.0)
+    operator, session = sessions.begin(Caller(token="a"), may_act=True)
+    viewer, _ = sessions.begin(Caller(token="b"), may_act=False)
+    for _ in range(3):
+        clock.ms += 3_000
+        assert sessions.find(operator) is session
+        sessions.used(session)
+    clock.ms += 999
+    assert sessions.find(operator) is session and sessions.find(viewer) is not None
+    clock.ms += 1
+    assert sessions.find(operator) is None and sessions.find(viewer) is None
+    operator, session = sessions.begin(Caller(token="a"), may_act=True)
+    clock.ms += 4_000
+    assert sessions.find(operator) is None and not sessions.known(session)
+
+
 def test_sessions_are_bounded_and_nobody_crowds_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Too many sessions of one owner end his own oldest; too many in all end the oldest."""
     monkeypatch.setattr(sessions_module, "SESSIONS_OF_ONE_MAX", 3)
     monkeypatch.setattr(sessions_module, "SESSIONS_MAX", 6)
-    sessions = Sessions(HandClock(), 10.0)
-    quiet, _ = sessions.begin(Caller(token="quiet"))
-    greedy = [sessions.begin(Caller(token="greedy"))[0] for _ in range(10)]
+    sessions = Sessions(HandClock(), 10.0, 4.0)
+    quiet, _ = sessions.begin(Caller(token="quiet"), may_act=False)
+    greedy = [sessions.begin(Caller(token="greedy"), may_act=False)[0] for _ in range(10)]
     assert [sessions.find(cookie) is not None for cookie in greedy] == [False] * 7 + [True] * 3
     assert sessions.find(quiet) is not None
     for number in range(6):
-        sessions.begin(Caller(token=str(number)))
+        sessions.begin(Caller(token=str(number)), may_act=False)
     assert sessions.find(quiet) is None
 
 
