@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import shutil
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from bsfg.errors import StreamUnavailable
 from bsfg.fact import Key
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec, Result
 from bsfg.retention import GapReason
+from bsfg.stores.log import segments
 from bsfg.stores.log.buffer import LogStoreBuffer
 from bsfg.stores.log.files import DiskFiles
 from bsfg.stores.log.frame import FRAME_HEADER_BYTES, decode_frame_header, decode_segment_header
@@ -50,6 +52,15 @@ def second_frame(data: bytes) -> tuple[int, int]:
     return at, decode_frame_header(data, at).base
 
 
+def frames_of(data: bytes | bytearray) -> list[int]:
+    """Give the positions of all frames of a segment."""
+    at, found = decode_segment_header(bytes(data)).size_bytes, []
+    while at < len(data):
+        found.append(at)
+        at += decode_frame_header(data, at).frame_bytes
+    return found
+
+
 def key_of(offset: int) -> Key:
     """Give the key of the fact that was stored at an offset."""
     return Key(str(batch(1).values("from_zone")[0]), f"0-{offset:06d}")
@@ -81,6 +92,108 @@ def test_damage_that_somebody_meets_is_recorded_whoever_it_is(by: str) -> None:
         async for _ in store.replay(0):
             pass
         assert len(await store.gaps()) == len(store.problems) == 1
+        await storage.close()
+
+    run(work())
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["read before", "never read"])
+@pytest.mark.parametrize("by", ["replay", "get", "append", "truncate"])
+def test_a_segment_that_somebody_removes_takes_nothing_else_with_it(tmp_path: Path, by: str, known: bool) -> None:
+    """A file that is missing under an open log is damage: its entries are recorded, and the log goes on."""
+
+    async def work() -> None:
+        storage, store = await opened(tmp_path)
+        if not known:
+            await storage.close()
+            storage, store = await opened(tmp_path)
+        await storage.cursors.create(ConsumerSpec("peer", STREAM))
+        await storage.cursors.commit("peer", Confirmation(through=END - 1))
+        paths = sorted((tmp_path / STORE).glob("*.seg"))
+        first, after = int(paths[1].stem), int(paths[2].stem)
+        paths[1].unlink()
+        if by == "replay":
+            there = [offset async for frame in store.replay(0) if frame.entries for offset in frame.entries.offsets]
+            assert there == [*range(first), *range(after, END)]
+        elif by == "get":
+            assert await store.get(key_of(first)) is None
+            assert await store.get(key_of(after)) is not None
+        elif by == "append":
+            again = await store.append(batch(PER_BATCH, first=first))
+            assert set(again.results.tolist()) == {Result.ALREADY_EXISTS}
+        else:
+            await store.truncate_before(END)
+            assert store.start == END
+        assert (await store.append(batch(1, first=END))).offsets.tolist() == [END]
+        await store.stats()
+        # Whose header was never read: what it held is told when it is read or leaves, and at the next opening.
+        if known or by in ("replay", "truncate"):
+            [gap] = await store.gaps()
+            assert (gap.first, gap.last, gap.reason) == (first, after - 1, GapReason.DAMAGED)
+            assert paths[1].name in store.problems[0]
+        await storage.close()
+
+    run(work())
+
+
+@pytest.mark.parametrize("by", ["replay", "truncate", "index"])
+def test_a_stretch_that_cannot_be_read_is_one_record(tmp_path: Path, by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is told of damage grows with its places and not with the frames that lie there."""
+    monkeypatch.setattr(segments, "_LOOKING_SECONDS", 3_600.0)
+    monkeypatch.setattr(segments, "PAUSE_SECONDS", 0.0)
+
+    async def work() -> None:
+        storage = await LogStorage.open(tmp_path, options=LogOptions(segment_bytes=1 << 20))
+        store = await storage.store(STREAM)
+        for number in range(300):
+            await store.append(batch(1, first=number))
+        await storage.cursors.create(ConsumerSpec("peer", STREAM))
+        await storage.cursors.commit("peer", Confirmation(through=299))
+        await storage.close()
+        storage = await LogStorage.open(tmp_path, options=OPTIONS)
+        store = await storage.store(STREAM)
+        await store.append(batch(PER_BATCH, first=300))
+        path = min((tmp_path / STORE).glob("*.seg"))
+        if by == "index":
+            await storage.close()
+            shutil.rmtree(tmp_path / STORE / "index")
+        data = bytearray(path.read_bytes())
+        for at in frames_of(data)[10:290]:
+            data[at + FRAME_HEADER_BYTES + 8] ^= 1
+        path.write_bytes(data)
+        if by == "index":
+            storage = await LogStorage.open(tmp_path, options=OPTIONS)
+            store = await storage.store(STREAM)
+        elif by == "replay":
+            there = [offset async for frame in store.replay(0) if frame.entries for offset in frame.entries.offsets]
+            assert there == [*range(10), *range(290, 300 + PER_BATCH)]
+        else:
+            await store.truncate_before(300)
+        [gap] = await store.gaps()
+        assert (gap.first, gap.last, gap.reason) == (10, 289, GapReason.DAMAGED)
+        assert len(store.problems) == 1
+        await storage.close()
+
+    run(work())
+
+
+def test_damage_at_the_end_of_a_segment_that_leaves_is_recorded(tmp_path: Path) -> None:
+    """Also when no header tells any more what was there, the entries that leave without their keys are named."""
+
+    async def work() -> None:
+        storage, store = await opened(tmp_path)
+        await storage.close()
+        paths = sorted((tmp_path / STORE).glob("*.seg"))
+        data = bytearray(paths[0].read_bytes())
+        data[frames_of(data)[-1]] ^= 1
+        paths[0].write_bytes(data)
+        storage, store = await opened(tmp_path)
+        await storage.cursors.create(ConsumerSpec("peer", STREAM))
+        await storage.cursors.commit("peer", Confirmation(through=END - 1))
+        await store.truncate_before(END)
+        last = int(paths[1].stem) - 1
+        [gap] = await store.gaps()
+        assert (gap.first, gap.last, gap.reason) == (last + 1 - PER_BATCH, last, GapReason.DAMAGED)
         await storage.close()
 
     run(work())

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
+import os
 from pathlib import Path
 from random import Random
 from typing import cast
 
 import pytest
 
+from bsfg.errors import StorageBusy
 from bsfg.fact import Entry
 from bsfg.ports import Buffer
 from bsfg.retention import Policy
 from bsfg.sdk.local import LocalReader
 from bsfg.stores.log.backup import copy_folder
-from bsfg.stores.log.files import DiskFiles, Files
+from bsfg.stores.log.files import Bytes, DiskFiles, Files
 from bsfg.stores.log.latest import NAME
 from bsfg.stores.log.storage import LogStorage, log_folder
 from bsfg.stores.log.writer import LogOptions
@@ -107,7 +111,42 @@ def test_a_damaged_file_is_reported_and_the_rest_is_read(tmp_path: Path) -> None
 
     assert any(NAME in problem for problem in asyncio.run(more()))
     assert set(offsets(LocalReader(tmp_path).latest_all()).values()) <= set(range(FACTS, FACTS + 5))
-    assert (kept.parent / "aside" / f"{NAME}.damaged").exists()
+    assert list((kept.parent / "aside").glob(f"{NAME}.*"))
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENOMEM, errno.EIO])
+def test_what_cannot_be_read_for_a_moment_is_kept(error: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reading that fails once is no damage: the last known state is the same when the next facts have left."""
+    disk, clock = SimulatedDisk(), FakeClock()
+    asyncio.run(eight_quiet_days(cast(Files, disk), clock))
+    failing = [False]
+    read = disk.read
+
+    def sometimes(path: str) -> Bytes:
+        if failing[0] and path.endswith(NAME):
+            failing[0] = False
+            raise OSError(error, os.strerror(error), path)
+        return read(path)
+
+    monkeypatch.setattr(disk, "read", sometimes)
+
+    async def more() -> None:
+        storage = await LogStorage.open(cast(Files, disk), clock=clock, options=OPTIONS)
+        forward = await storage.forward(STREAM, POLICY)
+        await forward.put_if_absent(batch(1, first=FACTS), origin(1, first=FACTS))
+        clock.advance(8 * DAY_SECONDS)
+        failing[0] = True
+        with contextlib.suppress(StorageBusy):
+            await forward.enforce_retention(link_open=True)
+        assert not failing[0]
+        await forward.enforce_retention(link_open=True)
+        assert (await forward.stats()).start == FACTS + 1
+        kept = {(entry.message.fact.subject, entry.message.fact.predicate): entry.offset
+                for entry in (await forward.kept_latest()).to_entries()}  # fmt: skip
+        assert kept == newest(FACTS + 1)
+        await storage.close()
+
+    asyncio.run(more())
 
 
 def test_power_loss_keeps_the_last_known_state() -> None:

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from bsfg.errors import FolderLocked, ForeignLog, FormatUnsupported, HasherMismatch, NotAFolder
+from bsfg.fact import Envelope, Fact, Message
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec, Frame, Result
 from bsfg.retention import GapReason
 from bsfg.stores.log.buffer import LogStoreBuffer
+from bsfg.stores.log.frame import decode_frame_header, decode_segment_header, encode_frame
 from bsfg.stores.log.identity import checked
 from bsfg.stores.log.reader import LogFolder, open_folder
 from bsfg.stores.log.storage import LogStorage
@@ -532,3 +534,63 @@ def test_a_segment_that_disappears_under_an_open_log_is_a_gap(tmp_path: Path) ->
         await storage.close()
 
     run(check())
+
+
+@pytest.mark.parametrize("base", [11, 60, 1 << 40, 1 << 62])
+@pytest.mark.parametrize("whose", ["its own", "another"])
+def test_a_fact_that_holds_frames_is_not_taken_for_the_log(tmp_path: Path, whose: str, base: int) -> None:
+    """Behind a damaged header the log goes on where it really does, whatever the bytes of the damaged fact say."""
+
+    async def work() -> None:
+        storage, store = await opened(tmp_path)
+        await store.append(batch(10))
+        log_id = bytes.fromhex(store.log_id) if whose == "its own" else bytes(16)
+        message, chain, planted = batch(3, first=500).to_message(), bytes(32), b""
+        for number in range(2):
+            parts, chain = encode_frame(
+                message, base=base + 3 * number, count=3, appended_at_unix_ms=1, log_id=log_id, chain_before=chain
+            )
+            planted += b"".join(map(bytes, parts))
+        envelope = Envelope("plant", "enterprise", 1, "planted", object_media_type="application/octet-stream")
+        await store.append(sealed([Message(envelope, Fact("machine:press-1", "dump_taken", planted))]))
+        for number in range(4):
+            await store.append(batch(10, first=20 + 10 * number))
+        await storage.close()
+        path = min(log_path(tmp_path).glob("*.seg"))
+        data = bytearray(path.read_bytes())
+        at = decode_segment_header(bytes(data)).size_bytes
+        data[at + decode_frame_header(data, at).frame_bytes] ^= 1
+        path.write_bytes(data)
+
+        storage, store = await opened(tmp_path)
+        assert store.end == 51
+        assert {offset for frame in await replayed(store) if frame.entries for offset in frame.entries.offsets} == {
+            *range(10),
+            *range(11, 51),
+        }
+        assert [(gap.first, gap.last, gap.reason) for gap in await store.gaps()] == [(10, 10, GapReason.DAMAGED)]
+        assert (await store.append(batch(1, first=100))).offsets.tolist() == [51]
+        await storage.close()
+
+    run(work())
+
+
+@pytest.mark.parametrize("base", [1 << 61, 1 << 62, (1 << 62) - 1, 10**19])
+@pytest.mark.parametrize("name", ["{base:020d}.seg", "keys/{base:020d}-{base:020d}.keys"])
+def test_a_name_beyond_all_offsets_says_nothing(tmp_path: Path, name: str, base: int) -> None:
+    """A stray file that is called like one of ours does not keep the log from opening, nor from going on for long."""
+
+    async def work() -> None:
+        await filled(tmp_path, 2)
+        (log_path(tmp_path) / name.format(base=base)).write_bytes(b"stray")
+        for number in (3, 4):
+            storage, store = await opened(tmp_path)
+            [offset] = (await store.append(batch(1, first=number * PER_BATCH))).offsets
+            assert offset < (1 << 62) - (1 << 60)
+            assert store.end == offset + 1
+            await storage.close()
+        storage, store = await opened(tmp_path)
+        assert store.end == offset + 1
+        await storage.close()
+
+    run(work())

@@ -218,21 +218,20 @@ class LogBuffer:
             raise OffsetOutOfRange(f"offset {start} is beyond the end {view.end}", end=view.end)
         stop = view.end if end is None else min(end, view.end)
         frames = view.frames(start, stop, max_facts)
-        at, missing_at = start, -1
+        at = start
         while at < stop:
             try:
                 frame = next(frames) if view.is_at_hand(at) else await asyncio.to_thread(next, frames)
             except FileNotFoundError:
-                # The segment was truncated under us: look again from here. Twice is no truncation but a lost file.
+                # The segment was truncated under us: look again from here.
                 view = self._writer.view()
-                if missing_at == at:
-                    view = view.without_segment_at(at)
-                missing_at, frames = at, view.frames(at, stop, max_facts)
+                frames = view.frames(at, stop, max_facts)
                 continue
             except OSError as error:
                 raise translated(error, f"reading {self.stream}/{self.buffer}") from None
             self._check_open()
             if frame.gap is not None and frame.gap.reason in (GapReason.DAMAGED, GapReason.LOST):
+                await self._record_seen()
                 await self._record_damage(frame.gap)
             yield frame
             at = frame.last + 1

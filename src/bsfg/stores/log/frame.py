@@ -31,6 +31,8 @@ _FRAME = struct.Struct("<4sIQQIIq16s32sII")
 FRAME_HEADER_BYTES = _FRAME.size
 MAX_PAYLOAD_BYTES = 1 << 32
 MAX_OFFSET = 1 << 62
+MAX_NAMED_OFFSET = 1 << 61
+"""Files may be called anything: above what a name can say there is room for a log to go on."""
 NOT_KNOWN = -2
 _CHECKED_WHOLE_FACTS = 1_024
 

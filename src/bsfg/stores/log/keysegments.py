@@ -10,7 +10,7 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import crc32c
 import numpy as np
@@ -22,9 +22,9 @@ from bsfg.rangedigest import RangeDigest
 from bsfg.stores.log.atomic import write_aside
 from bsfg.stores.log.damage import is_damage, patiently
 from bsfg.stores.log.files import Files
-from bsfg.stores.log.frame import MAX_OFFSET, Damaged, Torn
+from bsfg.stores.log.frame import MAX_NAMED_OFFSET, Damaged, Torn
 from bsfg.stores.log.notes import Anchor
-from bsfg.stores.log.segments import Hole, SegmentFile
+from bsfg.stores.log.segments import Hole, SegmentFile, joined
 
 STAGED = ".new"
 MAGIC = b"BSFGKEY1"
@@ -59,7 +59,7 @@ def listed(files: Files, folder: str) -> list[KeySegmentName]:
         first, _, last = name.removesuffix(".keys").partition("-")
         if name.isascii() and first.isdigit() and last.isdigit():
             found = KeySegmentName(int(first), int(last))
-            if found.file_name == name and found.first <= found.last <= MAX_OFFSET:
+            if found.file_name == name and found.first <= found.last <= MAX_NAMED_OFFSET:
                 result.append(found)
     return sorted(result, key=lambda item: item.first)
 
@@ -83,7 +83,7 @@ def keys_of(
         look(entries)
         parts.append(entries.record_batch.select(KEY_SCHEMA.names))
     empty = pa.RecordBatch.from_pylist([], schema=KEY_SCHEMA)
-    return pa.concat_batches([empty, *parts]), digest.hexdigest(), lacking
+    return pa.concat_batches([empty, *parts]), digest.hexdigest(), joined(lacking)
 
 
 def read(files: Files, folder: str, name: KeySegmentName) -> pa.RecordBatch | None:
@@ -136,6 +136,9 @@ def gathered(keys: KeySegments, segment: SegmentFile, following: SegmentFile, la
         digest,
         following.header.time_before_unix_ms,
     )
+    # How far damage at its end reaches a segment does not know by itself.
+    last = following.base - 1
+    lacking = [replace(hole, last=last) if hole.last < hole.first <= last else hole for hole in lacking]
     return Departure(segment, anchor, lacking, staged, latest.result())
 
 

@@ -15,6 +15,7 @@ from bsfg.batch import EntryBatch
 from bsfg.latest import Gathering
 from bsfg.schema import ENTRY_SCHEMA
 from bsfg.stores.log.atomic import write_whole
+from bsfg.stores.log.damage import is_damage, patiently, put_aside
 from bsfg.stores.log.files import Files
 from bsfg.stores.log.frame import Damaged, Torn
 from bsfg.stores.log.view import LogView
@@ -25,13 +26,15 @@ _HEAD_BYTES = 16
 
 
 def read_latest(files: Files, folder: str) -> EntryBatch:
-    """Read what was kept, none when nothing was; raises `Damaged`."""
+    """Read what was kept, none when nothing was; raises `Damaged`, or `OSError` for what may pass."""
     path = f"{folder}/{NAME}"
     if not files.exists(path):
         return EntryBatch.empty()
     try:
-        data = bytes(files.read(path))
+        data = bytes(patiently(lambda: files.read(path)))
     except OSError as error:
+        if not is_damage(error):
+            raise
         raise Damaged(f"{path} cannot be read: {error.strerror}") from None
     payload = data[_HEAD_BYTES:]
     if data[:8] != _MAGIC or crc32c.crc32c(payload) != int.from_bytes(data[8:12], "little"):
@@ -62,7 +65,7 @@ def keep_latest(
         known = read_latest(files, folder)
     except Damaged:
         # What cannot be read is kept aside, where the damage can be looked at, and does not keep the rest from staying.
-        files.rename(f"{folder}/{NAME}", f"{folder}/aside/{NAME}.damaged")
+        put_aside(files, f"{folder}/{NAME}")
         known = EntryBatch.empty()
     gathering, changed = Gathering(known, most), False
     for segment in view.segments:

@@ -28,9 +28,11 @@ from bsfg.stores.log.keysegments import KeySegmentName, KeySegments, as_facts, l
 from bsfg.stores.log.latest import read_latest
 from bsfg.stores.log.notes import Notes
 from bsfg.stores.log.segments import (
+    Hole,
     Scan,
     SegmentFile,
     check_owner,
+    joined,
     read_segment_header,
     scan_segment,
     segment_bases,
@@ -305,7 +307,7 @@ class Recovery:
     def _check_latest(self) -> None:
         try:
             read_latest(self._files, self._folder)
-        except Damaged as damage:
+        except (Damaged, OSError) as damage:
             self.problems.append(f"{damage}; the newest facts of those that left cannot be read")
 
     def _index(
@@ -355,17 +357,20 @@ class Recovery:
         for segment, until in zip(segments, ends, strict=True):
             if until <= missing_from:
                 continue
+            damaged: list[Hole] = []
             for ref in segment.frames:
                 if ref.end <= missing_from:
                     continue
                 try:
                     facts = segment.entries(ref).facts
                 except (Torn, Damaged) as damage:
-                    self._lose(ref.base, ref.end - 1, f"{segment.where(ref.position)}: {damage}", notes, _DAMAGED)
+                    damaged.append(Hole(ref.base, ref.end - 1, ref.position, ref.header.frame_bytes, str(damage)))
                     continue
                 _add_keys(
                     store, hasher, facts, np.arange(ref.base, ref.end), ref.end, _chain_after(segment, ref.end, chain)
                 )
+            for hole in joined(damaged):
+                self._lose(hole.first, hole.last, f"{segment.where(hole.position)}: {hole.why}", notes, _DAMAGED)
 
 
 def _end_of(segment: SegmentFile) -> int:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from bsfg.batch import EntryBatch, FactBatch
 from bsfg.errors import ForeignLog
-from bsfg.stores.log.damage import is_damage, patiently, readable
+from bsfg.stores.log.damage import PAUSE_SECONDS, READS, is_damage, patiently, readable
 from bsfg.stores.log.files import Bytes, Files
 from bsfg.stores.log.frame import (
     FRAME_HEADER_BYTES,
     FRAME_MAGIC,
-    MAX_OFFSET,
+    MAX_NAMED_OFFSET,
     NOT_KNOWN,
     Damaged,
     FrameHeader,
@@ -30,6 +33,7 @@ from bsfg.stores.log.frame import (
 )
 
 _FIRST_READ_BYTES = 16_384
+_LOOKING_SECONDS = 0.25
 _RECENT_BYTES = 1 << 20
 _RECENT_FRAMES = 64
 _NAME_DIGITS = 20
@@ -101,7 +105,7 @@ def segment_bases(files: Files, folder: str) -> list[int]:
     """List the bases of all segments in a folder, in order; what is not called like one is none."""
     digits = [name[:-4] for name in files.list(folder) if name.endswith(".seg")]
     bases = [int(each) for each in digits if each.isascii() and each.isdigit() and len(each) == _NAME_DIGITS]
-    return sorted(base for base in bases if base <= MAX_OFFSET)
+    return sorted(base for base in bases if base <= MAX_NAMED_OFFSET)
 
 
 def read_segment_header(files: Files, path: str) -> SegmentHeader:
@@ -126,21 +130,19 @@ def scan_segment(data: bytes, header: SegmentHeader, *, tail_may_be_torn: bool) 
     acknowledged and count as torn. A frame that is complete but wrong, or anything wrong elsewhere, is a hole.
     """
     scan = Scan(sound_bytes=header.size_bytes, chain=header.chain_before)
-    at, expected = header.size_bytes, header.base
+    at, expected, behind = header.size_bytes, header.base, _Behind(data, header.log_id)
     while at < len(data):
         try:
             ref = _frame_at(data, at, header, expected)
         except Torn as torn:
-            following = _next_frame(data, at + 1, expected)
+            following = behind.next_frame(at + 1, expected)
             if following is None and tail_may_be_torn:
                 scan.torn = str(torn)
                 break
             at, expected = _skip(scan, data, at, expected, following, str(torn))
             continue
         except Damaged as damage:
-            at, expected = _pass_damage(
-                scan, data, at, expected, str(damage), log_id=header.log_id, tail_may_be_torn=tail_may_be_torn
-            )
+            at, expected = _pass_damage(scan, behind, at, expected, str(damage), tail_may_be_torn=tail_may_be_torn)
             if scan.torn:
                 break
             continue
@@ -152,7 +154,33 @@ def scan_segment(data: bytes, header: SegmentHeader, *, tail_may_be_torn: bool) 
         scan.frames.append(ref)
         at, expected = at + ref.header.frame_bytes, ref.end
         scan.sound_bytes = min(at, len(data))
+    scan.holes = joined(scan.holes)
     return scan
+
+
+def joined(holes: Iterable[Hole]) -> list[Hole]:
+    """Bring holes together that follow each other in the file: what is told of damage grows with its places alone."""
+    result: list[Hole] = []
+    more = 0
+    for hole in holes:
+        last = result[-1] if result else None
+        if (
+            last is None
+            or not last.first <= last.last == hole.first - 1 < hole.last
+            or last.position + last.size_bytes != hole.position
+        ):
+            result.append(hole)
+            more = 0
+            continue
+        more += 1
+        why = last.why if more == 1 else last.why.removesuffix(_and_more(more - 1))
+        size_bytes = last.size_bytes + hole.size_bytes
+        result[-1] = replace(last, last=hole.last, size_bytes=size_bytes, why=why + _and_more(more))
+    return result
+
+
+def _and_more(frames: int) -> str:
+    return f", and {frames} more behind it"
 
 
 def _frame_at(data: bytes, at: int, segment: SegmentHeader, expected: int) -> FrameRef:
@@ -168,20 +196,21 @@ def _frame_at(data: bytes, at: int, segment: SegmentHeader, expected: int) -> Fr
 
 
 def _pass_damage(
-    scan: Scan, data: bytes, at: int, expected: int, why: str, *, log_id: bytes, tail_may_be_torn: bool
+    scan: Scan, behind: _Behind, at: int, expected: int, why: str, *, tail_may_be_torn: bool
 ) -> tuple[int, int]:
     """Step over a frame that fails its checks; its header may still tell which offsets it held."""
+    data = behind.data
     try:
         header = decode_frame_header(data, at)
     except (Torn, Damaged):
-        following = _next_frame(data, at + 1, expected)
+        following = behind.next_frame(at + 1, expected)
         # Without a header, and with nothing sound behind it, this cannot be told from a write that was torn.
         if following is None and tail_may_be_torn:
             scan.torn = why
             return at, expected
         return _skip(scan, data, at, expected, following, why)
     after = min(at + header.frame_bytes, len(data))
-    if header.log_id != log_id or header.base < expected:
+    if header.log_id != behind.log_id or header.base < expected:
         # A frame from elsewhere: its header says nothing of the entries that should be here.
         scan.holes.append(Hole(expected, expected - 1, at, after - at, why))
         scan.chain, scan.sound_bytes = b"", after
@@ -211,25 +240,76 @@ def _skip(
     return position, base
 
 
-def _next_frame(data: bytes, start: int, expected: int) -> tuple[int, int] | None:
-    """Search for the next sound frame behind damage: its position and base."""
+class _Run(NamedTuple):
+    """Sound frames that follow each other, each chained to the one before it."""
+
+    position: int
+    end_position: int
+    base: int
+    end: int
+    log_id: bytes
+
+
+class _Behind:
+    """Finds where a segment goes on behind damage.
+
+    Facts may hold anything, also bytes that look like frames: those of a segment that somebody sends as a document, or
+    some that were made for this. What goes on to the end of the file, link by link of the chain, is the segment itself,
+    because nobody knows in advance what will follow his fact. What else is taken for frames must leave room for that.
+    """
+
+    def __init__(self, data: bytes, log_id: bytes | None) -> None:
+        self.data, self.log_id = data, log_id
+        self._runs: list[_Run] | None = None
+
+    def next_frame(self, start: int, expected: int) -> tuple[int, int] | None:
+        """Give position and base of the next frame from a position on, where an offset was expected."""
+        run = self._next_run(start, expected)
+        return (run.position, run.base) if run is not None else None
+
+    def _next_run(self, start: int, expected: int) -> _Run | None:
+        if self._runs is None:
+            self._runs = list(_runs(self.data, start))
+        # An entry takes more than a byte, so that no more are missing than bytes are passed over.
+        runs = [run for run in self._runs if 0 <= run.base - expected <= run.position - start + 1]
+        runs = [run for run in runs if run.position >= start and self.log_id in (None, run.log_id)]
+        if not runs:
+            return None
+        surest = max(runs, key=lambda run: (run.end_position == len(self.data), run.end_position - run.position))
+        fitting = (run for run in runs if run.log_id == surest.log_id and run.end <= surest.base)
+        return next(fitting, surest)
+
+
+def _runs(data: bytes, start: int) -> Iterator[_Run]:
     at = data.find(FRAME_MAGIC, start)
     while at >= 0:
+        run = _run_at(data, at)
+        if run is not None:
+            yield run
+        at = data.find(FRAME_MAGIC, at + 1 if run is None else run.end_position)
+
+
+def _run_at(data: bytes, position: int) -> _Run | None:
+    """Follow the chain from one frame on as far as it goes."""
+    at, first, end, chain = position, None, 0, b""
+    while at < len(data):
         try:
             header = decode_frame_header(data, at)
-            begin = at + FRAME_HEADER_BYTES
-            check_payload(header, memoryview(data)[begin : begin + header.payload_bytes])
-            if header.base >= expected:
-                return at, header.base
+            payload = memoryview(data)[at + FRAME_HEADER_BYTES :][: header.payload_bytes]
+            check_payload(header, payload)
         except (Torn, Damaged):
-            pass
-        at = data.find(FRAME_MAGIC, at + 1)
-    return None
+            break
+        if first is not None and (header.base, header.log_id, header.chain_before) != (end, first.log_id, chain):
+            break
+        first, end = first or header, header.end
+        chain = chain_after(data[at : at + FRAME_HEADER_BYTES], payload)
+        at = min(at + header.frame_bytes, len(data))
+    return _Run(position, at, first.base, end, first.log_id) if first is not None else None
 
 
 def stand_in(data: bytes, base: int, schema: pa.Schema) -> SegmentHeader | None:
     """Make up the header of a segment whose own is damaged from its first sound frame; None when there is none."""
-    found = _next_frame(data, 0, base)
+    found = _Behind(data, None).next_frame(0, base)
     if found is None:
         return None
     frame = decode_frame_header(data, found[0])
@@ -247,6 +327,8 @@ class SegmentFile:
         self.path = path
         self.header = header
         self.size_bytes = size_bytes
+        self.may_leave = True
+        """Whether somebody may have removed the file in good order; if not, a missing file is damage."""
         self.until: int | None = None
         """Entries from here on are not to be seen, because they may not be durable; None means all of them are."""
         self._frames: list[FrameRef] | None = None
@@ -303,13 +385,23 @@ class SegmentFile:
         while at < self.size_bytes and (self.until is None or expected < self.until):
             header = self._header_at(at)
             if header is None or header.base != expected or header.log_id != self.header.log_id:
-                scan = scan_segment(readable(self.files, self.path)[0], self.header, tail_may_be_torn=False)
-                scan.forget_from(self.until)
-                self.holes = scan.holes
-                return scan.frames
+                return self._scanned_frames()
             found.append(FrameRef(header.base, header.count, at, header))
             at, expected = at + header.frame_bytes, header.end
         return found
+
+    def _scanned_frames(self) -> list[FrameRef]:
+        try:
+            data = readable(self.files, self.path)[0]
+        except FileNotFoundError as error:
+            if self.may_leave:
+                raise
+            self.holes = [Hole(self.base, self.base - 1, 0, 0, f"the segment cannot be read: {error.strerror}")]
+            return []
+        scan = scan_segment(data, self.header, tail_may_be_torn=False)
+        scan.forget_from(self.until)
+        self.holes = scan.holes
+        return scan.frames
 
     def _header_at(self, at: int) -> FrameHeader | None:
         try:
@@ -317,9 +409,12 @@ class SegmentFile:
         except (Torn, Damaged):
             return None
         except OSError as error:
-            if not is_damage(error):
+            if not self._is_damage(error):
                 raise
             return None
+
+    def _is_damage(self, error: OSError) -> bool:
+        return is_damage(error) or (isinstance(error, FileNotFoundError) and not self.may_leave)
 
     def hole_at(self, offset: int) -> Hole | None:
         """Give the hole that swallowed an offset; how far one reaches at the end of a segment nobody knows."""
@@ -332,23 +427,53 @@ class SegmentFile:
         """Give the index of the last frame that begins at or below an offset, -1 when there is none."""
         return bisect_right(self.frames, offset, key=lambda ref: ref.base) - 1
 
-    def read(self, ref: FrameRef) -> pa.RecordBatch:
+    def read(self, ref: FrameRef, *, patient: bool = True) -> pa.RecordBatch:
         """Read the facts of one frame; raises `Torn` or `Damaged`, also when the medium cannot give its bytes."""
         payload, _ = self._recent.get(ref.base, _NOT_AT_HAND)
         if payload is None:
-            payload = self.payload(ref)
+            payload = self._payload(ref, patient)
             check_payload(ref.header, payload)
         return decode_payload(ref.header, payload, self.header.schema)
 
-    def payload(self, ref: FrameRef) -> bytes:
+    def _payload(self, ref: FrameRef, patient: bool) -> bytes:
         """Read the bytes of one frame behind its header."""
-        start = ref.position + FRAME_HEADER_BYTES
+
+        def read() -> bytes:
+            return self.files.read_at(self.path, ref.position + FRAME_HEADER_BYTES, ref.header.payload_bytes)
+
         try:
-            return patiently(lambda: self.files.read_at(self.path, start, ref.header.payload_bytes))
+            return patiently(read) if patient else read()
         except OSError as error:
-            if not is_damage(error):
+            if not self._is_damage(error):
                 raise
             raise Damaged(f"the frame cannot be read: {error.strerror}") from None
+
+    def unreadable_from(self, index: int, why: str) -> Hole:
+        """Give a frame that cannot be read together with those behind it that cannot either, as one hole.
+
+        A whole stretch of a medium fails at once more often than a frame alone, and is looked at again as a whole. A
+        medium may take long to say that it cannot: the rest of a stretch is then left to whoever comes there.
+        """
+        refs = self.frames[index : self._sound_after(index, len(self.frames))]
+        for _ in range(READS - 1):
+            if len(refs) == 1:
+                break
+            time.sleep(PAUSE_SECONDS)
+            refs = refs[: self._sound_after(index, index + len(refs)) - index]
+        return joined(Hole(ref.base, ref.end - 1, ref.position, ref.header.frame_bytes, why) for ref in refs)[0]
+
+    def _sound_after(self, index: int, end: int) -> int:
+        """Give the index of the next frame that can be read, or up to which there was time to look."""
+        until = time.monotonic() + _LOOKING_SECONDS
+        for at in range(index + 1, end):
+            if time.monotonic() > until:
+                return at
+            try:
+                self.read(self.frames[at], patient=False)
+            except (Torn, Damaged):
+                continue
+            return at
+        return end
 
     def where(self, position: int) -> str:
         """Name a place in the file."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from bsfg.batch import FACT_SCHEMA, EntryBatch, FactBatch
 from bsfg.ports import Frame, GapRecord
 from bsfg.retention import GapReason
-from bsfg.stores.log.damage import ABSENT
+from bsfg.stores.log.damage import ABSENT, uncovered
 from bsfg.stores.log.frame import Damaged, Torn
-from bsfg.stores.log.segments import FrameRef, SegmentFile
+from bsfg.stores.log.segments import Hole, SegmentFile
 
 _WORTH_A_STEP = 1_000
 
@@ -41,12 +41,6 @@ class LogView:
             step = self._step(at, end, max_facts)
             yield step
             at = step.last + 1
-
-    def without_segment_at(self, offset: int) -> LogView:
-        """Give the same view without the segment that holds an offset, because its file is gone."""
-        at = bisect_right(self.segments, offset, key=lambda segment: segment.base) - 1
-        kept = [segment for index, segment in enumerate(self.segments) if index != at]
-        return replace(self, segments=kept)
 
     def is_at_hand(self, offset: int) -> bool:
         """Tell whether what follows an offset can be given without reading a file."""
@@ -94,13 +88,20 @@ class LogView:
             except (Torn, Damaged) as damage:
                 if parts:
                     break
-                return self._damaged(at, min(ref.end, end) - 1, segment.where(ref.position), str(damage))
+                return self._unreadable(segment, index, at, end, str(damage))
             stop = min(ref.end, end, at + max_facts if not parts else end)
             parts.append(entries.slice(at - ref.base, stop - at))
             at = stop
             if stop < ref.end:
                 break
         return Frame(first, at - 1, EntryBatch.concat(parts))
+
+    def _unreadable(self, segment: SegmentFile, index: int, at: int, end: int, why: str) -> Frame:
+        """Explain a frame that cannot be read, and those behind it that cannot either."""
+        hole = segment.unreadable_from(index, why)
+        # The whole of it, also when only a part was asked for: damage is one record, however it is read.
+        self._see(segment, hole)
+        return self._damaged(at, min(hole.last, end - 1), segment.where(hole.position), hole.why)
 
     def _damaged(self, first: int, last: int, where: str, why: str) -> Frame:
         """Explain a range that cannot be read by what is recorded of it, and the rest by the damage."""
@@ -158,7 +159,7 @@ class LogView:
         try:
             return segment.entries(ref).slice(offset - ref.base, 1)
         except (Torn, Damaged) as damage:
-            self._see(segment, ref, damage)
+            self._met(segment, index, str(damage))
             return None
 
     def frame_at(self, offset: int) -> tuple[FactBatch, int, int] | None:
@@ -170,13 +171,19 @@ class LogView:
         try:
             facts = found[0].read(ref)
         except (Torn, Damaged) as damage:
-            self._see(found[0], ref, damage)
+            self._met(found[0], found[1], str(damage))
             return None
         return FactBatch(facts.select(FACT_SCHEMA.names), sealed=True), ref.base, ref.end
 
-    def _see(self, segment: SegmentFile, ref: FrameRef, damage: Exception) -> None:
-        """Tell of a frame that cannot be read to whoever records that."""
-        self.on_damage(ref.base, ref.end - 1, f"{segment.where(ref.position)}: {damage}")
+    def _met(self, segment: SegmentFile, index: int, why: str) -> None:
+        """Tell of a frame that cannot be read, unless that is known."""
+        ref = segment.frames[index]
+        if any(uncovered(ref.base, ref.end - 1, self.gaps)):
+            self._see(segment, segment.unreadable_from(index, why))
+
+    def _see(self, segment: SegmentFile, hole: Hole) -> None:
+        """Tell of damage to whoever records it."""
+        self.on_damage(hole.first, hole.last, f"{segment.where(hole.position)}: {hole.why}")
 
     def first_at_time(self, unix_ms: int) -> int:
         """Give the first offset whose entry became durable at a time or later; the end when there is none."""

@@ -132,6 +132,8 @@ class LogWriter:
     def _now_has(self, segments: Sequence[SegmentFile]) -> None:
         """Exchange the segments; all but the last one stay as large as they are."""
         self.segments: tuple[SegmentFile, ...] = tuple(segments)
+        for segment in self.segments:
+            segment.may_leave = False
         self._older_bytes = sum(segment.size_bytes for segment in self.segments[:-1])
 
     def _damage_seen(self, first: int, last: int, why: str) -> GapRecord:
@@ -425,6 +427,8 @@ class LogWriter:
             if following.base <= self.start
         ]
         if gone:
+            for segment in gone:
+                segment.may_leave = True
             self._now_has(self.segments[len(gone) :])
         self._leaving += [segment.path for segment in gone]
         if not self._leaving:
