@@ -35,6 +35,20 @@ _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR)
 """What the system says when it lacks something for a moment; the medium is as good as before."""
 
 
+_IN_ITS_PLACE = (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ESPIPE)
+_DAMAGE = (errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.EREMOTEIO, *_IN_ITS_PLACE)
+
+
+def is_damage(error: OSError) -> bool:
+    """Tell whether an error says that what should be read is not there for good."""
+    return error.errno in _DAMAGE
+
+
+def is_folder(error: OSError) -> bool:
+    """Tell whether an error says that something else stands in the place of a file."""
+    return error.errno in _IN_ITS_PLACE
+
+
 def is_refusal(error: BsfgError) -> bool:
     """Tell whether nothing has happened: a call that only found no room or no descriptor may simply be repeated."""
     return isinstance(error, DiskFull | StorageBusy)
@@ -181,7 +195,9 @@ def locked(path: Path) -> Callable[[], None]:
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o640)
-    except IsADirectoryError:
+    except OSError as error:
+        if not is_folder(error):
+            raise
         _move_away(path)
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o640)
     folder = -1
@@ -236,9 +252,9 @@ def _lock_folder(fd: int) -> None:
 
 
 def _sign(fd: int) -> None:
-    """Write who holds a lock into its file; on a full disk it stays unsaid."""
-    os.ftruncate(fd, 0)
+    """Write who holds a lock into its file; on a full disk, or where the file is none, it stays unsaid."""
     with contextlib.suppress(OSError):
+        os.ftruncate(fd, 0)
         os.pwrite(fd, str(os.getpid()).encode(), 0)
 
 

@@ -128,5 +128,5 @@ class Tail:
         return True
 
 
-def _damage(first: int, last: int, why: str) -> GapRecord:
-    return GapRecord(first, last, GapReason.DAMAGED, 0, why)
+def _damage(first: int, last: int, why: str, reason: GapReason) -> GapRecord:
+    return GapRecord(first, last, reason, 0, why)

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from bsfg import disk
 from bsfg.artifacts import Bytes
-from bsfg.disk import SPARES, SyncFailed, locked, sync_folder
+from bsfg.disk import SPARES, SyncFailed, is_folder, locked, sync_folder
 from bsfg.errors import BsfgError
 
 
@@ -172,12 +172,24 @@ class DiskWriteFile:
             SPARES.close(fd)
 
 
+@contextmanager
+def _something_else(path: Path) -> Iterator[None]:
+    """Let anything that stands in the place of a file or folder, and is neither, be no folder."""
+    try:
+        yield
+    except OSError as error:
+        if not is_folder(error):
+            raise
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
+
+
 class DiskReadFile:
     """A real file opened for reading."""
 
     def __init__(self, path: Path) -> None:
-        self._fd = SPARES.open(path, os.O_RDONLY)
-        if stat.S_ISDIR(os.fstat(self._fd).st_mode):
+        with _something_else(path):
+            self._fd = SPARES.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
             self.close()
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
 
@@ -215,8 +227,9 @@ class DiskFiles:
 
     def size(self, path: str) -> int:
         """Give the size of a file."""
-        found = (self.root / path).stat()
-        if stat.S_ISDIR(found.st_mode):
+        with _something_else(self.root / path):
+            found = (self.root / path).stat()
+        if not stat.S_ISREG(found.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         return found.st_size
 
@@ -227,7 +240,8 @@ class DiskFiles:
     def list(self, path: str) -> list[str]:
         """List the names in a folder."""
         try:
-            return sorted(os.listdir(self.root / path))
+            with _something_else(self.root / path):
+                return sorted(os.listdir(self.root / path))
         except FileNotFoundError:
             return []
 

@@ -35,6 +35,7 @@ from bsfg.artifacts import (
     check_name,
 )
 from bsfg.clock import SystemClock
+from bsfg.disk import is_damage
 from bsfg.errors import (
     ArtifactMissing,
     ArtifactStoreFull,
@@ -49,7 +50,7 @@ from bsfg.errors import (
 )
 from bsfg.ports import Clock
 from bsfg.stores.artifacts.collection import Collector
-from bsfg.stores.artifacts.contents import ABSENT, CONTENT, INCOMING, Contents, Grace
+from bsfg.stores.artifacts.contents import CONTENT, INCOMING, Contents, Grace
 from bsfg.stores.artifacts.files import DiskFiles, Files, move_away, translated, translating
 from bsfg.stores.artifacts.intake import Announced, Intake, closing
 from bsfg.stores.artifacts.names import NAMES, Names
@@ -255,7 +256,11 @@ class ArtifactFolder:
         """Tell whether the mark says nothing at all; one of another format does."""
         try:
             mark = orjson.loads(self._read_whole(MARK))
-        except (IsADirectoryError, orjson.JSONDecodeError):
+        except orjson.JSONDecodeError:
+            return True
+        except OSError as error:
+            if not is_damage(error):
+                raise
             return True
         return not isinstance(mark, dict) or not isinstance(mark.get("format"), int)
 
@@ -381,7 +386,11 @@ class FolderMemory:
         with translating("reading the references of artifacts"):
             try:
                 whole = self._store._read_whole(REFERENCES)
-            except ABSENT:
+            except FileNotFoundError:
+                return None
+            except OSError as error:
+                if not is_damage(error):
+                    raise
                 return None
         check, data = whole[:32], whole[32:]
         return data if hashlib.sha256(data).digest() == check else None

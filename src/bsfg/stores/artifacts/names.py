@@ -13,6 +13,7 @@ from dataclasses import asdict
 import orjson
 
 from bsfg.artifacts import StoredArtifact
+from bsfg.disk import is_damage
 from bsfg.errors import ArtifactConflict, DigestMismatch
 from bsfg.stores.artifacts.contents import Shards, Stripes
 from bsfg.stores.artifacts.files import Files
@@ -98,6 +99,10 @@ class Names:
             return decoded(b"", digits)  # which says that it is damaged
         try:
             data = b"".join(iter(lambda: file.read(RECORD_BYTES_MAX), b""))
+        except OSError as error:
+            if not is_damage(error):
+                raise
+            data = b""
         finally:
             file.close()
         return decoded(data, digits)

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Callable, Iterator
 
 from bsfg.artifacts import StoredContent, check_digest
+from bsfg.disk import is_damage
 from bsfg.errors import ArtifactMissing, DigestMismatch
 from bsfg.stores.artifacts.contents import ABSENT, CONTENT, INCOMING, Contents, Shards
 from bsfg.stores.artifacts.files import DiskFiles, Files, ReadFile, WriteFile, give_place, translating
@@ -130,13 +131,16 @@ class Outgoing:
         """Give the next piece, none at the end; raises `DigestMismatch` in place of the last."""
         piece, self._held = self._held, self._read() if self._held else b""
         if not self._held and (found := f"sha256:{self._sha256.hexdigest()}") != self._digest:
-            raise DigestMismatch(
-                f"the content stored as {self._digest} has the digest {found}",
-                hint="The copy in this zone is damaged: upload it again, or restore it from another zone.",
-                digest=found,
-                announced=self._digest,
-            )
+            raise self._damaged(f"has the digest {found}", digest=found)
         return piece
+
+    def _damaged(self, what: str, **details: str) -> DigestMismatch:
+        return DigestMismatch(
+            f"the content stored as {self._digest} {what}",
+            hint="The copy in this zone is damaged: upload it again, or restore it from another zone.",
+            announced=self._digest,
+            **details,
+        )
 
     def close(self) -> None:
         """Release the file."""
@@ -146,6 +150,11 @@ class Outgoing:
     def _read(self) -> bytes:
         assert self._file is not None
         with translating("reading an artifact"):
-            piece = self._file.read(PIECE_BYTES)
+            try:
+                piece = self._file.read(PIECE_BYTES)
+            except OSError as error:
+                if not is_damage(error):
+                    raise
+                raise self._damaged(f"cannot be read: {error.strerror}") from None
         self._sha256.update(piece)
         return piece

@@ -6,19 +6,33 @@ many open files, or that an operator can lift, such as a missing permission, is 
 
 from __future__ import annotations
 
-import errno
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
+from bsfg.disk import is_damage, is_folder
 from bsfg.ports import GapRecord
 from bsfg.retention import GapReason
 from bsfg.stores.log.atomic import write_whole
 from bsfg.stores.log.files import Files
 
+__all__ = [
+    "ABSENT",
+    "PAUSE_SECONDS",
+    "READS",
+    "TORN_CUT",
+    "is_damage",
+    "is_folder",
+    "is_torn_end",
+    "keep_aside",
+    "make_folder",
+    "patiently",
+    "put_aside",
+    "readable",
+    "uncovered",
+]
+
 _BLOCKS_BYTES = (1 << 20, 4_096)
-_IN_ITS_PLACE = (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ESPIPE)
-_DAMAGE = (errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.EREMOTEIO, *_IN_ITS_PLACE)
 ABSENT = (
     GapReason.EVICTED,
     GapReason.EXPIRED,
@@ -39,16 +53,6 @@ Answer = TypeVar("Answer")
 
 Span = tuple[int, int]
 """A start and an end, exclusive."""
-
-
-def is_damage(error: OSError) -> bool:
-    """Tell whether an error says that what should be read is not there for good."""
-    return error.errno in _DAMAGE
-
-
-def is_folder(error: OSError) -> bool:
-    """Tell whether an error says that something else stands in the place of a file."""
-    return error.errno in _IN_ITS_PLACE
 
 
 def is_torn_end(problem: str) -> bool:

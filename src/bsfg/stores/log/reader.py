@@ -171,5 +171,5 @@ def open_folder(where: str | os.PathLike[str] | Files) -> list[LogFolder]:
         raise translated(error, f"reading {where}") from None
 
 
-def _damage(first: int, last: int, why: str) -> GapRecord:
-    return GapRecord(first, last, GapReason.DAMAGED, 0, why)
+def _damage(first: int, last: int, why: str, reason: GapReason) -> GapRecord:
+    return GapRecord(first, last, reason, 0, why)

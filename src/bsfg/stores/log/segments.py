@@ -329,6 +329,8 @@ class SegmentFile:
         self.size_bytes = size_bytes
         self.may_leave = True
         """Whether somebody may have removed the file in good order; if not, a missing file is damage."""
+        self.is_missing = False
+        """Whether the file was found to be gone although nobody may remove it."""
         self.until: int | None = None
         """Entries from here on are not to be seen, because they may not be durable; None means all of them are."""
         self._frames: list[FrameRef] | None = None
@@ -394,7 +396,7 @@ class SegmentFile:
         try:
             data = readable(self.files, self.path)[0]
         except FileNotFoundError as error:
-            if self.may_leave:
+            if not self._is_damage(error):
                 raise
             self.holes = [Hole(self.base, self.base - 1, 0, 0, f"the segment cannot be read: {error.strerror}")]
             return []
@@ -414,7 +416,8 @@ class SegmentFile:
             return None
 
     def _is_damage(self, error: OSError) -> bool:
-        return is_damage(error) or (isinstance(error, FileNotFoundError) and not self.may_leave)
+        self.is_missing = self.is_missing or (isinstance(error, FileNotFoundError) and not self.may_leave)
+        return self.is_missing or is_damage(error)
 
     def hole_at(self, offset: int) -> Hole | None:
         """Give the hole that swallowed an offset; how far one reaches at the end of a segment nobody knows."""

@@ -15,7 +15,7 @@ from bsfg.ports import Frame, GapRecord
 from bsfg.retention import GapReason
 from bsfg.stores.log.damage import ABSENT, uncovered
 from bsfg.stores.log.frame import Damaged, Torn
-from bsfg.stores.log.segments import Hole, SegmentFile
+from bsfg.stores.log.segments import SegmentFile
 
 _WORTH_A_STEP = 1_000
 
@@ -28,7 +28,7 @@ class LogView:
     start: int
     end: int
     gaps: Sequence[GapRecord]
-    on_damage: Callable[[int, int, str], GapRecord]
+    on_damage: Callable[[int, int, str, GapReason], GapRecord]
 
     def frames(self, first: int, end: int, max_facts: int) -> Iterator[Frame]:
         """Cover the range from ``first`` up to ``end`` with entries and gap records."""
@@ -64,9 +64,9 @@ class LogView:
         if segment is None or (hole is None and not self._is_followed(segment)):
             return next(self._absent(at, until, GapReason.LOST))
         if hole is None:
-            return self._damaged(at, until - 1, segment.where(segment.size_bytes), "the file ends before these entries")
+            return self._damaged(segment, at, until - 1, segment.size_bytes, "the file ends before these entries")
         last = hole.last if at <= hole.last < until else until - 1
-        return self._damaged(at, last, segment.where(hole.position), hole.why)
+        return self._damaged(segment, at, last, hole.position, hole.why)
 
     def _is_followed(self, segment: SegmentFile) -> bool:
         """Tell whether the next file continues a segment, so that what is missing between them was in this one."""
@@ -100,15 +100,15 @@ class LogView:
         """Explain a frame that cannot be read, and those behind it that cannot either."""
         hole = segment.unreadable_from(index, why)
         # The whole of it, also when only a part was asked for: damage is one record, however it is read.
-        self._see(segment, hole)
-        return self._damaged(at, min(hole.last, end - 1), segment.where(hole.position), hole.why)
+        self._see(segment, hole.first, hole.last, hole.position, hole.why)
+        return self._damaged(segment, at, min(hole.last, end - 1), hole.position, hole.why)
 
-    def _damaged(self, first: int, last: int, where: str, why: str) -> Frame:
+    def _damaged(self, segment: SegmentFile, first: int, last: int, position: int, why: str) -> Frame:
         """Explain a range that cannot be read by what is recorded of it, and the rest by the damage."""
         recorded = next(self._absent(first, last + 1, GapReason.DAMAGED))
         if recorded.gap is not None and recorded.gap.at_unix_ms:
             return recorded
-        return _gap_frame(first, recorded.last, self.on_damage(first, recorded.last, f"{where}: {why}"))
+        return _gap_frame(first, recorded.last, self._see(segment, first, recorded.last, position, why))
 
     def _locate(self, offset: int) -> tuple[SegmentFile, int | None] | None:
         """Find the segment and the frame that hold an offset; the frame is None when it lies in a hole."""
@@ -179,11 +179,13 @@ class LogView:
         """Tell of a frame that cannot be read, unless that is known."""
         ref = segment.frames[index]
         if any(uncovered(ref.base, ref.end - 1, self.gaps)):
-            self._see(segment, segment.unreadable_from(index, why))
+            hole = segment.unreadable_from(index, why)
+            self._see(segment, hole.first, hole.last, hole.position, hole.why)
 
-    def _see(self, segment: SegmentFile, hole: Hole) -> None:
+    def _see(self, segment: SegmentFile, first: int, last: int, position: int, why: str) -> GapRecord:
         """Tell of damage to whoever records it."""
-        self.on_damage(hole.first, hole.last, f"{segment.where(hole.position)}: {hole.why}")
+        reason = GapReason.LOST if segment.is_missing else GapReason.DAMAGED
+        return self.on_damage(first, last, f"{segment.where(position)}: {why}", reason)
 
     def first_at_time(self, unix_ms: int) -> int:
         """Give the first offset whose entry became durable at a time or later; the end when there is none."""

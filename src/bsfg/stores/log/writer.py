@@ -136,8 +136,8 @@ class LogWriter:
             segment.may_leave = False
         self._older_bytes = sum(segment.size_bytes for segment in self.segments[:-1])
 
-    def _damage_seen(self, first: int, last: int, why: str) -> GapRecord:
-        gap = GapRecord(first, last, GapReason.DAMAGED, self.clock.now_unix_ms(), why)
+    def _damage_seen(self, first: int, last: int, why: str, reason: GapReason) -> GapRecord:
+        gap = GapRecord(first, last, reason, self.clock.now_unix_ms(), why)
         news = any(uncovered(first, last, self.notes.book.own()))
         if news and not any(each.first <= first and last <= each.last for each in self.seen):
             self.seen.append(gap)
