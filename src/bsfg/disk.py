@@ -196,7 +196,7 @@ def locked(path: Path) -> Callable[[], None]:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o640)
     except OSError as error:
-        if not is_folder(error):
+        if not (is_folder(error) or path.is_symlink()):
             raise
         _move_away(path)
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o640)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from bsfg.errors import StorageFailed
 from bsfg.node.alerts import AlertBoard
 from bsfg.node.config import Alerts
 from bsfg.node.metrics import Metrics
@@ -185,3 +190,68 @@ def test_a_bad_sector_is_rot() -> None:
     [rot, *_] = [rot for step in walk(disk, SimulatedDisk()) for rot in step.rot or ()]
     assert rot.where == segment.path
     assert "cannot be read" in rot.why
+
+
+def test_a_folder_that_cannot_be_listed_keeps_nothing_else_from_being_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stray file among the folders is passed over, a folder behind a bad sector is told, and the rest is read."""
+
+    async def run() -> None:
+        storage = await filled(tmp_path)
+        (tmp_path / "artifacts/content/stray").write_bytes(b"no folder")
+        await storage.store("another")
+        files = DiskFiles(tmp_path), DiskFiles(tmp_path / "artifacts")
+        every = {step.path for step in walk(*files)}
+        listed = DiskFiles.list
+
+        def sometimes(files: DiskFiles, path: str) -> list[str]:
+            if path == "streams/another/store":
+                raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+            return listed(files, path)
+
+        monkeypatch.setattr(DiskFiles, "list", sometimes)
+        steps = list(walk(*files))
+        assert {step.path for step in steps} == every | {"streams/another/store"}
+        [rot] = [rot for step in steps for rot in step.rot or ()]
+        assert "streams/another/store" in rot.text and "cannot be listed" in rot.text
+        [alert] = await Scrubbed(tmp_path, storage).once()
+        assert "streams/another/store" in alert["text"]
+        await storage.close()
+
+    asyncio.run(run())
+
+
+def test_a_stream_whose_folder_cannot_be_read_is_alone_out_of_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The storage opens, lists both streams, and serves the other one."""
+
+    async def run() -> None:
+        storage = await filled(tmp_path)
+        await storage.store("another")
+        await storage.close()
+        exists, listed = DiskFiles.exists, DiskFiles.list
+
+        def check(path: str) -> None:
+            if path.startswith("streams/another/store"):
+                raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+        def find(files: DiskFiles, path: str) -> bool:
+            check(path)
+            return exists(files, path)
+
+        def look(files: DiskFiles, path: str) -> list[str]:
+            check(path)
+            return listed(files, path)
+
+        monkeypatch.setattr(DiskFiles, "exists", find)
+        monkeypatch.setattr(DiskFiles, "list", look)
+        storage = await LogStorage.open(tmp_path, options=SMALL)
+        assert {stream for stream, _ in await storage.streams()} == {STREAM, "another"}
+        assert (await storage.store(STREAM)).end == 40 * PER_BATCH
+        with pytest.raises(StorageFailed):
+            await storage.store("another")
+        await storage.close()
+
+    asyncio.run(run())

@@ -15,7 +15,7 @@ import crc32c
 from bsfg.errors import FormatUnsupported
 from bsfg.ports import Buffer
 from bsfg.stores.log import keysegments
-from bsfg.stores.log.damage import is_damage, readable, uncovered
+from bsfg.stores.log.damage import is_damage, is_folder, readable, uncovered
 from bsfg.stores.log.files import Files
 from bsfg.stores.log.frame import FRAME_HEADER_BYTES, Damaged, Torn, decode_frame_header, decode_segment_header
 from bsfg.stores.log.notes import Notes
@@ -62,34 +62,59 @@ _Reading = Generator[int, None, list[Rot]]
 
 
 def walk(files: Files, artifacts: Files, after: str = "") -> Iterator[Step]:
-    """Re-read everything that is sealed whose path follows another one, in the order of paths."""
-    for path in _contents(artifacts):
+    """Re-read everything that is sealed whose path follows another one, in the order of paths.
+
+    A folder that cannot be listed is damage, too, and keeps nobody from reading the others.
+    """
+    for path, rot in _contents(artifacts):
         if f"{ARTIFACTS}/{path}" > after:
-            yield from _steps(f"{ARTIFACTS}/{path}", None, _content(artifacts, path))
+            reading = _content(artifacts, path) if rot is None else _found(rot)
+            yield from _steps(f"{ARTIFACTS}/{path}", None, reading)
     for stream, buffer in sorted(listed_logs(files)):
-        folder = log_folder(stream, buffer)
-        names = [segment_name(base) for base in segment_bases(files, folder)[:-1]]
-        names += [f"keys/{name.file_name}" for name in keysegments.listed(files, folder)]
-        for path in sorted(f"{folder}/{name}" for name in names):
+        for path, rot in _sealed(files, log_folder(stream, buffer)):
             if path > after:
-                reading = _segment(files, path, buffer) if path.endswith(".seg") else _keys(files, path)
+                reading = _found(rot) if rot is not None else _reading(files, path, buffer)
                 yield from _steps(path, (stream, buffer), reading)
 
 
 def sealed_bytes(files: Files, artifacts: Files) -> int:
     """Give about how many bytes a walk reads."""
     total = 0
-    paths = [(artifacts, path) for path in _contents(artifacts)]
-    for stream, buffer in listed_logs(files):
-        folder = log_folder(stream, buffer)
-        paths += [(files, f"{folder}/{segment_name(base)}") for base in segment_bases(files, folder)[:-1]]
-        paths += [(files, f"{folder}/keys/{name.file_name}") for name in keysegments.listed(files, folder)]
+    paths = [(artifacts, path) for path, rot in _contents(artifacts) if rot is None]
+    for log in listed_logs(files):
+        paths += [(files, path) for path, rot in _sealed(files, log_folder(*log)) if rot is None]
     for where, path in paths:
         try:
             total += where.size(path)
         except OSError:
             continue
     return total
+
+
+def _sealed(files: Files, folder: str) -> list[tuple[str, Rot | None]]:
+    """List what is sealed in the folder of a log, in the order of paths, or say that it cannot be listed."""
+    try:
+        names = [segment_name(base) for base in segment_bases(files, folder)[:-1]]
+        names += [f"keys/{name.file_name}" for name in keysegments.listed(files, folder)]
+    except OSError as error:
+        return [(folder, _unlisted(folder, error))]
+    return [(path, None) for path in sorted(f"{folder}/{name}" for name in names)]
+
+
+def _unlisted(path: str, error: OSError) -> Rot:
+    """Say what is wrong with a folder; what may pass is no damage."""
+    if not is_damage(error):
+        raise error
+    return Rot(path, 0, f"the folder cannot be listed: {error.strerror}")
+
+
+def _reading(files: Files, path: str, buffer: Buffer) -> _Reading:
+    return _segment(files, path, buffer) if path.endswith(".seg") else _keys(files, path)
+
+
+def _found(rot: Rot) -> _Reading:
+    yield 0
+    return [rot]
 
 
 def _steps(path: str, log: Log | None, reading: _Reading) -> Iterator[Step]:
@@ -107,11 +132,18 @@ def _steps(path: str, log: Log | None, reading: _Reading) -> Iterator[Step]:
         yield Step(path, 0, log, (Rot(path, 0, f"cannot be read: {error.strerror}"),))
 
 
-def _contents(artifacts: Files) -> Iterator[str]:
+def _contents(artifacts: Files) -> Iterator[tuple[str, Rot | None]]:
+    """List the contents of artifacts, and folders that cannot be listed; a file among the folders is none of ours."""
     for shard in artifacts.list("content"):
-        for name in artifacts.list(f"content/{shard}"):
+        try:
+            names = artifacts.list(f"content/{shard}")
+        except OSError as error:
+            if not is_folder(error):
+                yield f"content/{shard}", _unlisted(f"{ARTIFACTS}/content/{shard}", error)
+            continue
+        for name in names:
             if len(name) == 64:
-                yield f"content/{shard}/{name}"
+                yield f"content/{shard}/{name}", None
 
 
 def _content(artifacts: Files, path: str) -> _Reading:

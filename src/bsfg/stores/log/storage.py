@@ -28,7 +28,7 @@ from bsfg.stores.log.atomic import write_whole
 from bsfg.stores.log.buffer import LogForwardBuffer, LogStoreBuffer
 from bsfg.stores.log.committer import Workers
 from bsfg.stores.log.cursors import CURSORS, LogCursors
-from bsfg.stores.log.damage import make_folder, put_aside, readable
+from bsfg.stores.log.damage import is_damage, is_folder, make_folder, put_aside, readable
 from bsfg.stores.log.files import DiskFiles, Files, translated
 from bsfg.stores.log.identity import FORMAT, checked, passes_check
 from bsfg.stores.log.recovery import Recovery
@@ -55,8 +55,11 @@ def _is_log(files: Files, stream: str, buffer: Buffer) -> bool:
     folder = log_folder(stream, buffer)
     try:
         return files.exists(f"{folder}/log.json") or bool(files.list(folder))
-    except NotADirectoryError:
-        return False
+    except OSError as error:
+        if not is_damage(error):
+            raise
+        # What cannot be looked into may be one: whoever opens it is told why it cannot be, and nobody else.
+        return not is_folder(error)
 
 
 class LogStorage:
