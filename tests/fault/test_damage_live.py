@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import shutil
+import struct
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bsfg.errors import StreamUnavailable
@@ -19,6 +21,7 @@ from bsfg.stores.log import segments
 from bsfg.stores.log.buffer import LogStoreBuffer
 from bsfg.stores.log.files import DiskFiles
 from bsfg.stores.log.frame import FRAME_HEADER_BYTES, decode_frame_header, decode_segment_header
+from bsfg.stores.log.index import HEADER
 from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.log.writer import LogOptions
 from bsfg.testing.disk import SimulatedDisk
@@ -221,7 +224,7 @@ def test_bytes_that_cannot_be_read_for_a_moment_are_no_damage() -> None:
 
 
 @pytest.mark.parametrize("truncated", [False, True])
-@pytest.mark.parametrize("harm", ["unreadable", "gone", "cut"])
+@pytest.mark.parametrize("harm", ["unreadable", "gone", "cut", "hashes", "offsets"])
 def test_an_index_that_cannot_be_read_is_made_anew_from_the_log(tmp_path: Path, harm: str, truncated: bool) -> None:
     """A lookup that meets a bad page takes the keys from the log; the log stays open and nothing is stored twice."""
 
@@ -240,6 +243,8 @@ def test_an_index_that_cannot_be_read_is_made_anew_from_the_log(tmp_path: Path, 
                 disk.spoil(path, 0, disk.size(path))
             elif harm == "gone":
                 disk.remove(path)
+            elif harm in ("hashes", "offsets"):
+                rot(tmp_path / path, harm)
             else:
                 (tmp_path / path).write_bytes(b"")
         for first in range(0, END, PER_BATCH):
@@ -257,6 +262,17 @@ def test_an_index_that_cannot_be_read_is_made_anew_from_the_log(tmp_path: Path, 
         await storage.close()
 
     run(work())
+
+
+def rot(path: Path, what: str) -> None:
+    """Turn round the order of the hashes of a run, or give all its offsets another place."""
+    data = bytearray(path.read_bytes())
+    [keys] = struct.unpack_from("<Q", data, 16)
+    size = 8 * keys
+    at = HEADER.size if what == "hashes" else HEADER.size + size
+    values = np.frombuffer(data[at : at + size], dtype=np.int64)
+    data[at : at + size] = (values[::-1] if what == "hashes" else values + 10**9).tobytes()
+    path.write_bytes(data)
 
 
 class Counting(DiskFiles):

@@ -9,6 +9,7 @@ that are too large to be in memory at any time.
 
 from __future__ import annotations
 
+import errno
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -164,7 +165,10 @@ class Run:
         """Look into the file; None when it cannot be read, after which the arrays are in memory again."""
         assert self.stored is not None
         try:
-            return self.stored.candidates(wanted)
+            rows, offsets = self.stored.candidates(wanted)
+            if ((offsets < self.first) | (offsets > self.last)).any():
+                raise OSError(errno.EIO, "the key index names offsets that it does not cover", self.name)
+            return rows, offsets
         except OSError as error:
             lost = is_damage(error) or isinstance(error, FileNotFoundError)
             arrays = self._mend(self) if lost and self._mend is not None else None

@@ -36,7 +36,8 @@ class StoredRun:
     def arrays(self, first: int = 0, end: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Read a stretch of it, or all."""
         part = [(first, self.count if end is None else min(end, self.count))]
-        return self._values(np.uint64, self._at, part), self._values(np.int64, self._at + 8 * self.count, part)
+        hashes = self._sorted(self._values(np.uint64, self._at, part))
+        return hashes, self._values(np.int64, self._at + 8 * self.count, part)
 
     def candidates(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Give (position in ``wanted``, offset) for every match; ``wanted`` are sorted."""
@@ -49,8 +50,7 @@ class StoredRun:
 
     def _some_candidates(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         stretches = self._stretches(wanted)
-        # The pages of a sorted array, one after the other, are sorted.
-        hashes = self._values(np.uint64, self._at, stretches)
+        hashes = self._checked(self._values(np.uint64, self._at, stretches), stretches)
         left = np.searchsorted(hashes, wanted, side="left")
         counts = np.searchsorted(hashes, wanted, side="right") - left
         matched = np.flatnonzero(counts)
@@ -60,6 +60,21 @@ class StoredRun:
         places = np.repeat(left, counts) + np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
         offsets = self._values(np.int64, self._at + 8 * self.count, stretches)
         return np.repeat(matched, counts), offsets[places]
+
+    def _checked(self, hashes: np.ndarray, stretches: list[tuple[int, int]]) -> np.ndarray:
+        """Give hashes that were read, if they can be those that were written.
+
+        The pages of a sorted array, one after the other, are sorted, and the first hash of each is known. A page that
+        is not what it was would hide keys: it counts as one that cannot be read.
+        """
+        pages = [page for first, end in stretches for page in range(first // PAGE_KEYS, -(-end // PAGE_KEYS))]
+        starts = np.cumsum([0, *(min(PAGE_KEYS, self.count - PAGE_KEYS * page) for page in pages[:-1])])
+        return self._sorted(hashes, sound=bool((hashes[starts] == self._first_of_page[pages]).all()))
+
+    def _sorted(self, hashes: np.ndarray, *, sound: bool = True) -> np.ndarray:
+        if not sound or (hashes[1:] < hashes[:-1]).any():
+            raise OSError(errno.EIO, "a page of the key index is damaged", self._path)
+        return hashes
 
     def _stretches(self, wanted: np.ndarray) -> list[tuple[int, int]]:
         """Give the stretches of the arrays, in whole pages, that hold what is wanted if anything does."""
