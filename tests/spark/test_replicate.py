@@ -239,7 +239,7 @@ def test_engines_take_over_from_each_other(story: Story) -> None:
 
 
 def test_another_history_is_held(story: Story) -> None:
-    """A sender whose log is another one holds the link, with the reason; after the release it begins anew."""
+    """A sender whose log is another one holds the link; it begins anew after a release, also without a pipeline."""
     story.plant.stop()
     shutil.rmtree(story.plant.data)
     story.plant.start()
@@ -248,8 +248,12 @@ def test_another_history_is_held(story: Story) -> None:
     story.mode("held")
     [gate] = [each for each in asyncio.run(gates(story)) if each.side == "receiver"]
     assert gate.gate.reason.startswith("foreign_log")
+    assert story.pipeline.stop() == 0
+    holds = story.enterprise.modes(LINK).count("held")
     hold(story, held=False)
+    story.pipeline = Pipeline(story.enterprise)
     story.pipeline.until(lambda: story.plant.committed(CONSUMER) == 9, "the new history")
+    assert story.enterprise.modes(LINK).count("held") == holds
 
 
 def test_a_restored_zone_is_brought_back(story: Story) -> None:

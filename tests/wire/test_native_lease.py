@@ -1,9 +1,13 @@
-"""The native engine's hold on its link: a bad moment of the board does not end it."""
+"""The native engine's hold on its link: a bad moment of the board or of a call does not end it."""
+
+import asyncio
 
 import pytest
 from tests.wire.conftest import Sites
 from tests.wire.site import CONFIG, until
 
+from bsfg.journey.link import FetchRequest
+from bsfg.journey.pull import Progress
 from bsfg.node import native
 from bsfg.node.board import Board
 from bsfg.node.config import parse
@@ -34,3 +38,41 @@ async def test_a_lease_that_could_not_be_kept_is_kept_again(sites: Sites, monkey
     finally:
         await handoff.stop()
     assert board.holder(link.name) is None
+
+
+class Interrupted:
+    """Turns of which the first is cancelled by somebody else than whoever stops the link."""
+
+    stream, capacity_bytes = "operational", 1 << 20
+
+    def __init__(self) -> None:
+        self.turns = 0
+
+    async def turn(self, request: FetchRequest) -> Progress:
+        """Fail once, then bring nothing."""
+        self.turns += 1
+        if self.turns == 1:
+            raise asyncio.CancelledError
+        await asyncio.sleep(0)
+        return Progress()
+
+    async def make_good(self) -> Progress | None:
+        """Nothing was released."""
+        return None
+
+    def reset(self) -> None:
+        """Nothing is under way."""
+
+
+async def test_a_call_that_was_cancelled_does_not_end_the_loop(sites: Sites) -> None:
+    """A loop that took it for its own end would leave a link that stands still and says nothing."""
+    site, noted = await sites(), list[str]()
+    [link] = parse(CONFIG.format(stream=""), site.folder / "zone.toml").links.values()
+    pull = Interrupted()
+    handoff = NativeHandoff(link, site.parts, [pull], note=lambda event, **fields: noted.append(event))  # type: ignore[list-item]
+    await handoff.start()
+    try:
+        await until(lambda: pull.turns >= 3)
+        assert "fetch_failed" in noted
+    finally:
+        await asyncio.wait_for(handoff.stop(), 60)

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from bsfg.errors import BsfgError, CertificateInvalid, TimedOut
+from bsfg.errors import BsfgError, CertificateInvalid, PeerUnreachable, TimedOut
 from bsfg.gate import Event, Gate, Mode
 from bsfg.journey.link import FetchRequest
 from bsfg.journey.pull import Progress
@@ -132,6 +132,10 @@ class Handoff:
             await self._went_well(pull, progress, backoff)
         except BsfgError as error:
             await self._failed(pull, error, backoff)
+        except asyncio.CancelledError:
+            if self._stopping.is_set() or (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+            await self._failed(pull, PeerUnreachable("a call of this turn was ended here"), backoff)
         except Exception as error:
             # A loop that ended here would be a link that stands still and says nothing.
             self._note("link_failed", link=self.link.name, stream=pull.stream, exc_info=error)
