@@ -135,6 +135,10 @@ async def _silence() -> None:
     await forward.put_if_absent(batch(40, first=80), replace(origin(40, first=80), ages_ms=np.zeros(40, np.int64)))
     await site.upkeep.look()
     assert not [each for each in site.alerts.active() if each["alert"] == "latest_stale"]
+    # Nor does a clock that is set ahead make anything old.
+    site.clock.jump(3_650 * DAY_SECONDS)
+    await site.upkeep.look()
+    assert not [each for each in site.alerts.active() if each["alert"] == "latest_stale"]
 
 
 async def _closed_site() -> tuple[Site, SimulatedDisk]:

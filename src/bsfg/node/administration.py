@@ -231,7 +231,7 @@ class Administration:
         async with self._act(row, caller, "quarantine_retried", f"{stream}/{buffer}/{id}", reason) as details:
             if signing.concern({quarantined.key.from_zone}):
                 await asyncio.to_thread(signing.check, quarantined.facts, stream)
-            receipt = await _put_again(found, quarantined, self._parts.clock.now_unix_ms())
+            receipt = await _put_again(found, quarantined, self._parts.steady.now_unix_ms())
             result = Result(int(receipt.results.max())) if len(receipt.results) else Result.ALREADY_EXISTS
             settled = result != Result.CONFLICT
             if settled:

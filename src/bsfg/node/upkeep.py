@@ -234,7 +234,7 @@ class Upkeep:
 
     async def _look_at_latest(self) -> None:
         """Tell when the newest fact of a subject is older than its stream allows."""
-        now_unix_ms = self._parts.clock.now_unix_ms()
+        now_unix_ms = self._parts.steady.now_unix_ms()
         for stream, watch in self._latest.items():
             try:
                 await watch.look(await self._parts.forward(stream), now_unix_ms)

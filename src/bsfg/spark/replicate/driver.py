@@ -25,7 +25,7 @@ from bsfg.journey.link import FetchRequest
 from bsfg.spark.calls import Access, calls
 from bsfg.spark.replicate.live import FORMAT, LiveSource
 from bsfg.spark.replicate.plan import LEASE_TTL_MS, LinkPlan
-from bsfg.spark.replicate.replay import ended, live_failure, start_replay
+from bsfg.spark.replicate.replay import asked, ended, live_failure, start_replay
 from bsfg.spark.session import activate, hush
 
 if TYPE_CHECKING:
@@ -225,16 +225,13 @@ class Replication:
 
         Nothing is given while the sender does not answer.
         """
-        from bsfg.wire.client import BoundaryClient
-
-        peer = BoundaryClient(calls().connection(link.plan.peer))
 
         async def work() -> dict[str, tuple[int, int]]:
             found = {}
             async with asyncio.timeout(ASK_SECONDS):
                 for each in link.plan.streams:
-                    asked = await peer.fetch(each.consumer, ONE_FACT, link.plan.link.carry_only)
-                    found[each.stream] = (asked.start, asked.end)
+                    fetched = await asked(link.plan, each, ONE_FACT, link.plan.link.carry_only)
+                    found[each.stream] = (fetched.start, fetched.end)
             return found
 
         try:
@@ -343,14 +340,12 @@ class Replication:
     def _report_backlog(self, link: LinkState, stream: str, token: str) -> None:
         """Tell the board how far the replay is: what the sender has left is what it has not confirmed yet."""
         from bsfg.wire.adminclient import AdminClient
-        from bsfg.wire.client import BoundaryClient
         from bsfg.wire.service import LinkReport
 
         of = next(each for each in link.plan.streams if each.stream == stream)
 
         async def work() -> None:
-            peer = BoundaryClient(calls().connection(link.plan.peer))
-            fetched = await peer.fetch(of.consumer, ONE_FACT, link.plan.link.carry_only)
+            fetched = await asked(link.plan, of, ONE_FACT, link.plan.link.carry_only)
             admin = AdminClient(calls().connection(self._own))
             backlog = fetched.end - fetched.start
             await admin.report_link(LinkReport(link.plan.name, stream, backlog=backlog, lease=token))

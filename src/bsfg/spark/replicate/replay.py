@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,14 +103,23 @@ def even_batch(facts: int) -> int:
     return max(1, -(-facts // parts))
 
 
-async def _head(plan: LinkPlan, of: StreamPlan) -> Fetched:
-    """Ask the sender where it goes on, and refuse a history that is not the one that is known."""
-    from bsfg.wire.adminclient import AdminClient
+async def asked(plan: LinkPlan, of: StreamPlan, request: FetchRequest, carry_only: Sequence[str] = ()) -> Fetched:
+    """Ask a sender once. No call is left open: a connection has room for few, and others share it."""
     from bsfg.wire.client import BoundaryClient
 
     peer = BoundaryClient(calls().connection(plan.peer))
+    try:
+        return await peer.fetch(of.consumer, request, carry_only)
+    finally:
+        peer.hang_up()
+
+
+async def _head(plan: LinkPlan, of: StreamPlan) -> Fetched:
+    """Ask the sender where it goes on, and refuse a history that is not the one that is known."""
+    from bsfg.wire.adminclient import AdminClient
+
     known: PeerPosition = await AdminClient(calls().connection(plan.own)).recall_peer(plan.name, of.stream)
-    fetched = await peer.fetch(of.consumer, FetchRequest(max_facts=1, gaps_after=known.gaps_token))
+    fetched = await asked(plan, of, FetchRequest(max_facts=1, gaps_after=known.gaps_token))
     check_history(fetched, known)
     if known.latest_start is not None and fetched.start > known.latest_start:
         raise FrameInvalid(f"the sender starts at {fetched.start}, {known.latest_start} is expected next")
