@@ -221,6 +221,7 @@ async def test_a_pipeline_brings_what_is_damaged_here(sites: Sites) -> None:
     plant, enterprise = await sites(), await sites()
     for site in (plant, enterprise):
         await site.client().put_object(INFO, pieces(CONTENT))
+        await site.client().append_fact(STREAM, naming(DIGEST))
     [path] = [each for each in enterprise.folder.rglob("artifacts/content/*/*") if each.is_file()]
     path.write_bytes(CONTENT[:-1] + b"?")
     client = enterprise.client()
@@ -237,6 +238,7 @@ async def test_a_pipeline_tells_what_a_sender_has_lost_or_altered(sites: Sites) 
     with pytest.raises(ArtifactMissing):
         await carried.bring(entries(naming(DIGEST)))
     await plant.client().put_object(INFO, pieces(CONTENT))
+    await plant.client().append_fact(STREAM, naming(DIGEST))
     [path] = [each for each in plant.folder.rglob("artifacts/content/*/*") if each.is_file()]
     path.write_bytes(CONTENT[:-1] + b"?")
     for _ in range(2):
