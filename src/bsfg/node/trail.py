@@ -11,7 +11,7 @@ import asyncio
 import os
 import pwd
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -24,8 +24,8 @@ from bsfg.errors import BsfgError
 from bsfg.node.authorize import Decision, Rule
 from bsfg.ports import Clock
 from bsfg.stores.log.files import DiskFiles
-from bsfg.stores.log.trailfile import TrailWriter, tell, trail_failure
-from bsfg.trail import FAILED, NODE, REFUSED, STRANGER, TrailEvent
+from bsfg.stores.log.trailfile import TrailWriter, newest_first, oldest_first, tell, trail_failure
+from bsfg.trail import FAILED, NODE, REFUSED, STRANGER, TrailEvent, TrailQuery, TrailRecord
 from bsfg.wire.service import Caller
 
 LINGER_SECONDS = 1.0
@@ -161,6 +161,16 @@ class AuditTrail:
             self._closing = True
             self._wake.notify()
         await asyncio.to_thread(thread.join, ANSWER_SECONDS)
+
+    # What is read.
+
+    def newest(self) -> Iterator[TrailRecord]:
+        """Give the records that are durable, the last first."""
+        return iter(()) if self._writer is None else newest_first(self._writer.files, TrailQuery())
+
+    def oldest(self, after: int) -> Iterator[TrailRecord]:
+        """Give the records behind a number."""
+        return iter(()) if self._writer is None else oldest_first(self._writer.files, TrailQuery(), after)
 
     # What is recorded.
 

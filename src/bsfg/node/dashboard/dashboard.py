@@ -18,7 +18,7 @@ from bsfg.errors import BsfgError, IdentityUnknown, InvalidArgument, SignInRequi
 from bsfg.node.config import Token, ZoneConfig
 from bsfg.node.dashboard import records
 from bsfg.node.dashboard.actions import Actions, parsed
-from bsfg.node.dashboard.door import VIEW, Door
+from bsfg.node.dashboard.door import ACT, VIEW, Door
 from bsfg.node.dashboard.feed import EventStream, Feed
 from bsfg.node.dashboard.pages import SAFE_HEADERS, Files
 from bsfg.node.dashboard.sessions import Session, Sessions
@@ -98,6 +98,8 @@ class Dashboard:
             at("/dashboard/api/gaps.jsonl", "GET", self._all_gaps),
             at("/dashboard/api/quarantine", "GET", self._quarantine),
             at("/dashboard/api/quarantine.jsonl", "GET", self._all_quarantine),
+            at("/dashboard/api/trail", "GET", self._trail),
+            at("/dashboard/api/trail.jsonl", "GET", self._whole_trail),
             at("/dashboard/api/act/{act}", "POST", self._act),
         ]
 
@@ -228,6 +230,15 @@ class Dashboard:
         pages = records.quarantine_lines(self._admin, self._door.session(request).caller)
         first = await anext(pages)
         return _streamed(first, pages, f"quarantine-{self._zone}.jsonl")
+
+    async def _trail(self, request: Request, caller: Caller) -> Response:
+        self._parts.guard.check(self._door.session(request).caller, ACT)
+        return _json(await asyncio.to_thread(records.trail_rows, self._parts.trail))
+
+    async def _whole_trail(self, request: Request, caller: Caller) -> Response:
+        self._parts.guard.check(self._door.session(request).caller, ACT)
+        pages = records.trail_lines(self._parts.trail)
+        return _streamed(await anext(pages, b""), pages, f"audit-trail-{self._zone}.jsonl")
 
     async def _act(self, request: Request, caller: Caller) -> Response:
         session = self._door.acting(request)

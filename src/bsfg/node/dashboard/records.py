@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
+from itertools import islice
 from typing import Any
 
 import orjson
@@ -11,7 +13,9 @@ from bsfg.fact import Message, is_json
 from bsfg.jsonform import message_to_dict
 from bsfg.node.authorize import Action, Request
 from bsfg.node.parts import Parts
+from bsfg.node.trail import AuditTrail
 from bsfg.ports import GapRecord
+from bsfg.trail import TrailRecord
 from bsfg.wire.service import AdminService, Caller, QuarantinedView
 
 SHOWN_MAX = 200
@@ -47,6 +51,24 @@ async def quarantine_lines(admin: AdminService, caller: Caller) -> AsyncIterator
     while page.following:
         page = await admin.quarantine(caller, None, page.following)
         yield lines(quarantined_whole(page.views))
+
+
+def trail_rows(trail: AuditTrail) -> dict[str, Any]:
+    """Give the newest records of the audit trail, and the number of the last one."""
+    found = [record.document() for record in islice(trail.newest(), SHOWN_MAX)]
+    return {"total": found[0]["number"] if found else 0, "rows": found}
+
+
+async def trail_lines(trail: AuditTrail) -> AsyncIterator[bytes]:
+    """Write the whole audit trail as JSON Lines, some at a time, the oldest first."""
+    after = 0
+
+    def some() -> list[TrailRecord]:
+        return list(islice(trail.oldest(after), 1_000))
+
+    while found := await asyncio.to_thread(some):
+        yield lines([record.document() for record in found])
+        after = found[-1].number
 
 
 def shown(rows: list[dict[str, Any]], total: int) -> dict[str, Any]:

@@ -219,7 +219,8 @@ class TrailWriter:
     """The one writer of a trail. It is used by one thread at a time, and opens itself again after a failure."""
 
     def __init__(self, files: Files, keeping: Keeping, reserve: Reserve | None = None) -> None:
-        self._files, self._keeping, self._reserve = files, keeping, reserve
+        self.files = self._files = files
+        self._keeping, self._reserve = keeping, reserve
         self._journal: Journal | None = None
         self._slot: Slot | None = None
         self._kept: list[_File] = []

@@ -13,11 +13,13 @@ import { certificates, counts, records } from "./records.js";
 import { known } from "./store.js";
 import { theme } from "./theme.js";
 import { tiles } from "./tiles.js";
+import { setUpTrail, trail } from "./trail.js";
 
 const VIEWS = {
   overview: () => [tiles, map, gates, charts].forEach((draw) => draw()),
   buffers,
   records: () => records(),
+  trail: () => trail(),
   certificates,
 };
 
@@ -72,5 +74,6 @@ let told = Date.now();
 );
 known.session = await get("session");
 who(known.session);
+setUpTrail();
 live(draw);
 show();
