@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
+from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
+from http.client import HTTPSConnection
 from pathlib import Path
 from shutil import copy
 
@@ -21,6 +24,7 @@ from bsfg.testing.facts import batch, message
 from bsfg.wire.adminclient import AdminClient
 from bsfg.wire.certs import issue
 from bsfg.wire.client import BoundaryClient
+from bsfg.wire.tls import client_context
 
 FACT = message("a", from_zone="plant-a")
 MORE = """
@@ -218,3 +222,35 @@ def _version(
 
 def _https(plant: Zone, identity: str) -> str | None:
     return _version(plant, plant.http_port, identity=identity)
+
+
+async def test_strangers_at_the_door_are_told_of(plant: Zone) -> None:
+    """Who does not get through the handshake is told with where he came from, and counted, on both ports."""
+    context = ssl.create_default_context(cafile=str(plant.certs / "ca.crt"))
+    context.check_hostname = False
+    for port in (plant.http_port, plant.port):
+        with socket.create_connection(("127.0.0.1", port)) as plain:
+            address = f"127.0.0.1:{plain.getsockname()[1]}"
+            with suppress(ssl.SSLError, ConnectionError), context.wrap_socket(plain) as secured:
+                while secured.recv(100):
+                    pass
+        if port == plant.http_port:
+            told = await plant.seen("alert_raised", alert="handshake_refused", about="127.0.0.1")
+            assert f"{address} on the http port: no certificate was shown" in told["text"]
+    async with plant.admin("viewer") as viewer:
+        await viewer.status()
+    sample = 'bsfg_tls_handshakes_total{listener="grpc",outcome="refused"} 1.0'
+    while sample not in await metrics(plant):  # noqa: ASYNC110 - what is waited for tells nobody
+        await asyncio.sleep(0.05)
+
+
+async def metrics(plant: Zone) -> str:
+    """Give the metrics as a viewer sees them."""
+
+    def ask() -> str:
+        files = plant.files("plant-a-viewer")
+        with closing(HTTPSConnection("127.0.0.1", plant.http_port, context=client_context(files))) as connection:
+            connection.request("GET", "/metrics")
+            return connection.getresponse().read().decode()
+
+    return await asyncio.to_thread(ask)

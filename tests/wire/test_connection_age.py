@@ -15,11 +15,12 @@ from tests.wire.site import STREAM, Site, files_of, until
 from tests.wire.test_authorities import _Later, revoke, trust_again
 
 from bsfg.batch import FactBatch
+from bsfg.errors import IdentityRevoked
 from bsfg.journey.link import FetchRequest
 from bsfg.ports import Confirmation
 from bsfg.testing.facts import message, messages
 from bsfg.wire import boundary_pb2 as pb
-from bsfg.wire import conversation, framestream
+from bsfg.wire import calls, conversation, framestream
 from bsfg.wire.convert import envelope_message, fact_message
 from bsfg.wire.tls import client_context
 
@@ -44,6 +45,21 @@ async def test_callers_ride_over_the_end_of_connections(sites: Sites, monkeypatc
         sent += 1
     assert (await (await site.parts.store(STREAM)).stats()).end == 6 * sent
     assert site.refusals == []
+
+
+async def test_a_long_answer_ends_with_its_reader(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is revoked while he reads gets no more of an answer that was begun before."""
+    monkeypatch.setattr(calls, "JUDGED_SECONDS", 0.0)
+    site = await sites(tls=True)
+    client = site.client("app")
+    for number in range(3):
+        await client.append(STREAM, FactBatch.from_messages(messages(400, first=400 * number, object_bytes=20_000)))
+    reading = client.read_offsets(STREAM, 0, 1_200)
+    await anext(reading)
+    trust_again(site, crl=revoke(site.folder, "app"))
+    with pytest.raises(IdentityRevoked):
+        async for _ in reading:
+            pass
 
 
 async def test_a_stream_without_end_is_ended_between_two_frames(sites: Sites) -> None:

@@ -51,6 +51,12 @@ class Metrics:
         self.fetched_facts = counter("bsfg_fetched_facts_total", "Facts given to consumers.", "stream", "buffer")
         self.confirm_requests = counter("bsfg_confirm_requests_total", "Confirmations taken.", "stream", "buffer")
         self.refusals = counter("bsfg_refused_requests_total", "Requests that were not allowed.", "rule")
+        self.handshakes = counter(
+            "bsfg_tls_handshakes_total",
+            "TLS handshakes by what became of them: begun, refused, and on gRPC called, which had a call after it.",
+            "listener",
+            "outcome",
+        )
         self.request_failures = counter("bsfg_request_failures_total", "Requests that ended in an error.", "code")
         self.request_latency = histogram("bsfg_request_seconds", "Answering a request, waits included.", "operation")
         self.fsync_latency = histogram("bsfg_fsync_latency_seconds", "Making a write durable.")
@@ -78,6 +84,10 @@ class Metrics:
         self.autonomy = gauge("bsfg_autonomy_hours", "Hours until the store buffer is full at this rate.", "stream")
         self.alerts = counter("bsfg_alerts_total", "Alerts raised.", "alert")
         self.certificate_expiry = gauge("bsfg_certificate_expiry_seconds", "Time left.", "certificate")
+
+    def handshake(self, listener: str, outcome: str) -> None:
+        """Count what became of a handshake; gRPC's threads do so too."""
+        self._labelled(self.handshakes, listener, outcome).inc()
 
     def append_asked(self, stream: str) -> None:
         """Count one append that was asked for."""

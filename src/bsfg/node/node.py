@@ -224,6 +224,11 @@ class Node:
 
         return audit
 
+    def _handshake_refused(self, listener: str, address: str, reason: str) -> None:
+        """Tell of a caller who did not come in: once a minute for each address, with how often."""
+        host = address.rpartition(":")[0]
+        self.alerts.event("handshake_refused", host, f"no handshake with {address} on the {listener} port: {reason}")
+
     # Gates.
 
     def _board(self, state: NodeState, metrics: Metrics) -> Board:
@@ -325,6 +330,7 @@ class Node:
         listeners = Listeners(
             service, administration, limits, zone=zone, watched=watched, observer=metrics, pages=pages, names=names
         )
+        listeners.handshakes.tell(self._handshake_refused, metrics.handshake)
         http = (listen.http.host, listen.http.port) if listen.http_enabled else None
         await listeners.start((listen.grpc.host, listen.grpc.port), http)
         self._stack.push_async_callback(listeners.stop)

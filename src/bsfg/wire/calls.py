@@ -29,6 +29,9 @@ from bsfg.wire.status import ERROR_METADATA, encoded, grpc_status
 
 log = structlog.get_logger("bsfg.wire")
 
+JUDGED_SECONDS = 5.0
+"""How long an answer in many pieces goes on before its caller is judged again."""
+
 Context = Any
 Unary = Callable[[Any, Caller], Awaitable[Any]]
 Stream = Callable[[Any, Caller], AsyncIterator[Any]]
@@ -42,8 +45,15 @@ def caller_of(context: Context) -> Caller:
 class Calls:
     """Wraps the behaviours of a service into gRPC handlers."""
 
-    def __init__(self, limits: WireLimits, admission: Admission, door: BoundaryService) -> None:
+    def __init__(
+        self,
+        limits: WireLimits,
+        admission: Admission,
+        door: BoundaryService,
+        called: Callable[[str], None] | None = None,
+    ) -> None:
         self.limits, self.admission, self._door = limits, admission, door
+        self._called = called or (lambda address: None)
         self.listening = IdleTimers(limits.idle_timeout_seconds, limits.connection_age_seconds)
 
     def handlers(self, service: str, methods: Mapping[str, Method], behaviours: Mapping[str, Unary | Stream]) -> Any:
@@ -70,7 +80,7 @@ class Calls:
                 incoming = Incoming(context, reader, self.admission, owner, idle=idle)
                 try:
                     request = incoming if idle else await incoming.only(self.limits.idle_timeout_seconds)
-                    return await answered(behaviour, request, caller, context)
+                    return await answered(behaviour(request, caller), context, lambda: self._place(terms, caller))
                 finally:
                     incoming.close()
                     if idle is not None:
@@ -80,6 +90,7 @@ class Calls:
             started, answer = time.perf_counter(), None
             try:
                 caller = caller_of(context)
+                self._called(caller.address)
                 try:
                     answer = await serve(caller, context)
                 except Exception as error:
@@ -107,15 +118,20 @@ class Calls:
             return "strangers", self.admission.enter_stranger(str(caller))
         return owner, self.admission.enter(owner)
 
-    async def _returned(self, behaviour: Any, request: Any, caller: Caller, context: Context) -> Any:
-        return await behaviour(request, caller)
+    async def _returned(self, answer: Awaitable[Any], context: Context, again: Callable[[], object]) -> Any:
+        return await answer
 
-    async def _written(self, behaviour: Any, request: Any, caller: Caller, context: Context) -> None:
+    async def _written(self, answers: Any, context: Context, again: Callable[[], object]) -> None:
+        """Write answers as they come; who reads for long is judged ``again`` from time to time, and ended if he must be."""
         # A caller that reads nothing more must not hold his place for ever.
         idle = IdleTimer(self.limits.idle_timeout_seconds)
+        judged = time.monotonic()
         try:
-            async with aclosing(behaviour(request, caller)) as answers:
+            async with aclosing(answers):
                 async for answer in answers:
+                    if time.monotonic() - judged >= JUDGED_SECONDS:
+                        again()
+                        judged = time.monotonic()
                     await idle.wait(context.write(answer))
         finally:
             idle.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -56,6 +57,7 @@ class GrpcListener:
         *,
         admission: Admission | None = None,
         credentials: Any = None,
+        called: Callable[[str], None] | None = None,
     ) -> None:
         self.admission = admission or Admission(limits)
         self._credentials = credentials
@@ -63,7 +65,7 @@ class GrpcListener:
         # whose answers are held back, and those who are refused, must not use it up.
         calls_at_once = 2 * limits.concurrent_requests + SLEEPERS_MAX + STRANGERS
         self._server = grpc.aio.server(options=server_options(limits), maximum_concurrent_rpcs=calls_at_once)
-        self._calls = calls = Calls(limits, self.admission, boundary)
+        self._calls = calls = Calls(limits, self.admission, boundary, called)
         self._health = Health()
         handlers = (
             BoundaryServicer(boundary, calls).handlers(),

@@ -15,6 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from bsfg.errors import PeerUnreachable
 from bsfg.wire.fence import NOSNIFF
+from bsfg.wire.handshakes import Handshakes, ObservedTls
 from bsfg.wire.limits import WireLimits
 from bsfg.wire.peer import names_in_ssl_object
 
@@ -87,9 +88,11 @@ class BoundedProtocol(H11Protocol):
 class _Server(uvicorn.Server):
     """A uvicorn server inside somebody else's process: it leaves signals alone and bounds TLS handshakes."""
 
-    def __init__(self, config: uvicorn.Config, context: ssl.SSLContext | None, limits: WireLimits) -> None:
+    def __init__(
+        self, config: uvicorn.Config, context: ssl.SSLContext | None, limits: WireLimits, handshakes: Handshakes
+    ) -> None:
         super().__init__(config)
-        self._context, self._limits = context, limits
+        self._context, self._limits, self._handshakes = context, limits, handshakes
         self.open = asyncio.Event()
 
     @contextlib.contextmanager
@@ -102,15 +105,13 @@ class _Server(uvicorn.Server):
 
         def create() -> Any:
             make: Any = self.config.http_protocol_class
-            return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state, _loop=loop)
+            made = make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state, _loop=loop)
+            if self._context is None:
+                return made
+            # Its own TLS in place of the loop's, which tells nobody of a handshake that it refused.
+            return ObservedTls(loop, made, self._context, self._handshakes, self._limits.handshake_timeout_seconds)
 
-        timeout = self._limits.handshake_timeout_seconds if self._context else None
-        self.servers = [
-            await loop.create_server(
-                create, sock=each, ssl=self._context, ssl_handshake_timeout=timeout, backlog=BACKLOG
-            )
-            for each in sockets or ()
-        ]
+        self.servers = [await loop.create_server(create, sock=each, backlog=BACKLOG) for each in sockets or ()]
         self.started = True
         self.open.set()
 
@@ -118,7 +119,14 @@ class _Server(uvicorn.Server):
 class HttpListener:
     """An HTTP server that is started once and stopped once."""
 
-    def __init__(self, app: Any, limits: WireLimits, *, context: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        app: Any,
+        limits: WireLimits,
+        *,
+        context: ssl.SSLContext | None = None,
+        handshakes: Handshakes | None = None,
+    ) -> None:
         config = uvicorn.Config(
             _patient(app, limits.idle_timeout_seconds),
             http=type("Protocol", (BoundedProtocol,), {"limits": limits}),
@@ -132,7 +140,7 @@ class HttpListener:
             timeout_keep_alive=max(1, int(min(limits.idle_timeout_seconds, 75))),
             timeout_graceful_shutdown=5,
         )
-        self._server = _Server(config, context, limits)
+        self._server = _Server(config, context, limits, handshakes or Handshakes())
         self._task: asyncio.Task[None] | None = None
         self.port = 0
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from bsfg.wire.fence import Fence, Hosts
 from bsfg.wire.grpclisten import GrpcListener
+from bsfg.wire.handshakes import GrpcHandshakes, Handshakes
 from bsfg.wire.http import HttpBoundary, HttpService, Pages
 from bsfg.wire.httplisten import HttpListener
 from bsfg.wire.limits import Admission, Observer, WireLimits
@@ -36,19 +37,29 @@ class Listeners:
         names: Iterable[str] | None = None,
     ) -> None:
         self.admission = Admission(limits, observer)
-        credentials = grpc_server_credentials(watched) if watched else None
-        self.grpc = GrpcListener(boundary, admin, limits, admission=self.admission, credentials=credentials)
+        self.handshakes = Handshakes()
+        begun = self._begun = GrpcHandshakes(self.handshakes, lambda: self.grpc.port)
+        credentials = grpc_server_credentials(watched, begun.begin) if watched else None
+        self.grpc = GrpcListener(
+            boundary,
+            admin,
+            limits,
+            admission=self.admission,
+            credentials=credentials,
+            called=begun.called if watched else None,
+        )
         app = HttpBoundary(boundary, admin, limits, self.admission, zone=zone, pages=pages).app()
         hosts = Hosts(names, watched) if names is not None else None
         fenced = Fence(app, hosts, lambda code: self.admission.answered("http_host", 0.0, code))
         optional = pages is not None and pages.takes_tokens
         context = server_context(watched, certificates_optional=optional) if watched else None
-        self.http = HttpListener(fenced, limits, context=context)
+        self.http = HttpListener(fenced, limits, context=context, handshakes=self.handshakes)
 
     async def start(self, grpc: Address, http: Address | None) -> None:
         """Open the listeners; their ports are then ``grpc.port`` and ``http.port``."""
         host, port = grpc
         await self.grpc.start(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        self._begun.start()
         if http is not None:
             try:
                 await self.http.start(*http)
@@ -59,3 +70,4 @@ class Listeners:
     async def stop(self, grace_seconds: float = 5.0) -> None:
         """Take no more requests, let those under way finish for a while, and close."""
         await asyncio.gather(self.grpc.stop(grace_seconds), self.http.stop())
+        await self._begun.stop()

@@ -15,8 +15,34 @@ from bsfg.errors import CertificateInvalid, PeerUnreachable, ServerIdentityMisma
 from bsfg.wire.peer import PeerNames, names_in_der
 from bsfg.wire.tls import TlsFiles, client_context
 
-_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
-"""What an HTTP/2 client says first, with empty settings; a server that accepts it answers with its own settings."""
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+def _literal(*texts: str) -> bytes:
+    """Write a header without a table: a name and its value."""
+    return b"\x00" + b"".join(bytes([len(text)]) + text.encode() for text in texts)
+
+
+_HEADERS = (
+    _literal(":method", "POST")
+    + _literal(":scheme", "https")
+    + _literal(":path", "/grpc.health.v1.Health/Check")
+    + _literal(":authority", "localhost")
+    + _literal("content-type", "application/grpc")
+    + _literal("te", "trailers")
+)
+_HTTP2_HELLO = (
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0) + _frame(1, 4, 1, _HEADERS) + _frame(0, 1, 1, bytes(5))
+)
+"""What an HTTP/2 client says first, and a question of health: a server that accepts us answers with its own settings.
+
+The question is there for its sake: a connection without a call looks to it like a handshake that failed.
+"""
+
+_LAST_WORDS = (1, 3, 7)
+"""Frames after which nothing that matters comes: the head of an answer, the end of a stream or of the connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +83,25 @@ def probe(host: str, port: int, files: TlsFiles, timeout_seconds: float = 5.0) -
 def _seen(secured: ssl.SSLSocket) -> ServerSeen:
     der = secured.getpeercert(binary_form=True) or b""
     seen = ServerSeen(names_in_der(der), der, secured.version() or "")
-    if secured.selected_alpn_protocol() == "h2":
-        # In TLS 1.3 a client is done before the server has looked at its certificate: only an answer shows acceptance.
-        try:
-            secured.sendall(_HTTP2_PREFACE)
-            answered = bool(secured.recv(1))
-        except (ssl.SSLError, ConnectionError):
-            answered = False
-        if not answered:
-            hint = "Its log says why; compare the authority, the dates and the usage of our certificate."
-            raise CertificateInvalid("the server ended the connection when it saw our certificate", hint=hint)
+    # In TLS 1.3 a client is done before the server has looked at its certificate: only an answer shows acceptance.
+    if secured.selected_alpn_protocol() == "h2" and not _answered(secured):
+        hint = "Its log says why; compare the authority, the dates and the usage of our certificate."
+        raise CertificateInvalid("the server ended the connection when it saw our certificate", hint=hint)
     return seen
+
+
+def _answered(secured: ssl.SSLSocket) -> bool:
+    """Ask for health, wait for the answer, and tell whether anything was said at all."""
+    said = False
+    try:
+        secured.sendall(_HTTP2_HELLO)
+        with secured.makefile("rb") as stream:
+            while len(head := stream.read(9)) == 9 and head[3] not in _LAST_WORDS:
+                said = True
+                stream.read(int.from_bytes(head[:3], "big"))
+            return said or len(head) == 9
+    except (ssl.SSLError, OSError):
+        return said
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,8 +108,11 @@ class Watched:
             self._on_reload(material)
 
 
-def grpc_server_credentials(watched: Watched) -> Any:
-    """Give gRPC server credentials that demand a client certificate and follow the files."""
+def grpc_server_credentials(watched: Watched, begin: Callable[[], None] = lambda: None) -> Any:
+    """Give gRPC server credentials that demand a client certificate and follow the files.
+
+    ``begin`` is called before every handshake, in a thread of gRPC.
+    """
     require_hardened()
     import grpc
 
@@ -122,6 +125,7 @@ def grpc_server_credentials(watched: Watched) -> Any:
     def fetch() -> Any:
         # gRPC asks before every handshake; None means that nothing has changed.
         nonlocal served
+        begin()
         if (version := watched.refresh()) == served:
             return None
         served = version

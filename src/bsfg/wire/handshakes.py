@@ -1,0 +1,212 @@
+"""Handshakes that led to nothing: counted on both listeners, and told with where they came from.
+
+The HTTP listener's TLS is that of the standard library, which knows why it refused. gRPC shakes hands in its own
+threads, tells nobody when it refuses, and has no hook but one: it asks for the certificate before each handshake. So
+there the beginnings are counted, and so are the connections over which a call came. Where a connection came from is
+seen in the system's table of connections; one that is gone again without a call was refused, or wanted nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import ssl
+import struct
+import time
+from asyncio.sslproto import SSLProtocol
+from collections.abc import Callable
+from pathlib import Path
+from threading import Lock
+from typing import Any
+from urllib.parse import unquote
+
+HTTP, GRPC = "http", "grpc"
+LOOK_SECONDS = 1.0
+READ_SECONDS = 0.05
+"""How often the table of connections is read at most: a flood costs no more than this."""
+
+TABLES = (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6"))
+_ESTABLISHED = "01"
+
+Refused = Callable[[str, str, str], None]
+"""Takes the listener, where a refused handshake came from, and why."""
+
+Counted = Callable[[str, str], None]
+"""Takes the listener and what was counted: begun, refused or called."""
+
+_REASONS = {
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "no certificate was shown",
+    "HTTP_REQUEST": "it did not speak TLS",
+    "WRONG_VERSION_NUMBER": "it did not speak TLS",
+    "UNSUPPORTED_PROTOCOL": "it did not offer TLS 1.3",
+    "UNEXPECTED_MESSAGE": "it did not keep to TLS",
+}
+
+
+class Handshakes:
+    """What is noticed of the handshakes of one node, and who wants to know it."""
+
+    def __init__(self) -> None:
+        self._refused: Refused = lambda listener, address, reason: None
+        self._counted: Counted = lambda listener, what: None
+
+    def tell(self, refused: Refused, counted: Counted) -> None:
+        """Say who is told of refused handshakes, and who counts; the latter may be called in any thread."""
+        self._refused, self._counted = refused, counted
+
+    def counted(self, listener: str, what: str) -> None:
+        """Count something."""
+        self._counted(listener, what)
+
+    def refused(self, listener: str, address: str, reason: str) -> None:
+        """Count a handshake that was refused, and tell of it."""
+        self._counted(listener, "refused")
+        self._refused(listener, address, reason)
+
+
+class ObservedTls(SSLProtocol):
+    """The TLS of one connection of the HTTP listener, which tells how its handshake ended."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        protocol: asyncio.BaseProtocol,
+        context: ssl.SSLContext,
+        handshakes: Handshakes,
+        timeout_seconds: float,
+    ) -> None:
+        # Nobody waits for the handshake: whoever serves the connection is told when it is there.
+        begin: Any = super().__init__
+        begin(loop, protocol, context, None, server_side=True, ssl_handshake_timeout=timeout_seconds)
+        self._handshakes, self._protocol, self._address = handshakes, protocol, ""
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin the handshake."""
+        self._address = _host_port(transport.get_extra_info("peername"))
+        self._handshakes.counted(HTTP, "begun")
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Tell of a handshake that did not come to its end: whoever serves the connection never heard of it."""
+        if getattr(self._protocol, "transport", None) is None:
+            self._handshakes.refused(HTTP, self._address, reason_of(exc))
+        super().connection_lost(exc)
+
+
+def reason_of(error: BaseException | None) -> str:
+    """Say in a few words, none of them the caller's, why a handshake came to nothing."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate was refused: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        name = (error.reason or "").replace(" ", "_").upper()
+        return _REASONS.get(name, f"TLS failed: {name.replace('_', ' ').lower() or 'no reason'}")
+    if isinstance(error, ConnectionAbortedError | TimeoutError):
+        return "it took too long"
+    return "it went before the end"
+
+
+class GrpcHandshakes:
+    """The beginnings of gRPC's handshakes, and the calls that show which of them came to something."""
+
+    def __init__(self, handshakes: Handshakes, port: Callable[[], int]) -> None:
+        self._handshakes, self._port = handshakes, port
+        self._lock = Lock()
+        self._begun: dict[str, None] = {}
+        self._called: set[str] = set()
+        self._read_at = 0.0
+        self._count = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Take note of a handshake that begins; called by gRPC in a thread of its own."""
+        self._handshakes.counted(GRPC, "begun")
+        with self._lock:
+            self._count += 1
+            now = time.monotonic()
+            if now - self._read_at < READ_SECONDS:
+                return
+            self._read_at = now
+        self._note(connected(self._port()))
+
+    def called(self, address: str) -> None:
+        """Take note of a call from an address, as gRPC writes it."""
+        if address not in self._called:
+            self._called.add(address)
+            self._handshakes.counted(GRPC, "called")
+
+    def start(self) -> None:
+        """Begin to look who is gone again."""
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """End it."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def look(self) -> None:
+        """Tell of the connections that are gone without a call."""
+        # What comes while the table is read is for the next look.
+        with self._lock:
+            begun = list(self._begun)
+        before = {each: plain_address(each) for each in self._called}
+        here = await asyncio.to_thread(connected, self._port())
+        called = {plain_address(each) for each in self._called}
+        for each in (each for each in begun if each not in here):
+            with self._lock:
+                self._begun.pop(each, None)
+            if each not in called:
+                self._handshakes.refused(GRPC, each, "it was refused, or went without a call")
+        self._called -= {each for each, address in before.items() if address not in here}
+        self._note(here)
+
+    def _note(self, here: set[str]) -> None:
+        with self._lock:
+            for each in here:
+                self._begun.setdefault(each)
+
+    async def _run(self) -> None:
+        seen = 0
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            # Nothing changes where nobody connects and nobody is connected.
+            if self._count != seen or self._begun or self._called:
+                seen = self._count
+                await self.look()
+
+
+def connected(port: int) -> set[str]:
+    """Give the other ends of the open connections to a port of this machine; none where the system does not tell."""
+    found = set()
+    for path in TABLES:
+        try:
+            lines = path.read_text("ascii").splitlines()[1:]
+        except OSError:
+            continue
+        for fields in (line.split(maxsplit=4) for line in lines):
+            if fields[3] == _ESTABLISHED and int(fields[1].rpartition(":")[2], 16) == port:
+                host, _, other = fields[2].rpartition(":")
+                found.add(f"{_address(host)}:{int(other, 16)}")
+    return found
+
+
+def _address(text: str) -> str:
+    """Read an address of the system's table: words of four bytes in the order of this machine."""
+    words = [int(text[at : at + 8], 16) for at in range(0, len(text), 8)]
+    address = ipaddress.ip_address(b"".join(struct.pack("=I", word) for word in words))
+    mapped = getattr(address, "ipv4_mapped", None)
+    return str(mapped or address)
+
+
+def plain_address(peer: str) -> str:
+    """Give an address that gRPC has written, ``ipv4:10.0.0.7:1234`` or ``ipv6:%5B::1%5D:1234``, in plain form."""
+    host, _, port = unquote(peer.partition(":")[2]).rpartition(":")
+    try:
+        address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return peer
+    return f"{getattr(address, 'ipv4_mapped', None) or address}:{port}"
+
+
+def _host_port(name: Any) -> str:
+    return f"{name[0]}:{name[1]}" if isinstance(name, tuple) and len(name) >= 2 else "somewhere"
