@@ -52,9 +52,9 @@ async def test_a_long_answer_ends_with_its_reader(sites: Sites, monkeypatch: pyt
     monkeypatch.setattr(calls, "JUDGED_SECONDS", 0.0)
     site = await sites(tls=True)
     client = site.client("app")
-    for number in range(3):
-        await client.append(STREAM, FactBatch.from_messages(messages(400, first=400 * number, object_bytes=20_000)))
-    reading = client.read_offsets(STREAM, 0, 1_200)
+    for number in range(6):
+        await client.append(STREAM, FactBatch.from_messages(messages(150, first=150 * number, object_bytes=20_000)))
+    reading = client.read_offsets(STREAM, 0, 900)
     await anext(reading)
     trust_again(site, crl=revoke(site.folder, "app"))
     with pytest.raises(IdentityRevoked):

@@ -122,7 +122,7 @@ class Calls:
         return await answer
 
     async def _written(self, answers: Any, context: Context, again: Callable[[], object]) -> None:
-        """Write answers as they come; who reads for long is judged ``again`` from time to time, and ended if he must be."""
+        """Write answers as they come; who reads for long is judged ``again`` from time to time."""
         # A caller that reads nothing more must not hold his place for ever.
         idle = IdleTimer(self.limits.idle_timeout_seconds)
         judged = time.monotonic()
