@@ -38,6 +38,7 @@ ACTIONS: dict[str, str] = {
     "events_lost": "Events could not be written and had to be given up; the record says how many.",
     "gate_held": "An operator, or the node itself, closed a gate.",
     "gate_released": "An operator opened a gate.",
+    "handshake_refused": "Somebody connected and no TLS handshake came of it. Repeats are counted.",
     "node_started": "The node serves.",
     "node_stopped": "The node was stopped in order; after a kill there is none.",
     "quarantine_dropped": "An operator gave up a quarantined fact.",

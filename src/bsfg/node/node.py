@@ -47,7 +47,7 @@ from bsfg.stores.log.scrub import Log
 from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.log.trailfile import FILE_BYTES, Keeping, TrailWriter
 from bsfg.stores.log.writer import LogOptions
-from bsfg.trail import NODE, TrailEvent
+from bsfg.trail import NODE, REFUSED, STRANGER, TrailEvent
 from bsfg.wire.client import BoundaryClient, ClientLink
 from bsfg.wire.connection import Connection
 from bsfg.wire.listeners import Listeners
@@ -227,6 +227,8 @@ class Node:
     def _handshake_refused(self, listener: str, address: str, reason: str) -> None:
         """Tell of a caller who did not come in: once a minute for each address, with how often."""
         host = address.rpartition(":")[0]
+        event = TrailEvent("handshake_refused", STRANGER, address, listener, REFUSED, reason=reason)
+        self.trail.counted(event)
         self.alerts.event("handshake_refused", host, f"no handshake with {address} on the {listener} port: {reason}")
 
     # Gates.
