@@ -13,6 +13,7 @@ import orjson
 
 from bsfg.canonical import NotJson, canonicalize_value
 from bsfg.errors import InvalidFact
+from bsfg.sealmark import SHA256_NAME, digest_text
 
 JSON_MEDIA_TYPE = "application/json"
 
@@ -110,13 +111,22 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A stored fact: the message with its offset, the time it became durable, its digest and its origin."""
+    """A stored fact: the message with its offset, the time it became durable, its digest and its origin.
+
+    ``hasher`` names the function that the digest was made by, which is that of the zone that said the fact.
+    """
 
     offset: int
     appended_at_unix_ms: int
     message: Message
     digest: bytes
     origin: Origin | None = None
+    hasher: str = SHA256_NAME
+
+    @property
+    def digest_text(self) -> str:
+        """The digest as it is written for people: the name of its function, and 64 hexadecimal digits."""
+        return digest_text(self.hasher, self.digest)
 
     @property
     def key(self) -> Key:

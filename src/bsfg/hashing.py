@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import cache
 from operator import mul
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,13 +14,24 @@ import numpy as np
 import pyarrow as pa
 
 from bsfg.arrays import binary_parts, constant_value
-from bsfg.errors import InvalidArgument
+from bsfg.errors import HasherUnknown, InvalidArgument
 from bsfg.schema import DIGEST_BYTES
+from bsfg.sealmark import SHA256_NAME, mark_problem
 
 if TYPE_CHECKING:
     from bsfg.batch import FactBatch
 
-__all__ = ["DIGEST_BYTES", "Hasher", "KeyHash", "Sha256"]
+__all__ = [
+    "DIGEST_BYTES",
+    "Blake3",
+    "Hasher",
+    "KeyHash",
+    "Sha256",
+    "hasher_named",
+    "is_digest_of",
+    "known_hashers",
+    "register",
+]
 
 
 MIN_SECRET_BYTES = 16
@@ -28,7 +41,7 @@ _ID_WORDS = 256 // 4 + 1
 
 
 class Hasher(Protocol):
-    """A digest function of 32 bytes; its name is stored with the log that uses it."""
+    """A digest function of 32 bytes; its name travels with every fact that it seals."""
 
     name: str
 
@@ -44,7 +57,7 @@ class Hasher(Protocol):
 class Sha256:
     """SHA-256, the digest of the specification."""
 
-    name = "sha256"
+    name = SHA256_NAME
 
     def digest(self, data: bytes) -> bytes:
         """Give the SHA-256 of one byte string."""
@@ -54,6 +67,69 @@ class Sha256:
         """Give the SHA-256 of many byte strings, in order."""
         sha256 = hashlib.sha256
         return [sha256(item).digest() for item in items]
+
+
+class Blake3:
+    """BLAKE3, which the extra of that name brings."""
+
+    name = "blake3"
+
+    def __init__(self) -> None:
+        from blake3 import blake3
+
+        self._blake3 = blake3
+
+    def digest(self, data: bytes) -> bytes:
+        """Give the BLAKE3 of one byte string."""
+        return self._blake3(data).digest()
+
+    def digest_all(self, items: Iterable[bytes]) -> list[bytes]:
+        """Give the BLAKE3 of many byte strings, in order."""
+        blake3 = self._blake3
+        return [blake3(item).digest() for item in items]
+
+
+SHA256 = Sha256()
+_MAKERS: dict[str, Callable[[], Hasher]] = {SHA256.name: Sha256, Blake3.name: Blake3}
+_known: dict[str, Hasher] = {SHA256.name: SHA256}
+
+
+def register(hasher: Hasher) -> None:
+    """Make a digest function of one's own known to this process, so that it can check what it sealed."""
+    if problem := mark_problem(hasher.name):
+        raise InvalidArgument(f"{hasher.name!r} cannot be registered as a digest function: {problem}")
+    _known[hasher.name] = hasher
+
+
+def hasher_named(name: str) -> Hasher:
+    """Give the digest function of a name; raises `HasherUnknown` where it is not installed, or not known at all."""
+    known = _known.get(name)
+    if known is not None:
+        return known
+    try:
+        known = _known[name] = _MAKERS[name]()
+    except (KeyError, ImportError):
+        raise HasherUnknown.of(name, installable=name in _MAKERS) from None
+    return known
+
+
+def known_hashers() -> list[Hasher]:
+    """Give all digest functions that this process can compute."""
+    _look_for_all()
+    return list(_known.values())
+
+
+@cache
+def _look_for_all() -> None:
+    # Once: to look in vain for a module takes as long as a few hundred digests.
+    for name in _MAKERS:
+        with suppress(HasherUnknown):
+            hasher_named(name)
+
+
+def is_digest_of(digest: bytes, body: bytes) -> bool:
+    """Tell whether a digest is that of a body by any function that is known."""
+    return any(hasher.digest(body) == digest for hasher in known_hashers())
 
 
 class KeyHash:

@@ -52,7 +52,7 @@ def entry_to_dict(entry: Entry) -> dict[str, Any]:
     result: dict[str, Any] = {
         "offset": entry.offset,
         "appended_at_unix_ms": entry.appended_at_unix_ms,
-        "digest": "sha256:" + entry.digest.hex(),
+        "digest": entry.digest_text,
     }
     if entry.origin is not None:
         result["origin"] = {

@@ -20,6 +20,7 @@ from bsfg.errors import InvalidArgument, InvalidFact
 from bsfg.fact import JSON_MEDIA_TYPE, is_json
 from bsfg.hashing import Hasher
 from bsfg.model import LABEL_NAME
+from bsfg.sealmark import own_labels
 
 
 class IdStrategy(StrEnum):
@@ -135,7 +136,7 @@ def canonical_messages(batch: FactBatch, fields: Iterable[str] = SEMANTIC_FIELDS
         subject, predicate, data, media_type, artifact, artifact_digest, label_text = row
         envelope = {name: value for name, value in zip(plain, values, strict=True) if value is not None}
         if label_text and (labels or "labels" in chosen):
-            known = orjson.loads(label_text)
+            known = own_labels(orjson.loads(label_text))
             picked = known if "labels" in chosen else {name: known[name] for name in labels & known.keys()}
             envelope |= {"labels": picked} if picked else {}
         if "object_media_type" in chosen and (kind := _telling_type(media_type, artifact)):

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from bsfg.errors import InvalidArgument
+from bsfg.sealmark import MARK, mark_problem
 
 _CONTROL = r"\x00-\x1f\x7f-\x9f"
 ZONE = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -104,18 +105,22 @@ def labels_problem(text: str, limits: Limits) -> str | None:
         return "must be a JSON object of strings"
     if not isinstance(labels, dict) or not labels:
         return "must be a JSON object of strings, null when there are none"
-    if len(labels) > limits.max_labels:
+    if len(labels) - (MARK in labels) > limits.max_labels:
         return f"has {len(labels)} labels, the limit is {limits.max_labels}"
     for name, value in labels.items():
-        if not _label_name(name):
-            return f"label name {name[:80]!r} must match {LABEL_NAME}"
-        if not isinstance(value, str) or len(value.encode()) > limits.max_label_value_bytes:
-            return f"label {name!r} must be a string of at most {limits.max_label_value_bytes} bytes"
-        if value and not _printable(value):
-            return f"label {name!r} has control characters"
+        if problem := mark_problem(value) if name == MARK else _label_problem(name, value, limits):
+            return problem
     if orjson.dumps(labels, option=orjson.OPT_SORT_KEYS) != text.encode():
         return "must be canonical JSON with sorted, unique names"
     return None
+
+
+def _label_problem(name: str, value: Any, limits: Limits) -> str | None:
+    if not _label_name(name):
+        return f"label name {name[:80]!r} must match {LABEL_NAME}"
+    if not isinstance(value, str) or len(value.encode()) > limits.max_label_value_bytes:
+        return f"label {name!r} must be a string of at most {limits.max_label_value_bytes} bytes"
+    return f"label {name!r} has control characters" if value and not _printable(value) else None
 
 
 def artifact_problem(text: str | None, digest: str | None) -> tuple[str, str] | None:

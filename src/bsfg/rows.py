@@ -13,6 +13,7 @@ from bsfg.errors import InvalidFact
 from bsfg.fact import ArtifactRef, Entry, Envelope, Fact, Message, Origin
 from bsfg.jsonform import artifact_to_dict
 from bsfg.schema import FACT_SCHEMA
+from bsfg.sealmark import function_in, own_labels
 
 Row = tuple[Any, ...]
 """The values of one fact in the order of `FACT_SCHEMA`, None where a value is absent."""
@@ -133,7 +134,7 @@ def message_of(row: Mapping[str, Any]) -> Message:
         message_id=row["message_id"],
         correlation_id=row["correlation_id"],
         causation_id=row["causation_id"],
-        labels=orjson.loads(row["labels"]) if row["labels"] else {},
+        labels=own_labels(orjson.loads(row["labels"])) if row["labels"] else {},
         object_media_type=row["object_media_type"],
         object_schema=row["object_schema"],
         signature=row["signature"],
@@ -149,4 +150,5 @@ def entry_of(row: Mapping[str, Any]) -> Entry:
         origin = Origin(
             row["origin_zone"], row["origin_offset"], row["origin_appended_at_unix_ms"], row["origin_age_ms"]
         )
-    return Entry(row["offset"], row["appended_at_unix_ms"], message_of(row), row["digest"], origin)
+    hasher = function_in(row["labels"])
+    return Entry(row["offset"], row["appended_at_unix_ms"], message_of(row), row["digest"], origin, hasher)

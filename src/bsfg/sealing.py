@@ -1,6 +1,7 @@
 """Sealing: from facts as a producer sent them to facts that a buffer accepts.
 
-A sealed batch is valid, its JSON objects are canonical, every row has its digest and its message id.
+A sealed batch is valid, its JSON objects are canonical, every row has its digest and its message id, and says by which
+function its digest was made (see `bsfg.sealmark`).
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from bsfg.batch import FactBatch
 from bsfg.canonical import canonicalize_all
 from bsfg.errors import DigestMismatch
 from bsfg.fact import is_json
-from bsfg.hashing import Hasher, Sha256
+from bsfg.hashing import SHA256, Hasher, hasher_named
 from bsfg.keys import EXPLICIT, MessageIds
 from bsfg.rows import Row
 from bsfg.rules import DEFAULT_LIMITS, Limits, check, invalid
 from bsfg.schema import AT, DIGEST_BYTES
+from bsfg.sealmark import SHA256_NAME, any_marked, function_in, is_marked, marked
 from bsfg.skeleton import unproven
 
-SHA256 = Sha256()
 _BINARY = pa.binary()
 _NUL = binary_scalar(b"\0")
-_OBJECT, _ARTIFACT, _DIGEST = AT["object"], AT["artifact"], AT["digest"]
+_LABELS, _OBJECT, _ARTIFACT, _DIGEST = AT["labels"], AT["object"], AT["artifact"], AT["digest"]
 
 BODY_FIELDS = ("subject", "predicate", "artifact_digest", "object")
 _BODY = tuple(AT[name] for name in BODY_FIELDS)
@@ -42,9 +43,12 @@ def seal(
     if batch.sealed:
         return batch
     check(batch, limits)
-    batch = _canonical(batch)
+    # What an earlier zone said of a digest of its own is not the producer's to say.
+    batch = _canonical(plain(batch))
     digests = hasher.digest_all(bodies(batch))
     message_ids = ids.apply(batch, digests, hasher)
+    if hasher.name != SHA256_NAME:
+        batch = _marked(batch, hasher.name)
     if batch.has_rows:
         message = batch.message_with_digests(digests) if message_ids is None else None
         return FactBatch.of_rows(_with_digests(batch.rows(), digests, message_ids), sealed=True, message=message)
@@ -52,6 +56,41 @@ def seal(
     if message_ids is not None:
         changed["message_id"] = pa.array(message_ids, type=pa.string())
     return FactBatch(batch.with_columns(**changed).record_batch, sealed=True)
+
+
+def _marked(batch: FactBatch, hasher: str) -> FactBatch:
+    """Give the batch with every row saying that function; the same batch when they all do as they stand."""
+    if batch.has_rows:
+        rows = batch.rows()
+        if hasher == SHA256_NAME and not [row for row in rows if row[_LABELS] is not None and is_marked(row[_LABELS])]:
+            return batch
+        rows = [(*row[:_LABELS], marked(row[_LABELS], hasher), *row[_LABELS + 1 :]) for row in rows]
+        return type(batch).of_rows(rows)
+    column = batch.column("labels")
+    if hasher == SHA256_NAME and not any_marked(column):
+        return batch
+    # Most batches repeat a few sets of labels, or have none.
+    encoded = column.dictionary_encode(null_encoding="encode")
+    texts = pa.array([marked(text, hasher) for text in encoded.dictionary.to_pylist()], type=pa.string())
+    return batch.with_columns(labels=texts.take(encoded.indices))
+
+
+def plain(batch: FactBatch) -> FactBatch:
+    """Give the facts as their producers said them, not marked with a function."""
+    return _marked(batch, SHA256_NAME)
+
+
+def functions_of(batch: FactBatch) -> list[str]:
+    """Give the names of the functions that the digests of a batch were made by: a single one for all, or one a row."""
+    if batch.has_rows:
+        names = [function_in(text) for text in batch.values("labels")]
+    elif any_marked(batch.column("labels")):
+        encoded = batch.column("labels").dictionary_encode(null_encoding="encode")
+        known = [function_in(text) for text in encoded.dictionary.to_pylist()]
+        names = known if len(set(known)) == 1 else [known[at] for at in encoded.indices.to_pylist()]
+    else:
+        return [SHA256_NAME]
+    return names[:1] if names and names.count(names[0]) == len(names) else names
 
 
 def _with_digests(rows: list[Row], digests: list[bytes], message_ids: list[str] | None) -> list[Row]:
@@ -91,8 +130,22 @@ def _encoded(value: str | bytes | None) -> bytes:
     return b"" if value is None else value if isinstance(value, bytes) else value.encode()
 
 
-def digest_mismatches(batch: FactBatch, hasher: Hasher = SHA256) -> np.ndarray:
-    """Give the rows whose stored digest is not that of their body."""
+def digest_mismatches(batch: FactBatch) -> np.ndarray:
+    """Give the rows whose stored digest is not that of their body, by the function that each says itself.
+
+    Raises `HasherUnknown` when one of the functions is not known here.
+    """
+    names = functions_of(batch)
+    if len(names) <= 1:
+        return _mismatches(batch, hasher_named(names[0]) if names else SHA256)
+    each, wrong = np.array(names), []
+    for name in dict.fromkeys(names):
+        rows = np.flatnonzero(each == name)
+        wrong.append(rows[_mismatches(batch.take(rows), hasher_named(name))])
+    return np.sort(np.concatenate(wrong))
+
+
+def _mismatches(batch: FactBatch, hasher: Hasher) -> np.ndarray:
     if batch.has_rows or batch.column("digest").null_count:
         pairs = zip(batch.values("digest"), hasher.digest_all(bodies(batch)), strict=True)
         return np.array([row for row, (stored, actual) in enumerate(pairs) if stored != actual], dtype=np.int64)
@@ -101,17 +154,17 @@ def digest_mismatches(batch: FactBatch, hasher: Hasher = SHA256) -> np.ndarray:
     return np.flatnonzero((actual != fixed_rows(column)).any(axis=1))
 
 
-def reseal(batch: FactBatch, *, hasher: Hasher = SHA256, limits: Limits = DEFAULT_LIMITS) -> FactBatch:
+def reseal(batch: FactBatch, *, limits: Limits = DEFAULT_LIMITS) -> FactBatch:
     """Accept facts that another zone sealed: valid, canonical and with right digests, ids and bytes as they came.
 
-    Raises `InvalidFact` for a broken rule and `DigestMismatch` for altered bytes; the rows before the first altered
-    one are then good.
+    Raises `InvalidFact` for a broken rule, `HasherUnknown` for digests that cannot be checked here, and
+    `DigestMismatch` for altered bytes; the rows before the first altered one are then good.
     """
     check(batch, limits)
     row = batch.first_null("message_id")
     if row is not None:
         raise invalid(row, "message_id", "is required in facts from another zone")
-    wrong = digest_mismatches(batch, hasher)
+    wrong = digest_mismatches(batch)
     # Damage on the way may break the JSON too and must still be called damage: only what has its digest is looked at.
     changed = _changed_objects(batch.slice(0, int(wrong[0])) if len(wrong) else batch)
     if changed:

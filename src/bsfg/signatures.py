@@ -24,6 +24,7 @@ from bsfg.errors import CertificateInvalid, InvalidArgument, SignatureInvalid, S
 from bsfg.fact import Entry, Envelope, Fact, Message
 from bsfg.jsonform import message_to_dict
 from bsfg.model import ZONE, check_name
+from bsfg.sealmark import SHA256_NAME, digest_text, function_in
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -40,7 +41,7 @@ _KEY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ANY = Fact("a:b", "c")
 
 
-def signed_bytes(envelope: Envelope, digest: bytes, stream: str | None, *, hash: str = "sha256") -> bytes:
+def signed_bytes(envelope: Envelope, digest: bytes, stream: str | None, *, hasher: str = SHA256_NAME) -> bytes:
     """Give the bytes that a signature covers; without a stream those of version 1.
 
     They are the digest of the body and the envelope without its signature, and since version 2 the stream.
@@ -49,7 +50,7 @@ def signed_bytes(envelope: Envelope, digest: bytes, stream: str | None, *, hash:
     head.pop("signature", None)
     if stream is None:
         return _DOMAINS[V1] + digest + orjson.dumps(head, option=orjson.OPT_SORT_KEYS)
-    said = {"digest": f"{hash}:{digest.hex()}", "envelope": head, "stream": stream}
+    said = {"digest": digest_text(hasher, digest), "envelope": head, "stream": stream}
     return _DOMAINS[V2] + orjson.dumps(said, option=orjson.OPT_SORT_KEYS)
 
 
@@ -128,7 +129,7 @@ class TrustedKeys:
 
     def verify(self, entry: Entry, stream: str | None = None) -> None:
         """Raise `SignatureInvalid` unless an entry of a stream is signed as its zone's keys demand."""
-        error = self.problem(entry.message.envelope, entry.digest, stream, offset=entry.offset)
+        error = self.problem(entry.message.envelope, entry.digest, stream, entry.hasher, offset=entry.offset)
         if error is not None:
             raise error
 
@@ -144,17 +145,20 @@ class TrustedKeys:
     def _found(self, batch: FactBatch, stream: str) -> Iterator[SignatureInvalid]:
         rows = [row for row, zone in enumerate(batch.values("from_zone")) if zone in self.zones]
         checked = batch if len(rows) == len(batch) else batch.take(np.array(rows, dtype=np.int64))
-        for row, message, digest in zip(rows, checked.to_messages(), checked.digests(), strict=True):
-            error = self.problem(message.envelope, digest, stream, row=row)
+        hashers = map(function_in, checked.values("labels"))
+        for row, message, digest, hasher in zip(rows, checked.to_messages(), checked.digests(), hashers, strict=True):
+            error = self.problem(message.envelope, digest, stream, hasher, row=row)
             if error is not None:
                 yield error
 
-    def problem(self, envelope: Envelope, digest: bytes, stream: str | None, **place: int) -> SignatureInvalid | None:
+    def problem(
+        self, envelope: Envelope, digest: bytes, stream: str | None, hasher: str = SHA256_NAME, **place: int
+    ) -> SignatureInvalid | None:
         """Give what is wrong with one signature, None when nothing is; ``place`` says where the fact stands."""
         zone = envelope.from_zone
         if zone not in self.zones or (envelope.signature is None and zone in self.unsigned):
             return None
-        why, more = self._fault(envelope, digest, stream)
+        why, more = self._fault(envelope, digest, stream, hasher)
         if not why:
             return None
         where = "".join(f"{name} {number}: " for name, number in place.items())
@@ -163,7 +167,7 @@ class TrustedKeys:
         details: dict[str, Any] = {**place, "from_zone": zone, "message_id": envelope.message_id, "why": why}
         return kind(text, **details)
 
-    def _fault(self, envelope: Envelope, digest: bytes, stream: str | None) -> tuple[str, str]:
+    def _fault(self, envelope: Envelope, digest: bytes, stream: str | None, hasher: str) -> tuple[str, str]:
         """Say why a signature is not good, or nothing; what its writer chose stands apart in the second text."""
         from cryptography.exceptions import InvalidSignature
 
@@ -181,7 +185,7 @@ class TrustedKeys:
         if key is None:
             return "is signed with a key that is not known", f": {key_id[:64]!r}"
         try:
-            covered = signed_bytes(envelope, digest, stream if version == V2 else None)
+            covered = signed_bytes(envelope, digest, stream if version == V2 else None, hasher=hasher)
             key.verify(base64.b64decode(encoded, validate=True), covered)
         except (InvalidSignature, ValueError):
             return "has a signature that does not fit it", ""

@@ -1,13 +1,16 @@
 """The embedded log keeps the contract of every port, on a real folder and on a disk that breaks on demand."""
 
+import asyncio
 import errno
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from bsfg.hashing import Hasher
-from bsfg.ports import Buffer, Clock, Storage
+from tests.conformance.functions import SealedByBlake3
+
+from bsfg.hashing import Blake3, Hasher, Sha256
+from bsfg.ports import Buffer, Clock, Confirmation, ConsumerSpec, Result, Storage
 from bsfg.stores.log.files import DiskFile, DiskFiles, Files
 from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.log.writer import LogOptions
@@ -24,6 +27,7 @@ from bsfg.testing.conformance import (
     StoreBufferContract,
 )
 from bsfg.testing.disk import SimulatedDisk
+from bsfg.testing.facts import altered, messages, sealed
 
 OPTIONS = LogOptions(segment_bytes=65_536, index_run_keys=64)
 
@@ -99,6 +103,14 @@ class TestForwardBuffer(FolderCase, ForwardBufferContract):
     """The forward buffer in a folder."""
 
 
+class TestStoreBufferByBlake3(SealedByBlake3, FolderCase, StoreBufferContract):
+    """The store buffer of a zone that seals with BLAKE3."""
+
+
+class TestForwardBufferByBlake3(SealedByBlake3, FolderCase, ForwardBufferContract):
+    """The forward buffer that takes what such a zone sealed."""
+
+
 class TestCursors(FolderCase, CursorTrackerContract):
     """The cursors in a folder."""
 
@@ -143,3 +155,25 @@ class TestRandomOperations(SimulatedCase, RandomOperationsContract):
     """Random operations against the model."""
 
     seeds = range(20)
+
+
+async def _other_function(tmp_path: Path) -> None:
+    storage = await LogStorage.open(tmp_path, options=OPTIONS)
+    store = await storage.store("operational")
+    for first in range(0, 1000, 100):
+        await store.append(sealed(messages(100, first=first)))
+    await storage.cursors.create(ConsumerSpec("reader", "operational", Buffer.STORE))
+    await storage.cursors.commit("reader", Confirmation(through=999))
+    await store.truncate_before(900)
+    for hasher in (Blake3(), Sha256()):
+        again = await store.append(sealed(messages(1000), hasher=hasher))
+        assert set(again.results.tolist()) == {Result.ALREADY_EXISTS}
+        other = await store.append(sealed(altered(messages(1000)), hasher=hasher))
+        assert set(other.results.tolist()) == {Result.CONFLICT}
+    await storage.close()
+
+
+def test_a_key_is_known_by_any_function(tmp_path: Path) -> None:
+    """Of what was truncated only key and digest are left; a repeat that was sealed otherwise is still recognised."""
+    asyncio.run(_other_function(tmp_path))
+    assert list(tmp_path.glob("**/*.keys"))

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from tests.conformance.functions import SealedByBlake3
 
 from bsfg.errors import HasherMismatch
 from bsfg.hashing import Hasher
@@ -50,6 +51,14 @@ class TestStoreBuffer(MemoryCase, StoreBufferContract):
 
 class TestForwardBuffer(MemoryCase, ForwardBufferContract):
     """The forward buffer."""
+
+
+class TestStoreBufferByBlake3(SealedByBlake3, MemoryCase, StoreBufferContract):
+    """The store buffer of a zone that seals with BLAKE3."""
+
+
+class TestForwardBufferByBlake3(SealedByBlake3, MemoryCase, ForwardBufferContract):
+    """The forward buffer that takes what such a zone sealed."""
 
 
 class TestCursors(MemoryCase, CursorTrackerContract):

@@ -81,6 +81,7 @@ class Zone:
     links: str = ""
     serve: str = ""
     streams: str = "[streams.operational]\n"
+    hasher: str = "sha256"
     identities: str = ""
     more: str = ""
     pid: int | None = None
@@ -109,6 +110,7 @@ class Zone:
             f"""
 [zone]
 name = "{self.name}"
+hasher = "{self.hasher}"
 [storage]
 reserve = "1MiB"
 [listen]

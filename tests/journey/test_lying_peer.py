@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from unittest.mock import ANY
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from tests.journey.zones import DirectLink, Inbound, Zone, connect
 
+from bsfg import hashing
 from bsfg.batch import EntryBatch
 from bsfg.errors import ForeignLog
 from bsfg.journey.link import DETAIL_CHARACTERS_MAX, Fetched, FetchRequest, PeerPosition, Refusal
@@ -15,7 +17,7 @@ from bsfg.journey.verify import LinkHeld, LinkRules, Put, judge
 from bsfg.ports import Confirmation, Frame, GapRecord, GapSet
 from bsfg.ranges import RangeSet
 from bsfg.retention import GapReason
-from bsfg.testing.facts import messages
+from bsfg.testing.facts import WeakHasher, messages, sealed
 
 MakeZone = Callable[[str], Zone]
 Alteration = Callable[[Fetched], Fetched]
@@ -425,3 +427,18 @@ async def test_a_damaged_entry_between_skips_is_fetched_again(make_memory_zone: 
     assert [(gap.first, gap.last) for gap in await enterprise.forward_gaps()] == [(5, 5)]
     link.alter = None
     assert (await inbound.pull()).acknowledged == 9
+
+
+async def test_digests_that_nobody_here_can_check_hold_the_link(
+    make_zone: MakeZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Facts by an unknown function are not altered ones: the link is held at once, and goes on when it is known."""
+    plant, enterprise, inbound, _ = await lied_to(make_zone)
+    await (await plant.store()).append(sealed(messages(3, first=10), hasher=WeakHasher()))
+    assert (await inbound.pull()).held == LinkHeld(
+        "hasher_unknown", "the digest function 'weak' is not known here", ANY
+    )
+    assert len(await enterprise.received()) == 4
+    monkeypatch.setitem(hashing._known, "weak", WeakHasher())
+    assert (await inbound.pull()).inserted == 9
+    assert [entry.hasher for entry in await enterprise.received()] == ["sha256"] * 10 + ["weak"] * 3

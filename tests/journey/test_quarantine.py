@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
 from tests.journey.zones import STREAM, Inbound, Zone, connect, origin_span
 
+from bsfg import hashing
 from bsfg.errors import PeerUnreachable, QuarantineFull
 from bsfg.fact import Message
 from bsfg.journey.link import FetchRequest, Refusal, SessionMemory
@@ -76,18 +78,18 @@ async def test_repeated_refusal_is_recorded_once(make_zone: MakeZone) -> None:
     assert len(await (await plant.store()).gaps()) == 1
 
 
-async def test_hash_collision_is_named_as_such(make_zone: MakeZone) -> None:
+async def test_hash_collision_is_named_as_such(make_zone: MakeZone, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two bodies with one digest under one id are told apart from an ordinary conflict."""
     weak = WeakHasher()
+    monkeypatch.setitem(hashing._known, weak.name, weak)
     enterprise = make_zone("enterprise")
     plant = make_zone("plant")
     inbound = await connect(plant, enterprise)
-    inbound.rules = replace(inbound.rules, hasher=weak)
     first, second = message("a", 1), message("a", 2)
     forward = await enterprise.forward()
     await forward.put_if_absent(sealed([first], hasher=weak), origin_span("plant", 0, 1))
     batch = sealed([second], hasher=weak)
-    assert reseal(batch, hasher=weak).sealed
+    assert reseal(batch).sealed
     await (await plant.store()).append(batch)
     progress = await inbound.pull()
     assert progress.refused == (Refusal(0, 0, "hash_collision"),)

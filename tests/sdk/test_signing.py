@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.sdk.test_consumer import filled
 from tests.wire.conftest import Sites
 
-from bsfg.batch import FactBatch
+from bsfg.batch import EntryBatch, FactBatch
 from bsfg.errors import CertificateInvalid, FileExists, InvalidArgument, InvalidFact, SignatureInvalid
 from bsfg.fact import ArtifactRef, Entry, Envelope, Fact, Message
+from bsfg.hashing import Blake3
 from bsfg.keys import IdStrategy, MessageIds
 from bsfg.sdk.consumer import AsyncConsumer
 from bsfg.sdk.producer import AsyncProducer
@@ -119,6 +121,21 @@ def test_other_signatures_are_refused(keys: tuple[Signer, TrustedKeys], signatur
     trusted.verify(as_entry(replace(forged, envelope=replace(forged.envelope, from_zone="elsewhere"))), "operational")
 
 
+def test_the_function_of_the_digest_is_covered(keys: tuple[Signer, TrustedKeys]) -> None:
+    """A fact of a zone with another digest function is signed with it, and cannot pass for one sealed otherwise."""
+    signer, trusted = keys
+    signed = signer.sign(seal(FactBatch.from_messages([RICH]), hasher=Blake3()), "operational")
+    trusted.check(signed, "operational")
+    [entry] = EntryBatch.of(signed.record_batch, np.zeros(1, dtype=np.int64), 1).to_entries()
+    trusted.verify(entry, "operational")
+    with pytest.raises(SignatureInvalid):
+        trusted.verify(replace(entry, hasher="sha256"), "operational")
+    message = signer.sign_message(RICH, "operational", hasher="blake3")
+    assert message == signed.to_messages()[0]
+    with pytest.raises(SignatureInvalid):
+        trusted.check(seal(FactBatch.from_messages([message])), "operational")
+
+
 def test_the_stream_is_covered(keys: tuple[Signer, TrustedKeys]) -> None:
     """A fact that is replayed in another stream does not fit its signature, nor does one whose stream is not known."""
     signer, trusted = keys
@@ -215,6 +232,21 @@ async def test_from_producer_to_consumer(sites: Sites, keys: tuple[Signer, Trust
         assert len(seen) == 410
         consumer.refuse(refused.value.details["offset"], refused.value.code)
         assert await consumer.run(seen.append, idle_seconds=0) == 0
+
+
+async def test_from_producer_to_consumer_by_another_function(sites: Sites, keys: tuple[Signer, TrustedKeys]) -> None:
+    """A producer that knows the function of its zone signs for it, and a consumer sees which one it was."""
+    signer, trusted = keys
+    site = await filled(sites, 0, zone_lines='hasher = "blake3"')
+    async with AsyncProducer(site.grpc_address, stream="operational", signer=signer, hasher="blake3") as producer:
+        appended = [await producer.append(each) for each in messages(5)]
+        await (await producer.send_batch(FactBatch.from_messages(messages(100, first=5))))
+    seen: list[Entry] = []
+    async with AsyncConsumer("historian", site.grpc_address, keys=trusted) as consumer:
+        await consumer.run(seen.append, idle_seconds=0)
+    assert [entry.message.envelope.message_id for entry in seen] == [m.envelope.message_id for m in messages(105)]
+    assert {entry.hasher for entry in seen} == {"blake3"}
+    assert [each.digest_text for each in appended] == [entry.digest_text for entry in seen[:5]]
 
 
 @pytest.mark.parametrize("inbox", [False, True], ids=["from the node", "from an inbox"])

@@ -16,11 +16,13 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from bsfg.batch import EntryBatch, FactBatch
 from bsfg.errors import FrameInvalid, InvalidFact
 from bsfg.fact import ArtifactRef, Envelope, Fact, Message
+from bsfg.hashing import Blake3, Hasher, Sha256
 from bsfg.model import LATEST_UNIX_MS
 from bsfg.ports import Frame, GapRecord
 from bsfg.retention import GapReason
 from bsfg.rows import entry_of
 from bsfg.schema import ENTRY_SCHEMA
+from bsfg.sealing import digest_mismatches, seal
 from bsfg.spark.mapping import (
     COLUMNS,
     FRAME_SCHEMA,
@@ -105,6 +107,17 @@ def test_entries_survive_the_way_to_spark_and_back(found: list[Message], relayed
     assert columns.schema.equals(schema_of(COLUMNS))
     columns.validate(full=True)
     assert to_entries(columns) == EntryBatch(entries.record_batch)
+
+
+@given(some_messages(), st.sampled_from([Blake3(), Sha256()]))
+def test_a_digest_keeps_its_function(found: list[Message], hasher: Hasher) -> None:
+    """Entries of a zone with another digest function come back as they went; written as facts they are sealed anew."""
+    entries = EntryBatch.of(sealed(found, hasher=hasher).record_batch, np.arange(len(found)), 1)
+    columns = to_spark(entries, PLACE)
+    back = to_entries(columns)
+    assert [entry.hasher for entry in back.to_entries()] == [hasher.name] * len(found)
+    assert len(digest_mismatches(back)) == 0
+    assert seal(to_facts(columns)) == sealed(found)
 
 
 @given(some_messages())

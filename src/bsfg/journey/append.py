@@ -15,13 +15,14 @@ from bsfg.arrays import constant_value
 from bsfg.batch import FactBatch
 from bsfg.errors import ConflictingDuplicate, ImplausibleTime, ZoneNotAllowed
 from bsfg.fact import Key, Message
-from bsfg.hashing import Hasher
+from bsfg.hashing import SHA256, Hasher
 from bsfg.keys import EXPLICIT, MessageIds
 from bsfg.offload import by_size
 from bsfg.ports import Clock, Receipt, Result, StoreBuffer
 from bsfg.rows import weight_of_message
 from bsfg.rules import DEFAULT_LIMITS, Limits
-from bsfg.sealing import SHA256, seal
+from bsfg.sealing import functions_of, seal
+from bsfg.sealmark import SHA256_NAME, digest_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,12 @@ class AppendedFact:
     offset: int
     message_id: str
     digest: bytes
+    hasher: str = SHA256_NAME
+
+    @property
+    def digest_text(self) -> str:
+        """The digest as it is written for people: the name of its function, and 64 hexadecimal digits."""
+        return digest_text(self.hasher, self.digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,11 @@ class AppendOutcome:
         """The digest of the log's last frame after this append, for producers that keep evidence."""
         return self.receipt.chain_head
 
+    @property
+    def hasher(self) -> str:
+        """The function that the digests were made by; a batch is sealed with one."""
+        return functions_of(self.facts)[0] if len(self.facts) else SHA256_NAME
+
     def results(self) -> list[AppendedFact]:
         """Give one result per fact, in the order in which they were sent."""
         columns = (
@@ -83,8 +95,8 @@ class AppendOutcome:
             self.facts.values("message_id"),
             self.facts.digests(),
         )
-        rows = zip(*columns, strict=True)
-        return [AppendedFact(Result(result), offset, id, digest) for result, offset, id, digest in rows]
+        rows, hasher = zip(*columns, strict=True), self.hasher
+        return [AppendedFact(Result(result), offset, id, digest, hasher) for result, offset, id, digest in rows]
 
     def conflicts(self) -> list[ConflictingDuplicate]:
         """Give an error for each fact whose id is taken by another body; such a fact was not stored."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from bsfg.batch import EntryBatch, FactBatch
-from bsfg.errors import BsfgError, BufferFull, ForeignLog, FrameInvalid, ZoneNotAllowed
+from bsfg.errors import BsfgError, BufferFull, ForeignLog, FrameInvalid, HasherUnknown, ZoneNotAllowed
 from bsfg.fact import Key
 from bsfg.journey.link import Fetched, FetchRequest, PeerLink, PeerMemory, PeerPosition, Refusal, merged_refusals
 from bsfg.journey.verify import Decision, LinkHeld, LinkRules, Put, Refetch, judge, zones_in
@@ -23,7 +23,7 @@ from bsfg.ports import Clock, Confirmation, ForwardBuffer, GapRecord, GapSet, Or
 from bsfg.retention import GapReason
 from bsfg.signatures import SIGNATURE_WEIGHT_BYTES
 
-HOLDING = (ForeignLog, FrameInvalid, ZoneNotAllowed)
+HOLDING = (ForeignLog, FrameInvalid, HasherUnknown, ZoneNotAllowed)
 """Errors of a sender that say its history or this zone's right is in question: more tries would not help."""
 
 CONFLICT = "conflict"

@@ -18,14 +18,13 @@ import pyarrow.compute as pc
 from bsfg.arrays import constant_value
 from bsfg.batch import EntryBatch
 from bsfg.errors import BsfgError, DigestMismatch, ForeignLog, FrameInvalid, ZoneNotAllowed
-from bsfg.hashing import Hasher
 from bsfg.journey.carriage import RETURNING
 from bsfg.journey.link import DETAIL_CHARACTERS_MAX, Fetched, PeerPosition
 from bsfg.ports import Frame, Gap, GapRecord, GapSet
 from bsfg.ranges import OFFSETS_END, RangeSet
 from bsfg.retention import GapReason
 from bsfg.rules import DEFAULT_LIMITS, Limits
-from bsfg.sealing import SHA256, reseal
+from bsfg.sealing import reseal
 from bsfg.signatures import NO_KEYS, TrustedKeys
 
 AnyGap = TypeVar("AnyGap", GapRecord, GapSet, Gap)
@@ -43,7 +42,6 @@ class LinkRules:
     zone: str
     from_zones: frozenset[str]
     max_age_seconds: float | None = None
-    hasher: Hasher = SHA256
     limits: Limits = DEFAULT_LIMITS
     signing: TrustedKeys = NO_KEYS
     stream: str = ""
@@ -184,7 +182,7 @@ def _sort_in(put: Put, frame: Frame, rules: LinkRules, peer_zone: str) -> int | 
     put.through = frame.last
     if entries is not None:
         try:
-            reseal(entries, hasher=rules.hasher, limits=rules.limits)
+            reseal(entries, limits=rules.limits)
         except DigestMismatch as error:
             row = int(error.details["rows"][0])
             suspect = int(entries.offsets[row])

@@ -3,36 +3,62 @@
 from __future__ import annotations
 
 from bsfg.batch import EntryBatch
-from bsfg.errors import BsfgError, ConfigInvalid
+from bsfg.errors import BsfgError, ConfigInvalid, HasherUnknown
+from bsfg.hashing import SHA256, hasher_named
 from bsfg.keys import LABEL, IdStrategy, MessageIds
-from bsfg.node.parts import Parts
+from bsfg.node.parts import Parts, Settings
 from bsfg.ports import StoreBuffer
-from bsfg.sealing import SHA256
+from bsfg.sealing import functions_of, plain
 
 
 async def check_ids(parts: Parts, zone: str) -> None:
-    """Raise `ConfigInvalid` when ``semantic`` would give other ids than those which the zone's newest facts have.
+    """Raise `ConfigInvalid` when ids would be derived otherwise than those which the zone's newest facts have.
 
-    Up to version 0.1 ``semantic`` was another formula. What was stored by it and is sent again would be taken for
-    something new, so it is for the operator to say which one is meant.
+    What was stored and is sent again would then be taken for something new, so it is for the operator to say what is
+    meant. Ids that producers give themselves come from nowhere else.
     """
-    ids = parts.settings.ids
-    if ids.strategy != IdStrategy.SEMANTIC or any(name.startswith(LABEL) for name in ids.fields):
+    if parts.settings.ids.strategy == IdStrategy.EXPLICIT:
         return
-    older = MessageIds(IdStrategy.SEMANTIC_V1, ids.fields)
     for stream in parts.settings.lanes:
         try:
             newest = await _newest(await parts.store(stream), zone)
         except BsfgError:
             # Recovery says what is wrong with it; the other streams serve meanwhile.
             continue
-        if newest is not None and older.derived(newest, newest.digests(), SHA256) == newest.values("message_id"):
-            raise ConfigInvalid(
-                f'message_ids = "semantic" gives other ids than those of the facts in {stream}',
-                hint='Their ids are of version 0.1: write message_ids = "semantic-v1" in [zone] to go on with them. '
-                "docs/upgrading.md tells how to change.",
-                stream=stream,
-            )
+        if newest is not None:
+            _check_function(newest, stream, parts.settings)
+            _check_formula(newest, stream, parts.settings.ids)
+
+
+def _check_function(newest: EntryBatch, stream: str, settings: Settings) -> None:
+    """Refuse to derive ids by another digest function than before."""
+    before, now = functions_of(newest)[0], settings.hasher.name
+    if before == now:
+        return
+    try:
+        found = settings.ids.derived(plain(newest), newest.digests(), hasher_named(before))
+    except HasherUnknown:
+        found = newest.values("message_id")
+    if found == newest.values("message_id"):
+        raise ConfigInvalid(
+            f'hasher = "{now}" gives other ids than those of the facts in {stream}, which {before} gave',
+            hint=f'Write hasher = "{before}" in [zone] to go on with them. docs/upgrading.md tells how to change.',
+            stream=stream,
+        )
+
+
+def _check_formula(newest: EntryBatch, stream: str, ids: MessageIds) -> None:
+    """Refuse ``semantic`` where ids are of version 0.1, in which it was another formula."""
+    if ids.strategy != IdStrategy.SEMANTIC or any(name.startswith(LABEL) for name in ids.fields):
+        return
+    older = MessageIds(IdStrategy.SEMANTIC_V1, ids.fields)
+    if older.derived(newest, newest.digests(), SHA256) == newest.values("message_id"):
+        raise ConfigInvalid(
+            f'message_ids = "semantic" gives other ids than those of the facts in {stream}',
+            hint='Their ids are of version 0.1: write message_ids = "semantic-v1" in [zone] to go on with them. '
+            "docs/upgrading.md tells how to change.",
+            stream=stream,
+        )
 
 
 async def _newest(store: StoreBuffer, zone: str) -> EntryBatch | None:

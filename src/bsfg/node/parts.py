@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from bsfg.errors import StorageClosed, StreamUnavailable, UnknownStream
+from bsfg.hashing import SHA256, Hasher, hasher_named
 from bsfg.journey.append import Plausibility
 from bsfg.journey.link import PeerMemory, SessionMemory
 from bsfg.journey.references import References
@@ -79,6 +80,7 @@ class Settings:
     zone: str
     lanes: Mapping[str, Lane]
     ids: MessageIds = EXPLICIT
+    hasher: Hasher = SHA256
     links: Mapping[str, Link] = field(default_factory=dict)
     limits: WireLimits = field(default_factory=WireLimits)
     signing: TrustedKeys = NO_KEYS
@@ -91,6 +93,7 @@ class Settings:
             zone=config.zone.name,
             lanes={name: Lane.of(stream) for name, stream in config.streams.items()},
             ids=config.zone.ids,
+            hasher=hasher_named(config.zone.hasher),
             links=config.links,
             signing=config.trusted_keys,
             limits=WireLimits(

@@ -93,11 +93,11 @@ class NodeService:
         return Prepared(stream, sealed, store, self._parts.settings.ids.strategy != IdStrategy.EXPLICIT)
 
     async def _sealed(self, facts: FactBatch | bytes, lane: Lane) -> FactBatch:
-        ids = self._parts.settings.ids
+        ids, hasher = self._parts.settings.ids, self._parts.settings.hasher
 
         def work() -> FactBatch:
             batch = facts if isinstance(facts, FactBatch) else FactBatch.from_ipc(facts, lane.limits)
-            return seal(batch, ids=ids, limits=lane.limits)
+            return seal(batch, hasher=hasher, ids=ids, limits=lane.limits)
 
         return await by_size(facts.weight_bytes if isinstance(facts, FactBatch) else len(facts), work)
 

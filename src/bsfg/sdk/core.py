@@ -25,6 +25,7 @@ from bsfg.sdk.outbox import OnRefused, Outbox, OutboxLane
 from bsfg.sdk.packing import Packer
 from bsfg.sdk.sender import NodeLink, Sender, SendOptions
 from bsfg.sdk.signing import Signer
+from bsfg.sealmark import SHA256_NAME
 from bsfg.wire.service import ObjectInfo
 
 log = logging.getLogger("bsfg.producer")
@@ -54,6 +55,7 @@ class ProducerSettings(TypedDict, total=False):
     outbox_capacity_bytes: int
     signer: Signer | None
     ids: MessageIds
+    hasher: str
     on_refused: OnRefused | None
     on_problem: Callable[[BsfgError], None] | None
 
@@ -70,7 +72,8 @@ class ProducerOptions:
       for ever (``math.inf``) with one. What is in an outbox has no deadline; there it bounds the wait for a full disk.
     - ``outbox``: a folder; facts are durable there before they count as accepted, and survive this process.
     - ``outbox_capacity_bytes``: how large the outbox may grow; then ``send`` waits.
-    - ``signer``: signs each fact. It needs the ids, so a zone that derives them is described by ``ids``.
+    - ``signer``: signs each fact. It needs the ids and the digests, so a zone that derives ids is described by ``ids``,
+      and one that does not seal with SHA-256 by ``hasher``.
     - ``on_refused``: is told what the node refused for good out of the outbox, also what an earlier process had sent.
     - ``on_problem``: is told why facts cannot be sent at the moment, each time that is tried.
     """
@@ -85,6 +88,7 @@ class ProducerOptions:
     outbox_capacity_bytes: int = 1 << 34
     signer: Signer | None = None
     ids: MessageIds = EXPLICIT
+    hasher: str = SHA256_NAME
     on_refused: OnRefused | None = None
     on_problem: Callable[[BsfgError], None] | None = None
 
@@ -112,7 +116,7 @@ class ProducerCore:
         self._options = options
         self._link = NodeLink(endpoint)
         self.intake = Intake(options.limits, asyncio.get_running_loop(), deadline_seconds=options.deadline)
-        self._packer = Packer(options.signer, options.ids)
+        self._packer = Packer(options.signer, options.ids, options.hasher)
         self._send = SendOptions(max_in_flight=options.max_in_flight, hold=options.outbox is not None)
         self._outbox: Outbox | None = None
         self._outbox_lanes: dict[str, OutboxLane] = {}

@@ -20,6 +20,7 @@ from bsfg.errors import BsfgError, ConflictingDuplicate, InvalidArgument, TimedO
 from bsfg.journey.append import AppendedFact
 from bsfg.ports import Receipt, Result
 from bsfg.schema import DIGEST_BYTES
+from bsfg.sealmark import SHA256_NAME
 
 if TYPE_CHECKING:
     from bsfg.wire.clientstreams import Appended
@@ -42,6 +43,7 @@ class Outcome:
         "count",
         "digests",
         "failures",
+        "hasher",
         "hurry",
         "ids",
         "left",
@@ -57,6 +59,7 @@ class Outcome:
         self.ids: Sequence[str | None] = ()
         self.receipt: Receipt | None = None
         self.digests: np.ndarray | None = None
+        self.hasher = SHA256_NAME
         self.failures: dict[int, BsfgError] = {}
         self._filled: np.ndarray | None = None
         self._answers: tuple[list[int], list[int], bytes] | None = None
@@ -81,6 +84,7 @@ class Outcome:
             row = at if rows is None else int(rows[at])
             id = appended.message_ids[at] if appended.message_ids is not None else self.ids[row]
             self.failures[row] = _conflict(id, int(appended.receipt.offsets[at]))
+        self.hasher = appended.hasher
         if rows is None:
             self.ids, self.digests = appended.message_ids or self.ids, appended.digests
             self.receipt = appended.receipt
@@ -150,7 +154,7 @@ class Outcome:
             answers = self._read_answers()
         results, offsets, digests = answers
         digest = digests[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES]
-        return AppendedFact(_RESULTS[results[row]], offsets[row], self.ids[row] or "", digest)
+        return AppendedFact(_RESULTS[results[row]], offsets[row], self.ids[row] or "", digest, self.hasher)
 
     def _read_answers(self) -> tuple[list[int], list[int], bytes]:
         """Give the answer as Python values, quicker to look up one by one; they are kept once nothing can change."""

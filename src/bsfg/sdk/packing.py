@@ -9,6 +9,7 @@ import numpy as np
 
 from bsfg.batch import SMALL_BATCH_FACTS, FactBatch
 from bsfg.errors import BsfgError, FactTooLarge, InvalidFact
+from bsfg.hashing import Hasher, hasher_named
 from bsfg.keys import EXPLICIT, MessageIds
 from bsfg.model import Limits
 from bsfg.offload import THREAD_BYTES, by_size
@@ -18,6 +19,7 @@ from bsfg.sdk.futures import Outcome
 from bsfg.sdk.intake import Gathering
 from bsfg.sdk.shipment import Part, Shipment
 from bsfg.sealing import seal
+from bsfg.sealmark import SHA256_NAME
 
 if TYPE_CHECKING:
     from bsfg.sdk.signing import Signer
@@ -49,8 +51,8 @@ Failures = dict[int, BsfgError]
 class Packer:
     """Makes batches of what was gathered: checks them, and signs them when there is a signer."""
 
-    def __init__(self, signer: Signer | None = None, ids: MessageIds = EXPLICIT) -> None:
-        self._signer, self._ids = signer, ids
+    def __init__(self, signer: Signer | None = None, ids: MessageIds = EXPLICIT, hasher: str = SHA256_NAME) -> None:
+        self._signer, self._ids, self._hasher = signer, ids, hasher_named(hasher)
 
     async def pack(self, gathering: Gathering, stream: str) -> Packed:
         """Pack a gathering of a stream; rows that break a rule fail at once."""
@@ -67,11 +69,12 @@ class Packer:
         if gathering.facts is not None:
             if self._signer is None:
                 return gathering.facts, None, {}
-            return self._signer.sign(seal(gathering.facts, ids=self._ids, limits=LOOSE), stream), None, {}
+            sealed = seal(gathering.facts, hasher=self._hasher, ids=self._ids, limits=LOOSE)
+            return self._signer.sign(sealed, stream), None, {}
         facts, rows, failures = _checked(gathering.rows)
         if self._signer is None or not len(facts):
             return facts, rows, failures
-        sealed, kept, worse = _sealed(facts, self._ids)
+        sealed, kept, worse = _sealed(facts, self._ids, self._hasher)
         if kept is not None:
             rows = np.arange(len(facts)) if rows is None else rows
             failures |= {int(rows[at]): error for at, error in worse.items()}
@@ -101,16 +104,16 @@ def _checked_one_by_one(rows: list[Row]) -> tuple[FactBatch, np.ndarray | None, 
     return FactBatch(record_batch_of([rows[number] for number in kept])), np.array(kept, dtype=np.int64), failures
 
 
-def _sealed(batch: FactBatch, ids: MessageIds) -> tuple[FactBatch, np.ndarray | None, Failures]:
+def _sealed(batch: FactBatch, ids: MessageIds, hasher: Hasher) -> tuple[FactBatch, np.ndarray | None, Failures]:
     """Seal a batch; give which rows are in it (None for all) and why the others are not."""
     try:
-        return seal(batch, ids=ids, limits=LOOSE), None, {}
+        return seal(batch, hasher=hasher, ids=ids, limits=LOOSE), None, {}
     except (InvalidFact, FactTooLarge):
         pass
     sealed, kept, failures = [], [], {}
     for number in range(len(batch)):
         try:
-            sealed.append(seal(batch.slice(number, 1), ids=ids, limits=LOOSE))
+            sealed.append(seal(batch.slice(number, 1), hasher=hasher, ids=ids, limits=LOOSE))
             kept.append(number)
         except (InvalidFact, FactTooLarge) as error:
             failures[number] = _for_one_fact(error)

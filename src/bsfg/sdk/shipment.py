@@ -150,4 +150,4 @@ def _slice(appended: Appended, first: int, last: int) -> Appended:
     part = Receipt(
         receipt.offsets[first:last], receipt.results[first:last], receipt.chain_head, receipt.appended_at_unix_ms
     )
-    return type(appended)(part, appended.digests[first:last], ids)
+    return type(appended)(part, appended.digests[first:last], ids, appended.hasher)

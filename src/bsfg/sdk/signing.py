@@ -17,10 +17,12 @@ import pyarrow as pa
 from bsfg.batch import FactBatch
 from bsfg.errors import CertificateInvalid, FileExists, InvalidArgument
 from bsfg.fact import Envelope, Message
+from bsfg.hashing import hasher_named
 from bsfg.keys import EXPLICIT, MessageIds
 from bsfg.rows import message_of
 from bsfg.rules import STREAM, check_name
 from bsfg.sealing import seal
+from bsfg.sealmark import SHA256_NAME, function_in
 from bsfg.signatures import V1, V2, TrustedKeys, checked_key_id, key_text, public_key, signed_bytes
 
 if TYPE_CHECKING:
@@ -58,17 +60,25 @@ class Signer:
         """Give a sealed batch with every fact signed for a stream."""
         check_name("stream", stream, STREAM)
         rows = batch.record_batch.to_pylist()
-        signatures = [self._signature(message_of(row).envelope, row["digest"], stream) for row in rows]
+        signatures = [
+            self._signature(message_of(row).envelope, row["digest"], stream, function_in(row["labels"])) for row in rows
+        ]
         signed = batch.with_columns(signature=pa.array(signatures, type=pa.string()))
         return signed.as_sealed()
 
-    def sign_message(self, message: Message, stream: str, *, ids: MessageIds = EXPLICIT) -> Message:
-        """Give one message as it will be sent to a stream: canonical, with its id, and signed."""
-        signed = self.sign(seal(FactBatch.from_messages([message]), ids=ids), stream)
+    def sign_message(
+        self, message: Message, stream: str, *, ids: MessageIds = EXPLICIT, hasher: str = SHA256_NAME
+    ) -> Message:
+        """Give one message as it will be sent to a stream: canonical, with its id, and signed.
+
+        ``ids`` and ``hasher`` are those of the zone that it is sent to.
+        """
+        sealed = seal(FactBatch.from_messages([message]), ids=ids, hasher=hasher_named(hasher))
+        signed = self.sign(sealed, stream)
         return signed.to_messages()[0]
 
-    def _signature(self, envelope: Envelope, digest: bytes, stream: str) -> str:
-        covered = signed_bytes(envelope, digest, stream if self._bound else None)
+    def _signature(self, envelope: Envelope, digest: bytes, stream: str, hasher: str) -> str:
+        covered = signed_bytes(envelope, digest, stream if self._bound else None, hasher=hasher)
         return self._prefix + base64.b64encode(self._key.sign(covered)).decode()
 
 

@@ -83,10 +83,13 @@ class Source:
 
     def _range(self, first: int, end: int, log_id: str, read: Callable[[Any], Awaitable[F]]) -> Iterator[F]:
         from bsfg.wire import boundary_pb2 as pb
+        from bsfg.wire.frames import hashers_here
 
         patience, at = Patience(self.retry_seconds), first
         while at < end:
-            request = pb.FetchFramesRequest(offsets=self._offsets(at, end), carry_only=self.carry_only, ages=True)
+            request = pb.FetchFramesRequest(
+                offsets=self._offsets(at, end), carry_only=self.carry_only, ages=True, hashers=hashers_here()
+            )
             try:
                 for item in calls().iterate(_messages(self.access, request, read)):
                     if not isinstance(item, (Frame, RawFrame)):

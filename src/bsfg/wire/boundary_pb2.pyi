@@ -97,20 +97,22 @@ class Origin(_message.Message):
     def __init__(self, zone: _Optional[str] = ..., offset: _Optional[int] = ..., appended_at_unix_ms: _Optional[int] = ..., age_ms: _Optional[int] = ...) -> None: ...
 
 class Entry(_message.Message):
-    __slots__ = ("offset", "appended_at_unix_ms", "envelope", "fact", "digest", "origin")
+    __slots__ = ("offset", "appended_at_unix_ms", "envelope", "fact", "digest", "origin", "hasher")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     APPENDED_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
     FACT_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    HASHER_FIELD_NUMBER: _ClassVar[int]
     offset: int
     appended_at_unix_ms: int
     envelope: Envelope
     fact: Fact
     digest: bytes
     origin: Origin
-    def __init__(self, offset: _Optional[int] = ..., appended_at_unix_ms: _Optional[int] = ..., envelope: _Optional[_Union[Envelope, _Mapping]] = ..., fact: _Optional[_Union[Fact, _Mapping]] = ..., digest: _Optional[bytes] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ...) -> None: ...
+    hasher: str
+    def __init__(self, offset: _Optional[int] = ..., appended_at_unix_ms: _Optional[int] = ..., envelope: _Optional[_Union[Envelope, _Mapping]] = ..., fact: _Optional[_Union[Fact, _Mapping]] = ..., digest: _Optional[bytes] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., hasher: _Optional[str] = ...) -> None: ...
 
 class GapRecord(_message.Message):
     __slots__ = ("first", "last", "reason", "at_unix_ms", "detail", "origin_zone")
@@ -167,20 +169,22 @@ class AppendRequest(_message.Message):
     def __init__(self, stream: _Optional[str] = ..., envelope: _Optional[_Union[Envelope, _Mapping]] = ..., fact: _Optional[_Union[Fact, _Mapping]] = ...) -> None: ...
 
 class AppendResponse(_message.Message):
-    __slots__ = ("offset", "result", "digest", "chain_head", "appended_at_unix_ms", "message_id")
+    __slots__ = ("offset", "result", "digest", "chain_head", "appended_at_unix_ms", "message_id", "hasher")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     CHAIN_HEAD_FIELD_NUMBER: _ClassVar[int]
     APPENDED_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    HASHER_FIELD_NUMBER: _ClassVar[int]
     offset: int
     result: Result
     digest: bytes
     chain_head: bytes
     appended_at_unix_ms: int
     message_id: str
-    def __init__(self, offset: _Optional[int] = ..., result: _Optional[_Union[Result, str]] = ..., digest: _Optional[bytes] = ..., chain_head: _Optional[bytes] = ..., appended_at_unix_ms: _Optional[int] = ..., message_id: _Optional[str] = ...) -> None: ...
+    hasher: str
+    def __init__(self, offset: _Optional[int] = ..., result: _Optional[_Union[Result, str]] = ..., digest: _Optional[bytes] = ..., chain_head: _Optional[bytes] = ..., appended_at_unix_ms: _Optional[int] = ..., message_id: _Optional[str] = ..., hasher: _Optional[str] = ...) -> None: ...
 
 class AppendFrame(_message.Message):
     __slots__ = ("stream", "facts", "sequence")
@@ -193,7 +197,7 @@ class AppendFrame(_message.Message):
     def __init__(self, stream: _Optional[str] = ..., facts: _Optional[bytes] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class AppendAck(_message.Message):
-    __slots__ = ("sequence", "count", "first_offset", "offsets", "results", "digests", "chain_head", "appended_at_unix_ms", "message_ids", "error")
+    __slots__ = ("sequence", "count", "first_offset", "offsets", "results", "digests", "chain_head", "appended_at_unix_ms", "message_ids", "error", "hasher")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     FIRST_OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -204,6 +208,7 @@ class AppendAck(_message.Message):
     APPENDED_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_IDS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    HASHER_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     count: int
     first_offset: int
@@ -214,10 +219,11 @@ class AppendAck(_message.Message):
     appended_at_unix_ms: int
     message_ids: _containers.RepeatedScalarFieldContainer[str]
     error: Error
-    def __init__(self, sequence: _Optional[int] = ..., count: _Optional[int] = ..., first_offset: _Optional[int] = ..., offsets: _Optional[bytes] = ..., results: _Optional[bytes] = ..., digests: _Optional[bytes] = ..., chain_head: _Optional[bytes] = ..., appended_at_unix_ms: _Optional[int] = ..., message_ids: _Optional[_Iterable[str]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+    hasher: str
+    def __init__(self, sequence: _Optional[int] = ..., count: _Optional[int] = ..., first_offset: _Optional[int] = ..., offsets: _Optional[bytes] = ..., results: _Optional[bytes] = ..., digests: _Optional[bytes] = ..., chain_head: _Optional[bytes] = ..., appended_at_unix_ms: _Optional[int] = ..., message_ids: _Optional[_Iterable[str]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., hasher: _Optional[str] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("consumer", "limit", "max_bytes", "wait_ms", "carry_only", "frames", "gaps_after", "after", "ages", "sets")
+    __slots__ = ("consumer", "limit", "max_bytes", "wait_ms", "carry_only", "frames", "gaps_after", "after", "ages", "sets", "hashers")
     CONSUMER_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -228,6 +234,7 @@ class FetchRequest(_message.Message):
     AFTER_FIELD_NUMBER: _ClassVar[int]
     AGES_FIELD_NUMBER: _ClassVar[int]
     SETS_FIELD_NUMBER: _ClassVar[int]
+    HASHERS_FIELD_NUMBER: _ClassVar[int]
     consumer: str
     limit: int
     max_bytes: int
@@ -238,7 +245,8 @@ class FetchRequest(_message.Message):
     after: int
     ages: bool
     sets: bool
-    def __init__(self, consumer: _Optional[str] = ..., limit: _Optional[int] = ..., max_bytes: _Optional[int] = ..., wait_ms: _Optional[int] = ..., carry_only: _Optional[_Iterable[str]] = ..., frames: _Optional[bool] = ..., gaps_after: _Optional[str] = ..., after: _Optional[int] = ..., ages: _Optional[bool] = ..., sets: _Optional[bool] = ...) -> None: ...
+    hashers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, consumer: _Optional[str] = ..., limit: _Optional[int] = ..., max_bytes: _Optional[int] = ..., wait_ms: _Optional[int] = ..., carry_only: _Optional[_Iterable[str]] = ..., frames: _Optional[bool] = ..., gaps_after: _Optional[str] = ..., after: _Optional[int] = ..., ages: _Optional[bool] = ..., sets: _Optional[bool] = ..., hashers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FetchResponse(_message.Message):
     __slots__ = ("entries", "gaps", "start", "next_offset", "log_id", "end", "chain_head", "frames", "gaps_token")
@@ -301,7 +309,7 @@ class TimeSelection(_message.Message):
     def __init__(self, stream: _Optional[str] = ..., buffer: _Optional[_Union[Buffer, str]] = ..., start_unix_ms: _Optional[int] = ..., end_unix_ms: _Optional[int] = ...) -> None: ...
 
 class FetchFramesRequest(_message.Message):
-    __slots__ = ("consumer", "offsets", "times", "max_facts", "max_bytes", "carry_only", "ages")
+    __slots__ = ("consumer", "offsets", "times", "max_facts", "max_bytes", "carry_only", "ages", "hashers")
     CONSUMER_FIELD_NUMBER: _ClassVar[int]
     OFFSETS_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
@@ -309,6 +317,7 @@ class FetchFramesRequest(_message.Message):
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     CARRY_ONLY_FIELD_NUMBER: _ClassVar[int]
     AGES_FIELD_NUMBER: _ClassVar[int]
+    HASHERS_FIELD_NUMBER: _ClassVar[int]
     consumer: ConsumerSelection
     offsets: OffsetSelection
     times: TimeSelection
@@ -316,7 +325,8 @@ class FetchFramesRequest(_message.Message):
     max_bytes: int
     carry_only: _containers.RepeatedScalarFieldContainer[str]
     ages: bool
-    def __init__(self, consumer: _Optional[_Union[ConsumerSelection, _Mapping]] = ..., offsets: _Optional[_Union[OffsetSelection, _Mapping]] = ..., times: _Optional[_Union[TimeSelection, _Mapping]] = ..., max_facts: _Optional[int] = ..., max_bytes: _Optional[int] = ..., carry_only: _Optional[_Iterable[str]] = ..., ages: _Optional[bool] = ...) -> None: ...
+    hashers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, consumer: _Optional[_Union[ConsumerSelection, _Mapping]] = ..., offsets: _Optional[_Union[OffsetSelection, _Mapping]] = ..., times: _Optional[_Union[TimeSelection, _Mapping]] = ..., max_facts: _Optional[int] = ..., max_bytes: _Optional[int] = ..., carry_only: _Optional[_Iterable[str]] = ..., ages: _Optional[bool] = ..., hashers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FetchHead(_message.Message):
     __slots__ = ("log_id", "start", "end", "chain_head", "gaps", "gaps_token", "served_at_unix_ms", "gap_sets", "stream")

@@ -16,6 +16,7 @@ from bsfg.journey.link import Fetched, FetchRequest, Refusal
 from bsfg.model import Limits
 from bsfg.offload import by_size
 from bsfg.ports import Buffer, Confirmation, Frame, GapRecord, Result
+from bsfg.sealmark import SHA256_NAME
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.clientstreams import Appended, AppendStream, PutStream
 from bsfg.wire.connection import MESSAGE_BYTES, Connection, unreadable
@@ -30,7 +31,7 @@ from bsfg.wire.convert import (
     refusal_message,
 )
 from bsfg.wire.evidence import LogEvidence, evidence_of
-from bsfg.wire.frames import read_frame, read_head
+from bsfg.wire.frames import hashers_here, read_frame, read_head
 from bsfg.wire.objects import CHUNK_BYTES, description_message, read_download
 from bsfg.wire.service import ObjectInfo
 
@@ -78,7 +79,8 @@ class BoundaryClient:
             stream=stream, envelope=envelope_message(message.envelope), fact=fact_message(message.fact)
         )
         answer = await self.connection.call("AppendFact", request)
-        return AppendedFact(Result(answer.result), answer.offset, answer.message_id, answer.digest)
+        hasher = answer.hasher if answer.HasField("hasher") else SHA256_NAME
+        return AppendedFact(Result(answer.result), answer.offset, answer.message_id, answer.digest, hasher)
 
     async def append(self, stream: str, facts: FactBatch) -> Appended:
         """Append a batch over a stream that is kept open for the next one; concurrent calls are pipelined."""
@@ -151,6 +153,7 @@ class BoundaryClient:
             after=request.after,
             ages=True,
             sets=request.sets,
+            hashers=hashers_here(),
         )
         try:
             answer = await self._followed.ask(consumer, message, timeout_seconds=self._timeout(request.wait_seconds))
@@ -176,6 +179,7 @@ class BoundaryClient:
             max_bytes=request.max_bytes,
             carry_only=carry_only,
             ages=True,
+            hashers=hashers_here(),
         )
         head: pb.FetchFrame | None = None
         frames: list[Frame] = []
@@ -206,7 +210,7 @@ class BoundaryClient:
             first=first,
             end=end,
         )
-        request = pb.FetchFramesRequest(offsets=selection, max_facts=max_facts, carry_only=carry_only, ages=True)
+        request = _frames_request(max_facts, carry_only, offsets=selection)
         async for frame in self._frames(request):
             yield frame
 
@@ -227,7 +231,7 @@ class BoundaryClient:
             start_unix_ms=start_unix_ms,
             end_unix_ms=end_unix_ms,
         )
-        request = pb.FetchFramesRequest(times=selection, max_facts=max_facts, carry_only=carry_only, ages=True)
+        request = _frames_request(max_facts, carry_only, times=selection)
         async for frame in self._frames(request):
             yield frame
 
@@ -419,6 +423,11 @@ class _Room:
         self._parts -= 1 + len(answer.head.gaps)
         if self._bytes < 0 or self._parts < 0:
             raise FrameInvalid("the answer brings far more than was asked for")
+
+
+def _frames_request(max_facts: int, carry_only: Sequence[str], **selection: Any) -> pb.FetchFramesRequest:
+    options: dict[str, Any] = {"max_facts": max_facts, "carry_only": carry_only, "ages": True}
+    return pb.FetchFramesRequest(**selection, **options, hashers=hashers_here())
 
 
 async def _decoded(message: pb.FetchFrame) -> Frame:

@@ -13,6 +13,7 @@ from bsfg.batch import FactBatch
 from bsfg.clock import SystemClock
 from bsfg.offload import by_size
 from bsfg.ports import Frame, Gap, GapRecord, GapSet, Receipt
+from bsfg.sealmark import SHA256_NAME
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.connection import Connection
 from bsfg.wire.convert import gap_message, gap_set_message, refusal_of
@@ -26,12 +27,14 @@ from bsfg.wire.status import error_of
 class Appended:
     """What became of the facts of a frame; everything it names is durable.
 
-    ``digests`` has a row of 32 bytes per fact. ``message_ids`` is None where the ids are those that were sent.
+    ``digests`` has a row of 32 bytes per fact, all made by the function ``hasher``. ``message_ids`` is None where the
+    ids are those that were sent.
     """
 
     receipt: Receipt
     digests: np.ndarray
     message_ids: list[str] | None = None
+    hasher: str = SHA256_NAME
 
     def __len__(self) -> int:
         return len(self.receipt.offsets)
@@ -146,7 +149,8 @@ def _appended(ack: pb.AppendAck) -> Appended:
     if ack.HasField("error"):
         raise error_of(ack.error)
     receipt, digests = read_ack(ack)
-    return Appended(receipt, digests, list(ack.message_ids) or None)
+    hasher = ack.hasher if ack.HasField("hasher") else SHA256_NAME
+    return Appended(receipt, digests, list(ack.message_ids) or None, hasher)
 
 
 def _put(ack: pb.PutAck) -> PutOutcome:

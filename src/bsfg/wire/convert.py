@@ -15,6 +15,7 @@ from bsfg.jsonform import artifact_to_dict
 from bsfg.ports import Buffer, Confirmation, GapRecord, GapSet
 from bsfg.ranges import RangeSet
 from bsfg.retention import GapReason
+from bsfg.sealmark import SHA256_NAME
 from bsfg.wire import admin_pb2 as admin_pb
 from bsfg.wire import boundary_pb2 as pb
 
@@ -130,6 +131,7 @@ def entry_message(entry: Entry) -> pb.Entry:
         fact=fact_message(entry.message.fact),
         digest=entry.digest,
         origin=origin,
+        hasher=None if entry.hasher == SHA256_NAME else entry.hasher,
     )
 
 
@@ -141,7 +143,8 @@ def entry_of(found: pb.Entry) -> Entry:
         age_ms = told.age_ms if told.HasField("age_ms") else None
         origin = Origin(told.zone, told.offset, told.appended_at_unix_ms, age_ms)
     message = Message(envelope_of(found.envelope), fact_of(found.fact))
-    return Entry(found.offset, found.appended_at_unix_ms, message, found.digest, origin)
+    hasher = found.hasher if found.HasField("hasher") else SHA256_NAME
+    return Entry(found.offset, found.appended_at_unix_ms, message, found.digest, origin, hasher)
 
 
 def gap_message(gap: GapRecord) -> pb.GapRecord:

@@ -9,13 +9,16 @@ import numpy as np
 
 from bsfg.arrays import fixed_rows
 from bsfg.batch import EntryBatch, FactBatch
-from bsfg.errors import FrameInvalid
+from bsfg.errors import FrameInvalid, HasherUnknown
+from bsfg.hashing import known_hashers
 from bsfg.journey.append import AppendOutcome
 from bsfg.journey.link import Fetched
 from bsfg.model import DEFAULT_LIMITS, Limits
 from bsfg.offload import by_size
 from bsfg.ports import Frame, Receipt, Result
 from bsfg.schema import DIGEST_BYTES
+from bsfg.sealing import functions_of
+from bsfg.sealmark import SHA256_NAME
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.convert import gap_message, gap_of, gap_set_message, gap_set_of
 
@@ -40,6 +43,23 @@ def _parts_with_batch(message: Any, field: str, batch: FactBatch, *, ages: bool 
     parts = batch.to_ipc_parts() if ages or not isinstance(batch, EntryBatch) else batch.to_ageless_ipc_parts()
     tag = message.DESCRIPTOR.fields_by_name[field].number << 3 | 2
     return [message.SerializeToString(), _varint(tag), _varint(sum(map(len, parts))), *parts]
+
+
+def hashers_here() -> list[str]:
+    """Name the digest functions that this process can check beside SHA-256, as a request for frames says them."""
+    return [hasher.name for hasher in known_hashers() if hasher.name != SHA256_NAME]
+
+
+def check_hashers(frames: Sequence[Frame], request: pb.FetchRequest | pb.FetchFramesRequest) -> None:
+    """Raise `HasherUnknown` for frames with digests that the caller of a request did not say it can check."""
+    for frame in frames:
+        for name in functions_of(frame.entries) if frame.entries is not None else ():
+            if name != SHA256_NAME and name not in request.hashers:
+                raise HasherUnknown(
+                    f"the facts from offset {frame.first} on have digests by {name}, which the caller does not know",
+                    hasher=name,
+                    offset=frame.first,
+                )
 
 
 def frames_response(fetched: Fetched, *, ages: bool = True) -> bytes:
@@ -176,6 +196,8 @@ def ack_message(sequence: int, outcome: AppendOutcome, *, ids_derived: bool = Fa
     elif int(offsets[-1]) - ack.first_offset != count - 1:
         ack.offsets = offsets.astype(_INT64).tobytes()
     ack.digests = _packed_digests(facts)
+    if (hasher := outcome.hasher) != SHA256_NAME:
+        ack.hasher = hasher
     if ids_derived:
         ack.message_ids.extend(facts.values("message_id"))
     return ack

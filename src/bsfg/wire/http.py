@@ -356,7 +356,7 @@ def _appended(outcome: AppendOutcome) -> dict[str, Any]:
                 "result": each.result.name.lower(),
                 "offset": each.offset,
                 "message_id": each.message_id,
-                "digest": "sha256:" + each.digest.hex(),
+                "digest": each.digest_text,
             }
             for each in outcome.results()
         ],

@@ -70,7 +70,7 @@ class Terms:
 
 _REASON = {"reason": REASON_CHARACTERS_MAX}
 _REPORT = {"hold_detail": DETAIL_CHARACTERS_MAX, "reason": DETAIL_CHARACTERS_MAX}
-_ZONES = {"carry_only": 1_000}
+_FETCHED = {"carry_only": 1_000, "hashers": 32}
 _CONFIRMATION = {"ranges": 10_000, "refusals": 20_000}
 _GAPS = {"gaps": 10_000, "gap_sets": 10_000, "skips": 10_000}
 
@@ -95,9 +95,9 @@ def _page(name: str, asks: Asks = Asks.SESSION, message_bytes: int = 0, cost: Co
 _TABLE = (
     _boundary("AppendFact", "append", message_bytes=None, cost=Cost.BYTES),
     _boundary("AppendFacts", "append", message_bytes=None, cost=Cost.STREAM),
-    _boundary("FetchFacts", "fetch", cost=Cost.WAITS, most=_ZONES),
-    _boundary("FollowFacts", "fetch", cost=Cost.STREAM, most=_ZONES),
-    _boundary("FetchFrames", "fetch", "read", cost=Cost.STREAM, most=_ZONES),
+    _boundary("FetchFacts", "fetch", cost=Cost.WAITS, most=_FETCHED),
+    _boundary("FollowFacts", "fetch", cost=Cost.STREAM, most=_FETCHED),
+    _boundary("FetchFrames", "fetch", "read", cost=Cost.STREAM, most=_FETCHED),
     _boundary("GetFact", "read"),
     _boundary("GetEvidence", "read", cost=Cost.BYTES, most={"heads": 16}),
     _boundary("ConfirmReceipt", "confirm", message_bytes=CONFIRMATION_BYTES, most=_CONFIRMATION, fields=150_000),

@@ -12,6 +12,7 @@ from bsfg.journey.append import AppendOutcome
 from bsfg.journey.link import Fetched, FetchRequest, Refusal
 from bsfg.offload import THREAD_BYTES, by_size
 from bsfg.ports import Buffer, Confirmation, Result
+from bsfg.sealmark import SHA256_NAME
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.calls import Calls, Stream, Unary
 from bsfg.wire.convert import (
@@ -26,7 +27,7 @@ from bsfg.wire.convert import (
     single_fact,
 )
 from bsfg.wire.evidence import evidence_message, heads_of
-from bsfg.wire.frames import ack_message, frame_messages, frames_response, head_message
+from bsfg.wire.frames import ack_message, check_hashers, frame_messages, frames_response, head_message
 from bsfg.wire.incoming import Incoming
 from bsfg.wire.methods import BOUNDARY, BOUNDARY_SERVICE, snake
 from bsfg.wire.objects import download, upload
@@ -106,6 +107,7 @@ class BoundaryServicer:
         )
         async with self._calls.timeout(wanted.wait_seconds):
             fetched = await self._service.fetch(caller, request.consumer, wanted, _zones(request.carry_only))
+        check_hashers(fetched.frames, request)
         return await self._written(fetched, caller, partial(frames_response, ages=request.ages))
 
     async def _written(self, fetched: Fetched, caller: Caller, write: Callable[[Fetched], Written]) -> Written:
@@ -131,6 +133,7 @@ class BoundaryServicer:
             raise InvalidArgument("name a consumer, a range of offsets or a span of time")
         yield head_message(reading.head)
         async for frame in reading.frames:
+            check_hashers([frame], request)
             async for message in frame_messages(frame, max_bytes, ages=request.ages):
                 yield message
 
@@ -264,6 +267,7 @@ def append_response(outcome: AppendOutcome) -> pb.AppendResponse:
         chain_head=outcome.chain_head,
         appended_at_unix_ms=outcome.receipt.appended_at_unix_ms,
         message_id=appended.message_id,
+        hasher=None if appended.hasher == SHA256_NAME else appended.hasher,
     )
 
 

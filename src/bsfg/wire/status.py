@@ -42,6 +42,7 @@ STATUSES: dict[str, tuple[grpc.StatusCode, int]] = {
     "conflicting_duplicate": (Status.ALREADY_EXISTS, 409),
     "hash_collision": (Status.ALREADY_EXISTS, 409),
     "digest_mismatch": (Status.INVALID_ARGUMENT, 422),
+    "hasher_unknown": (Status.FAILED_PRECONDITION, 422),
     "artifact_missing": (Status.NOT_FOUND, 404),
     "artifact_conflict": (Status.ALREADY_EXISTS, 409),
     "artifact_too_large": (Status.INVALID_ARGUMENT, 413),

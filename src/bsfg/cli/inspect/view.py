@@ -52,7 +52,7 @@ def _folder(info: FolderInfo) -> Any:
     rows = {
         "size": size_text(info.size_bytes),
         "written by": writer,
-        "format": f"{info.format}, digests {info.hasher}",
+        "format": f"{info.format}, chained by {info.hasher}",
     }
     return pairs(info.folder, rows)
 

@@ -32,7 +32,7 @@ from bsfg.node.config.kinds import (
     list_of,
     one_of_or,
 )
-from bsfg.node.config.words import IdentityFrom, Role, TlsVersion, TokenRole
+from bsfg.node.config.words import HasherName, IdentityFrom, Role, TlsVersion, TokenRole
 from bsfg.ports import Buffer
 
 
@@ -65,6 +65,15 @@ class Zone:
         [],
         says='Envelope fields that are part of the id when message_ids = "semantic"; of labels also single ones.',
         example=["produced_at_unix_ms"],
+    )
+
+    hasher: HasherName = setting(
+        choice(HasherName),
+        "sha256",
+        says=(
+            "The function of the digests of this zone's facts, and of message ids that it derives: sha256, or blake3, "
+            "which needs the extra of that name here and wherever the facts are checked."
+        ),
     )
 
     @property

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
-from bsfg.errors import InvalidArgument, PolicyInvalid
+from bsfg.errors import HasherUnknown, InvalidArgument, PolicyInvalid
+from bsfg.hashing import hasher_named
 from bsfg.keys import WITH_FIELDS, MessageIds
 from bsfg.node.config.access import Identity, consumer_name
 from bsfg.node.config.declare import Problem
@@ -73,6 +74,11 @@ def _pulled_in_vain(config: ZoneConfig) -> Iterator[Problem]:
 
 
 def _zone(config: ZoneConfig) -> Iterator[Problem]:
+    try:
+        hasher_named(config.zone.hasher)
+    except HasherUnknown:
+        name = str(config.zone.hasher)
+        yield Problem(("zone", "hasher"), f"\"{name}\" needs the extra that brings it: pip install 'bsfg[{name}]'")
     ids, fields = config.zone.message_ids, config.zone.semantic_fields
     if ids in WITH_FIELDS and not fields:
         yield Problem(("zone", "message_ids"), f'"{ids}" needs semantic_fields, such as ["produced_at_unix_ms"]')

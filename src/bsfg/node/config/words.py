@@ -32,6 +32,13 @@ class IdentityFrom(StrEnum):
     SAN = "san"
 
 
+class HasherName(StrEnum):
+    """A digest function."""
+
+    SHA256 = "sha256"
+    BLAKE3 = "blake3"
+
+
 class Engine(StrEnum):
     """What moves the facts of a link."""
 

@@ -18,16 +18,14 @@ from bsfg.errors import (
     ArtifactMissing,
     BsfgError,
     DigestMismatch,
-    ForeignLog,
     FrameInvalid,
     InvalidArgument,
-    ZoneNotAllowed,
 )
 from bsfg.fact import ArtifactRef
 from bsfg.journey.artifacts import named_artifacts
 from bsfg.journey.flow import Turns
 from bsfg.journey.link import Fetched, FetchRequest, PeerLink, PeerPosition, Release
-from bsfg.journey.pull import Progress, Stored
+from bsfg.journey.pull import HOLDING, Progress, Stored
 from bsfg.journey.verify import Decision, LinkHeld, Put, check_history, check_order
 from bsfg.ports import Frame, Gap
 from bsfg.spark.replicate.plan import LinkPlan, StreamPlan
@@ -42,7 +40,7 @@ WINDOW_FRAMES = 8
 CONFIRM_EVERY_SECONDS = 0.1
 """A confirmation takes three calls from here to two nodes, where the native engine needs one."""
 
-_HOLDING: dict[str, type[BsfgError]] = {each.code: each for each in (ForeignLog, FrameInvalid, ZoneNotAllowed)}
+_HOLDING: dict[str, type[BsfgError]] = {each.code: each for each in HOLDING}
 
 
 @dataclass(slots=True)

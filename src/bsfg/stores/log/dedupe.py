@@ -1,7 +1,8 @@
 """Deciding for each fact of a batch whether it is new, a repeat or a conflict.
 
 Nearly all batches are wholly new, and that is settled by the index alone. Only candidates are compared: first the key,
-then the digest, then, while they are retained, the bytes.
+then the digest, then, while they are retained, the bytes. Digests by different functions say nothing about each other:
+where they differ, the body at hand is held against the stored digest by every function that is known.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import pyarrow.compute as pc
 
 from bsfg.arrays import fixed_rows
 from bsfg.batch import FactBatch
+from bsfg.hashing import is_digest_of
 from bsfg.ports import Result
+from bsfg.sealing import bodies, functions_of
 from bsfg.stores.log.index import KeyIndex
 
 Fetch = Callable[[np.ndarray], tuple[FactBatch, np.ndarray, np.ndarray]]
@@ -68,6 +71,10 @@ def _against_stored(batch: FactBatch, rows: np.ndarray, offsets: np.ndarray, fet
     mine = batch.take(rows)
     same_key = _equal(mine, stored, "from_zone") & _equal(mine, stored, "message_id")
     same_digest = (fixed_rows(mine.column("digest")) == fixed_rows(stored.column("digest"))).all(axis=1)
+    differing = np.flatnonzero(same_key & ~same_digest)
+    if len(differing):
+        pairs = zip(stored.take(differing).digests(), bodies(mine.take(differing)), strict=True)
+        same_digest[differing] = [is_digest_of(digest, body) for digest, body in pairs]
     same_bytes = np.ones(len(rows), dtype=bool)
     for name in _BYTES:
         same_bytes &= _equal(mine, stored, name)
@@ -106,17 +113,18 @@ def _against_batch(batch: FactBatch, order: np.ndarray, ranked: np.ndarray, verd
         return
     part = batch.take(rows)
     zones, ids = part.column("from_zone").to_pylist(), part.column("message_id").to_pylist()
-    digests = part.digests()
-    bodies = list(zip(*(part.column(name).to_pylist() for name in _BYTES), strict=True))
+    digests, functions, contents = part.digests(), functions_of(part), bodies(part)
+    functions = functions if len(functions) > 1 else functions * len(part)
     first: dict[tuple[str, str], int] = {}
     for at, row in enumerate(rows.tolist()):
         earlier = first.setdefault((zones[at], ids[at]), at)
         if earlier == at:
             continue
         verdict.repeats_of[row] = int(rows[earlier])
-        if digests[earlier] == digests[at] and bodies[earlier] == bodies[at]:
+        same_function, same_body = functions[earlier] == functions[at], contents[earlier] == contents[at]
+        if same_body and (digests[earlier] == digests[at] or not same_function):
             verdict.results[row] = Result.ALREADY_EXISTS
             continue
         verdict.results[row] = Result.CONFLICT
-        if digests[earlier] == digests[at]:
+        if same_function and digests[earlier] == digests[at]:
             verdict.collisions.add(row)

@@ -11,7 +11,9 @@ import pytest
 from bsfg.batch import FactBatch
 from bsfg.errors import InvalidArgument
 from bsfg.fact import Message
+from bsfg.hashing import Hasher, hasher_named
 from bsfg.ports import Buffer, Receipt, Result
+from bsfg.sealing import digest_mismatches
 from bsfg.testing.clock import START_UNIX_MS
 from bsfg.testing.conformance.case import Lane, Rig, StorageCase, scenario
 from bsfg.testing.facts import WeakHasher, altered, batch, message, messages, sealed
@@ -27,6 +29,11 @@ def rows(receipt: Receipt) -> list[tuple[int, int]]:
 def all_rows(result: int, first: int, count: int) -> list[tuple[int, int]]:
     """Give the pairs of a receipt with one result and consecutive offsets."""
     return [(result, offset) for offset in range(first, first + count)]
+
+
+def two_functions() -> tuple[Hasher, Hasher]:
+    """Give two digest functions; the second one needs the extra blake3."""
+    return hasher_named("sha256"), hasher_named("blake3")
 
 
 class WritingContract(StorageCase):
@@ -155,6 +162,39 @@ class WritingContract(StorageCase):
             ]
             assert [one.facts.to_messages()[0].fact.value() for one in aside] == [12, 34]
             assert rows(await lane.write_messages([message("b", 22)], hasher=hasher)) == [(ALREADY_EXISTS, 1)]
+
+    @scenario
+    async def test_facts_of_several_functions_live_side_by_side(self, rig: Rig) -> None:
+        """A zone may change its digest function, and relay facts of zones with another: each keeps its own digest."""
+        lane, functions = await rig.lane(), two_functions()
+        for at in range(6):
+            await lane.write(sealed(messages(3, first=3 * at), hasher=functions[at % 2]))
+        async for lane in rig.across_restart():
+            found = await lane.entries()
+            assert [entry.message for entry in found] == messages(18)
+            assert [entry.hasher for entry in found] == [functions[at // 3 % 2].name for at in range(18)]
+            for frame in await lane.frames():
+                assert frame.entries is not None
+                assert len(digest_mismatches(frame.entries)) == 0
+
+    @scenario
+    async def test_one_fact_by_two_functions_is_one_entry(self, rig: Rig) -> None:
+        """The digests differ and the fact is the same: a repeat, also when only its key is left, and in one batch."""
+        lane = await rig.lane()
+        one, other = two_functions()
+        await lane.write(sealed(messages(4), hasher=one))
+        both = FactBatch.concat([sealed(messages(1, first=4), hasher=hasher) for hasher in (other, one)])
+        assert rows(await lane.write(both)) == [(INSERTED, 4), (ALREADY_EXISTS, 4)]
+        await lane.create_reader()
+        await lane.confirm()
+        await lane.buffer.truncate_before(2)
+        async for lane in rig.across_restart():
+            assert rows(await lane.write(sealed(messages(4), hasher=other))) == all_rows(ALREADY_EXISTS, 0, 4)
+            assert rows(await lane.write(sealed(messages(1, first=4), hasher=one))) == [(ALREADY_EXISTS, 4)]
+            assert rows(await lane.write(sealed(altered(messages(5)), hasher=other))) == all_rows(CONFLICT, 0, 5)
+            apart = FactBatch.concat([sealed(facts, hasher=other) for facts in (messages(1), altered(messages(1)))])
+            assert rows(await lane.write(apart)) == [(ALREADY_EXISTS, 0), (CONFLICT, 0)]
+        assert {one.reason for one in await lane.buffer.quarantine()} <= {"conflict"}
 
     @scenario
     async def test_an_unsealed_batch_is_refused(self, rig: Rig) -> None:
