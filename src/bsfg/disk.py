@@ -24,6 +24,20 @@ from bsfg.errors import (
 )
 
 
+class Access:
+    """Who may look into the folders and files that this process makes for a zone: its own account, or its group too."""
+
+    def __init__(self) -> None:
+        self.file_mode, self.folder_mode = 0o600, 0o700
+
+    def let_group_read(self) -> None:
+        """Let the group read what is made from now on: readers that have an account of their own."""
+        self.file_mode, self.folder_mode = 0o640, 0o750
+
+
+ACCESS = Access()
+
+
 class SyncFailed(OSError):
     """A sync that failed: nobody can know what of it is on the disk, and a second sync would not tell either.
 
@@ -145,11 +159,11 @@ class SpareDescriptors:
                     self._held.append(os.open(os.devnull, os.O_RDONLY))
                 self.short = False
 
-    def open(self, path: Path, flags: int, mode: int = 0o640) -> int:
+    def open(self, path: Path, flags: int, mode: int | None = None) -> int:
         """Open a file, with one of ours when there is no other descriptor."""
         while True:
             try:
-                return os.open(path, flags, mode)
+                return os.open(path, flags, ACCESS.file_mode if mode is None else mode)
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._let_one_go():
                     raise
@@ -186,6 +200,12 @@ def sync_folder(path: Path) -> None:
         SPARES.close(fd)
 
 
+def make_folder(path: Path, mode: int | None = None) -> None:
+    """Make a folder and the parents that it lacks, for those who may look into a zone's data and nobody else."""
+    for folder in reversed([each for each in (path, *path.parents) if not each.exists()]):
+        folder.mkdir(mode=ACCESS.folder_mode if mode is None else mode, exist_ok=True)
+
+
 def locked(path: Path) -> Callable[[], None]:
     """Become the one writer of the folder around a file; give the function that ends it, or raise `FolderLocked`.
 
@@ -194,12 +214,12 @@ def locked(path: Path) -> Callable[[], None]:
     when the process ends, however it ends.
     """
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o640)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, ACCESS.file_mode)
     except OSError as error:
         if not (is_folder(error) or path.is_symlink()):
             raise
         _move_away(path)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o640)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, ACCESS.file_mode)
     folder = -1
     try:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)

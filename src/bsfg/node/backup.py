@@ -166,7 +166,7 @@ def back_up(
 def _make(partial: Path) -> None:
     """Make the folder that becomes the backup; one that is there already is somebody else's."""
     try:
-        partial.mkdir(parents=True, mode=0o750)
+        partial.mkdir(parents=True, mode=0o700)
     except FileExistsError:
         hint = "Another backup is being made, or one was interrupted; then remove it."
         raise FileExists(f"{partial} is already there", hint=hint) from None

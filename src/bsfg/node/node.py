@@ -13,6 +13,7 @@ import structlog
 
 import bsfg
 from bsfg.clock import SystemClock
+from bsfg.disk import ACCESS
 from bsfg.errors import BsfgError, ForeignLog, FrameInvalid, StreamUnavailable
 from bsfg.gate import Gate, Mode
 from bsfg.journey.recover import recover
@@ -100,6 +101,8 @@ class Node:
             log.warning("configuration_doubtful", key=doubt.key, problem=doubt.says)
         watched = self._watched()
         metrics = Metrics()
+        if config.storage.group_reads:
+            ACCESS.let_group_read()
         storage = await LogStorage.open(
             config.data_folder,
             clock=self.clock,

@@ -256,7 +256,7 @@ class _Restore:
             artifacts = data / place.artifacts.relative_to(place.data)
         with ExitStack() as undo:
             undo.callback(clear_away, data)
-            data.mkdir(parents=True, mode=0o750)
+            data.mkdir(parents=True, mode=0o700)
             files = DiskFiles(data)
             copy_folder(self._data, files, copied=self._meter)
             if not inside:

@@ -56,7 +56,7 @@ def salvage(source: Path, target: Path, artifacts: Path | None, now_unix_ms: int
     try:
         with without_writer(source):
             try:
-                staging.mkdir(parents=True, mode=0o750)
+                staging.mkdir(parents=True, mode=0o700)
                 result = _salvage(source, artifacts or source / ARTIFACTS, staging, now_unix_ms, progress)
                 if target.exists():
                     target.rmdir()

@@ -32,6 +32,7 @@ def folder(subject: Subject) -> Iterator[Finding]:
     if not os.access(path, os.W_OK):
         do = "Give it to the user that runs the node (chown), or run this check as that user."
         yield _says.problem(f"{path} cannot be written by this user", do)
+    yield from _readers(path, group_reads=subject.config.storage.group_reads)
     if not os.listdir(path):
         yield _says.ok(f"{path} is empty; the node fills it when it first starts")
         return
@@ -43,6 +44,15 @@ def folder(subject: Subject) -> Iterator[Finding]:
     yield _writer(subject)
     yield from _whole(info, path)
     yield from _fits(subject, info)
+
+
+def _readers(path: Path, *, group_reads: bool) -> Iterator[Finding]:
+    """Look whether others than the node's account can look into the folder, which earlier versions let them."""
+    mode = path.stat().st_mode
+    wanted = 0o750 if group_reads else 0o700
+    if mode & 0o777 & ~wanted & 0o077:
+        who = "everybody on this machine" if mode & 0o007 else "its group"
+        yield _says.warning(f"{path} can be looked into by {who}", f"chmod {wanted:o} {path}")
 
 
 def _new(path: Path) -> Finding:

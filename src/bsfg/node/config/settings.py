@@ -86,6 +86,12 @@ class StorageTable:
         "64MiB",
         says="Space that is taken for nothing, and given to confirmations and truncation when the disk is full.",
     )
+    group_reads: bool = setting(
+        FLAG,
+        False,
+        says="Whether the group of the node's account may read what the node stores, such as a reader of its own "
+        "account; else nobody but the node's account may.",
+    )
     scrub: bool = setting(FLAG, True, says="Whether the node re-reads old files and raises an alert when they decay.")
     scrub_period_seconds: float = setting(DURATION, "7d", says="How often everything is re-read.")
     scrub_rate_bytes: int = setting(SIZE, "4MiB", says="The most that is re-read in a second.")

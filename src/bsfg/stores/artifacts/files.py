@@ -16,7 +16,7 @@ from typing import Protocol
 
 from bsfg import disk
 from bsfg.artifacts import Bytes
-from bsfg.disk import SPARES, SyncFailed, is_folder, locked, sync_folder
+from bsfg.disk import SPARES, SyncFailed, is_folder, locked, make_folder, sync_folder
 from bsfg.errors import BsfgError
 
 
@@ -213,7 +213,7 @@ class DiskFiles:
     def prepare(self) -> None:
         """Make the folder and sync the parents of everything that was made."""
         missing = [folder for folder in (self.root, *self.root.parents) if not folder.exists()]
-        self.root.mkdir(parents=True, exist_ok=True, mode=0o750)
+        make_folder(self.root)
         for folder in reversed(missing):
             sync_folder(folder.parent)
 
@@ -258,7 +258,7 @@ class DiskFiles:
 
     def make_folder(self, path: str) -> None:
         """Make a folder and its parents."""
-        (self.root / path).mkdir(parents=True, exist_ok=True, mode=0o750)
+        make_folder(self.root / path)
 
     def rename(self, old: str, new: str) -> None:
         """Rename a file."""

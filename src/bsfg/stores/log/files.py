@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from bsfg.disk import IDLE, SPARES, SyncFailed, is_refusal, locked, sync_folder, translated
+from bsfg.disk import IDLE, SPARES, SyncFailed, is_refusal, locked, make_folder, sync_folder, translated
 
 __all__ = [
     "Bytes",
@@ -237,7 +237,7 @@ class DiskFile:
 class DiskSlot:
     """A small file that is written in place: a full or failing disk is an error, where a map would end the process."""
 
-    def __init__(self, path: Path, size_bytes: int, mode: int = 0o640) -> None:
+    def __init__(self, path: Path, size_bytes: int, mode: int | None = None) -> None:
         self._path, self._mode = path, mode
         fd = SPARES.open(path, os.O_RDWR | os.O_CREAT, mode)
         try:
@@ -270,8 +270,8 @@ class DiskFiles:
     def _at(self, path: str) -> Path:
         return self.root / path
 
-    def _mode(self, path: str) -> int:
-        return 0o600 if path.startswith(f"{PRIVATE}/") else 0o640
+    def _mode(self, path: str) -> int | None:
+        return 0o600 if path.startswith(f"{PRIVATE}/") else None
 
     def create(self, path: str) -> DiskFile:
         """Make a new, empty file."""
@@ -322,8 +322,7 @@ class DiskFiles:
 
     def make_folder(self, path: str) -> None:
         """Make a folder and its parents."""
-        mode = 0o700 if path.partition("/")[0] == PRIVATE else 0o777
-        self._at(path).mkdir(mode, parents=True, exist_ok=True)
+        make_folder(self._at(path), 0o700 if path.partition("/")[0] == PRIVATE else None)
 
     def rename(self, old: str, new: str) -> None:
         """Rename a file."""
