@@ -21,7 +21,7 @@ from bsfg.wire.methods import BOUNDARY, BOUNDARY_SERVICE
 from bsfg.wire.status import ERROR_METADATA
 from bsfg.wire.tls import Watched, grpc_server_credentials
 
-Answers = Iterable[pb.FetchFrame]
+Answers = Iterable[pb.FetchFrame | bytes]
 
 
 def entries_of(
@@ -76,26 +76,26 @@ class Liar:
     async def __aexit__(self, *exc_info: object) -> None:
         await self._server.stop(0)
 
-    # On the wire one request is a stream of one.
+    # On the wire one request is a stream of one, and handlers get its bytes.
 
-    async def _fetch(self, requests: AsyncIterator[pb.FetchFramesRequest], context: Any) -> AsyncIterator[Any]:
-        request = await anext(aiter(requests))
+    async def _fetch(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+        request = pb.FetchFramesRequest.FromString(await anext(aiter(requests)))
         self.fetches += 1
         for answer in self.answer(request):
-            self.sent += answer.ByteSize()
+            self.sent += len(answer) if isinstance(answer, bytes) else answer.ByteSize()
             yield answer
             await asyncio.sleep(0)
 
-    async def _confirm(self, requests: AsyncIterator[pb.ConfirmRequest], context: Any) -> pb.ConfirmResponse:
-        request = await anext(aiter(requests))
+    async def _confirm(self, requests: AsyncIterator[bytes], context: Any) -> pb.ConfirmResponse:
+        request = pb.ConfirmRequest.FromString(await anext(aiter(requests)))
         if self.refuse_confirm is not None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "", ((ERROR_METADATA, self.refuse_confirm),))
         self.confirmed.append(request.through)
         self.refusals += request.refusals
         return pb.ConfirmResponse(cursor_advanced_to=request.through)
 
-    async def _get_object(self, requests: AsyncIterator[pb.GetObjectRequest], context: Any) -> AsyncIterator[Any]:
-        request = await anext(aiter(requests))
+    async def _get_object(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+        request = pb.GetObjectRequest.FromString(await anext(aiter(requests)))
         if self.object is None:
             await asyncio.Event().wait()
             return

@@ -168,6 +168,16 @@ async def test_lies_hold_the_link(victim: Victim) -> None:
     await victim.goes_on()
 
 
+async def test_an_answer_of_millions_of_fields(victim: Victim) -> None:
+    """12 MiB in which every other byte is a field are given up before they become objects, and hold the link."""
+    for bomb in (b"\x32\x00", b"\x08\x00", b"\x1a\x00"):
+        async with lying(victim, lambda log_id, bomb=bomb: [bomb * (6 << 20)]):  # type: ignore[misc]
+            await victim.held("frame_invalid")
+        assert rss_bytes(victim.enterprise.pid or 0) < 300 << 20
+        await victim.release()
+    await victim.goes_on()
+
+
 async def test_length_of_four_gigabytes(victim: Victim) -> None:
     """A message that claims 4 GiB is refused before anything is allocated for it, and holds the link."""
     async with RawServer(victim.plant, b"\x00\xff\xff\xff\xff" + b"\x00" * 1000) as raw:

@@ -147,13 +147,16 @@ streams = ["*"]
 
     # Its process.
 
-    def start(self, *, by_command: bool = False) -> None:
-        """Start the node and wait until it serves; ``by_command`` runs `bsfg node` as a person would."""
+    def start(self, *, by_command: bool = False, descriptors: int | None = None) -> None:
+        """Start the node and wait until it serves; ``by_command`` runs `bsfg node` as a person would.
+
+        With ``descriptors`` the system allows it so many and no more.
+        """
         assert self.pid is None, f"{self.name} runs already"
         self.starts += 1
         ready = self.folder / f"ready-{self.starts}"
-        if by_command:
-            self.pid = self._run_command(ready.name)
+        if by_command or descriptors is not None:
+            self.pid = self._run_command(ready.name, descriptors)
         else:
             self.pid = nursery().start(self.folder, self.log_path, ready.name)
         deadline = time.monotonic() + READY_SECONDS
@@ -162,10 +165,11 @@ streams = ["*"]
             assert time.monotonic() < deadline, "the node did not start"
             time.sleep(0.01)
 
-    def _run_command(self, ready: str) -> int:
+    def _run_command(self, ready: str, descriptors: int | None = None) -> int:
+        limited = ["sh", "-c", f'ulimit -n {descriptors} && exec "$@"', "sh"] if descriptors is not None else []
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "bsfg.cli", "node", "-c", "zone.toml", "--ready-file", ready],
+                [*limited, sys.executable, "-m", "bsfg.cli", "node", "-c", "zone.toml", "--ready-file", ready],
                 cwd=self.folder,
                 stdout=log,
                 stderr=log,

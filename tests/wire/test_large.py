@@ -15,7 +15,7 @@ from bsfg.retention import GapReason
 from bsfg.testing.facts import messages, sealed
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.frames import frames_response, read_frame, read_head
-from bsfg.wire.large import LARGE_BYTES, Large, LargeResponse, read_response, reader_of
+from bsfg.wire.large import LARGE_BYTES, Large, LargeResponse, read_of_peer, read_response, reader_of
 
 BATCH = b"x" * (LARGE_BYTES + 1)
 GAP = pb.GapRecord(first=1, last=2, reason="expired")
@@ -115,3 +115,47 @@ def test_large_responses_without_frames() -> None:
     """A response with many entries and no frames is protobuf's alone."""
     response = pb.FetchResponse(log_id="x" * 2 * LARGE_BYTES, end=5)
     assert read_response(response.SerializeToString()) == response
+
+
+def _bomb(number: int, size_bytes: int) -> bytes:
+    return bytes([number << 3 | 2, 0]) * (size_bytes // 2)
+
+
+def _inside(number: int, data: bytes) -> bytes:
+    """Give a field that holds some bytes."""
+    size, length = bytearray(), len(data)
+    while length > 0x7F:
+        size.append(length & 0x7F | 0x80)
+        length >>= 7
+    return bytes([number << 3 | 2]) + bytes(size) + bytes([length]) + data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        _bomb(1, 8 << 20),
+        _bomb(8, 8 << 20),
+        _inside(1, _inside(3, _bomb(7, 8 << 20))),
+        _inside(8, _inside(3, _bomb(5, 8 << 20))),
+        _inside(8, _inside(4, b"x" * LARGE_BYTES)) + _bomb(2, 8 << 20),
+        _inside(8, _inside(4, b"x" * LARGE_BYTES) + _bomb(6, 8 << 20)),
+        b"\x18\x00" * (4 << 20),
+        b"\xff" * (1 << 20),
+    ],
+)
+def test_an_answer_of_many_fields_is_none(data: bytes) -> None:
+    """Whatever a hostile peer fills an answer with, it is given up before it becomes objects."""
+    assert read_of_peer(pb.FetchResponse)(data) is None
+    assert read_of_peer(pb.FetchResponse)(b"\xff\xff") is None
+
+
+@given(st.integers(0, 40), st.integers(0, 2_000))
+@settings(max_examples=20, deadline=None)
+def test_an_honest_answer_is_read_with_care_too(frames: int, gaps: int) -> None:
+    """Answers with many frames, gaps and large batches are read as they are."""
+    head = pb.FetchFrame(head=pb.FetchHead(gaps=[GAP] * gaps, log_id="x"))
+    parts = [pb.FetchFrame(first=at, last=at, entries=BATCH) for at in range(frames)]
+    data = pb.FetchResponse(frames=[head, *parts]).SerializeToString()
+    found = read_of_peer(pb.FetchResponse)(data)
+    assert [bytes(each.entries) for each in found.frames] == [each.entries for each in (head, *parts)]
+    assert len(found.frames[0].head.gaps) == gaps

@@ -50,7 +50,7 @@ EVENTS: dict[str, str] = {
     "quarantine_dropped": "An operator gave up a quarantined fact.",
     "quarantine_retried": "An operator had a quarantined fact put again.",
     "request_failed": "A request failed for a reason that nobody expected; this is a defect.",
-    "request_refused": "A caller asked for what it may not: the audit record of a refusal.",
+    "request_refused": "A caller asked for what it may not; five of a kind in a minute, `left_out` counts the rest.",
     "scrub_failed": "Old files could not be re-read for a reason that is no damage; it is tried again.",
     "signed_in": "Somebody signed in to the dashboard with a token.",
     "signed_out": "Somebody signed out of the dashboard.",

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from bsfg.node.native import NativeHandoff, StreamPull, rules_of
 from bsfg.node.parts import Parts, Settings
 from bsfg.node.reach import Reach
 from bsfg.node.reload import Reload, digest_of, trust_of
+from bsfg.node.repeats import Repeats
 from bsfg.node.scrub import Pace, Scrub
 from bsfg.node.service import NodeService
 from bsfg.node.state import NodeState
@@ -50,7 +52,7 @@ from bsfg.stores.log.trailfile import FILE_BYTES, Keeping, TrailWriter
 from bsfg.stores.log.writer import LogOptions
 from bsfg.trail import NODE, REFUSED, STRANGER, TrailEvent
 from bsfg.wire.client import BoundaryClient, ClientLink
-from bsfg.wire.connection import Connection
+from bsfg.wire.connection import PEER_MESSAGE_BYTES, Connection
 from bsfg.wire.listeners import Listeners
 from bsfg.wire.peer import PeerNames
 from bsfg.wire.service import Caller, GateView
@@ -207,10 +209,18 @@ class Node:
             self._reload.ask()
 
     def _audit(self, metrics: Metrics) -> Callable[[Decision, Caller], None]:
+        repeats = Repeats(self.clock)
+
         def audit(decision: Decision, caller: Caller) -> None:
             known = decision.identity in self.parts.guard.matrix.identities or decision.identity.startswith("token:")
             self.trail.refused(decision, caller, known=known)
             metrics.refusals.labels(str(decision.rule)).inc()
+            kind = (decision.identity, str(decision.rule), str(decision.request.action))
+            repeats.tell(kind, partial(written, decision, caller))
+            text = f"{decision.identity} was refused by the rule {decision.rule}: {decision.request.action}"
+            self.alerts.event("identity_refused", decision.identity[:200], f"{text}, from {caller.address}"[:500])
+
+        def written(decision: Decision, caller: Caller, left_out: int) -> None:
             log.warning(
                 "request_refused",
                 identity=decision.identity,
@@ -221,9 +231,8 @@ class Node:
                 consumer=decision.request.consumer,
                 caller=str(caller.address),
                 code=decision.error.code if decision.error else None,
+                **({"left_out": left_out} if left_out else {}),
             )
-            text = f"{decision.identity} was refused by the rule {decision.rule}: {decision.request.action}"
-            self.alerts.event("identity_refused", decision.identity[:200], f"{text}, from {caller.address}"[:500])
 
         return audit
 
@@ -358,6 +367,9 @@ class Node:
             str(link.address),
             watched=watched,
             server_name=link.expected_server if watched is not None else None,
+            # A peer that allows larger facts than this zone does is told so by the rules of the link.
+            message_bytes=PEER_MESSAGE_BYTES + self.parts.settings.limits.message_bytes,
+            to_peer=True,
             request_timeout_seconds=link.request_timeout_seconds,
         )
         client = BoundaryClient(connection)

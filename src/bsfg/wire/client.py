@@ -38,6 +38,8 @@ from bsfg.wire.service import ObjectInfo
 WAIT_MARGIN_SECONDS = 5.0
 """How much longer than the wait that it asks for a fetch may take."""
 
+REFUSALS_AT_ONCE = 5_000
+
 ANSWER_PARTS = 10_000
 """How many gap records an answer may hold beside what its facts need."""
 
@@ -265,6 +267,12 @@ class BoundaryClient:
 
         Who does it ``again_and_again`` keeps a call open for it, which takes one of his places at the node meanwhile.
         """
+        while len(refusals) > REFUSALS_AT_ONCE and confirmation.through is not None:
+            # What is confirmed up to a refusal may be told before the rest; a node takes so many at once.
+            refusals = sorted(refusals, key=lambda each: each.first)
+            part, refusals = refusals[:REFUSALS_AT_ONCE], refusals[REFUSALS_AT_ONCE:]
+            before = replace(confirmation, through=min(confirmation.through, part[-1].last), ranges=(), peer_head=None)
+            await self.confirm(consumer, before, part, again_and_again=again_and_again)
         request = confirm_request(consumer, confirmation)
         request.refusals.extend(refusal_message(refusal) for refusal in refusals)
         if again_and_again:

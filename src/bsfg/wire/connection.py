@@ -17,6 +17,9 @@ from bsfg.wire.status import from_rpc_error
 from bsfg.wire.tls import Watched, grpc_channel_credentials, grpc_channel_options
 
 MESSAGE_BYTES = 64 << 20
+PEER_MESSAGE_BYTES = 16 << 20
+"""What a node of another zone may send in one message; its frames have 4 MiB and one fact at most."""
+
 REQUEST_TIMEOUT_SECONDS = 30.0
 OLD_CHANNEL_SECONDS = 120.0
 """How long calls that were under way when the certificate changed may go on."""
@@ -54,7 +57,7 @@ class Connection:
     """The way to one node.
 
     Without ``watched`` files it is plaintext, which nodes accept on loopback only. ``server_name`` is the name that
-    the node's certificate must carry.
+    the node's certificate must carry. Answers of a node of another zone (``to_peer``) are read with care.
     """
 
     def __init__(
@@ -64,13 +67,14 @@ class Connection:
         watched: Watched | None = None,
         server_name: str | None = None,
         message_bytes: int = MESSAGE_BYTES,
+        to_peer: bool = False,
         request_timeout_seconds: float = REQUEST_TIMEOUT_SECONDS,
     ) -> None:
         self.address = address
         self.request_timeout_seconds = request_timeout_seconds
         self._watched, self._server_name = watched, server_name
         self._server_certificate: bytes | None = None
-        self._options = channel_options(message_bytes)
+        self._options, self._to_peer = channel_options(message_bytes), to_peer
         self._channel: grpc.aio.Channel | None = None
         self._callables: dict[str, Any] = {}
         self._health: Any = None
@@ -83,7 +87,10 @@ class Connection:
         """Make a call with one request and one answer; raises only `BsfgError`."""
         timeout = self.request_timeout_seconds if timeout_seconds is None else timeout_seconds
         with self.telling():
-            return await self.method(name)(request, timeout=timeout)
+            answer = await self.method(name)(request, timeout=timeout)
+        if answer is None:
+            raise unreadable(self)
+        return answer
 
     async def check_health(self) -> bool:
         """Ask the node whether it serves: the cheapest call there is, which also opens the connection."""
@@ -100,7 +107,7 @@ class Connection:
         found = self._callables.get(name)
         if found is None:
             assert self._channel is not None
-            found = self._callables[name] = _METHODS[name].callable(self._channel)
+            found = self._callables[name] = _METHODS[name].callable(self._channel, of_peer=self._to_peer)
         return found
 
     def stream(self, name: str, *requests: Any) -> Any:

@@ -11,12 +11,14 @@ import grpc
 from bsfg.errors import PeerUnreachable
 from bsfg.wire.admin import AdminServicer
 from bsfg.wire.calls import Calls
+from bsfg.wire.connections import connections_allowed
 from bsfg.wire.limits import SLEEPERS_MAX, STRANGERS, Admission, WireLimits
 from bsfg.wire.server import BoundaryServicer
 from bsfg.wire.service import AdminService, BoundaryService
 from bsfg.wire.tools import Health, Reflection
 
 METADATA_BYTES_MAX = 8 << 10
+WINDOW_BYTES = 256 << 10
 
 
 def server_options(limits: WireLimits) -> list[tuple[str, int]]:
@@ -32,6 +34,10 @@ def server_options(limits: WireLimits) -> list[tuple[str, int]]:
         ("grpc.max_metadata_size", METADATA_BYTES_MAX),
         ("grpc.absolute_max_metadata_size", 2 * METADATA_BYTES_MAX),
         ("grpc.max_concurrent_streams", limits.concurrent_per_identity),
+        ("grpc.max_allowed_incoming_connections", connections_allowed(limits)),
+        # A call whose messages are not read takes so much and no more, however fast its line is.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
         ("grpc.server_handshake_timeout_ms", int(limits.handshake_timeout_seconds * 1000)),
         ("grpc.max_connection_idle_ms", 5 * idle_ms),
         # Calls that are under way go on; callers make new ones over a new connection, with a new handshake.

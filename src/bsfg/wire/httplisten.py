@@ -14,6 +14,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from bsfg.errors import PeerUnreachable
+from bsfg.wire.connections import Listening, connections_allowed
 from bsfg.wire.fence import NOSNIFF
 from bsfg.wire.handshakes import Handshakes, ObservedTls
 from bsfg.wire.limits import WireLimits
@@ -31,9 +32,6 @@ class BoundedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Read the caller's certificate and start to wait for his first request."""
         super().connection_made(transport)
-        if len(self.connections) > self.limits.connections:
-            transport.abort()
-            return
         names = names_in_ssl_object(transport.get_extra_info("ssl_object"))
         ends = self.loop.time() + self.limits.connection_age_seconds
         self.app_state = {**self.app_state, "peer": names, "abort": transport.abort, "ends": ends}
@@ -141,6 +139,7 @@ class HttpListener:
             timeout_graceful_shutdown=5,
         )
         self._server = _Server(config, context, limits, handshakes or Handshakes())
+        self._limits = limits
         self._task: asyncio.Task[None] | None = None
         self.port = 0
 
@@ -154,6 +153,7 @@ class HttpListener:
                 f"cannot listen on {host}:{port}: {error.strerror}",
                 hint="Stop what uses the port, or configure another one.",
             ) from None
+        listening = Listening(listening, connections_allowed(self._limits))
         listening.setblocking(False)
         self.port = listening.getsockname()[1]
         self._task = asyncio.create_task(self._server.serve([listening]))

@@ -20,6 +20,9 @@ LARGE_BYTES = 16 << 10
 COUNTED_BYTES = 64 << 10
 """The fields of larger messages are counted before they are read."""
 
+ANSWER_FIELDS_MAX, ANSWER_REST_BYTES = 70_000, 4 << 20
+"""What an answer of a peer may have beside its batches."""
+
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 # What has more fields than this is not mostly a batch, and protobuf walks over them a hundred times as fast.
 _FIELDS_MAX, _FRAMES_MAX = 64, 1024
@@ -87,6 +90,48 @@ def read_bounded(message_type: Any, data: bytes, max_fields: int) -> Any:
         return reader_of(message_type)(data)
     except DecodeError:
         raise FrameInvalid(f"the message is no {message_type.DESCRIPTOR.name}") from None
+
+
+def read_of_peer(message_type: Any) -> Callable[[bytes], Any | None]:
+    """Give the function that reads what a peer answers, who may mean no good; None is for what cannot be read.
+
+    It makes no objects but those of a few fields, however large the answer is. Whoever asks a peer asks for frames, so
+    an answer in which anything else is large is none.
+    """
+
+    def read(data: bytes) -> Any | None:
+        try:
+            if len(data) > COUNTED_BYTES:
+                _check_answer(message_type, memoryview(data))
+            return reader_of(message_type)(data)
+        except (DecodeError, FrameInvalid):
+            return None
+
+    return read
+
+
+def _check_answer(message_type: Any, data: memoryview) -> None:
+    """Raise `FrameInvalid` unless an answer is mostly frames with batches, or has few fields."""
+    left = ANSWER_FIELDS_MAX
+    inside = [(data, message_type)]
+    while inside:
+        part, kind = inside.pop()
+        batch = _BATCHES.get(kind)
+        number = kind.DESCRIPTOR.fields_by_name[batch or "frames"].number if batch or kind is pb.FetchResponse else 0
+        rest = bytearray()
+        try:
+            for start, found, begin, end in _fields(part, _TAG_BYTES_MAX):
+                left -= 1
+                if left < 0 or len(rest) > ANSWER_REST_BYTES:
+                    raise FrameInvalid("the answer has far more fields than it needs", limit="fields")
+                if found != number or not number:
+                    rest += part[start:end]
+                elif kind is pb.FetchResponse:
+                    inside.append((part[begin:end], pb.FetchFrame))
+        except (IndexError, ValueError):
+            raise FrameInvalid("the answer cannot be read") from None
+        if len(rest) > COUNTED_BYTES:
+            check_fields(kind, bytes(rest), ANSWER_FIELDS_MAX)
 
 
 def check_fields(message_type: Any, data: bytes, max_fields: int) -> None:

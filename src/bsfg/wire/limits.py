@@ -62,8 +62,8 @@ class WireLimits:
 
     @property
     def awaited_messages(self) -> int:
-        """How many messages may be awaited at once: each may come in whole before anybody sees it."""
-        return max(_READ_LEAST, self.memory_ceiling_bytes // 2 // self.message_bytes)
+        """How many messages may be awaited at once: each may come in whole, and is copied once, before it is seen."""
+        return max(_READ_LEAST, self.memory_ceiling_bytes // 4 // self.message_bytes)
 
 
 class Observer(Protocol):

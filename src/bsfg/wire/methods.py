@@ -14,7 +14,7 @@ import grpc
 from google.protobuf.message_factory import GetMessageClass  # type: ignore[import-untyped]
 
 from bsfg.wire import admin_pb2, boundary_pb2
-from bsfg.wire.large import reader_of
+from bsfg.wire.large import read_of_peer, reader_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,13 @@ class Method:
         make = grpc.stream_stream_rpc_method_handler if self.response_streams else grpc.stream_unary_rpc_method_handler
         return make(behaviour, None, serialized)
 
-    def callable(self, channel: grpc.aio.Channel) -> Any:
-        """Give what a caller calls on a channel."""
+    def callable(self, channel: grpc.aio.Channel, *, of_peer: bool = False) -> Any:
+        """Give what a caller calls on a channel; ``of_peer`` reads answers as those of somebody who may lie."""
         make = (
             (channel.unary_unary, channel.unary_stream),
             (channel.stream_unary, channel.stream_stream),
         )[self.request_streams][self.response_streams]
-        return make(self.path, serialized, reader_of(self.response_type))
+        return make(self.path, serialized, (read_of_peer if of_peer else reader_of)(self.response_type))
 
 
 def serialized(message: Any) -> bytes:

@@ -125,7 +125,11 @@ class Limits:
     )
     concurrent_requests: int = setting(COUNT, 512, says="Requests served at once; more are refused with a retry hint.")
     concurrent_per_identity: int = setting(COUNT, 256, says="Requests served at once for one identity.")
-    connections: int = setting(COUNT, 1_000, says="Open HTTP connections.")
+    connections: int = setting(
+        COUNT,
+        1_000,
+        says="Open connections of each of the two services; fewer where the system allows few descriptors.",
+    )
     request_timeout_seconds: float = setting(DURATION, "60s", says="When a request that does not stream is ended.")
     idle_timeout_seconds: float = setting(DURATION, "60s", says="When a silent stream or connection is ended.")
     fetch_wait_max_seconds: float = setting(DURATION, "60s", says="The longest wait that a fetch may ask for.")

@@ -1,0 +1,80 @@
+"""How many connections there may be: as many as are configured, and never so many that the storage finds no descriptor.
+
+A connection takes a descriptor from the moment it is accepted, long before a handshake tells whose it is. A flood of
+silent ones must find a closed door while the logs still open their files; so part of what the system allows a process
+is kept back, and the two listeners share the rest.
+"""
+
+from __future__ import annotations
+
+import resource
+import socket
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from bsfg.wire.limits import WireLimits
+
+KEPT_BACK = 256
+"""Descriptors for files, threads and links, or half of all where there are fewer than twice as many."""
+
+REFUSED_AT_ONCE = 64
+"""How many connections too many are closed before others have their turn."""
+
+
+def connections_allowed(limits: WireLimits, descriptors: int | None = None) -> int:
+    """Give how many connections each listener takes, where a process may have so many descriptors."""
+    if descriptors is None:
+        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    kept = max(descriptors // 4, min(KEPT_BACK, descriptors // 2))
+    return max(1, min(limits.connections, (descriptors - kept) // 2))
+
+
+class Listening(socket.socket):
+    """A listening socket that takes no more connections than it may, in all and from one address.
+
+    What it gives counts until it is closed, whether or not a handshake ever ends. Connections too many are closed at
+    once: they wait in no queue, and tell whoever opened them to come later.
+    """
+
+    def __init__(self, listening: socket.socket, most: int) -> None:
+        super().__init__(listening.family, listening.type, listening.proto, listening.detach())
+        self._most, self._most_of_one = most, max(1, most // 2)
+        self._by_host: Counter[str] = Counter()
+
+    @property
+    def open(self) -> int:
+        """How many of its connections are open."""
+        return self._by_host.total()
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Take the next connection; raises `BlockingIOError` when there is none that may be taken."""
+        for _ in range(REFUSED_AT_ONCE):
+            accepted, address = super().accept()
+            host = str(address[0])
+            if self.open < self._most and self._by_host[host] < self._most_of_one:
+                self._by_host[host] += 1
+                return _Accepted(accepted, partial(self._closed_one, host)), address
+            accepted.close()
+        raise BlockingIOError
+
+    def _closed_one(self, host: str) -> None:
+        self._by_host[host] -= 1
+        if not self._by_host[host]:
+            del self._by_host[host]
+
+
+class _Accepted(socket.socket):
+    """A connection that says when it is closed."""
+
+    def __init__(self, accepted: socket.socket, on_close: Callable[[], None]) -> None:
+        super().__init__(accepted.family, accepted.type, accepted.proto, accepted.detach())
+        self._on_close: Callable[[], None] | None = on_close
+
+    def close(self) -> None:
+        """Close it; repeats are harmless."""
+        told, self._on_close = self._on_close, None
+        super().close()
+        if told is not None:
+            told()
