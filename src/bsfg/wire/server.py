@@ -210,7 +210,7 @@ class BoundaryServicer:
             except BsfgError as error:
                 broken = True
                 requests.pause(self._calls.admission.delay_seconds(str(caller), error))
-                ack = pb.PutAck(sequence=frame.sequence, through=frame.first - 1, error=error_message(error))
+                ack = pb.PutAck(sequence=frame.sequence, through=max(-1, frame.first - 1), error=error_message(error))
                 return given(ack)
             broken = outcome.through != frame.last
             return given(put_ack(frame.sequence, outcome))
