@@ -25,6 +25,8 @@ STRANGERS_PER_ADDRESS = 8
 SLEEPERS_MAX = 4_096
 """Answers that may be held back at once; each is a call without a place, of which nothing was read."""
 
+_CROWD = 100
+_CROWD_SECONDS_MAX = 20.0
 _RESERVED_PART = 32
 _READ_LEAST = 16
 
@@ -116,9 +118,11 @@ class Admission:
     async def _sleep(self, delay_seconds: float) -> None:
         if delay_seconds <= 0 or self.sleeping >= SLEEPERS_MAX:
             return
+        # The more are held back the longer each one is, so that together they ask no more often than a few would.
+        crowded_seconds = min(_CROWD_SECONDS_MAX, delay_seconds * self.sleeping / _CROWD)
         self.sleeping += 1
         try:
-            await asyncio.sleep(delay_seconds)
+            await asyncio.sleep(max(delay_seconds, crowded_seconds))
         finally:
             self.sleeping -= 1
 
