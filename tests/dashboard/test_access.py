@@ -15,6 +15,7 @@ from tests.dashboard.trouble import trouble
 from bsfg.gate import Mode
 from bsfg.node.dashboard import tokens
 from bsfg.wire.certs import create_authority, issue
+from bsfg.wire.limits import STRANGERS_PER_ADDRESS
 from bsfg.wire.patience import Patience
 from bsfg.wire.routes import OPERATIONS
 from bsfg.wire.tls import TlsFiles, client_context
@@ -470,3 +471,28 @@ async def test_records_can_be_taken_away_whole(stages: Stages) -> None:
     assert gaps["total"] == len(
         (await stage.ask("GET", "/dashboard/api/gaps.jsonl", headers=headers)).body.splitlines()
     )
+
+
+async def test_slow_forms_of_strangers_take_nobodys_place(stages: Stages) -> None:
+    """Callers without a certificate who never end their form have a few requests of their own, of 4 KiB at most."""
+    stage = await stages()
+    context, form = stage.context(None), {**FORM, "origin": stage.origin}
+    large = await stage.ask("POST", "/dashboard/sign-in", b"token=" + b"x" * 5_000, headers=form)
+    assert large.status == 400
+    host = stage.origin.removeprefix("https://")
+    head = f"POST /dashboard/sign-in HTTP/1.1\r\nHost: {host}\r\nOrigin: {stage.origin}\r\n"
+    slow = [
+        await asyncio.open_connection("127.0.0.1", stage.node.http_port, ssl=context)
+        for _ in range(STRANGERS_PER_ADDRESS)
+    ]
+    for _, writer in slow:
+        writer.write((head + "Content-Length: 100\r\n\r\ntoken=").encode())
+    # Whoever comes from the same address without a name finds no place; nobody else notices.
+    statuses = set()
+    while 429 not in statuses:
+        statuses.add((await stage.ask("POST", "/dashboard/sign-in", b"token=x", headers=form)).status)
+    assert statuses <= {401, 429}
+    assert (await stage.ask("GET", "/v1/status", certificate="viewer")).status == 200
+    assert (await stage.ask("GET", "/dashboard/sign-in")).status == 200
+    for _, writer in slow:
+        writer.transport.abort()
