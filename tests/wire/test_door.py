@@ -166,6 +166,37 @@ async def test_a_refusal_does_not_wait_for_the_body(sites: Sites) -> None:
     writer.close()
 
 
+async def test_a_delay_holds_nothing(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is slowed down waits without a place and without bytes, on both listeners."""
+    site = await sites(tls=True)
+    admission = site.listeners.admission
+    monkeypatch.setattr(patience, "FREE_FAULTS", -1e9)
+    monkeypatch.setattr(patience, "DELAY_SECONDS_MAX", 600.0)
+    async with channel(site, "app") as opened:
+        asked = [
+            asyncio.create_task(sent(opened, "/bsfg.v1.Boundary/AppendFact", GARBAGE)),
+            asyncio.create_task(sent(opened, "/bsfg.v1.Admin/Status", GARBAGE)),
+            asyncio.create_task(in_vain(site)),
+        ]
+        await until(lambda: admission.sleeping == 3)
+        assert (admission.serving, admission.budget.used, admission.awaited.count) == (0, 0, 0)
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+
+
+async def in_vain(site: Site) -> None:
+    """Send a body that is no fact over HTTP, and wait for the answer."""
+    context = client_context(files_of(site.folder, "app"))
+    reader, writer = await asyncio.open_connection("127.0.0.1", site.listeners.http.port, ssl=context)
+    try:
+        head = f"POST /v1/streams/{STREAM}/facts HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\n"
+        writer.write(head.encode() + GARBAGE)
+        await reader.readline()
+    finally:
+        writer.transport.abort()
+
+
 async def test_a_stranger_may_ask_for_health_and_nothing_else(sites: Sites) -> None:
     """Check answers whoever has a certificate, within the places of strangers; Watch wants an identity."""
     site = await sites(tls=True)

@@ -2,15 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.wire.site import until
 
-from bsfg.errors import Overloaded
+from bsfg.errors import FrameInvalid, Overloaded
+from bsfg.wire import limits
 from bsfg.wire.idle import IdleTimer
-from bsfg.wire.limits import Admission, ByteBudget, WireLimits
+from bsfg.wire.limits import STRANGERS, STRANGERS_PER_ADDRESS, Admission, ByteBudget, WireLimits
 from bsfg.wire.pipelined import Pipelined
 
 
@@ -235,3 +237,61 @@ async def _given(value: int) -> int:
 
 async def _collected(answers: AsyncIterator[int]) -> list[int]:
     return [answer async for answer in answers]
+
+
+async def test_one_owners_queue_holds_up_nobody_else() -> None:
+    """Who waits for his own bytes waits alone; who waits for those of all comes in turn."""
+    budget = ByteBudget(10, owner_bytes=5)
+    held = await budget.acquire(5, "greedy")
+    waiting = [asyncio.create_task(budget.acquire(5, "greedy")) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert await asyncio.wait_for(budget.acquire(4, "modest"), 60) == 4
+    third = asyncio.create_task(budget.acquire(3, "third"))
+    await asyncio.sleep(0)
+    assert not third.done()
+    budget.release(held, "greedy")
+    await until(third.done)
+    assert not any(each.done() for each in waiting)
+    budget.release(4, "modest")
+    await until(waiting[0].done)
+    for each in waiting[1:]:
+        each.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    budget.release(5, "greedy")
+    budget.release(3, "third")
+    assert budget.used == 0
+
+
+def test_everybody_with_a_row_has_places_of_his_own() -> None:
+    """However many requests others have under way, an identity finds a few places; strangers find only theirs."""
+    admission = Admission(WireLimits(concurrent_requests=64, concurrent_per_identity=64))
+    with ExitStack() as stack:
+        for _ in range(64):
+            stack.enter_context(admission.enter("greedy"))
+        for _ in range(2):
+            stack.enter_context(admission.enter("modest"))
+        with pytest.raises(Overloaded), admission.enter("modest"):
+            pass
+        for number in range(STRANGERS):
+            stack.enter_context(admission.enter_stranger(str(number // STRANGERS_PER_ADDRESS)))
+        with pytest.raises(Overloaded), admission.enter_stranger("somebody else"):
+            pass
+        stack.enter_context(admission.enter("third"))
+    with admission.enter_stranger("a"):
+        pass
+    assert (admission.serving, admission.refused) == (0, 2)
+
+
+async def test_delays_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many answers are held back at once; the next one comes without delay."""
+    admission = Admission(WireLimits())
+    for _ in range(200):
+        admission.delay_seconds("a", FrameInvalid("wrong"))
+    sleeping = asyncio.create_task(admission.hold_back("a", FrameInvalid("wrong")))
+    await until(lambda: admission.sleeping == 1)
+    monkeypatch.setattr(limits, "SLEEPERS_MAX", 1)
+    await admission.hold_back("a", FrameInvalid("wrong"))
+    assert not sleeping.done()
+    sleeping.cancel()
+    await asyncio.gather(sleeping, return_exceptions=True)
+    assert admission.sleeping == 0

@@ -97,7 +97,7 @@ class Calls:
                     # His place and his bytes are given back by now.
                     await self.admission.hold_back(str(caller), error)
                     raise
-                if terms.asks == Asks.CERTIFICATE:
+                if terms.asks == Asks.CERTIFICATE and self._door.known(caller) is None:
                     await self.admission.slow_down(f"{caller} calls {terms.name}")
                 self.admission.answered(method.name, time.perf_counter() - started)
             except cygrpc.ExecuteBatchError:
