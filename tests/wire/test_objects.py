@@ -16,6 +16,7 @@ from bsfg.errors import (
     ArtifactConflict,
     ArtifactMissing,
     DigestMismatch,
+    GateHeld,
     InvalidArgument,
     Overloaded,
     PermissionRefused,
@@ -29,6 +30,7 @@ from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.service import ObjectInfo
 
 CONTENT = bytes(range(256)) * 4_000
+LINK = "from-enterprise"
 DIGEST = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
 INFO = ObjectInfo("batch-files", "B1042/report.pdf", "application/pdf")
 
@@ -227,14 +229,14 @@ async def test_a_pipeline_brings_what_is_damaged_here(sites: Sites) -> None:
     client = enterprise.client()
     with pytest.raises(DigestMismatch):
         await joined((await client.get_object("", "", digest=DIGEST))[1])
-    await Artifacts(plant.client(), client).bring(entries(naming(DIGEST)))
+    await Artifacts(plant.client(), client, LINK).bring(entries(naming(DIGEST)))
     assert await joined((await client.get_object("", "", digest=DIGEST))[1]) == CONTENT
 
 
 async def test_a_pipeline_tells_what_a_sender_has_lost_or_altered(sites: Sites) -> None:
     """The reason reaches the link, which is held for it; it does not end the loop that moves the link."""
     plant, enterprise = await sites(), await sites()
-    carried = Artifacts(plant.client(), enterprise.client())
+    carried = Artifacts(plant.client(), enterprise.client(), LINK)
     with pytest.raises(ArtifactMissing):
         await carried.bring(entries(naming(DIGEST)))
     await plant.client().put_object(INFO, pieces(CONTENT))
@@ -244,3 +246,25 @@ async def test_a_pipeline_tells_what_a_sender_has_lost_or_altered(sites: Sites) 
     for _ in range(2):
         with pytest.raises(DigestMismatch):
             await carried.bring(entries(naming(DIGEST)))
+
+
+async def test_a_held_gate_lets_no_artifact_of_its_link_in(sites: Sites) -> None:
+    """Neither a new one nor the rest of one that has begun; asking what is here already is no offence of a pipeline."""
+    site = await sites()
+    site.act_as("pipeline")
+    brought = replace(INFO, link=LINK)
+
+    async def held_meanwhile() -> AsyncIterator[bytes]:
+        yield CONTENT[:1000]
+        site.parts.board.hold(LINK, "receiver", by="operator", reason="works on the firewall")
+        yield CONTENT[1000:]
+
+    for content in (held_meanwhile(), pieces(CONTENT)):
+        with pytest.raises(GateHeld, match="works on the firewall"):
+            await site.client().put_object(brought, content)
+    assert not [each for each in site.folder.rglob("artifacts/content/*/*") if each.is_file()]
+    site.parts.board.release(LINK, "receiver", by="operator", reason="done")
+    assert (await site.client().put_object(brought, pieces(CONTENT))).digest == DIGEST
+    with pytest.raises(ArtifactMissing):
+        await site.client().get_object("", "", digest=DIGEST)
+    assert not site.refusals

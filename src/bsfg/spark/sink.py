@@ -111,7 +111,7 @@ class FactsWriting:
 
         async def work() -> None:
             sender, own = (BoundaryClient(calls().connection(each)) for each in (access, self.options.access))
-            await Artifacts(sender, own).bring(entries)
+            await Artifacts(sender, own, self.options["link"]).bring(entries)
 
         Patience(self.options["retrySeconds"]).insist(lambda: calls().run(work()))
 

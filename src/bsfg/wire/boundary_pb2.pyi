@@ -549,20 +549,22 @@ class PutAck(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., inserted: _Optional[int] = ..., repeated: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., through: _Optional[int] = ..., chain_head: _Optional[bytes] = ..., refetch_at: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., held: _Optional[bool] = ...) -> None: ...
 
 class ObjectDescription(_message.Message):
-    __slots__ = ("bucket", "key", "media_type", "file_name", "digest", "size_bytes")
+    __slots__ = ("bucket", "key", "media_type", "file_name", "digest", "size_bytes", "link")
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     MEDIA_TYPE_FIELD_NUMBER: _ClassVar[int]
     FILE_NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LINK_FIELD_NUMBER: _ClassVar[int]
     bucket: str
     key: str
     media_type: str
     file_name: str
     digest: str
     size_bytes: int
-    def __init__(self, bucket: _Optional[str] = ..., key: _Optional[str] = ..., media_type: _Optional[str] = ..., file_name: _Optional[str] = ..., digest: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+    link: str
+    def __init__(self, bucket: _Optional[str] = ..., key: _Optional[str] = ..., media_type: _Optional[str] = ..., file_name: _Optional[str] = ..., digest: _Optional[str] = ..., size_bytes: _Optional[int] = ..., link: _Optional[str] = ...) -> None: ...
 
 class PutObjectRequest(_message.Message):
     __slots__ = ("description", "chunk")

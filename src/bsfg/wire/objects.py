@@ -24,6 +24,7 @@ def description_message(info: ObjectInfo) -> pb.ObjectDescription:
         file_name=info.file_name,
         digest=info.digest,
         size_bytes=info.size_bytes,
+        link=info.link,
     )
 
 
@@ -36,6 +37,7 @@ def object_info(found: pb.ObjectDescription) -> ObjectInfo:
         file_name=found.file_name if found.HasField("file_name") else None,
         digest=found.digest if found.HasField("digest") else None,
         size_bytes=found.size_bytes if found.HasField("size_bytes") else None,
+        link=found.link if found.HasField("link") else None,
     )
 
 

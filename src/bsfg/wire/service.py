@@ -105,7 +105,7 @@ class PutOutcome:
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """An artifact by name: what it is, and once it is stored its digest and size."""
+    """An artifact by name: what it is, once stored its digest and size, and the link that brought it if one did."""
 
     bucket: str
     key: str
@@ -114,6 +114,7 @@ class ObjectInfo:
     digest: str | None = None
     size_bytes: int | None = None
     already_exists: bool = False
+    link: str | None = None
 
 
 class BoundaryService(Protocol):

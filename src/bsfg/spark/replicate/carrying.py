@@ -180,10 +180,12 @@ def _add(stored: Stored, frame: Frame, outcome: PutOutcome, log_id: str) -> None
 
 
 class Artifacts:
-    """Copies artifacts from the sender's node to this zone's; ``came`` is called for every piece that comes."""
+    """Copies artifacts of a link from the sender's node to this zone's; ``came`` is called for every piece."""
 
-    def __init__(self, source: BoundaryClient, target: BoundaryClient, came: Callable[[], None] = lambda: None) -> None:
-        self._source, self._target, self._came = source, target, came
+    def __init__(
+        self, source: BoundaryClient, target: BoundaryClient, link: str, came: Callable[[], None] = lambda: None
+    ) -> None:
+        self._source, self._target, self._link, self._came = source, target, link, came
 
     async def bring(self, entries: EntryBatch) -> None:
         """Bring what facts name and the node lacks."""
@@ -205,7 +207,9 @@ class Artifacts:
         from bsfg.wire.service import ObjectInfo
 
         digest, media_type = reference.digest, reference.media_type or DEFAULT_MEDIA_TYPE
-        unnamed = ObjectInfo(BY_DIGEST, check_digest(digest), media_type, None, digest, reference.size_bytes)
+        unnamed = ObjectInfo(
+            BY_DIGEST, check_digest(digest), media_type, None, digest, reference.size_bytes, link=self._link
+        )
         name = own_name(reference)
         if name is not None:
             info = replace(unnamed, bucket=name[0], key=name[1], file_name=reference.file_name)
@@ -264,7 +268,7 @@ class CarriedPull:
         self._source = ClientLink(link.zone, self.of.consumer, self.peer, link.carry_only)
         self._memory = RemoteMemory(self.admin, link.name, self.stream, self.lease)
         self._turns = Carrying(self._source, self._memory, confirm_every_seconds=CONFIRM_EVERY_SECONDS)
-        bring = Artifacts(self.peer, self.own, self.came).bring
+        bring = Artifacts(self.peer, self.own, link.name, self.came).bring
         self._courier = Courier(self.own, link.name, self.stream, self.lease, bring)
 
     @property
