@@ -202,7 +202,9 @@ def sync_folder(path: Path) -> None:
 
 def make_folder(path: Path, mode: int | None = None) -> None:
     """Make a folder and the parents that it lacks, for those who may look into a zone's data and nobody else."""
-    for folder in reversed([each for each in (path, *path.parents) if not each.exists()]):
+    # The folder itself is always asked for: where something else stands in its place, that is an error.
+    missing = [path, *(each for each in path.parents if not each.exists())]
+    for folder in reversed(missing):
         folder.mkdir(mode=ACCESS.folder_mode if mode is None else mode, exist_ok=True)
 
 

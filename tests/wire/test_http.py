@@ -313,6 +313,7 @@ async def test_what_was_uploaded_is_never_a_page_of_ours(sites: Sites, media_typ
     else:
         await site.http("PUT", "/v1/objects/b/plain.html", content, headers={"content-type": media_type})
         paths.append("/v1/objects/b/plain.html")
+    await name_in_a_fact(site, digest)
     for path in paths:
         for method in ("GET", "HEAD"):
             found = await site.http(method, path)

@@ -35,6 +35,8 @@ class IdleTimer:
         if self._ends == math.inf:
             self._ends = now + self._age_seconds
         if self._is_shut or now >= self._ends:
+            # Nobody will wait for it, of which Python would complain.
+            getattr(awaitable, "close", lambda: None)()
             raise TimeoutError
         self._waiting, self._since, self._rang = task, now, False
         cancelling = task.cancelling()
