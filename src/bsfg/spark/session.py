@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -57,6 +58,9 @@ LOCAL_DEFAULTS: Mapping[str, str] = {
 """What a session on this machine alone adds: nobody else can reach it."""
 
 
+ABORTS_MAX = 2
+
+
 def session(app: str, master: str = LOCAL_MASTER, conf: Mapping[str, str] | None = None) -> SparkSession:
     """Give a Spark session that can read and write ``format("bsfg")``, starting Spark if it does not run yet.
 
@@ -76,8 +80,19 @@ def session(app: str, master: str = LOCAL_MASTER, conf: Mapping[str, str] | None
 def started(app: str, master: str, conf: Mapping[str, str], log: Path | None = None) -> SparkSession:
     """Give a session as `session` does, or raise `SparkFailed` with what is known of why Java did not start.
 
-    ``log`` is where its words go; without one they go where this process prints its errors.
+    ``log`` is where its words go; without one they go where this process prints its errors. A Java that aborts before
+    it has begun is started again: several that start at once on a busy machine sometimes do, and hardly ever twice.
     """
+    for _ in range(ABORTS_MAX):
+        try:
+            return _launched(app, master, conf, log)
+        except SparkFailed as error:
+            if error.details.get("signal") != signal.SIGABRT:
+                raise
+    return _launched(app, master, conf, log)
+
+
+def _launched(app: str, master: str, conf: Mapping[str, str], log: Path | None) -> SparkSession:
     gateways: Any = import_module("pyspark.java_gateway")
     launched: list[subprocess.Popen[bytes]] = []
 
@@ -93,19 +108,21 @@ def started(app: str, master: str, conf: Mapping[str, str], log: Path | None = N
     except Exception as error:
         why = str(error).strip().splitlines()[0]
         hint = f"Java has said why, {f'in {log}' if log else 'above'}; --master and --conf go to Spark as they are."
-        raise SparkFailed(f"Spark did not start: {why}{_ended(launched)}", hint=hint) from error
+        killed_by, says = _ended(launched)
+        details = {"signal": killed_by} if killed_by else {}
+        raise SparkFailed(f"Spark did not start: {why}{says}", hint=hint, **details) from error
     finally:
         gateways.Popen = before
 
 
-def _ended(launched: list[subprocess.Popen[bytes]]) -> str:
-    """Say how Java ended: one that was killed has no words of its own."""
+def _ended(launched: list[subprocess.Popen[bytes]]) -> tuple[int | None, str]:
+    """Say how Java ended, and by which signal: one that was killed has no words of its own."""
     code = launched[-1].poll() if launched else None
     if code is None:
-        return ""
+        return None, ""
     # A shell stands between: it tells of a signal by a number above 128.
     killed_by = -code if code < 0 else code - 128 if code > 128 else None
-    return f" Java was killed by signal {killed_by}." if killed_by else f" Java ended with exit code {code}."
+    return killed_by, f" Java was killed by signal {killed_by}." if killed_by else f" Java ended with exit code {code}."
 
 
 def activate(spark: SparkSession) -> None:
