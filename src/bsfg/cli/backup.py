@@ -30,7 +30,10 @@ EPILOG = examples(
 )
 
 KEYS_NOTE = "Private keys are not in it: keep them elsewhere, or use --with-keys."
-UNSIGNED_NOTE = "It is not signed, because there is no key of the zone's node to sign with: see `bsfg restore --help`."
+UNSIGNED_NOTE = (
+    "It is not signed, because there is no key of the zone's node to sign with, or no cryptography (it comes with "
+    "bsfg[node]): see `bsfg restore --help`."
+)
 
 
 @app.command(epilog=EPILOG)

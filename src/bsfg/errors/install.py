@@ -16,6 +16,9 @@ EXTRAS = {
 }
 """Which extra of the package brings which module."""
 
+_KNOWN_AS = {"google": "protobuf"}
+"""Modules whose names say little of what is to be installed."""
+
 
 class ExtraMissing(BsfgError):
     """What was asked for needs an extra of the package that is not installed."""
@@ -31,4 +34,5 @@ class ExtraMissing(BsfgError):
         if not isinstance(error, ModuleNotFoundError) or extra is None:
             return None
         hint = f"pip install 'bsfg[{extra}]'"
-        return ExtraMissing(f"{what} needs {module}, which is not installed", hint=hint, extra=extra)
+        needed = _KNOWN_AS.get(module, module)
+        return ExtraMissing(f"{what} needs {needed}, which is not installed", hint=hint, extra=extra)

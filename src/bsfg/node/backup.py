@@ -25,7 +25,15 @@ import orjson
 
 import bsfg
 from bsfg.disk import clear_away
-from bsfg.errors import BackupUntrusted, CertificateInvalid, FileExists, FormatUnsupported, InvalidArgument, NotAFolder
+from bsfg.errors import (
+    BackupUntrusted,
+    CertificateInvalid,
+    ExtraMissing,
+    FileExists,
+    FormatUnsupported,
+    InvalidArgument,
+    NotAFolder,
+)
 from bsfg.node.config import ZoneConfig
 from bsfg.node.contents import Contents, check_names, listed, open_plain
 from bsfg.printable import one_line
@@ -227,13 +235,17 @@ class _Backup:
         return manifest
 
     def _sign(self, manifest: bytes) -> None:
-        """Sign with the node's key; without one there is a backup all the same, which only says less."""
+        """Sign with the node's key; without one, or without cryptography, there is a backup that only says less."""
         certificate, key = self._place.certificate, self._place.key
         if certificate is None or key is None:
             return
-        # Here, because a data folder alone is backed up without what certificates need.
-        from bsfg.node.signed import signature_of
-
+        try:
+            # Here, because the core alone makes backups too.
+            from bsfg.node.signed import signature_of
+        except ModuleNotFoundError as error:
+            if ExtraMissing.behind(error) is None:
+                raise
+            return
         with suppress(CertificateInvalid):
             write_whole(DiskFiles(self._target), SIGNATURE, signature_of(manifest, certificate, key))
 

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from bsfg.clock import SystemClock
@@ -26,7 +26,10 @@ from bsfg.ports import Clock
 from bsfg.stores.log.files import DiskFiles
 from bsfg.stores.log.trailfile import TrailWriter, newest_first, oldest_first, tell, trail_failure
 from bsfg.trail import FAILED, NODE, REFUSED, STRANGER, TrailEvent, TrailQuery, TrailRecord
-from bsfg.wire.service import Caller
+
+if TYPE_CHECKING:
+    # The command line leaves word in the trail where nothing but the core is installed.
+    from bsfg.wire.service import Caller
 
 LINGER_SECONDS = 1.0
 """How long an event that nobody waits for may stay in memory."""
