@@ -23,6 +23,9 @@ from bsfg.wire.tls import Watched, grpc_server_credentials
 
 Answers = Iterable[pb.FetchFrame | bytes]
 
+HEALTH = b"/grpc.health.v1.Health/Check"
+"""What a node asks a server when it looks at its certificate; see `bsfg.wire.probe`."""
+
 
 def entries_of(
     messages: list[Message], first: int = 0, *, at_unix_ms: int = 1_900_000_000_000, **changed: Any
@@ -109,7 +112,10 @@ def _h2_frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes
 
 
 class RawServer:
-    """A server that speaks HTTP/2 by hand and answers each call with bytes that gRPC itself would never send."""
+    """A server that speaks HTTP/2 by hand and answers each call with bytes that gRPC itself would never send.
+
+    ``calls`` counts those for facts, and not the question of health before them.
+    """
 
     SETTINGS = _h2_frame(4, 0, 0)
     # Indexed ":status: 200", then "content-type: application/grpc" literally.
@@ -153,7 +159,7 @@ class RawServer:
             elif kind == 6 and not flags & 1:
                 writer.write(_h2_frame(6, 1, 0, payload))
             elif kind == 1:
-                self.calls += 1
+                self.calls += HEALTH not in payload
                 writer.write(_h2_frame(1, 4, stream, self.HEADERS) + _h2_frame(0, 0, stream, self.data))
 
 
