@@ -123,7 +123,7 @@ class Victim:
         assert event["code"] == code, event
         alert = await self.enterprise.seen("alert_raised", count=self.holds, alert="gate_held")
         assert alert["text"].startswith(f"{LINK} is held by bsfg: {code}"), alert
-        await until(lambda: self.enterprise.modes(LINK)[-1] == "held")
+        await until(lambda: self.enterprise.modes(LINK)[-1:] == ["held"])
 
     async def release(self) -> None:
         """Open the link again as the operator, once the alert has been seen."""
