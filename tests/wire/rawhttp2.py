@@ -41,9 +41,9 @@ class Raw:
         self._reader, self.writer = reader, writer
 
     @staticmethod
-    async def connect(port: int, *, greet: bool = True) -> Raw:
-        """Connect, and say hello as HTTP/2 wants it."""
-        raw = Raw(*await asyncio.open_connection("127.0.0.1", port))
+    async def connect(port: int, *, greet: bool = True, host: str = "127.0.0.1") -> Raw:
+        """Connect from an address of this machine, and say hello as HTTP/2 wants it."""
+        raw = Raw(*await asyncio.open_connection("127.0.0.1", port, local_addr=(host, 0)))
         if greet:
             raw.writer.write(PREFACE + frame(SETTINGS) + frame(WINDOW_UPDATE, payload=struct.pack(">I", 1 << 20)))
         return raw

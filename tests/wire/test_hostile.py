@@ -232,16 +232,21 @@ async def test_an_early_answer_ends_an_endless_body(sites: Sites) -> None:
 
 
 async def test_too_many_connections_are_not_taken(sites: Sites) -> None:
-    """Beyond the limit a connection is closed at once, and places come back."""
-    site = await sites(connections=5, handshake_timeout_seconds=60)
+    """Beyond the limit a connection is closed at once, in all and from one address, and places come back."""
+    site = await sites(connections=4, handshake_timeout_seconds=60)
     port = site.listeners.http.port
-    held = [await Raw.connect(port, greet=False) for _ in range(5)]
-    await until(lambda: len(site.listeners.http._server.server_state.connections) == 5)
+    connections = site.listeners.http._server.server_state.connections
+    held = [await Raw.connect(port, greet=False) for _ in range(2)]
+    await until(lambda: len(connections) == 2)
     extra = await Raw.connect(port, greet=False)
-    assert await extra.ended()
+    assert await extra.ended(), "one address has half of all"
+    held += [await Raw.connect(port, greet=False, host="127.0.0.2") for _ in range(2)]
+    await until(lambda: len(connections) == 4)
+    extra = await Raw.connect(port, greet=False, host="127.0.0.3")
+    assert await extra.ended(), "there is no place for anybody"
     for raw in held:
         raw.close()
-    await until(lambda: not site.listeners.http._server.server_state.connections)
+    await until(lambda: not connections)
     assert (await site.http("GET", "/healthz")).status == 200
 
 
