@@ -1,5 +1,6 @@
 """The node's log: one JSON object per line, libraries included, and nothing below the level that was asked for."""
 
+import errno
 import io
 import json
 import logging
@@ -55,6 +56,16 @@ def test_failures_keep_their_traceback(out: io.StringIO) -> None:
     [record] = records(out)
     assert record["method"] == "AppendFact"
     assert "ValueError: inside" in str(record["exception"])
+
+
+def test_a_library_without_descriptors_logs_no_traceback(out: io.StringIO) -> None:
+    """That the system has no descriptor left is one short record."""
+    configure(stream=out)
+    error = OSError(errno.EMFILE, "Too many open files")
+    logging.getLogger("asyncio").error("socket.accept() out of system resource", exc_info=error)
+    [record] = records(out)
+    assert (record["library"], record["reason"]) == ("asyncio", "Too many open files")
+    assert "Traceback" not in out.getvalue() and "exception" not in record
 
 
 def test_libraries_log_the_same_way(out: io.StringIO) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -86,4 +87,26 @@ def test_a_connection_counts_until_it_is_closed() -> None:
     third, _ = listening.accept()
     assert listening.open == 2
     for each in (second, third, listening, *callers):
+        each.close()
+
+
+def test_no_descriptor_is_said_once_and_then_there_is_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listener without a descriptor fails once in a while, and not as often as somebody tries."""
+    listening = Listening(socket.create_server(("127.0.0.1", 0)), 4)
+    listening.setblocking(False)
+    caller = socket.create_connection(listening.getsockname())
+
+    def no_more(self: socket.socket) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(socket.socket, "accept", no_more)
+        with pytest.raises(OSError, match="Too many open files"):
+            listening.accept()
+        for _ in range(3):
+            with pytest.raises(BlockingIOError):
+                listening.accept()
+    listening._pause_ends = 0.0
+    accepted, _ = listening.accept()
+    for each in (accepted, listening, caller):
         each.close()

@@ -6,6 +6,7 @@ event ``library``.
 
 from __future__ import annotations
 
+import errno
 import logging
 import sys
 from collections.abc import MutableMapping
@@ -62,6 +63,8 @@ EVENTS: dict[str, str] = {
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
+_USED_UP = frozenset({errno.EMFILE, errno.ENFILE})
+
 _SHARED: list[Any] = [
     structlog.stdlib.add_log_level,
     structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -96,6 +99,11 @@ def _as_library(logger: Any, name: str, event: MutableMapping[str, Any]) -> Muta
     event["message"] = event.pop("event", "")
     event["event"] = "library"
     event["library"] = record.name if record is not None else name
+    error = record.exc_info[1] if record is not None and record.exc_info else None
+    if isinstance(error, OSError) and error.errno in _USED_UP:
+        # Where the node was when the system had no descriptor left tells nothing; that it had none is all there is.
+        event.pop("exc_info", None)
+        event["reason"] = error.strerror
     return event
 
 

@@ -7,8 +7,10 @@ is kept back, and the two listeners share the rest.
 
 from __future__ import annotations
 
+import errno
 import resource
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -21,6 +23,12 @@ KEPT_BACK = 256
 
 REFUSED_AT_ONCE = 64
 """How many connections too many are closed before others have their turn."""
+
+PAUSE_SECONDS = 0.5
+"""How long nothing is accepted after the system had no descriptor; shorter than the second that asyncio waits."""
+
+USED_UP = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""What the system says when it can give no descriptor: to this process, or to any."""
 
 
 def connections_allowed(limits: WireLimits, descriptors: int | None = None) -> int:
@@ -35,13 +43,15 @@ class Listening(socket.socket):
     """A listening socket that takes no more connections than it may, in all and from one address.
 
     What it gives counts until it is closed, whether or not a handshake ever ends. Connections too many are closed at
-    once: they wait in no queue, and tell whoever opened them to come later.
+    once: they wait in no queue, and tell whoever opened them to come later. Where the system has no descriptor left, it
+    says so once and then pauses: asyncio stops to listen for a second, but would first try, and log, a thousand times.
     """
 
     def __init__(self, listening: socket.socket, most: int) -> None:
         super().__init__(listening.family, listening.type, listening.proto, listening.detach())
         self._most, self._most_of_one = most, max(1, most // 2)
         self._by_host: Counter[str] = Counter()
+        self._pause_ends = 0.0
 
     @property
     def open(self) -> int:
@@ -50,8 +60,15 @@ class Listening(socket.socket):
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Take the next connection; raises `BlockingIOError` when there is none that may be taken."""
+        if time.monotonic() < self._pause_ends:
+            raise BlockingIOError
         for _ in range(REFUSED_AT_ONCE):
-            accepted, address = super().accept()
+            try:
+                accepted, address = super().accept()
+            except OSError as error:
+                if error.errno in USED_UP:
+                    self._pause_ends = time.monotonic() + PAUSE_SECONDS
+                raise
             host = str(address[0])
             if self.open < self._most and self._by_host[host] < self._most_of_one:
                 self._by_host[host] += 1
