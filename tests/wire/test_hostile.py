@@ -278,7 +278,7 @@ async def test_calls_without_a_request_hold_no_place(sites: Sites) -> None:
 
 async def test_answers_that_nobody_reads_hold_no_place(sites: Sites) -> None:
     """A caller that stops reading loses his place after a while."""
-    site = await sites(storage="log", idle_timeout_seconds=0.3)
+    site = await sites(storage="log", idle_timeout_seconds=3.0)
     client = site.client()
     for number in range(10):
         await client.append(STREAM, facts(500, first=500 * number, object_bytes=2_000))
