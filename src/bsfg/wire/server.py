@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
@@ -71,8 +72,11 @@ class BoundaryServicer:
             try:
                 prepared = await self._service.prepare(caller, frame.stream, frame.facts)
             except BsfgError as error:
-                requests.pause(self._calls.admission.delay_seconds(str(caller), error))
-                return given(pb.AppendAck(sequence=frame.sequence, error=error_message(error)))
+                # The answer comes when the next frame is read: who is told earlier may mend what was wrong in between,
+                # and the frames behind this one, which are on their way, would be taken before it.
+                delay_seconds = self._calls.admission.delay_seconds(str(caller), error)
+                requests.pause(delay_seconds)
+                return _later(delay_seconds, pb.AppendAck(sequence=frame.sequence, error=error_message(error)))
             try:
                 outcome = self._service.commit(prepared)
             except BsfgError as error:
@@ -227,6 +231,11 @@ class BoundaryServicer:
 
     def _wait_seconds(self, wait_ms: int) -> float:
         return min(wait_ms / 1000, self._limits.fetch_wait_max_seconds)
+
+
+async def _later(delay_seconds: float, ack: pb.AppendAck) -> pb.AppendAck:
+    await asyncio.sleep(delay_seconds)
+    return ack
 
 
 async def _committed(sequence: int, outcome: Awaitable[AppendOutcome], *, ids_derived: bool) -> pb.AppendAck:
