@@ -7,6 +7,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 import grpc
@@ -19,24 +20,31 @@ Ack = TypeVar("Ack")
 STREAM_SECONDS = 300.0
 """How long a caller sends over one call: nodes end their connections after a while, and would cut one that lasts."""
 
+CALLS_IN_VAIN = 8
+"""How many calls in a row a node may end in peace without having taken a frame of them."""
+
 
 class FrameStream(Generic[Ack]):
-    """One call with frames one way and acks the other.
+    """Frames one way and acks the other, in one call after another.
 
-    When it breaks, every frame without an ack fails with the same error: whether it was stored is not known, and it
-    is to be sent again with the same ids, on a new stream. A node ends a stream that was silent for long; then
-    ``is_open`` is false and nothing is lost.
+    A node that has waited for long, or needs the room for somebody else, ends a call in peace: it has answered all that
+    it read. Frames that were on their way then are sent again in another call, in their order; without any, the next
+    frame opens one. When a call breaks, every frame without an ack fails with the same error: whether it was stored is
+    not known, and it is to be sent again with the same ids, on a new stream.
     """
 
     def __init__(
         self, connection: Connection, method: str, read: Callable[[Any], Ack], *, window_frames: int = 16
     ) -> None:
-        self._connection, self._read_ack = connection, read
+        self._connection, self._method, self._read_ack = connection, method, read
         self._window = asyncio.Semaphore(window_frames)
         self._writing = asyncio.Lock()
-        self._waiting: deque[tuple[int, asyncio.Future[Ack]]] = deque()
+        self._waiting: deque[tuple[int, asyncio.Future[Ack], Any]] = deque()
         self._numbers = itertools.count()
         self._failure: BsfgError | None = None
+        self._in_vain = 0
+        self._is_closing = False
+        self._resending: asyncio.Task[None] | None = None
         self._call = connection.stream(method)
         self._reader = asyncio.create_task(self._read())
         self._ends = time.monotonic() + STREAM_SECONDS
@@ -59,13 +67,13 @@ class FrameStream(Generic[Ack]):
             async with self._writing:
                 if self._failure is not None:
                     raise self._failure
-                self._waiting.append((number, future))
-                await self._call.write(frame)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            # The reader learns the reason; a write only learns that the call has ended.
-            await asyncio.wait([self._reader])
-            future.cancel()
-            raise self._failure or PeerUnreachable(f"{self._connection.address} ended the call") from error
+                if self._reader.done():
+                    self._call = self._connection.stream(self._method)
+                    self._reader = asyncio.create_task(self._read())
+                self._waiting.append((number, future, frame))
+                # When the call has ended, the reader learns the reason: the frame goes into another one, or fails.
+                with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    await self._call.write(frame)
         except BaseException:
             future.cancel()
             raise
@@ -74,18 +82,19 @@ class FrameStream(Generic[Ack]):
     async def close(self) -> None:
         """Send no more, wait for the acks of what was sent, and end the call."""
         if self._failure is None:
-            try:
-                async with self._writing:
-                    await self._call.done_writing()
-                await asyncio.wait([self._reader], timeout=self._connection.request_timeout_seconds)
-            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                pass
+            async with self._writing:
+                self._is_closing = True
+                await self._done_writing()
+            await asyncio.wait([self._reader], timeout=self._connection.request_timeout_seconds)
         self.abandon()
         await asyncio.wait([self._reader])
 
     def abandon(self) -> None:
         """End the call at once; frames without an ack fail."""
+        self._in_vain = CALLS_IN_VAIN
         self._call.cancel()
+        if self._reader.done():
+            self._fail(self._failure or self._closed())
 
     async def __aenter__(self) -> FrameStream[Ack]:
         return self
@@ -99,28 +108,62 @@ class FrameStream(Generic[Ack]):
             future.exception()  # a caller that does not ask is not reminded
 
     async def _read(self) -> None:
-        error: BsfgError = PeerUnreachable(f"{self._connection.address} ended the stream")
+        error: BsfgError | None = None
         try:
-            while (message := await self._call.read()) is not grpc.aio.EOF:
-                if message is None:
-                    raise unreadable(self._connection)
-                self._take(message)
-            # The node's own words tell a caller whether trying again can help.
-            error = await self._connection.ended_with(self._call) or error
+            while error is None:
+                while (message := await self._call.read()) is not grpc.aio.EOF:
+                    if message is None:
+                        raise unreadable(self._connection)
+                    self._take(message)
+                # The node's own words tell a caller whether trying again can help.
+                error = await self._connection.ended_with(self._call)
+                if error is None and not await self._reopen():
+                    break
         except grpc.aio.AioRpcError as failure:
             error = self._connection.translated(failure)
         except BsfgError as failure:
             error = failure
             self._call.cancel()
         except asyncio.CancelledError:
-            error = PeerUnreachable(f"the connection to {self._connection.address} was closed here")
+            error = self._closed()
         finally:
-            self._fail(error)
+            if error is not None:
+                if self._resending is not None:
+                    self._resending.cancel()
+                self._fail(error)
+
+    async def _reopen(self) -> bool:
+        """Open another call for the frames that the last one did not take; False when there are none."""
+        await self._writing.acquire()
+        if not self._waiting:
+            self._writing.release()
+            return False
+        self._in_vain += 1
+        if self._in_vain > CALLS_IN_VAIN:
+            self._writing.release()
+            raise PeerUnreachable(f"{self._connection.address} ended the stream")
+        self._call = self._connection.stream(self._method)
+        # Answers are read meanwhile: a node that cannot give them takes no more frames.
+        self._resending = resending = asyncio.create_task(self._resend([frame for _, _, frame in self._waiting]))
+        resending.add_done_callback(lambda _: self._writing.release())
+        return True
+
+    async def _resend(self, frames: list[Any]) -> None:
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            for frame in frames:
+                await self._call.write(frame)
+        if self._is_closing:
+            await self._done_writing()
+
+    async def _done_writing(self) -> None:
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await self._call.done_writing()
 
     def _take(self, message: Any) -> None:
         if not self._waiting or self._waiting[0][0] != message.sequence:
             raise FrameInvalid(f"{self._connection.address} acknowledged a frame that was not sent")
-        _, future = self._waiting.popleft()
+        _, future, _ = self._waiting.popleft()
+        self._in_vain = 0
         if future.done():
             return
         try:
@@ -128,9 +171,12 @@ class FrameStream(Generic[Ack]):
         except BsfgError as error:
             future.set_exception(error)
 
+    def _closed(self) -> BsfgError:
+        return PeerUnreachable(f"the connection to {self._connection.address} was closed here")
+
     def _fail(self, error: BsfgError) -> None:
         self._failure = error
         while self._waiting:
-            _, future = self._waiting.popleft()
+            _, future, _ = self._waiting.popleft()
             if not future.done():
                 future.set_exception(error)

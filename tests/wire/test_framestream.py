@@ -1,0 +1,58 @@
+"""Streams that a node ends because it needs the room: what was on its way goes into another call, in its order."""
+
+import asyncio
+
+import pytest
+from tests.wire.conftest import Sites
+from tests.wire.site import STREAM
+from tests.wire.test_conversation import Opened
+
+from bsfg.batch import FactBatch
+from bsfg.errors import PeerUnreachable
+from bsfg.testing.facts import messages
+from bsfg.wire import framestream
+from bsfg.wire.limits import WireLimits
+
+PRODUCERS, FRAMES = 60, 12
+
+
+def frame(producer: int, number: int) -> FactBatch:
+    """Make the frame with a number that a producer sends."""
+    return FactBatch.from_messages(messages(3, first=3 * (producer * FRAMES + number)))
+
+
+async def test_more_streams_than_there_is_room_for(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixty streams where three may be awaited: no frame fails, none is stored twice, each stream is in order."""
+    monkeypatch.setattr(WireLimits, "awaited_messages", 3)
+    site = await sites()
+    clients = [site.client() for _ in range(PRODUCERS)]
+    opened = [Opened(client) for client in clients]
+    streams = [client.append_stream(STREAM) for client in clients]
+
+    async def produce(producer: int) -> list[int]:
+        offsets: list[int] = []
+        for number in range(0, FRAMES, 3):
+            sent = [await streams[producer].send(frame(producer, number + more)) for more in range(3)]
+            for answer in await asyncio.gather(*sent):
+                offsets.extend(int(each) for each in answer.receipt.offsets)
+        await streams[producer].close()
+        return offsets
+
+    offsets = await asyncio.gather(*(produce(producer) for producer in range(PRODUCERS)))
+    assert all(each == sorted(each) for each in offsets)
+    assert sorted(each for one in offsets for each in one) == list(range(PRODUCERS * FRAMES * 3))
+    assert sum(map(len, opened)) > PRODUCERS, "no stream was ended while frames were on their way"
+
+
+async def test_a_node_that_takes_nothing_is_given_up(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that ends call after call in peace is unreachable: nobody tries for ever."""
+    monkeypatch.setattr(WireLimits, "awaited_messages", 0)
+    site = await sites()
+    client = site.client()
+    opened = Opened(client)
+    stream = client.append_stream(STREAM)
+    with pytest.raises(PeerUnreachable, match="ended the stream"):
+        await stream.append(frame(0, 0))
+    assert len(opened) == 1 + framestream.CALLS_IN_VAIN
+    assert not stream.is_open
+    await stream.close()
