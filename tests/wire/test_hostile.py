@@ -255,7 +255,7 @@ async def test_silent_calls_and_connections_end(sites: Sites) -> None:
     site = await sites(idle_timeout_seconds=0.2, handshake_timeout_seconds=0.3)
     stream = site.client().append_stream(STREAM)
     assert len(await stream.append(facts(2))) == 2
-    await until(lambda: not stream.is_open)
+    await until(stream._frames._reader.done)
     await quiet(site)
     raw = await Raw.connect(site.listeners.grpc.port, greet=False)
     assert await raw.ended()
@@ -298,7 +298,7 @@ async def test_a_stream_that_ended_in_silence_is_opened_again(sites: Sites) -> N
     client = site.client()
     for number in range(3):
         assert len(await client.append(STREAM, facts(5, first=5 * number))) == 5
-        await until(lambda: not client._appending[STREAM].is_open)
+        await until(client._appending[STREAM]._frames._reader.done)
 
 
 async def test_a_reader_that_does_not_read(sites: Sites) -> None:
@@ -445,7 +445,7 @@ async def test_a_peer_whose_acks_lie(sites: Sites) -> None:
     future = await stream.send(facts(5))
     await future
     waiting: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-    frames._waiting.append((77, waiting))  # type: ignore[arg-type]
+    frames._waiting.append((77, waiting, b""))  # type: ignore[arg-type]
     with pytest.raises(FrameInvalid):
         frames._take(pb.AppendAck(sequence=78))
     frames._take(pb.AppendAck(sequence=77, count=9))
