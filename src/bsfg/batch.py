@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -356,6 +356,10 @@ class EntryBatch(FactBatch):
             names = ENTRY_SCHEMA.names
             return [entry_of(dict(zip(names, row, strict=True))) for row in self._rows]
         return [entry_of(row) for row in self.record_batch.to_pylist()]
+
+    def in_steps(self, rows: int) -> Iterator[list[Entry]]:
+        """Make Python entries of so many rows at a time."""
+        return (self.slice(first, rows).to_entries() for first in range(0, len(self), rows))
 
 
 def _entry_columns(facts: pa.RecordBatch, added: tuple[pa.Array, pa.Array]) -> list[pa.Array]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -19,6 +19,11 @@ THREAD_BYTES = 64 << 10
 
 # Two, however many callers there are: the event loop then always has at least a third of the interpreter's time.
 _WORKERS_MAX = 2
+
+_DONE = object()
+
+STEP_FACTS = 8
+"""How many facts the event loop turns into Python's objects, and those into text, before others have their turn."""
 
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
@@ -46,3 +51,27 @@ async def by_size(
     if size_bytes < THREAD_BYTES:
         return work(*args, **kwargs)
     return await asyncio.get_running_loop().run_in_executor(_WORKERS.pool, partial(work, *args, **kwargs))
+
+
+class Turns:
+    """Work of Python's own, in steps of about a millisecond on the event loop, one step of everybody in turn.
+
+    A thread would be no help with it: it would fight with the event loop over the interpreter, and whoever has a dozen
+    small things to do there would lose a dozen times.
+    """
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    async def of(self, steps: Iterable[Answer]) -> list[Answer]:
+        """Take all the steps and give what each of them made."""
+        made: list[Answer] = []
+        taking = iter(steps)
+        while True:
+            async with self._turn:
+                step = next(taking, _DONE)
+                # Here others run, of whom none takes a step.
+                await asyncio.sleep(0)
+            if step is _DONE:
+                return made
+            made.append(step)  # type: ignore[arg-type]

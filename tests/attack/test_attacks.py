@@ -24,8 +24,8 @@ from bsfg.wire.certs import issue
 CEILING_BYTES = 1 << 30
 LOG_BYTES_PER_SECOND = 10_000
 P99_MS_MOST, P99_RATIO_MOST = 100.0, 10.0
-WARMTH = 3
-"""How often the long form may try: the machine may be busy with something else once, not every time."""
+RUNS = 3
+"""How often the long form measures; the median counts, because the machine may be busy with something else once."""
 
 MORE_IDENTITIES = """
 [identities.plant-a-gadget]
@@ -99,7 +99,7 @@ async def test_honest_producers_do_not_notice(plant: Zone, name: str, soak_size:
     """
     seconds = soak_size(4, 30)
     ratios, worst = [], []
-    for _ in range(soak_size(1, WARMTH)):
+    for _ in range(soak_size(1, RUNS)):
         log_before = plant.log_path.stat().st_size
         quiet, attacked, most_bytes, attacker = await beside(plant, name, seconds)
         grown = plant.log_path.stat().st_size - log_before
@@ -113,8 +113,8 @@ async def test_honest_producers_do_not_notice(plant: Zone, name: str, soak_size:
         )
         assert attacker.counts, "the attack reached nobody"
     if os.environ.get("BSFG_SOAK") == "long":
-        assert min(ratios) <= P99_RATIO_MOST, statistics.median(ratios)
-        assert min(worst) <= P99_MS_MOST
+        assert statistics.median(ratios) <= P99_RATIO_MOST, ratios
+        assert statistics.median(worst) <= P99_MS_MOST, worst
     plant.stop()
     check_sound(plant)
 

@@ -3,7 +3,8 @@
 import asyncio
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from bsfg.fact import Envelope, Fact, Message
 from bsfg.hashing import Sha256
 from bsfg.journey.append import append
 from bsfg.journey.link import FetchRequest
-from bsfg.offload import THREAD_BYTES, by_size
+from bsfg.offload import STEP_FACTS, THREAD_BYTES, Turns, by_size
 from bsfg.testing.clock import FakeClock
 from bsfg.testing.facts import messages
 from bsfg.wire import http, server
@@ -123,3 +124,62 @@ async def test_the_loop_goes_on_while_a_thread_works() -> None:
     await asyncio.sleep(0)
     served.set()
     assert await working
+
+
+async def test_one_step_of_everybody_in_turn() -> None:
+    """Between two steps all others have run, and those who take steps take them one after the other."""
+    turns, seen = Turns(), []
+
+    def steps(name: str) -> Iterator[str]:
+        for _ in range(5):
+            seen.append(name)
+            yield name
+
+    async def others() -> None:
+        for _ in range(20):
+            seen.append("other")
+            await asyncio.sleep(0)
+
+    made = await asyncio.gather(turns.of(steps("a")), turns.of(steps("b")), others())
+    assert made[:2] == [["a"] * 5, ["b"] * 5]
+    taken = [name for name in seen if name != "other"]
+    assert taken == ["a", "b"] * 5
+    for one, two in pairwise([at for at, name in enumerate(seen) if name != "other"]):
+        assert "other" in seen[one:two]
+
+
+async def test_a_step_that_fails_leaves_the_turn_to_others() -> None:
+    """The error is its caller's alone."""
+    turns = Turns()
+    with pytest.raises(ZeroDivisionError):
+        await turns.of(1 // each for each in (1, 0))
+    assert await turns.of([1, 2]) == [1, 2]
+
+
+@pytest.mark.parametrize("headers", [None, {}, LINES])
+async def test_many_small_facts_are_answered_in_steps(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch, headers: dict[str, str] | None
+) -> None:
+    """An answer with a thousand facts is whole and in order, and the event loop is left after every few of them."""
+    site = await sites(storage="log")
+    await site.consumer()
+    client = site.client()
+    await client.append(STREAM, FactBatch.from_messages(messages(1_000)))
+    steps: list[int] = []
+    of = Turns.of
+
+    async def counted(self: Turns, taken: Any) -> Any:
+        made = await of(self, taken)
+        steps.append(len(made))
+        return made
+
+    monkeypatch.setattr(Turns, "of", counted)
+    if headers is None:
+        offsets = [entry.offset for entry in (await client.fetch_entries("historian", limit=1_000)).entries]
+    else:
+        path = "/v1/consumers/historian/facts?limit=1000"
+        answer = await site.http("GET", path, headers=headers)
+        lines = answer.body.splitlines() if headers else [json.dumps(each) for each in answer.json()["entries"]]
+        offsets = [json.loads(line)["offset"] for line in lines]
+    assert offsets == list(range(1_000))
+    assert sum(steps) >= 1_000 / STEP_FACTS

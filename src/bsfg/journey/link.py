@@ -59,6 +59,11 @@ class Fetched:
     stream: str | None = None
 
     @property
+    def facts(self) -> int:
+        """How many facts there are."""
+        return sum(len(frame.entries) for frame in self.frames if frame.entries is not None)
+
+    @property
     def weight_bytes(self) -> int:
         """About how many bytes there are to judge or to write."""
         entries = sum(frame.entries.weight_bytes for frame in self.frames if frame.entries is not None)

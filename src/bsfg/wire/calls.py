@@ -71,7 +71,7 @@ class Calls:
         when the caller goes while an answer is being sent.
         """
         answered = self._written if method.response_streams else self._returned
-        reader = Reader(method.request_type, terms, self.limits)
+        reader = Reader(method.request_type, terms, self.limits, self.admission.turns)
 
         async def serve(caller: Caller, context: Context) -> Any:
             owner, place = self._place(terms, caller)

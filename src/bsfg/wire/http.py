@@ -25,7 +25,7 @@ from bsfg.journey.link import Fetched, FetchRequest, Refusal
 from bsfg.jsonform import entry_to_dict
 from bsfg.jsonlines import read_jsonl
 from bsfg.model import Limits
-from bsfg.offload import by_size
+from bsfg.offload import STEP_FACTS, by_size
 from bsfg.ports import Buffer, Confirmation, GapRecord
 from bsfg.wire.answering import Endpoint, Handler, caller_of, endpoint, problem
 from bsfg.wire.fence import DATA_POLICY, attachment
@@ -137,10 +137,10 @@ class HttpBoundary:
         )
         async with asyncio.timeout(self._limits.request_timeout_seconds + wanted.wait_seconds):
             fetched = await _unless_gone(request, self._boundary.fetch(caller, request.path_params["consumer"], wanted))
-        async with self._admission.answering.take(fetched.weight_bytes, request.state.owner):
-            if JSON_LINES in request.headers.get("accept", ""):
-                return Response(await by_size(fetched.weight_bytes, _lines, fetched), media_type=JSON_LINES)
-            return _answer(await by_size(fetched.weight_bytes, _encoded, _fetched, fetched))
+        is_lines = JSON_LINES in request.headers.get("accept", "")
+        pieces = _lines(fetched) if is_lines else _fetched(fetched)
+        data = await self._admission.written(fetched, pieces, request.state.owner)
+        return Response(data, media_type=JSON_LINES if is_lines else JSON)
 
     async def confirm(self, request: Request, caller: Caller) -> Response:
         """Record a confirmation."""
@@ -365,26 +365,31 @@ def _appended(outcome: AppendOutcome) -> dict[str, Any]:
     }
 
 
-def _lines(fetched: Fetched) -> bytes:
-    return b"".join(orjson.dumps(each, option=orjson.OPT_APPEND_NEWLINE) for each in _items(fetched))
-
-
-def _items(fetched: Fetched) -> Iterator[dict[str, Any]]:
+def _lines(fetched: Fetched) -> Iterator[bytes]:
     """Give an answer line by line, as `bsfg fetch` does: entries, and each range that is not there as a gap."""
-    for gap in fetched.gaps:
-        yield {"gap": _gap(gap)}
+    yield from (_line({"gap": _gap(gap)}) for gap in fetched.gaps)
     for frame in fetched.frames:
         if frame.entries is not None:
-            yield from (entry_to_dict(entry) for entry in frame.entries.to_entries())
+            for entries in frame.entries.in_steps(STEP_FACTS):
+                yield b"".join(_line(entry_to_dict(entry)) for entry in entries)
         elif frame.gap is not None:
-            yield {"gap": _gap(frame.gap)}
+            yield _line({"gap": _gap(frame.gap)})
 
 
-def _fetched(fetched: Fetched) -> dict[str, Any]:
+def _line(found: dict[str, Any]) -> bytes:
+    return orjson.dumps(found, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _fetched(fetched: Fetched) -> Iterator[bytes]:
+    """Give an answer as one document, in pieces."""
+    between = b'{"entries":['
+    for frame in fetched.frames:
+        if frame.entries is not None:
+            for entries in frame.entries.in_steps(STEP_FACTS):
+                yield between + orjson.dumps([entry_to_dict(entry) for entry in entries])[1:-1]
+                between = b","
     ranges = [frame.gap for frame in fetched.frames if frame.gap is not None]
-    batches = [frame.entries for frame in fetched.frames if frame.entries is not None]
-    return {
-        "entries": [entry_to_dict(entry) for entries in batches for entry in entries.to_entries()],
+    rest = {
         "gaps": [_gap(gap) for gap in (*fetched.gaps, *ranges)],
         "start": fetched.start,
         "next_offset": fetched.frames[-1].last + 1 if fetched.frames else fetched.start,
@@ -392,6 +397,7 @@ def _fetched(fetched: Fetched) -> dict[str, Any]:
         "log_id": fetched.log_id,
         "gaps_token": fetched.gaps_token,
     }
+    yield (b"" if between == b"," else between) + b"]," + orjson.dumps(rest)[1:]
 
 
 def _gap(gap: GapRecord) -> dict[str, Any]:

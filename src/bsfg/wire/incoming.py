@@ -9,9 +9,9 @@ from typing import Any
 import grpc
 
 from bsfg.errors import InvalidArgument, MessageTooLarge, Overloaded
-from bsfg.offload import THREAD_BYTES, by_size
+from bsfg.offload import THREAD_BYTES, Turns, by_size
 from bsfg.wire.idle import IdleTimer
-from bsfg.wire.large import read_at_once, read_bounded
+from bsfg.wire.large import COUNTED_BYTES, count_fields, read_at_once, read_counted
 from bsfg.wire.limits import Admission, WireLimits
 from bsfg.wire.operations import Terms
 
@@ -21,8 +21,8 @@ Release = Callable[[], None]
 class Reader:
     """Makes messages of one operation out of bytes, within its terms."""
 
-    def __init__(self, message_type: Any, terms: Terms, limits: WireLimits) -> None:
-        self._type, self._terms = message_type, terms
+    def __init__(self, message_type: Any, terms: Terms, limits: WireLimits, turns: Turns) -> None:
+        self._type, self._terms, self._turns = message_type, terms, turns
         self._limit_bytes = terms.limit_bytes(limits.message_bytes)
         self._most = tuple(terms.most.items())
 
@@ -36,7 +36,9 @@ class Reader:
             )
         message = read_at_once(self._type, data) if size >= THREAD_BYTES else None
         if message is None:
-            message = await by_size(size, read_bounded, self._type, data, self._terms.fields)
+            if size > COUNTED_BYTES:
+                await self._turns.of(count_fields(self._type, data, self._terms.fields, self._terms.most))
+            message = await by_size(size, read_counted, self._type, data)
         for field, most in self._most:
             check_most(field, getattr(message, field), most)
         return message

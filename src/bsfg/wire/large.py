@@ -6,12 +6,14 @@ megabytes, so it is taken out of the message beforehand, as a view of the bytes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from bsfg.errors import FrameInvalid
+from bsfg.errors import FrameInvalid, InvalidArgument
 from bsfg.wire import boundary_pb2 as pb
 
 LARGE_BYTES = 16 << 10
@@ -23,6 +25,7 @@ COUNTED_BYTES = 64 << 10
 ANSWER_FIELDS_MAX, ANSWER_REST_BYTES = 70_000, 4 << 20
 """What an answer of a peer may have beside its batches."""
 
+_STEP_FIELDS = 200
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 # What has more fields than this is not mostly a batch, and protobuf walks over them a hundred times as fast.
 _FIELDS_MAX, _FRAMES_MAX = 64, 1024
@@ -82,10 +85,8 @@ def read_at_once(message_type: Any, data: bytes) -> Any | None:
     return reader_of(message_type)(data)
 
 
-def read_bounded(message_type: Any, data: bytes, max_fields: int) -> Any:
-    """Read any message; raises `FrameInvalid` when it is none, or a large one with more fields than it may have."""
-    if len(data) > COUNTED_BYTES:
-        check_fields(message_type, data, max_fields)
+def read_counted(message_type: Any, data: bytes) -> Any:
+    """Read any message of which the fields were counted if it is large; raises `FrameInvalid` when it is none."""
     try:
         return reader_of(message_type)(data)
     except DecodeError:
@@ -131,29 +132,46 @@ def _check_answer(message_type: Any, data: memoryview) -> None:
         except (IndexError, ValueError):
             raise FrameInvalid("the answer cannot be read") from None
         if len(rest) > COUNTED_BYTES:
-            check_fields(kind, bytes(rest), ANSWER_FIELDS_MAX)
+            for _ in count_fields(kind, bytes(rest), ANSWER_FIELDS_MAX):
+                pass
 
 
-def check_fields(message_type: Any, data: bytes, max_fields: int) -> None:
-    """Raise `FrameInvalid` when a message has too many fields, its inner messages included.
+def count_fields(
+    message_type: Any, data: bytes, max_fields: int, most: Mapping[str, int] = MappingProxyType({})
+) -> Iterator[None]:
+    """Raise when a message has too many fields, its inner messages included, or a list of it is too long.
 
-    Each field of a message becomes an object when protobuf reads it, of many times the two bytes that it may have.
+    Each field of a message becomes an object when protobuf reads it, of many times the two bytes that it may have. It
+    counts a step at a time, each of which is short.
     """
-    left = max_fields
-    inside = [(memoryview(data), message_type.DESCRIPTOR)]
+    top = message_type.DESCRIPTOR
+    lists = {top.fields_by_name[name].number: (name, limit) for name, limit in most.items()}
+    lengths: Counter[int] = Counter()
+    left, whole = max_fields, memoryview(data)
+    walks = [(_fields(whole, _TAG_BYTES_MAX), whole, top)]
     try:
-        while inside:
-            part, kind = inside.pop()
-            for _, number, begin, end in _fields(part, _TAG_BYTES_MAX):
+        while walks:
+            walk, part, kind = walks[-1]
+            for _, number, begin, end in walk:
                 left -= 1
                 if left < 0:
-                    name = message_type.DESCRIPTOR.name
-                    raise FrameInvalid(f"the {name} has more than {max_fields} fields", limit="fields")
+                    raise FrameInvalid(f"the {top.name} has more than {max_fields} fields", limit="fields")
+                if len(walks) == 1 and number in lists:
+                    lengths[number] += 1
+                    name, limit = lists[number]
+                    if lengths[number] > limit:
+                        raise InvalidArgument(f"{name} has a length of more than {limit}", field=name, limit=limit)
+                if not left % _STEP_FIELDS:
+                    yield
                 known = kind.fields_by_number.get(number)
                 if known is not None and known.message_type is not None and end > begin:
-                    inside.append((part[begin:end], known.message_type))
+                    inner = part[begin:end]
+                    walks.append((_fields(inner, _TAG_BYTES_MAX), inner, known.message_type))
+                    break
+            else:
+                walks.pop()
     except (IndexError, ValueError):
-        raise FrameInvalid(f"the message is no {message_type.DESCRIPTOR.name}") from None
+        raise FrameInvalid(f"the message is no {top.name}") from None
 
 
 def read_message(message_type: Any, field: str, data: memoryview) -> Any:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 from bsfg.errors import Overloaded
+from bsfg.journey.link import Fetched
+from bsfg.offload import STEP_FACTS, THREAD_BYTES, Turns, by_size
 from bsfg.wire.patience import Patience
 
 STRANGERS = 32
@@ -94,6 +96,7 @@ class Admission:
         self.budget = ByteBudget(limits.in_flight_bytes, owner_bytes=max(1, limits.in_flight_bytes // 2))
         self.answering = ByteBudget(limits.answer_bytes, owner_bytes=max(1, limits.answer_bytes // 2))
         self.awaited = Awaited(limits.awaited_messages)
+        self.turns = Turns()
         self.serving = 0
         self.refused = 0
         self.sleeping = 0
@@ -125,6 +128,17 @@ class Admission:
             await asyncio.sleep(max(delay_seconds, crowded_seconds))
         finally:
             self.sleeping -= 1
+
+    async def written(self, fetched: Fetched, pieces: Iterable[bytes], owner: str) -> bytes:
+        """Write an answer piece by piece, large ones in turn: as objects its facts take many times their size."""
+        size_bytes = fetched.weight_bytes
+        if size_bytes < THREAD_BYTES:
+            return b"".join(pieces)
+        async with self.answering.take(size_bytes, owner):
+            if size_bytes * STEP_FACTS >= fetched.facts * THREAD_BYTES:
+                # Large facts are copied more than looked at, which a thread does without the interpreter.
+                return await by_size(size_bytes, b"".join, pieces)
+            return b"".join(await self.turns.of(pieces))
 
     @contextmanager
     def enter(self, caller: str) -> Iterator[None]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
+from typing import Any
 
 from bsfg.errors import BsfgError, FrameInvalid, InvalidArgument, NotReady
 from bsfg.fact import Key
 from bsfg.journey.append import AppendOutcome
 from bsfg.journey.link import Fetched, FetchRequest, Refusal
-from bsfg.offload import THREAD_BYTES, by_size
+from bsfg.offload import STEP_FACTS, THREAD_BYTES, by_size
 from bsfg.ports import Buffer, Confirmation, Result
 from bsfg.sealmark import SHA256_NAME
 from bsfg.wire import boundary_pb2 as pb
@@ -43,7 +42,6 @@ FRAMES_BYTES_DEFAULT = 8 << 20
 
 
 Frames = AsyncIterator[pb.FetchFrame | bytes]
-Written = TypeVar("Written")
 
 
 class BoundaryServicer:
@@ -86,7 +84,7 @@ class BoundaryServicer:
 
         return Pipelined(begin, window_frames=self._limits.window_frames).answers(requests)
 
-    async def fetch_facts(self, request: pb.FetchRequest, caller: Caller) -> pb.FetchResponse | bytes:
+    async def fetch_facts(self, request: pb.FetchRequest, caller: Caller) -> bytes:
         """Give the next facts of a consumer as messages, or as frames when it asks for those."""
         if request.frames:
             return await self._frames_at_once(request, caller)
@@ -98,7 +96,7 @@ class BoundaryServicer:
         )
         async with self._calls.timeout(wanted.wait_seconds):
             fetched = await self._service.fetch(caller, request.consumer, wanted, _zones(request.carry_only))
-        return await self._written(fetched, caller, fetch_response)
+        return await self._calls.admission.written(fetched, fetch_response(fetched), str(caller))
 
     async def _frames_at_once(self, request: pb.FetchRequest, caller: Caller) -> bytes:
         wanted = FetchRequest(
@@ -112,14 +110,10 @@ class BoundaryServicer:
         async with self._calls.timeout(wanted.wait_seconds):
             fetched = await self._service.fetch(caller, request.consumer, wanted, _zones(request.carry_only))
         check_hashers(fetched.frames, request)
-        return await self._written(fetched, caller, partial(frames_response, ages=request.ages))
-
-    async def _written(self, fetched: Fetched, caller: Caller, write: Callable[[Fetched], Written]) -> Written:
-        """Write an answer; large ones of many callers in turn, because facts as messages take many times their size."""
         if fetched.weight_bytes < THREAD_BYTES:
-            return write(fetched)
+            return frames_response(fetched, ages=request.ages)
         async with self._calls.admission.answering.take(fetched.weight_bytes, str(caller)):
-            return await by_size(fetched.weight_bytes, write, fetched)
+            return await by_size(fetched.weight_bytes, frames_response, fetched, ages=request.ages)
 
     def follow_facts(self, requests: AsyncIterator[pb.FetchRequest], caller: Caller) -> AsyncIterator[Any]:
         """Answer one fetch after the other."""
@@ -245,9 +239,9 @@ async def _committed(sequence: int, outcome: Awaitable[AppendOutcome], *, ids_de
         return pb.AppendAck(sequence=sequence, error=error_message(error))
 
 
-def fetch_response(fetched: Fetched) -> pb.FetchResponse:
-    """Write an answer fact by fact."""
-    response = pb.FetchResponse(
+def fetch_response(fetched: Fetched) -> Iterator[bytes]:
+    """Write an answer fact by fact, in pieces: messages one after the other are one message with the lists of all."""
+    yield pb.FetchResponse(
         start=fetched.start,
         next_offset=fetched.frames[-1].last + 1 if fetched.frames else fetched.start,
         log_id=fetched.log_id,
@@ -255,13 +249,13 @@ def fetch_response(fetched: Fetched) -> pb.FetchResponse:
         chain_head=fetched.chain_head,
         gaps=[gap_message(gap) for gap in fetched.gaps],
         gaps_token=fetched.gaps_token,
-    )
+    ).SerializeToString()
     for frame in fetched.frames:
         if frame.entries is not None:
-            response.entries.extend(entry_message(entry) for entry in frame.entries.to_entries())
+            for entries in frame.entries.in_steps(STEP_FACTS):
+                yield pb.FetchResponse(entries=map(entry_message, entries)).SerializeToString()
         elif frame.gap is not None:
-            response.gaps.append(gap_message(frame.gap))
-    return response
+            yield pb.FetchResponse(gaps=[gap_message(frame.gap)]).SerializeToString()
 
 
 def append_response(outcome: AppendOutcome) -> pb.AppendResponse:
