@@ -15,21 +15,22 @@ def frame(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> b
     return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
 
 
-def headers(path: str) -> bytes:
-    """Write the headers of a gRPC call as literals without indexing."""
-    fields = [
+def headers(path: str | bytes, **more: bytes) -> bytes:
+    """Write the headers of a gRPC call as literals without indexing; ``more`` may hold what no header may."""
+    fields: list[tuple[str, str | bytes]] = [
         (":method", "POST"),
         (":scheme", "http"),
         (":path", path),
         (":authority", "localhost"),
         ("content-type", "application/grpc"),
         ("te", "trailers"),
+        *more.items(),
     ]
     return b"".join(b"\x00" + _text(name) + _text(value) for name, value in fields)
 
 
-def _text(text: str) -> bytes:
-    data = text.encode()
+def _text(text: str | bytes) -> bytes:
+    data = text.encode() if isinstance(text, str) else text
     assert len(data) < 127
     return bytes([len(data)]) + data
 
@@ -48,9 +49,9 @@ class Raw:
             raw.writer.write(PREFACE + frame(SETTINGS) + frame(WINDOW_UPDATE, payload=struct.pack(">I", 1 << 20)))
         return raw
 
-    def call(self, path: str, stream: int, *messages: bytes, end: bool = False) -> None:
+    def call(self, path: str | bytes, stream: int, *messages: bytes, end: bool = False, **more: bytes) -> None:
         """Begin a call and send messages, each as it is: with its own prefix or without."""
-        self.writer.write(frame(HEADERS, END_HEADERS, stream, headers(path)))
+        self.writer.write(frame(HEADERS, END_HEADERS, stream, headers(path, **more)))
         for message in messages:
             for start in range(0, len(message), 16_000):
                 self.writer.write(frame(DATA, 0, stream, message[start : start + 16_000]))

@@ -124,6 +124,23 @@ async def test_garbage_on_the_wire(sites: Sites) -> None:
     await works(site, "after")
 
 
+async def test_paths_and_headers_that_are_no_text(sites: Sites, caplog: pytest.LogCaptureFixture) -> None:
+    """A call of a path that is no text is an unknown method like others; headers may hold any bytes."""
+    site = await sites()
+    for path in (b"/\xff\xfe\x80", b"\xff", b"/bsfg.v1.Boundary/AppendFact\xc3", b"/bsfg.v1.Boundary/\xed\xa0\x80"):
+        raw = await Raw.connect(site.listeners.grpc.port)
+        raw.call(path, 1, end=True)
+        found = await raw.frames(HEADERS, RST_STREAM, GOAWAY)
+        assert any(b"grpc-status\x0212" in payload for kind, payload in found if kind == HEADERS), found
+        raw.close()
+        await works(site, f"after {path!r}")
+    assert not caplog.records
+    raw = await Raw.connect(site.listeners.grpc.port)
+    raw.call("/grpc.health.v1.Health/Check", 1, prefixed(b""), end=True, name=b"\xff\xfe\x80")
+    assert [kind for kind, _ in await raw.frames(HEADERS)][-1] == HEADERS
+    raw.close()
+
+
 async def test_messages_that_are_none(sites: Sites) -> None:
     """A message that does not parse, and an unknown method, are errors of the call; the connection goes on."""
     site = await sites()

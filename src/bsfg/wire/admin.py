@@ -44,8 +44,8 @@ class AdminServicer:
     def __init__(self, service: AdminService, calls: Calls) -> None:
         self._service, self._calls = service, calls
 
-    def handlers(self) -> Any:
-        """Give the handlers to be added to a gRPC server."""
+    def handlers(self) -> tuple[str, dict[str, Any]]:
+        """Give the name of the service and the handlers to be added to a gRPC server."""
         behaviours: Mapping[str, Unary] = {name: self._timed(getattr(self, snake(name))) for name in ADMIN}
         return self._calls.handlers(ADMIN_SERVICE, ADMIN, behaviours)
 

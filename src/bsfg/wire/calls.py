@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, aclosing
 from typing import Any
 
-import grpc
 import structlog
 from grpc._cython import cygrpc
 
@@ -56,13 +55,18 @@ class Calls:
         self._called = called or (lambda address: None)
         self.listening = IdleTimers(limits.idle_timeout_seconds, limits.connection_age_seconds)
 
-    def handlers(self, service: str, methods: Mapping[str, Method], behaviours: Mapping[str, Unary | Stream]) -> Any:
-        """Give one service's handlers; every method has its behaviour and its terms."""
-        wrapped = {
+    def handlers(
+        self, service: str, methods: Mapping[str, Method], behaviours: Mapping[str, Unary | Stream]
+    ) -> tuple[str, dict[str, Any]]:
+        """Give one service's name and its handlers; every method has its behaviour and its terms."""
+        return service, {
             name: method.handler(self._handler(method, terms_of(service, name), behaviours[name]))
             for name, method in methods.items()
         }
-        return grpc.method_handlers_generic_handler(service, wrapped)
+
+    async def unknown(self, context: Context) -> None:
+        """Let somebody wait who calls methods that there are not again and again."""
+        await self.admission.slow_down(f"{caller_of(context)} calls unknown methods")
 
     def _handler(self, method: Method, terms: Terms, behaviour: Any) -> Callable[[Any, Context], Awaitable[Any]]:
         """Give a coroutine that answers one call.

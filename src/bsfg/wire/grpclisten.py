@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import grpc
-
 from bsfg.errors import PeerUnreachable
 from bsfg.wire.admin import AdminServicer
 from bsfg.wire.calls import Calls
 from bsfg.wire.connections import connections_allowed
+from bsfg.wire.grpcserver import Server
 from bsfg.wire.limits import SLEEPERS_MAX, STRANGERS, Admission, WireLimits
 from bsfg.wire.server import BoundaryServicer
 from bsfg.wire.service import AdminService, BoundaryService
@@ -19,6 +18,7 @@ from bsfg.wire.tools import Health, Reflection
 
 METADATA_BYTES_MAX = 8 << 10
 WINDOW_BYTES = 256 << 10
+PENDING_MAX = 4_096
 
 
 def server_options(limits: WireLimits) -> list[tuple[str, int]]:
@@ -35,6 +35,9 @@ def server_options(limits: WireLimits) -> list[tuple[str, int]]:
         ("grpc.absolute_max_metadata_size", 2 * METADATA_BYTES_MAX),
         ("grpc.max_concurrent_streams", limits.concurrent_per_identity),
         ("grpc.max_allowed_incoming_connections", connections_allowed(limits)),
+        # Calls of one method that nobody has taken yet; beyond this, gRPC drops any of them, an honest one as well.
+        ("grpc.server.max_pending_requests", PENDING_MAX),
+        ("grpc.server.max_pending_requests_hard_limit", PENDING_MAX),
         # A call whose messages are not read takes so much and no more, however fast its line is.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
@@ -70,16 +73,16 @@ class GrpcListener:
         # The server's own limit is only the last resort: it refuses without a word, the admission with a hint. Those
         # whose answers are held back, and those who are refused, must not use it up.
         calls_at_once = 2 * limits.concurrent_requests + SLEEPERS_MAX + STRANGERS
-        self._server = grpc.aio.server(options=server_options(limits), maximum_concurrent_rpcs=calls_at_once)
         self._calls = calls = Calls(limits, self.admission, boundary, called)
+        self._server = Server(server_options(limits), calls_at_once, calls.unknown)
         self._health = Health()
-        handlers = (
+        for service, handlers in (
             BoundaryServicer(boundary, calls).handlers(),
             AdminServicer(admin, calls).handlers(),
             self._health.handlers(calls),
             Reflection().handlers(calls),
-        )
-        self._server.add_generic_rpc_handlers(handlers)
+        ):
+            self._server.add_registered_method_handlers(service, handlers)
         self.port = 0
 
     async def start(self, address: str) -> int:

@@ -51,8 +51,8 @@ class BoundaryServicer:
         self._service, self._calls = service, calls
         self._limits = calls.limits
 
-    def handlers(self) -> Any:
-        """Give the handlers to be added to a gRPC server."""
+    def handlers(self) -> tuple[str, dict[str, Any]]:
+        """Give the name of the service and the handlers to be added to a gRPC server."""
         behaviours: Mapping[str, Unary | Stream] = {name: getattr(self, snake(name)) for name in BOUNDARY}
         return self._calls.handlers(BOUNDARY_SERVICE, BOUNDARY, behaviours)
 

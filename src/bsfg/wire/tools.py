@@ -30,8 +30,8 @@ class Health:
         self._changed = asyncio.Event()
         self._is_ending = False
 
-    def handlers(self, calls: Calls) -> Any:
-        """Give the handlers to be added to a gRPC server."""
+    def handlers(self, calls: Calls) -> tuple[str, dict[str, Any]]:
+        """Give the name of the service and the handlers to be added to a gRPC server."""
         return calls.handlers(HEALTH_SERVICE, _HEALTH, {"Check": self._check, "List": self._list, "Watch": self._watch})
 
     def set(self, ready: bool) -> None:
@@ -74,8 +74,8 @@ class Reflection:
     def __init__(self) -> None:
         self._servicer = ReflectionServicer((BOUNDARY_SERVICE, ADMIN_SERVICE, HEALTH_SERVICE, REFLECTION_SERVICE))
 
-    def handlers(self, calls: Calls) -> Any:
-        """Give the handlers to be added to a gRPC server."""
+    def handlers(self, calls: Calls) -> tuple[str, dict[str, Any]]:
+        """Give the name of the service and the handlers to be added to a gRPC server."""
         return calls.handlers(REFLECTION_SERVICE, _REFLECTION, {"ServerReflectionInfo": self._info})
 
     def _info(self, requests: Incoming, caller: Caller) -> AsyncIterator[Any]:
