@@ -58,6 +58,24 @@ def test_failures_keep_their_traceback(out: io.StringIO) -> None:
     assert "ValueError: inside" in str(record["exception"])
 
 
+def test_a_library_that_repeats_itself_is_counted(out: io.StringIO) -> None:
+    """Callers can make a library say the same again and again; a few lines are written, without a traceback."""
+    configure(stream=out)
+    for number in range(1_000):
+        try:
+            bytes([0xFF, number % 256]).decode()
+        except UnicodeDecodeError:
+            logging.getLogger("grpc._cython.cygrpc").exception("Invalid encoding on %s", number)
+    logging.getLogger("grpc._cython.cygrpc").error("something else")
+    found = records(out)
+    assert [record["message"] for record in found] == [
+        *(f"Invalid encoding on {n}" for n in range(5)),
+        "something else",
+    ]
+    assert not any("exception" in record for record in found)
+    assert {record.get("reason") for record in found} == {"UnicodeDecodeError", None}
+
+
 def test_a_library_without_descriptors_logs_no_traceback(out: io.StringIO) -> None:
     """That the system has no descriptor left is one short record."""
     configure(stream=out)

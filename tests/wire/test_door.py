@@ -270,13 +270,15 @@ def bomb(number: int, size_bytes: int) -> bytes:
         ("ConfirmReceipt", bomb(3, 1 << 20)),
         ("PutFacts", bomb(9, 3 << 20)),
     ],
+    ids=["fact", "frames", "numbers", "confirmation", "records"],
 )
 async def test_field_bombs_are_refused_unread(sites: Sites, method: str, data: bytes) -> None:
     """Millions of empty fields in a few megabytes are counted before they become objects."""
     site = await sites(tls=True)
     name = "pipeline" if method == "PutFacts" else "app"
     async with channel(site, name) as opened:
-        assert await sent(opened, f"/bsfg.v1.Boundary/{method}", data) == "frame_invalid"
+        # A list that is too long is called so by its name, as soon as that is seen.
+        assert await sent(opened, f"/bsfg.v1.Boundary/{method}", data) in (FrameInvalid.code, InvalidArgument.code)
         code = await sent(opened, f"/bsfg.v1.Boundary/{method}", GARBAGE)
         assert code == FrameInvalid.code
 

@@ -15,6 +15,8 @@ from typing import Any, TextIO
 import orjson
 import structlog
 
+from bsfg.clock import SystemClock
+from bsfg.node.repeats import Repeats
 from bsfg.printable import one_line, printable, printable_json, printable_values
 
 EVENTS: dict[str, str] = {
@@ -61,9 +63,13 @@ EVENTS: dict[str, str] = {
     "upkeep_failed": "A round of retention, alerts or collection failed; the next one tries again.",
 }
 
+KIND_CHARACTERS = 40
+
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 _USED_UP = frozenset({errno.EMFILE, errno.ENFILE})
+_OF_CALLERS = frozenset({"ExecuteBatchError", "UnicodeDecodeError"})
+"""What gRPC has errors of when a caller went before his answer, or sent headers that are no text: no defect of ours."""
 
 _SHARED: list[Any] = [
     structlog.stdlib.add_log_level,
@@ -83,6 +89,7 @@ def configure(level: str = "info", form: str = "json", stream: TextIO | None = N
         cache_logger_on_first_use=False,
     )
     handler = logging.StreamHandler(out)
+    handler.addFilter(_Rarely())
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[_as_library, *_SHARED],
@@ -92,6 +99,25 @@ def configure(level: str = "info", form: str = "json", stream: TextIO | None = N
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(LEVELS[level], logging.WARNING))
+
+
+class _Rarely(logging.Filter):
+    """Lets a few lines of a library through, and counts the rest of a minute: callers can make it say many.
+
+    A kind of line is how it begins; how many were left out stands in the next one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._repeats = Repeats(SystemClock())
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Tell whether a record is written."""
+        written: list[int] = []
+        self._repeats.tell((record.name, record.levelname, str(record.msg)[:KIND_CHARACTERS]), written.append)
+        if written and written[0]:
+            record.left_out = written[0]
+        return bool(written)
 
 
 def _as_library(logger: Any, name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -104,6 +130,11 @@ def _as_library(logger: Any, name: str, event: MutableMapping[str, Any]) -> Muta
         # Where the node was when the system had no descriptor left tells nothing; that it had none is all there is.
         event.pop("exc_info", None)
         event["reason"] = error.strerror
+    elif record is not None and record.name.startswith("grpc") and type(error).__name__ in _OF_CALLERS:
+        event.pop("exc_info", None)
+        event["reason"] = type(error).__name__
+    if left_out := getattr(record, "left_out", 0):
+        event["left_out"] = left_out
     return event
 
 

@@ -1,6 +1,6 @@
 """gRPC's server, made such that no caller can end it: every method is taken by its name, and what has none is refused.
 
-gRPC for Python takes the path of a call as text, in the loop that takes all calls. Bytes that are no text end that loop,
+gRPC for Python takes the path of a call as text, in the loop that takes all calls. Bytes that are none end that loop,
 and with it the listener, whoever sent them. A method that is *registered* is recognised below Python, by its bytes; so
 all of ours are, and what is left is unknown, whatever it is called. Registered methods also wait in queues of their own
 until they are taken: a flood of one method costs no caller of another his place.
