@@ -124,7 +124,7 @@ def test_acks_survive_the_way(rows: list[tuple[int, int]], follow: bool) -> None
     if follow and len(rows):
         offsets, results = np.arange(offsets[0], offsets[0] + len(rows)), np.zeros(len(rows), dtype=np.uint8)
     facts = batch(len(rows)) if rows else FactBatch.empty()
-    outcome = AppendOutcome(facts, Receipt(offsets, results, b"head", 5))
+    outcome = AppendOutcome(facts, Receipt(offsets, results, b"head", 5), "sha256")
     ack = pb.AppendAck.FromString(ack_message(7, outcome, ids_derived=True).SerializeToString())
     receipt, digests = read_ack(ack)
     assert (ack.sequence, receipt.chain_head, receipt.appended_at_unix_ms) == (7, b"head", 5)

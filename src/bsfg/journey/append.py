@@ -73,6 +73,8 @@ class AppendOutcome:
 
     facts: FactBatch
     receipt: Receipt
+    hasher: str
+    """The function that the digests were made by; a batch is sealed with one."""
 
     def __len__(self) -> int:
         return len(self.facts)
@@ -81,11 +83,6 @@ class AppendOutcome:
     def chain_head(self) -> bytes:
         """The digest of the log's last frame after this append, for producers that keep evidence."""
         return self.receipt.chain_head
-
-    @property
-    def hasher(self) -> str:
-        """The function that the digests were made by; a batch is sealed with one."""
-        return functions_of(self.facts)[0] if len(self.facts) else SHA256_NAME
 
     def results(self) -> list[AppendedFact]:
         """Give one result per fact, in the order in which they were sent."""
@@ -125,7 +122,9 @@ async def append(
     else:
         size_bytes = sum(map(weight_of_message, facts))
     sealed = await by_size(size_bytes, _admitted, facts, rules, clock.now_unix_ms())
-    return AppendOutcome(sealed, await store.append(sealed))
+    # Who has sealed them before may have done so with another function.
+    hasher = functions_of(sealed)[0] if sealed is facts and len(sealed) else rules.hasher.name
+    return AppendOutcome(sealed, await store.append(sealed), hasher)
 
 
 def _admitted(facts: FactBatch | Sequence[Message], rules: AppendRules, now_unix_ms: int) -> FactBatch:

@@ -27,7 +27,7 @@ from bsfg.node.config.access import Identity
 from bsfg.node.evidence import gather
 from bsfg.node.guard import is_peer
 from bsfg.node.objects import Objects
-from bsfg.node.parts import Lane, Parts
+from bsfg.node.parts import Lane, Parts, Settings
 from bsfg.node.putting import Putting
 from bsfg.node.spans import offsets_of_span, zones_of
 from bsfg.offload import by_size
@@ -70,18 +70,18 @@ class NodeService:
 
     async def prepare(self, caller: Caller, stream: str, facts: FactBatch | bytes) -> Prepared:
         """Decide whether the caller may append these facts, and seal them."""
-        metrics = self._parts.metrics
+        metrics, settings = self._parts.metrics, self._parts.settings
         try:
             # The role first: a stranger learns nothing of streams and costs no decoding.
             row = self._check(caller, Request(Action.APPEND, stream))
-            lane = self._parts.settings.lane(stream)
+            lane = settings.lane(stream)
             metrics.append_asked(stream)
-            sealed = await self._sealed(facts, lane)
+            sealed = await _sealed(facts, lane, settings)
             from_zones, to_zones = zones_of(sealed, "from_zone"), zones_of(sealed, "to_zone")
             # The rest of the question was answered above; it is asked again only to say what is wrong.
             if not speaks_for(row, from_zones, to_zones):
                 self._check(caller, Request(Action.APPEND, stream, from_zones=from_zones, to_zones=to_zones))
-            keys = self._parts.settings.signing
+            keys = settings.signing
             if keys.concern(from_zones):
                 await self._verify(keys, sealed, stream)
             sealed = await self._objects.require(sealed)
@@ -90,16 +90,7 @@ class NodeService:
         except BsfgError as error:
             self._append_failed(stream, error)
             raise
-        return Prepared(stream, sealed, store, self._parts.settings.ids.strategy != IdStrategy.EXPLICIT)
-
-    async def _sealed(self, facts: FactBatch | bytes, lane: Lane) -> FactBatch:
-        ids, hasher = self._parts.settings.ids, self._parts.settings.hasher
-
-        def work() -> FactBatch:
-            batch = facts if isinstance(facts, FactBatch) else FactBatch.from_ipc(facts, lane.limits)
-            return seal(batch, hasher=hasher, ids=ids, limits=lane.limits)
-
-        return await by_size(facts.weight_bytes if isinstance(facts, FactBatch) else len(facts), work)
+        return Prepared(stream, sealed, store, settings.hasher.name, settings.ids.strategy != IdStrategy.EXPLICIT)
 
     async def _verify(self, keys: TrustedKeys, facts: FactBatch, stream: str) -> None:
         await by_size(len(facts) * SIGNATURE_WEIGHT_BYTES, keys.check, facts, stream)
@@ -119,7 +110,7 @@ class NodeService:
             raise
         # Counted by itself: it is stored also when nobody waits for the answer any more.
         receipt.add_done_callback(partial(self._append_done, stream, started))
-        return _Outcome(sealed, receipt)
+        return _Outcome(prepared, receipt)
 
     def _append_done(self, stream: str, started: float, done: asyncio.Future[Receipt]) -> None:
         if done.cancelled():
@@ -312,6 +303,14 @@ class NodeService:
         return Carriage(carry_only, row.zone if is_peer(row) else None)
 
 
+async def _sealed(facts: FactBatch | bytes, lane: Lane, settings: Settings) -> FactBatch:
+    def work() -> FactBatch:
+        batch = facts if isinstance(facts, FactBatch) else FactBatch.from_ipc(facts, lane.limits)
+        return seal(batch, hasher=settings.hasher, ids=settings.ids, limits=lane.limits)
+
+    return await by_size(facts.weight_bytes if isinstance(facts, FactBatch) else len(facts), work)
+
+
 async def _each(frames: Sequence[Frame]) -> AsyncIterator[Frame]:
     for frame in frames:
         yield frame
@@ -320,12 +319,13 @@ async def _each(frames: Sequence[Frame]) -> AsyncIterator[Frame]:
 class _Outcome:
     """The outcome of an append that is under way; it may be left alone, as a coroutine may not."""
 
-    __slots__ = ("_receipt", "_sealed")
+    __slots__ = ("_prepared", "_receipt")
 
-    def __init__(self, sealed: FactBatch, receipt: asyncio.Future[Receipt]) -> None:
-        self._sealed, self._receipt = sealed, receipt
+    def __init__(self, prepared: Prepared, receipt: asyncio.Future[Receipt]) -> None:
+        self._prepared, self._receipt = prepared, receipt
 
     def __await__(self) -> Generator[Any, None, AppendOutcome]:
         # A task must not end with who waits for it; a future of the log is only a question.
         receipt = asyncio.shield(self._receipt) if isinstance(self._receipt, asyncio.Task) else self._receipt
-        return AppendOutcome(self._sealed, (yield from receipt.__await__()))
+        prepared = self._prepared
+        return AppendOutcome(prepared.facts, (yield from receipt.__await__()), prepared.hasher)

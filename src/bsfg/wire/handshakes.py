@@ -25,6 +25,9 @@ LOOK_SECONDS = 1.0
 READ_SECONDS = 0.05
 """How often the table of connections is read at most: a flood costs no more than this."""
 
+SETTLED_SECONDS = 60.0
+"""How often it is read while nobody connects and all who are connected have called."""
+
 TABLES = (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6"))
 _ESTABLISHED = "01"
 
@@ -115,6 +118,7 @@ class GrpcHandshakes:
         self._called: set[str] = set()
         self._read_at = 0.0
         self._count = 0
+        self._all_called = False
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
@@ -159,6 +163,7 @@ class GrpcHandshakes:
                 self._handshakes.refused(GRPC, each, "it was refused, or went without a call")
         self._called -= {each for each, address in before.items() if address not in here}
         self._note(here)
+        self._all_called = called.issuperset(here)
 
     def _note(self, here: set[str]) -> None:
         with self._lock:
@@ -166,12 +171,14 @@ class GrpcHandshakes:
                 self._begun.setdefault(each)
 
     async def _run(self) -> None:
-        seen = 0
+        seen, looked_at = 0, 0.0
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            # Nothing changes where nobody connects and nobody is connected.
-            if self._count != seen or self._begun or self._called:
-                seen = self._count
+            # The system takes milliseconds to write its table. Where nobody connects, and all who are connected have
+            # called, it would tell only which of those are gone.
+            is_settled = self._count == seen and self._all_called
+            if not is_settled or time.monotonic() - looked_at >= SETTLED_SECONDS:
+                seen, looked_at = self._count, time.monotonic()
                 await self.look()
 
 

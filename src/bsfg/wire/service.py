@@ -58,6 +58,7 @@ class Prepared:
     stream: str
     facts: FactBatch
     store: StoreBuffer
+    hasher: str
     ids_derived: bool = False
 
 
