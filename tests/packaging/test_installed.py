@@ -63,6 +63,7 @@ def test_the_core_does_its_work(core: Environment, tmp_path: Path) -> None:
     """After `pip install bsfg`: facts are stored, read, verified, inspected, backed up and restored."""
     assert check(core.run("bsfg", "--version", cwd=tmp_path)).out == f"bsfg {bsfg.__version__}\n"
     assert check(core.run("python", "-m", "bsfg", "--version", cwd=tmp_path)).out == f"bsfg {bsfg.__version__}\n"
+    assert check(core.run("bsfg", "help", "configuration", cwd=tmp_path)).out.startswith("# Configuration\n")
     check(core.run("bsfg", "init", "lab", "--zone", "lab", cwd=tmp_path))
     check(core.run("python", "-c", APPEND, cwd=tmp_path))
     assert check(core.run("python", "-c", READ, cwd=tmp_path)).out == "9\n"

@@ -1,6 +1,7 @@
 """Certificates are made fit for their use, and what is wrong with one is said before a handshake fails."""
 
 import json
+import socket
 import tarfile
 import tomllib
 from datetime import UTC, datetime, timedelta
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from bsfg.cli import main
 from bsfg.errors import CertificateInvalid, FileExists, InvalidArgument
+from bsfg.node.config import load
 from bsfg.wire.certcheck import (
     Expiry,
     Finding,
@@ -379,6 +381,44 @@ def test_init_refuses_to_overwrite(tmp_path: Path, capsys: pytest.CaptureFixture
     assert 'name = "a"' in path.read_text()
 
 
+def test_two_zones_on_one_machine_get_ports_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither a peer on this machine nor a neighbour's file nor whoever listens shares a port with a new zone."""
+    _, one = run(capsys, "init", str(tmp_path / "one"), "--zone", "one", "--peer", "two=localhost:9600")
+    _, two = run(capsys, "init", str(tmp_path / "two"), "--zone", "two", "--peer", f"one=localhost:{one['grpc_port']}")
+    assert len({one["grpc_port"], one["http_port"], two["grpc_port"], two["http_port"]}) == 4
+    config = load(tmp_path / "two" / "zone.toml")
+    assert (config.listen.grpc.host, config.listen.grpc.port) == ("127.0.0.1", two["grpc_port"])
+    with socket.create_server(("", 0)) as busy:
+        port = busy.getsockname()[1]
+        _, failure = run(capsys, "init", str(tmp_path / "x"), "--zone", "x", "--port", str(9443 - 9080 + port))
+        assert failure["code"] == "invalid_argument" and "--http-port" in failure["hint"]
+    _, given = run(capsys, "init", str(tmp_path / "x"), "--zone", "x", "--port", "7001", "--http-port", "7002")
+    assert (given["grpc_port"], given["http_port"]) == (7001, 7002)
+    assert load(tmp_path / "x" / "zone.toml").listen.grpc.host == "0.0.0.0"
+
+
+def test_init_says_who_moves_the_links(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Spark moves them unless the node is to do it by itself."""
+    for engine in (["--engine", "native"], []):
+        run(capsys, "init", str(tmp_path), "--zone", "a", "--peer", "b=h:9443", "--force", *engine)
+        [link] = load(tmp_path / "zone.toml").links.values()
+        assert str(link.engine) == (engine or ["spark"])[-1]
+
+
+def test_a_bundle_issues_what_is_missing_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --issue a bundle has everybody whom `bsfg init` gives a row; what was there stays as it is."""
+    folder = tmp_path / "authority"
+    command("init-ca", folder)
+    command("issue", folder, "plant-bsfg", "--host", "127.0.0.1")
+    before = (folder / "plant-bsfg.crt").read_bytes()
+    assert command("bundle", folder, "plant", tmp_path / "certs", "--issue") == 0
+    names = {path.stem for path in (tmp_path / "certs").glob("*.key")}
+    assert names == {f"plant-{end}" for end in ("bsfg", "producer", "consumer", "pipeline", "operator")}
+    assert (tmp_path / "certs" / "plant-bsfg.crt").read_bytes() == before
+    assert command("bundle", folder, "other", tmp_path / "certs", "--issue") == 1
+    assert not (folder / "other-bsfg.crt").exists()
+
+
 def test_a_bundle_has_what_is_the_zones_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The authority's certificate and the zone's own pairs, for their owner only; never a key of anybody else."""
     folder = tmp_path / "authority"
@@ -416,7 +456,10 @@ def test_a_bundle_has_what_is_the_zones_and_nothing_else(tmp_path: Path, capsys:
         (["plant-a-bsfg"], "plant-a", "peer"),
         (["plant-a-producer"], "plant-a", "producer"),
         (["plant-a-operator"], "plant-a", "operator"),
+        (["mes"], "<zone>", "<producer, consumer, pipeline, operator or viewer>"),
         (["mes", "--role-hint", "producer"], "<zone>", "producer"),
+        (["mes", "--role-hint", "producer", "--zone", "plant-a"], "plant-a", "producer"),
+        (["gateway", "--role-hint", "peer", "--zone", "plant-a"], "plant-a", "peer"),
         (["plant-a-producer", "--role-hint", "viewer"], "<zone>", "viewer"),
     ],
 )

@@ -6,9 +6,10 @@ import pytest
 from tests.wire.conftest import Sites
 from tests.wire.site import CONFIG, until
 
+from bsfg.errors import LeaseHeld
 from bsfg.journey.link import FetchRequest
 from bsfg.journey.pull import Progress
-from bsfg.node import native
+from bsfg.node import leases, native
 from bsfg.node.board import Board
 from bsfg.node.config import parse
 from bsfg.node.native import NativeHandoff
@@ -76,3 +77,27 @@ async def test_a_call_that_was_cancelled_does_not_end_the_loop(sites: Sites) -> 
         assert "fetch_failed" in noted
     finally:
         await asyncio.wait_for(handoff.stop(), 60)
+
+
+async def test_a_pipeline_that_asks_gets_the_link(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node's own engine stands back for a pipeline, and goes on when the pipeline is gone."""
+    monkeypatch.setattr(native, "LEASE_RENEW_SECONDS", 0.001)
+    monkeypatch.setattr(leases, "ABOUT_MS", 500)
+    site, noted = await sites(), list[str]()
+    board = site.parts.board
+    [link] = parse(CONFIG.format(stream=""), site.folder / "zone.toml").links.values()
+    handoff = NativeHandoff(link, site.parts, [], note=lambda event, **fields: noted.append(event))
+    await handoff.start()
+    try:
+        await until(lambda: board.holder(link.name) == "native")
+        with pytest.raises(LeaseHeld):
+            board.acquire(link.name, "pipeline", 60_000)
+        await until(lambda: board.holder(link.name) is None)
+        taken = board.acquire(link.name, "pipeline", 60_000)
+        await until(lambda: "lease_waited_for" in noted)
+        board.check_lease(link.name, taken.token)
+        board.give_back(link.name, taken.token)
+        await until(lambda: board.holder(link.name) == "native")
+    finally:
+        await handoff.stop()
+    assert noted == ["lease_taken", "lease_waited_for", "lease_taken"]

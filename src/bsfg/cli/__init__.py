@@ -33,6 +33,7 @@ COMMANDS: dict[str, str] = {
     "salvage": "bsfg.cli.salvage",
     "bench": "bsfg.cli.bench",
     "completion": "bsfg.cli.completion",
+    "help": "bsfg.cli.help",
 }
 """Every command and the module that has its ``app``, in the order in which `bsfg --help` lists them."""
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from bsfg.cli.init import LOCAL_ROLES
 from bsfg.cli.output import Lines, console, examples, pairs, print_json, table
 from bsfg.errors import BsfgError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from bsfg.node.config import ZoneConfig
     from bsfg.wire.certcheck import Finding
@@ -27,14 +28,15 @@ app = typer.Typer(
     epilog=examples(
         ("bsfg certs init-ca certs", "make an authority, once for all zones"),
         ("bsfg certs issue certs plant-a-bsfg --host 127.0.0.1", "a certificate for the node of plant-a"),
-        ("bsfg certs bundle certs plant-a plant-a.tar", "all that goes to the machine of plant-a, and no more"),
-        ("bsfg certs issue certs mes --role-hint producer", "a certificate for an application"),
+        ("bsfg certs bundle certs plant-a plant-a.tar --issue", "all that the machine of plant-a needs, and no more"),
+        ("bsfg certs issue certs mes --role-hint producer --zone plant-a", "a certificate for an application"),
         ("bsfg certs signing-key line-7.key", "a key by which a producer signs its facts"),
         ("bsfg certs show certs/*.crt", "see names and dates"),
         ("bsfg certs check --config zone.toml", "find out what is wrong before others do"),
     ),
 )
 
+DAYS = 365
 Folder = Annotated[Path, typer.Argument(help="The folder of the authority: ca.crt, ca.key and what it issues.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite files that are there.")]
@@ -78,11 +80,14 @@ def issue(
     role_hint: Annotated[
         RoleHint | None, typer.Option("--role-hint", help="What the holder will be; shown in the row to add.")
     ] = None,
+    zone: Annotated[
+        str | None, typer.Option("--zone", help="The holder's zone, where its name does not say it; for the row.")
+    ] = None,
     host: Annotated[
         list[str] | None,
         typer.Option("--host", help="A host name or address to add, such as localhost or 127.0.0.1. Repeatable."),
     ] = None,
-    days: Annotated[int, typer.Option("--days", help="How long it lasts.")] = 365,
+    days: Annotated[int, typer.Option("--days", help="How long it lasts.")] = DAYS,
     force: Force = False,
     json_mode: Json = False,
 ) -> None:
@@ -92,9 +97,10 @@ def issue(
     """
     from bsfg.wire.certs import issue as make
 
-    serves = (role_hint or _guessed(name)[1]) in (None, RoleHint.PEER)
+    serves = (role_hint or _guessed(name)[1]) == RoleHint.PEER
     made = make(folder, name, days=days, now=datetime.now(UTC), hosts=host or [], serves=serves, force=force)
-    _print_made(made, json_mode, f"Add it where it may call:\n\n{_row(name, role_hint)}")
+    where = "in the zones it may call" if serves else "in the zone.toml of its zone, unless `bsfg init` did"
+    _print_made(made, json_mode, f"Give it a row {where}:\n\n{_row(name, role_hint, zone)}")
 
 
 @app.command("bundle")
@@ -107,6 +113,9 @@ def bundle(
     node_only: Annotated[
         bool, typer.Option("--node-only", help="Leave out the certificates of the zone's own applications.")
     ] = False,
+    issue_first: Annotated[
+        bool, typer.Option("--issue", help="Issue first what is not there of those that `bsfg init` gives a row.")
+    ] = False,
     json_mode: Json = False,
 ) -> None:
     """Gather what belongs on the machine of one zone: its own certificates with their keys, and ca.crt.
@@ -114,9 +123,12 @@ def bundle(
     These are ZONE-bsfg, and ZONE-producer, -consumer, -pipeline, -operator and -viewer as far as there are any. The
     authority's key and whatever is another zone's stay where they are.
     """
-    from bsfg.wire.bundles import make_bundle
+    from bsfg.wire.bundles import check_target, make_bundle
 
+    check_target(target)
     roles = () if node_only else tuple(str(role) for role in RoleHint if role != RoleHint.PEER)
+    if issue_first:
+        _issue_missing(folder, zone, () if node_only else LOCAL_ROLES)
     files = make_bundle(folder, zone, target, roles)
     steps = _bundle_steps(target, zone)
     if json_mode:
@@ -124,6 +136,18 @@ def bundle(
         return
     lines = [f"Wrote {target}, for its owner only:", *(f"  {name}" for name in files), "", "Next:"]
     console().print("\n".join([*lines, *(f"  {step}" for step in steps)]), soft_wrap=True)
+
+
+def _issue_missing(folder: Path, zone: str, roles: Sequence[str]) -> None:
+    """Issue the certificates of a zone's node and of its own applications, as far as they are not there."""
+    from bsfg.rules import ZONE, check_name
+    from bsfg.wire.certs import issue as make
+
+    check_name("zone", zone, ZONE)
+    for end in ("bsfg", *roles):
+        name = f"{zone}-{end}"
+        if not (folder / f"{name}.crt").exists():
+            make(folder, name, days=DAYS, now=datetime.now(UTC), serves=end == "bsfg")
 
 
 def _bundle_steps(target: Path, zone: str) -> list[str]:
@@ -274,13 +298,13 @@ def _guessed(name: str) -> tuple[str, RoleHint | None]:
     return (zone, roles[end]) if zone and end in roles else ("", None)
 
 
-def _row(name: str, hint: RoleHint | None) -> str:
-    zone, role = _guessed(name)
+def _row(name: str, hint: RoleHint | None, zone: str | None) -> str:
+    said, role = _guessed(name)
     # A hint that contradicts the name says that the name follows no rule.
-    zone = zone if zone and hint in (None, role) else "<zone>"
-    role = hint or role or RoleHint.PEER
+    zone = zone or (said if said and hint in (None, role) else "<zone>")
+    role_text = str(hint or role or "<producer, consumer, pipeline, operator or viewer>")
     header = name if name.replace("-", "").replace("_", "").isalnum() else f'"{name}"'
-    return f'[identities.{header}]\nzone = "{zone}"\nroles = ["{role}"]\nstreams = ["operational"]'
+    return f'[identities.{header}]\nzone = "{zone}"\nroles = ["{role_text}"]\nstreams = ["operational"]'
 
 
 def _print_made(made: Issued, json_mode: bool, advice: str) -> None:

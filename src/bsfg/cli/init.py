@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import re
+import socket
+import tomllib
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from enum import StrEnum
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,9 +20,12 @@ from bsfg.rules import ZONE, check_name
 
 FILE = "zone.toml"
 LOCAL_ROLES = ("producer", "consumer", "pipeline", "operator")
+GRPC_PORT, HTTP_PORT = 9443, 9080
+PORTS_TRIED = 200
+_PORT_MAX = 65_535
 
 _PREAMBLE = """\
-Configuration of the zone {zone}. Every key is described in docs/reference/configuration.md.
+Configuration of the zone {zone}. `bsfg help configuration` describes every key.
 Keys that are commented out show their defaults or an example.
 The node checks this file at its start: bsfg node --config {file}"""
 
@@ -28,8 +37,17 @@ WHY_EXPLICIT = (
 
 app = typer.Typer()
 
+
+class Engine(StrEnum):
+    """What moves the links of the new zone."""
+
+    SPARK = "spark"
+    NATIVE = "native"
+
+
 EPILOG = examples(
     ("bsfg init plant-a --zone plant-a --peer enterprise=10.0.0.7:9443", "a zone that exchanges facts with another"),
+    ("bsfg init two --zone two --port 9444 --peer one=localhost:9443", "a second zone on the same machine"),
     ("bsfg init lab --zone lab --stream operational --stream audit", "a zone of its own with two streams"),
 )
 
@@ -45,12 +63,38 @@ def init(
     stream: Annotated[
         list[str] | None, typer.Option("--stream", help="A stream; repeatable. Default: operational.")
     ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=_PORT_MAX,
+            metavar="N",
+            show_default=False,
+            help=f"Where the node listens for gRPC. Default: {GRPC_PORT}, or the next that is free on this machine.",
+        ),
+    ] = None,
+    http_port: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=_PORT_MAX,
+            metavar="N",
+            show_default=False,
+            help=f"Where it listens for HTTP. Default: as far from {HTTP_PORT} as --port is from {GRPC_PORT}.",
+        ),
+    ] = None,
+    engine: Annotated[
+        Engine, typer.Option(help="What moves the links: Spark, in a process beside the node, or the node itself.")
+    ] = Engine.SPARK,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
     json_mode: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Write a commented zone.toml for a new zone.
 
     Its message ids are explicit: each fact carries the id its producer gave it, so two equal readings are two facts.
+
+    A port counts as taken when somebody listens on it, when it is that of a peer on this machine, or when the zone.toml
+    of a neighbouring folder names it. When all peers are on this machine the node listens on 127.0.0.1 alone.
     """
     from bsfg.node.config import parse
 
@@ -58,7 +102,8 @@ def init(
     peers = dict(_peer(text) for text in peer or [])
     streams = [check_name("stream", name) for name in stream or ["operational"]]
     path = folder / FILE
-    text = zone_file(zone, peers, streams)
+    ports = chosen_ports(port, http_port, taken=_taken(folder, peers.values()))
+    text = zone_file(zone, peers, streams, ports=ports, engine=engine)
     parse(text, path)
     if path.exists() and not force:
         raise FileExists(f"{path} is already there", path=str(path))
@@ -68,15 +113,77 @@ def init(
     except OSError as error:
         raise StorageReadOnly(f"{path} cannot be written: {error.strerror}", hint="Choose another folder.") from None
     steps = _next_steps(folder, zone)
-    result = {"file": str(path), "zone": zone, "message_ids": "explicit", "why": WHY_EXPLICIT, "next": steps}
+    result = {"file": str(path), "zone": zone, "grpc_port": ports[0], "http_port": ports[1]}
     if json_mode:
-        print_json(result)
+        print_json({**result, "message_ids": "explicit", "why": WHY_EXPLICIT, "next": steps})
         return
-    shown = "\n".join((f"Wrote {path}.", "", WHY_EXPLICIT, "", "Next:", *(f"  {step}" for step in steps)))
+    wrote = f"Wrote {path}. The node will listen on port {ports[0]} for gRPC and on {ports[1]} for HTTP."
+    shown = "\n".join((wrote, "", WHY_EXPLICIT, "", "Next:", *(f"  {step}" for step in steps)))
     console().print(shown, soft_wrap=True)
 
 
-def zone_file(zone: str, peers: dict[str, str], streams: list[str]) -> str:
+def chosen_ports(port: int | None, http_port: int | None, *, taken: set[int]) -> tuple[int, int]:
+    """Give the pair of ports: those that were asked for, or the first two of the same distance that are free."""
+    if port is not None:
+        beside = HTTP_PORT + port - GRPC_PORT
+        usual = beside if 0 < beside <= _PORT_MAX else HTTP_PORT
+        if http_port is None and not _free(usual, taken | {port}):
+            raise InvalidArgument(
+                f"port {usual} for HTTP is taken on this machine", hint="Choose one with --http-port, such as 8080."
+            )
+        return port, http_port or usual
+    for step in range(PORTS_TRIED):
+        pair = GRPC_PORT + step, http_port or HTTP_PORT + step
+        if _free(pair[0], taken) and (http_port is not None or _free(pair[1], taken)) and pair[0] != pair[1]:
+            return pair
+    raise InvalidArgument(
+        f"no port from {GRPC_PORT} to {GRPC_PORT + PORTS_TRIED - 1} is free", hint="Choose with --port and --http-port."
+    )
+
+
+def _free(port: int, taken: set[int]) -> bool:
+    if port in taken:
+        return False
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+            probe.listen(1)
+        except OSError:
+            return False
+    return True
+
+
+def _taken(folder: Path, addresses: Iterable[str]) -> set[int]:
+    """Give the ports of this machine that somebody will listen on, though perhaps not yet."""
+    here = {int(address.rpartition(":")[2]) for address in addresses if _is_here(address)}
+    return here | set(_neighbours(folder))
+
+
+def _is_here(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    with suppress(ValueError):
+        return ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def _neighbours(folder: Path) -> Iterator[int]:
+    """Read the ports of zones whose folders lie beside a folder; a file that cannot be read is nobody's."""
+    for path in folder.absolute().parent.glob(f"*/{FILE}"):
+        with suppress(OSError, ValueError, AttributeError):
+            listen = tomllib.loads(path.read_text(encoding="utf-8")).get("listen", {})
+            if path.parent != folder.absolute():
+                yield from (int(str(listen[key]).rpartition(":")[2]) for key in ("grpc", "http") if key in listen)
+
+
+def zone_file(
+    zone: str,
+    peers: dict[str, str],
+    streams: list[str],
+    *,
+    ports: tuple[int, int] = (GRPC_PORT, HTTP_PORT),
+    engine: Engine = Engine.SPARK,
+) -> str:
     """Give the text of a new zone's file."""
     from bsfg.node.config.document import commented_file
 
@@ -87,15 +194,18 @@ def zone_file(zone: str, peers: dict[str, str], streams: list[str]) -> str:
     for role in LOCAL_ROLES:
         identities[f"{zone}-{role}"] = {"zone": zone, "roles": [role], "streams": streams}
     certificate = f"certs/{zone}-bsfg"
+    host = "127.0.0.1" if peers and all(map(_is_here, peers.values())) else "0.0.0.0"
+    moved = {"engine": str(engine)} if engine != Engine.SPARK else {}
+    links = {f"from-{name.lower()}": {"zone": name, "address": address, **moved} for name, address in peers.items()}
     return commented_file(
         _PREAMBLE.format(zone=zone, file=FILE),
         {
             "zone": {"name": zone, "message_ids": "explicit"},
-            "listen": {"grpc": "0.0.0.0:9443", "http": "0.0.0.0:9080"},
+            "listen": {"grpc": f"{host}:{ports[0]}", "http": f"{host}:{ports[1]}"},
             "tls": {"ca": "certs/ca.crt", "certificate": f"{certificate}.crt", "key": f"{certificate}.key"},
             "identities": identities,
             "streams": {name: {"store_capacity": "10GiB", "retention": "7d"} for name in streams},
-            "links": {f"from-{name.lower()}": {"zone": name, "address": address} for name, address in peers.items()},
+            "links": links,
             "serve": {name: {"streams": streams, "required": True} for name in peers},
         },
     )
@@ -115,9 +225,7 @@ def _next_steps(folder: Path, zone: str) -> list[str]:
     authority = folder.parent / "authority"
     return [
         f"bsfg certs init-ca {authority}    # once for all zones, on one machine; or use your own authority",
-        f"bsfg certs issue {authority} {zone}-bsfg",
-        *(f"bsfg certs issue {authority} {zone}-{role}" for role in LOCAL_ROLES),
-        f"bsfg certs bundle {authority} {zone} {folder / 'certs'}",
+        f"bsfg certs bundle {authority} {zone} {folder / 'certs'} --issue",
         f"bsfg certs check --config {folder / FILE}",
         f"bsfg node --config {folder / FILE}",
     ]

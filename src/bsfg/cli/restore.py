@@ -23,7 +23,7 @@ EPILOG = examples(
     ("bsfg restore /mnt/move/plant-a plant-a --moved", "after a move to another machine, nothing written since"),
 )
 
-GUIDE = "docs/guides/backup.md"
+GUIDE = "bsfg help backup"
 
 
 @app.command(epilog=EPILOG)

@@ -9,7 +9,7 @@ class ConfigInvalid(BsfgError):
     """The configuration file cannot be used; ``details`` list every problem with its key and line."""
 
     code = "config_invalid"
-    default_hint = "Correct the lines named above; docs/reference/configuration.md describes every key."
+    default_hint = "Correct the lines named above; `bsfg help configuration` describes every key."
 
 
 class IdentityUnknown(BsfgError):

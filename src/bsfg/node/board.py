@@ -202,6 +202,10 @@ class Board:
         held = self.leases.live(link)
         return held.holder if held else None
 
+    def other_engine(self, link: str, than: str) -> str | None:
+        """Say who else moves a link, or wants to; see `Leases.other`."""
+        return self.leases.other(link, than)
+
     def _leased(self, link: str, lease: Lease, ttl_ms: int) -> LeaseView:
         mode, wanted = str(self.gate(link).gate.mode), self.leases.wanted(link, lease.token)
         return LeaseView(link, lease.holder, lease.token, ttl_ms, mode, wanted)

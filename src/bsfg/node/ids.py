@@ -42,7 +42,7 @@ def _check_function(newest: EntryBatch, stream: str, settings: Settings) -> None
     if found == newest.values("message_id"):
         raise ConfigInvalid(
             f'hasher = "{now}" gives other ids than those of the facts in {stream}, which {before} gave',
-            hint=f'Write hasher = "{before}" in [zone] to go on with them. docs/upgrading.md tells how to change.',
+            hint=f'Write hasher = "{before}" in [zone] to go on with them. `bsfg help upgrading` tells how to change.',
             stream=stream,
         )
 
@@ -56,7 +56,7 @@ def _check_formula(newest: EntryBatch, stream: str, ids: MessageIds) -> None:
         raise ConfigInvalid(
             f'message_ids = "semantic" gives other ids than those of the facts in {stream}',
             hint='Their ids are of version 0.1: write message_ids = "semantic-v1" in [zone] to go on with them. '
-            "docs/upgrading.md tells how to change.",
+            "`bsfg help upgrading` tells how to change.",
             stream=stream,
         )
 

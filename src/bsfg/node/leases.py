@@ -1,7 +1,8 @@
 """The leases of the links: one engine at a time moves a link, and the parts of one engine take turns.
 
 A lease ends by itself unless it is renewed. Whoever shares the holder's name may wait for its turn, and the holder
-learns that somebody waits; an urgent waiter comes first.
+learns that somebody waits; an urgent waiter comes first. Who else is about a link can be asked, so that the node's own
+engine can stand back for a pipeline.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ from bsfg.ports import Clock
 TTL_MS_MIN, TTL_MS_MAX = 1_000, 300_000
 SILENT_MS = 300
 """How long a lease lasts whose holder has hung up; time enough to call again, if it was only the line."""
+
+
+ABOUT_MS = 3_000
+"""How long somebody who asked for a lease, or had it, counts as being about it: longer than he waits to ask again."""
 
 
 class Wanted(IntEnum):
@@ -47,10 +52,12 @@ class Leases:
     _held: dict[str, Lease] = field(default_factory=dict)
     _waiting: Counter[tuple[str, str, bool]] = field(default_factory=Counter)
     _news: dict[str, asyncio.Event] = field(default_factory=dict)
+    _about: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def acquire(self, link: str, holder: str, ttl_ms: int, *, urgent: bool = False) -> Lease:
         """Take the lease of a link for a while, or raise `LeaseHeld`."""
         check_ttl(ttl_ms)
+        self._saw(link, holder)
         held = self.live(link)
         if held is not None:
             left_ms = held.ends_ms - self.clock.monotonic_ms()
@@ -117,6 +124,7 @@ class Leases:
         """End a lease."""
         held = self._held.get(link)
         if held is not None and held.token == token:
+            self._saw(link, held.holder)
             del self._held[link]
             self._tell(link)
 
@@ -130,6 +138,19 @@ class Leases:
         """Give the lease of a link, None when nobody holds it."""
         held = self._held.get(link)
         return held if held is not None and held.ends_ms > self.clock.monotonic_ms() else None
+
+    def other(self, link: str, than: str) -> str | None:
+        """Say who else asks for the lease of a link, has it, or had it a moment ago; None when nobody does."""
+        held, since_ms = self.live(link), self.clock.monotonic_ms() - ABOUT_MS
+        if held is not None and held.holder != than:
+            return held.holder
+        about = self._about.get(link, {})
+        return next((holder for holder, at_ms in about.items() if holder != than and at_ms > since_ms), None)
+
+    def _saw(self, link: str, holder: str) -> None:
+        now_ms = self.clock.monotonic_ms()
+        fresh = {name: at_ms for name, at_ms in self._about.get(link, {}).items() if at_ms > now_ms - ABOUT_MS}
+        self._about[link] = fresh | {holder: now_ms}
 
     def _grant(self, link: str, holder: str, token: str, ttl_ms: int) -> Lease:
         lease = self._held[link] = Lease(holder, token, self.clock.monotonic_ms() + ttl_ms)

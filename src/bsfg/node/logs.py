@@ -40,7 +40,7 @@ EVENTS: dict[str, str] = {
     "lease_granted": "A pipeline took the lease of a link.",
     "lease_lost": "The node's own engine no longer holds the lease of a link and stands still.",
     "lease_taken": "The node's own engine took the lease of a link.",
-    "lease_waited_for": "Somebody else holds the lease of a link; the node's own engine waits.",
+    "lease_waited_for": "A pipeline moves a link, or is about to; the node's own engine stands back until it is gone.",
     "library": "A library that the node uses said something.",
     "link_failed": "A turn of a link failed for a reason that nobody expected; this is a defect.",
     "link_held": "A link was held because of what its peer sent; an operator must look.",

@@ -21,8 +21,9 @@ from bsfg.node.parts import Parts
 from bsfg.node.reread import ReadRange, make_good, put_again
 from bsfg.ports import Frame
 
+HOLDER = "native"
 LEASE_TTL_MS = 15_000
-LEASE_RENEW_SECONDS = 5.0
+LEASE_RENEW_SECONDS = 1.0
 
 
 @dataclass(slots=True)
@@ -102,24 +103,37 @@ class NativeHandoff:
             self._parts.board.give_back(self._link, self._desk.lease)
 
     async def _keep_lease(self) -> None:
-        """Hold the lease of the link: a pipeline elsewhere may be moving it."""
-        board, name, desk = self._parts.board, self._link, self._desk
+        """Hold the lease of the link, unless a pipeline moves it or wants to: then stand back until it is gone."""
+        name, told = self._link, ""
         while True:
             try:
-                if desk.lease is None:
-                    desk.lease = board.acquire(name, "native", LEASE_TTL_MS).token
-                    self._note("lease_taken", link=name)
-                else:
-                    board.renew(name, desk.lease, LEASE_TTL_MS)
+                other = self._parts.board.other_engine(name, HOLDER) or ""
+                if other and other != told:
+                    self._note("lease_waited_for", link=name, holder=other)
+                told = other
+                self._stand_back() if other else self._hold_lease()
             except LeaseHeld as held:
                 self._note("lease_waited_for", link=name, holder=held.details.get("holder"))
             except LeaseLost as lost:
-                desk.lease = None
+                self._desk.lease = None
                 self._note("lease_lost", link=name, holder=lost.details.get("holder"))
             except Exception as error:
                 # A link that nobody holds stands still: a disk that fails at this moment must not be the end of it.
                 self._note("link_failed", link=name, exc_info=error)
-            await asyncio.sleep(LEASE_RENEW_SECONDS if desk.lease else 1.0)
+            await asyncio.sleep(LEASE_RENEW_SECONDS)
+
+    def _stand_back(self) -> None:
+        token, self._desk.lease = self._desk.lease, None
+        if token is not None:
+            self._parts.board.give_back(self._link, token)
+
+    def _hold_lease(self) -> None:
+        board, name, desk = self._parts.board, self._link, self._desk
+        if desk.lease is None:
+            desk.lease = board.acquire(name, HOLDER, LEASE_TTL_MS).token
+            self._note("lease_taken", link=name)
+        else:
+            board.renew(name, desk.lease, LEASE_TTL_MS)
 
 
 class EveryZone(frozenset[str]):

@@ -19,14 +19,19 @@ TOP = "certs"
 def make_bundle(folder: Path, zone: str, target: Path, roles: Sequence[str] = ()) -> list[str]:
     """Write the files of one zone into a new folder, or a new archive that ends with ``.tar``; give their names."""
     content = _content(folder, check_name("zone", zone, ZONE), roles)
-    if os.path.lexists(target):
-        raise FileExists(f"{target} is already there", hint="Choose a new name; a bundle never overwrites anything.")
+    check_target(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _write_archive(target, content) if target.suffix == ".tar" else _write_folder(target, content)
     except OSError as error:
         raise StorageReadOnly(f"{target} cannot be written: {error.strerror}", hint="Choose another place.") from None
     return list(content)
+
+
+def check_target(target: Path) -> None:
+    """Refuse to write over anything."""
+    if os.path.lexists(target):
+        raise FileExists(f"{target} is already there", hint="Choose a new name; a bundle never overwrites anything.")
 
 
 def _content(folder: Path, zone: str, roles: Sequence[str]) -> dict[str, bytes]:

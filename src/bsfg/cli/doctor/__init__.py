@@ -81,7 +81,7 @@ def _invalid(path: Path, error: ConfigInvalid) -> Iterator[Finding]:
     rows = error.details.get("problems", [])
     for row in rows:
         key = f"{row['key']}: " if row["key"] else ""
-        do = "Correct the line; docs/reference/configuration.md describes every key."
+        do = "Correct the line; `bsfg help configuration` describes every key."
         yield says.problem(f"{path}, line {row['line']}: {key}{row['problem']}", do)
     if not rows:
         yield says.problem(error.message, error.hint)

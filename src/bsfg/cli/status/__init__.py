@@ -21,12 +21,15 @@ app = typer.Typer()
 
 EPILOG = examples(
     ("bsfg status --config plant/zone.toml", "streams, fill, frontiers, lag, links and what needs attention"),
+    ("bsfg status --wait 30", "the same as soon as the node answers; after its start"),
     ("bsfg status --watch", "the same all the time, until Ctrl-C"),
     ("bsfg status --json | jq .autonomy_hours", "one value for a program"),
     ("bsfg status > /dev/null || echo look at the gateway", "the exit code for a script"),
 )
 
 Document = dict[str, Any]
+
+WAIT_SECONDS = 0.2
 
 
 @app.command(epilog=EPILOG)
@@ -37,6 +40,9 @@ def status(
     interval: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, help="How long --watch waits between two looks.")
     ] = 2.0,
+    wait: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for a node that does not answer yet.")
+    ] = 0.0,
     json: Annotated[
         bool, typer.Option("--json", help="Print the status as JSON; with --watch one document a line.")
     ] = False,
@@ -50,7 +56,7 @@ def status(
     if watch:
         code = _watch(node, interval, _json_line if json else _screen())
     else:
-        document = node.run(_status)
+        document = node.run(_status) if not wait else node.run(lambda connection: _awaited(connection, wait))
         code = _exit_code(document)
         if json:
             from bsfg.node.health import as_json
@@ -74,6 +80,18 @@ async def _status(connection: Connection) -> Document:
     except (KeyError, TypeError, ValueError) as error:
         raise RemoteError(f"the status of {connection.address} is in a form not known here: {error!r}") from None
     return document
+
+
+async def _awaited(connection: Connection, seconds: float) -> Document:
+    """Ask until there is an answer, or it has taken too long; what can only be put right by a person is no wait."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    while True:
+        try:
+            return await _status(connection)
+        except BsfgError as error:
+            if not error.retryable or asyncio.get_running_loop().time() >= deadline:
+                raise
+        await asyncio.sleep(WAIT_SECONDS)
 
 
 def _exit_code(document: Document) -> int:

@@ -1,0 +1,83 @@
+"""`bsfg help`: the guides and references that come with the package."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import bsfg
+from bsfg.cli.groups import suggestion
+from bsfg.cli.output import console, examples, table
+from bsfg.errors import InvalidArgument
+from bsfg.printable import printable
+
+app = typer.Typer(
+    epilog=examples(
+        ("bsfg help", "list the topics"),
+        ("bsfg help quickstart", "two zones in five minutes"),
+        ("bsfg help configuration", "every key of zone.toml"),
+        ("bsfg help errors", "every error code, and what to do about it"),
+        ("bsfg help backup | less", "as it was written"),
+    )
+)
+
+
+def _topics() -> list[str]:
+    return sorted(pages())
+
+
+@app.command("help")
+def show(
+    topic: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TOPIC", help="What to read; all topics are listed when left out.", autocompletion=_topics
+        ),
+    ] = None,
+) -> None:
+    """Show a page of the documentation; it comes with the package and needs no network.
+
+    On a terminal the page is set for it; elsewhere it is written as it is, in Markdown.
+    """
+    known = pages()
+    if topic is None:
+        listed = table("topic", "what it is")
+        for name, path in known.items():
+            listed.add_row(name, title_of(path))
+        console().print(listed)
+        return
+    name = topic.removesuffix(".md")
+    if name not in known:
+        hint = f"{suggestion(name, known, 'page')} `bsfg help` lists all."
+        raise InvalidArgument(f"there is no page about {topic!r}", hint=hint)
+    text = without_marks(known[name].read_text(encoding="utf-8"))
+    if sys.stdout.isatty():
+        from rich.markdown import Markdown
+
+        console().print(Markdown(text))
+    else:
+        sys.stdout.write(printable(text))
+
+
+def pages() -> dict[str, Path]:
+    """Give the pages by the names of their topics, in the order of their kinds."""
+    own = Path(bsfg.__file__).parent
+    # In a clone the pages are where they are written; in a wheel they lie in the package.
+    folder = next((each for each in (own / "help", own.parents[1] / "docs") if each.is_dir()), own / "help")
+    kinds = (folder, folder / "guides", folder / "concepts", folder / "reference")
+    return {path.stem: path for kind in kinds for path in sorted(kind.glob("*.md")) if path.stem != "index"}
+
+
+def title_of(path: Path) -> str:
+    """Give the heading of a page."""
+    found = re.search(r"^# (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return found[1].replace("`", "") if found else path.stem
+
+
+def without_marks(text: str) -> str:
+    """Leave out comments, which are for those who write the pages."""
+    return re.sub(r"^<!--.*?-->\n", "", text, flags=re.DOTALL | re.MULTILINE)
