@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager, aclosing
+from contextlib import AbstractContextManager, aclosing, closing
 from typing import Any
 
 import structlog
@@ -79,16 +79,13 @@ class Calls:
 
         async def serve(caller: Caller, context: Context) -> Any:
             owner, place = self._place(terms, caller)
-            with place:
-                idle = self.listening.new() if method.request_streams else None
-                incoming = Incoming(context, reader, self.admission, owner, idle=idle)
+            with place, self._timer(method) as idle:
+                incoming = Incoming(context, reader, self.admission, owner, idle)
                 try:
-                    request = incoming if idle else await incoming.only(self.limits.idle_timeout_seconds)
+                    request = incoming if method.request_streams else await incoming.only()
                     return await answered(behaviour(request, caller), context, lambda: self._place(terms, caller))
                 finally:
                     incoming.close()
-                    if idle is not None:
-                        idle.close()
 
         async def call(requests: Any, context: Context) -> Any:
             started, answer = time.perf_counter(), None
@@ -111,6 +108,9 @@ class Calls:
             return answer
 
         return call
+
+    def _timer(self, method: Method) -> AbstractContextManager[IdleTimer]:
+        return closing(self.listening.new()) if method.request_streams else self.listening.lent()
 
     def _place(self, terms: Terms, caller: Caller) -> tuple[str, AbstractContextManager[None]]:
         """Judge a caller by the terms of what he calls, and give under whose name he is served, and where."""

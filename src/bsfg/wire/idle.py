@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 from weakref import WeakSet
 
 Result = TypeVar("Result")
+
+SPARE_MAX = 256
+"""How many timers are kept for the calls to come."""
 
 
 class IdleTimer:
@@ -25,7 +29,7 @@ class IdleTimer:
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: asyncio.Task[object] | None = None
         self._since = 0.0
-        self._rang = self._is_shut = False
+        self._rang = self.is_shut = False
 
     async def wait(self, awaitable: Awaitable[Result]) -> Result:
         """Wait for something."""
@@ -34,7 +38,7 @@ class IdleTimer:
         now = loop.time()
         if self._ends == math.inf:
             self._ends = now + self._age_seconds
-        if self._is_shut or now >= self._ends:
+        if self.is_shut or now >= self._ends:
             # Nobody will wait for it, of which Python would complain.
             getattr(awaitable, "close", lambda: None)()
             raise TimeoutError
@@ -53,7 +57,7 @@ class IdleTimer:
 
     def shut(self) -> None:
         """End the wait of this moment, and every later one, as if it had lasted too long."""
-        self._is_shut = True
+        self.is_shut = True
         if self._waiting is not None:
             self._ring(self._waiting)
 
@@ -84,6 +88,7 @@ class IdleTimers:
     def __init__(self, seconds: float, age_seconds: float = math.inf) -> None:
         self._seconds, self._age_seconds = seconds, age_seconds
         self._timers: WeakSet[IdleTimer] = WeakSet()
+        self._spare: list[IdleTimer] = []
         self._is_shut = False
 
     def new(self) -> IdleTimer:
@@ -93,6 +98,18 @@ class IdleTimers:
         if self._is_shut:
             timer.shut()
         return timer
+
+    @contextmanager
+    def lent(self) -> Iterator[IdleTimer]:
+        """Lend a timer for one call; the next one has it again, so that most calls set none."""
+        timer = self._spare.pop() if self._spare else IdleTimer(self._seconds)
+        try:
+            yield timer
+        finally:
+            if timer.is_shut or len(self._spare) >= SPARE_MAX:
+                timer.close()
+            else:
+                self._spare.append(timer)
 
     def shut(self) -> None:
         """End the waits of all of them."""

@@ -56,9 +56,7 @@ class Incoming:
     The bytes of a request count until the next one is asked for, or `take_over` leaves them to somebody else.
     """
 
-    def __init__(
-        self, context: Any, reader: Reader, admission: Admission, owner: str, *, idle: IdleTimer | None = None
-    ) -> None:
+    def __init__(self, context: Any, reader: Reader, admission: Admission, owner: str, idle: IdleTimer) -> None:
         self._context, self._reader, self._admission, self._owner = context, reader, admission, owner
         self._idle = idle
         self._held = 0
@@ -69,51 +67,43 @@ class Incoming:
         return self
 
     async def __anext__(self) -> Any:
-        assert self._idle is not None
         try:
-            return await self._next(self._idle.wait, self._idle.shut)
+            return await self._next()
         except TimeoutError:
             self.fell_silent = True
             raise StopAsyncIteration from None
 
-    async def only(self, idle_timeout_seconds: float) -> Any:
+    async def only(self) -> Any:
         """Read the one request of a call."""
-        given_up = False
-        timeout = asyncio.timeout(idle_timeout_seconds)
-
-        def give_up() -> None:
-            nonlocal given_up
-            given_up = True
-            timeout.reschedule(asyncio.get_running_loop().time())
-
-        async def wait(awaitable: Any) -> Any:
-            return await awaitable
-
         try:
-            async with timeout:
-                return await self._next(wait, give_up)
+            return await self._next()
         except StopAsyncIteration:
             raise InvalidArgument("the call ended without a request") from None
         except TimeoutError:
-            if given_up:
+            if self._idle.is_shut:
                 raise Overloaded("too many messages are on their way to the node", limit="awaited_messages") from None
             raise
 
-    async def _next(self, wait: Callable[[Any], Any], give_up: Release) -> Any:
+    async def _next(self) -> Any:
         self.close()
         if self._pause_seconds:
             pause, self._pause_seconds = self._pause_seconds, 0.0
             await asyncio.sleep(pause)
         awaited = self._admission.awaited
-        awaited.begin(self._owner, self, give_up)
+        awaited.begin(self._owner, self, self._idle.shut)
         try:
-            data = await wait(self._context.read())
-            if data is grpc.aio.EOF:
-                raise StopAsyncIteration
-            self._held = await self._admission.budget.acquire(len(data), self._owner)
+            data = await self._idle.wait(self._received())
         finally:
             awaited.done(self._owner, self)
+        if data is grpc.aio.EOF:
+            raise StopAsyncIteration
         return await self._reader.read(data)
+
+    async def _received(self) -> Any:
+        data = await self._context.read()
+        if data is not grpc.aio.EOF:
+            self._held = await self._admission.budget.acquire(len(data), self._owner)
+        return data
 
     def pause(self, seconds: float) -> None:
         """Wait before the next request is read, because of what was wrong with this one."""
