@@ -15,8 +15,9 @@ from tests.e2e.nursery import rss_bytes
 from tests.e2e.zones import Zone, pair, until
 
 from bsfg.fact import Message
-from bsfg.ports import Result
+from bsfg.ports import Buffer, ConsumerSpec, Result
 from bsfg.testing.facts import message
+from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.certs import issue
 from bsfg.wire.tls import Watched, grpc_channel_credentials, grpc_channel_options
 
@@ -99,6 +100,35 @@ async def test_half_messages_stay_below_the_ceiling(plant: Zone) -> None:
     assert highest < CEILING_BYTES, highest
     assert not plant.events("request_failed")
     print(f"highest {highest >> 20} MiB")
+    plant.stop()
+
+
+async def test_answers_that_nobody_reads_stay_below_the_ceiling(plant: Zone) -> None:
+    """A known caller with a hundred calls for everything, of which he reads nothing, has so much and no more."""
+    plant.start()
+    async with plant.client() as producer, plant.admin() as admin:
+        await admin.create_consumer(ConsumerSpec("app-evil", "operational", Buffer.STORE, required=False))
+        for number in range(40):
+            large = message(f"large-{number}", f"{number}" * 400_000, from_zone="plant-a")
+            await producer.append_fact("operational", large)
+        request = pb.FetchFramesRequest(max_facts=100_000, max_bytes=1 << 40)
+        request.consumer.consumer = "app-evil"
+        async with channel(plant, "plant-a-consumer") as evil:
+            calls = [evil.stream_stream("/bsfg.v1.Boundary/FetchFrames")() for _ in range(100)]
+            sending = [asyncio.create_task(call.write(request.SerializeToString())) for call in calls]
+            highest = 0
+            for number in range(60):
+                answer = await producer.append_fact("operational", fact(f"good-{number}"))
+                assert answer.result == Result.INSERTED
+                highest = max(highest, rss_bytes(plant.pid or 0))
+                # The node reads for all of them before any of them is given up.
+                await asyncio.sleep(0.1)
+            await asyncio.gather(*sending, return_exceptions=True)
+            for call in calls:
+                call.cancel()
+    print(f"highest {highest >> 20} MiB")
+    assert highest < CEILING_BYTES // 2, highest
+    assert not plant.events("request_failed")
     plant.stop()
 
 

@@ -45,6 +45,21 @@ def test_what_is_at_hand_is_what_is_on_disk(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_large_facts_are_read_a_few_at_a_time(tmp_path: Path) -> None:
+    """However many facts somebody asks for, those that are large are joined only until they are worth a step."""
+
+    async def run() -> None:
+        storage = await LogStorage.open(tmp_path)
+        store = await storage.store("s")
+        for number in range(12):
+            await store.append(sealed([large(number)]))
+        frames = [frame async for frame in store.replay(0, max_facts=100_000)]
+        assert [frame.last for frame in frames] == [2, 5, 8, 11]
+        await storage.close()
+
+    asyncio.run(run())
+
+
 def test_memory_is_bounded_in_frames_and_bytes(tmp_path: Path) -> None:
     """Only so many frames and bytes stay at hand, the oldest leave first, and all of the log can still be read."""
 

@@ -8,6 +8,7 @@ import struct
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 7, 8
 END_STREAM, END_HEADERS, ACK = 1, 4, 1
+INITIAL_WINDOW_SIZE = 4
 
 
 def frame(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> bytes:
@@ -42,11 +43,12 @@ class Raw:
         self._reader, self.writer = reader, writer
 
     @staticmethod
-    async def connect(port: int, *, greet: bool = True, host: str = "127.0.0.1") -> Raw:
-        """Connect from an address of this machine, and say hello as HTTP/2 wants it."""
+    async def connect(port: int, *, greet: bool = True, host: str = "127.0.0.1", window: int = 65_535) -> Raw:
+        """Connect from an address of this machine, and say hello; each call may be sent a window's bytes."""
         raw = Raw(*await asyncio.open_connection("127.0.0.1", port, local_addr=(host, 0)))
         if greet:
-            raw.writer.write(PREFACE + frame(SETTINGS) + frame(WINDOW_UPDATE, payload=struct.pack(">I", 1 << 20)))
+            settings = frame(SETTINGS, payload=struct.pack(">HI", INITIAL_WINDOW_SIZE, window))
+            raw.writer.write(PREFACE + settings + frame(WINDOW_UPDATE, payload=struct.pack(">I", 1 << 20)))
         return raw
 
     def call(self, path: str | bytes, stream: int, *messages: bytes, end: bool = False, **more: bytes) -> None:

@@ -309,6 +309,49 @@ async def test_answers_that_nobody_reads_hold_no_place(sites: Sites) -> None:
     assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
 
 
+async def test_a_caller_who_reads_nothing_has_so_much_and_no_more(sites: Sites) -> None:
+    """Answers count until they are taken: further calls wait, others are served, and his connection ends."""
+    site = await sites(storage="log", message_bytes=1 << 16, memory_ceiling_bytes=1 << 20, idle_timeout_seconds=2.0)
+    await site.consumer()
+    client = site.client()
+    for number in range(10):
+        await client.append_fact(STREAM, message(f"fact-{number}", "x" * 20_000))
+    admission, untaken = site.listeners.admission, site.listeners.grpc._calls.untaken
+    untaken._seconds = 5.0
+    request = prefixed(pb.FetchRequest(consumer="historian", limit=100).SerializeToString())
+    raw = await Raw.connect(site.listeners.grpc.port, window=0)
+    for number in range(50):
+        raw.call("/bsfg.v1.Boundary/FetchFacts", 2 * number + 1, request, end=True)
+    await until(lambda: untaken.of("app") > 0 and admission.serving > 0)
+    assert admission.sending.used <= admission.sending._owner_bytes
+    assert untaken.of("app") <= 4
+    await works(site, "meanwhile")
+    await raw.ended()
+    await quiet(site)
+    await until(lambda: admission.sending.used == 0 and untaken.of("app") == 0)
+    assert (await client.fetch("historian", FetchRequest())).facts
+
+
+@pytest.mark.parametrize("path", ["/grpc.health.v1.Health/Check", "/bsfg.v1.Boundary/FetchFacts"])
+async def test_small_answers_that_nobody_takes_are_counted_too(sites: Sites, path: str) -> None:
+    """However small an answer is, its call is not over until it is taken, and there are only so many of them."""
+    site = await sites(concurrent_per_identity=10)
+    await site.consumer()
+    request = b"" if "Check" in path else pb.FetchRequest(consumer="historian").SerializeToString()
+    untaken = site.listeners.grpc._calls.untaken
+    # Of one connection gRPC takes as many calls at once as an identity may make.
+    connections = [await Raw.connect(site.listeners.grpc.port, window=0) for _ in range(3)]
+    for number in range(21):
+        connections[number // 10].call(path, 2 * number + 1, prefixed(request), end=True)
+        await until(lambda number=number: untaken.of("app") == min(number + 1, 20))  # type: ignore[misc]
+    await until(lambda: site.listeners.admission.refused > 0)
+    assert untaken.of("app") == 20
+    for each in connections:
+        each.close()
+    await until(lambda: untaken.of("app") == 0)
+    await works(site, "after")
+
+
 async def test_a_stream_that_ended_in_silence_is_opened_again(sites: Sites) -> None:
     """The client's own stream of batches survives the node ending it for silence."""
     site = await sites(idle_timeout_seconds=0.1)

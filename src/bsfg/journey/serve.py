@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from bsfg.batch import EntryBatch
 from bsfg.errors import ForeignLog, InvalidArgument
@@ -22,6 +23,23 @@ from bsfg.journey.link import Fetched, FetchRequest
 from bsfg.journey.position import check_consumer
 from bsfg.ports import Buffer, Clock, CursorTracker, ForwardBuffer, Frame, GapSet, Replayable
 from bsfg.retention import GapReason
+
+
+class Room(Protocol):
+    """Where the bytes of an answer are counted, from before they are read until they are sent."""
+
+    async def take(self, size_bytes: int) -> None:
+        """Wait for room for so many bytes, in the place of what was taken before."""
+        ...
+
+    def keep(self, size_bytes: int) -> None:
+        """Give back what is not needed after all."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back; repeats are harmless."""
+        ...
+
 
 SCANNED_PER_FACT = 16
 """A link that carries little looks at this many facts per fact asked for, then answers with what it has."""
@@ -75,6 +93,7 @@ async def serve(
     carriage: Carriage = EVERYTHING,
     given: GivenGaps | None = None,
     clock: Clock | None = None,
+    room: Room | None = None,
 ) -> Fetched:
     """Answer one fetch of a named durable consumer: what follows the last offset it confirmed without a gap.
 
@@ -82,8 +101,9 @@ async def serve(
     nothing yet, wait for it as long as the request says; then the answer may have no frames. Ranges that the link
     leaves out are not worth an answer of their own while there is time to wait; gap records of other zones are, the
     first time. ``given`` counts them for those who do not (``request.gaps_after`` is None). The answer tells what the
-    ``clock``, by which the buffer's entries have their times, says when it leaves. Raises `UnknownConsumer`,
-    `ConsumerRetired`, and `ForeignLog` when the consumer's position is not one of this buffer.
+    ``clock``, by which the buffer's entries have their times, says when it leaves. ``room`` is taken when there is
+    something to read: who waits for facts takes none. Raises `UnknownConsumer`, `ConsumerRetired`, and `ForeignLog`
+    when the consumer's position is not one of this buffer.
     """
     check_request(request)
     state = await cursors.consumer(consumer)
@@ -101,9 +121,13 @@ async def serve(
         stats = await buffer.stats()
         if start > stats.end:
             raise ForeignLog(f"{consumer} has offset {start - 1}, but this log ends before {stats.end}")
+        if room is not None and collector.next_offset < stats.end:
+            await room.take(request.max_bytes)
         wants_more = await collector.gather(buffer, carriage, stats.end)
         more = there and wants_more and not collector.is_worth_an_answer and _now_seconds() < deadline
     frames = collector.frames()
+    if room is not None:
+        room.keep(sum(frame.entries.weight_bytes for frame in frames if frame.entries is not None))
     if frames:
         await cursors.sent(consumer, frames[-1].last + 1)
     if counted is not None and gaps:

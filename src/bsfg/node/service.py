@@ -160,6 +160,7 @@ class NodeService:
                 carriage=carriage,
                 given=self._given,
                 clock=parts.steady,
+                room=caller.room,
             )
         # An operator may have closed the gate while this one waited.
         parts.board.check_serving(row.zone)

@@ -10,21 +10,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager, aclosing, closing
+from contextlib import AbstractContextManager, ExitStack, aclosing, closing
+from dataclasses import replace
 from typing import Any
 
 import structlog
 from grpc._cython import cygrpc
 
-from bsfg.errors import BsfgError, TimedOut
+from bsfg.errors import BsfgError, Overloaded, TimedOut
 from bsfg.wire.idle import IdleTimer, IdleTimers
 from bsfg.wire.incoming import Incoming, Reader
-from bsfg.wire.limits import Admission, WireLimits
+from bsfg.wire.limits import STRANGERS, Admission, WireLimits
 from bsfg.wire.methods import Method
 from bsfg.wire.operations import Asks, Terms, terms_of
 from bsfg.wire.peer import names_in_auth_context
 from bsfg.wire.service import BoundaryService, Caller
 from bsfg.wire.status import ERROR_METADATA, encoded, grpc_status
+from bsfg.wire.untaken import Untaken
 
 log = structlog.get_logger("bsfg.wire")
 
@@ -50,8 +52,10 @@ class Calls:
         admission: Admission,
         door: BoundaryService,
         called: Callable[[str], None] | None = None,
+        port: Callable[[], int] = lambda: 0,
     ) -> None:
         self.limits, self.admission, self._door = limits, admission, door
+        self.untaken = Untaken(limits.request_timeout_seconds + limits.idle_timeout_seconds, port)
         self._called = called or (lambda address: None)
         self.listening = IdleTimers(limits.idle_timeout_seconds, limits.connection_age_seconds)
 
@@ -74,18 +78,7 @@ class Calls:
         It writes streams by itself instead of being a generator: gRPC leaves a generator hanging, with all it holds,
         when the caller goes while an answer is being sent.
         """
-        answered = self._written if method.response_streams else self._returned
         reader = Reader(method.request_type, terms, self.limits, self.admission.turns)
-
-        async def serve(caller: Caller, context: Context) -> Any:
-            owner, place = self._place(terms, caller)
-            with place, self._timer(method) as idle:
-                incoming = Incoming(context, reader, self.admission, owner, idle)
-                try:
-                    request = incoming if method.request_streams else await incoming.only()
-                    return await answered(behaviour(request, caller), context, lambda: self._place(terms, caller))
-                finally:
-                    incoming.close()
 
         async def call(requests: Any, context: Context) -> Any:
             started, answer = time.perf_counter(), None
@@ -93,17 +86,21 @@ class Calls:
                 caller = caller_of(context)
                 self._called(caller.address)
                 try:
-                    answer = await serve(caller, context)
+                    owner, answer, release = await self._serve(method, terms, behaviour, reader, caller, context)
                 except Exception as error:
                     # His place and his bytes are given back by now.
                     await self.admission.hold_back(str(caller), error)
                     raise
                 if terms.asks == Asks.CERTIFICATE and self._door.known(caller) is None:
                     await self.admission.slow_down(f"{caller} calls {terms.name}")
+                self.untaken.add(context, owner, caller.address, release)
                 self.admission.answered(method.name, time.perf_counter() - started)
             except cygrpc.ExecuteBatchError:
                 pass  # the caller is gone
             except Exception as error:
+                if method.response_streams:
+                    # The word comes behind what he was given before, which he may not have read.
+                    self.untaken.add(context, None, context.peer())
                 await self._abort(context, method.name, error, started)
             return answer
 
@@ -112,6 +109,25 @@ class Calls:
     def _timer(self, method: Method) -> AbstractContextManager[IdleTimer]:
         return closing(self.listening.new()) if method.request_streams else self.listening.lent()
 
+    async def _serve(
+        self, method: Method, terms: Terms, behaviour: Any, reader: Reader, caller: Caller, context: Context
+    ) -> tuple[str, Any, Callable[[], None]]:
+        """Answer one call of somebody who may make it; give his name, his answer, and what ends with it."""
+        owner, place = self._place(terms, caller)
+        answered = self._written if method.response_streams else self._returned
+        with place, self._timer(method) as idle, ExitStack() as held:
+            if "fetch" in terms.actions:
+                room = self.admission.room(owner)
+                held.callback(room.close)
+                caller = replace(caller, room=room)
+            incoming = Incoming(context, reader, self.admission, owner, idle)
+            try:
+                request = incoming if method.request_streams else await incoming.only()
+                answer = await answered(behaviour(request, caller), context, lambda: self._place(terms, caller))
+            finally:
+                incoming.close()
+            return owner, answer, held.pop_all().close
+
     def _place(self, terms: Terms, caller: Caller) -> tuple[str, AbstractContextManager[None]]:
         """Judge a caller by the terms of what he calls, and give under whose name he is served, and where."""
         if terms.asks != Asks.CERTIFICATE:
@@ -119,8 +135,17 @@ class Calls:
         else:
             owner = self._door.known(caller)
         if owner is None:
+            self._check_untaken("strangers", STRANGERS)
             return "strangers", self.admission.enter_stranger(str(caller))
+        self._check_untaken(owner, self.limits.concurrent_per_identity)
         return owner, self.admission.enter(owner)
+
+    def _check_untaken(self, owner: str, most: int) -> None:
+        """Refuse who has called so often without taking his answers that twice as many as he may have are left."""
+        untaken = self.untaken.of(owner)
+        if untaken >= 2 * most:
+            self.admission.refused += 1
+            raise Overloaded(f"{owner} has {untaken} answers that were not taken", limit="concurrent_per_identity")
 
     async def _returned(self, answer: Awaitable[Any], context: Context, again: Callable[[], object]) -> Any:
         return await answer
@@ -149,6 +174,8 @@ class Calls:
             answer = await behaviour(request, caller)
             self.admission.answered(name, time.perf_counter() - started)
             yield answer
+            if caller.room is not None:
+                caller.room.close()
 
     async def _abort(self, context: Context, name: str, error: Exception, started: float) -> None:
         told = told_to_caller(name, error)

@@ -73,7 +73,7 @@ class GrpcListener:
         # The server's own limit is only the last resort: it refuses without a word, the admission with a hint. Those
         # whose answers are held back, and those who are refused, must not use it up.
         calls_at_once = 2 * limits.concurrent_requests + SLEEPERS_MAX + STRANGERS
-        self._calls = calls = Calls(limits, self.admission, boundary, called)
+        self._calls = calls = Calls(limits, self.admission, boundary, called, lambda: self.port)
         self._server = Server(server_options(limits), calls_at_once, calls.unknown)
         self._health = Health()
         for service, handlers in (

@@ -85,7 +85,7 @@ class ObservedTls(SSLProtocol):
 
     def connection_made(self, transport: Any) -> None:
         """Begin the handshake."""
-        self._address = _host_port(transport.get_extra_info("peername"))
+        self._address = host_port(transport.get_extra_info("peername"))
         self._handshakes.counted(HTTP, "begun")
         super().connection_made(transport)
 
@@ -215,5 +215,8 @@ def plain_address(peer: str) -> str:
     return f"{getattr(address, 'ipv4_mapped', None) or address}:{port}"
 
 
-def _host_port(name: Any) -> str:
-    return f"{name[0]}:{name[1]}" if isinstance(name, tuple) and len(name) >= 2 else "somewhere"
+def host_port(name: Any) -> str:
+    """Give the other end of a connection, as the system tells it, in plain form."""
+    if not isinstance(name, tuple) or len(name) < 2:
+        return "somewhere"
+    return plain_address(f"tcp:{name[0]}:{name[1]}") if ":" in str(name[0]) else f"{name[0]}:{name[1]}"

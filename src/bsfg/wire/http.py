@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -35,6 +35,7 @@ from bsfg.wire.operations import HTTP, Asks, terms_of
 from bsfg.wire.routes import JSON, JSON_LINES, OPERATIONS, Operation, openapi
 from bsfg.wire.service import AdminService, BoundaryService, Caller, ObjectInfo
 
+PIECE_BYTES = 64 << 10
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -135,12 +136,16 @@ class HttpBoundary:
             wait_seconds=min(wait_ms / 1000, self._limits.fetch_wait_max_seconds),
             gaps_after=request.query_params.get("gaps_after") or None,
         )
-        async with asyncio.timeout(self._limits.request_timeout_seconds + wanted.wait_seconds):
-            fetched = await _unless_gone(request, self._boundary.fetch(caller, request.path_params["consumer"], wanted))
-        is_lines = JSON_LINES in request.headers.get("accept", "")
-        pieces = _lines(fetched) if is_lines else _fetched(fetched)
-        data = await self._admission.written(fetched, pieces, request.state.owner)
-        return Response(data, media_type=JSON_LINES if is_lines else JSON)
+        room = self._admission.room(request.state.owner)
+        caller, consumer = replace(caller, room=room), request.path_params["consumer"]
+        with ExitStack() as held:
+            held.callback(room.close)
+            async with asyncio.timeout(self._limits.request_timeout_seconds + wanted.wait_seconds):
+                fetched = await _unless_gone(request, self._boundary.fetch(caller, consumer, wanted))
+            is_lines = JSON_LINES in request.headers.get("accept", "")
+            pieces = _lines(fetched) if is_lines else _fetched(fetched)
+            data = await self._admission.written(fetched, pieces, request.state.owner)
+            return _Counted(data, JSON_LINES if is_lines else JSON, held.pop_all().close)
 
     async def confirm(self, request: Request, caller: Caller) -> Response:
         """Record a confirmation."""
@@ -272,6 +277,26 @@ class HttpBoundary:
                 raise TimedOut("the body fell silent before its end") from None
             if chunk:
                 yield chunk
+
+
+class _Counted(Response):
+    """An answer whose bytes count until they are sent, or nobody is there to take them."""
+
+    def __init__(self, data: bytes, media_type: str, release: Callable[[], None]) -> None:
+        super().__init__(data, media_type=media_type)
+        self._release = release
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Send it in pieces: the listener takes one of any size at once, and waits before the next one."""
+        body = memoryview(bytes(self.body))
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            for start in range(0, len(body), PIECE_BYTES):
+                piece = body[start : start + PIECE_BYTES]
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            self._release()
 
 
 async def _download(request: Request, info: ObjectInfo, data: AsyncGenerator[bytes, None]) -> Response:

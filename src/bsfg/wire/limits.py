@@ -65,6 +65,11 @@ class WireLimits:
         return max(self.message_bytes, self.memory_ceiling_bytes // 32)
 
     @property
+    def sending_bytes(self) -> int:
+        """How many bytes of facts may be on their way to callers; what is being sent is there two or three times."""
+        return max(2 * self.message_bytes, self.memory_ceiling_bytes // 16)
+
+    @property
     def awaited_messages(self) -> int:
         """How many messages may be awaited at once: each may come in whole, and is copied once, before it is seen."""
         return max(_READ_LEAST, self.memory_ceiling_bytes // 4 // self.message_bytes)
@@ -95,6 +100,7 @@ class Admission:
         self._reserved = limits.concurrent_per_identity // _RESERVED_PART
         self.budget = ByteBudget(limits.in_flight_bytes, owner_bytes=max(1, limits.in_flight_bytes // 2))
         self.answering = ByteBudget(limits.answer_bytes, owner_bytes=max(1, limits.answer_bytes // 2))
+        self.sending = ByteBudget(limits.sending_bytes, owner_bytes=max(1, limits.sending_bytes // 2))
         self.awaited = Awaited(limits.awaited_messages)
         self.turns = Turns()
         self.serving = 0
@@ -105,6 +111,10 @@ class Admission:
         """Pass on how a request went."""
         if self._observer is not None:
             self._observer.answered(operation, seconds, code)
+
+    def room(self, owner: str) -> AnswerRoom:
+        """Give where the answers of one call count until its caller has them."""
+        return AnswerRoom(self.sending, owner)
 
     def delay_seconds(self, caller: str, error: Exception) -> float:
         """Take note of an error and give how long its caller is to wait."""
@@ -297,3 +307,29 @@ class ByteBudget:
             if not future.done():
                 self._take(size, owner)
                 future.set_result(None)
+
+
+class AnswerRoom:
+    """What the answers of one call take of a budget; see `bsfg.journey.serve.Room`.
+
+    A caller who asks for much and reads nothing has so much of the node's memory and no more: his next call waits.
+    """
+
+    def __init__(self, budget: ByteBudget, owner: str) -> None:
+        self._budget, self._owner = budget, owner
+        self._held = 0
+
+    async def take(self, size_bytes: int) -> None:
+        """Wait for room, in the place of what was taken before."""
+        self.close()
+        self._held = await self._budget.acquire(size_bytes, self._owner)
+
+    def keep(self, size_bytes: int) -> None:
+        """Give back what is not needed."""
+        if size_bytes < self._held:
+            freed, self._held = self._held - max(0, size_bytes), max(0, size_bytes)
+            self._budget.release(freed, self._owner)
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.keep(0)

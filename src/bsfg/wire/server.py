@@ -11,7 +11,7 @@ from bsfg.fact import Key
 from bsfg.journey.append import AppendOutcome
 from bsfg.journey.link import Fetched, FetchRequest, Refusal
 from bsfg.offload import STEP_FACTS, THREAD_BYTES, by_size
-from bsfg.ports import Buffer, Confirmation, Result
+from bsfg.ports import Buffer, Confirmation, Frame, Result
 from bsfg.sealmark import SHA256_NAME
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.calls import Calls, Stream, Unary
@@ -130,15 +130,29 @@ class BoundaryServicer:
         else:
             raise InvalidArgument("name a consumer, a range of offsets or a span of time")
         yield head_message(reading.head)
-        async for frame in reading.frames:
+        async for frame in reading.frames if selection == "consumer" else self._in_room(reading.frames, caller):
             check_hashers([frame], request)
             async for message in frame_messages(frame, max_bytes, ages=request.ages):
                 yield message
 
+    async def _in_room(self, frames: AsyncIterator[Frame], caller: Caller) -> AsyncIterator[Frame]:
+        """Give frames that are read one by one when there is room for the next; how large that is, nobody knows."""
+        room, size_bytes = caller.room, 0
+        while True:
+            if room is not None:
+                await room.take(max(size_bytes, self._limits.frame_bytes))
+            frame = await anext(frames, None)
+            if frame is None:
+                return
+            size_bytes = frame.entries.weight_bytes if frame.entries is not None else 0
+            if room is not None:
+                room.keep(size_bytes)
+            yield frame
+
     async def _consumer_reading(self, request: pb.FetchFramesRequest, caller: Caller) -> Reading:
         wanted = FetchRequest(
             max_facts=request.max_facts or FRAMES_FACTS_DEFAULT,
-            max_bytes=min(request.max_bytes or FRAMES_BYTES_DEFAULT, self._limits.in_flight_bytes),
+            max_bytes=min(request.max_bytes or FRAMES_BYTES_DEFAULT, self._limits.sending_bytes // 2),
             wait_seconds=self._wait_seconds(request.consumer.wait_ms),
             gaps_after=request.consumer.gaps_after,
             after=request.consumer.after if request.consumer.HasField("after") else None,

@@ -7,7 +7,7 @@ counts it, and raises only `bsfg.errors.BsfgError`.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from bsfg.artifacts import DEFAULT_MEDIA_TYPE
@@ -16,6 +16,7 @@ from bsfg.fact import Entry, Key
 from bsfg.gate import Event, Gate
 from bsfg.journey.append import AppendOutcome
 from bsfg.journey.link import Fetched, FetchRequest, PeerPosition, Refusal, Release
+from bsfg.journey.serve import Room
 from bsfg.ports import (
     Buffer,
     Confirmation,
@@ -38,12 +39,13 @@ class Caller:
     """Who is at the other end: the names in his certificate, None without TLS, and where he called from.
 
     ``token`` is the name of the token that he has shown, which was checked already; it then counts, whatever
-    certificate he has.
+    certificate he has. ``room`` is where facts count that are read for him, until he has them.
     """
 
     names: PeerNames | None = None
     address: str = ""
     token: str | None = None
+    room: Room | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         if self.token is not None:

@@ -18,6 +18,7 @@ from bsfg.stores.log.frame import Damaged, Torn
 from bsfg.stores.log.segments import SegmentFile
 
 _WORTH_A_STEP = 1_000
+_WORTH_A_STEP_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +77,17 @@ class LogView:
     def _collect(self, segment: SegmentFile, index: int, at: int, end: int, max_facts: int) -> Frame:
         """Read one frame, and the small ones after it, into one batch of at most ``max_facts`` entries.
 
-        Joining copies, so it stops once there is enough to be worth a step.
+        Joining copies, so it stops once there is enough to be worth a step, in entries or in bytes: who asked for many
+        facts may want but a few that are large, and keeps in memory all that was read for him.
         """
         parts: list[EntryBatch] = []
-        first, enough = at, min(max_facts, _WORTH_A_STEP)
+        first, enough, size_bytes = at, min(max_facts, _WORTH_A_STEP), 0
         for ref in segment.frames[index : index + enough]:
             if ref.base > at or at >= end or (parts and (at - first >= enough or at - first + ref.count > max_facts)):
                 break
+            if parts and size_bytes + ref.header.payload_bytes > _WORTH_A_STEP_BYTES:
+                break
+            size_bytes += ref.header.payload_bytes
             try:
                 entries = segment.entries(ref)
             except (Torn, Damaged) as damage:
