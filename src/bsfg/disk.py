@@ -21,6 +21,7 @@ from bsfg.errors import (
     StorageBusy,
     StorageFailed,
     StorageReadOnly,
+    StorageUnreadable,
 )
 
 
@@ -78,8 +79,25 @@ def translated(error: OSError, doing: str) -> BsfgError:
     if error.errno in _SHORT:
         return StorageBusy(text, errno=error.errno)
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        return StorageReadOnly(text)
+        return _no_access(error, doing)
     return StorageFailed(text, errno=error.errno)
+
+
+def _no_access(error: OSError, doing: str) -> BsfgError:
+    """Tell what cannot be read from what cannot be written; the system says the same to both."""
+    path = os.fspath(error.filename) if isinstance(error.filename, str | os.PathLike) else ""
+    why = error.strerror or str(error)
+    if path and error.errno != errno.EROFS and _is_closed(Path(path)):
+        return StorageUnreadable(f"{path} cannot be read: {why}", path=path)
+    return StorageReadOnly(f"{doing}: {why}" if not path or path in doing else f"{doing}: {path}: {why}")
+
+
+def _is_closed(path: Path) -> bool:
+    """Tell whether a path cannot be read, or one of the folders that lead to it."""
+    if os.path.lexists(path):
+        return not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0))
+    above = path.parent
+    return above != path and (_is_closed(above) if not os.path.lexists(above) else not os.access(above, os.X_OK))
 
 
 class IdleDescriptors:

@@ -237,12 +237,13 @@ def test_a_folder_that_may_not_be_read(bsfg: Run, data: Path, command: str) -> N
     segment.chmod(0)
     outcome = bsfg(command, data, launcher=WITHOUT_THE_RIGHTS_OF_ROOT)
     assert outcome.code == 1
-    assert "storage_read_only" in outcome.out + outcome.err
+    assert "storage_unreadable" in outcome.out + outcome.err
     data.chmod(0)
     try:
         outcome = bsfg(command, data, launcher=WITHOUT_THE_RIGHTS_OF_ROOT)
         assert outcome.code == 1
-        assert outcome.err.startswith("error[storage_read_only]: ")
+        assert outcome.err.startswith("error[storage_unreadable]: ")
+        assert "writable" not in outcome.err
     finally:
         data.chmod(0o755)
 

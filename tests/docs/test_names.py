@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 from typer.main import get_command
 
 from bsfg.cli.app import app
+from bsfg.cli.help import pages
 from bsfg.node.config.declare import tables_of
 from bsfg.node.config.settings import ZoneConfig
 
@@ -113,3 +115,45 @@ def test_keys_in_messages_and_hints_exist() -> None:
         if table in KEYS and key not in ORDINARY
     }
     assert not {each for each in named if wrong_key(*each[1:])}
+
+
+def spoken() -> Iterator[tuple[str, str]]:
+    """Give every text of the source that is not a docstring, with where it stands; what is filled in is an X."""
+    for source in sorted((ROOT / "src").rglob("*.py")):
+        tree = ast.parse(source.read_text(encoding="utf-8"))
+        inside = {part for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+        alone = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            where = f"{source.name}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.JoinedStr):
+                yield where, "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in inside | alone:
+                yield where, node.value
+
+
+SPOKEN = list(spoken())
+
+
+def test_commands_in_messages_and_hints_exist() -> None:
+    """What our own words tell people to type is a command with these options, and a topic of the help is a page."""
+    seen = 0
+    for where, text in SPOKEN:
+        for found in re.findall(r"`bsfg ([^`]+)`", text):
+            command, rest = resolved(found.split())
+            used = {word.split("=")[0].strip("[],.…") for word in rest if word.startswith("--")}
+            assert command is not BSFG and used <= options_of(command), f"{where}: bsfg {found}"
+            if command.name == "help" and rest:
+                assert rest[0] in pages(), f"{where}: bsfg {found}"
+            seen += 1
+    assert seen > 40
+
+
+def test_messages_and_hints_name_no_file_that_a_wheel_does_not_have() -> None:
+    """The documentation is `bsfg help TOPIC`: whoever has installed a wheel has no folder of docs."""
+    allowed = {"document.py", "reference.py", "observed.py", "errorpage.py", "options.py", "help.py"}
+    wrong = [
+        (where, text)
+        for where, text in SPOKEN
+        if where.partition(":")[0] not in allowed and re.search(r"\bdocs/|\bexamples/|\btests/|README", text)
+    ]
+    assert not wrong

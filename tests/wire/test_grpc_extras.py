@@ -11,7 +11,7 @@ from tests.wire.conftest import Sites
 from tests.wire.site import STREAM, until
 
 from bsfg.batch import FactBatch
-from bsfg.errors import PeerUnreachable
+from bsfg.errors import PeerUnreachable, PortUnavailable
 from bsfg.node.service import NodeService
 from bsfg.testing.facts import message, messages
 from bsfg.wire.listeners import Listeners
@@ -83,7 +83,7 @@ async def test_a_port_has_one_node(sites: Sites) -> None:
     limits = site.parts.settings.limits
     for grpc_port, http_port in ((site.listeners.grpc.port, 0), (0, site.listeners.http.port)):
         second = Listeners(site.boundary, site.admin, limits, zone="plant")
-        with pytest.raises(PeerUnreachable, match="cannot listen"):
+        with pytest.raises(PortUnavailable, match="another process uses the port"):
             await second.start(("127.0.0.1", grpc_port), ("127.0.0.1", http_port))
         await second.stop(0)
 

@@ -105,6 +105,38 @@ def test_what_grpc_itself_reports_is_translated(status: grpc.StatusCode, text: s
     assert from_rpc_error(error, where="there:1").code == code
 
 
+GRPC_SAYS = {
+    "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Failed to connect to remote host: "
+    "Connection refused": "nobody listens there",
+    "Stream removed (Transport closed (Socket closed (GOAWAY received; Error code: 0)))": "the connection was broken",
+    "DNS resolution failed for nohost:1: Domain name not found": "nobody knows the host's name",
+    "recvmsg:Connection reset by peer": "the connection was broken",
+    "failed to connect to all addresses; last error: ipv4:10.0.0.9:1: No route to host": "no network leads there",
+    "keepalive watchdog timeout": "it does not answer",
+    "what no version of gRPC has said so far": "there:1 cannot be reached",
+    "Ssl handshake failed: TSI_PROTOCOL_FAILURE: Invalid certificate verification context": "no TLS handshake",
+}
+
+
+@pytest.mark.parametrize("said", GRPC_SAYS)
+def test_nobody_reads_the_words_of_grpc(said: str) -> None:
+    """What gRPC says of a connection becomes a sentence of ours; its own words are a note for tracebacks."""
+    error = from_rpc_error(
+        grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), details=said),
+        where="there:1",
+    )
+    assert error.message.startswith("there:1 cannot be reached") and GRPC_SAYS[said] in error.message
+    assert said not in str(error.to_dict()) and said in error.__notes__[0]
+
+
+@pytest.mark.parametrize("status", [status for status in grpc.StatusCode if status != grpc.StatusCode.OK])
+def test_no_status_shows_what_grpc_says(status: grpc.StatusCode) -> None:
+    """Whatever the status, the text beside it is not told to people."""
+    said = "RST_STREAM with error code 2, larger than max (5 vs. 4)"
+    error = from_rpc_error(grpc.aio.AioRpcError(status, grpc.aio.Metadata(), grpc.aio.Metadata(), details=said))
+    assert "RST_STREAM" not in str(error.to_dict())
+
+
 def test_the_servers_own_error_comes_first() -> None:
     """The error in the metadata counts, whatever the status says."""
     metadata = grpc.aio.Metadata(("bsfg-error-bin", encoded(BufferFull("full"))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -19,9 +20,12 @@ from typer.main import get_command
 import bsfg
 from bsfg.cli import COMMANDS
 from bsfg.cli.output import console, examples, hush, print_failure
-from bsfg.errors import BsfgError, ExtraMissing
+from bsfg.errors import BsfgError, ExtraMissing, StorageUnreadable
 
 EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
+
+FORESEEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
+"""What may happen to every command that opens a file."""
 
 EPILOG = examples(
     ("bsfg demo", "watch nothing get lost while the network is cut and a node is killed"),
@@ -134,6 +138,8 @@ def run(args: Sequence[str] | None = None) -> int:
     except ImportError as error:
         missing = ExtraMissing.behind(error, _command(given))
         code = _unexpected(error, as_json) if missing is None else _failed(missing, as_json)
+    except OSError as error:
+        code = _system(error, as_json)
     except Exception as error:
         code = _unexpected(error, as_json)
     return _flushed(code)
@@ -148,6 +154,8 @@ def _command(given: Sequence[str]) -> str:
 def _usage(problem: Any, as_json: bool) -> int:
     """Say what is wrong with the command line and where its help is; no arguments at all just show the help."""
     message = problem.format_message()
+    if closed := re.search(r"path '(.*)' is not readable", message, re.IGNORECASE | re.DOTALL):
+        return _failed(StorageUnreadable(f"{closed[1]} cannot be read: Permission denied"), as_json)
     context = getattr(problem, "ctx", None)
     path = context.command_path if context is not None else "bsfg"
     if message:
@@ -161,6 +169,15 @@ def _failed(error: BsfgError, as_json: bool) -> int:
         traceback.print_exc()
     print_failure(error.to_dict(), as_json=as_json)
     return EXIT_ERROR
+
+
+def _system(error: OSError, as_json: bool) -> int:
+    """Say what the system did not allow or had no room for; anything else of it is as unexpected as the rest."""
+    if error.filename is None or error.errno not in FORESEEN:
+        return _unexpected(error, as_json)
+    from bsfg.disk import translated
+
+    return _failed(translated(error, f"working on {error.filename}"), as_json)
 
 
 def _unexpected(error: Exception, as_json: bool) -> int:

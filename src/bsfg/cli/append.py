@@ -25,7 +25,7 @@ from bsfg.errors import (
     InvalidArgument,
     InvalidFact,
     PeerUnreachable,
-    StorageReadOnly,
+    StorageUnreadable,
     TimedOut,
 )
 from bsfg.printable import one_line
@@ -87,6 +87,8 @@ class Tally:
 
     def sentence(self) -> str:
         """Give the form for people."""
+        if self.fatal is not None and not self.facts:
+            return "Nothing was stored."
         parts = [f"{count_text(self.inserted)} stored"]
         parts += [f"{count_text(self.already_exists)} were there already"] if self.already_exists else []
         parts += [f"{count_text(self.kept)} kept in the outbox"] if self.kept else []
@@ -152,7 +154,7 @@ def _source(file: Path) -> Iterator[BinaryIO]:
         with file.open("rb") as source:
             yield source
     except OSError as error:
-        raise StorageReadOnly(f"{file} cannot be read: {error.strerror}", hint="Check the path.") from None
+        raise StorageUnreadable(f"{file} cannot be read: {error.strerror}", hint="Check the path.") from None
 
 
 @contextmanager

@@ -206,10 +206,12 @@ def _verify(verify: Callable[..., object], host: str, port: int, files: TlsFiles
 def _knock(host: str, port: int) -> None:
     import socket
 
+    from bsfg.wire.status import reason_of
+
     try:
         socket.create_connection((host, port), timeout=5.0).close()
     except OSError as error:
-        raise PeerUnreachable(f"{host}:{port} cannot be reached: {error.strerror or error}") from None
+        raise PeerUnreachable(f"{host}:{port} cannot be reached: {reason_of(error)}") from None
 
 
 def connects(*roles: str, unless: str | None = None) -> Callable[[Callable[..., T]], Callable[..., T]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from bsfg.errors import NotAFolder, StorageReadOnly
+from bsfg.errors import NotAFolder, StorageUnreadable
 
 MARK = "bsfg.json"
 
@@ -21,7 +21,7 @@ def checked_folder(path: Path) -> Path:
             raise NotAFolder(f"{path} is a file, not a folder")
         empty = not os.listdir(path)
     except OSError as error:
-        raise StorageReadOnly(f"{path} cannot be read: {error.strerror}", hint="Run it as a user who may.") from None
+        raise StorageUnreadable(f"{path} cannot be read: {error.strerror}") from None
     near = next((folder for folder in _near(path) if (folder / MARK).is_file()), None)
     hint = f"Did you mean {near}?" if near is not None else None
     raise NotAFolder(f"{path} is empty" if empty else f"there is no {MARK} in {path}", hint=hint)

@@ -78,6 +78,7 @@ from bsfg.errors.serving import (
     MessageTooLarge,
     NotReady,
     Overloaded,
+    PortUnavailable,
     TimedOut,
     UnknownLink,
     UnknownService,
@@ -100,6 +101,7 @@ from bsfg.errors.storage import (
     StorageClosed,
     StorageFailed,
     StorageReadOnly,
+    StorageUnreadable,
     StreamUnavailable,
 )
 
@@ -155,6 +157,7 @@ __all__ = [
     "PeerUnreachable",
     "PermissionRefused",
     "PolicyInvalid",
+    "PortUnavailable",
     "QuarantineFull",
     "RemoteError",
     "RowUnreadable",
@@ -168,6 +171,7 @@ __all__ = [
     "StorageClosed",
     "StorageFailed",
     "StorageReadOnly",
+    "StorageUnreadable",
     "StreamUnavailable",
     "TimedOut",
     "TlsNotHardened",

@@ -28,6 +28,13 @@ class MessageTooLarge(BsfgError):
     default_hint = "Split the batch, or raise `message` in [limits] of the node."
 
 
+class PortUnavailable(BsfgError):
+    """The node cannot listen where its configuration says: another process does, or this user may not."""
+
+    code = "port_unavailable"
+    default_hint = "Stop what uses the port (`bsfg doctor` names it), or choose another one in [listen]."
+
+
 class NotReady(BsfgError):
     """The node is starting, stopping, or has lost its storage."""
 

@@ -10,7 +10,7 @@ class BufferFull(BsfgError):
 
     code = "buffer_full"
     retryable = True
-    default_hint = "Keep the fact and retry; see why the frontier does not move, or raise capacity_bytes."
+    default_hint = "Keep the fact and retry; see why the frontier does not move, or raise store_capacity."
 
 
 class QuarantineFull(BufferFull):
@@ -57,7 +57,7 @@ class DiskFull(BsfgError):
 
     code = "disk_full"
     retryable = True
-    default_hint = "Free space on the volume or lower capacity_bytes; facts stored so far are intact."
+    default_hint = "Free space on the volume or lower store_capacity; facts stored so far are intact."
 
 
 class StorageBusy(BsfgError):
@@ -79,7 +79,14 @@ class StorageReadOnly(BsfgError):
     """The folder cannot be written."""
 
     code = "storage_read_only"
-    default_hint = "Make the folder writable for this user, or open it with LocalReader for reading only."
+    default_hint = "Make the folder writable for this user, or choose another one."
+
+
+class StorageUnreadable(BsfgError):
+    """A file or folder cannot be read by this user."""
+
+    code = "storage_unreadable"
+    default_hint = "Run it as the user that runs the node, or let this user read it."
 
 
 class FolderLocked(BsfgError):

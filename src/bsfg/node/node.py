@@ -53,6 +53,7 @@ from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.log.trailfile import FILE_BYTES, Keeping, TrailWriter
 from bsfg.stores.log.writer import LogOptions
 from bsfg.trail import NODE, REFUSED, STRANGER, TrailEvent
+from bsfg.wire.certcheck import check_signed
 from bsfg.wire.client import BoundaryClient, ClientLink
 from bsfg.wire.connection import PEER_MESSAGE_BYTES, Connection
 from bsfg.wire.listeners import Listeners
@@ -196,6 +197,7 @@ class Node:
         if config.listen.plaintext or tls.ca is None or tls.certificate is None or tls.key is None:
             return None
         files = TlsFiles(config.path(tls.ca), config.path(tls.certificate), config.path(tls.key))
+        check_signed(files)
         return Watched(files, _certificate_unusable, self._certificate_reloaded)
 
     def _certificate_reloaded(self, material: Material) -> None:

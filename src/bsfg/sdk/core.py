@@ -14,7 +14,7 @@ from typing import TypedDict
 
 from bsfg.artifacts import DEFAULT_MEDIA_TYPE
 from bsfg.batch import FactBatch
-from bsfg.errors import BsfgError, InvalidArgument, StorageClosed, StorageReadOnly
+from bsfg.errors import BsfgError, InvalidArgument, StorageClosed, StorageUnreadable
 from bsfg.fact import ArtifactRef
 from bsfg.keys import EXPLICIT, MessageIds
 from bsfg.sdk.endpoint import Endpoint
@@ -283,7 +283,7 @@ async def _chunks(content: Content) -> AsyncIterator[bytes]:
                 while chunk := await asyncio.to_thread(file.read, _CHUNK_BYTES):
                     yield chunk
         except OSError as error:
-            raise StorageReadOnly(f"the content cannot be read: {error.strerror}", hint="Check the path.") from None
+            raise StorageUnreadable(f"the content cannot be read: {error.strerror}", hint="Check the path.") from None
     else:
         async for chunk in content:
             yield chunk

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from bsfg.errors import BsfgError
+from bsfg.errors import BsfgError, CertificateInvalid
 from bsfg.wire.authorities import is_authority, issuer_of, key_of
 from bsfg.wire.certs import load_certificates
 from bsfg.wire.peer import PeerNames, names_of
@@ -123,6 +123,13 @@ def check_files(files: TlsFiles, now: datetime, warning_seconds: float = WARNING
     if all(finding.level != Level.ERROR for finding in findings):
         findings += _handshake(files)
     return findings
+
+
+def check_signed(files: TlsFiles) -> None:
+    """Raise `CertificateInvalid` unless an authority of the files signed their certificate: nobody would trust it."""
+    for finding in _chain(load_certificates(files.certificate), load_certificates(files.ca)):
+        if finding.level == Level.ERROR:
+            raise CertificateInvalid(f"{files.certificate}: {finding.says}", hint=finding.do)
 
 
 def _key_rights(path: Path) -> Iterator[Finding]:

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from bsfg.errors import CertificateInvalid, FileExists, InvalidArgument
+from bsfg.errors import CertificateInvalid, FileExists, InvalidArgument, StorageReadOnly
 from bsfg.wire.peer import looks_like
 
 CA_NAME = "ca"
@@ -201,9 +201,7 @@ def _write(
         _replace(issued.key_path, encoded, 0o600)
         _replace(issued.certificate_path, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
     except OSError as error:
-        raise CertificateInvalid(
-            f"{folder} cannot be written: {error.strerror}", hint="Choose another folder."
-        ) from None
+        raise StorageReadOnly(f"{folder} cannot be written: {error.strerror}", hint="Choose another folder.") from None
     return issued
 
 

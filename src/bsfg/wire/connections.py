@@ -16,6 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from bsfg.errors import PortUnavailable
 from bsfg.wire.limits import WireLimits
 
 KEPT_BACK = 256
@@ -26,6 +27,12 @@ REFUSED_AT_ONCE = 64
 
 PAUSE_SECONDS = 0.5
 """How long nothing is accepted after the system had no descriptor; shorter than the second that asyncio waits."""
+
+_WHY_NOT = {
+    errno.EADDRINUSE: "another process uses the port",
+    errno.EACCES: "this user may not use the port; those below 1024 are the system's",
+    errno.EADDRNOTAVAIL: "that is no address of this machine",
+}
 
 USED_UP = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 """What the system says when it can give no descriptor: to this process, or to any."""
@@ -95,3 +102,13 @@ class _Accepted(socket.socket):
         super().close()
         if told is not None:
             told()
+
+
+def listening_on(host: str, port: int, *, backlog: int = 1) -> socket.socket:
+    """Listen, or say why that cannot be."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=backlog)
+    except OSError as error:
+        why = _WHY_NOT.get(error.errno or 0, error.strerror or str(error))
+        raise PortUnavailable(f"cannot listen on {host}:{port}: {why}", host=host, port=port) from error

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from bsfg.errors import PeerUnreachable
+from bsfg.errors import PortUnavailable
 from bsfg.wire.admin import AdminServicer
 from bsfg.wire.calls import Calls
-from bsfg.wire.connections import connections_allowed
+from bsfg.wire.connections import connections_allowed, listening_on
 from bsfg.wire.grpcserver import Server
 from bsfg.wire.limits import SLEEPERS_MAX, STRANGERS, Admission, WireLimits
 from bsfg.wire.server import BoundaryServicer
@@ -93,9 +93,10 @@ class GrpcListener:
             else:
                 self.port = self._server.add_secure_port(address, self._credentials)
         except RuntimeError as error:
-            raise PeerUnreachable(
-                f"cannot listen on {address}: {error}", hint="Stop what uses the port, or configure another one."
-            ) from None
+            # gRPC does not say why; the system does.
+            host, _, port = address.rpartition(":")
+            listening_on(host.strip("[]"), int(port)).close()
+            raise PortUnavailable(f"cannot listen on {address}") from error
         await self._server.start()
         await self.serving(True)
         return self.port

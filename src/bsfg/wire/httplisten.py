@@ -13,8 +13,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from bsfg.errors import PeerUnreachable
-from bsfg.wire.connections import Listening, connections_allowed
+from bsfg.wire.connections import Listening, connections_allowed, listening_on
 from bsfg.wire.fence import NOSNIFF
 from bsfg.wire.handshakes import Handshakes, ObservedTls
 from bsfg.wire.limits import WireLimits
@@ -145,15 +144,7 @@ class HttpListener:
 
     async def start(self, host: str, port: int) -> int:
         """Listen and give the port, which is a free one for port 0."""
-        try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
-        except OSError as error:
-            raise PeerUnreachable(
-                f"cannot listen on {host}:{port}: {error.strerror}",
-                hint="Stop what uses the port, or configure another one.",
-            ) from None
-        listening = Listening(listening, connections_allowed(self._limits))
+        listening = Listening(listening_on(host, port, backlog=BACKLOG), connections_allowed(self._limits))
         listening.setblocking(False)
         self.port = listening.getsockname()[1]
         self._task = asyncio.create_task(self._server.serve([listening]))

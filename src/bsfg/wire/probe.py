@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from bsfg.errors import CertificateInvalid, PeerUnreachable, ServerIdentityMismatch
 from bsfg.wire.peer import PeerNames, names_in_der
+from bsfg.wire.status import reason_of
 from bsfg.wire.tls import TlsFiles, client_context
 
 
@@ -75,9 +76,9 @@ def probe(host: str, port: int, files: TlsFiles, timeout_seconds: float = 5.0) -
         ) from None
     except ssl.SSLError as error:
         hint = "It may not speak TLS 1.3, or not TLS at all, or refuse our certificate."
-        raise CertificateInvalid(f"no TLS 1.3 handshake with {host}:{port}: {error.reason}", hint=hint) from None
+        raise CertificateInvalid(f"no TLS 1.3 handshake with {host}:{port} comes about", hint=hint) from error
     except OSError as error:
-        raise PeerUnreachable(f"{host}:{port} cannot be reached: {error.strerror or error}") from None
+        raise PeerUnreachable(f"{host}:{port} cannot be reached: {reason_of(error)}") from None
 
 
 def _seen(secured: ssl.SSLSocket) -> ServerSeen:

@@ -62,6 +62,7 @@ STATUSES: dict[str, tuple[grpc.StatusCode, int]] = {
     "storage_failed": (Status.INTERNAL, 500),
     "stream_unavailable": (Status.UNAVAILABLE, 503),
     "storage_read_only": (Status.FAILED_PRECONDITION, 500),
+    "storage_unreadable": (Status.FAILED_PRECONDITION, 500),
     "folder_locked": (Status.FAILED_PRECONDITION, 500),
     "not_a_data_folder": (Status.FAILED_PRECONDITION, 500),
     "format_unsupported": (Status.FAILED_PRECONDITION, 500),
@@ -113,6 +114,7 @@ STATUSES: dict[str, tuple[grpc.StatusCode, int]] = {
     # The node and the way to it.
     "overloaded": (Status.RESOURCE_EXHAUSTED, 429),
     "timed_out": (Status.DEADLINE_EXCEEDED, 504),
+    "port_unavailable": (Status.FAILED_PRECONDITION, 500),
     "not_ready": (Status.UNAVAILABLE, 503),
     "peer_unreachable": (Status.UNAVAILABLE, 502),
 }
@@ -186,21 +188,48 @@ def _words(found: object) -> str:
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError, *, where: str = "the other side") -> BsfgError:
-    """Give the error that a failed call stands for: the one the server wrote, or what gRPC says happened."""
+    """Give the error that a failed call stands for: the one the server wrote, or what gRPC says happened.
+
+    What gRPC says is for those who know it: it is said in our own words, and kept as a note of the error, which
+    tracebacks show (BSFG_DEBUG=1).
+    """
     for name, value in error.trailing_metadata() or ():
         if name == ERROR_METADATA:
             return decoded(bytes(value))
     text = one_line((error.details() or "")[:MESSAGE_CHARACTERS_MAX])
-    status = error.code()
+    found = _in_our_words(error.code(), text, where)
+    found.add_note(f"gRPC said {error.code().name}: {text}")
+    return found
+
+
+def _in_our_words(status: grpc.StatusCode, text: str, where: str) -> BsfgError:
     if status == Status.DEADLINE_EXCEEDED:
         return TimedOut(f"{where} did not answer in time")
+    if status == Status.RESOURCE_EXHAUSTED and "arger than max" in text:
+        return MessageTooLarge(f"a message to or from {where} is larger than its receiver takes")
     if status == Status.RESOURCE_EXHAUSTED:
-        return MessageTooLarge(f"{where}: {text}") if "arger than max" in text else Overloaded(f"{where}: {text}")
+        return Overloaded(f"{where} serves as many calls as it may")
     if status == Status.UNAVAILABLE:
         return _unavailable(where, text)
     if status == Status.CANCELLED:
-        return PeerUnreachable(f"{where} ended the call: {text}")
-    return RemoteError(f"{where}: {status.name.lower()}: {text}", remote_code=status.name.lower())
+        return PeerUnreachable(f"{where} ended the call")
+    code = status.name.lower()
+    if status == Status.UNIMPLEMENTED:
+        return RemoteError(f"{where} does not know this call", remote_code=code)
+    return RemoteError(f"{where} answered with the status {code} and did not say why", remote_code=code)
+
+
+_WHY = (
+    (("Connection refused",), "nobody listens there"),
+    (("DNS resolution failed", "ame or service not known", "Domain name not found"), "nobody knows the host's name"),
+    (("unreachable", "No route to host"), "no network leads there"),
+    (("imed out", "imeout", "ping", "keepalive"), "it does not answer"),
+    (("WRONG_VERSION_NUMBER", "http2 header"), "it does not speak as a node does"),
+    (("CERTIFICATE_REQUIRED", "ALERT", "alert"), "it refuses our certificate"),
+    (("andshake", "SSL_", "TSI_"), "no TLS handshake comes about"),
+    (("reset", "losed", "GOAWAY", "Broken pipe", "removed", "EOF", "recvmsg", "sendmsg"), "the connection was broken"),
+)
+"""What of gRPC's words means what; the first that is found counts."""
 
 
 def _unavailable(where: str, text: str) -> BsfgError:
@@ -208,5 +237,12 @@ def _unavailable(where: str, text: str) -> BsfgError:
     if "Hostname Verification Check failed" in text:
         return ServerIdentityMismatch(f"the certificate of {where} carries another name than the one that is meant")
     if "CERTIFICATE_VERIFY_FAILED" in text:
-        return CertificateInvalid(f"the certificate of {where} is refused: {text}")
-    return PeerUnreachable(f"{where} cannot be reached: {text}")
+        return CertificateInvalid(f"the certificate of {where} is of no authority that is trusted here, or out of date")
+    why = next((f": {said}" for words, said in _WHY if any(word in text for word in words)), "")
+    return PeerUnreachable(f"{where} cannot be reached{why}")
+
+
+def reason_of(error: OSError) -> str:
+    """Say why a connection failed, in the words that a failed call is told in."""
+    text = error.strerror or str(error) or type(error).__name__
+    return next((said for words, said in _WHY if any(word in text for word in words)), text)

@@ -127,7 +127,9 @@ def _guarded(name: str, findings: Iterator[Finding]) -> Iterator[Finding]:
     except BsfgError as error:
         yield Says(name).problem(error.message, error.hint)
     except OSError as error:
-        yield Says(name).problem(f"cannot be checked: {error}", "Run it as the user that runs the node.")
+        yield Says(name).problem(
+            f"cannot be checked: {error.filename}: {error.strerror}", "Run it as the user that runs the node."
+        )
 
 
 def _line(finding: Finding) -> Table:

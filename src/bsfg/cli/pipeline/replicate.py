@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
+from tempfile import gettempdir
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,7 +20,7 @@ from bsfg.cli.connection import DEFAULT_CONFIG, Choice, resolve
 from bsfg.cli.output import console, count_text, examples, json_line, say, table
 from bsfg.cli.pipeline.caughtup import CaughtUp
 from bsfg.cli.pipeline.running import PANEL, Conf, Stopped, ends_on_signals, settings_of, spark_session
-from bsfg.errors import InvalidArgument
+from bsfg.errors import InvalidArgument, StorageReadOnly
 from bsfg.printable import one_line
 
 if TYPE_CHECKING:
@@ -82,7 +86,9 @@ def replicate(
     work: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Where each run keeps its checkpoints, in a folder of its own; nothing depends on them."
+            metavar="DIR",
+            help="Where each run keeps its checkpoints, in a folder of its own; nothing depends on them. Default: "
+            "pipeline beside the configuration, or a folder for passing things where that cannot be written.",
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print a line of JSON every second.")] = False,
@@ -125,7 +131,7 @@ def replicate(
     chosen = master or local_master(len(plans))
     if not is_local(chosen):
         plans = [plan.shipped() for plan in plans]
-    folder = (work or zone.source.parent / "pipeline").absolute()
+    folder = (work or work_folder(zone.source.parent)).absolute()
     with (
         ends_on_signals(),
         suppress(Stopped, KeyboardInterrupt),
@@ -141,6 +147,25 @@ def replicate(
         finally:
             with _unhurried():
                 replication.stop()
+
+
+def work_folder(beside: Path) -> Path:
+    """Give where a run works: beside the configuration, or where that cannot be written in a folder for passing things.
+
+    Nothing in it needs to be kept. The folder is this user's alone, whoever else can write there.
+    """
+    usual = beside / "pipeline"
+    if os.access(usual if usual.exists() else beside, os.W_OK | os.X_OK):
+        return usual
+    tag = sha256(str(beside.absolute()).encode()).hexdigest()[:12]
+    passing = Path(os.environ.get("STATE_DIRECTORY", "").partition(":")[0] or gettempdir())
+    folder = passing / f"bsfg-pipeline-{os.geteuid()}-{tag}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    about = folder.lstat()
+    if about.st_uid != os.geteuid() or not stat.S_ISDIR(about.st_mode) or about.st_mode & 0o077:
+        raise StorageReadOnly(f"{folder} is not this user's alone", hint="Remove it, or name a folder with --work.")
+    say(f"{beside} cannot be written; working in {folder}")
+    return folder
 
 
 @contextmanager
