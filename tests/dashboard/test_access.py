@@ -8,14 +8,16 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from starlette.routing import Route
 from tests.dashboard.conftest import Stages
-from tests.dashboard.stage import Stage
+from tests.dashboard.stage import TOKENS, Stage
 from tests.dashboard.trouble import trouble
 
 from bsfg.gate import Mode
 from bsfg.node.dashboard import tokens
 from bsfg.wire.certs import create_authority, issue
-from bsfg.wire.limits import STRANGERS_PER_ADDRESS
+from bsfg.wire.limits import STRANGERS_PER_ADDRESS, Admission, WireLimits
+from bsfg.wire.operations import PAGES, TERMS
 from bsfg.wire.patience import Patience
 from bsfg.wire.routes import OPERATIONS
 from bsfg.wire.tls import TlsFiles, client_context
@@ -496,3 +498,58 @@ async def test_slow_forms_of_strangers_take_nobodys_place(stages: Stages) -> Non
     assert (await stage.ask("GET", "/dashboard/sign-in")).status == 200
     for _, writer in slow:
         writer.transport.abort()
+
+
+WATCHES, ACTS = ("viewer", "control-room"), ("operator", "shift-lead")
+NOBODIES = {"": 303, "stranger": 401, "producer": 403}
+"""Whom no session is begun for, and what the page answers: without certificate, without a row, without such a role."""
+
+OF_OPERATORS = ("act", "trail", "whole_trail")
+OPEN = {"home": (307,), "sign_in_page": (200,), "file": (404,), "sign_in": (401, 403)}
+
+
+async def _session(stage: Stage, name: str) -> dict[str, str]:
+    """Give the headers of a page of somebody, without a session where he gets none."""
+    if name in TOKENS:
+        return await stage.sign_in(name)
+    answer = await stage.ask("GET", "/dashboard/", certificate=name or None)
+    if name in NOBODIES:
+        assert answer.status == NOBODIES[name] and not answer.cookie, name
+        return {"origin": stage.origin, "x-bsfg-page-key": "", "content-type": "application/json"}
+    return await stage.page_headers(answer.cookie, certificate=name)
+
+
+def _expected(name: str, page: str) -> tuple[int, ...]:
+    """Give with which statuses a page answers somebody whose request has a body that is none."""
+    if page in OPEN:
+        return OPEN[page]
+    if page == "page":
+        return (NOBODIES.get(name, 200),)
+    if name in NOBODIES:
+        return (401,)
+    if page in OF_OPERATORS:
+        return (403,) if name in WATCHES else (400,) if page == "act" else (200,)
+    return (200,)
+
+
+async def test_every_page_for_every_role(stages: Stages) -> None:
+    """Every route of the dashboard stands in the table of operations, and answers those whom it is for."""
+    stage = await stages()
+    assert stage.node.pages is not None
+    routes = [route for route in stage.node.pages.routes(Admission(WireLimits())) if isinstance(route, Route)]
+    assert {route.name for route in routes} == {name for service, name in TERMS if service == PAGES}
+    for name in (*NOBODIES, *WATCHES, *ACTS):
+        headers = await _session(stage, name)
+        # To sign out ends the session, and what is watched has no end.
+        for route in sorted(
+            (each for each in routes if each.name != "events"), key=lambda each: each.name == "sign_out"
+        ):
+            [method] = (route.methods or set()) - {"HEAD"}
+            path = route.path.replace("{path:path}", "none.css").replace("{act}", "hold")
+            body = b"[]" if method == "POST" else None
+            certificate = name if name and name not in TOKENS else None
+            answer = await stage.ask(method, path, body, certificate=certificate, headers=headers)
+            assert answer.status in _expected(name, route.name), (name, route.name, answer)
+            assert answer.header("x-content-type-options") == "nosniff", (name, route.name)
+            assert "default-src 'none'" in answer.header("content-security-policy"), (name, route.name)
+    assert not stage.events("request_failed")

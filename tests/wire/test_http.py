@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import pytest
 from hypothesis import given
@@ -421,3 +421,15 @@ async def test_every_operation_checks_its_caller(sites: Sites, operation: Any) -
     else:
         assert_problem(answer, 401, "identity_revoked")
         assert len(site.refusals) == 1
+
+
+@pytest.mark.parametrize(
+    "number", ["0" * 5_000, "0" * 20 + "9" * 400, "0" * 19 + "1" + "9" * 400, "\u0662", "1e3", "-1", ""]
+)
+async def test_numbers_that_are_none(sites: Sites, number: str) -> None:
+    """A number in a query has few digits and is within its bounds; anything else is the caller's mistake."""
+    site = await sites()
+    await site.consumer()
+    for name in ("wait_ms", "limit", "max_bytes"):
+        answer = await site.http("GET", f"/v1/consumers/historian/facts?{name}={quote(number)}")
+        assert (answer.status, answer.json()["code"]) == (400, "invalid_argument"), (name, answer.body)

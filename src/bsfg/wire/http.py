@@ -36,6 +36,7 @@ from bsfg.wire.routes import JSON, JSON_LINES, OPERATIONS, Operation, openapi
 from bsfg.wire.service import AdminService, BoundaryService, Caller, ObjectInfo
 
 PIECE_BYTES = 64 << 10
+DIGITS_MAX = 20
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -472,7 +473,7 @@ def _whole(value: Any) -> int:
 
 def _integer(request: Request, name: str, default: int, least: int, most: int) -> int:
     text = request.query_params.get(name, str(default))
-    if not text.isascii() or not text.isdigit() or not least <= int(text[:20]) <= most:
+    if len(text) > DIGITS_MAX or not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
         raise InvalidArgument(f"{name} must be a number from {least} to {most}")
     return int(text)
 

@@ -82,7 +82,7 @@ class Dashboard:
         def at(path: str, method: str, handler: Handler, refused: Refused = _api_problem) -> Route:
             terms = terms_of(PAGES, handler.__name__.strip("_"))
             answer: Endpoint = endpoint(admission, terms, handler, admit=self._owner, refused=refused)
-            return Route(path, answer, methods=[method])
+            return Route(path, answer, methods=[method], name=terms.name)
 
         return [
             at("/", "GET", self._home),
@@ -242,6 +242,7 @@ class Dashboard:
 
     async def _act(self, request: Request, caller: Caller) -> Response:
         session = self._door.acting(request)
+        self._parts.guard.check(Caller(session.caller.names, caller.address, session.caller.token), ACT)
         act = self._actions.table.get(request.path_params["act"])
         if act is None:
             raise InvalidArgument("there is no such act")

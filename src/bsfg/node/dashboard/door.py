@@ -82,6 +82,8 @@ class Door:
         session = self._sessions.find(self.cookie(request))
         if session is None or not self._same(session, caller):
             raise SignInRequired("there is no session, or it has ended")
+        # Whoever has lost the right to look since he came has lost it for everything.
+        self._parts.guard.check(session.caller, VIEW)
         return session
 
     def acting(self, request: HttpRequest) -> Session:
