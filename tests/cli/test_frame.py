@@ -11,7 +11,7 @@ import pytest
 from tests.cli.conftest import Run, environment
 
 import bsfg as package
-from bsfg.cli import COMMANDS
+from bsfg.cli import COMMANDS, SUMMARIES
 from bsfg.cli import main as run_in_process
 from bsfg.cli.reference import commands
 from bsfg.errors import BufferFull
@@ -47,6 +47,7 @@ def test_every_command_explains_itself(name: str) -> None:
         assert command.help, path
         assert [param.name for param in command.params if not getattr(param, "help", None)] == [], path
     assert any("Examples" in (command.epilog or "") for _, command in listed)
+    assert (listed[0][1].help or "").split("\n\n")[0] == SUMMARIES[name], "the list of commands says something else"
 
 
 def test_a_misspelt_command_gets_a_suggestion(bsfg: Run) -> None:
@@ -189,9 +190,10 @@ def test_no_colours_in_pipes(quick: Run, data: Path) -> None:
 
 
 def test_commands_import_only_what_they_need() -> None:
-    """Asking for the version loads no storage, and verify loads neither gRPC nor a web server."""
+    """Asking for the version or for help loads no storage, and verify loads neither gRPC nor a web server."""
     probe = "import sys; from bsfg.cli import main; main({args}); print([n for n in {names} if n in sys.modules])"
-    cases = [(["--version"], ["pyarrow", "grpc", "numpy"]), (["verify", "nothing"], ["grpc", "uvicorn", "pyspark"])]
+    heavy = ["pyarrow", "grpc", "numpy", "pandas"]
+    cases = [(["--version"], heavy), (["--help"], heavy), (["verify", "nothing"], ["grpc", "uvicorn", "pyspark"])]
     for args, names in cases:
         code = probe.format(args=args, names=names)
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

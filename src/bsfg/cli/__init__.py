@@ -37,6 +37,41 @@ COMMANDS: dict[str, str] = {
 }
 """Every command and the module that has its ``app``, in the order in which `bsfg --help` lists them."""
 
+SUMMARIES: dict[str, str] = {
+    "demo": "Cut the network between two zones, kill a node, heal it all, and prove that nothing is lost or "
+    "there twice.",
+    "init": "Write a commented zone.toml for a new zone.",
+    "certs": "Make a development authority and certificates, show and check existing ones.",
+    "token": "Make a token for the dashboard, and the row of the zone's file that lets it in.",
+    "node": "Run the node of a zone.",
+    "append": "Append facts to a stream of the zone; each is durable when it is counted as stored.",
+    "fetch": "Write the next facts of a consumer to stdout, one JSON object a line.",
+    "confirm": "Confirm facts of a consumer: they do not come again, and the node may let them go.",
+    "status": "Show how a node is doing: streams and fill, frontiers and backlogs, the mode and lag of every link, "
+    "alerts.",
+    "gate": "See, hold and release the gates of the links.",
+    "consumers": "List, add and retire the named durable consumers of a node.",
+    "streams": "Show how far the buffers of a node are confirmed, and truncate them by hand.",
+    "quarantine": "See, retry, export and drop facts that were refused for good and kept aside.",
+    "artifact": "Upload, download and look at artifacts: the files that facts refer to by digest.",
+    "pipeline": "Run a job on Spark: replicate links, land facts as Parquet, ingest files, audit a link.",
+    "doctor": "Check everything a node needs: configuration, certificates, clock, disk, ports, peers, data folder, "
+    "limits.",
+    "verify": "Check a data folder: every checksum, the hash chain, digests, key segments, index, cursors and the "
+    "audit trail.",
+    "inspect": "Show what is in a data folder: streams, segments, offsets, sizes, consumers, gaps, quarantine, key "
+    "index.",
+    "audit-trail": "See who did what at a node, or was kept from it: refusals, sign-ins, acts of operators, starts, "
+    "backups.",
+    "backup": "Copy everything a zone has into a new folder, while its node runs and producers append.",
+    "restore": "Bring a zone back from a backup, into the places that its zone.toml names.",
+    "salvage": "Write everything that can be read of a damaged data folder into a new one, and say what is missing.",
+    "bench": "Measure how fast this machine is at what BSFG does.",
+    "completion": "Write a shell's completion script to stdout: commands, options, and the names in the zone's file.",
+    "help": "Show a page of the documentation; it comes with the package and needs no network.",
+}
+"""The first sentence of each command's own help, so that a list of all of them imports none."""
+
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line and give its exit code: 0 done, 1 an error or a finding, 2 wrong usage, 130 interrupted."""

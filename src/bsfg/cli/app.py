@@ -14,11 +14,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 import bsfg
-from bsfg.cli import COMMANDS
+from bsfg.cli import COMMANDS, SUMMARIES
 from bsfg.cli.output import console, examples, hush, print_failure
 from bsfg.errors import BsfgError, ExtraMissing, StorageUnreadable
 
@@ -42,8 +42,20 @@ class LazyGroup(TyperGroup):
         """List the commands in the order of the table."""
         return list(COMMANDS)
 
+    _is_listing = False
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """List all commands without loading one."""
+        self._is_listing = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self._is_listing = False
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Load a command."""
+        """Load a command, or give what is known of it without."""
+        if self._is_listing:
+            return TyperCommand(cmd_name, help=SUMMARIES[cmd_name])
         if cmd_name in COMMANDS and cmd_name not in self.commands:
             self.commands[cmd_name] = _escaped(load(cmd_name))
         return self.commands.get(cmd_name)
