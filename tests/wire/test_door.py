@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -15,14 +16,17 @@ from bsfg.errors import FrameInvalid, InvalidArgument, MessageTooLarge, Overload
 from bsfg.fact import Key
 from bsfg.node.authorize import ROLE_ACTIONS
 from bsfg.node.config.words import Role
+from bsfg.ports import Result
+from bsfg.testing.facts import message
 from bsfg.wire import admin_pb2 as admin_pb
 from bsfg.wire import boundary_pb2 as pb
-from bsfg.wire import patience
+from bsfg.wire import limits, patience
 from bsfg.wire.connection import _StatusKept
 from bsfg.wire.limits import STRANGERS, Awaited
 from bsfg.wire.methods import ADMIN, BOUNDARY
 from bsfg.wire.operations import HEALTH_SERVICE, HTTP, PAGES, REFLECTION_SERVICE, TERMS, Asks, Terms
 from bsfg.wire.routes import OPERATIONS
+from bsfg.wire.service import ObjectInfo
 from bsfg.wire.status import ERROR_METADATA, decoded, from_rpc_error
 from bsfg.wire.tls import client_context, grpc_channel_credentials, grpc_channel_options
 
@@ -100,13 +104,13 @@ async def test_every_method_for_every_role(sites: Sites, monkeypatch: pytest.Mon
     """Garbage is called garbage to those who may call the method; everybody else learns only that he may not."""
     site = await sites(tls=True)
     read_of: set[str] = set()
-    begin = Awaited.begin
+    is_begun = Awaited.is_begun
 
-    def noted(awaited: Awaited, owner: str, *rest: Any) -> None:
+    def noted(awaited: Awaited, owner: str, *rest: Any) -> bool:
         read_of.add(owner)
-        begin(awaited, owner, *rest)
+        return is_begun(awaited, owner, *rest)
 
-    monkeypatch.setattr(Awaited, "begin", noted)
+    monkeypatch.setattr(Awaited, "is_begun", noted)
     found: dict[tuple[str, str], str] = {}
     for name in (*ROLES, *REFUSED):
         async with channel(site, name) as opened:
@@ -283,17 +287,61 @@ async def test_field_bombs_are_refused_unread(sites: Sites, method: str, data: b
         assert code == FrameInvalid.code
 
 
-async def test_more_awaited_messages_than_fit_give_up_the_oldest_of_the_busiest() -> None:
+async def test_more_awaited_messages_than_fit_give_up_the_oldest_of_the_busiest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A caller who opens many calls and sends nothing loses the oldest; others keep theirs."""
+    monkeypatch.setattr(limits, "MOMENT_SECONDS", 0.0)
     awaited, ended = Awaited(4), list[str]()
     for name in ("honest", "evil-1", "evil-2", "evil-3", "evil-4", "evil-5"):
-        awaited.begin(name.split("-")[0], name, lambda name=name: ended.append(name))  # type: ignore[misc]
+        await awaited.begin(name.split("-")[0], name, lambda name=name: ended.append(name))  # type: ignore[misc]
     assert ended == ["evil-1", "evil-2"]
     awaited.done("evil", "evil-1")
     assert awaited.count == 4
     for name in ("honest", "evil-3", "evil-4", "evil-5"):
         awaited.done(name.split("-")[0], name)
     assert awaited.count == 0
+
+
+async def test_who_waits_for_the_most_gives_his_own_messages_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """His next call is read when one of his messages is here; another caller has room at once, and gets it from him."""
+    monkeypatch.setattr(limits, "MOMENT_SECONDS", 60.0)
+    awaited, ended = Awaited(2), list[str]()
+
+    def begin(owner: str, name: str) -> asyncio.Task[None]:
+        return asyncio.create_task(awaited.begin(owner, name, lambda: ended.append(name)))
+
+    await asyncio.gather(begin("busy", "one"), begin("busy", "two"))
+    three, four = begin("busy", "three"), begin("busy", "four")
+    await asyncio.sleep(0)
+    assert not three.done() and not ended
+    await begin("other", "first")
+    assert ended == ["one"] and awaited.count == 2
+    four.cancel()
+    awaited.done("busy", "two")
+    await three
+    for owner, name in (("busy", "three"), ("other", "first")):
+        awaited.done(owner, name)
+    assert (awaited.count, ended) == (0, ["one"])
+    assert len(awaited._queue) == 0
+
+
+async def test_many_messages_of_one_caller_at_once_all_come(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many calls of one caller with a message on its way are read in turn; none is told that it is too many."""
+    monkeypatch.setattr(limits, "MOMENT_SECONDS", 60.0)
+    site = await sites(storage="log", message_bytes=1 << 20, memory_ceiling_bytes=1 << 20)
+    client = site.client()
+    facts = [message(f"fact-{number}", "x" * 200_000) for number in range(60)]
+    answers = await asyncio.gather(*(client.append_fact(STREAM, each) for each in facts))
+    assert {answer.result for answer in answers} == {Result.INSERTED}
+
+    async def chunks(number: int) -> AsyncIterator[bytes]:
+        for piece in range(4):
+            yield bytes([number, piece]) * 50_000
+
+    uploads = (client.put_object(ObjectInfo("files", f"file-{number}"), chunks(number)) for number in range(60))
+    assert len({stored.digest for stored in await asyncio.gather(*uploads)}) == 60
+    assert site.listeners.admission.awaited.count == 0
 
 
 async def test_silent_calls_give_way(sites: Sites) -> None:

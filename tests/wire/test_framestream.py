@@ -1,6 +1,7 @@
 """Streams that a node ends because it needs the room: what was on its way goes into another call, in its order."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 from tests.wire.conftest import Sites
@@ -10,8 +11,8 @@ from tests.wire.test_conversation import Opened
 from bsfg.batch import FactBatch
 from bsfg.errors import PeerUnreachable
 from bsfg.testing.facts import messages
-from bsfg.wire import framestream
-from bsfg.wire.limits import WireLimits
+from bsfg.wire import framestream, limits
+from bsfg.wire.limits import Awaited, WireLimits
 
 PRODUCERS, FRAMES = 60, 12
 
@@ -24,6 +25,8 @@ def frame(producer: int, number: int) -> FactBatch:
 async def test_more_streams_than_there_is_room_for(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixty streams where three may be awaited: no frame fails, none is stored twice, each stream is in order."""
     monkeypatch.setattr(WireLimits, "awaited_messages", 3)
+    # Nobody's messages are given a moment to come, so that many are on their way to a call that ends.
+    monkeypatch.setattr(limits, "MOMENT_SECONDS", 0.0)
     site = await sites()
     clients = [site.client() for _ in range(PRODUCERS)]
     opened = [Opened(client) for client in clients]
@@ -46,7 +49,12 @@ async def test_more_streams_than_there_is_room_for(sites: Sites, monkeypatch: py
 
 async def test_a_node_that_takes_nothing_is_given_up(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that ends call after call in peace is unreachable: nobody tries for ever."""
-    monkeypatch.setattr(WireLimits, "awaited_messages", 0)
+
+    def no_room(awaited: Awaited, owner: str, key: object, give_up: Callable[[], None]) -> bool:
+        asyncio.get_running_loop().call_soon(give_up)
+        return True
+
+    monkeypatch.setattr(Awaited, "is_begun", no_room)
     site = await sites()
     client = site.client()
     opened = Opened(client)

@@ -241,8 +241,8 @@ class HttpBoundary:
             given_up.append(True)
             reading.cancel()
 
-        admission.awaited.begin(owner, request, give_up)
         try:
+            await admission.awaited.begin(owner, request, give_up)
             body = await self._whole(request, limit_bytes)
             held = await admission.budget.acquire(len(body), owner)
         except asyncio.CancelledError:

@@ -89,21 +89,27 @@ class Incoming:
         if self._pause_seconds:
             pause, self._pause_seconds = self._pause_seconds, 0.0
             await asyncio.sleep(pause)
-        awaited = self._admission.awaited
-        awaited.begin(self._owner, self, self._idle.shut)
         try:
             data = await self._idle.wait(self._received())
         finally:
-            awaited.done(self._owner, self)
+            self._admission.awaited.done(self._owner, self)
         if data is grpc.aio.EOF:
             raise StopAsyncIteration
         return await self._reader.read(data)
 
     async def _received(self) -> Any:
+        awaited, give_up = self._admission.awaited, self._idle.shut
+        if not awaited.is_begun(self._owner, self, give_up):
+            await awaited.begin(self._owner, self, give_up)
         data = await self._context.read()
         if data is not grpc.aio.EOF:
             self._held = await self._admission.budget.acquire(len(data), self._owner)
         return data
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether nothing more is read because others need the room, or the node stops."""
+        return self._idle.is_shut
 
     def pause(self, seconds: float) -> None:
         """Wait before the next request is read, because of what was wrong with this one."""

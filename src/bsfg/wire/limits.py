@@ -7,6 +7,7 @@ else (strangers, revoked and expired certificates, callers without one) shares a
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -26,6 +27,9 @@ STRANGERS_PER_ADDRESS = 8
 
 SLEEPERS_MAX = 4_096
 """Answers that may be held back at once; each is a call without a place, of which nothing was read."""
+
+MOMENT_SECONDS = 1.0
+"""How long a message has to come before its own caller, who waits for many, gives it up for another."""
 
 _CROWD = 100
 _CROWD_SECONDS_MAX = 20.0
@@ -192,23 +196,44 @@ class Awaited:
     """The messages that are waited for: what has begun to come takes memory before anybody can look at it.
 
     There is a bound on how many there are. Beyond it the one is given up that whoever waits for the most of them has
-    waited for the longest; a stream that ends so is opened again when there is something to send.
+    waited for the longest; a stream that ends so is opened again when there is something to send. Whoever waits for the
+    most himself gives his own messages a moment to come before he begins to wait for another: what all of his calls
+    have just sent is not to be lost because there are many of them.
     """
 
     def __init__(self, most: int) -> None:
-        self._most = most
-        self._by_owner: dict[str, OrderedDict[object, Callable[[], None]]] = {}
+        self._most = max(1, most)
+        self._by_owner: dict[str, OrderedDict[object, tuple[float, Callable[[], None]]]] = {}
+        self._queue: deque[asyncio.Future[None]] = deque()
         self.count = 0
 
-    def begin(self, owner: str, key: object, give_up: Callable[[], None]) -> None:
-        """Begin to wait for a message; ``give_up`` is called when others need the room more."""
-        self._by_owner.setdefault(owner, OrderedDict())[key] = give_up
-        self.count += 1
-        if self.count > self._most:
-            most = max(self._by_owner, key=lambda each: len(self._by_owner[each]))
-            oldest, its_end = next(iter(self._by_owner[most].items()))
-            self.done(most, oldest)
+    def is_begun(self, owner: str, key: object, give_up: Callable[[], None]) -> bool:
+        """Begin to wait for a message, or tell that a moment must pass before; who waits for more gives way at once.
+
+        ``give_up`` is called when others need the room.
+        """
+        now = time.monotonic()
+        while self.count >= self._most:
+            busiest = max(self._by_owner, key=lambda each: (len(self._by_owner[each]), each == owner))
+            oldest, (since, its_end) = next(iter(self._by_owner[busiest].items()))
+            if busiest == owner and now - since < MOMENT_SECONDS:
+                return False
+            self.done(busiest, oldest)
             its_end()
+        self._by_owner.setdefault(owner, OrderedDict())[key] = (now, give_up)
+        self.count += 1
+        return True
+
+    async def begin(self, owner: str, key: object, give_up: Callable[[], None]) -> None:
+        """Begin to wait for a message, now or in a moment."""
+        while not self.is_begun(owner, key, give_up):
+            freed = asyncio.get_running_loop().create_future()
+            self._queue.append(freed)
+            try:
+                await asyncio.wait([freed], timeout=MOMENT_SECONDS)
+            finally:
+                if not freed.done():
+                    self._queue.remove(freed)
 
     def done(self, owner: str, key: object) -> None:
         """Wait no more, because it is here and counted, or will not come; repeats are harmless."""
@@ -217,6 +242,8 @@ class Awaited:
             self.count -= 1
             if not waiting:
                 del self._by_owner[owner]
+            if self._queue:
+                self._queue.popleft().set_result(None)
 
 
 class ByteBudget:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 from bsfg.artifacts import DEFAULT_MEDIA_TYPE
-from bsfg.errors import FrameInvalid, InvalidArgument, TimedOut
+from bsfg.errors import FrameInvalid, InvalidArgument, Overloaded, TimedOut
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.incoming import Incoming
 from bsfg.wire.service import BoundaryService, Caller, ObjectInfo
@@ -47,6 +47,8 @@ async def upload(service: BoundaryService, requests: Incoming, caller: Caller) -
     async def next_part() -> pb.PutObjectRequest | None:
         part: pb.PutObjectRequest | None = await anext(requests, None)
         if part is None and requests.fell_silent:
+            if requests.is_given_up:
+                raise Overloaded("too many messages are on their way to the node", limit="awaited_messages")
             raise TimedOut("the upload fell silent before its end")
         return part
 
