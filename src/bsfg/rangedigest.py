@@ -42,6 +42,18 @@ class KeptRange:
 
 
 @dataclass(frozen=True, slots=True)
+class Restore:
+    """A restore of a log from a backup: the first offset that was given anew, when, and the id of the log until then.
+
+    The time is by the clock of the log's own zone.
+    """
+
+    first: int
+    at_unix_ms: int
+    was_log_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class History:
     """What a log can show of its past.
 
@@ -51,6 +63,7 @@ class History:
 
     kept: tuple[KeptRange, ...] = ()
     heads: Mapping[bytes, int | None] = field(default_factory=dict)
+    restores: tuple[Restore, ...] = ()
 
 
 class RangeDigest:

@@ -9,9 +9,10 @@ from tests.wire.site import STREAM, Site
 from bsfg.errors import InvalidArgument, PermissionRefused
 from bsfg.gaps import listed
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec, GapRecord
-from bsfg.rangedigest import RangeDigest
+from bsfg.rangedigest import History, RangeDigest, Restore
 from bsfg.retention import GapReason
 from bsfg.testing.facts import batch
+from bsfg.wire.evidence import LogEvidence, evidence_message, evidence_of
 
 PEER = "enterprise.operational"
 
@@ -84,3 +85,10 @@ async def test_a_storage_without_a_chain_answers_without_one(sites: Sites) -> No
     await told(site)
     found = await site.client().evidence(STREAM, Buffer.STORE, [bytes(32)])
     assert (found.start, found.end, dict(found.history.heads), found.history.kept) == (0, 30, {}, ())
+
+
+def test_the_restores_of_a_log_are_told() -> None:
+    """Who audits a restored log learns from where on it is another one, since when, and which it was before."""
+    history = History(restores=(Restore(400, 1_700_000_000_000, "ab" * 16), Restore(0, 5, "")))
+    found = evidence_of(evidence_message(LogEvidence("cd" * 16, 0, 500, b"", history=history)), STREAM, Buffer.STORE)
+    assert found.history.restores == history.restores

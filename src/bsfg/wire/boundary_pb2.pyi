@@ -432,8 +432,18 @@ class HeadEvidence(_message.Message):
     offset: int
     def __init__(self, head: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
 
+class RestoreEvidence(_message.Message):
+    __slots__ = ("first", "at_unix_ms", "was_log_id")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    WAS_LOG_ID_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    at_unix_ms: int
+    was_log_id: str
+    def __init__(self, first: _Optional[int] = ..., at_unix_ms: _Optional[int] = ..., was_log_id: _Optional[str] = ...) -> None: ...
+
 class GetEvidenceResponse(_message.Message):
-    __slots__ = ("log_id", "start", "end", "chain_head", "gaps", "kept", "cursors", "heads", "gap_sets")
+    __slots__ = ("log_id", "start", "end", "chain_head", "gaps", "kept", "cursors", "heads", "gap_sets", "restores")
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
@@ -443,6 +453,7 @@ class GetEvidenceResponse(_message.Message):
     CURSORS_FIELD_NUMBER: _ClassVar[int]
     HEADS_FIELD_NUMBER: _ClassVar[int]
     GAP_SETS_FIELD_NUMBER: _ClassVar[int]
+    RESTORES_FIELD_NUMBER: _ClassVar[int]
     log_id: str
     start: int
     end: int
@@ -452,7 +463,8 @@ class GetEvidenceResponse(_message.Message):
     cursors: _containers.RepeatedCompositeFieldContainer[CursorEvidence]
     heads: _containers.RepeatedCompositeFieldContainer[HeadEvidence]
     gap_sets: _containers.RepeatedCompositeFieldContainer[GapSet]
-    def __init__(self, log_id: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., chain_head: _Optional[bytes] = ..., gaps: _Optional[_Iterable[_Union[GapRecord, _Mapping]]] = ..., kept: _Optional[_Iterable[_Union[KeptRange, _Mapping]]] = ..., cursors: _Optional[_Iterable[_Union[CursorEvidence, _Mapping]]] = ..., heads: _Optional[_Iterable[_Union[HeadEvidence, _Mapping]]] = ..., gap_sets: _Optional[_Iterable[_Union[GapSet, _Mapping]]] = ...) -> None: ...
+    restores: _containers.RepeatedCompositeFieldContainer[RestoreEvidence]
+    def __init__(self, log_id: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., chain_head: _Optional[bytes] = ..., gaps: _Optional[_Iterable[_Union[GapRecord, _Mapping]]] = ..., kept: _Optional[_Iterable[_Union[KeptRange, _Mapping]]] = ..., cursors: _Optional[_Iterable[_Union[CursorEvidence, _Mapping]]] = ..., heads: _Optional[_Iterable[_Union[HeadEvidence, _Mapping]]] = ..., gap_sets: _Optional[_Iterable[_Union[GapSet, _Mapping]]] = ..., restores: _Optional[_Iterable[_Union[RestoreEvidence, _Mapping]]] = ...) -> None: ...
 
 class Range(_message.Message):
     __slots__ = ("first", "last")

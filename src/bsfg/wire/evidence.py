@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from bsfg.errors import InvalidArgument
 from bsfg.gaps import grouped, listed
 from bsfg.ports import Buffer, Checkpoint, ConsumerSpec, ConsumerState, GapSet, StartAt
-from bsfg.rangedigest import History, KeptRange
+from bsfg.rangedigest import History, KeptRange, Restore
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.convert import gap_message, gap_of, gap_set_message, gap_set_of
 
@@ -48,6 +48,7 @@ def evidence_message(found: LogEvidence, *, sets: bool = False) -> pb.GetEvidenc
         kept=[_kept_message(kept) for kept in history.kept],
         cursors=[_cursor_message(state) for state in found.cursors],
         heads=[pb.HeadEvidence(head=head, offset=offset) for head, offset in history.heads.items()],
+        restores=[_restore_message(each) for each in history.restores],
     )
 
 
@@ -60,9 +61,17 @@ def evidence_of(found: pb.GetEvidenceResponse, stream: str, buffer: Buffer) -> L
         found.end,
         found.chain_head,
         grouped([*(gap_of(gap) for gap in found.gaps), *(gap_set_of(each) for each in found.gap_sets)]),
-        History(tuple(_kept_of(kept) for kept in found.kept), heads),
+        History(
+            tuple(_kept_of(kept) for kept in found.kept),
+            heads,
+            tuple(Restore(each.first, each.at_unix_ms, each.was_log_id) for each in found.restores),
+        ),
         [_cursor_of(each, stream, buffer, found.log_id) for each in found.cursors],
     )
+
+
+def _restore_message(restore: Restore) -> pb.RestoreEvidence:
+    return pb.RestoreEvidence(first=restore.first, at_unix_ms=restore.at_unix_ms, was_log_id=restore.was_log_id)
 
 
 def _kept_message(kept: KeptRange) -> pb.KeptRange:

@@ -87,7 +87,9 @@ def broken(side: str, evidence: Evidence, segments: Sequence[SegmentChain]) -> l
 def _anchored(evidence: Evidence, base: int) -> bytes:
     """Give the chain value that the first segment must begin with, empty when it is not known."""
     if base == 0:
-        return genesis(bytes.fromhex(evidence.log_id))
+        # A restored log goes on from the chain of the one that it was until then.
+        oldest = next((each.was_log_id for each in evidence.restores if each.first > 0), evidence.log_id)
+        return genesis(bytes.fromhex(oldest))
     return next((kept.chain_after for kept in evidence.kept if kept.last + 1 == base), b"")
 
 

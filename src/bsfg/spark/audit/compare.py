@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bsfg.batch import FACT_SCHEMA
+from bsfg.rangedigest import Restore
 from bsfg.sealing import digest_mismatches
 from bsfg.spark.audit.entryhash import EntryHash
-from bsfg.spark.audit.excuses import NONE, Excuses
+from bsfg.spark.audit.excuses import GIVEN_BACK, NONE, Excuses
 from bsfg.spark.audit.scope import RECEIVER, SENDER, Rows, Scope
 from bsfg.spark.audit.sibling import Sibling, same_keys
 from bsfg.spark.audit.sums import NAMED_MAX, Named, named
@@ -68,7 +69,7 @@ class Known:
 
     ``absent`` excuses what the receiver lacks, ``gaps`` are the sender's own, and ``unrecorded`` those parts of them
     for which the receiver has no record. ``end`` is where the sender's log ends. ``sibling`` is the sender's other
-    buffer, when another link pulls it.
+    buffer, when another link pulls it. ``restores`` are those of the sender's log.
     """
 
     absent: Excuses
@@ -76,6 +77,7 @@ class Known:
     unrecorded: tuple[tuple[int, int], ...] = ()
     end: int = 0
     sibling: Sibling | None = None
+    restores: tuple[Restore, ...] = ()
 
 
 def compare(number: int, sender: Rows, left_out: np.ndarray, receiver: Rows, scope: Scope, known: Known) -> Detail:
@@ -105,6 +107,7 @@ class _Comparison:
         counts = np.searchsorted(self._receiver.offsets, offsets, side="right") - left
         self._absent(np.flatnonzero(counts == 0))
         self.found.compared = int(np.count_nonzero(counts))
+        self._given_back(left, counts)
         self._odd(left, counts)
         self._strays()
         self._unrecorded()
@@ -140,6 +143,30 @@ class _Comparison:
         self.found.absent_names = {each.offset: each for each in named(self._sender, open_rows[:NAMED_MAX])}
 
     # What both have.
+
+    def _given_back(self, left: np.ndarray, counts: np.ndarray) -> None:
+        """Pass what a peer gave back to a restored sender: it was appended again and has a later time, and no more.
+
+        It stands behind the restore, and the receiver's copy is from before it, both by the sender's clock. Nothing
+        else may differ: with the sender's time in place of its own, the receiver's copy must have the same hash.
+        """
+        single = np.flatnonzero(counts == 1)
+        again = np.zeros(len(single), dtype=bool)
+        for restore in self._known.restores:
+            behind = self._sender.offsets[single] >= restore.first
+            anew = self._sender.times[single] >= restore.at_unix_ms
+            again |= behind & anew & (self._receiver.times[left[single]] < restore.at_unix_ms)
+        rows = single[again]
+        if not len(rows):
+            return
+        copies = self._receiver.take(left[rows])
+        hashes = EntryHash(self._scope.secret).of(copies.entries, copies.offsets, self._sender.times[rows])
+        same = rows[hashes == self._hashes[0][rows]]
+        self._hashes[1][left[same]] = self._hashes[0][same]
+        if len(same):
+            first, last = int(self._sender.offsets[same[0]]), int(self._sender.offsets[same[-1]])
+            detail = "they were appended again after the sender was restored"
+            self.found.absences.append(Absence(GIVEN_BACK, SENDER, first, last, len(same), detail))
 
     def _odd(self, left: np.ndarray, counts: np.ndarray) -> None:
         """Look at each fact that is not there exactly once, unaltered at both ends."""

@@ -18,7 +18,7 @@ from bsfg.spark.calls import Access, Patience, calls
 from bsfg.spark.fetching import Source
 from bsfg.stores.log import keysegments
 from bsfg.stores.log.cursors import CURSORS, cursor_from
-from bsfg.stores.log.history import kept_ranges
+from bsfg.stores.log.history import kept_ranges, restores_of
 from bsfg.stores.log.journal import read_journal
 from bsfg.stores.log.reader import LogFolder, open_folder
 
@@ -73,6 +73,7 @@ class FolderEnd:
             set_aside=[_set_aside(item) for item in notes.quarantine.all()],
             position=position,
             cursor=cursor,
+            restores=restores_of(folder.files, folder.path),
         )
 
     def frames(self, first: int, end: int, log_id: str) -> Iterator[Frame]:
@@ -123,7 +124,8 @@ def _log_id(folder: LogFolder, view: LogView | None = None) -> str:
     segments = (view or folder.view()).segments
     if not segments:
         raise LogDamaged(f"{folder.path} has no segment that can be read")
-    return segments[0].header.log_id.hex()
+    # A log that was restored begins with the segments of the history that it goes on from.
+    return segments[-1].header.log_id.hex()
 
 
 def _chain_head(view: LogView) -> bytes:
@@ -200,6 +202,7 @@ class NodeEnd:
             position=position,
             cursor=self._cursor(found.cursors),
             heads=dict(found.history.heads),
+            restores=found.history.restores,
         )
 
     def _cursor(self, found: Sequence[ConsumerState]) -> Cursor | None:

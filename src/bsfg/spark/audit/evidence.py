@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from bsfg.journey.link import PeerPosition
 from bsfg.ports import Frame, GapRecord
-from bsfg.rangedigest import KeptRange
+from bsfg.rangedigest import KeptRange, Restore
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,7 @@ class Evidence:
     position: PeerPosition | None = None
     cursor: Cursor | None = None
     heads: dict[bytes, int | None] = field(default_factory=dict)
+    restores: Sequence[Restore] = ()
     knows_gaps: bool = True
 
 

@@ -19,6 +19,7 @@ BEFORE_THE_LINK = "before_the_link"
 OTHER_PATH = "other_path"
 PUT_AGAIN = "put_again"
 RECEIVER_TRUNCATED = "receiver_truncated"
+GIVEN_BACK = "given_back"
 """Reasons beside those of gap records and of what a link leaves out."""
 
 NONE = -1

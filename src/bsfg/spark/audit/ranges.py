@@ -126,7 +126,7 @@ def _judged(case: Case, found: Compared, suspect: set[int]) -> set[int]:
 def _comparing(case: Case, number: int, gaps: Excuses, unrecorded: Sequence[Span]) -> Comparing:
     first, end = case.scope.bounds(number)
     excuses = case.excuses.within(first, end), gaps.within(first, end)
-    known = Known(*excuses, tuple(unrecorded), case.sender.end, case.sibling)
+    known = Known(*excuses, tuple(unrecorded), case.sender.end, case.sibling, tuple(case.sender.restores))
     return Comparing(
         number,
         case.plan.sender,

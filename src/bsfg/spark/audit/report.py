@@ -9,7 +9,7 @@ from pathlib import Path
 from bsfg.printable import markup
 from bsfg.spark.audit import pictures
 from bsfg.spark.audit.evidence import SetAside
-from bsfg.spark.audit.excuses import BEFORE_THE_LINK, IN_FLIGHT, OTHER_PATH, PUT_AGAIN, RECEIVER_TRUNCATED
+from bsfg.spark.audit.excuses import BEFORE_THE_LINK, GIVEN_BACK, IN_FLIGHT, OTHER_PATH, PUT_AGAIN, RECEIVER_TRUNCATED
 from bsfg.spark.audit.scope import NOT_CARRIED, RETURNING
 from bsfg.spark.audit.verdict import MEANINGS, Absence, EndState, Finding, Kind, State, StreamVerdict, Verdict
 
@@ -21,6 +21,7 @@ REASONS = {
     IN_FLIGHT: "in flight: not confirmed yet",
     BEFORE_THE_LINK: "from before the link began",
     OTHER_PATH: "came by another path",
+    GIVEN_BACK: "given back to the sender after its restore: the time of the first append",
     PUT_AGAIN: "put again out of quarantine",
     RECEIVER_TRUNCATED: "let go by the receiver",
     RETURNING: "left out: return to the receiver's zone",

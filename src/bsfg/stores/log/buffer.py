@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from bsfg.batch import EntryBatch, FactBatch
@@ -39,7 +39,7 @@ from bsfg.retention import Age, GapReason, Removal, Standing, ordered_before, re
 from bsfg.stores.log.committer import Committer, Workers
 from bsfg.stores.log.files import is_refusal, translated
 from bsfg.stores.log.frame import Damaged
-from bsfg.stores.log.history import history_of
+from bsfg.stores.log.history import history_of, restores_of
 from bsfg.stores.log.latest import read_latest
 from bsfg.stores.log.lookup import find_key
 from bsfg.stores.log.removing import Removing
@@ -409,7 +409,12 @@ class LogBuffer:
         """Give what was kept of what was removed, and where the log had some chain heads."""
         self._check_open()
         writer = self._writer
-        return await self._look(lambda: history_of(writer.view(), writer.notes, writer.chain, heads))
+
+        def look() -> History:
+            found = history_of(writer.view(), writer.notes, writer.chain, heads)
+            return replace(found, restores=restores_of(writer.files, writer.folder))
+
+        return await self._look(look)
 
     async def _oldest_unix_ms(self) -> int | None:
         """Give the time of the first entry, which is read once for every start of the log."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bsfg.rangedigest import History, KeptRange
+from bsfg.rangedigest import History, KeptRange, Restore
+from bsfg.stores.log.files import Files
+from bsfg.stores.log.identity import read_identity
 from bsfg.stores.log.notes import Notes
 from bsfg.stores.log.view import LogView
 
@@ -21,6 +23,13 @@ def history_of(view: LogView, notes: Notes, chain: bytes, heads: Sequence[bytes]
             if not missing:
                 break
     return History(kept, found)
+
+
+def restores_of(files: Files, folder: str) -> tuple[Restore, ...]:
+    """Give the restores that a log has behind it."""
+    identity = read_identity(files, folder)
+    lineage = identity.lineage if identity is not None else ()
+    return tuple(Restore(each.end, each.restored_unix_ms, each.log_id.hex()) for each in lineage)
 
 
 def kept_ranges(notes: Notes) -> Iterator[KeptRange]:
