@@ -58,7 +58,7 @@ def worst(found: list[Finding]) -> Level:
 
 
 def autonomy(document: Document) -> tuple[str, float] | None:
-    """Give the stream whose store buffer is full first at the present rate, and in how many hours; None if none is."""
+    """Give the stream whose store buffer is full first, and in how many hours at the rate of the last minute."""
     left = [
         (float(buffer["hours_left"]), str(buffer["stream"]))
         for buffer in document["buffers"]
@@ -163,5 +163,5 @@ def _autonomy(document: Document) -> Iterator[Finding]:
     soonest = autonomy(document)
     if away and soonest is not None and soonest[1] < AUTONOMY_WARNING_HOURS:
         stream, hours = soonest
-        says = f"the store buffer of {stream} is full in {hours:.1f} h at the present rate"
+        says = f"the store buffer of {stream} is full in {hours:.1f} h at the rate of the last minute"
         yield Finding(Level.WARNING, "autonomy", stream, says)

@@ -17,12 +17,12 @@ from bsfg.node.parts import Parts
 from bsfg.ports import BufferStats, ConsumerState
 from bsfg.wire.service import ConsumerView, GateView
 
-RATE_WINDOW_MS = 600_000
+RATE_WINDOW_MS = 60_000
 RATE_MINIMUM_MS = 1_000
 
 
 class Rates:
-    """How fast buffers grow, from what was seen of them in the last ten minutes."""
+    """How fast buffers grow, from what was seen of them in the last minute."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str], deque[tuple[int, int]]] = {}
@@ -35,18 +35,18 @@ class Rates:
         while monotonic_ms - seen[0][0] > RATE_WINDOW_MS:
             seen.popleft()
 
-    def facts_per_second(self, stats: BufferStats, monotonic_ms: int) -> float:
-        """Give the mean rate of new entries over the window; 0 when it is not known yet."""
+    def facts_per_second(self, stats: BufferStats, monotonic_ms: int) -> float | None:
+        """Give the mean rate of new entries over the window; None when it is not known yet."""
         seen = self._seen.get((stats.stream, str(stats.buffer)))
         if not seen or monotonic_ms - seen[0][0] < RATE_MINIMUM_MS:
-            return 0.0
+            return None
         return (stats.end - seen[0][1]) * 1000 / (monotonic_ms - seen[0][0])
 
 
-def hours_left(stats: BufferStats, facts_per_second: float) -> float | None:
-    """Give how long a buffer lasts at a rate if nothing leaves it; None when it does not grow."""
+def hours_left(stats: BufferStats, facts_per_second: float | None) -> float | None:
+    """Give how long a buffer lasts at a rate if nothing leaves it; None when it does not grow, as far as is known."""
     retained = stats.end - stats.start
-    if facts_per_second <= 0 or retained <= 0:
+    if facts_per_second is None or facts_per_second <= 0 or retained <= 0:
         return None
     bytes_per_second = facts_per_second * stats.used_bytes / retained
     return max(0, stats.capacity_bytes - stats.used_bytes) / bytes_per_second / 3600
@@ -127,7 +127,7 @@ async def document(
     }
 
 
-def _buffer(stats: BufferStats, facts_per_second: float, unconfirmed: Unconfirmed) -> dict[str, Any]:
+def _buffer(stats: BufferStats, facts_per_second: float | None, unconfirmed: Unconfirmed) -> dict[str, Any]:
     return {
         "stream": stats.stream,
         "buffer": str(stats.buffer),
@@ -146,7 +146,7 @@ def _buffer(stats: BufferStats, facts_per_second: float, unconfirmed: Unconfirme
         "quarantine_capacity_bytes": stats.quarantine_capacity_bytes,
         "quarantine_full": stats.quarantine_full,
         "chain_head": stats.chain_head.hex(),
-        "facts_per_second": round(facts_per_second, 3),
+        "facts_per_second": None if facts_per_second is None else round(facts_per_second, 3),
         "hours_left": hours_left(stats, facts_per_second),
         "first_unconfirmed": unconfirmed.offset,
         "oldest_unconfirmed_seconds": unconfirmed.age_seconds,

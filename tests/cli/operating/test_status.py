@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from io import StringIO
 from typing import Any
 
@@ -170,9 +171,11 @@ def test_autonomy_is_that_of_the_buffer_which_is_full_first() -> None:
     ]
     assert autonomy(found) == ("audit", 7.5)
     assert as_json(found)["autonomy_hours"] == 7.5
-    assert "7.5 h at the present rate (audit)" in drawn(found, 100)
+    assert "7.5 h at the rate of the last minute (audit)" in drawn(found, 100)
     assert autonomy(document(buffer__hours_left=None)) is None
-    assert "no store buffer grows" in drawn(document(buffer__hours_left=None), 100)
+    assert "no store buffer grew" in drawn(document(buffer__hours_left=None), 100)
+    unknown = drawn(document(buffer__hours_left=None, buffer__facts_per_second=None), 100)
+    assert "autonomy: not known yet" in unknown and " unknown " in unknown
 
 
 def test_everything_of_a_wide_terminal_is_shown() -> None:
@@ -200,6 +203,17 @@ def test_sixty_columns_are_enough() -> None:
         assert word in text
 
 
+@pytest.mark.parametrize("width", [60, 80, 100, 120])
+def test_no_word_is_broken(width: int) -> None:
+    """At every common width names, bars and times are whole; what has no room is left out as a column."""
+    text = drawn(document(link__mode="reconciliation"), width)
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= width
+    for word in ("operational/store", "enterprise.operational", "reconciliation", "52 h", "1.0 %"):
+        assert word in text
+    bars = {len(bar) for bar in re.findall("[█░]+", text)}
+    assert bars <= {8, 20}, "a bar goes on in another line"
+
+
 NAMES = st.text(alphabet="abz0._-", min_size=1, max_size=64)
 WORDS = st.text(max_size=80)
 COUNTS = st.integers(0, 10**15)
@@ -221,7 +235,7 @@ DOCUMENTS = st.fixed_dictionaries(
                     "fill": st.sampled_from(["healthy", "warning", "alert"]),
                     "gaps": COUNTS,
                     "quarantined": COUNTS,
-                    "facts_per_second": st.floats(0, 1e9),
+                    "facts_per_second": st.none() | st.floats(0, 1e9),
                     "hours_left": st.none() | st.floats(0, 1e12),
                 }
             ),

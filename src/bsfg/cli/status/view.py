@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.measure import Measurement
 from rich.text import Text
 
-from bsfg.cli.output import WIDE_COLUMNS, Lines, console, count_text, size_text, table, time_text
+from bsfg.cli.output import Lines, console, count_text, size_text, table, time_text
 from bsfg.node.health import (
     AUTONOMY_WARNING_HOURS,
     Document,
@@ -21,27 +24,40 @@ from bsfg.node.health import (
     mode_level,
     worst,
 )
+from bsfg.ports import Buffer
 from bsfg.printable import one_line
 
 STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.ALERT: "bold red"}
 WORDS = {Level.OK: "healthy", Level.WARNING: "warning", Level.ALERT: "ALERT"}
 _FILL_LEVELS = {"healthy": Level.OK, "warning": Level.WARNING}
 _CAPACITY_BAR, _NARROW_BAR = 20, 8
+_ALL, _SOME, _LEAST = 2, 1, 0
+_ANY_WIDTH = 1_000
 
 
 def render(document: Document, *, width: int | None = None) -> RenderableType:
     """Draw a status document for a terminal of a width; unimportant columns go first."""
-    wide = (console().width if width is None else width) >= WIDE_COLUMNS
+    columns = console().width if width is None else width
     found = findings(document)
     parts: list[RenderableType] = [_head(document, found)]
     if found:
         parts += [_findings(found)]
-    parts += [Text(), Text("Streams", "bold"), _buffers(document, wide)]
+    parts += [Text(), Text("Streams", "bold"), _widest(columns, partial(_buffers, document))]
     if document["consumers"]:
-        parts += [Text("Consumers", "bold"), _consumers(document, wide)]
+        parts += [Text("Consumers", "bold"), _widest(columns, partial(_consumers, document))]
     if document["links"]:
-        parts += [Text("Links", "bold"), _links(document, wide)]
+        parts += [Text("Links", "bold"), _widest(columns, partial(_links, document))]
     return Group(*parts)
+
+
+def _widest(columns: int, draw: Callable[[int], RenderableType]) -> RenderableType:
+    """Draw a table with as much in it as fits without a word being broken."""
+    options = console().options.update(max_width=_ANY_WIDTH)
+    for room in (_ALL, _SOME):
+        drawn = draw(room)
+        if Measurement.get(console(), options, drawn).maximum <= columns:
+            return drawn
+    return draw(_LEAST)
 
 
 def mode_text(mode: str) -> Text:
@@ -82,13 +98,15 @@ def _head(document: Document, found: list[Finding]) -> Text:
     head.append(f"  {time_text(document['now_unix_ms'])}\n", "dim")
     head.append(f"bsfg {document['version']}, up {duration_text(up_seconds)}; ")
     if soonest is None:
-        head.append("autonomy: no store buffer grows at present")
+        stores = [each for each in document["buffers"] if each["buffer"] == Buffer.STORE]
+        is_known = all(each["facts_per_second"] is not None for each in stores)
+        head.append(f"autonomy: {'no store buffer grew in the last minute' if is_known else 'not known yet'}")
     else:
         stream, hours = soonest
         style = "yellow" if hours < AUTONOMY_WARNING_HOURS else "green"
         head.append("autonomy: ")
         head.append(hours_text(hours), style)
-        head.append(f" at the present rate ({stream})")
+        head.append(f" at the rate of the last minute ({stream})")
     return head
 
 
@@ -100,8 +118,8 @@ def _findings(found: list[Finding]) -> RenderableType:
     return Group(Text(), *lines)
 
 
-def _buffers(document: Document, wide: bool) -> RenderableType:
-    extra = ("offsets", "waits", "gaps", "aside") if wide else ()
+def _buffers(document: Document, room: int) -> RenderableType:
+    extra = ("offsets", "waits", "gaps", "aside") if room >= _SOME else ()
     right = ("", "rate", "full in", "waits", "gaps", "aside")
     result = table("stream", "fill", "", "rate", "full in", *extra, right=right)
     for buffer in document["buffers"]:
@@ -109,20 +127,26 @@ def _buffers(document: Document, wide: bool) -> RenderableType:
         hours = buffer["hours_left"]
         row: list[str | Text] = [
             f"{buffer['stream']}/{buffer['buffer']}",
-            bar(buffer["fill_percent"], _CAPACITY_BAR if wide else _NARROW_BAR, style),
-            Text(_fill_text(buffer, wide), style),
-            f"{buffer['facts_per_second']:,.0f}/s" if buffer["facts_per_second"] >= 0.5 else "–",
+            bar(buffer["fill_percent"], _CAPACITY_BAR if room == _ALL else _NARROW_BAR, style),
+            Text(_fill_text(buffer, room), style),
+            _rate(buffer["facts_per_second"]),
             "–" if hours is None else hours_text(hours),
         ]
-        if wide:
+        if room >= _SOME:
             row += [_offsets(buffer), _waits(buffer), _some(buffer["gaps"]), _some(buffer["quarantined"])]
         result.add_row(*row)
     return result
 
 
-def _fill_text(buffer: Document, wide: bool) -> str:
+def _rate(facts_per_second: float | None) -> str:
+    if facts_per_second is None:
+        return "unknown"
+    return f"{facts_per_second:,.0f}/s" if facts_per_second >= 0.5 else "–"
+
+
+def _fill_text(buffer: Document, room: int) -> str:
     percent = f"{buffer['fill_percent']:.1f} %"
-    return f"{percent} of {size_text(buffer['capacity_bytes'])}" if wide else percent
+    return f"{percent} of {size_text(buffer['capacity_bytes'])}" if room == _ALL else percent
 
 
 def _offsets(buffer: Document) -> str:
@@ -143,7 +167,8 @@ def _some(count: int) -> Text:
     return Text(count_text(count), "yellow" if count else "dim")
 
 
-def _consumers(document: Document, wide: bool) -> RenderableType:
+def _consumers(document: Document, room: int) -> RenderableType:
+    wide = room == _ALL
     columns: tuple[str, ...] = ("consumer", "frontier", "backlog")
     if wide:
         columns = ("consumer", "of", "frontier", "backlog", "kind", "fetched")
@@ -171,7 +196,8 @@ def _ago(consumer: Document, document: Document) -> str:
     return "–" if last is None else f"{duration_text(max(0, document['now_unix_ms'] - last) / 1000)} ago"
 
 
-def _links(document: Document, wide: bool) -> RenderableType:
+def _links(document: Document, room: int) -> RenderableType:
+    wide = room == _ALL
     columns = ("link", "side", "mode", "lag", "backlog", "moved by") if wide else ("link", "mode", "lag", "backlog")
     result = table(*columns, right=("lag", "backlog"))
     leases = []

@@ -72,7 +72,7 @@ function figures(buffer) {
     figure("Offsets kept", retained ? `${count(buffer.start)} – ${count(buffer.end - 1)}` : "none"),
     figure("Confirmed below", buffer.first_unconfirmed === null ? "all" : count(buffer.first_unconfirmed)),
     figure("Coming in", now === null ? "–" : rate(now)),
-    figure("Full in", buffer.hours_left === null ? "not filling" : hours(buffer.hours_left).join(" ")),
+    figure("Full in", buffer.facts_per_second === null ? "not known yet" : buffer.hours_left === null ? "not filling" : hours(buffer.hours_left).join(" ")),
     figure("Oldest unconfirmed", waits(buffer), buffer.expiry_near ? "alert" : null),
     figure("Gap records", count(buffer.gaps)),
     figure("In quarantine", count(buffer.quarantined), buffer.quarantined ? "warning" : null));

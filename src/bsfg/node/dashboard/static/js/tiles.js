@@ -22,7 +22,10 @@ function tile(key, title, level, value, sub, extra = null) {
 function autonomy() {
   const growing = known.state.buffers.filter((each) => each.buffer === "store" && each.hours_left !== null);
   const first = growing.sort((a, b) => a.hours_left - b.hours_left)[0];
-  if (!first) return tile("autonomy", "Autonomy left", "ok", "no limit", "no store buffer is growing");
+  if (!first && known.state.buffers.some((each) => each.buffer === "store" && each.facts_per_second === null)) {
+    return tile("autonomy", "Autonomy left", "none", "–", "not known yet");
+  }
+  if (!first) return tile("autonomy", "Autonomy left", "ok", "no limit", "no store buffer grew in the last minute");
   const [value, unit] = hours(first.hours_left);
   const sub = ["if nobody pulls; ", foreign(first.stream), " is full first"];
   return tile("autonomy", "Autonomy left", autonomyLevel(first.hours_left, known.state.links), [value, " ", h("small", {}, unit)], sub);
