@@ -190,3 +190,50 @@ def test_the_report_names_what_was_given_back(healed: Inbound) -> None:
     """A reader of the report sees how many facts it concerns, and why."""
     text = page(audit_with(LocalRunner(), LinkPlan("link", "plant-a", "enterprise", [plan(healed)])))
     assert "given back to the sender after its restore" in text
+
+
+def test_a_restored_sender_without_what_it_had_said(tmp_path: Path) -> None:
+    """Where nothing was given back the verdict says so: the receiver is ahead, and new facts have taken old offsets."""
+
+    async def work() -> Inbound:
+        plant, enterprise = FolderZone("plant-a", tmp_path), FolderZone("enterprise", tmp_path)
+        inbound = await linked(plant, enterprise)
+        await plant.say(BACKED_UP)
+        await inbound.pull_all()
+        await closed(plant, enterprise)
+        backup = copied(plant.folder, tmp_path / "backup")
+        await plant.say(SAID - BACKED_UP, first=BACKED_UP)
+        await inbound.pull_all()
+        await closed(plant, enterprise)
+        await restored(plant, backup)
+        await plant.say(20, first=7_000)
+        await inbound.memory.remember(PeerPosition())
+        await inbound.pull_all()
+        await closed(plant, enterprise)
+        return inbound
+
+    verdict = audited(plan(asyncio.run(work())))
+    assert verdict.finding_counts["ahead"] == SAID - BACKED_UP - 20
+    assert not {"missing", "altered", "foreign_log", "chain_broken"} & set(verdict.finding_counts)
+
+
+def test_a_restored_receiver_that_has_read_again(tmp_path: Path) -> None:
+    """A receiver that was restored and has read again what it lacked agrees with its sender."""
+
+    async def work() -> Inbound:
+        plant, enterprise = FolderZone("plant-a", tmp_path), FolderZone("enterprise", tmp_path)
+        inbound = await linked(plant, enterprise)
+        await plant.say(BACKED_UP)
+        await inbound.pull_all()
+        await closed(plant, enterprise)
+        backup = copied(enterprise.folder, tmp_path / "backup")
+        await plant.say(SAID - BACKED_UP, first=BACKED_UP)
+        await closed(plant, enterprise)
+        await restored(enterprise, backup)
+        await inbound.memory.remember(PeerPosition())
+        await inbound.pull_all()
+        await closed(plant, enterprise)
+        return inbound
+
+    verdict = audited(plan(asyncio.run(work())))
+    assert brief(verdict) == [] and verdict.compared == SAID

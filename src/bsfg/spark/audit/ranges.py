@@ -37,7 +37,9 @@ class Comparing:
         """Do it, in whichever process this is."""
         first, end = self.scope.bounds(self.number)
         ours, left_out, gaps = [], [np.empty(0, dtype=bool)], list[GapRecord]()
-        for frame in self.sender.frames(first, max(first, min(end, self.known.end)), self.sender_log):
+        # A sender that was restored may end before what the receiver has of it.
+        last = min(end, self.known.end)
+        for frame in self.sender.frames(first, last, self.sender_log) if first < last else ():
             if frame.entries is not None:
                 rows = sender_rows(frame.entries)
                 ours.append(rows)
