@@ -14,8 +14,9 @@ from bsfg.cli.output import WIDE_COLUMNS, console, count_text, examples, print_j
 from bsfg.printable import one_line
 
 if TYPE_CHECKING:
+    from bsfg.stores.log.damage import Finding
     from bsfg.stores.log.trailcheck import TrailReport
-    from bsfg.stores.log.verify import Problem, Report
+    from bsfg.stores.log.verify import Report
 
 app = typer.Typer()
 
@@ -98,7 +99,7 @@ def _trail(trail: TrailReport) -> dict[str, Any]:
     return {**found, "head": trail.head, "ok": not trail.problems}
 
 
-def _finding(problem: Problem) -> dict[str, Any]:
+def _finding(problem: Finding) -> dict[str, Any]:
     return {
         "code": problem.code,
         "where": problem.where,
@@ -150,7 +151,7 @@ def _logs_table(report: Report) -> Any:
     return result
 
 
-def _show_findings(title: str, findings: list[Problem], style: str) -> None:
+def _show_findings(title: str, findings: list[Finding], style: str) -> None:
     if not findings:
         return
     out = console()

@@ -242,12 +242,12 @@ class Dashboard:
 
     async def _act(self, request: Request, caller: Caller) -> Response:
         session = self._door.acting(request)
-        self._parts.guard.check(Caller(session.caller.names, caller.address, session.caller.token), ACT)
+        # The caller is whom the session belongs to, at the address that this request came from.
+        whom = Caller(session.caller.names, caller.address, session.caller.token)
+        self._parts.guard.check(whom, ACT)
         act = self._actions.table.get(request.path_params["act"])
         if act is None:
             raise InvalidArgument("there is no such act")
-        # The caller is whom the session belongs to, at the address that this request came from.
-        whom = Caller(session.caller.names, caller.address, session.caller.token)
         done = await act(whom, parsed(await _body(request, PAGE_BODY_BYTES)))
         self._watch.wake()
         return _json(done)

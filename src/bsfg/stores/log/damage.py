@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from bsfg.disk import is_damage, is_folder
@@ -53,6 +54,17 @@ Answer = TypeVar("Answer")
 
 Span = tuple[int, int]
 """A start and an end, exclusive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is not as it was written: a stable code, where, what is wrong, and which entries or records."""
+
+    code: str
+    where: str
+    detail: str
+    first: int | None = None
+    last: int | None = None
 
 
 def is_torn_end(problem: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from bsfg.stores.log.damage import readable
+from bsfg.stores.log.damage import Finding, readable
 from bsfg.stores.log.files import Files, translated
 from bsfg.stores.log.storage import has_begun
 from bsfg.stores.log.trailfile import FOLDER, HEAD, Found, file_name, file_numbers, read_head, walk
@@ -13,17 +13,6 @@ from bsfg.trail import BEGINNING, TrailRecord, digest_of
 
 ALTERED, MISSING, REORDERED = "trail_altered", "trail_missing", "trail_reordered"
 TORN, UNKNOWN_HEAD, DAMAGED_BEFORE = "torn_tail", "trail_head_unknown", "trail_damaged"
-
-
-@dataclass(frozen=True, slots=True)
-class TrailFinding:
-    """One thing that is not as it was written; ``first`` and ``last`` are numbers of records."""
-
-    code: str
-    where: str
-    detail: str
-    first: int | None = None
-    last: int | None = None
 
 
 @dataclass(slots=True)
@@ -35,8 +24,8 @@ class TrailReport:
     last: int = 0
     files: int = 0
     head: str = ""
-    problems: list[TrailFinding] = field(default_factory=list)
-    notes: list[TrailFinding] = field(default_factory=list)
+    problems: list[Finding] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)
 
 
 def check_trail(files: Files) -> TrailReport:
@@ -99,7 +88,7 @@ class _Check:
 
     def problem(self, code: str, where: str, detail: str, first: int | None = None, last: int | None = None) -> None:
         """Report something that is not as it was written."""
-        self.report.problems.append(TrailFinding(code, where, detail, first, last))
+        self.report.problems.append(Finding(code, where, detail, first, last))
 
     def left(self, number: int) -> None:
         """Take note of a file that left while others were read; only at the beginning may that be."""
@@ -116,7 +105,7 @@ class _Check:
                 self._record(where, record, found.head)
             elif found.is_end and is_last:
                 detail = f"the last {found.size_bytes} bytes are no record: torn by a crash, or the last was damaged"
-                self.report.notes.append(TrailFinding(TORN, where, detail))
+                self.report.notes.append(Finding(TORN, where, detail))
             else:
                 self._hole = self._hole or (where, found)
 
@@ -141,7 +130,7 @@ class _Check:
             self._trimmed = dict(record.event.details)
         elif record.event.action == DAMAGED_BEFORE:
             detail = f"record {record.number} says: {record.event.reason}"
-            self.report.notes.append(TrailFinding(DAMAGED_BEFORE, where, detail, record.number, record.number))
+            self.report.notes.append(Finding(DAMAGED_BEFORE, where, detail, record.number, record.number))
         self._last, self._digest = record, digest_of(head)
         if self._head.value is not None and record.number == self._head.value[0]:
             self._at_head = self._digest
@@ -206,7 +195,7 @@ class _Check:
                 )
             elif last:
                 detail = "a power loss has left no head; whether records are missing at the end cannot be told"
-                self.report.notes.append(TrailFinding(UNKNOWN_HEAD, HEAD, detail))
+                self.report.notes.append(Finding(UNKNOWN_HEAD, HEAD, detail))
             return
         number, digest = self._head.value
         if number > last:

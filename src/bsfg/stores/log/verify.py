@@ -19,7 +19,7 @@ from bsfg.hashing import KeyHash
 from bsfg.sealing import digest_mismatches
 from bsfg.stores.log import keysegments
 from bsfg.stores.log.cursors import CURSORS, cursor_from
-from bsfg.stores.log.damage import readable
+from bsfg.stores.log.damage import Finding, readable
 from bsfg.stores.log.files import DiskFiles, Files, translated
 from bsfg.stores.log.frame import FRAME_HEADER_BYTES, Damaged, Torn, decode_payload
 from bsfg.stores.log.identity import read_identity
@@ -35,17 +35,6 @@ from bsfg.stores.log.view import LogView
 
 Progress = Callable[[int, int], None]
 """Told the bytes verified so far and in all."""
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One finding: a stable code, where, which entries, and what is wrong."""
-
-    code: str
-    where: str
-    detail: str
-    first: int | None = None
-    last: int | None = None
 
 
 @dataclass(slots=True)
@@ -73,8 +62,8 @@ class Report:
 
     logs: list[LogReport] = field(default_factory=list)
     trail: TrailReport | None = None
-    problems: list[Problem] = field(default_factory=list)
-    notes: list[Problem] = field(default_factory=list)
+    problems: list[Finding] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -110,11 +99,11 @@ def _check_trail(files: Files, report: Report) -> None:
         trail = check_trail(files)
     except OSError as error:
         failure = translated(error, "reading")
-        report.problems.append(Problem(failure.code, TRAIL, failure.message))
+        report.problems.append(Finding(failure.code, TRAIL, failure.message))
         return
     report.trail = trail if trail.files else None
-    for findings, listed in ((trail.problems, report.problems), (trail.notes, report.notes)):
-        listed += [Problem(each.code, each.where, each.detail, each.first, each.last) for each in findings]
+    report.problems += trail.problems
+    report.notes += trail.notes
 
 
 def _size(folder: LogFolder) -> int:
@@ -142,7 +131,7 @@ class _LogCheck:
         self._hashes: list[tuple[int, np.ndarray]] = []
 
     def _problem(self, code: str, where: str, detail: str, first: int | None = None, last: int | None = None) -> None:
-        self._report.problems.append(Problem(code, where, detail, first, last))
+        self._report.problems.append(Finding(code, where, detail, first, last))
 
     def run(self) -> Iterator[int]:
         """Check everything; give the sizes of the segments as they are done."""
@@ -157,7 +146,7 @@ class _LogCheck:
         identity = read_identity(folder.files, folder.path)
         if identity is None and not segment_bases(folder.files, folder.path):
             detail = "the log was being made when its writer stopped; nothing was stored in it yet"
-            self._report.notes.append(Problem("log_unfinished", folder.path, detail))
+            self._report.notes.append(Finding("log_unfinished", folder.path, detail))
             return
         if identity is None:
             self._problem("log_damaged", f"{folder.path}/log.json", "the identity of the log is missing or damaged")
@@ -325,7 +314,7 @@ class _LogCheck:
 
     def _note(self, code: str, where: str, detail: str, run: Run | None = None) -> None:
         first, last = (run.first, run.last) if run is not None else (None, None)
-        self._report.notes.append(Problem(code, where, detail, first, last))
+        self._report.notes.append(Finding(code, where, detail, first, last))
 
     def _duplicates(self, ordered: np.ndarray) -> None:
         """A key stored twice shows as a hash that appears twice (or, once in 2^64, as chance)."""
@@ -339,7 +328,7 @@ def _read_cursors(files: Files, report: Report) -> list[Record]:
         return _checked_journal(files, CURSORS, report)
     except OSError as error:
         failure = translated(error, "reading")
-        report.problems.append(Problem(failure.code, CURSORS, failure.message))
+        report.problems.append(Finding(failure.code, CURSORS, failure.message))
         return []
 
 
@@ -350,10 +339,10 @@ def _checked_journal(files: Files, path: str, report: Report) -> list[Record]:
     if torn:
         records, again, problems = read_journal(files, path)
         torn = torn if again == sound else 0
-    report.problems += [Problem("log_damaged", path, text) for text in problems]
+    report.problems += [Finding("log_damaged", path, text) for text in problems]
     if torn:
         detail = f"the last {torn} bytes are no record: torn by a crash, or the last record was damaged"
-        report.notes.append(Problem("torn_tail", path, detail))
+        report.notes.append(Finding("torn_tail", path, detail))
     return records
 
 
@@ -363,4 +352,4 @@ def _check_cursors(records: list[Record], ends: dict[tuple[str, str], int], repo
         end = ends.get((cursor.spec.stream, str(cursor.spec.buffer)))
         if end is not None and cursor.frontier.committed >= end:
             detail = f"consumer {cursor.spec.name} has confirmed {cursor.frontier.committed}, the log ends at {end}"
-            report.notes.append(Problem("cursor_ahead", CURSORS, detail))
+            report.notes.append(Finding("cursor_ahead", CURSORS, detail))
