@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import subprocess
@@ -9,19 +10,53 @@ import sys
 from pathlib import Path
 
 import pytest
+from playwright.async_api import expect
+from tests.dashboard.stage import browsing, opened
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CHANGELOG.md"]
 
 
-def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
-    """Every link leads somewhere, every page is in the navigation, every anchor is there."""
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the site; every link leads somewhere, every page is in the navigation, every anchor is there."""
+    folder = tmp_path_factory.mktemp("docs") / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "site" / "index.html").is_file()
+    return folder
+
+
+@pytest.mark.xdist_group("site")
+def test_the_site_needs_no_other_one(site: Path) -> None:
+    """Scripts, styles and pictures come with it, so that it can be read in a zone without a network."""
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 50
+    for page in pages:
+        loaded = re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=\"?(https?://[^\" >]+)", page.read_text("utf-8"))
+        assert loaded == [], page
+
+
+@pytest.mark.xdist_group("site")
+def test_the_site_is_read_from_disk(site: Path) -> None:
+    """Opened as a file, links lead to pages, the search finds, and no page is wider than a screen or a telephone."""
+    asyncio.run(_read(site))
+
+
+async def _read(site: Path) -> None:
+    async with browsing() as browser:
+        page = await opened(browser, (site / "index.html").as_uri())
+        await page.get_by_role("link", name="quickstart", exact=True).first.click()
+        await expect(page).to_have_url((site / "quickstart.html").as_uri())
+        await page.locator("input[name=query]").fill("gate_held")
+        await expect(page.locator(".md-search-result__item").first).to_contain_text("gate_held", ignore_case=True)
+        for width in (1280, 390):
+            await page.set_viewport_size({"width": width, "height": 900})
+            for found in sorted(site.rglob("*.html")):
+                await page.goto(found.as_uri())
+                assert await page.evaluate("document.documentElement.scrollWidth") <= width, found
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
