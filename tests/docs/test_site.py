@@ -42,10 +42,10 @@ def test_the_site_needs_no_other_one(site: Path) -> None:
 @pytest.mark.xdist_group("site")
 def test_the_site_is_read_from_disk(site: Path) -> None:
     """Opened as a file, links lead to pages, the search finds, and no page is wider than a screen or a telephone."""
-    asyncio.run(_read(site))
+    asyncio.run(_read(site, sorted(site.rglob("*.html"))))
 
 
-async def _read(site: Path) -> None:
+async def _read(site: Path, pages: list[Path]) -> None:
     async with browsing() as browser:
         page = await opened(browser, (site / "index.html").as_uri())
         await page.get_by_role("link", name="quickstart", exact=True).first.click()
@@ -54,7 +54,7 @@ async def _read(site: Path) -> None:
         await expect(page.locator(".md-search-result__item").first).to_contain_text("gate_held", ignore_case=True)
         for width in (1280, 390):
             await page.set_viewport_size({"width": width, "height": 900})
-            for found in sorted(site.rglob("*.html")):
+            for found in pages:
                 await page.goto(found.as_uri())
                 assert await page.evaluate("document.documentElement.scrollWidth") <= width, found
 
