@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 RUN = ("sh", "python")
 SHOWN = ("text", "toml", "ini", "json", "csv")
-LIMIT_SECONDS = 240.0
+LIMIT_SECONDS = 600.0
 PORTS = (9443, 9444)
 """The ports of the pages; a test has others, because many may run at once."""
 

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from tests.docs.pasting import ROOT, RUN, SHOWN, Terminal, blocks
 
+pytestmark = pytest.mark.timeout(1_200)
+"""A page is many commands, each a process of its own, some of them with a Spark; a busy machine takes its time."""
+
 DOCS = ROOT / "docs"
 QUICKSTART = DOCS / "quickstart.md"
 PAGES = [
