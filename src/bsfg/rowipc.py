@@ -24,7 +24,7 @@ _PREFIX_BYTES = 8
 _PADDING = [bytes(count) for count in range(_ALIGN)]
 _ZEROS = bytes(64)
 _ENDS_OF_ONE = struct.Struct("<ii").pack
-_TEXT, _BYTES, _INT = "text", "bytes", "int"
+TEXT, BYTES, INT = "text", "bytes", "int"
 
 Column = tuple[int, tuple[int, ...], bytes]
 """How many values of a column are null, the sizes of its buffers, and the buffers, each padded to the alignment."""
@@ -36,8 +36,8 @@ class RowMessages:
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
         self._columns = [_column_writer(field.type) for field in schema]
-        self._widths = [_width(field.type) for field in schema]
-        self._kinds = [_kind(field.type) for field in schema]
+        self._widths = [width_of(field.type) for field in schema]
+        self._kinds = [kind_of(field.type) for field in schema]
         pattern = pa.RecordBatch.from_arrays([pa.nulls(1, field.type) for field in schema], schema=schema).serialize()
         self._head = pattern.to_pybytes()[: _PREFIX_BYTES + int.from_bytes(pattern[4:8], "little")]
         message = Table.root(self._head[_PREFIX_BYTES:])
@@ -179,11 +179,7 @@ class RowMessages:
                 raise _OtherLayout
             data = body[data_at : data_at + used]
             row.append(
-                data.decode()
-                if kind is _TEXT
-                else int.from_bytes(data, "little", signed=True)
-                if kind is _INT
-                else data
+                data.decode() if kind is TEXT else int.from_bytes(data, "little", signed=True) if kind is INT else data
             )
         return tuple(row)
 
@@ -239,7 +235,7 @@ class _ColumnReader:
         bits_at, bits, at, size = buffers
         if size != width * self._count:
             raise _OtherLayout
-        if kind is _INT:
+        if kind is INT:
             return self._with_nulls(self._numbers(body, at), body, nulls, bits_at, bits)
         values = [body[start : start + width] for start in range(at, at + size, width)]
         return self._with_nulls(values, body, nulls, bits_at, bits)
@@ -256,7 +252,7 @@ class _ColumnReader:
         if ends[0] != 0 or ends[-1] != used or (self._count > 1 and any(map(gt, ends, ends[1:]))):
             raise _OtherLayout
         data: Any = body[at : at + used]
-        if kind is _BYTES:
+        if kind is BYTES:
             values = [data[start:end] for start, end in pairwise(ends)]
         elif data.isascii():
             # Then a character is a byte, and one decoding does for all.
@@ -282,13 +278,14 @@ def _reader(count: int) -> _ColumnReader:
     return _ColumnReader(count)
 
 
-def _width(type_: pa.DataType) -> int:
+def width_of(type_: pa.DataType) -> int:
     """Give the bytes of each value of a type, 0 when they differ."""
     return type_.bit_width // 8 if pa.types.is_int64(type_) or pa.types.is_fixed_size_binary(type_) else 0
 
 
-def _kind(type_: pa.DataType) -> str:
-    return _INT if pa.types.is_int64(type_) else _TEXT if pa.types.is_string(type_) else _BYTES
+def kind_of(type_: pa.DataType) -> str:
+    """Give of which kind the values of a type are."""
+    return INT if pa.types.is_int64(type_) else TEXT if pa.types.is_string(type_) else BYTES
 
 
 def _column_writer(type_: pa.DataType) -> Callable[[Sequence[Any]], Column]:

@@ -146,7 +146,7 @@ def foreign_identity(folder: Path) -> None:
 def future_segment(folder: Path) -> None:
     """Mark a segment as written in a later format."""
     path = segments(folder)[2]
-    data = bytearray(path.read_bytes().replace(b"BSFGSEG1", b"BSFGSEG2", 1))
+    data = bytearray(path.read_bytes().replace(b"BSFGSEG2", b"BSFGSEG3", 1))
     # Its checksum covers its own mark: one that still fits the old mark would show a flipped bit in the mark.
     size = int.from_bytes(data[8:12], "little")
     data[12:16] = bytes(4)

@@ -7,7 +7,7 @@ from random import Random
 
 import pyarrow as pa
 import pytest
-from tests.differential import arrowmodel, campaign
+from tests.differential import arrowmodel, campaign, rowmodel
 from tests.differential.jsonmodel import model
 from tests.unit.samples import ARTIFACT, message, row
 
@@ -24,7 +24,7 @@ from bsfg.rows import Row, record_batch_of, row_of
 from bsfg.rules import judge
 from bsfg.schema import AT, ENTRY_SCHEMA, FACT_SCHEMA, ORIGIN_FIELDS
 from bsfg.sealing import seal
-from bsfg.stores.log.frame import FRAME_HEADER_BYTES, decode_frame_header, decode_segment_header
+from bsfg.stores.log.frame import FRAME_HEADER_BYTES, ROWS, decode_frame_header, decode_segment_header
 from bsfg.stores.log.storage import LogStorage
 from bsfg.testing.clock import FakeClock
 from bsfg.testing.disk import SimulatedDisk
@@ -146,7 +146,7 @@ class Node:
             self.offered.add((*each[:FACTS], "plant-a", each[FACTS], each[FACTS + 1]))
 
     def on_disk(self, folder: str) -> dict[int, Row]:
-        """Read every frame of a log with Arrow alone, and give its rows by their offsets."""
+        """Read every frame of a log with Arrow and the model of rows alone, and give its rows by their offsets."""
         found: dict[int, Row] = {}
         for path, data in self.disk.content().items():
             if not path.endswith(".seg") or folder not in path:
@@ -156,8 +156,12 @@ class Node:
             while at < len(data):
                 frame = decode_frame_header(data, at)
                 payload = data[at + FRAME_HEADER_BYTES : at + FRAME_HEADER_BYTES + frame.payload_bytes]
-                batch = pa.ipc.read_record_batch(pa.py_buffer(payload), header.schema)
-                found |= enumerate(arrowmodel.rows_of(batch), frame.base)
+                if frame.form == ROWS:
+                    rows = rowmodel.rows_in(payload, header.schema) or []
+                else:
+                    rows = arrowmodel.rows_of(pa.ipc.read_record_batch(pa.py_buffer(payload), header.schema))
+                assert len(rows) == frame.count
+                found |= enumerate(rows, frame.base)
                 at += frame.frame_bytes
         return found
 

@@ -13,13 +13,24 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from bsfg.batch import FactBatch
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec, OriginSpan, Result
 from bsfg.retention import GapReason
 from bsfg.schema import FACT_SCHEMA
 from bsfg.stores.log.buffer import LogForwardBuffer, LogStoreBuffer
 from bsfg.stores.log.files import Files
-from bsfg.stores.log.frame import FRAME_HEADER_BYTES, decode_frame_header, decode_segment_header, encode_frame
+from bsfg.stores.log.frame import (
+    COLUMNS,
+    FRAME_HEADER_BYTES,
+    ROWS,
+    FrameHeader,
+    decode_frame_header,
+    decode_payload,
+    decode_segment_header,
+    encode_frame,
+)
 from bsfg.stores.log.reader import open_folder
+from bsfg.stores.log.rowform import FACT_ROWS
 from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.log.verify import verify
 from bsfg.stores.log.writer import LogOptions
@@ -269,11 +280,27 @@ POISONS = {
     "nothing": lambda payload, rng: b"",
 }  # fmt: skip
 
+ROW_POISONS = {
+    "no rows": lambda payload, rng: rng.randbytes(len(payload)),
+    "other columns": lambda payload, rng: payload[:3] + b"\xff" + payload[4:],
+    "long text": lambda payload, rng: payload[:4] + b"\xff" + payload[5:],
+    "other count": lambda payload, rng: 2 * payload,
+    "broken text": lambda payload, rng: payload.replace(b"machine", b"mach\xffne"),
+    "nothing": lambda payload, rng: b"",
+}  # fmt: skip
+
+ALL_POISONS = [(COLUMNS, name) for name in POISONS] + [(ROWS, name) for name in ROW_POISONS]
+
+
+def as_rows(header: FrameHeader, payload: bytes) -> bytes:
+    """Give the payload of a frame as that of a frame of a few facts."""
+    return FACT_ROWS.write(FactBatch(decode_payload(header, payload, FACT_SCHEMA)).rows())
+
 
 @pytest.mark.parametrize("where", [1, -1], ids=["sealed", "active"])
-@pytest.mark.parametrize("poison", POISONS)
+@pytest.mark.parametrize(("form", "poison"), ALL_POISONS)
 def test_a_frame_that_cannot_be_decoded_is_damage_and_no_end(
-    whole: Path, tmp_path: Path, poison: str, where: int
+    whole: Path, tmp_path: Path, form: int, poison: str, where: int
 ) -> None:
     """A frame whose checksums are right and whose content is not takes nothing with it but its own entries."""
     folder = tmp_path / "data"
@@ -283,13 +310,19 @@ def test_a_frame_that_cannot_be_decoded_is_damage_and_no_end(
     at, base = list(frames_of(data))[1]
     header = decode_frame_header(data, at)
     payload = data[at + FRAME_HEADER_BYTES : at + FRAME_HEADER_BYTES + header.payload_bytes]
+    if form == ROWS:
+        payload = as_rows(header, payload)
+    poisons = POISONS if form == COLUMNS else ROW_POISONS
+    poisoned = poisons[poison](payload, random.Random(1))
+    assert poisoned != payload
     parts, _ = encode_frame(
-        POISONS[poison](payload, random.Random(1)),
+        poisoned,
         base=base,
         count=header.count,
         appended_at_unix_ms=header.appended_at_unix_ms,
         log_id=header.log_id,
         chain_before=header.chain_before,
+        form=form,
     )
     path.write_bytes(data[:at] + b"".join(map(bytes, parts)) + data[at + header.frame_bytes :])
     assert not verify(folder).ok

@@ -413,6 +413,7 @@ def test_a_frame_put_in_the_place_of_another_breaks_the_chain(tmp_path: Path) ->
         appended_at_unix_ms=ref.header.appended_at_unix_ms,
         log_id=ref.header.log_id,
         chain_before=ref.header.chain_before,
+        form=ref.header.form,
     )
     data[ref.position : ref.position + ref.header.frame_bytes] = b"".join(bytes(part) for part in parts)
     path.write_bytes(bytes(data))

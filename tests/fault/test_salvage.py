@@ -19,9 +19,10 @@ from bsfg.retention import GapReason
 from bsfg.stores.artifacts.folder import ArtifactFolder
 from bsfg.stores.log.files import DiskFiles
 from bsfg.stores.log.frame import FRAME_HEADER_BYTES, encode_frame
+from bsfg.stores.log.frames import FrameRef
 from bsfg.stores.log.reader import LogFolder, open_folder
 from bsfg.stores.log.salvage import salvage_data
-from bsfg.stores.log.segments import FrameRef, SegmentFile
+from bsfg.stores.log.segments import SegmentFile
 from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.log.verify import verify
 from bsfg.stores.log.writer import LogOptions
@@ -177,6 +178,7 @@ def undecodable(folder: Path) -> set[int]:
         appended_at_unix_ms=header.appended_at_unix_ms,
         log_id=header.log_id,
         chain_before=header.chain_before,
+        form=ref.header.form,
     )
     whole = b"".join(bytes(part) for part in parts)
     content[ref.position : ref.position + len(whole)] = whole

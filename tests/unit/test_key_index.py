@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bsfg.stores.log import indexstore
 from bsfg.stores.log.files import DiskFiles
 from bsfg.stores.log.index import Filter, decode_run, encode_run, merged
 from bsfg.stores.log.indexstore import IndexStore
@@ -22,7 +23,7 @@ def opened(folder: Path, *, memory_bytes: int = 1 << 20, end: int = 0) -> IndexS
     """Open the index in a folder for a log that ends at ``end``."""
     (folder / "index").mkdir(exist_ok=True)
     store = IndexStore(DiskFiles(folder), ".", OWNER, memory_bytes, RUN_KEYS)
-    store.load(0, end, end, {})
+    store.load(0, end, end, {}.get)
     return store
 
 
@@ -94,7 +95,7 @@ def test_a_run_ahead_of_the_log_is_refused(tmp_path: Path) -> None:
     store.add(hashes, np.arange(RUN_KEYS), RUN_KEYS, b"a" * 32)
     store.close()
     behind = IndexStore(DiskFiles(tmp_path), ".", OWNER, 1 << 20, RUN_KEYS)
-    assert behind.load(0, RUN_KEYS, 0, {RUN_KEYS: b"b" * 32}) == 0
+    assert behind.load(0, RUN_KEYS, 0, {RUN_KEYS: b"b" * 32}.get) == 0
     assert not list((tmp_path / "index").iterdir())
 
 
@@ -246,4 +247,85 @@ def test_keys_are_forgotten_while_merges_follow_each_other(tmp_path: Path) -> No
         add()
         settle(store)
     assert [run.count for run in store.keys.runs] == [RUN_KEYS] * 3
+    store.close()
+
+
+def filled(store: IndexStore, count: int, first: int = 0) -> None:
+    """Add so many keys one by one; the chain value at an offset is that offset."""
+    for offset in range(first, first + count):
+        store.add_few([offset << 40], offset + 1, (offset + 1).to_bytes(32, "little"))
+
+
+def run_files(folder: Path) -> list[str]:
+    """Name the files of an index without their serial numbers."""
+    return sorted(path.name.partition("-")[2] for path in (folder / "index").iterdir())
+
+
+def reopened(folder: Path, end: int) -> IndexStore:
+    """Open the index of a log that was all in its last segment, where a run must agree with the chain."""
+    store = IndexStore(DiskFiles(folder), ".", OWNER, 1 << 20, RUN_KEYS)
+    store.load(0, end, 0, lambda at: at.to_bytes(32, "little"))
+    return store
+
+
+def test_a_closed_index_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not fill a run is written at the end, taken back at the start, and grows into a run of its own."""
+    monkeypatch.setattr(indexstore, "_CLOSED_KEYS", 5)
+    store = opened(tmp_path)
+    filled(store, RUN_KEYS + 10)
+    store.close()
+    assert run_files(tmp_path) == ["0-63.run", "64-73.run"]
+    store = reopened(tmp_path, RUN_KEYS + 10)
+    assert (store.covered, store.recent_first) == (RUN_KEYS + 10, RUN_KEYS)
+    assert len(store.keys) == RUN_KEYS + 10
+    assert all(store.keys.may_hold(offset << 40) for offset in range(RUN_KEYS + 10))
+    filled(store, 3, RUN_KEYS + 10)
+    store.close()
+    assert run_files(tmp_path) == ["0-63.run", "64-73.run"]  # three more keys are not worth a file
+    store = reopened(tmp_path, RUN_KEYS + 13)
+    assert store.covered == RUN_KEYS + 10
+    filled(store, RUN_KEYS - 10, RUN_KEYS + 10)
+    assert run_files(tmp_path) == ["0-63.run", "64-127.run"]
+    store.close()
+
+
+def test_recent_keys_are_written_from_time_to_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One file has the recent keys; the next takes its place. When a crash leaves both, the wider one is used."""
+    monkeypatch.setattr(indexstore, "_SAVED_KEYS", 8)
+    store = opened(tmp_path)
+    filled(store, 20)
+    assert run_files(tmp_path) == []  # the log is only being opened
+    store.source = lambda first, last: (np.empty(0), np.empty(0))
+    store.has_room = lambda: False
+    filled(store, 1, 20)
+    assert run_files(tmp_path) == []  # there is no room
+    store.has_room = lambda: True
+    filled(store, 1, 21)
+    assert run_files(tmp_path) == []  # the time has not come again
+    monkeypatch.setattr(indexstore, "_SAVED_SECONDS", 0.0)
+    filled(store, 1, 22)
+    assert run_files(tmp_path) == ["0-22.run"]
+    filled(store, 7, 23)
+    assert run_files(tmp_path) == ["0-22.run"]  # so few are not worth it
+    earlier = next((tmp_path / "index").iterdir())
+    kept = earlier.read_bytes()
+    filled(store, 1, 30)
+    assert run_files(tmp_path) == ["0-30.run"]
+    earlier.write_bytes(kept)
+    assert reopened(tmp_path, 31).covered == 31
+    assert run_files(tmp_path) == ["0-30.run"]
+    assert reopened(tmp_path, 25).covered == 0  # ahead of the log
+    assert run_files(tmp_path) == []
+
+
+def test_recent_keys_can_be_dropped(tmp_path: Path) -> None:
+    """Keys that are not in a full run are forgotten with their file, and can be added again."""
+    store = opened(tmp_path)
+    filled(store, RUN_KEYS + 10)
+    store._save_recent()
+    assert store.drop_recent() == RUN_KEYS
+    assert run_files(tmp_path) == ["0-63.run"]
+    assert not store.keys.may_hold((RUN_KEYS + 5) << 40)
+    filled(store, 10, RUN_KEYS)
+    assert all(store.keys.may_hold(offset << 40) for offset in range(RUN_KEYS + 10))
     store.close()

@@ -9,7 +9,7 @@ from bsfg.retention import GapReason
 from bsfg.stores.log.files import translated
 from bsfg.stores.log.frame import FRAME_HEADER_BYTES, Damaged, Torn, decode_frame_header
 from bsfg.stores.log.reader import LogFolder
-from bsfg.stores.log.segments import FrameRef, SegmentFile, read_segment_header, segment_bases, segment_name
+from bsfg.stores.log.segments import SegmentFile, read_segment_header, segment_bases, segment_name
 from bsfg.stores.log.view import LogView
 from bsfg.stores.log.watermark import boot_id, read_watermark
 
@@ -108,7 +108,7 @@ class Tail:
                 break
             if header.base != expected or header.end > end or header.log_id != segment.header.log_id:
                 break
-            segment.frames.append(FrameRef(header.base, header.count, segment.size_bytes, header))
+            segment.frames.append(segment.size_bytes, data)
             segment.size_bytes += header.frame_bytes
             found = True
         return found

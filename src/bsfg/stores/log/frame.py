@@ -1,10 +1,13 @@
 """The bytes of a segment file: a header, then frames of facts, each bound to the one before it.
 
 ```
-segment: "BSFGSEG1" | header length, CRC32C | log_id | base offset | previous base | chain before | time before | schema
-frame:   "FRM1" | header CRC32C | payload length | base offset | count | flags | appended at | log_id
-         | SHA-256 of the frame before | payload CRC32C | an Arrow record batch message | padding to 16
+segment: "BSFGSEG2" | header length, CRC32C | log_id | base offset | previous base | chain before | time before | schema
+frame:   "FRM1" | header CRC32C | payload length | base offset | count | form | appended at | log_id
+         | SHA-256 of the frame before | payload CRC32C | payload | padding to 16
 ```
+
+The payload is an Arrow record batch message (form 0) or, in frames of a few facts, rows (form 1, see `rowform`).
+Segments that begin with "BSFGSEG1" are of versions that knew the first form only.
 
 Numbers are little-endian. The chain starts with the digest of the log's id, so a frame belongs to one place of one log.
 """
@@ -13,22 +16,31 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import crc32c
 import pyarrow as pa
 
 from bsfg.errors import FormatUnsupported
-from bsfg.schema import FACT_SCHEMA
+from bsfg.rows import Row
+from bsfg.schema import FACT_SCHEMA, STORED_SCHEMA
 from bsfg.stores.log.files import Bytes
+from bsfg.stores.log.rowform import NotRows, form_of
 
-SEGMENT_MAGIC = b"BSFGSEG1"
+SEGMENT_MAGICS = {1: b"BSFGSEG1", 2: b"BSFGSEG2"}
+VERSION = max(SEGMENT_MAGICS)
+COLUMNS, ROWS = 0, 1
+"""The forms of a payload."""
 FRAME_MAGIC = b"FRM1"
 ALIGN = 16
 
 _SEGMENT = struct.Struct("<8sII16sQq32sqI")
-_FRAME = struct.Struct("<4sIQQIIq16s32sII")
-FRAME_HEADER_BYTES = _FRAME.size
+FRAME_FIELDS = struct.Struct("<4sIQQIIq16s32sII")
+FRAME_HEADER_BYTES = FRAME_FIELDS.size
+FRAME_CRC_BEGUN = crc32c.crc32c(FRAME_MAGIC + bytes(4))
+"""The checksum of a header up to and with its own place, which counts as zeros."""
 MAX_PAYLOAD_BYTES = 1 << 32
 MAX_OFFSET = 1 << 62
 MAX_NAMED_OFFSET = 1 << 61
@@ -56,6 +68,7 @@ class SegmentHeader:
     time_before_unix_ms: int
     schema: pa.Schema
     size_bytes: int = 0
+    version: int = VERSION
 
     @property
     def is_made_up(self) -> bool:
@@ -63,9 +76,12 @@ class SegmentHeader:
         return self.previous_base == NOT_KNOWN
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FrameHeader:
-    """Where a frame stands, how much it holds, and what it is chained to."""
+    """Where a frame stands, how much it holds, and what it is chained to.
+
+    Not frozen, as that would take most of the time of reading it.
+    """
 
     payload_bytes: int
     base: int
@@ -74,6 +90,13 @@ class FrameHeader:
     log_id: bytes
     chain_before: bytes
     payload_crc: int
+    form: int = COLUMNS
+
+    @classmethod
+    def of(cls, fields: tuple[Any, ...]) -> FrameHeader:
+        """Make it of the fields as they stand in a file."""
+        _, _, length, base, count, form, appended_at, log_id, chain, payload_crc, _ = fields
+        return cls(length, base, count, appended_at, log_id, chain, payload_crc, form)
 
     @property
     def frame_bytes(self) -> int:
@@ -103,7 +126,7 @@ def encode_segment_header(header: SegmentHeader) -> bytes:
 
     def fields(crc: int) -> bytes:
         return _SEGMENT.pack(
-            SEGMENT_MAGIC,
+            SEGMENT_MAGICS[header.version],
             size,
             crc,
             header.log_id,
@@ -123,12 +146,13 @@ def decode_segment_header(data: Bytes) -> SegmentHeader:
     if len(data) < _SEGMENT.size:
         raise Torn("the segment header is incomplete")
     magic, size, crc, log_id, base, previous, chain, time_before, schema_bytes = _SEGMENT.unpack_from(data)
+    version = next((number for number, known in SEGMENT_MAGICS.items() if known == magic), None)
     body = bytearray(data[: max(size, _SEGMENT.size)])
-    body[: len(SEGMENT_MAGIC)] = SEGMENT_MAGIC
     struct.pack_into("<I", body, 12, 0)
-    is_ours = crc32c.crc32c(bytes(body)) == crc
-    if magic != SEGMENT_MAGIC:
-        if bytes(magic[:7]) == SEGMENT_MAGIC[:7] and not is_ours:
+    marks = SEGMENT_MAGICS.values() if version is None else [magic]
+    is_ours = any(crc32c.crc32c(mark + bytes(body[len(mark) :])) == crc for mark in marks)
+    if version is None:
+        if magic[:7] == SEGMENT_MAGICS[VERSION][:7] and not is_ours:
             raise FormatUnsupported(f"segment format {magic[7:].decode(errors='replace')!r} is not known")
         raise Damaged("the segment does not begin with its mark")
     if len(data) < size or size < _SEGMENT.size + schema_bytes:
@@ -140,25 +164,33 @@ def decode_segment_header(data: Bytes) -> SegmentHeader:
         schema = pa.ipc.read_schema(pa.py_buffer(bytes(data[start : start + schema_bytes])))
     except Exception as error:
         raise Damaged(f"the segment header holds no schema: {error}") from None
+    schema = next((known for known in (FACT_SCHEMA, STORED_SCHEMA) if schema.equals(known)), schema)
     if base > MAX_OFFSET or any(field not in schema for field in FACT_SCHEMA):
         raise Damaged("the segment header is not plausible: its schema is not that of facts, or its base no offset")
-    return SegmentHeader(log_id, base, previous, chain, time_before, schema, size)
+    return SegmentHeader(log_id, base, previous, chain, time_before, schema, size, version)
 
 
 def encode_frame(
-    payload: Bytes, *, base: int, count: int, appended_at_unix_ms: int, log_id: bytes, chain_before: bytes
+    payload: Bytes,
+    *,
+    base: int,
+    count: int,
+    appended_at_unix_ms: int,
+    log_id: bytes,
+    chain_before: bytes,
+    form: int = COLUMNS,
 ) -> tuple[list[Bytes], bytes]:
     """Write a frame: give its parts, ready to be written one after the other, and the chain value after it."""
     payload_crc = crc32c.crc32c(payload)
 
     def fields(crc: int) -> bytes:
-        return _FRAME.pack(
+        return FRAME_FIELDS.pack(
             FRAME_MAGIC,
             crc,
             len(payload),
             base,
             count,
-            0,
+            form,
             appended_at_unix_ms,
             log_id,
             chain_before,
@@ -182,15 +214,15 @@ def decode_frame_header(data: Bytes, at: int = 0) -> FrameHeader:
     """Read a frame header; raises `Torn` or `Damaged`."""
     if len(data) - at < FRAME_HEADER_BYTES:
         raise Torn("the frame header is incomplete")
-    raw = bytes(data[at : at + FRAME_HEADER_BYTES])
-    magic, crc, length, base, count, _, appended_at, log_id, chain, payload_crc, _ = _FRAME.unpack(raw)
-    if magic != FRAME_MAGIC:
+    fields = FRAME_FIELDS.unpack_from(data, at)
+    if fields[0] != FRAME_MAGIC:
         raise Damaged("no frame begins here")
-    if crc32c.crc32c(raw[:4] + b"\0\0\0\0" + raw[8:]) != crc:
+    if crc32c.crc32c(data[at + 8 : at + FRAME_HEADER_BYTES], FRAME_CRC_BEGUN) != fields[1]:
         raise Damaged("the frame header fails its CRC")
-    if length > MAX_PAYLOAD_BYTES or count == 0 or base > MAX_OFFSET:
+    header = FrameHeader.of(fields)
+    if header.payload_bytes > MAX_PAYLOAD_BYTES or header.count == 0 or header.base > MAX_OFFSET:
         raise Damaged("the frame header is not plausible")
-    return FrameHeader(length, base, count, appended_at, log_id, chain, payload_crc)
+    return header
 
 
 def check_payload(header: FrameHeader, payload: Bytes) -> None:
@@ -204,10 +236,13 @@ def check_payload(header: FrameHeader, payload: Bytes) -> None:
 def decode_payload(header: FrameHeader, payload: Bytes, schema: pa.Schema) -> pa.RecordBatch:
     """Read the facts of a frame; raises `Damaged`, and nothing else, when they are not what the header says.
 
-    This is the one place where stored bytes become columns. A checksum says that they are what was written, not that
-    a version which accepted less strictly wrote something sound. Small frames, which come from hand-made readers, are
-    checked to the last offset and text; of large ones, which Arrow checked at the door, the extent of every column.
+    Here and in `decode_rows` stored bytes become facts, and nowhere else. A checksum says that they are what was
+    written, not that a version which accepted less strictly wrote something sound. Small frames, which come from
+    hand-made readers, are checked to the last offset and text; of large ones, which Arrow checked at the door, the
+    extent of every column.
     """
+    if header.form != COLUMNS:
+        return rows_batch(decode_rows(header, payload, schema), schema)
     try:
         batch = pa.ipc.read_record_batch(pa.py_buffer(payload), schema)
         batch.validate(full=batch.num_rows <= _CHECKED_WHOLE_FACTS)
@@ -218,3 +253,24 @@ def decode_payload(header: FrameHeader, payload: Bytes, schema: pa.Schema) -> pa
     if batch.num_rows != header.count:
         raise Damaged(f"the frame holds {batch.num_rows} facts, its header says {header.count}")
     return batch
+
+
+def decode_rows(header: FrameHeader, payload: Bytes, schema: pa.Schema) -> list[Row]:
+    """Read the facts of a frame that holds rows; raises `Damaged`, and nothing else, as `decode_payload` does."""
+    form = form_of(schema)
+    if header.form != ROWS or form is None:
+        raise Damaged(f"the frame has the form {header.form}, which is not known for its columns")
+    try:
+        rows = form.read(payload)
+    except NotRows as error:
+        raise Damaged(f"the frame cannot be decoded: {error}") from None
+    if len(rows) != header.count:
+        raise Damaged(f"the frame holds {len(rows)} facts, its header says {header.count}")
+    return rows
+
+
+def rows_batch(rows: Sequence[Row], schema: pa.Schema) -> pa.RecordBatch:
+    """Make columns of what `decode_rows` has given."""
+    form = form_of(schema)
+    assert form is not None
+    return form.record_batch(rows)

@@ -43,7 +43,7 @@ def _values(view: LogView, kept: Sequence[KeptRange], chain: bytes) -> Iterator[
     """Give the chain values of a log from its end to its beginning, each with the offset that follows it."""
     yield chain, view.end
     for segment in reversed(view.segments):
-        for ref in reversed(list(segment.frames)):
+        for ref in reversed(segment.frames):
             yield ref.header.chain_before, ref.base
         yield segment.header.chain_before, segment.base
     for each in reversed(kept):

@@ -361,9 +361,29 @@ class KeyIndex:
             return None
         self._sort_newest()
         run = merged(self.recent, with_filter=True)
-        self.recent, self.recent_keys, self._recent_filter = [], 0, Filter(self._run_keys)
+        self.drop_recent()
         self.runs.insert(0, run)
         return run
+
+    def drop_recent(self) -> None:
+        """Forget the recent keys."""
+        self.recent, self.recent_keys, self._recent_filter = [], 0, Filter(self._run_keys)
+        self._newest, self._newest_first = {}, None
+
+    def take_back(self, run: Run) -> None:
+        """Turn the newest run into the recent keys, of which there are none yet."""
+        hashes, offsets = run.arrays()
+        self.runs.remove(run)
+        self.recent_keys = len(hashes)
+        self._add_sorted(Run(hashes, offsets, run.first, run.last))
+
+    def recent_as_one(self) -> Run:
+        """Give the recent keys, of which there are some, as a run of their own that is not one yet."""
+        self._sort_newest()
+        if len(self.recent) > 1:
+            self.recent = [merged(self.recent, with_filter=False)]
+        [run] = self.recent
+        return Run(run.hashes, run.offsets, run.first, run.last)
 
     def mergeable(self) -> list[Run]:
         """Give the oldest stretch of neighbouring runs of like size that should become one, or none."""

@@ -1,5 +1,8 @@
 """Keeping the key index on disk: runs are written as they fill, merged in the background, and never synced.
 
+The keys that do not fill a run yet are written from time to time, too, and when the log is closed: whoever opens it
+then has few frames to read. Such a file is replaced by the next one, until the run is full.
+
 All of it is derived. A run that is missing, torn, of another log or ahead of it is thrown away and rebuilt from the
 log and the key segments.
 
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -26,11 +30,18 @@ from bsfg.stores.log.runfile import RunWriter, read_head, read_run
 
 WORKING_BYTES_PER_KEY = 160
 """So much memory, for each of the ``run_keys`` keys of a run, is left to the recent keys, sorting and merging."""
+_SAVED_KEYS, _SAVED_SECONDS = 4_096, 30.0
+"""Recent keys are written when so many are not, and so much time has passed; a run of them is at most some 2 MB."""
+_CLOSED_KEYS = 1_024
+"""At the end fewer are worth a file. Up to so many are soon read from the log, and take no room on a full disk."""
 _SORTING_BYTES_PER_KEY = 48
 """What a merge in memory needs beside the runs themselves."""
 
 Source = Callable[[int, int], tuple[np.ndarray, np.ndarray]]
 """Gives the sorted hashes of the keys of a range of offsets, both ends included, and the offsets beside them."""
+
+ChainAt = Callable[[int], bytes | None]
+"""Gives the chain value of the log before an offset, None where no frame begins."""
 
 _MERGES = threading.BoundedSemaphore(4)
 """How many logs of this process merge at once; the next one tries again when more keys come."""
@@ -61,8 +72,12 @@ class IndexStore:
         self.source: Source | None = None
         """Where keys come from that a file of the index cannot give any more."""
         self._unsaved: list[Run] = []
+        self.has_room: Callable[[], bool] = lambda: True
+        """Tells whether there is so much room that recent keys may be written; a full run is written anyway."""
+        self._recent_name, self._recent_saved, self._saved_at = "", 0, float("-inf")
+        self._chain = b""
 
-    def load(self, start: int, end: int, trusted_before: int, chain_at: dict[int, bytes]) -> int:
+    def load(self, start: int, end: int, trusted_before: int, chain_at: ChainAt) -> int:
         """Take over the runs on disk that fit the log; give the offset from which keys must be added again.
 
         Keys from ``start`` on must be covered: runs that begin later are of no use. Runs that end below
@@ -92,7 +107,33 @@ class IndexStore:
             self._serial = max(self._serial, int(name.split("-")[0]) + 1)
         self._reserved = 0
         self.covered = self._take_contiguous(found, start)
+        self._take_recent_back()
         return self.covered
+
+    def _take_recent_back(self) -> None:
+        """Let the newest run, if it is not full, be the recent keys again: there is never more than one such."""
+        if not self.keys.runs or self.keys.runs[0].count >= self._run_keys:
+            return
+        run = self.keys.runs[0]
+        try:
+            self.keys.take_back(run)
+        except OSError:
+            return  # it lives on disk, and is a run like the others
+        self._chain = self._chains.pop(run.last)
+        self._recent_name, self._recent_saved = run.name, run.count
+
+    @property
+    def recent_first(self) -> int:
+        """The offset from which on the keys are not in a full run."""
+        return self.keys.runs[0].last + 1 if self.keys.runs else min((run.first for run in self.keys.recent), default=0)
+
+    def drop_recent(self) -> int:
+        """Forget the keys that are not in a full run; give the offset from which keys must be added again."""
+        with self.keys.lock:
+            self.covered = self.recent_first
+            self.keys.drop_recent()
+            self._replace_recent("", 0)
+            return self.covered
 
     def _head(self, name: str) -> Head | None:
         """Read what a file says of itself; None when it is no run of this log or cannot be read."""
@@ -115,10 +156,10 @@ class IndexStore:
         with suppress(OSError):
             self._files.remove(path)
 
-    def _fits(self, head: Head, end: int, trusted_before: int, chain_at: dict[int, bytes]) -> bool:
+    def _fits(self, head: Head, end: int, trusted_before: int, chain_at: ChainAt) -> bool:
         if head.last >= end:
             return False
-        return head.last + 1 <= trusted_before or chain_at.get(head.last + 1) == head.chain
+        return head.last + 1 <= trusted_before or chain_at(head.last + 1) == head.chain
 
     def _take_contiguous(self, found: list[Run], start: int) -> int:
         """Keep the widest runs that cover the log from ``start`` on without hole or overlap; drop the rest."""
@@ -144,19 +185,46 @@ class IndexStore:
             self._added(end, chain)
 
     def _added(self, end: int, chain: bytes) -> None:
-        self.covered = end
+        self.covered, self._chain = end, chain
         if self.keys.recent_keys >= self._run_keys:
             run = self.keys.take_recent()
             assert run is not None
             self._chains[run.last] = chain
             self._save(run)
+            self._replace_recent("", 0)
             self._spill()
             self._may_merge = True
+        elif self.source is not None and self.keys.recent_keys >= self._recent_saved + _SAVED_KEYS:
+            self._save_in_time()
         if self._unsaved:
             self._save_mended()
         # The entries are durable: that some file of the derived index cannot be read or removed is nobody's error.
         with contextlib.suppress(OSError):
             self._merge()
+
+    def _save_in_time(self) -> None:
+        """Write the recent keys now and then, the first time soon after the log was opened."""
+        now = time.monotonic()
+        if now >= self._saved_at + _SAVED_SECONDS:
+            self._saved_at = now
+            self._save_recent()
+
+    def _save_recent(self) -> None:
+        """Write the keys that do not fill a run yet."""
+        if not self.has_room():
+            return
+        run = self.keys.recent_as_one()
+        self._chains[run.last] = self._chain
+        self._save(run)
+        if run.name:
+            self._replace_recent(run.name, run.count)
+        del self._chains[run.last]
+
+    def _replace_recent(self, name: str, keys: int) -> None:
+        """Take note of the file that has the recent keys now, and remove the one that had them before."""
+        if self._recent_name:
+            self._discard(f"{self._folder}/{self._recent_name}")
+        self._recent_name, self._recent_saved = name, keys
 
     def _new_name(self, first: int, last: int) -> str:
         self._serial += 1
@@ -176,6 +244,7 @@ class IndexStore:
             finally:
                 file.close()
         except OSError:
+            self._discard(f"{self._folder}/{run.name}")
             run.name = ""
 
     def _used(self) -> int:
@@ -314,7 +383,10 @@ class IndexStore:
                 self._discard(f"{self._folder}/{run.name}")
 
     def close(self) -> None:
-        """Wait for the background thread; what it was merging is simply not used."""
+        """Write what is not written, and wait for the background thread; what it was merging is simply not used."""
+        with self.keys.lock:
+            if self.keys.recent_keys >= self._recent_saved + _CLOSED_KEYS:
+                self._save_recent()
         self._ended.set()
         if self._merging is not None:
             self._merging.exception()

@@ -22,7 +22,7 @@ from bsfg.rangedigest import RangeDigest
 from bsfg.stores.log.atomic import write_aside
 from bsfg.stores.log.damage import is_damage, patiently
 from bsfg.stores.log.files import Files
-from bsfg.stores.log.frame import MAX_NAMED_OFFSET, Damaged, Torn
+from bsfg.stores.log.frame import MAX_NAMED_OFFSET
 from bsfg.stores.log.notes import Anchor
 from bsfg.stores.log.segments import Hole, SegmentFile, joined
 
@@ -73,11 +73,9 @@ def keys_of(
     """
     parts, digest, frames = [], RangeDigest(), segment.frames
     lacking = list(segment.holes)
-    for ref in frames:
-        try:
-            entries = segment.entries(ref)
-        except (Torn, Damaged) as damage:
-            lacking.append(Hole(ref.base, ref.end - 1, ref.position, ref.header.frame_bytes, str(damage)))
+    for entries in segment.parts(frames):
+        if isinstance(entries, Hole):
+            lacking.append(entries)
             continue
         digest.add(entries)
         look(entries)

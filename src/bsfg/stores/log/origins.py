@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 import pyarrow as pa
 
 from bsfg.arrays import int64_array, nulls
-from bsfg.batch import FactBatch
 from bsfg.ports import OriginSpan
-from bsfg.rowipc import FACT_MESSAGES, STORED_MESSAGES
-from bsfg.schema import FACT_SCHEMA, STORED_SCHEMA
+from bsfg.rows import Row
+from bsfg.schema import STORED_SCHEMA
 
 
-def message_with_origins(
-    facts: FactBatch, fresh: np.ndarray, spans: Sequence[OriginSpan | None], lengths: Sequence[int]
-) -> bytes | pa.Buffer:
-    """Write facts with their origins as one message; see `with_origins`."""
-    span = spans[0]
-    if facts.is_by_hand and len(spans) == 1 and span is not None:
-        ages = [None] * len(fresh) if span.ages_ms is None else span.ages_ms[fresh].tolist()
-        times = span.appended_at_unix_ms[fresh].tolist()
-        columns = ([span.zone] * len(fresh), span.offsets[fresh].tolist(), times, ages)
-        return STORED_MESSAGES.spliced(bytes(facts.to_message()), FACT_MESSAGES, len(FACT_SCHEMA), columns)
-    return with_origins(facts.record_batch, fresh, spans, lengths).serialize()
+def origins_of(fresh: np.ndarray, spans: Sequence[OriginSpan | None], lengths: Sequence[int]) -> list[Row]:
+    """Give the origins of a few facts, one by one; see `with_origins`."""
+    result: list[Row] = []
+    ends = list(accumulate(lengths))
+    for row in fresh.tolist():
+        at = bisect_right(ends, row)
+        result.append(_origin(spans[at], row - ends[at] + lengths[at]))
+    return result
+
+
+def _origin(span: OriginSpan | None, at: int) -> Row:
+    if span is None:
+        return (None, None, None, None)
+    age = None if span.ages_ms is None else int(span.ages_ms[at])
+    return span.zone, int(span.offsets[at]), int(span.appended_at_unix_ms[at]), age
 
 
 def with_origins(

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 
 from bsfg.batch import FactBatch
 from bsfg.hashing import KeyHash
 from bsfg.ports import Buffer, Clock, GapRecord
 from bsfg.retention import GapReason
+from bsfg.rows import Row
+from bsfg.schema import AT
 from bsfg.stores.log.atomic import write_whole
 from bsfg.stores.log.damage import TORN_CUT, is_damage, is_folder, keep_aside, put_aside, readable, uncovered
-from bsfg.stores.log.files import Files
+from bsfg.stores.log.files import Bytes, Files
 from bsfg.stores.log.frame import (
     FRAME_MAGIC,
+    ROWS,
     Damaged,
     SegmentHeader,
     Torn,
+    decode_payload,
+    decode_rows,
     encode_segment_header,
     genesis,
+    padded,
 )
+from bsfg.stores.log.frames import FrameRef, Frames
 from bsfg.stores.log.identity import LogIdentity, identity_from_segments, read_identity, write_identity
 from bsfg.stores.log.indexstore import IndexStore
 from bsfg.stores.log.keysegments import KeySegmentName, KeySegments, as_facts, listed
@@ -44,6 +53,8 @@ from bsfg.stores.log.watermark import boot_id, read_watermark
 from bsfg.stores.log.writer import FORWARD_SCHEMA, STORE_SCHEMA, LogOptions
 
 _DAMAGED = GapReason.DAMAGED
+_ZONE, _ID = AT["from_zone"], AT["message_id"]
+_KEYS_AT_ONCE, _HELD_BYTES = 4_096, 16 << 20
 
 
 class Recovery:
@@ -239,7 +250,12 @@ class Recovery:
         if scan.sound_bytes < len(data):
             keep_aside(self._files, active.path, scan.sound_bytes, data[scan.sound_bytes :], "torn")
             self.problems.append(f"{active.path}: {len(data) - scan.sound_bytes} {TORN_CUT}: {scan.torn}")
-        self._settle(active.path, data, scan, rewrite=bool(bad))
+        lacking = padded(scan.sound_bytes) - scan.sound_bytes
+        if lacking:
+            # The last frame is whole but for its padding; the next one begins behind that, or nobody would find it.
+            data = data[: scan.sound_bytes] + bytes(lacking)
+            scan.sound_bytes = len(data)
+        self._settle(active.path, data, scan, rewrite=bool(bad or lacking))
         active.size_bytes = scan.sound_bytes
         active.know(scan)
         return scan
@@ -325,9 +341,13 @@ class Recovery:
         store = IndexStore(
             self._files, self._folder, identity.index_owner, options.index_memory_bytes, options.index_run_keys
         )
-        chain_at = {ref.base: ref.header.chain_before for ref in scan.frames} if scan else {}
+        frames = scan.frames if scan is not None else Frames()
         start = keys.names[0].first if keys.names else segments[0].base
-        missing_from = store.load(start, end, segments[-1].base, {**chain_at, end: chain})
+        missing_from = store.load(
+            start, end, segments[-1].base, lambda at: chain if at == end else frames.chain_before(at)
+        )
+        if self._is_harmed(segments, scan, store.recent_first, missing_from):
+            missing_from = max(start, store.drop_recent())
         hasher = KeyHash(identity.secret)
         for name in keys.names:
             table = keys.table(name)
@@ -342,6 +362,25 @@ class Recovery:
                 missing_from = name.last + 1
         self._index_segments(store, hasher, segments, missing_from, end, chain, notes)
         return store
+
+    def _is_harmed(self, segments: list[SegmentFile], scan: Scan | None, first: int, end: int) -> bool:
+        """Tell whether a frame of a range of offsets is damaged.
+
+        A key whose fact is gone must not be among the newest ones: who sends the fact again can then mend the harm. Of
+        what is in full runs only the scrub can tell.
+        """
+        if scan is not None and any(hole.first < end and hole.last >= first for hole in scan.holes):
+            return True
+        bases = [segment.base for segment in segments[1:]]
+        for segment, until in zip(segments, bases, strict=False):
+            if until <= first or segment.base >= end:
+                continue
+            for ref, payload in segment.payloads(segment.frames.since(first)):
+                if ref.base < end and isinstance(payload, Exception):
+                    return True
+            if segment.holes:
+                return True
+        return False
 
     def _index_segments(
         self,
@@ -358,17 +397,17 @@ class Recovery:
             if until <= missing_from:
                 continue
             damaged: list[Hole] = []
-            for ref in segment.frames:
+            adding = _Adding(store, hasher, segment.frames, chain)
+            for ref, payload in segment.payloads(segment.frames.since(missing_from)):
                 if ref.end <= missing_from:
                     continue
                 try:
-                    facts = segment.entries(ref).facts
+                    if isinstance(payload, Exception):
+                        raise payload
+                    adding.add(ref, payload, segment.header.schema)
                 except (Torn, Damaged) as damage:
                     damaged.append(Hole(ref.base, ref.end - 1, ref.position, ref.header.frame_bytes, str(damage)))
-                    continue
-                _add_keys(
-                    store, hasher, facts, np.arange(ref.base, ref.end), ref.end, _chain_after(segment, ref.end, chain)
-                )
+            adding.finish()
             for hole in joined(damaged):
                 self._lose(hole.first, hole.last, f"{segment.where(hole.position)}: {hole.why}", notes, _DAMAGED)
 
@@ -378,11 +417,60 @@ def _end_of(segment: SegmentFile) -> int:
     return max([segment.base, *(ref.end for ref in segment.frames[-1:]), *(hole.last + 1 for hole in segment.holes)])
 
 
-def _chain_after(segment: SegmentFile, end: int, head: bytes) -> bytes:
-    """Give the chain value at the end of a frame: what the next frame says of it, or the head of the log."""
-    index = segment.frame_index(end)
-    ref = segment.frames[index]
-    return ref.header.chain_before if ref.base == end else head
+class _Adding:
+    """Adds the keys of frames to the index, those of small frames together."""
+
+    def __init__(self, store: IndexStore, hasher: KeyHash, frames: Frames, head: bytes) -> None:
+        self._store, self._hasher, self._frames, self._head = store, hasher, frames, head
+        self._zones: list[pa.Array] = []
+        self._ids: list[pa.Array] = []
+        self._few: list[Row] = []
+        self._offsets: list[tuple[int, int]] = []
+        self._count = self._held_bytes = 0
+
+    def add(self, ref: FrameRef, payload: Bytes, schema: pa.Schema) -> None:
+        """Add the keys of a frame; raises `Damaged` when it cannot be decoded."""
+        if ref.header.form == ROWS:
+            self._few += [(row[_ZONE], row[_ID]) for row in decode_rows(ref.header, payload, schema)]
+        else:
+            facts = decode_payload(ref.header, payload, schema)
+            self._flush_few()
+            self._zones.append(facts.column("from_zone"))
+            self._ids.append(facts.column("message_id"))
+            self._held_bytes += len(payload)
+        self._offsets.append((ref.base, ref.end))
+        self._count += ref.count
+        if self._count >= _KEYS_AT_ONCE or self._held_bytes >= _HELD_BYTES:
+            self.finish()
+
+    def _flush_few(self) -> None:
+        if self._few:
+            zones, ids = zip(*self._few, strict=True)
+            self._zones.append(pa.array(zones, type=pa.string()))
+            self._ids.append(pa.array(ids, type=pa.string()))
+            self._few = []
+
+    def finish(self) -> None:
+        """Add what was gathered."""
+        if self._count:
+            self._flush_few()
+            offsets = np.concatenate([np.arange(*span) for span in _spans(self._offsets)])
+            hashes = self._hasher.of(pa.concat_arrays(self._zones), pa.concat_arrays(self._ids))
+            # The chain value there is what the next frame says of it, or the head of the log.
+            end = int(offsets[-1]) + 1
+            _add_hashes(self._store, hashes, offsets, end, self._frames.chain_before(end) or self._head)
+        self._zones, self._ids, self._offsets, self._count, self._held_bytes = [], [], [], 0, 0
+
+
+def _spans(parts: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join ranges, ends exclusive, where one begins at the end of the one before it."""
+    result: list[tuple[int, int]] = []
+    for first, end in parts:
+        if result and result[-1][1] == first:
+            result[-1] = (result[-1][0], end)
+        else:
+            result.append((first, end))
+    return result
 
 
 def _add_keys(
@@ -390,6 +478,9 @@ def _add_keys(
 ) -> None:
     if not len(offsets):
         return
-    hashes = hasher.of(facts.column("from_zone"), facts.column("message_id"))
+    _add_hashes(store, hasher.of(facts.column("from_zone"), facts.column("message_id")), offsets, end, chain)
+
+
+def _add_hashes(store: IndexStore, hashes: np.ndarray, offsets: np.ndarray, end: int, chain: bytes) -> None:
     order = np.argsort(hashes, kind="stable")
     store.add(hashes[order], offsets[order], end, chain)

@@ -81,6 +81,15 @@ class Reserve:
                 self._drop()
             return not self.short
 
+    def has_room(self) -> bool:
+        """Tell whether a quarter of the reserve is free beside it, so that something may be written nobody needs."""
+        if self.short or not self.size_bytes:
+            return not self.short
+        with self._lock:
+            found = self._take(self.size_bytes + max(self.size_bytes // 4, LEAST_ROOM_BYTES))
+            self._take(self.size_bytes)
+            return found
+
     def with_room(self, work: Callable[[], Answer]) -> Answer:
         """Do something that must be possible on a full disk, a second time with the reserve; it must be repeatable."""
         try:

@@ -32,13 +32,13 @@ from bsfg.stores.log.frame import (
     encode_segment_header,
     genesis,
 )
+from bsfg.stores.log.frames import FrameRef
 from bsfg.stores.log.identity import FORMAT, LogIdentity, checked, read_identity, write_identity
 from bsfg.stores.log.journal import BEGINNING, Record, encode, read_journal
 from bsfg.stores.log.latest import read_latest, write_latest
 from bsfg.stores.log.notes import Notes
 from bsfg.stores.log.quarantine import Quarantine, copy_quarantine
 from bsfg.stores.log.segments import (
-    FrameRef,
     read_segment_header,
     scan_segment,
     segment_bases,
@@ -443,6 +443,7 @@ class _NewSegments:
             appended_at_unix_ms=at_unix_ms,
             log_id=self._log_id,
             chain_before=self._chain,
+            form=ref.header.form,
         )
         self._file.write(parts)
         self._newest_unix_ms = max(self._newest_unix_ms, at_unix_ms)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ import pyarrow as pa
 
 from bsfg.batch import EntryBatch, FactBatch
 from bsfg.errors import ForeignLog
+from bsfg.rows import Row
 from bsfg.stores.log.damage import PAUSE_SECONDS, READS, is_damage, patiently, readable
 from bsfg.stores.log.files import Bytes, Files
 from bsfg.stores.log.frame import (
@@ -20,6 +20,7 @@ from bsfg.stores.log.frame import (
     FRAME_MAGIC,
     MAX_NAMED_OFFSET,
     NOT_KNOWN,
+    ROWS,
     Damaged,
     FrameHeader,
     SegmentHeader,
@@ -28,31 +29,22 @@ from bsfg.stores.log.frame import (
     check_payload,
     decode_frame_header,
     decode_payload,
+    decode_rows,
     decode_segment_header,
     encode_segment_header,
+    padded,
 )
+from bsfg.stores.log.frames import Ahead, FrameRef, Frames, follow
+from bsfg.stores.log.rowform import entries_of, entry_rows
 
 _FIRST_READ_BYTES = 16_384
 _LOOKING_SECONDS = 0.25
 _RECENT_BYTES = 1 << 20
+_AT_ONCE_BYTES = 1 << 18
+_ROWS_AT_ONCE = 1_000
 _RECENT_FRAMES = 64
 _NAME_DIGITS = 20
 _NOT_AT_HAND = (None, None)
-
-
-@dataclass(frozen=True, slots=True)
-class FrameRef:
-    """Where a frame is in its file, and which entries it holds."""
-
-    base: int
-    count: int
-    position: int
-    header: FrameHeader
-
-    @property
-    def end(self) -> int:
-        """The offset after its last entry."""
-        return self.base + self.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +62,7 @@ class Hole:
 class Scan:
     """What a walk through a segment found: sound frames, holes between them, and the end of what is sound."""
 
-    frames: list[FrameRef] = field(default_factory=list)
+    frames: Frames = field(default_factory=Frames)
     holes: list[Hole] = field(default_factory=list)
     unchained: list[Hole] = field(default_factory=list)
     """Frames that are sound, but not chained to the one before them."""
@@ -89,10 +81,9 @@ class Scan:
         """Leave out what begins at an offset or later."""
         if offset is None:
             return
-        later = [ref for ref in self.frames if ref.base >= offset]
-        if later:
-            self.chain = later[0].header.chain_before
-        self.frames = [ref for ref in self.frames if ref.base < offset]
+        chain = self.frames.cut(offset)
+        if chain is not None:
+            self.chain = chain
         self.holes = [hole for hole in self.holes if hole.first < offset]
 
 
@@ -132,6 +123,11 @@ def scan_segment(data: bytes, header: SegmentHeader, *, tail_may_be_torn: bool) 
     scan = Scan(sound_bytes=header.size_bytes, chain=header.chain_before)
     at, expected, behind = header.size_bytes, header.base, _Behind(data, header.log_id)
     while at < len(data):
+        at, expected, scan.chain = follow(data, at, expected, header.log_id, scan.chain, scan.frames)
+        scan.sound_bytes = max(scan.sound_bytes, min(at, len(data)))
+        if at >= len(data):
+            break
+        # What ends the walk is looked at closely: it is torn, damaged, replaced, or the first one behind such a thing.
         try:
             ref = _frame_at(data, at, header, expected)
         except Torn as torn:
@@ -151,7 +147,7 @@ def scan_segment(data: bytes, header: SegmentHeader, *, tail_may_be_torn: bool) 
             why = "the chain is broken: a frame before was replaced"
             scan.unchained.append(Hole(ref.base, ref.end - 1, at, 0, why))
         scan.chain = chain_after(data[at : at + FRAME_HEADER_BYTES], payload)
-        scan.frames.append(ref)
+        scan.frames.append(at, data[at : at + FRAME_HEADER_BYTES])
         at, expected = at + ref.header.frame_bytes, ref.end
         scan.sound_bytes = min(at, len(data))
     scan.holes = joined(scan.holes)
@@ -307,6 +303,22 @@ def _run_at(data: bytes, position: int) -> _Run | None:
     return _Run(position, at, first.base, end, first.log_id) if first is not None else None
 
 
+def _stretches(refs: Iterable[FrameRef]) -> Iterator[list[FrameRef]]:
+    """Bring frames together that follow each other in the file and are not too large to be read in one go."""
+    some: list[FrameRef] = []
+    end = limit = 0
+    for ref in refs:
+        if some and (ref.position != end or ref.position >= limit):
+            yield some
+            some = []
+        if not some:
+            limit = ref.position + _AT_ONCE_BYTES
+        some.append(ref)
+        end = ref.position + ref.header.frame_bytes
+    if some:
+        yield some
+
+
 def stand_in(data: bytes, base: int, schema: pa.Schema) -> SegmentHeader | None:
     """Make up the header of a segment whose own is damaged from its first sound frame; None when there is none."""
     found = _Behind(data, None).next_frame(0, base)
@@ -314,7 +326,8 @@ def stand_in(data: bytes, base: int, schema: pa.Schema) -> SegmentHeader | None:
         return None
     frame = decode_frame_header(data, found[0])
     chain = frame.chain_before if frame.base == base else b""
-    header = SegmentHeader(frame.log_id, base, NOT_KNOWN, chain, frame.appended_at_unix_ms, schema)
+    # Of the oldest version, so that nothing is written behind it that its true header may not allow.
+    header = SegmentHeader(frame.log_id, base, NOT_KNOWN, chain, frame.appended_at_unix_ms, schema, version=1)
     usual = len(encode_segment_header(header))
     return replace(header, size_bytes=usual if usual <= found[0] else data.find(FRAME_MAGIC))
 
@@ -333,7 +346,7 @@ class SegmentFile:
         """Whether the file was found to be gone although nobody may remove it."""
         self.until: int | None = None
         """Entries from here on are not to be seen, because they may not be durable; None means all of them are."""
-        self._frames: list[FrameRef] | None = None
+        self._frames: Frames | None = None
         self._recent: dict[int, tuple[Bytes, FactBatch | None]] = {}
         self._recent_bytes = 0
         self.holes: list[Hole] = []
@@ -349,18 +362,17 @@ class SegmentFile:
 
     def know_empty(self) -> None:
         """Take note that the segment was just made."""
-        self._frames = []
+        self._frames = Frames()
 
-    def add(self, ref: FrameRef, payload: Bytes | None = None, facts: FactBatch | None = None) -> None:
+    def add(self, base: int, header: Bytes, payload: Bytes, facts: FactBatch | None = None) -> None:
         """Take note of a frame that was just made durable; the newest stay at hand for those who follow the log.
 
         ``facts`` are what the payload holds, all of it, where that is small and need not be read again.
         """
-        if payload is not None:
-            self._recent[ref.base] = (payload, facts)
-            self._recent_bytes += len(payload)
-        self.frames.append(ref)
-        self.size_bytes = ref.position + ref.header.frame_bytes
+        self._recent[base] = (payload, facts)
+        self._recent_bytes += len(payload)
+        self.frames.append(self.size_bytes, header)
+        self.size_bytes += padded(FRAME_HEADER_BYTES + len(payload))
         while len(self._recent) > _RECENT_FRAMES or self._recent_bytes > _RECENT_BYTES:
             oldest = next(iter(self._recent))
             self._recent_bytes -= len(self._recent.pop(oldest)[0])
@@ -374,46 +386,47 @@ class SegmentFile:
         self._recent, self._recent_bytes = {}, 0
 
     @property
-    def frames(self) -> list[FrameRef]:
+    def frames(self) -> Frames:
         """All frames, in order."""
         if self._frames is None:
             self._frames = self._find_frames()
         return self._frames
 
-    def _find_frames(self) -> list[FrameRef]:
+    def _find_frames(self) -> Frames:
         """Hop from header to header; only when one is wrong is the whole segment read."""
-        found: list[FrameRef] = []
+        found, ahead = Frames(), Ahead(lambda at, count: self.files.read_at(self.path, at, count))
         at, expected = self.header.size_bytes, self.base
         while at < self.size_bytes and (self.until is None or expected < self.until):
-            header = self._header_at(at)
+            raw, header = self._header_at(ahead, at)
             if header is None or header.base != expected or header.log_id != self.header.log_id:
                 return self._scanned_frames()
-            found.append(FrameRef(header.base, header.count, at, header))
+            found.append(at, raw)
             at, expected = at + header.frame_bytes, header.end
         return found
 
-    def _scanned_frames(self) -> list[FrameRef]:
+    def _scanned_frames(self) -> Frames:
         try:
             data = readable(self.files, self.path)[0]
         except FileNotFoundError as error:
             if not self._is_damage(error):
                 raise
             self.holes = [Hole(self.base, self.base - 1, 0, 0, f"the segment cannot be read: {error.strerror}")]
-            return []
+            return Frames()
         scan = scan_segment(data, self.header, tail_may_be_torn=False)
         scan.forget_from(self.until)
         self.holes = scan.holes
         return scan.frames
 
-    def _header_at(self, at: int) -> FrameHeader | None:
+    def _header_at(self, ahead: Ahead, at: int) -> tuple[bytes, FrameHeader | None]:
         try:
-            return decode_frame_header(patiently(lambda: self.files.read_at(self.path, at, FRAME_HEADER_BYTES)))
+            raw = patiently(lambda: ahead.header(at))
+            return raw, decode_frame_header(raw)
         except (Torn, Damaged):
-            return None
+            return b"", None
         except OSError as error:
             if not self._is_damage(error):
                 raise
-            return None
+            return b"", None
 
     def _is_damage(self, error: OSError) -> bool:
         self.is_missing = self.is_missing or (isinstance(error, FileNotFoundError) and not self.may_leave)
@@ -428,15 +441,19 @@ class SegmentFile:
 
     def frame_index(self, offset: int) -> int:
         """Give the index of the last frame that begins at or below an offset, -1 when there is none."""
-        return bisect_right(self.frames, offset, key=lambda ref: ref.base) - 1
+        return self.frames.at_or_below(offset)
 
     def read(self, ref: FrameRef, *, patient: bool = True) -> pa.RecordBatch:
         """Read the facts of one frame; raises `Torn` or `Damaged`, also when the medium cannot give its bytes."""
+        return decode_payload(ref.header, self._checked(ref, patient=patient), self.header.schema)
+
+    def _checked(self, ref: FrameRef, *, patient: bool = True) -> Bytes:
+        """Give the payload of a frame, which is at hand or is what its header says."""
         payload, _ = self._recent.get(ref.base, _NOT_AT_HAND)
         if payload is None:
             payload = self._payload(ref, patient)
             check_payload(ref.header, payload)
-        return decode_payload(ref.header, payload, self.header.schema)
+        return payload
 
     def _payload(self, ref: FrameRef, patient: bool) -> bytes:
         """Read the bytes of one frame behind its header."""
@@ -450,6 +467,62 @@ class SegmentFile:
             if not self._is_damage(error):
                 raise
             raise Damaged(f"the frame cannot be read: {error.strerror}") from None
+
+    def payloads(self, refs: Iterable[FrameRef]) -> Iterator[tuple[FrameRef, Bytes | Torn | Damaged]]:
+        """Give frames with their payloads, or what is wrong with them; of small ones many are read at a time."""
+        for some in _stretches(refs):
+            begin = some[0].position
+            try:
+                data = self.files.read_at(self.path, begin, some[-1].position + some[-1].header.frame_bytes - begin)
+            except OSError:
+                data = b""  # each is read alone, and told what is wrong with it
+            for ref in some:
+                start = ref.position - begin + FRAME_HEADER_BYTES
+                payload: Bytes = memoryview(data)[start : start + ref.header.payload_bytes]
+                try:
+                    if len(payload) < ref.header.payload_bytes:
+                        payload = self._payload(ref, patient=True)
+                    check_payload(ref.header, payload)
+                except (Torn, Damaged) as damage:
+                    yield ref, damage
+                else:
+                    yield ref, payload
+
+    def entries_of(self, refs: Sequence[FrameRef]) -> Iterator[EntryBatch]:
+        """Read frames that follow each other, the rows of small ones together; raises `Torn` or `Damaged`."""
+        if len(refs) == 1 or self.has_at_hand(refs[0]):
+            yield from map(self.entries, refs)
+            return
+        for part in self.parts(refs):
+            if isinstance(part, Hole):
+                raise Damaged(part.why)
+            yield part
+
+    def parts(self, refs: Iterable[FrameRef]) -> Iterator[EntryBatch | Hole]:
+        """Read frames, the rows of small ones together; what cannot be read is a hole in its place."""
+        rows: list[Row] = []
+        for ref, payload in self.payloads(refs):
+            small = ref.header.form == ROWS and not isinstance(payload, Exception)
+            if rows and (not small or len(rows) >= _ROWS_AT_ONCE):
+                yield entries_of(rows)
+                rows = []
+            at_unix_ms = ref.header.appended_at_unix_ms
+            try:
+                if isinstance(payload, Exception):
+                    raise payload
+                if small:
+                    rows += entry_rows(decode_rows(ref.header, payload, self.header.schema), ref.base, at_unix_ms)
+                    continue
+                facts = decode_payload(ref.header, payload, self.header.schema)
+            except (Torn, Damaged) as damage:
+                if rows:
+                    yield entries_of(rows)
+                    rows = []
+                yield Hole(ref.base, ref.end - 1, ref.position, ref.header.frame_bytes, str(damage))
+                continue
+            yield EntryBatch.of(facts, np.arange(ref.base, ref.end), at_unix_ms)
+        if rows:
+            yield entries_of(rows)
 
     def unreadable_from(self, index: int, why: str) -> Hole:
         """Give a frame that cannot be read together with those behind it that cannot either, as one hole.
@@ -487,5 +560,8 @@ class SegmentFile:
         _, small = self._recent.get(ref.base, _NOT_AT_HAND)
         if small is not None:
             return EntryBatch.of_few(small, ref.base, ref.header.appended_at_unix_ms)
+        if ref.header.form == ROWS:
+            rows = decode_rows(ref.header, self._checked(ref), self.header.schema)
+            return entries_of(entry_rows(rows, ref.base, ref.header.appended_at_unix_ms))
         facts = self.read(ref)
         return EntryBatch.of(facts, np.arange(ref.base, ref.end), ref.header.appended_at_unix_ms)

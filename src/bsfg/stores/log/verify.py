@@ -12,16 +12,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from bsfg.batch import FactBatch
 from bsfg.errors import BsfgError, HasherUnknown
 from bsfg.hashing import KeyHash
+from bsfg.rows import Row
 from bsfg.sealing import digest_mismatches
 from bsfg.stores.log import keysegments
 from bsfg.stores.log.cursors import CURSORS, cursor_from
 from bsfg.stores.log.damage import Finding, readable
 from bsfg.stores.log.files import DiskFiles, Files, translated
-from bsfg.stores.log.frame import FRAME_HEADER_BYTES, Damaged, Torn, decode_payload
+from bsfg.stores.log.frame import FRAME_HEADER_BYTES, ROWS, Damaged, Torn, decode_payload, decode_rows, rows_batch
 from bsfg.stores.log.identity import read_identity
 from bsfg.stores.log.index import Run, decode_run
 from bsfg.stores.log.journal import Record, read_journal
@@ -32,6 +34,8 @@ from bsfg.stores.log.segments import SegmentFile, scan_segment, segment_bases, s
 from bsfg.stores.log.trailcheck import TrailReport, check_trail
 from bsfg.stores.log.trailfile import FOLDER as TRAIL
 from bsfg.stores.log.view import LogView
+
+_ROWS_AT_ONCE = 2_048
 
 Progress = Callable[[int, int], None]
 """Told the bytes verified so far and in all."""
@@ -225,23 +229,39 @@ class _LogCheck:
         return at > last
 
     def _frames(self, segment: SegmentFile, data: bytes) -> None:
-        """Check the digests of all facts and remember their keys for the index."""
+        """Check the digests of all facts and remember their keys for the index; small frames are checked together."""
+        schema, view = segment.header.schema, memoryview(data)
+        rows: list[Row] = []
+        base = 0
         for ref in segment.frames:
             start = ref.position + FRAME_HEADER_BYTES
-            payload = memoryview(data)[start : start + ref.header.payload_bytes]
+            payload = view[start : start + ref.header.payload_bytes]
+            if rows and (ref.base != base + len(rows) or len(rows) >= _ROWS_AT_ONCE or ref.header.form != ROWS):
+                self._facts(rows_batch(rows, schema), segment.path, base)
+                rows = []
             try:
-                batch = decode_payload(ref.header, payload, segment.header.schema)
-                batch.validate(full=True)
+                if ref.header.form == ROWS:
+                    found = decode_rows(ref.header, payload, schema)
+                    base = base if rows else ref.base
+                    rows += found
+                else:
+                    batch = decode_payload(ref.header, payload, schema)
+                    batch.validate(full=True)
+                    self._facts(batch, segment.path, ref.base)
             except (Damaged, Torn, ValueError) as error:
                 self._problem("log_damaged", segment.where(ref.position), str(error), ref.base, ref.end - 1)
                 continue
-            facts = FactBatch(batch.select(FactBatch.schema.names))
-            self._digests(facts, segment.path, ref.base)
             self.summary.facts += ref.count
             self.summary.frames += 1
-            if self._key_hash is not None:
-                hashes = self._key_hash.of(facts.column("from_zone"), facts.column("message_id"))
-                self._hashes.append((ref.base, hashes))
+        if rows:
+            self._facts(rows_batch(rows, schema), segment.path, base)
+
+    def _facts(self, batch: pa.RecordBatch, path: str, base: int) -> None:
+        facts = FactBatch(batch.select(FactBatch.schema.names))
+        self._digests(facts, path, base)
+        if self._key_hash is not None:
+            hashes = self._key_hash.of(facts.column("from_zone"), facts.column("message_id"))
+            self._hashes.append((base, hashes))
 
     def _digests(self, facts: FactBatch, path: str, base: int) -> None:
         """Check the digests of a frame's facts, or say that some of them cannot be checked here."""

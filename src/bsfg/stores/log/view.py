@@ -15,6 +15,7 @@ from bsfg.ports import Frame, GapRecord
 from bsfg.retention import GapReason
 from bsfg.stores.log.damage import ABSENT, uncovered
 from bsfg.stores.log.frame import Damaged, Torn
+from bsfg.stores.log.frames import FrameRef
 from bsfg.stores.log.segments import SegmentFile
 
 _WORTH_A_STEP = 1_000
@@ -80,26 +81,33 @@ class LogView:
         Joining copies, so it stops once there is enough to be worth a step, in entries or in bytes: who asked for many
         facts may want but a few that are large, and keeps in memory all that was read for him.
         """
+        refs = self._together(segment, index, at, end, max_facts)
         parts: list[EntryBatch] = []
-        first, enough, size_bytes = at, min(max_facts, _WORTH_A_STEP), 0
-        for ref in segment.frames[index : index + enough]:
-            if ref.base > at or at >= end or (parts and (at - first >= enough or at - first + ref.count > max_facts)):
-                break
-            if parts and size_bytes + ref.header.payload_bytes > _WORTH_A_STEP_BYTES:
-                break
-            size_bytes += ref.header.payload_bytes
-            try:
-                entries = segment.entries(ref)
-            except (Torn, Damaged) as damage:
-                if parts:
-                    break
+        try:
+            parts.extend(segment.entries_of(refs))
+        except (Torn, Damaged) as damage:
+            if not parts:
                 return self._unreadable(segment, index, at, end, str(damage))
-            stop = min(ref.end, end, at + max_facts if not parts else end)
-            parts.append(entries.slice(at - ref.base, stop - at))
-            at = stop
-            if stop < ref.end:
+        parts[0] = parts[0].slice(at - refs[0].base)
+        count = min(sum(map(len, parts)), end - at, max_facts)
+        return Frame(at, at + count - 1, EntryBatch.concat(parts).slice(0, count))
+
+    def _together(self, segment: SegmentFile, index: int, at: int, end: int, max_facts: int) -> list[FrameRef]:
+        """Give the frame that holds an offset, and those after it that belong into one step with it."""
+        enough = min(max_facts, _WORTH_A_STEP)
+        frames = segment.frames
+        refs = [frames[index]]
+        size_bytes = refs[0].header.payload_bytes
+        # One by one: of a step of large frames the first is all.
+        for number in range(index + 1, min(index + enough, len(frames))):
+            ref, before = frames[number], refs[-1].end
+            size_bytes += ref.header.payload_bytes
+            if ref.base > before or before >= end or before - at >= enough or ref.end - at > max_facts:
                 break
-        return Frame(first, at - 1, EntryBatch.concat(parts))
+            if size_bytes > _WORTH_A_STEP_BYTES:
+                break
+            refs.append(ref)
+        return refs
 
     def _unreadable(self, segment: SegmentFile, index: int, at: int, end: int, why: str) -> Frame:
         """Explain a frame that cannot be read, and those behind it that cannot either."""

@@ -27,18 +27,21 @@ from bsfg.stores.log.damage import keep_aside, uncovered
 from bsfg.stores.log.dedupe import Verdict, judge
 from bsfg.stores.log.files import Files, NotBegun, OpenFile, is_refusal, translated
 from bsfg.stores.log.frame import (
+    COLUMNS,
     FRAME_HEADER_BYTES,
+    ROWS,
+    VERSION,
     SegmentHeader,
-    decode_frame_header,
     encode_frame,
     encode_segment_header,
     padded,
 )
 from bsfg.stores.log.keysegments import Departure, gathered
 from bsfg.stores.log.latest import keep_latest
-from bsfg.stores.log.origins import message_with_origins
+from bsfg.stores.log.origins import origins_of, with_origins
 from bsfg.stores.log.reserve import Reserve
-from bsfg.stores.log.segments import FrameRef, Hole, SegmentFile, segment_name
+from bsfg.stores.log.rowform import FACT_ROWS, FEW_FACTS, STORED_ROWS
+from bsfg.stores.log.segments import Hole, SegmentFile, segment_name
 from bsfg.stores.log.state import LogState
 from bsfg.stores.log.stored import keys_between, stored_facts
 from bsfg.stores.log.view import LogView
@@ -100,6 +103,7 @@ class LogWriter:
         self.end, self.chain, self.newest_unix_ms = state.end, state.chain, state.newest_unix_ms
         self.notes, self.keys, self.index = state.notes, state.keys, state.index
         self.index.source = self._keys_between
+        self.index.has_room = self._has_room
         self.problems = state.problems
         self.seen: list[GapRecord] = []
         """Damage that somebody came across and that is not recorded yet."""
@@ -149,6 +153,9 @@ class LogWriter:
         if spans:
             self.notes.add_gaps([replace(gap, first=first, last=last) for first, last in spans])
             self.problems.append(f"entries {gap.first} to {gap.last}: {gap.detail or gap.reason}")
+
+    def _has_room(self) -> bool:
+        return self.reserve.has_room()
 
     def hash_of(self, from_zone: pa.Array, message_id: pa.Array) -> np.ndarray:
         """Hash keys as the index does."""
@@ -215,12 +222,7 @@ class LogWriter:
         standing: Callable[[], Standing],
     ) -> None:
         chosen = batch if len(fresh) == len(batch) else batch.take(fresh)
-        if self.buffer == Buffer.FORWARD:
-            spans, lengths = [item.origin for item in items], [len(item.batch) for item in items]
-            message = message_with_origins(chosen, fresh, spans, lengths)
-        else:
-            message = chosen.to_message()
-        payload = memoryview(message)
+        form, payload = self._payload(chosen, fresh, items)
         size = padded(FRAME_HEADER_BYTES + len(payload))
         if not self.reserve.restore():
             raise DiskFull(
@@ -237,17 +239,32 @@ class LogWriter:
             appended_at_unix_ms=now,
             log_id=self.log_id,
             chain_before=self.chain,
+            form=form,
         )
         active = self.segments[-1]
         self._write(active, parts)
-        ref = FrameRef(self.end, len(fresh), active.size_bytes, decode_frame_header(parts[0]))
-        active.add(ref, payload, chosen if self.buffer == Buffer.STORE and chosen.is_by_hand else None)
+        active.add(self.end, parts[0], payload, chosen if self.buffer == Buffer.STORE and chosen.is_by_hand else None)
         self.end, self.chain, self.newest_unix_ms = self.end + len(fresh), chain, now
         self._publish_watermark()
 
+    def _payload(self, facts: FactBatch, fresh: np.ndarray, items: Sequence[AppendItem]) -> tuple[int, memoryview]:
+        """Write the facts of a frame, a few as rows and more as columns; give the form, and the bytes."""
+        spans, lengths = [item.origin for item in items], [len(item.batch) for item in items]
+        forward = self.buffer == Buffer.FORWARD
+        if len(facts) <= FEW_FACTS:
+            rows = facts.rows()
+            if forward:
+                rows = [row + origin for row, origin in zip(rows, origins_of(fresh, spans, lengths), strict=True)]
+            return ROWS, memoryview((STORED_ROWS if forward else FACT_ROWS).write(rows))
+        message = with_origins(facts.record_batch, fresh, spans, lengths).serialize() if forward else facts.to_message()
+        return COLUMNS, memoryview(message)
+
     def _fits(self, active: SegmentFile, size: int) -> bool:
-        """Tell whether a frame belongs into a segment: a segment of an older version has other columns."""
-        return active.size_bytes + size <= self._segment_bytes and bool(active.header.schema.equals(self._schema))
+        """Tell whether a frame belongs into a segment: one of an older version has other columns, or knows no rows."""
+        return active.size_bytes + size <= self._segment_bytes and self._is_current(active.header)
+
+    def _is_current(self, header: SegmentHeader) -> bool:
+        return header.version == VERSION and bool(header.schema.equals(self._schema))
 
     def _write(self, active: SegmentFile, parts: Sequence[bytes | bytearray | memoryview]) -> None:
         """Write and sync one frame; when the disk is full the log stays as it was."""
@@ -460,7 +477,7 @@ class LogWriter:
         base = self.end
         previous = self.segments[-1].base if self.segments else -1
         if self.segments and not self.segments[-1].frames and self.segments[-1].base == base:
-            if not self.segments[-1].header.schema.equals(self._schema):
+            if not self._is_current(self.segments[-1].header):
                 self._replace_empty(self.segments[-1])
             return
         header = SegmentHeader(self.log_id, base, previous, self.chain, self.newest_unix_ms, self._schema)

@@ -1,0 +1,113 @@
+"""Opening a log reads what it must: keys from the index where that has them, small frames many at a time."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from bsfg.ports import Result
+from bsfg.stores.log import indexstore, recovery
+from bsfg.stores.log.storage import LogStorage
+from bsfg.stores.log.writer import LogOptions
+from bsfg.testing.clock import FakeClock
+from bsfg.testing.disk import SimulatedDisk
+from bsfg.testing.facts import messages, sealed
+
+SMALL = LogOptions(segment_bytes=1 << 14)
+
+
+@pytest.fixture(autouse=True)
+def _closed_with_any_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a short log be worth what a long one is."""
+    monkeypatch.setattr(indexstore, "_CLOSED_KEYS", 1)
+
+
+async def trickle(disk: SimulatedDisk | Path, count: int, first: int = 0) -> LogStorage:
+    """Append facts one by one, and leave the log open."""
+    storage = await LogStorage.open(disk, clock=FakeClock(), options=SMALL)
+    store = await storage.store("s")
+    for number in range(first, first + count):
+        await store.append(sealed(messages(1, first=number)))
+    return storage
+
+
+def test_after_a_clean_end_no_fact_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log that was closed knows all its keys at once; not one frame is decoded for that."""
+
+    async def run() -> None:
+        disk = SimulatedDisk()
+        await (await trickle(disk, 200)).close()
+        monkeypatch.setattr(recovery, "decode_payload", None)
+        monkeypatch.setattr(recovery, "decode_rows", None)
+        store = await (await LogStorage.open(disk.killed(), clock=FakeClock(), options=SMALL)).store("s")
+        assert len(store._writer.segments) > 1
+        receipt = await store.append(sealed(messages(201)))
+        assert (receipt.count(Result.ALREADY_EXISTS), receipt.count(Result.INSERTED)) == (200, 1)
+
+    asyncio.run(run())
+
+
+def test_after_a_kill_every_key_is_known() -> None:
+    """Keys that no file has are read from many small frames at once, over the ends of segments and of reads."""
+
+    async def run() -> None:
+        disk = SimulatedDisk()
+        await trickle(disk, 300)
+        storage = await LogStorage.open(disk.killed(), clock=FakeClock(), options=SMALL)
+        store = await storage.store("s")
+        receipt = await store.append(sealed(messages(300)))
+        assert receipt.count(Result.ALREADY_EXISTS) == 300
+        assert receipt.offsets.tolist() == list(range(300))
+        assert store.problems == []
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("segment", [0, -1])
+def test_a_damaged_fact_can_be_sent_again(tmp_path: Path, segment: int) -> None:
+    """A frame is harmed while the log is closed: its key is not taken for known, wherever the index got it from."""
+
+    async def run() -> None:
+        await (await trickle(tmp_path, 200)).close()
+        path = sorted((tmp_path / "streams" / "s" / "store").glob("*.seg"))[segment]
+        data = bytearray(path.read_bytes())
+        second = data.index(b"FRM1", data.index(b"FRM1") + 4)
+        data[second + 200] ^= 1
+        path.write_bytes(data)
+        storage = await LogStorage.open(tmp_path, clock=FakeClock(), options=SMALL)
+        store = await storage.store("s")
+        lost = int(path.stem) + 1
+        assert [(gap.first, gap.last, str(gap.reason)) for gap in await store.gaps()] == [(lost, lost, "damaged")]
+        receipt = await store.append(sealed(messages(200)))
+        assert receipt.count(Result.INSERTED) == 1
+        assert int(receipt.offsets[lost]) == 200
+        await storage.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["same boot", "watermark lost"])
+@pytest.mark.parametrize("cut", [1, 3, 8])
+def test_a_frame_without_its_padding_is_completed(tmp_path: Path, cut: int, known: bool) -> None:
+    """A power loss leaves a frame that lacks only padding: what is appended behind it is there after the next one."""
+
+    async def run() -> None:
+        number = 0
+        path = tmp_path / "streams" / "s" / "store" / f"{0:020}.seg"
+        while number == 0 or not path.read_bytes().endswith(bytes(9)):
+            await (await trickle(tmp_path, 1, number)).close()
+            number += 1
+        path.write_bytes(path.read_bytes()[:-cut])
+        if not known:
+            (path.parent / "durable").unlink()
+        for more in range(number, number + 3):
+            storage = await trickle(tmp_path, 1, more)
+            store = await storage.store("s")
+            assert store.problems == []
+            assert store.end == more + 1
+            await storage.close()
+        frames = [frame async for frame in (await (await trickle(tmp_path, 0)).store("s")).replay(0)]
+        assert [frame.gap for frame in frames] == [None] * len(frames)
+        assert sum(len(frame.entries or ()) for frame in frames) == number + 3
+
+    asyncio.run(run())
