@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from bsfg.gate import Event, Mode
+from bsfg.node import node
 from bsfg.node.alerts import AlertBoard
 from bsfg.node.board import RECEIVER, SENDER, Board
 from bsfg.node.config import Alerts, Engine, Link, Serve
@@ -225,3 +227,30 @@ def test_a_clock_that_is_set_neither_hides_nor_makes_an_absence(jump_seconds: fl
     assert world.mode("b", SENDER) == Mode.NORMAL
     world.wait(40)
     assert world.mode("b", SENDER) == Mode.AUTONOMOUS
+
+
+def test_a_buffer_that_takes_long_to_open_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a buffer is being opened the log says so again and again, and its outcome is given on."""
+    monkeypatch.setattr(node, "OPENING_SECONDS", 0.0)
+    said: list[dict[str, Any]] = []
+    ready = asyncio.Event()
+
+    async def opening(failure: Exception | None) -> str:
+        await ready.wait()
+        if failure is not None:
+            raise failure
+        return "opened"
+
+    def told(event: str, **what: Any) -> None:
+        said.append({"event": event, **what})
+        if len(said) == 3:
+            ready.set()
+
+    async def run() -> None:
+        assert await node.said_while(opening(None), stream="s", buffer="store") == "opened"
+        with pytest.raises(ValueError, match="broken"):
+            await node.said_while(opening(ValueError("broken")), stream="s", buffer="store")
+
+    monkeypatch.setattr(node.log, "info", told, raising=False)
+    asyncio.run(run())
+    assert {(each["event"], each["stream"], each["buffer"]) for each in said} == {("buffer_opening", "s", "store")}

@@ -150,6 +150,11 @@ def progress_bar(text: str, *, shown: bool = True) -> Iterator[Progress]:
         yield bar
 
 
+def advance(bar: Progress, done: int, total: int) -> None:
+    """Move the one task of a bar."""
+    bar.update(bar.task_ids[0], completed=done, total=total)
+
+
 def count_text(number: int) -> str:
     """Write a whole number with thin groups of three, as tables show it."""
     return f"{number:,}"

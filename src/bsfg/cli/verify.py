@@ -10,7 +10,17 @@ import typer
 from rich.text import Text
 
 from bsfg.cli.folder import checked_folder
-from bsfg.cli.output import WIDE_COLUMNS, console, count_text, examples, print_json, progress_bar, range_text, table
+from bsfg.cli.output import (
+    WIDE_COLUMNS,
+    advance,
+    console,
+    count_text,
+    examples,
+    print_json,
+    progress_bar,
+    range_text,
+    table,
+)
 from bsfg.printable import one_line
 
 if TYPE_CHECKING:
@@ -69,11 +79,7 @@ def verify(
 
     checked_folder(folder)
     with progress_bar("verifying") as bar:
-
-        def progress(done: int, total: int) -> None:
-            bar.update(bar.task_ids[0], completed=done, total=total)
-
-        report = verify_folder(folder, progress=progress)
+        report = verify_folder(folder, progress=lambda done, total: advance(bar, done, total))
     if json:
         print_json(as_dict(folder, report))
     else:

@@ -25,6 +25,7 @@ EVENTS: dict[str, str] = {
     "alert_cleared": "What an alert was about is over.",
     "alert_not_delivered": "An alert could not be given to the webhook or command; it is in this log all the same.",
     "alert_raised": "Something needs a person: `alert` says what, with its details.",
+    "buffer_opening": "A buffer takes long to open; said every two seconds until it is, with the seconds so far.",
     "buffer_truncated": "An operator removed what everybody had confirmed: who, of which buffer, before what and why.",
     "certificate_reloaded": "Changed certificate files are in use.",
     "certificate_unusable": "Changed certificate files cannot be used; the old ones stay in use.",

@@ -6,11 +6,12 @@ import asyncio
 import gc
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
@@ -62,6 +63,11 @@ from bsfg.wire.service import Caller, GateView
 from bsfg.wire.tls import Material, TlsFiles, Watched
 
 log = structlog.get_logger("bsfg.node")
+
+OPENING_SECONDS = 2.0
+"""Every so often the node says that a buffer is still being opened."""
+
+Opened = TypeVar("Opened")
 
 SWITCH_SECONDS = 0.0005
 """How long a thread that works on somebody's many bytes keeps the interpreter from the event loop.
@@ -295,7 +301,7 @@ class Node:
         for stream in self.parts.settings.lanes:
             for kind in Buffer:
                 try:
-                    await self.parts.buffer(stream, kind)
+                    await said_while(self.parts.buffer(stream, kind), stream=stream, buffer=str(kind))
                 except StreamUnavailable as failure:
                     _note("stream_unavailable", stream=stream, buffer=str(kind), problem=failure.message)
                     self.alerts.update(failure.code, f"{stream}/{kind}", failure.message)
@@ -419,6 +425,17 @@ def _accepts(view: GateView, before: Gate) -> bool:
     """Tell whether a link is released that a finding about its sender's history had closed, which is then accepted."""
     released = before.mode == Mode.HELD and view.gate.mode != Mode.HELD
     return released and view.side == RECEIVER and before.reason.startswith(ACCEPTABLE)
+
+
+async def said_while(opening: Awaitable[Opened], **what: str) -> Opened:
+    """Wait until a buffer is open, and say now and then that it takes its time."""
+    task, begun = asyncio.ensure_future(opening), time.monotonic()
+    try:
+        while not (await asyncio.wait({task}, timeout=OPENING_SECONDS))[0]:
+            log.info("buffer_opening", **what, seconds=round(time.monotonic() - begun, 1))
+        return await task
+    finally:
+        task.cancel()
 
 
 def _note(event: str, **fields: Any) -> None:

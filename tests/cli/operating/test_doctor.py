@@ -17,12 +17,13 @@ from tests.e2e.zones import Zone, free_port, link_to, pair, peer
 from bsfg.cli.doctor.clock import clock, kernel_synchronised
 from bsfg.cli.doctor.disk import disk, file_system, measure_syncs
 from bsfg.cli.doctor.findings import Finding, Level, Subject
+from bsfg.cli.doctor.folder import folder
 from bsfg.cli.doctor.limits import limits
 from bsfg.cli.doctor.ports import command_of, listener_of
 from bsfg.node.config import load
 from bsfg.ports import Buffer
 from bsfg.stores.log.storage import LogStorage
-from bsfg.testing.facts import batch
+from bsfg.testing.facts import batch, messages, sealed
 from bsfg.wire.certs import issue
 
 SMALL = """
@@ -306,6 +307,24 @@ def test_a_folder_of_something_else_is_a_problem(cli: Cli, plant: Zone) -> None:
 def subject(zone: Zone, now: datetime | None = None) -> Subject:
     """Give what the checks look at."""
     return Subject(load(zone.folder / "zone.toml"), now or datetime.now(UTC))
+
+
+def test_a_folder_is_gathered_once_and_verified_with_progress(cli: Cli, plant: Zone) -> None:
+    """Clock and data are judged by one look at the folder; who watches is told how far its verification is."""
+    asyncio.run(_stored(plant.data))
+    told: list[tuple[int, int]] = []
+    looked = Subject(load(plant.folder / "zone.toml"), datetime.now(UTC), progress=lambda *bytes_: told.append(bytes_))
+    assert worst(clock(looked))[0] != Level.PROBLEM
+    known = looked.data
+    assert "every byte verified" in worst(folder(looked))[1]
+    assert looked.data is known
+    assert told[-1][0] == told[-1][1] > 0
+
+
+async def _stored(data: Path) -> None:
+    storage = await LogStorage.open(data)
+    await (await storage.store("operational")).append(sealed(messages(3)))
+    await storage.close()
 
 
 def worst(found: Iterator[Finding]) -> tuple[Level, str]:

@@ -27,6 +27,7 @@ IN_FLIGHT = 4
 """Batches that callers keep waiting for at a time; while one is being made durable the next is sealed."""
 
 SINGLES = 300
+_SINGLE_BYTES = 480
 CALLERS = 64
 FACTS_PER_CALLER = 100
 MAX_REPEATS = 400_000
@@ -58,6 +59,8 @@ class Samples:
     concurrent_rate: float = 0.0
     index_bytes_per_key: float = 0.0
     reopen_seconds: float = 0.0
+    trickled_bytes: float = 0.0
+    reopen_trickled_seconds: float = 0.0
 
 
 def planned(facts: int) -> int:
@@ -174,7 +177,7 @@ async def single_appends(store: LogStoreBuffer, folder: Path, samples: Samples, 
             _expect(await store.append(seal(fact)), Result.INSERTED)
             samples.single_ms.append(1000 * (time.perf_counter() - started))
             started = time.perf_counter()
-            os.write(probe, bytes(1500))
+            os.write(probe, bytes(_SINGLE_BYTES))
             os.fdatasync(probe)
             samples.fdatasync_ms.append(1000 * (time.perf_counter() - started))
             step("single", 1)

@@ -1,7 +1,7 @@
 """How long a log takes to come back after its writer was killed: one child appends, another opens.
 
-Run as a module it is the child: `append FOLDER FIRST` writes until it is killed, `open FOLDER FIRST` opens the folder
-and appends the batch again that the first one had acknowledged last.
+Run as a module it is the child: `append FOLDER FIRST` writes until it is killed, `open FOLDER FIRST COUNT` opens the
+folder and appends facts again that the first one had acknowledged last.
 """
 
 from __future__ import annotations
@@ -46,8 +46,12 @@ def reopen_seconds(folder: Path) -> float:
             child.stdout.close()
     if acknowledged < ACKNOWLEDGED_BATCHES:
         raise StorageFailed(f"the writing process ended by itself with code {child.returncode}")
-    last = FIRST + (acknowledged - 1) * BATCH_FACTS
-    command = _command("open", folder, last)
+    return opened_seconds(folder, FIRST + (acknowledged - 1) * BATCH_FACTS)
+
+
+def opened_seconds(folder: Path, first: int, count: int = BATCH_FACTS) -> float:
+    """Open a folder in a fresh process; give the seconds until an append of facts that it has is answered."""
+    command = [*_command("open", folder, first), str(count)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, start_new_session=True)
     if done.returncode:
         raise StorageFailed(f"the folder could not be opened again: {done.stderr.strip().splitlines()[-1:]}")
@@ -67,9 +71,9 @@ async def append_forever(folder: str, first: int) -> None:
         first += BATCH_FACTS
 
 
-async def open_again(folder: str, first: int) -> None:
+async def open_again(folder: str, first: int, count: int) -> None:
     """Open the folder and append an acknowledged batch again; print the seconds until it is recognised."""
-    batch = seal(batch_of(first))
+    batch = seal(batch_of(first, count))
     started = time.perf_counter()
     storage = await LogStorage.open(folder)
     receipt = await (await storage.store(STREAM)).append(batch)
@@ -81,5 +85,5 @@ async def open_again(folder: str, first: int) -> None:
 
 
 if __name__ == "__main__":
-    job = append_forever if sys.argv[1] == "append" else open_again
-    asyncio.run(job(sys.argv[2], int(sys.argv[3])))
+    numbers = [int(word) for word in sys.argv[3:]]
+    asyncio.run(append_forever(sys.argv[2], *numbers) if sys.argv[1] == "append" else open_again(sys.argv[2], *numbers))

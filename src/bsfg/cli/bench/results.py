@@ -51,6 +51,8 @@ def results(samples: Samples, folder: Path, seconds: float) -> dict[str, Any]:
         "fdatasync_ms_p50": fdatasync_ms,
         "concurrent_append_per_second": samples.concurrent_rate,
         "reopen_seconds": samples.reopen_seconds,
+        "reopen_trickled_seconds": samples.reopen_trickled_seconds,
+        "bytes_per_trickled_fact": samples.trickled_bytes,
         "index_bytes_per_key": samples.index_bytes_per_key,
         "append_per_second_by_million": by_million,
         "append_ratio": append / sha256,
@@ -93,6 +95,8 @@ def aims_of(numbers: dict[str, Any]) -> list[Aim]:
         Aim("replay_ratio", numbers["replay_ratio"], 1.0, "of SHA-256"),
         Aim("single_append_ms_p50", numbers["single_append_ms_p50"], numbers["single_append_limit_ms"], "ms", False),
         Aim("reopen_seconds", numbers["reopen_seconds"], 5.0, "s", False),
+        Aim("reopen_trickled_seconds", numbers["reopen_trickled_seconds"], 2.0, "s", False),
+        Aim("bytes_per_trickled_fact", numbers["bytes_per_trickled_fact"], 500.0, "bytes", False),
         Aim("index_bytes_per_key", numbers["index_bytes_per_key"], 24.0, "bytes", False),
     ]
     if numbers["last_to_first_million_ratio"] is not None:

@@ -79,6 +79,7 @@ def temporary(folder: Path | None) -> Path:
 def _measured(place: Path, facts: int) -> Any:
     from bsfg.cli.bench import measure
     from bsfg.cli.bench.reopen import reopen_seconds
+    from bsfg.cli.bench.trickle import trickled
 
     samples = measure.Samples(facts)
     with progress_bar("starting") as bar:
@@ -91,6 +92,8 @@ def _measured(place: Path, facts: int) -> Any:
         run(measure.run(place / "data", samples, step))
         bar.update(task, description="killing and reopening")
         samples.reopen_seconds = reopen_seconds(place / "data")
+        bar.update(task, description="one by one, killing and reopening")
+        samples.trickled_bytes, samples.reopen_trickled_seconds = trickled(place / "trickled", facts)
     return samples
 
 

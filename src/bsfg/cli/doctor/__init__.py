@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from bsfg.cli.output import console, examples, print_json
+from bsfg.cli.output import advance, console, examples, print_json, progress_bar
 from bsfg.errors import BsfgError, ConfigInvalid
 
 if TYPE_CHECKING:
@@ -41,10 +41,12 @@ def doctor(
     ports and folder are expected to be its. The disk check writes and syncs a small temporary file. Of the clocks of
     peers it sees only what their certificates show. The exit code is 1 if there is a problem; warnings do not count.
     """
-    found = []
-    for finding in (each for _, findings in examine(config) for each in findings):
-        found.append(finding)
-        if not json:
+    found: list[Finding] = []
+    for name, findings in examine(config, lambda done, total: advance(bar, done, total)):
+        with progress_bar(f"checking {name}") as bar:
+            new = list(findings)
+        found += new
+        for finding in new if not json else ():
             console().print(_line(finding))
     bad = any(finding.level == "problem" for finding in found)
     if json:
@@ -55,8 +57,11 @@ def doctor(
         raise typer.Exit(1)
 
 
-def examine(path: Path) -> Iterator[tuple[str, Iterator[Finding]]]:
-    """Give every check by name, to be run in order; those that need what failed before are left out."""
+def examine(path: Path, progress: Callable[[int, int], None] | None = None) -> Iterator[tuple[str, Iterator[Finding]]]:
+    """Give every check by name, to be run in order; those that need what failed before are left out.
+
+    ``progress`` is told how many bytes of the data folder were verified, and how many there are.
+    """
     from bsfg.cli.doctor.findings import Level
     from bsfg.cli.doctor.setup import software
 
@@ -65,7 +70,7 @@ def examine(path: Path) -> Iterator[tuple[str, Iterator[Finding]]]:
     if any(finding.level == Level.PROBLEM for finding in found):
         return
     try:
-        subject = _subject(path)
+        subject = _subject(path, progress)
     except ConfigInvalid as error:
         yield "configuration", _invalid(path, error)
         return
@@ -87,13 +92,13 @@ def _invalid(path: Path, error: ConfigInvalid) -> Iterator[Finding]:
         yield says.problem(error.message, error.hint)
 
 
-def _subject(path: Path) -> Subject:
+def _subject(path: Path, progress: Callable[[int, int], None] | None) -> Subject:
     from bsfg.cli.doctor.findings import Subject
     from bsfg.cli.inspect.gather import writer_of
     from bsfg.node.config import load
 
     config = load(path)
-    return Subject(config, datetime.now(UTC), writer_of(config.data_folder))
+    return Subject(config, datetime.now(UTC), writer_of(config.data_folder), progress)
 
 
 def _checks() -> list[tuple[str, Any]]:

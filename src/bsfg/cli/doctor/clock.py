@@ -58,11 +58,10 @@ def kernel_synchronised() -> bool | None:
 
 
 def _newest(subject: Subject) -> int | None:
-    from bsfg.cli.inspect.gather import gather
     from bsfg.errors import BsfgError
 
     try:
-        times = [log.newest_unix_ms for log in gather(subject.config.data_folder).logs]
+        times = [log.newest_unix_ms for log in subject.data.logs]
     except BsfgError:
         return None
     return max((each for each in times if each is not None), default=None)

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from bsfg.cli.inspect.gather import FolderInfo
     from bsfg.node.config import ZoneConfig
     from bsfg.wire.tls import TlsFiles
 
@@ -37,7 +39,7 @@ class Finding:
         return result | ({"do": self.do} if self.do else {})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Subject:
     """What is examined: a zone's configuration on this machine, at one moment."""
 
@@ -45,6 +47,15 @@ class Subject:
     now: datetime
     writer_pid: int | None = None
     """The process that has the data folder open for writing: the zone's own node, if it runs."""
+    progress: Callable[[int, int], None] | None = None
+    """Is told how many bytes were verified, and how many there are."""
+
+    @cached_property
+    def data(self) -> FolderInfo:
+        """What is in the data folder; it is gathered once for all checks."""
+        from bsfg.cli.inspect.gather import gather
+
+        return gather(self.config.data_folder)
 
     @property
     def tls_files(self) -> TlsFiles | None:

@@ -13,16 +13,16 @@ from bsfg.cli.output import size_text
 
 if TYPE_CHECKING:
     from bsfg.cli.inspect.gather import FolderInfo
+    from bsfg.stores.log.verify import Progress
 
-VERIFIED_BYTES_MAX = 256 << 20
-"""A folder up to this size is verified as a whole; a larger one only in its structure."""
+VERIFIED_BYTES_MAX = 64 << 20
+"""A folder up to this size is verified as a whole, which takes some seconds; a larger one only in its structure."""
 
 _says = Says("data")
 
 
 def folder(subject: Subject) -> Iterator[Finding]:
     """Look at the data folder."""
-    from bsfg.cli.inspect.gather import gather
     from bsfg.errors import BsfgError
 
     path = subject.config.data_folder
@@ -37,12 +37,12 @@ def folder(subject: Subject) -> Iterator[Finding]:
         yield _says.ok(f"{path} is empty; the node fills it when it first starts")
         return
     try:
-        info = gather(path)
+        info = subject.data
     except BsfgError as error:
         yield _says.problem(f"{path}: {error.message}", error.hint)
         return
     yield _writer(subject)
-    yield from _whole(info, path)
+    yield from _whole(info, path, subject.progress)
     yield from _fits(subject, info)
 
 
@@ -69,7 +69,7 @@ def _writer(subject: Subject) -> Finding:
     return _says.ok(f"{path} is written by process {pid} ({command_of(pid)})")
 
 
-def _whole(info: FolderInfo, path: Path) -> Iterator[Finding]:
+def _whole(info: FolderInfo, path: Path, progress: Progress | None) -> Iterator[Finding]:
     from bsfg.cli.verify import ADVICE
     from bsfg.stores.log.verify import verify
 
@@ -82,7 +82,7 @@ def _whole(info: FolderInfo, path: Path) -> Iterator[Finding]:
         says = f"{size_text(info.size_bytes)} in {counted(len(info.logs), 'log')}, looked at from outside"
         yield _says.ok(f"{says}; `bsfg verify {path}` reads every byte")
         return
-    report = verify(path)
+    report = verify(path, progress=progress)
     for problem in report.problems:
         yield _says.problem(f"{problem.code} in {problem.where}: {problem.detail}", ADVICE.get(problem.code, ""))
     if report.ok:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from bsfg.cli.folder import checked_folder
-from bsfg.cli.output import examples, print_json
+from bsfg.cli.output import advance, examples, print_json, progress_bar
 from bsfg.errors import InvalidArgument
 
 app = typer.Typer()
@@ -90,7 +90,8 @@ def inspect(
         else:
             entries.show(log, choice)
         return
-    info = gather(folder, stream, chosen)
+    with progress_bar("reading") as bar:
+        info = gather(folder, stream, chosen, progress=lambda done, total: advance(bar, done, total))
     if not info.logs and (stream or chosen):
         raise InvalidArgument(
             f"there is no log {stream or '*'}/{chosen or '*'} in {folder}", hint="Leave it out to see all."

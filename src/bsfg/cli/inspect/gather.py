@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -138,8 +139,14 @@ class FolderInfo:
     problems: list[str] = field(default_factory=list)
 
 
-def gather(path: Path, stream: str | None = None, buffer: Buffer | None = None) -> FolderInfo:
-    """Describe a data folder, or only the logs of one stream or buffer."""
+def gather(
+    path: Path,
+    stream: str | None = None,
+    buffer: Buffer | None = None,
+    *,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> FolderInfo:
+    """Describe a data folder, or only the logs of one stream or buffer; ``progress`` is told of each log."""
     files = DiskFiles(path)
     try:
         mark = read_mark(files)
@@ -149,7 +156,9 @@ def gather(path: Path, stream: str | None = None, buffer: Buffer | None = None) 
             if stream in (None, folder.stream) and buffer in (None, folder.buffer)
         ]
         info = FolderInfo(str(path), int(str(mark["format"])), str(mark.get("hasher")), writer_of(path))
-        info.logs = [describe(folder) for folder in folders]
+        for folder in folders:
+            progress(len(info.logs), len(folders))
+            info.logs.append(describe(folder))
         info.consumers = _consumers(files, info)
     except OSError as error:
         raise translated(error, f"reading {path}") from None
