@@ -50,7 +50,7 @@ def test_a_log_works_on_without_descriptors(tmp_path: Path) -> None:
         await asyncio.to_thread(lambda: None)
         with no_descriptors():
             for at in range(12):
-                await store.append(sealed(messages(1, first=at, object_bytes=7_000)))
+                await store.append(sealed(messages(1, first=at, object_bytes=9_000)))
             await storage.cursors.commit("c", Confirmation(9))
             await store.truncate_before(8)
             assert [frame.first async for frame in store.replay(8)] == [8, 9, 10, 11]
@@ -71,7 +71,7 @@ def test_without_any_spare_a_log_refuses_and_goes_on_later(tmp_path: Path, monke
     async def run() -> None:
         storage = await LogStorage.open(tmp_path, options=SMALL)
         store = await storage.store("s")
-        facts = sealed(messages(3, object_bytes=7_000))
+        facts = sealed(messages(3, object_bytes=9_000))
         await asyncio.to_thread(lambda: None)
         with no_descriptors():
             await store.append(facts.slice(0, 1))
