@@ -87,7 +87,11 @@ def test_damage_that_somebody_meets_is_recorded_whoever_it_is(by: str) -> None:
         else:
             again = await store.append(batch(PER_BATCH, first=base))
             assert set(again.results.tolist()) == {Result.ALREADY_EXISTS}
-            await store.stats()
+            await store.append(batch(PER_BATCH, first=base))
+            kept = await store.quarantine()
+            assert {item.reason for item in kept} == {"undecided"}
+            assert [item.key for item in kept] == [key_of(base + number) for number in range(PER_BATCH)]
+            assert (await store.stats()).quarantined == PER_BATCH
         [gap] = await store.gaps()
         assert (gap.first, gap.last, gap.reason) == (base, base + PER_BATCH - 1, GapReason.DAMAGED)
         [problem] = store.problems

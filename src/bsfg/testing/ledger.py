@@ -101,6 +101,10 @@ class BufferLedger:
         assert first is not None
         expect(self.offsets[row.key] == offset, f"{what}, but it is at {self.offsets[row.key]}")
         same = first.digest == row.digest
+        if result == Result.ALREADY_EXISTS and not same:
+            # A medium that fails may keep a storage from comparing the two; then it must have kept this one aside.
+            self.quarantined.add((row.key, row.digest))
+            return
         expect(
             same == (result == Result.ALREADY_EXISTS), f"{what}, but the bodies are {'equal' if same else 'different'}"
         )

@@ -36,6 +36,8 @@ class Verdict:
     collisions: set[int] = field(default_factory=set)
     repeats_of: dict[int, int] = field(default_factory=dict)
     """Rows that repeat or contradict an earlier row of the same batch, and which."""
+    undecided: set[int] = field(default_factory=set)
+    """Rows whose key is known and whose stored fact cannot be read: they may repeat or contradict it."""
 
     @property
     def all_new(self) -> bool:
@@ -62,9 +64,10 @@ def _against_stored(batch: FactBatch, rows: np.ndarray, offsets: np.ndarray, fet
     stored, found, retained = fetch(offsets)
     if not found.all():
         # The index knows a key that log and key segments cannot show any more: the damage is reported elsewhere,
-        # and the only answer that cannot create a second copy is that it exists.
+        # and the only answer that cannot create a second copy is that it exists. What came is kept aside.
         lost = ~found
         _settle(verdict, rows[lost], offsets[lost], Result.ALREADY_EXISTS)
+        verdict.undecided.update(rows[lost].tolist())
         rows, offsets = rows[found], offsets[found]
     if not len(rows):
         return

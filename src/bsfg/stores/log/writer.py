@@ -296,10 +296,11 @@ class LogWriter:
         return self.failure
 
     def _quarantine(self, batch: FactBatch, verdict: Verdict, now: int, appended: Sequence[AppendItem]) -> None:
-        """Keep collisions, and in a forward buffer every conflict, before anyone is told of them."""
-        rows = sorted(verdict.collisions)
+        """Keep collisions, what cannot be compared, and in a forward buffer every conflict, before anyone is told."""
+        conflicts = verdict.collisions
         if self.buffer == Buffer.FORWARD:
-            rows = np.flatnonzero(verdict.results == _CONFLICT).tolist()
+            conflicts = set(np.flatnonzero(verdict.results == _CONFLICT).tolist())
+        rows = sorted(conflicts | verdict.undecided)
         if not rows:
             return
         items = []
@@ -308,6 +309,7 @@ class LogWriter:
             facts = batch.slice(row, 1)
             key = Key(facts.column("from_zone")[0].as_py(), facts.column("message_id")[0].as_py())
             reason = "hash_collision" if row in verdict.collisions else "conflict"
+            reason = "undecided" if row in verdict.undecided else reason
             at = int(np.searchsorted(starts, row, side="right")) - 1
             span = appended[at].origin
             origin = span.at(row - int(starts[at])) if span else None
