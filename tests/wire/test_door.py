@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -32,6 +33,8 @@ from bsfg.wire.tls import client_context, grpc_channel_credentials, grpc_channel
 
 GARBAGE = b"\xff\xff\xff\xff"
 """No message of any type."""
+
+LARGE_BYTES = 2 << 20
 
 ROLES: dict[str, tuple[Role, ...]] = {
     "app": (Role.PRODUCER, Role.CONSUMER),
@@ -175,27 +178,43 @@ async def test_a_delay_holds_nothing(sites: Sites, monkeypatch: pytest.MonkeyPat
     site = await sites(tls=True)
     admission = site.listeners.admission
     monkeypatch.setattr(patience, "FREE_FAULTS", -1e9)
-    monkeypatch.setattr(patience, "DELAY_SECONDS_MAX", 600.0)
+    asleep: list[float] = []
+    awake = asyncio.Event()
+
+    async def sleep(delay_seconds: float) -> None:
+        asleep.append(delay_seconds)
+        await awake.wait()
+
+    monkeypatch.setattr(admission, "_sleep", sleep)
+    large = GARBAGE * (LARGE_BYTES // len(GARBAGE))
     async with channel(site, "app") as opened:
+        tracemalloc.start()
         asked = [
-            asyncio.create_task(sent(opened, "/bsfg.v1.Boundary/AppendFact", GARBAGE)),
-            asyncio.create_task(sent(opened, "/bsfg.v1.Admin/Status", GARBAGE)),
-            asyncio.create_task(in_vain(site)),
+            asyncio.create_task(sent(opened, "/bsfg.v1.Boundary/AppendFact", large)),
+            asyncio.create_task(sent(opened, "/bsfg.v1.Boundary/ConfirmReceipts", large)),
+            asyncio.create_task(sent(opened, "/bsfg.v1.Admin/Status", large)),
+            asyncio.create_task(in_vain(site, large)),
         ]
-        await until(lambda: admission.sleeping == 3)
+        try:
+            await until(lambda: len(asleep) == len(asked))
+            # An error that is kept keeps its frames, and those what they were called with.
+            kept = [each for each in tracemalloc.take_snapshot().traces if each.size >= LARGE_BYTES // 2]
+        finally:
+            tracemalloc.stop()
+        assert all(asleep) and not kept, [(each.size, str(each.traceback)) for each in kept]
         assert (admission.serving, admission.budget.used, admission.awaited.count) == (0, 0, 0)
-        for task in asked:
-            task.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
+        awake.set()
+        await asyncio.gather(*asked)
 
 
-async def in_vain(site: Site) -> None:
+async def in_vain(site: Site, data: bytes) -> None:
     """Send a body that is no fact over HTTP, and wait for the answer."""
     context = client_context(files_of(site.folder, "app"))
     reader, writer = await asyncio.open_connection("127.0.0.1", site.listeners.http.port, ssl=context)
     try:
-        head = f"POST /v1/streams/{STREAM}/facts HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\n"
-        writer.write(head.encode() + GARBAGE)
+        head = f"POST /v1/streams/{STREAM}/facts HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+        writer.write(head.encode())
+        writer.write(data)
         await reader.readline()
     finally:
         writer.transport.abort()

@@ -70,27 +70,27 @@ def endpoint(
 
     async def call(request: Request) -> Response:
         started = time.perf_counter()
-        code = None
-        try:
-            try:
-                response = await answer(request)
-            except Exception as error:
-                # His place and his bytes are given back by now.
-                await admission.hold_back(_bucket(request), error)
-                raise
-            if placeless and request.state.owner == "strangers":
-                await admission.slow_down(f"{_bucket(request)} asks {terms.name}")
-            return response
-        except ClientDisconnect:
-            return Response(status_code=499)
-        except Exception as error:
-            told = told_to_caller(terms.name, error)
-            code = told.code
-            return refused(request, told)
-        finally:
+
+        def answered(code: str | None) -> None:
             if not placeless or code is not None:
                 name = f"dashboard_{terms.name}" if terms.service == PAGES else terms.name
                 admission.answered(f"http_{name}", time.perf_counter() - started, code)
+
+        try:
+            response = await answer(request)
+            if placeless and request.state.owner == "strangers":
+                await admission.slow_down(f"{_bucket(request)} asks {terms.name}")
+            answered(None)
+            return response
+        except ClientDisconnect:
+            answered(None)
+            return Response(status_code=499)
+        except Exception as error:
+            told = told_to_caller(terms.name, error)
+        # His place and his bytes are given back by now, and nothing of his request is left to wait with him.
+        await admission.hold_back(_bucket(request), told)
+        answered(told.code)
+        return refused(request, told)
 
     return call
 

@@ -81,28 +81,28 @@ class Calls:
         reader = Reader(method.request_type, terms, self.limits, self.admission.turns)
 
         async def call(requests: Any, context: Context) -> Any:
-            started, answer = time.perf_counter(), None
+            started, caller = time.perf_counter(), None
             try:
                 caller = caller_of(context)
                 self._called(caller.address)
-                try:
-                    owner, answer, release = await self._serve(method, terms, behaviour, reader, caller, context)
-                except Exception as error:
-                    # His place and his bytes are given back by now.
-                    await self.admission.hold_back(str(caller), error)
-                    raise
+                owner, answer, release = await self._serve(method, terms, behaviour, reader, caller, context)
                 if terms.asks == Asks.CERTIFICATE and self._door.known(caller) is None:
                     await self.admission.slow_down(f"{caller} calls {terms.name}")
                 self.untaken.add(context, owner, caller.address, release)
                 self.admission.answered(method.name, time.perf_counter() - started)
+                return answer
             except cygrpc.ExecuteBatchError:
-                pass  # the caller is gone
+                return None  # the caller is gone
             except Exception as error:
-                if method.response_streams:
-                    # The word comes behind what he was given before, which he may not have read.
-                    self.untaken.add(context, None, context.peer())
-                await self._abort(context, method.name, error, started)
-            return answer
+                told = told_to_caller(method.name, error)
+            # His place and his bytes are given back by now, and nothing of his request is left to wait with him.
+            if caller is not None:
+                await self.admission.hold_back(str(caller), told)
+            if method.response_streams:
+                # The word comes behind what he was given before, which he may not have read.
+                self.untaken.add(context, None, context.peer())
+            self.admission.answered(method.name, time.perf_counter() - started, told.code)
+            await context.abort(grpc_status(told), told.message[:200], ((ERROR_METADATA, encoded(told)),))
 
         return call
 
@@ -177,20 +177,20 @@ class Calls:
             if caller.room is not None:
                 caller.room.close()
 
-    async def _abort(self, context: Context, name: str, error: Exception, started: float) -> None:
-        told = told_to_caller(name, error)
-        self.admission.answered(name, time.perf_counter() - started, told.code)
-        await context.abort(grpc_status(told), told.message[:200], ((ERROR_METADATA, encoded(told)),))
-
     def timeout(self, extra_seconds: float = 0.0) -> asyncio.Timeout:
         """Bound the time of what is inside; running out of it is answered as `timed_out`."""
         return asyncio.timeout(self.limits.request_timeout_seconds + extra_seconds)
 
 
 def told_to_caller(name: str, error: Exception) -> BsfgError:
-    """Give what a caller is told: the error itself, or ``internal`` for what nobody expected."""
+    """Give what a caller is told: the error itself, or ``internal`` for what nobody expected.
+
+    It comes without the frames it was raised in, which hold what they were called with: whole messages, for as long as
+    the answer is held back.
+    """
     if isinstance(error, BsfgError):
-        return error
+        error.__cause__ = error.__context__ = None
+        return error.with_traceback(None)
     if isinstance(error, TimeoutError):
         return TimedOut("the node did not finish in time")
     log.error("request_failed", method=name, exc_info=error)
