@@ -38,7 +38,7 @@ name = "plant-a"
 reserve = "1MiB"
 [listen]
 grpc = "127.0.0.1:0"
-http = "127.0.0.1:0"
+http = "127.0.0.1:{http_port}"
 {listen}
 [tls]
 ca = "certs/ca.crt"
@@ -100,6 +100,7 @@ class Stage:
     with_tokens: bool = True
     plaintext: str | None = None
     listen: str = ""
+    http_port: int = 0
     log: list[dict[str, Any]] = field(default_factory=list)
 
     async def __aenter__(self) -> Stage:
@@ -107,17 +108,30 @@ class Stage:
         create_authority(certs, name="test authority", days=90, now=now)
         for name in NAMES:
             issue(certs, name, days=60, now=now, hosts=["127.0.0.1"], serves=name.endswith("-bsfg"))
-        self.tokens = {name: tokens.make() for name in TOKENS}
+        self.tokens, self.roles = {name: tokens.make() for name in TOKENS}, dict(TOKENS)
+        structlog.configure(processors=[self._record])
+        await self.start()
+        return self
+
+    async def start(self) -> None:
+        """Start the node, with the tokens and roles as they are now."""
         rows = "".join(
             f'[tokens.{name}]\nhash = "{tokens.hash_of(self.tokens[name])}"\nrole = "{role}"\n'
-            for name, role in TOKENS.items()
+            for name, role in self.roles.items()
         )
         listen = f'plaintext = true\nplaintext_identity = "{self.plaintext}"' if self.plaintext else self.listen
         more = (rows if self.with_tokens and not self.plaintext else "") + self.more
-        structlog.configure(processors=[self._record])
-        self.node = Node(parse(CONFIG.format(listen=listen, more=more), self.folder / "zone.toml"))
+        self.config = parse(
+            CONFIG.format(listen=listen, more=more, http_port=self.http_port), self.folder / "zone.toml"
+        )
+        self.node = Node(self.config)
         await self.node.start()
-        return self
+
+    async def restart(self) -> None:
+        """Stop the node and start another one on the same folder and the same port, as an operator would."""
+        self.http_port = self.node.http_port
+        await self.node.stop()
+        await self.start()
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.node.stop()

@@ -56,6 +56,7 @@ EVENTS: dict[str, str] = {
     "request_failed": "A request failed for a reason that nobody expected; this is a defect.",
     "request_refused": "A caller asked for what it may not; five of a kind in a minute, `left_out` counts the rest.",
     "scrub_failed": "Old files could not be re-read for a reason that is no damage; it is tried again.",
+    "sessions_not_kept": "Who is signed in to the dashboard cannot be written or read; a restart signs them out.",
     "signed_in": "Somebody signed in to the dashboard with a token.",
     "signed_out": "Somebody signed out of the dashboard.",
     "storage_problem": "Something is damaged, lost or out of place; found at the start, or later by whoever read it.",

@@ -21,7 +21,7 @@ from bsfg.node.dashboard.actions import Actions, parsed
 from bsfg.node.dashboard.door import ACT, VIEW, Door
 from bsfg.node.dashboard.feed import EventStream, Feed
 from bsfg.node.dashboard.pages import SAFE_HEADERS, Files
-from bsfg.node.dashboard.sessions import Session, Sessions
+from bsfg.node.dashboard.sessions import Session, SessionFile, Sessions
 from bsfg.node.dashboard.tokens import Tokens
 from bsfg.node.dashboard.watch import Look, Watch
 from bsfg.node.parts import Parts
@@ -47,7 +47,9 @@ class Dashboard:
         self._parts, self._admin = parts, admin
         self._tokens = Tokens(config.tokens)
         self._opened_to_tokens = bool(self._tokens)
-        self._sessions = Sessions(parts.clock, config.dashboard.session_seconds, config.dashboard.idle_seconds)
+        times = config.dashboard.session_seconds, config.dashboard.idle_seconds
+        self._sessions = Sessions(parts.clock, *times, SessionFile(config.data_folder))
+        self._sessions.load(self._tokens.mark_of, lambda caller: parts.guard.allows(caller, ACT))
         self._door = Door(parts, self._tokens, self._sessions)
         self._files = Files()
         self._feed = Feed(config.dashboard.watchers)
@@ -62,6 +64,9 @@ class Dashboard:
     def take_tokens(self, rows: Mapping[str, Token]) -> bool:
         """Go by other tokens from now on; False when the listener, as it was opened, lets nobody in by a token."""
         self._tokens.take(rows)
+        if self._sessions.revoke(self._tokens.mark_of):
+            self._sessions.keep()
+            self._watch.wake()
         return self._opened_to_tokens or not rows
 
     def caller(self, request: Request) -> Caller:
@@ -75,6 +80,7 @@ class Dashboard:
     async def stop(self) -> None:
         """End all that is being watched."""
         await self._watch.stop()
+        await self._keep_sessions()
 
     def routes(self, admission: Admission) -> Sequence[BaseRoute]:
         """Give the routes of the pages."""
@@ -102,6 +108,10 @@ class Dashboard:
             at("/dashboard/api/trail.jsonl", "GET", self._whole_trail),
             at("/dashboard/api/act/{act}", "POST", self._act),
         ]
+
+    async def _keep_sessions(self) -> None:
+        """Write who is signed in; where it counts, before the answer."""
+        await asyncio.to_thread(self._sessions.keeping())
 
     def _owner(self, request: Request, caller: Caller) -> str | None:
         """Give under whose name a browser is served: that of its session, or of its certificate; None without."""
@@ -133,6 +143,7 @@ class Dashboard:
     async def _sign_in(self, request: Request, caller: Caller) -> Response:
         given = parse_qs((await _body(request, SIGN_IN_BYTES)).decode("utf-8", "replace"))
         cookie = self._door.sign_in(request, given.get("token", [""])[0])
+        await self._keep_sessions()
         session = self._sessions.find(cookie)
         log.info("signed_in", by=session.owner if session else "", caller=caller.address)
         if session is not None:
@@ -145,6 +156,7 @@ class Dashboard:
         session = self._door.acting(request)
         self._door.sign_out(request)
         self._watch.wake()
+        await self._keep_sessions()
         log.info("signed_out", by=session.owner, caller=caller.address)
         self._signed("signed_out", session, caller)
         response = _json({"sign_in": SIGN_IN})
@@ -182,7 +194,10 @@ class Dashboard:
 
     async def _session(self, request: Request, caller: Caller) -> Response:
         here = self._door.awake if "awake" in request.query_params else self._door.session
-        return _json(self._described(here(request)))
+        session = here(request)
+        if self._sessions.is_stale:
+            await self._keep_sessions()
+        return _json(self._described(session))
 
     def _described(self, session: Session) -> dict[str, Any]:
         return {

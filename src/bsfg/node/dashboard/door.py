@@ -49,7 +49,8 @@ class Door:
         caller = self._bearer(caller_of(request), token, IdentityUnknown("That is not a token of this zone."))
         self._parts.guard.check(caller, VIEW)
         self._sessions.end(self.cookie(request))
-        return self._sessions.begin(caller, may_act=self._parts.guard.allows(caller, ACT))[0]
+        mark = self._tokens.mark_of(caller.token or "")
+        return self._sessions.begin(caller, may_act=self._parts.guard.allows(caller, ACT), mark=mark)[0]
 
     def _bearer(self, caller: Caller, token: str, error: BsfgError) -> Caller:
         name = self._tokens.name_of(token)

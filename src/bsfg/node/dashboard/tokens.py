@@ -52,6 +52,11 @@ class Tokens:
         """Go by other rows from now on."""
         self._rows = rows
 
+    def mark_of(self, name: str) -> str | None:
+        """Give what a session of a token depends on: another token under its name, or another role, is another mark."""
+        row = self._rows.get(name)
+        return None if row is None else f"{row.hash} {row.role}"
+
     def name_of(self, text: str) -> str | None:
         """Give the name of the row whose token this is; the time it takes does not depend on which one it is."""
         token = cleaned(text)

@@ -34,6 +34,9 @@ Bytes = bytes | bytearray | memoryview
 PRIVATE = "audit"
 """The folder that only its owner may read: the audit trail names people and addresses."""
 
+SESSIONS = "node/sessions.json"
+"""Who is signed in to the dashboard; for nobody but its owner either."""
+
 
 class NotBegun(OSError):
     """A file could not be opened again after it was idle: nothing was written, and nothing is to be undone."""
@@ -271,7 +274,7 @@ class DiskFiles:
         return self.root / path
 
     def _mode(self, path: str) -> int | None:
-        return 0o600 if path.startswith(f"{PRIVATE}/") else None
+        return 0o600 if path.startswith((f"{PRIVATE}/", SESSIONS)) else None
 
     def create(self, path: str) -> DiskFile:
         """Make a new, empty file."""

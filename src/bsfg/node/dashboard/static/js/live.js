@@ -63,7 +63,10 @@ async function lost() {
   retry += 1;
   setTimeout(async () => {
     try {
-      known.session = await get("session");
+      const session = await get("session");
+      // A node that was upgraded has another page; a display on a wall is loaded again by nobody else.
+      if (session.version !== known.session?.version) return location.reload();
+      known.session = session;
     } catch (problem) {
       // Without an answer the node is away; with one we are on the way to the sign-in page.
       return problem.status === 401 ? undefined : lost();
