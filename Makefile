@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: docs help venv lint format chromium test soak demo bench proto reference clean
+.PHONY: docs help venv lint format programs test soak demo bench proto reference clean
 
 help: ## Show this help
 	@echo "BSFG: a bidirectional store-and-forward gateway."
@@ -44,10 +44,10 @@ format: venv ## Rewrite the source in the house format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-chromium: ## Install Chromium for the tests of the dashboard, if there is none (Debian, as root)
-	@sh tests/dashboard/chromium.sh
+programs: ## Install Chromium and curl for the tests, if they are not here (Debian, as root)
+	@sh tests/programs.sh
 
-test: venv lint chromium ## Run lint and every test, campaigns in their short form
+test: venv lint programs ## Run lint and every test, campaigns in their short form
 	BSFG_SOAK=short $(BIN)/pytest -n $(WORKERS) --dist loadgroup tests
 
 soak: venv ## Run the campaigns in their long form (hours, other seeds each time)

@@ -210,6 +210,22 @@ def test_others_cannot_sign_for_a_zone(site: Path, backup: Path, tmp_path: Path)
     assert not (tmp_path / "new").exists()
 
 
+def test_a_name_that_every_machine_has_signs_for_nobody(site: Path, backup: Path, tmp_path: Path) -> None:
+    """The certificates of two nodes both say localhost; that does not make one the other's."""
+    folder = Path(shutil.copytree(site / "zone", tmp_path / "zone"))
+    shutil.rmtree(folder / "data")
+    authority = Path(shutil.copytree(site / "authority", tmp_path / "authority"))
+    for name in ("plant-a-bsfg", "enterprise-bsfg"):
+        issue(authority, name, days=5, now=datetime.now(UTC), hosts=["localhost"], force=True)
+    for end in ("crt", "key"):
+        shutil.copy(authority / f"plant-a-bsfg.{end}", folder / "certs")
+    signed_again(backup, authority / "enterprise-bsfg.crt")
+    with pytest.raises(BackupUntrusted):
+        restore(backup, folder, Options())
+    signed_again(backup, authority / "plant-a-bsfg.crt")
+    assert restore(backup, folder, Options()).signed_by == "plant-a-bsfg"
+
+
 def test_a_certificate_that_ended_since_is_good(site: Path, backup: Path, tmp_path: Path) -> None:
     """A backup outlives the certificate of its zone: it counts whether it was valid when the backup was made."""
     then = datetime.now(UTC) - timedelta(days=2)

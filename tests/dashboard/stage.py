@@ -230,7 +230,7 @@ def chromium() -> str:
     for name in (os.environ.get("BSFG_CHROMIUM"), "chromium", "chromium-browser", "google-chrome"):
         if name and (found := shutil.which(name)):
             return found
-    raise AssertionError("the tests of the dashboard need Chromium: run `make chromium`, or set BSFG_CHROMIUM")
+    raise AssertionError("the tests of the dashboard need Chromium: run `make programs`, or set BSFG_CHROMIUM")
 
 
 @asynccontextmanager

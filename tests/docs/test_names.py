@@ -25,7 +25,7 @@ BSFG: Any = get_command(app)
 METRICS = (ROOT / "docs" / "reference" / "observability.md").read_text(encoding="utf-8")
 KEYS = {table.name: {item.name for item in table.settings()} for table in tables_of(ZoneConfig)}
 NAMED = {table.name for table in tables_of(ZoneConfig) if table.named is not None}
-FOREIGN_OPTIONS = {"--py-files"}
+FOREIGN_OPTIONS = {"--insecure", "--py-files"}
 """Options of other programs that pages speak of."""
 
 ORDINARY = {"and", "as", "has", "in", "is", "knows", "must", "needs", "of", "or", "says", "table", "that", "to", "with"}

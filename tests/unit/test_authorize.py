@@ -311,6 +311,16 @@ def test_alternative_name_decides() -> None:
     assert rule("soc", "guest") == Rule.AMBIGUOUS
 
 
+def test_a_name_that_every_machine_has_is_nobodys() -> None:
+    """Certificates of nodes carry localhost: a row of that name is not theirs, and hides none of their own."""
+    rows = {**MATRIX.identities, "localhost": replace(MATRIX.identities["soc"], name="localhost")}
+    matrix = Matrix("idmz", rows, IdentityFrom.SAN)
+    assert matrix.name_of(PeerNames(("x",), ("soc", "localhost"))) == "soc"
+    for name in ("localhost", "LOCALHOST."):
+        with pytest.raises(IdentityUnknown):
+            matrix.name_of(PeerNames(("x",), (name,)))
+
+
 def test_every_action_and_role_is_described() -> None:
     """No action lacks a meaning or a role that may do it, and every role can do something."""
     assert set(MEANINGS) == set(Action)

@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give an authority with the certificate of a node; tests add files of their own names."""
     path = tmp_path_factory.mktemp("certs")
     create_authority(path, name="Test authority", days=1000, now=NOW)
-    issue(path, "plant-a-bsfg", days=365, now=NOW, hosts=["localhost", "127.0.0.1", "::1", "localhost"])
+    issue(path, "plant-a-bsfg", days=365, now=NOW, hosts=["plant.example", "127.0.0.1", "plant.example"])
     return path
 
 
@@ -69,21 +69,23 @@ def test_authority(folder: Path) -> None:
 
 
 def test_node_certificate(folder: Path) -> None:
-    """A node's certificate has its name as common name and DNS name, its hosts once each, and both usages."""
+    """A node's certificate has its name twice, its hosts and the names of the own machine, and both usages."""
     certificate = load_certificates(folder / "plant-a-bsfg.crt")[0]
     facts = describe(certificate, NOW)
     assert facts["common_name"] == "plant-a-bsfg"
-    assert facts["alternative_names"] == ["plant-a-bsfg", "localhost", "127.0.0.1", "::1"]
+    assert facts["alternative_names"] == ["plant-a-bsfg", "plant.example", "127.0.0.1", "localhost", "::1"]
     assert facts["usage"] == ["client", "server"]
     assert (facts["key"], facts["is_authority"], facts["expiry"]) == ("ECDSA secp256r1", False, "ok")
     assert certificate.serial_number != load_certificates(folder / "ca.crt")[0].serial_number
     assert (folder / "plant-a-bsfg.key").stat().st_mode & 0o777 == 0o600
-    assert names_of(certificate).alternative_names == ("plant-a-bsfg", "localhost")
+    assert names_of(certificate).alternative_names == ("plant-a-bsfg", "plant.example", "localhost")
+    assert names_of(certificate).telling_names == ("plant-a-bsfg", "plant.example")
 
 
 def test_application_certificate_cannot_serve(folder: Path) -> None:
-    """A certificate for an application is for calling only."""
+    """A certificate for an application is for calling only, and has no name of a machine."""
     issued = issue(folder, "mes", days=10, now=NOW, serves=False)
+    assert describe(issued.certificate, NOW)["alternative_names"] == ["mes"]
     assert describe(issued.certificate, NOW)["usage"] == ["client"]
     assert faults(check_files(files(folder, "mes"), NOW, 0)) == [("error", "usage")]
 
@@ -133,7 +135,8 @@ def test_names_that_would_be_taken_for_a_node(folder: Path, name: str) -> None:
 
 def test_hosts_are_written_as_they_are_compared(folder: Path) -> None:
     """A host is written in lower case and without a dot at its end, so that one host is one name."""
-    issued = issue(folder, "web", days=1, now=NOW, hosts=["GW.Plant.Example.", "gw.plant.example", "10.0.0.7"])
+    hosts = ["GW.Plant.Example.", "gw.plant.example", "10.0.0.7"]
+    issued = issue(folder, "web", days=1, now=NOW, hosts=hosts, serves=False)
     assert describe(issued.certificate, NOW)["alternative_names"] == ["web", "gw.plant.example", "10.0.0.7"]
 
 
@@ -417,6 +420,25 @@ def test_a_bundle_issues_what_is_missing_when_asked(tmp_path: Path, capsys: pyte
     assert (tmp_path / "certs" / "plant-bsfg.crt").read_bytes() == before
     assert command("bundle", folder, "other", tmp_path / "certs", "--issue") == 1
     assert not (folder / "other-bsfg.crt").exists()
+
+
+def test_a_bundle_issues_for_the_hosts_that_it_is_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --host the node's certificate carries the name, those of applications do not; without --issue it means
+    nothing, and is refused."""
+    folder = tmp_path / "authority"
+    command("init-ca", folder)
+    assert command("bundle", folder, "plant", tmp_path / "certs", "--issue", "--host", "plant.example") == 0
+    node, operator = (load_certificates(folder / f"plant-{end}.crt")[0] for end in ("bsfg", "operator"))
+    wanted = ["plant-bsfg", "plant.example", "localhost", "127.0.0.1", "::1"]
+    assert describe(node, NOW)["alternative_names"] == wanted
+    assert describe(operator, NOW)["alternative_names"] == ["plant-operator"]
+    capsys.readouterr()
+    assert command("bundle", folder, "plant", tmp_path / "again", "--host", "other.example") == 1
+    assert "--issue" in capsys.readouterr().err
+    # One that is there without the name is not what was asked for.
+    assert command("bundle", folder, "plant", tmp_path / "again", "--issue", "--host", "other.example") == 1
+    assert "plant-bsfg.crt" in capsys.readouterr().err
+    assert not (tmp_path / "again").exists()
 
 
 def test_a_bundle_has_what_is_the_zones_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

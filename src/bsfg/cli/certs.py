@@ -12,7 +12,7 @@ from rich.text import Text
 
 from bsfg.cli.init import LOCAL_ROLES
 from bsfg.cli.output import Lines, console, examples, pairs, print_json, table
-from bsfg.errors import BsfgError
+from bsfg.errors import BsfgError, FileExists, InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ app = typer.Typer(
     help="Make a development authority and certificates, show and check existing ones.",
     epilog=examples(
         ("bsfg certs init-ca certs", "make an authority, once for all zones"),
-        ("bsfg certs issue certs plant-a-bsfg --host 127.0.0.1", "a certificate for the node of plant-a"),
+        ("bsfg certs issue certs plant-a-bsfg --host plant.example", "a certificate for the node of plant-a"),
         ("bsfg certs bundle certs plant-a plant-a.tar --issue", "all that the machine of plant-a needs, and no more"),
         ("bsfg certs issue certs mes --role-hint producer --zone plant-a", "a certificate for an application"),
         ("bsfg certs signing-key line-7.key", "a key by which a producer signs its facts"),
@@ -39,6 +39,7 @@ app = typer.Typer(
 DAYS = 365
 Folder = Annotated[Path, typer.Argument(help="The folder of the authority: ca.crt, ca.key and what it issues.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+HOST_HELP = "A host name or address by which curl and browsers reach the node, such as plant.example."
 Force = Annotated[bool, typer.Option("--force", help="Overwrite files that are there.")]
 
 
@@ -85,7 +86,7 @@ def issue(
     ] = None,
     host: Annotated[
         list[str] | None,
-        typer.Option("--host", help="A host name or address to add, such as localhost or 127.0.0.1. Repeatable."),
+        typer.Option("--host", help=f"{HOST_HELP} Repeatable."),
     ] = None,
     days: Annotated[int, typer.Option("--days", help="How long it lasts.")] = DAYS,
     force: Force = False,
@@ -93,7 +94,8 @@ def issue(
 ) -> None:
     """Issue a certificate for a node or an application.
 
-    Its name is both common name, which [identities] knows, and DNS name, so that callers can insist on it.
+    Its name is both common name, which [identities] knows, and DNS name, so that callers can insist on it. That of a
+    node also carries localhost, 127.0.0.1 and ::1, and the hosts given here, so that curl and browsers accept it.
     """
     from bsfg.wire.certs import issue as make
 
@@ -116,6 +118,7 @@ def bundle(
     issue_first: Annotated[
         bool, typer.Option("--issue", help="Issue first what is not there of those that `bsfg init` gives a row.")
     ] = False,
+    host: Annotated[list[str] | None, typer.Option("--host", help=f"With --issue: {HOST_HELP} Repeatable.")] = None,
     json_mode: Json = False,
 ) -> None:
     """Gather what belongs on the machine of one zone: its own certificates with their keys, and ca.crt.
@@ -128,7 +131,9 @@ def bundle(
     check_target(target)
     roles = () if node_only else tuple(str(role) for role in RoleHint if role != RoleHint.PEER)
     if issue_first:
-        _issue_missing(folder, zone, () if node_only else LOCAL_ROLES)
+        _issue_missing(folder, zone, () if node_only else LOCAL_ROLES, host or [])
+    elif host:
+        raise InvalidArgument("--host is for certificates that are issued", hint="Give --issue, too, or leave it out.")
     files = make_bundle(folder, zone, target, roles)
     steps = _bundle_steps(target, zone)
     if json_mode:
@@ -138,16 +143,23 @@ def bundle(
     console().print("\n".join([*lines, *(f"  {step}" for step in steps)]), soft_wrap=True)
 
 
-def _issue_missing(folder: Path, zone: str, roles: Sequence[str]) -> None:
-    """Issue the certificates of a zone's node and of its own applications, as far as they are not there."""
+def _issue_missing(folder: Path, zone: str, roles: Sequence[str], hosts: Sequence[str]) -> None:
+    """Issue the certificates of a zone's node and of its own applications, as far as they are not there.
+
+    A node's that is there already would not get the hosts that are asked for, which is said now and not by a browser.
+    """
     from bsfg.rules import ZONE, check_name
     from bsfg.wire.certs import issue as make
 
     check_name("zone", zone, ZONE)
+    node = folder / f"{zone}-bsfg.crt"
+    if hosts and node.exists():
+        hint = f"Issue it anew with `bsfg certs issue {folder} {node.stem} --force --host …`, or leave --host out."
+        raise FileExists(f"{node} is already there, and would not get other hosts", hint=hint, path=str(node))
     for end in ("bsfg", *roles):
-        name = f"{zone}-{end}"
+        name, serves = f"{zone}-{end}", end == "bsfg"
         if not (folder / f"{name}.crt").exists():
-            make(folder, name, days=DAYS, now=datetime.now(UTC), serves=end == "bsfg")
+            make(folder, name, days=DAYS, now=datetime.now(UTC), hosts=hosts if serves else (), serves=serves)
 
 
 def _bundle_steps(target: Path, zone: str) -> list[str]:
@@ -277,7 +289,7 @@ def _zone_name(config: ZoneConfig, certificate: Path) -> Finding:
     from bsfg.wire.certcheck import Finding, Level, names_in_file
 
     names, usual = names_in_file(certificate), f"{config.zone.name}-bsfg"
-    found = names.common_names if config.tls.identity == "cn" else names.alternative_names
+    found = names.common_names if config.tls.identity == "cn" else names.telling_names
     for name in found:
         row = config.identities.get(name)
         if row is not None and row.zone != config.zone.name:

@@ -195,13 +195,14 @@ class Matrix:
         """Give the one name of a certificate that counts here, or raise `IdentityUnknown`.
 
         With ``cn`` that is the common name. With ``san`` it is the one alternative name that stands in the table;
-        a certificate that could be two identities is nobody.
+        a certificate that could be two identities is nobody, and localhost, which the certificates of all nodes carry,
+        is nobody's name.
         """
         if self.identity_from == IdentityFrom.CN:
             if len(peer.common_names) != 1:
                 raise IdentityUnknown(f"the certificate has {len(peer.common_names)} common names, it must have one")
             return peer.common_names[0]
-        found = sorted({name for name in peer.alternative_names if name in self.identities})
+        found = sorted({name for name in peer.telling_names if name in self.identities})
         if len(found) > 1:
             raise IdentityUnknown(f"the certificate could be any of {', '.join(found)}", names=found)
         if not found:

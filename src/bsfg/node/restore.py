@@ -136,7 +136,7 @@ def _check_signed(backup: Path, document: bytes, manifest: Manifest, own: ZoneCo
         authorities = own.path(own.tls.ca)
     if own is not None and own.tls.certificate is not None and own.path(own.tls.certificate).is_file():
         found = names_in_file(own.path(own.tls.certificate))
-        names = (*found.common_names, *found.alternative_names)
+        names = (*found.common_names, *found.telling_names)
     if authorities is None:
         says = "nobody says whose signature counts: there is no zone.toml with an authority in the folder"
         raise BackupUntrusted(says, hint="Give the authority of the zone's certificate, such as --ca ca.crt.")

@@ -65,7 +65,7 @@ def check_signature(
         raise BackupUntrusted(says, hint=UNSIGNED_HINT)
     found = names_of(leaf)
     wanted = {f"{zone}{NODE_SUFFIX}".lower(), *(name.lower() for name in names)}
-    for name in (*found.common_names, *found.alternative_names):
+    for name in (*found.common_names, *found.telling_names):
         if name.lower() in wanted:
             return name
     raise BackupUntrusted(f"the backup is of the zone {zone}, but {found} has signed it", hint=UNSIGNED_HINT)

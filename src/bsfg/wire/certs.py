@@ -2,7 +2,8 @@
 
 A zone's certificate carries the name ``<zone>-bsfg`` twice, as common name and as DNS name. The common name is what
 the table of identities knows. The DNS name lets TLS itself check that a server is the one that was meant, whatever
-address it is reached at. Keys are ECDSA on P-256.
+address it is reached at. It also carries names of hosts, those of the own machine at least, for curl and browsers,
+which look for nothing else; nobody is known by them. Keys are ECDSA on P-256.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from bsfg.errors import CertificateInvalid, FileExists, InvalidArgument, StorageReadOnly
-from bsfg.wire.peer import looks_like
+from bsfg.wire.peer import LOCALHOST, looks_like
 
 CA_NAME = "ca"
 NODE_SUFFIX = "-bsfg"
 CLOCK_SKEW = timedelta(minutes=5)
 """How far back a new certificate begins, so that a zone whose clock is behind accepts it."""
+
+OWN_MACHINE = (LOCALHOST, "127.0.0.1", "::1")
+"""What a node is called on its own machine, and nobody is known by anywhere."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -66,8 +70,8 @@ def issue(
 ) -> Issued:
     """Make a certificate signed by the authority of a folder: ``NAME.crt`` and ``NAME.key``.
 
-    ``serves`` is for nodes, which are called and call others; applications only call. The certificate never outlives
-    its authority.
+    ``serves`` is for nodes, which are called, on their own machine also as localhost, and call others; applications
+    only call. The certificate never outlives its authority.
     """
     check_name(name, folder)
     authority = load_certificates(folder / f"{CA_NAME}.crt")[0]
@@ -81,7 +85,7 @@ def issue(
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     purposes = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if serves else [])]
     # Names of hosts have no case, and a dot at their end says nothing.
-    wanted = dict.fromkeys(host.lower().rstrip(".") for host in hosts)
+    wanted = dict.fromkeys(host.lower().rstrip(".") for host in (*hosts, *(OWN_MACHINE if serves else ())))
     names = [x509.DNSName(name), *(_host(host) for host in wanted if host != name)]
     builder = _builder(subject, authority.subject, key.public_key(), now, end)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)

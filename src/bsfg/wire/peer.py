@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from cryptography import x509
 
 
+LOCALHOST = "localhost"
+
+
 @dataclass(frozen=True, slots=True)
 class Shown:
     """A certificate that was shown: until when it is valid, and what it is, for those who ask who signed it."""
@@ -36,6 +39,11 @@ class PeerNames:
     common_names: tuple[str, ...] = ()
     alternative_names: tuple[str, ...] = ()
     certificate: Shown | None = field(default=None, compare=False)
+
+    @property
+    def telling_names(self) -> tuple[str, ...]:
+        """The alternative names that can say who somebody is; every machine is localhost to itself."""
+        return tuple(name for name in self.alternative_names if looks_like(name) != LOCALHOST)
 
     def __str__(self) -> str:
         return ", ".join(self.common_names or self.alternative_names) or "a certificate without a name"

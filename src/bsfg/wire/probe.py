@@ -132,7 +132,7 @@ def verify_server(
     then the first alternative name is given, to which that authority has tied the identity.
     """
     seen = probe(host, port, files, timeout_seconds)
-    found = seen.names.alternative_names if by_alternative_name else seen.names.common_names
+    found = seen.names.telling_names if by_alternative_name else seen.names.common_names
     if expected not in found or (len(found) != 1 and not by_alternative_name):
         shown = ", ".join(found) or "nobody"
         raise ServerIdentityMismatch(

@@ -166,7 +166,7 @@ class Site:
         create_authority(self.certs, name="bsfg bench", days=2, now=now)
         for zone in (self.sender, self.receiver):
             zone.folder.mkdir()
-            issue(self.certs, f"{zone.name}-bsfg", days=1, now=now, hosts=["127.0.0.1"])
+            issue(self.certs, f"{zone.name}-bsfg", days=1, now=now)
         for name in (PRODUCER, CROWD):
             issue(self.certs, name, days=1, now=now, serves=False)
         self._write(self.sender, self.receiver, _SENDER)

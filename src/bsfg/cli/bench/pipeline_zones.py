@@ -67,7 +67,7 @@ class PipelineSite:
         create_authority(self.certs, name="bsfg bench", days=2, now=now)
         for zone in (self.sender, self.native, self.lake):
             zone.folder.mkdir()
-            issue(self.certs, f"{zone.name}-bsfg", days=1, now=now, hosts=["127.0.0.1"])
+            issue(self.certs, f"{zone.name}-bsfg", days=1, now=now)
             issue(self.certs, f"{zone.name}-pipeline", days=1, now=now, serves=False)
         issue(self.certs, PRODUCER, days=1, now=now, serves=False)
 

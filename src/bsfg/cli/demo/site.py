@@ -145,7 +145,7 @@ class Site:
         certs, now = self.root / "certs", datetime.now(UTC)
         create_authority(certs, name="bsfg demo", days=2, now=now)
         for zone in self.zones:
-            issue(certs, f"{zone.name}-bsfg", days=1, now=now, hosts=["127.0.0.1", "localhost"])
+            issue(certs, f"{zone.name}-bsfg", days=1, now=now)
             for role in ROLES:
                 issue(certs, f"{zone.name}-{role}", days=1, now=now, serves=False)
             zone.folder.mkdir()

@@ -41,7 +41,8 @@ _CERTIFICATES = """\
 
 - **Names.** A node's certificate has the name `<zone>-bsfg` as common name and as DNS name. The common name is looked
   up in `[identities]`. The DNS name lets a caller insist on the server it means, at whatever address: TLS itself
-  refuses a server without it. `bsfg certs issue` writes both. Hosts added with `--host` are for browsers and curl.
+  refuses a server without it. `bsfg certs issue` writes both. The hosts beside them (`localhost`, `127.0.0.1`, `::1`
+  and what `--host` adds) are for browsers and curl; `localhost` is nobody's identity, with `identity = "san"` neither.
 - **Other authorities.** A certificate that has the identity as common name only can be used too: the caller then
   checks the common name once and insists on the DNS name beside it.
 - **Versions.** Only TLS 1.3 is spoken, and both sides show a certificate. gRPC takes its settings when it is loaded, so
