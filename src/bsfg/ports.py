@@ -68,9 +68,16 @@ class Receipt:
         return int(np.count_nonzero(self.results == result))
 
 
+UNREADABLE = "unreadable"
+"""The reason of what is in quarantine and cannot be read; what it was refused for is not known, nor the fact."""
+
+
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A fact that was refused for good and kept aside: where, why, the bytes as they came, and where they came from."""
+    """A fact that was refused for good and kept aside: where, why, the bytes as they came, and where they came from.
+
+    Of one that cannot be read there are only the number, the reason `UNREADABLE`, and in ``detail`` the place.
+    """
 
     id: int
     at_unix_ms: int

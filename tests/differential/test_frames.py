@@ -1,5 +1,6 @@
 """Frames are found in one go as they are found step by step, whatever the bytes of a segment are."""
 
+from contextlib import ExitStack
 from itertools import accumulate
 from random import Random
 from unittest.mock import patch
@@ -11,14 +12,18 @@ from bsfg.schema import FACT_SCHEMA
 from bsfg.stores.log import segments
 from bsfg.stores.log.frame import (
     FRAME_HEADER_BYTES,
+    Damaged,
     SegmentHeader,
+    Torn,
+    decode_frame_header,
     decode_segment_header,
     encode_frame,
     encode_segment_header,
     genesis,
 )
-from bsfg.stores.log.frames import Ahead, Frames
-from bsfg.stores.log.segments import Scan, scan_segment
+from bsfg.stores.log.frames import Frames
+from bsfg.stores.log.segments import Scan, SegmentFile, scan_segment
+from bsfg.testing.disk import SimulatedDisk
 
 LOG_ID = b"i" * 16
 HEADER = encode_segment_header(SegmentHeader(LOG_ID, 10, -1, genesis(LOG_ID), 0, FACT_SCHEMA))
@@ -106,19 +111,59 @@ def test_frames_are_remembered_like_a_list() -> None:
     assert list(frames) == listed[:25]
 
 
-def test_headers_are_read_ahead_and_alone_where_that_fails() -> None:
+def disk_with(data: bytes) -> SimulatedDisk:
+    """Make a disk with one segment."""
+    disk = SimulatedDisk()
+    file = disk.create("a.seg")
+    file.write([data])
+    file.close()
+    return disk
+
+
+def hopped_as_step_by_step(random: Random) -> str:
+    """Find the frames of a sealed segment in one go, and with one call for each header."""
+    data = HEADER + harmed(random, frames_of(random, random.choice((1, 2, 5, 40))))
+    until = random.choice((None, None, random.randrange(10, 60)))
+    found = []
+    for at_once_bytes in (random.choice((FRAME_HEADER_BYTES, 300, 2_000, 1 << 18)), FRAME_HEADER_BYTES):
+        segment = SegmentFile(disk_with(data), "a.seg", decode_segment_header(data), len(data))
+        segment.until = until
+        with ExitStack() as patched:
+            patched.enter_context(patch.object(segments, "_AT_ONCE_BYTES", at_once_bytes))
+            if found:
+                patched.enter_context(patch.object(segments, "hop", one_hop))
+            found.append(([(ref.position, ref.header) for ref in segment.frames], segment.holes))
+    assert found[0] == found[1]
+    return "holes" if found[0][1] else "whole"
+
+
+def one_hop(data: bytes, at: int, expected: int, until: int, log_id: bytes, found: Frames) -> tuple[int, int]:
+    """Read one header as it is read everywhere else."""
+    del until
+    try:
+        header = decode_frame_header(data[:FRAME_HEADER_BYTES])
+    except (Torn, Damaged):
+        return at, expected
+    if (header.base, header.log_id) != (expected, log_id):
+        return at, expected
+    found.append(at, data[:FRAME_HEADER_BYTES])
+    return at + header.frame_bytes, header.end
+
+
+@pytest.mark.soak
+def test_headers_are_found_as_step_by_step() -> None:
+    """The frames of a sealed segment, harmed or not, are found by their headers whichever way those are read."""
+    campaign.run(hopped_as_step_by_step, short=1_500, must_see=("holes", "whole"))
+
+
+def test_headers_are_read_together_and_alone_where_that_fails() -> None:
     """Small frames cost few reads; a bad sector behind a header does not hide the header."""
-    data, calls = Random(3).randbytes(1 << 20), []
-
-    def read(at: int, count: int) -> bytes:
-        calls.append((at, count))
-        if at <= 600_000 < at + count:
-            raise OSError(5, "Input/output error")
-        return data[at : at + count]
-
-    ahead = Ahead(read)
-    for at in [*range(0, 590_000, 480), 599_000, 700_000, 700_480, len(data) - 100, len(data) - 50]:
-        assert ahead.header(at) == data[at : at + FRAME_HEADER_BYTES]
-    assert len(calls) < 500
-    with pytest.raises(OSError, match="Input"):
-        ahead.header(599_990)
+    data = HEADER + b"".join(frames_of(Random(3), 2_000))
+    disk = disk_with(data)
+    segment = SegmentFile(disk, "a.seg", decode_segment_header(data), len(data))
+    expected = list(segment.frames)
+    assert len(expected) == 2_000 and disk._calls["read"] < 10
+    widest = max(expected, key=lambda ref: ref.header.payload_bytes)
+    disk.spoil("a.seg", widest.position + FRAME_HEADER_BYTES, 1)
+    again = SegmentFile(disk, "a.seg", segment.header, len(data))
+    assert list(again.frames) == expected and not again.holes

@@ -13,15 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bsfg.errors import StreamUnavailable
+from bsfg.errors import StorageFailed, StreamUnavailable
 from bsfg.fact import Key
-from bsfg.ports import Buffer, Confirmation, ConsumerSpec, Result
+from bsfg.journey.references import References
+from bsfg.node.administration import _put_again
+from bsfg.ports import UNREADABLE, Buffer, Confirmation, ConsumerSpec, Result
 from bsfg.retention import GapReason
 from bsfg.stores.log import segments
 from bsfg.stores.log.buffer import LogStoreBuffer
+from bsfg.stores.log.damage import READS
 from bsfg.stores.log.files import DiskFiles
 from bsfg.stores.log.frame import FRAME_HEADER_BYTES, decode_frame_header, decode_segment_header
 from bsfg.stores.log.index import HEADER
+from bsfg.stores.log.quarantine import copy_quarantine
 from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.log.writer import LogOptions
 from bsfg.testing.disk import SimulatedDisk
@@ -338,6 +342,38 @@ def test_a_shortage_while_a_consumer_asks_is_not_remembered(tmp_path: Path, monk
             with pytest.raises(Exception, match="too many open files"):
                 await storage.cursors.commit("peer", Confirmation(through=3))
         assert (await storage.cursors.commit("peer", Confirmation(through=3))).committed == 3
+        await storage.close()
+
+    run(work())
+
+
+def test_what_is_in_quarantine_and_cannot_be_read_is_told_of() -> None:
+    """A medium that fails for a moment hides nothing; one that fails for good leaves number and place of the fact.
+
+    Nobody takes such a fact for one that is not there: no artifact that it may name is an orphan, and whoever copies
+    the folder learns of it.
+    """
+
+    async def work() -> None:
+        disk = SimulatedDisk()
+        storage, store = await opened(disk)
+        await store.set_aside(batch(1, first=END), "conflict", "for a test")
+        [path] = [name for name in disk.content() if "/quarantine/" in name]
+        disk.fail("read", times=READS - 1)
+        [item] = await store.quarantine()
+        assert (item.reason, item.key) == ("conflict", key_of(END))
+        disk.spoil(path, 40, 1)
+        [item] = await store.quarantine()
+        assert (item.reason, len(item.facts)) == (UNREADABLE, 0) and path in item.detail
+        assert await store.quarantined(item.id) == item
+        with pytest.raises(StorageFailed, match="names is not known"):
+            await References().scan([store])
+        with pytest.raises(StorageFailed, match="cannot be read"):
+            await _put_again(store, item, 0)
+        notes = store._writer.notes
+        assert copy_quarantine(notes.quarantine, SimulatedDisk(), "copy", END) == [item.detail]
+        await store.release_quarantined(item.id, "it cannot be read")
+        assert await store.quarantine() == [] and (await store.stats()).quarantined == 0
         await storage.close()
 
     run(work())

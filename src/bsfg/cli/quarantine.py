@@ -147,9 +147,12 @@ def export(
         admin = _admin(connection)
         for listed in await _chosen(admin, ids or [], stream, everything=not ids):
             view = await _whole(admin, listed)
-            for message in _messages(view):
-                line = message if facts else {"quarantined": as_dict(view), **message}
-                sys.stdout.buffer.write(json_line(line))
+            messages = _messages(view)
+            if not facts:
+                # One that cannot be read has no fact to show, and is told of all the same.
+                messages = [{"quarantined": as_dict(view), **message} for message in messages or ({},)]
+            for message in messages:
+                sys.stdout.buffer.write(json_line(message))
         sys.stdout.buffer.flush()
 
     node.run(call)

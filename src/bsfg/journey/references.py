@@ -22,7 +22,8 @@ import orjson
 
 from bsfg.artifacts import ReferenceMemory
 from bsfg.batch import EntryBatch, FactBatch
-from bsfg.ports import Buffer, BufferStats, Replayable, Storage
+from bsfg.errors import StorageFailed
+from bsfg.ports import UNREADABLE, Buffer, BufferStats, Replayable, Storage
 from bsfg.retention import Policy
 
 FORMAT = 1
@@ -87,6 +88,8 @@ class References:
             after: int | None = None
             while page := await buffer.quarantine(after):
                 for item in page:
+                    if item.reason == UNREADABLE:
+                        raise StorageFailed(f"what a fact in quarantine names is not known: {item.detail}")
                     referenced.update(named_digests(item.facts)[0])
                 after = page[-1].id
         known = await self._known()

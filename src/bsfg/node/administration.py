@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import structlog
 
-from bsfg.errors import BsfgError, InvalidArgument, NotReady, RemoteError
+from bsfg.errors import BsfgError, InvalidArgument, NotReady, RemoteError, StorageFailed
 from bsfg.fact import Origin
 from bsfg.journey.link import PeerMemory, PeerPosition, Release
 from bsfg.journey.truncate import decide, retire, truncate_before
@@ -24,6 +24,7 @@ from bsfg.node.seen import Scope, SeenMetrics
 from bsfg.node.status import Rates, all_stats, backlog_of, consumer_views, document
 from bsfg.ports import (
     QUARANTINE_PAGE,
+    UNREADABLE,
     Buffer,
     ConsumerSpec,
     ForwardBuffer,
@@ -361,6 +362,8 @@ async def _find(buffer: StoreBuffer | ForwardBuffer, id: int) -> Quarantined:
 
 
 async def _put_again(buffer: StoreBuffer | ForwardBuffer, quarantined: Quarantined, now_unix_ms: int) -> Receipt:
+    if quarantined.reason == UNREADABLE:
+        raise StorageFailed(f"the fact {quarantined.id} cannot be read: {quarantined.detail}", id=quarantined.id)
     facts = reseal(quarantined.facts)
     if buffer.buffer == Buffer.STORE:
         return await buffer.append(facts)  # type: ignore[union-attr]

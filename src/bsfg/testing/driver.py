@@ -25,6 +25,7 @@ from bsfg.errors import (
 from bsfg.fact import Key
 from bsfg.frontier import Frontier, Range
 from bsfg.ports import (
+    UNREADABLE,
     Buffer,
     Confirmation,
     ConsumerSpec,
@@ -242,7 +243,7 @@ class Driver:
     async def release(self, place: Place, random: Random) -> None:
         """Release one quarantined fact, if there is any."""
         with self._unless_full(), self._medium():
-            kept = await self.buffer(place).quarantine()
+            kept = [each for each in await self.buffer(place).quarantine() if each.reason != UNREADABLE]
             if not kept:
                 return
             item = random.choice(kept)

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from bsfg.batch import FACT_SCHEMA, ORIGIN_FIELDS, EntryBatch, FactBatch
 from bsfg.fact import Key
-from bsfg.ports import Frame, GapRecord, OriginSpan, Replayable
+from bsfg.ports import UNREADABLE, Frame, GapRecord, OriginSpan, Replayable
 from bsfg.retention import GapReason
 from bsfg.sealing import digest_mismatches
 
@@ -91,6 +91,8 @@ class Observation:
     absent: Sequence[tuple[int, int, GapReason]]
     gaps: Sequence[GapRecord]
     quarantined: Sequence[Refused]
+    unreadable: int
+    """How many of those in quarantine cannot be read at the moment."""
 
     def absent_because(self, offset: int, reasons: Sequence[GapReason]) -> bool:
         """Tell whether a gap record or a replayed gap names an offset with one of some reasons."""
@@ -120,7 +122,9 @@ async def observe(buffer: Replayable, name: str) -> Observation:
     kept = await buffer.quarantine()
     expect(len({item.id for item in kept}) == len(kept), f"{name}: quarantined facts share an id")
     refused = [(row.key, row.digest) for item in kept for row in rows_of(item.facts)]
-    return Observation(stats.start, stats.end, stats.log_id, entries, absent, await buffer.gaps(), refused)
+    unreadable = sum(item.reason == UNREADABLE for item in kept)
+    gaps = await buffer.gaps()
+    return Observation(stats.start, stats.end, stats.log_id, entries, absent, gaps, refused, unreadable)
 
 
 def shown(frame: Frame, name: str) -> list[tuple[int, int, Row]]:

@@ -87,8 +87,9 @@ def quarantined_rows(views: list[QuarantinedView]) -> list[dict[str, Any]]:
 
 
 def quarantined_whole(views: Sequence[QuarantinedView]) -> list[dict[str, Any]]:
-    """Describe quarantined facts with all their content, a row per fact."""
-    return [{"quarantined": _head(view), **message_to_dict(each)} for view in views for each in _messages(view)]
+    """Describe quarantined facts with all their content, a row per fact; of one that cannot be read, without it."""
+    contents = [(view, [message_to_dict(each) for each in _messages(view)]) for view in views]
+    return [{"quarantined": _head(view), **each} for view, found in contents for each in found or ({},)]
 
 
 def _messages(view: QuarantinedView) -> list[Message]:

@@ -163,7 +163,9 @@ class _LogCopy:
     def _notes(self, notes: Notes, end: int) -> None:
         """Write the notes as far as they speak of what was copied."""
         notes.book = notes.book.before(end)
-        copy_quarantine(notes.quarantine, self._target, self._source.path, end)
+        unreadable = copy_quarantine(notes.quarantine, self._target, self._source.path, end)
+        if unreadable:
+            raise StorageFailed(f"{len(unreadable)} facts in quarantine cannot be read, the first is {unreadable[0]}")
         # What an earlier version kept with the notes is now among the rest.
         notes.quarantine = Quarantine(self._target, self._source.path)
         data = b"".join(encode(record) for record in notes.snapshot())

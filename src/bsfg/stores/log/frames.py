@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
@@ -22,12 +22,10 @@ from bsfg.stores.log.frame import (
     FRAME_HEADER_BYTES,
     FRAME_MAGIC,
     MAX_OFFSET,
+    MAX_PAYLOAD_BYTES,
     FrameHeader,
     padded,
 )
-
-_AHEAD_BYTES = 1 << 18
-_SMALL_BYTES = 1 << 14
 
 
 @dataclass(slots=True)
@@ -127,28 +125,25 @@ def follow(data: Bytes, at: int, expected: int, log_id: bytes, chain: bytes, fou
     return at, expected, chain
 
 
-class Ahead:
-    """Reads headers of a file; where frames are small many at a time, as a call for each would cost more than they."""
+def hop(data: Bytes, at: int, expected: int, until: int, log_id: bytes, found: Frames) -> tuple[int, int]:
+    """Add frames as long as each has a sound header in its place; nothing is asked of what stands behind it.
 
-    def __init__(self, read: Callable[[int, int], bytes]) -> None:
-        self._read, self._begin, self._data, self._last = read, 0, b"", -_SMALL_BYTES
-
-    def header(self, at: int) -> bytes:
-        """Give the bytes of a header at a position, fewer at the end of the file."""
-        start = at - self._begin
-        if 0 <= start <= len(self._data) - FRAME_HEADER_BYTES:
-            found = self._data[start : start + FRAME_HEADER_BYTES]
-        else:
-            found = self._fetched(at)
-        self._last = at
-        return found
-
-    def _fetched(self, at: int) -> bytes:
-        if at - self._last < _SMALL_BYTES:
-            try:
-                self._begin, self._data = at, self._read(at, _AHEAD_BYTES)
-                return self._data[:FRAME_HEADER_BYTES]
-            except OSError:
-                # Bytes behind the header cannot be read, perhaps: those of the header are asked for alone.
-                self._begin, self._data = at, b""
-        return self._read(at, FRAME_HEADER_BYTES)
+    ``data`` is what a file holds at the position ``at``, and may end anywhere. Gives the position and the offset where
+    the next frame is to begin, which may lie behind the data. Frames from the offset ``until`` on are left out. This
+    does in one go for each frame what `decode_frame_header` does step by step.
+    """
+    view, last, unpack, crc = memoryview(data), len(data) - FRAME_HEADER_BYTES, FRAME_FIELDS.unpack_from, crc32c.crc32c
+    start = 0
+    while start <= last and expected < until:
+        magic, header_crc, length, base, count, _, _, owner, _, _, _ = unpack(data, start)
+        if (magic, base, owner) != (FRAME_MAGIC, expected, log_id):
+            break
+        header = view[start : start + FRAME_HEADER_BYTES]
+        if crc(header[8:], FRAME_CRC_BEGUN) != header_crc:
+            break
+        if not count or length > MAX_PAYLOAD_BYTES or base > MAX_OFFSET:
+            break
+        found.append(at + start, header)
+        start += padded(FRAME_HEADER_BYTES + length)
+        expected += count
+    return at + start, expected

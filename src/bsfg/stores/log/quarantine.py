@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import threading
+import time
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -23,10 +24,10 @@ import pyarrow as pa
 from bsfg.batch import FACT_SCHEMA, FactBatch
 from bsfg.errors import InvalidArgument, QuarantineFull
 from bsfg.fact import Key, Origin
-from bsfg.ports import Quarantined
+from bsfg.ports import UNREADABLE, Quarantined
 from bsfg.sealing import bodies
 from bsfg.stores.log.atomic import write_whole
-from bsfg.stores.log.damage import is_damage, readable
+from bsfg.stores.log.damage import PAUSE_SECONDS, READS, is_damage, readable
 from bsfg.stores.log.files import Files
 from bsfg.stores.log.journal import Journal, Record, encode, record_at, sound_after
 
@@ -154,32 +155,36 @@ class Quarantine:
         return id in self._places
 
     def get(self, id: int) -> Quarantined | None:
-        """Read one fact; None when it is not there, or not any more."""
-        for _ in range(3):
+        """Read one fact; None when it is not there, or not any more. One that cannot be read is named as that."""
+        why = ""
+        for _ in range(READS):
             with self._lock:
                 place, old = self._places.get(id), self._old.get(id)
             if place is None:
                 return None
             if old is not None:
                 return item_of(old)
+            where = f"{self._path(place.segment)} at byte {place.position}"
             try:
                 data = self._files.read_at(self._path(place.segment), place.position, place.size_bytes)
-            except FileNotFoundError:
-                continue
             except OSError as error:
-                if not is_damage(error):
+                if not (is_damage(error) or isinstance(error, FileNotFoundError)):
                     raise
-                return None  # the others can be read; `bsfg verify` names what cannot
+                why = f"{where}: {error.strerror}"
+                time.sleep(PAUSE_SECONDS)
+                continue
             found = _decoded(data)
             # Where another fact is found the file was written anew meanwhile.
             if found is not None and found.head["id"] == id:
                 return item_of(found)
-        return None
+            why = f"{where}: the fact fails its CRC"
+        nothing = FactBatch.of_rows([], sealed=True)
+        return Quarantined(id, 0, UNREADABLE, Key("", ""), -1, nothing, why)
 
     def page(self, after: int | None, limit: int, newest_first: bool = False) -> list[Quarantined]:
         """Read the facts that follow an id, in the order in which they came or the other way round.
 
-        What cannot be read is passed over; fewer than ``limit`` are given only when no more follow.
+        Fewer than ``limit`` are given only when no more follow.
         """
         page: list[Quarantined] = []
         while len(page) < limit and (ids := self._ids_after(after, limit - len(page), newest_first)):
@@ -237,7 +242,7 @@ class Quarantine:
     def _has(self, identity: Identity, same: int) -> bool:
         known = self._same.get(same)
         item = self.get(known) if known is not None else None
-        return item is not None and _identity(item) == identity
+        return item is not None and item.reason != UNREADABLE and _identity(item) == identity
 
     def _append(self, encoded: Sequence[tuple[int, int, bytes]]) -> None:
         segment = max(self._file_bytes, default=0)
@@ -321,8 +326,12 @@ class Quarantine:
         return f"{self._folder}/{segment:0{_DIGITS}d}{_SUFFIX}"
 
 
-def copy_quarantine(source: Quarantine, target: Files, folder: str, end: int) -> None:
-    """Write the facts that speak of nothing from the offset ``end`` on into the folder of another log."""
+def copy_quarantine(source: Quarantine, target: Files, folder: str, end: int) -> list[str]:
+    """Write the facts that speak of nothing from the offset ``end`` on into the folder of another log.
+
+    Gives where those were that cannot be read.
+    """
+    unreadable: list[str] = []
     target.make_folder(f"{folder}/quarantine")
     parts: list[bytes] = []
     number, size = 1, 0
@@ -332,6 +341,9 @@ def copy_quarantine(source: Quarantine, target: Files, folder: str, end: int) ->
         write_whole(target, f"{folder}/quarantine/{number:08d}{_SUFFIX}", encode(record))
 
     for item in source.all():
+        if item.reason == UNREADABLE:
+            unreadable.append(item.detail)
+            continue
         if item.existing_offset >= end:
             continue
         parts.append(_encoded(record_of(item, _hash(_identity(item)))))
@@ -342,6 +354,7 @@ def copy_quarantine(source: Quarantine, target: Files, folder: str, end: int) ->
     if parts:
         write()
     target.sync_folder(f"{folder}/quarantine")
+    return unreadable
 
 
 def _encoded(record: Record) -> bytes:

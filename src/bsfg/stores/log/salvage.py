@@ -407,8 +407,10 @@ class _LogSalvage:
     def _write_notes(self, notes: Notes, end: int) -> None:
         for gap in notes.book.missing(self._gaps):
             notes.book.add(gap)
-        copy_quarantine(notes.quarantine, self._target, self._folder, end)
-        self._log.quarantined = len(notes.quarantine)
+        unreadable = copy_quarantine(notes.quarantine, self._target, self._folder, end)
+        for where in unreadable:
+            self._found.miss(self._folder, f"a fact in quarantine: {where}")
+        self._log.quarantined = len(notes.quarantine) - len(unreadable)
         notes.quarantine = Quarantine(self._target, self._folder)
         data = b"".join(encode(record) for record in notes.snapshot())
         write_whole(self._target, f"{self._folder}/notes.journal", data)

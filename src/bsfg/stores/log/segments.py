@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -19,10 +20,10 @@ from bsfg.stores.log.frame import (
     FRAME_HEADER_BYTES,
     FRAME_MAGIC,
     MAX_NAMED_OFFSET,
+    MAX_OFFSET,
     NOT_KNOWN,
     ROWS,
     Damaged,
-    FrameHeader,
     SegmentHeader,
     Torn,
     chain_after,
@@ -34,12 +35,13 @@ from bsfg.stores.log.frame import (
     encode_segment_header,
     padded,
 )
-from bsfg.stores.log.frames import Ahead, FrameRef, Frames, follow
+from bsfg.stores.log.frames import FrameRef, Frames, follow, hop
 from bsfg.stores.log.rowform import entries_of, entry_rows
 
 _FIRST_READ_BYTES = 16_384
 _LOOKING_SECONDS = 0.25
 _RECENT_BYTES = 1 << 20
+_SMALL_BYTES = 1 << 14
 _AT_ONCE_BYTES = 1 << 18
 _ROWS_AT_ONCE = 1_000
 _RECENT_FRAMES = 64
@@ -394,15 +396,30 @@ class SegmentFile:
 
     def _find_frames(self) -> Frames:
         """Hop from header to header; only when one is wrong is the whole segment read."""
-        found, ahead = Frames(), Ahead(lambda at, count: self.files.read_at(self.path, at, count))
+        found, is_dense = Frames(), False
         at, expected = self.header.size_bytes, self.base
-        while at < self.size_bytes and (self.until is None or expected < self.until):
-            raw, header = self._header_at(ahead, at)
-            if header is None or header.base != expected or header.log_id != self.header.log_id:
+        until = MAX_OFFSET + 1 if self.until is None else self.until
+        while at < self.size_bytes and expected < until:
+            data = self._headers(at, is_dense=is_dense)
+            begin, known = at, len(found)
+            at, expected = hop(data, at, expected, until, self.header.log_id, found)
+            if at == begin:
                 return self._scanned_frames()
-            found.append(at, raw)
-            at, expected = at + header.frame_bytes, header.end
+            is_dense = at - begin < _SMALL_BYTES * (len(found) - known)
         return found
+
+    def _headers(self, at: int, *, is_dense: bool) -> bytes:
+        """Give the bytes of a header; where frames are small, those of many, as a call for each would cost more."""
+        rest = self.size_bytes - at
+        if is_dense:
+            with suppress(OSError):  # bytes behind the header cannot be read, perhaps
+                return self.files.read_at(self.path, at, min(rest, _AT_ONCE_BYTES))
+        try:
+            return patiently(lambda: self.files.read_at(self.path, at, min(rest, FRAME_HEADER_BYTES)))
+        except OSError as error:
+            if not self._is_damage(error):
+                raise
+            return b""
 
     def _scanned_frames(self) -> Frames:
         try:
@@ -416,17 +433,6 @@ class SegmentFile:
         scan.forget_from(self.until)
         self.holes = scan.holes
         return scan.frames
-
-    def _header_at(self, ahead: Ahead, at: int) -> tuple[bytes, FrameHeader | None]:
-        try:
-            raw = patiently(lambda: ahead.header(at))
-            return raw, decode_frame_header(raw)
-        except (Torn, Damaged):
-            return b"", None
-        except OSError as error:
-            if not self._is_damage(error):
-                raise
-            return b"", None
 
     def _is_damage(self, error: OSError) -> bool:
         self.is_missing = self.is_missing or (isinstance(error, FileNotFoundError) and not self.may_leave)
