@@ -127,6 +127,11 @@ class IndexStore:
         """The offset from which on the keys are not in a full run."""
         return self.keys.runs[0].last + 1 if self.keys.runs else min((run.first for run in self.keys.recent), default=0)
 
+    def has_recent(self, first: int, end: int) -> bool:
+        """Tell whether a key that is not in a full run is of an offset in a range, its end exclusive."""
+        offsets = [run.offsets for run in self.keys.recent]
+        return any(bool(((each >= first) & (each < end)).any()) for each in offsets)
+
     def drop_recent(self) -> int:
         """Forget the keys that are not in a full run; give the offset from which keys must be added again."""
         with self.keys.lock:

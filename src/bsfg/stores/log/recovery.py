@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -84,26 +85,23 @@ class Recovery:
         if self._notes_were_lost:
             self._begin_where_files_begin(segments, notes)
         self._find_missing(segments, notes)
-        chain, newest, end = genesis(identity.log_id), 0, notes.start
-        scan = None
+        last, newest = _Last(Scan(), 0, notes.start, genesis(identity.log_id)), 0
         if segments:
-            scan = self._scan_active(segments[-1], notes)
-            chain = scan.chain or segments[-1].header.chain_before
+            active, scan = segments[-1], self._scan_active(segments[-1], notes)
+            last = _Last(scan, active.base, max(scan.end, active.base), scan.chain or active.header.chain_before)
             times = [ref.header.appended_at_unix_ms for ref in scan.frames[-1:]]
-            newest = max([segments[-1].header.time_before_unix_ms, *times])
-            end = max(scan.end, segments[-1].base)
-        end = self._never_reuse(end, floor, notes)
+            newest = max([active.header.time_before_unix_ms, *times])
+        end = self._never_reuse(last.end, floor, notes)
         # The reason for a range without entries is durable before anything is written behind it.
         notes.add_gaps(self._gaps)
-        if not segments or end > max(scan.end if scan else -1, segments[-1].base):
-            segments.append(self._fresh_segment(identity.log_id, end, chain, newest, segments))
-            scan = None
+        if not segments or end > last.end:
+            segments.append(self._fresh_segment(identity.log_id, end, last.chain, newest, segments))
         files.sync_folder(folder)
         keys = KeySegments(files, folder)
         keys.clear_staged()
         self._check_keys(notes, keys)
         self._check_latest()
-        index = self._index(identity, segments, keys, scan, end, chain, notes)
+        index = self._index(identity, segments, keys, last, end, notes)
         index.forget_before(notes.keys_start)
         # Building the index may have met frames that cannot be decoded.
         notes.add_gaps(self._gaps)
@@ -113,7 +111,7 @@ class Recovery:
             identity.secret,
             segments,
             end,
-            chain,
+            last.chain,
             newest,
             notes,
             keys,
@@ -331,22 +329,22 @@ class Recovery:
         identity: LogIdentity,
         segments: list[SegmentFile],
         keys: KeySegments,
-        scan: Scan | None,
+        last: _Last,
         end: int,
-        chain: bytes,
         notes: Notes,
     ) -> IndexStore:
         """Load the key index and add what it lacks from key segments and log."""
-        options = self._options
+        options, chain = self._options, last.chain
         store = IndexStore(
             self._files, self._folder, identity.index_owner, options.index_memory_bytes, options.index_run_keys
         )
-        frames = scan.frames if scan is not None else Frames()
         start = keys.names[0].first if keys.names else segments[0].base
-        missing_from = store.load(
-            start, end, segments[-1].base, lambda at: chain if at == end else frames.chain_before(at)
-        )
-        if self._is_harmed(segments, scan, store.recent_first, missing_from):
+        # What was lost behind the last segment is in no sealed one, though a new segment begins behind it.
+        missing_from = store.load(start, end, last.base, last.chain_before)
+        # A key whose fact is gone must not be among the newest ones: who sends the fact again can then mend the harm.
+        # Of what is in full runs only the scrub can tell.
+        lacking = _lacking(segments, last, max(store.recent_first, notes.start), missing_from)
+        if any(store.has_recent(*span) for span in lacking):
             missing_from = max(start, store.drop_recent())
         hasher = KeyHash(identity.secret)
         for name in keys.names:
@@ -362,25 +360,6 @@ class Recovery:
                 missing_from = name.last + 1
         self._index_segments(store, hasher, segments, missing_from, end, chain, notes)
         return store
-
-    def _is_harmed(self, segments: list[SegmentFile], scan: Scan | None, first: int, end: int) -> bool:
-        """Tell whether a frame of a range of offsets is damaged.
-
-        A key whose fact is gone must not be among the newest ones: who sends the fact again can then mend the harm. Of
-        what is in full runs only the scrub can tell.
-        """
-        if scan is not None and any(hole.first < end and hole.last >= first for hole in scan.holes):
-            return True
-        bases = [segment.base for segment in segments[1:]]
-        for segment, until in zip(segments, bases, strict=False):
-            if until <= first or segment.base >= end:
-                continue
-            for ref, payload in segment.payloads(segment.frames.since(first)):
-                if ref.base < end and isinstance(payload, Exception):
-                    return True
-            if segment.holes:
-                return True
-        return False
 
     def _index_segments(
         self,
@@ -410,6 +389,49 @@ class Recovery:
             adding.finish()
             for hole in joined(damaged):
                 self._lose(hole.first, hole.last, f"{segment.where(hole.position)}: {hole.why}", notes, _DAMAGED)
+
+
+class _Last(NamedTuple):
+    """What the last segment told: its base, and up to where frames, holes and the chain lead in it."""
+
+    scan: Scan
+    base: int
+    end: int
+    chain: bytes
+
+    def chain_before(self, offset: int) -> bytes | None:
+        """Give the chain value before an offset, None where no frame begins or ends."""
+        return self.chain if offset == self.end else self.scan.frames.chain_before(offset)
+
+
+def _lacking(segments: Sequence[SegmentFile], last: _Last, first: int, end: int) -> Iterator[tuple[int, int]]:
+    """Give the ranges of offsets from ``first`` up to ``end`` that no sound frame holds, ends exclusive."""
+    at = first
+    for segment, until in zip(segments, [*(each.base for each in segments[1:]), end], strict=True):
+        if until <= first or segment.base >= end:
+            continue
+        for base, sound_until in _sound(segment, last, first):
+            if base > at:
+                yield at, min(base, end)
+            at = max(at, sound_until)
+            if at >= end:
+                return
+    if at < end:
+        yield at, end
+
+
+def _sound(segment: SegmentFile, last: _Last, first: int) -> Iterator[tuple[int, int]]:
+    """Give the ranges, ends exclusive, of the frames of a segment that pass their checksums, from an offset on."""
+    if segment.base == last.base:
+        at = segment.base
+        for hole in last.scan.holes:
+            yield at, hole.first
+            at = max(at, hole.last + 1)
+        yield at, last.end
+        return
+    for ref, payload in segment.payloads(segment.frames.since(first)):
+        if not isinstance(payload, Exception):
+            yield ref.base, ref.end
 
 
 def _end_of(segment: SegmentFile) -> int:
