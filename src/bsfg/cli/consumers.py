@@ -12,12 +12,13 @@ from rich.text import Text
 from bsfg.cli.complete import consumers as known_consumers
 from bsfg.cli.complete import streams as known_streams
 from bsfg.cli.connection import Target, connects
-from bsfg.cli.groups import Json, ListsByDefault, Reason, checked_reason, suggestion
+from bsfg.cli.groups import Json, ListsByDefault, Reason, Yes, ask_first, checked_reason, suggestion
 from bsfg.cli.output import (
     WIDE_COLUMNS,
     console,
     count_text,
     examples,
+    facts_text,
     print_json,
     range_text,
     table,
@@ -26,7 +27,7 @@ from bsfg.cli.output import (
 from bsfg.errors import ConsumerExists, InvalidArgument, UnknownConsumer, UnknownStream
 
 if TYPE_CHECKING:
-    from bsfg.ports import ConsumerSpec, GapRecord, StartAt
+    from bsfg.ports import ConsumerSpec, StartAt
     from bsfg.wire.adminclient import AdminClient
     from bsfg.wire.connection import Connection
     from bsfg.wire.service import ConsumerView
@@ -115,6 +116,7 @@ def retire(
     node: Target,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Which one.", autocompletion=known_consumers)],
     reason: Reason,
+    yes: Yes = False,
     json: Json = False,
 ) -> None:
     """End a consumer for good: it holds nothing back any longer, and what it had not confirmed is on record.
@@ -123,22 +125,23 @@ def retire(
     """
     why = checked_reason(reason)
 
-    async def call(connection: Connection) -> list[GapRecord]:
-        admin = _admin(connection)
-        try:
-            return await admin.retire_consumer(name, why)
-        except UnknownConsumer as error:
-            names = [view.state.spec.name for view in await admin.consumers()]
-            raise UnknownConsumer(error.message, hint=suggestion(name, names, "consumer")) from None
+    async def backlog(connection: Connection) -> int:
+        views = {view.state.spec.name: view for view in await _admin(connection).consumers()}
+        if name not in views:
+            raise UnknownConsumer(f"there is no consumer {name!r}", hint=suggestion(name, views, "consumer"))
+        return views[name].backlog
 
-    gaps = node.run(call)
+    left = node.run(backlog)
+    told = f"has not confirmed {facts_text(left)}, of which gap records stay" if left else "has confirmed everything"
+    ask_first(f"{name} {told}, and its name cannot be used again.", yes)
+    gaps = node.run(lambda connection: _admin(connection).retire_consumer(name, why))
     missed = sum(gap.last - gap.first + 1 for gap in gaps)
     if json:
         print_json({"name": name, "missed": missed, "gaps": gaps})
         return
-    left = f"It had not confirmed {count_text(missed)} facts: " if missed else "It had confirmed everything."
+    had = f"It had not confirmed {facts_text(missed)}: " if missed else "It had confirmed everything."
     ranges = ", ".join(range_text(gap.first, gap.last) for gap in gaps)
-    console().print(Text(f"Consumer {name} is retired. {left}{ranges}{', recorded as gaps.' if missed else ''}"))
+    console().print(Text(f"Consumer {name} is retired. {had}{ranges}{', recorded as gaps.' if missed else ''}"))
 
 
 def parse_start(text: str) -> tuple[StartAt, int]:

@@ -1,19 +1,26 @@
-"""What groups of commands share: `bsfg gate` alone lists, names get suggestions, a decision needs a reason."""
+"""What groups of commands share: `bsfg gate` alone lists, names get suggestions, a decision needs a reason.
+
+What cannot be undone is told and asked for first.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from bsfg.cli.output import say
 from bsfg.errors import InvalidArgument
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Reason = Annotated[
     str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; it is recorded with your name.", show_default=False)
 ]
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking; needed where nobody can be asked.")]
 
 
 class ListsByDefault(TyperGroup):
@@ -35,6 +42,17 @@ def checked_reason(reason: str) -> str:
             "--reason is empty", hint="Say in a few words why; whoever looks at the record later will ask."
         )
     return reason.strip()
+
+
+def ask_first(what: str, yes: bool) -> None:
+    """Tell what is going to happen and cannot be undone, and go on only if that is wanted."""
+    if yes:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise InvalidArgument(f"{what} This cannot be undone", hint="Add --yes to do it without being asked.")
+    if not typer.confirm(f"{what} This cannot be undone. Go on?", err=True):
+        say("Nothing was done.")
+        raise typer.Exit(1)
 
 
 def suggestion(word: str, known: Iterable[str], what: str) -> str:

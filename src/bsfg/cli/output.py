@@ -160,6 +160,11 @@ def count_text(number: int) -> str:
     return f"{number:,}"
 
 
+def facts_text(count: int) -> str:
+    """Write a number of facts."""
+    return f"{count_text(count)} {'fact' if count == 1 else 'facts'}"
+
+
 def size_text(size_bytes: float) -> str:
     """Write a size in the unit that suits it."""
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -12,8 +12,19 @@ from rich.text import Text
 
 from bsfg.cli.complete import streams
 from bsfg.cli.connection import Target, connects
-from bsfg.cli.groups import Json, ListsByDefault, Reason, checked_reason, suggestion
-from bsfg.cli.output import WIDE_COLUMNS, console, count_text, examples, json_line, pairs, print_json, table, time_text
+from bsfg.cli.groups import Json, ListsByDefault, Reason, Yes, ask_first, checked_reason, suggestion
+from bsfg.cli.output import (
+    WIDE_COLUMNS,
+    console,
+    count_text,
+    examples,
+    facts_text,
+    json_line,
+    pairs,
+    print_json,
+    table,
+    time_text,
+)
 from bsfg.errors import InvalidArgument, UnknownStream
 from bsfg.printable import one_line
 
@@ -59,7 +70,7 @@ def list_quarantine(
     console().print(_table(list(page.views)) if page.views else "Nothing is in quarantine.")
     if page.following:
         console().print(
-            f"{count_text(page.total)} facts in all; the next ones: bsfg quarantine list --after {page.following}"
+            f"{facts_text(page.total)} in all; the next ones: bsfg quarantine list --after {page.following}"
         )
 
 
@@ -119,6 +130,7 @@ def drop(
     ids: Ids = None,
     everything: All = False,
     stream: StreamOption = None,
+    yes: Yes = False,
     json: Json = False,
 ) -> None:
     """Give quarantined facts up for good; who did it and why stays on record. Export them first if in doubt."""
@@ -128,7 +140,11 @@ def drop(
         await admin.drop_quarantined(view.stream, view.quarantined.id, why, view.buffer)
         return {"id": name_of(view), "settled": True}
 
-    _report(_settle(node, ids or [], stream, everything, settle), json, lambda row: "is dropped")
+    def asked(chosen: list[QuarantinedView]) -> None:
+        what = name_of(chosen[0]) if len(chosen) == 1 else facts_text(len(chosen))
+        ask_first(f"{what} in quarantine will be given up.", yes)
+
+    _report(_settle(node, ids or [], stream, everything, settle, asked), json, lambda row: "is dropped")
 
 
 @app.command("export")
@@ -219,15 +235,20 @@ def _settle(
     stream: str | None,
     everything: bool,
     settle: Callable[[AdminClient, QuarantinedView], Awaitable[dict[str, Any]]],
+    asked: Callable[[list[QuarantinedView]], None] = lambda chosen: None,
 ) -> list[dict[str, Any]]:
     if not ids and not everything:
         raise InvalidArgument(
             "which one is not said", hint="Give one or more ids, or --all; `bsfg quarantine` lists them."
         )
 
+    chosen = node.run(lambda connection: _chosen(_admin(connection), ids, stream, everything))
+    if chosen:
+        asked(chosen)
+
     async def call(connection: Connection) -> list[dict[str, Any]]:
         admin = _admin(connection)
-        return [await settle(admin, view) for view in await _chosen(admin, ids, stream, everything)]
+        return [await settle(admin, view) for view in chosen]
 
     return node.run(call)
 

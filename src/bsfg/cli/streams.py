@@ -11,7 +11,7 @@ from rich.text import Text
 from bsfg.cli.complete import streams as known_streams
 from bsfg.cli.connection import Target, connects
 from bsfg.cli.consumers import BufferName
-from bsfg.cli.groups import Json, ListsByDefault, Reason, checked_reason, suggestion
+from bsfg.cli.groups import Json, ListsByDefault, Reason, Yes, ask_first, checked_reason, suggestion
 from bsfg.cli.output import console, count_text, examples, print_json, table
 from bsfg.errors import UnknownStream
 
@@ -51,6 +51,7 @@ def truncate(
     buffer: Annotated[
         BufferName, typer.Option(help="store: what this zone produced. forward: what other zones sent.")
     ] = BufferName.STORE,
+    yes: Yes = False,
     json: Json = False,
 ) -> None:
     """Remove everything below an offset at once, whatever its age; keys stay for the key horizon.
@@ -58,6 +59,7 @@ def truncate(
     Refused beyond the frontier, and while the link of a required consumer stands still. This cannot be undone.
     """
     why = checked_reason(reason)
+    ask_first(f"What {stream}/{buffer} holds below {before} leaves at once.", yes)
 
     async def call(connection: Connection) -> FrontierView:
         from bsfg.ports import Buffer

@@ -34,6 +34,7 @@ from bsfg.ports import (
     Quarantined,
     Receipt,
     Result,
+    StartAt,
     StoreBuffer,
 )
 from bsfg.sealing import reseal
@@ -56,6 +57,9 @@ UNKNOWN_OFFSET = -1
 
 
 Documents = Callable[[], Sequence[Mapping[str, Any]]]
+
+CLOCKS_DIFFER_MS = 60_000
+"""A caller's present moment may lie so far ahead of the node's."""
 
 
 class Administration:
@@ -154,6 +158,12 @@ class Administration:
         """Create a durable consumer."""
         row = self._check(caller, Action.ACT, spec.stream)
         check_name("consumer", spec.name)
+        if spec.start == StartAt.TIME and spec.start_value > self._parts.clock.now_unix_ms() + CLOCKS_DIFFER_MS:
+            raise InvalidArgument(
+                "the time to start at is yet to come here",
+                hint="Give a time that has passed, or `latest` for whatever comes from now on.",
+                start_value=spec.start_value,
+            )
         buffer = await self._parts.buffer(spec.stream, spec.buffer)
         async with self._act(row, caller, "consumer_created", f"consumer {spec.name}") as details:
             details |= {"stream": spec.stream, "buffer": str(spec.buffer), "required": spec.required}

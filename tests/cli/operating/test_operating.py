@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -181,10 +182,10 @@ def test_a_node_that_is_away_is_watched_too(tmp_path: Path) -> None:
     [
         ("gate", "hold", "from-enterprise", "--reason", "x"),
         ("consumers", "add", "app-x", "--stream", "operational"),
-        ("consumers", "retire", "enterprise.operational", "--reason", "x"),
-        ("streams", "truncate", "operational", "--before", "1", "--reason", "x"),
+        ("consumers", "retire", "enterprise.operational", "--reason", "x", "--yes"),
+        ("streams", "truncate", "operational", "--before", "1", "--reason", "x", "--yes"),
         ("quarantine", "retry", "--all", "--reason", "x"),
-        ("quarantine", "drop", "--all", "--reason", "x"),
+        ("quarantine", "drop", "--all", "--reason", "x", "--yes"),
     ],
 )
 def test_a_viewer_may_not_act(cli: Cli, plant: Zone, command: tuple[str, ...]) -> None:
@@ -316,7 +317,7 @@ def test_a_consumer_lives_from_add_to_retire(cli: Cli, plant: Zone) -> None:
     listed = {each["name"]: each for each in cli("consumers", "--json").json}
     assert listed["app-life"]["start_value"] == 100
     assert "app-life" in cli("consumers").out
-    gone = cli("consumers", "retire", "app-life", "--reason", "never came back", "--json").json
+    gone = cli("consumers", "retire", "app-life", "--reason", "never came back", "--yes", "--json").json
     assert gone["missed"] == FACTS + 4 - 100
     assert [(gap["first"], gap["last"], gap["reason"]) for gap in gone["gaps"]] == [
         (100, FACTS + 3, "consumer_retired")
@@ -324,12 +325,55 @@ def test_a_consumer_lives_from_add_to_retire(cli: Cli, plant: Zone) -> None:
     assert "retired: never came back" in cli("consumers", columns=200).out
 
 
+IRREVERSIBLE = [
+    ("consumers", "retire", "app-asked"),
+    ("streams", "truncate", "operational", "--before", "1"),
+    ("quarantine", "drop", "--all"),
+]
+
+
+@pytest.mark.parametrize("command", IRREVERSIBLE, ids=[" ".join(each[:2]) for each in IRREVERSIBLE])
+def test_what_cannot_be_undone_asks_first(cli: Cli, plant: Zone, command: tuple[str, ...]) -> None:
+    """At a terminal somebody is asked, and no is the answer of whoever says nothing; a script must say --yes."""
+    cli("consumers", "add", "app-asked", "--stream", "operational", "--start", "offset:1", "--optional")
+
+    def state() -> list[Any]:
+        return [cli(each, "--json").json for each in ("consumers", "quarantine")]
+
+    before = state()
+    done = cli(*command, "--reason", "x")
+    assert (done.code, done.err.partition(":")[0]) == (1, "error[invalid_argument]")
+    assert "This cannot be undone" in done.err and "--yes" in done.err
+    for answer in (b"n\n", b"\n"):
+        code, shown = at_a_terminal([*command, "--reason", "x"], answer)
+        assert (code, shown.count("Go on? [y/N]"), "Nothing was done." in shown) == (1, 1, True), shown
+    assert state() == before
+
+
+def at_a_terminal(command: list[str], answer: bytes) -> tuple[int, str]:
+    """Run a command with a terminal and type an answer; give its code and what was shown."""
+    terminal, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "dumb", "COLUMNS": "100"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "bsfg.cli", *command], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+    ) as running:
+        os.close(theirs)
+        os.write(terminal, answer)
+        shown = b""
+        with suppress(OSError):  # the terminal ends with whoever has it
+            while part := os.read(terminal, 65_536):
+                shown += part
+        os.close(terminal)
+    return running.returncode, shown.decode()
+
+
 def test_a_consumer_can_begin_at_a_time_or_at_the_end(cli: Cli, plant: Zone) -> None:
     """Time and latest are resolved by the node."""
     args = ("consumers", "add", "--stream", "operational", "--optional", "--json")
     assert cli(*args, "app-late", "--start", "latest").json["backlog"] == 0
     assert cli(*args, "app-old", "--start", "time:2020-01-01").json["backlog"] == FACTS + 4
-    assert cli(*args, "app-new", "--start", "time:2200-01-01T00:00:00+01:00").json["backlog"] == 0
+    refused = cli(*args, "app-new", "--start", "time:2200-01-01T00:00:00+01:00")
+    assert (refused.code, refused.json["code"]) == (1, "invalid_argument") and "yet to come" in refused.err
 
 
 def test_the_frontier_is_shown_and_truncation_stops_at_it(cli: Cli, plant: Zone) -> None:
@@ -340,10 +384,10 @@ def test_the_frontier_is_shown_and_truncation_stops_at_it(cli: Cli, plant: Zone)
     assert store["start"] <= store["frontier"] + 1 <= store["end"]
     assert "enterprise.operational" in cli("streams").out
     order = ("streams", "truncate", "operational", "--before")
-    done = cli(*order, str(store["frontier"] + 2), "--reason", "x", "--json")
+    done = cli(*order, str(store["frontier"] + 2), "--reason", "x", "--yes", "--json")
     assert (done.code, done.json["code"]) == (1, "truncate_refused")
     assert cli(*order, "0", "--reason", " ").code == 1
-    unknown = cli("streams", "truncate", "operationl", "--before", "1", "--reason", "x")
+    unknown = cli("streams", "truncate", "operationl", "--before", "1", "--reason", "x", "--yes")
     assert unknown.code == 1 and "Did you mean 'operational'?" in unknown.err
     after = {(each["stream"], each["buffer"]): each for each in cli("streams", "--json").json}
     assert after["operational", "store"]["start"] == store["start"]
@@ -430,13 +474,13 @@ def test_quarantine_is_retried_and_dropped(cli: Cli, plant: Zone) -> None:
         {"id": late, "settled": True, "result": "inserted"},
     ]
     assert plant.messages(Buffer.FORWARD)[-1:] == LATE
-    dropped = cli("quarantine", "drop", *ids[:2], "--reason", "agreed with enterprise")
+    dropped = cli("quarantine", "drop", *ids[:2], "--reason", "agreed with enterprise", "--yes")
     assert dropped.code == 0
     assert [line.split()[0] for line in dropped.out.splitlines()] == ids[:2]
     record = asyncio.run(plant.seen("quarantine_dropped", count=2))
     assert (record["by"], record["reason"]) == ("plant-a-operator", "agreed with enterprise")
     assert [each["id"] for each in cli("quarantine", "--json").json] == ids[2:]
-    assert cli("quarantine", "drop", "--all", "--reason", "all settled").code == 0
+    assert cli("quarantine", "drop", "--all", "--reason", "all settled", "--yes").code == 0
     assert cli("quarantine").out == "Nothing is in quarantine.\n"
     assert cli("quarantine", "export").out == ""
 
