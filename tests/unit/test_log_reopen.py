@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from bsfg.ports import Result
+from bsfg.rows import record_batch_of
+from bsfg.schema import AT
 from bsfg.stores.log import indexstore, recovery
+from bsfg.stores.log.frame import COLUMNS, ROWS, decode_segment_header, encode_frame
+from bsfg.stores.log.rowform import FACT_ROWS
+from bsfg.stores.log.segments import scan_segment
 from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.log.writer import LogOptions
 from bsfg.testing.clock import FakeClock
@@ -158,6 +163,36 @@ def test_keys_are_not_read_again_because_of_an_old_gap(tmp_path: Path, monkeypat
         assert [(gap.first, gap.last) for gap in await store.gaps()] == [(lost[0], lost[-1])]
         monkeypatch.undo()
         assert (await store.append(sealed(messages(201)))).count(Result.INSERTED) == len(lost)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("form", [ROWS, COLUMNS])
+@pytest.mark.parametrize("lacking", ["from_zone", "message_id", "digest"])
+def test_a_frame_of_what_is_no_fact_is_damage(tmp_path: Path, lacking: str, form: int) -> None:
+    """Whatever wrote it: what has no key or no digest is a gap, in every form of a frame, and the log opens."""
+
+    async def run() -> None:
+        await (await trickle(tmp_path, 3)).close()
+        [path] = (tmp_path / "streams" / "s" / "store").glob("*.seg")
+        data = path.read_bytes()
+        scan = scan_segment(data, decode_segment_header(data), tail_may_be_torn=False)
+        row = list(sealed(messages(1, first=3)).rows()[0])
+        row[AT[lacking]] = None
+        payload = (
+            FACT_ROWS.write([tuple(row)]) if form == ROWS else record_batch_of([tuple(row)]).serialize().to_pybytes()
+        )
+        log_id = decode_segment_header(data).log_id
+        place = {"base": 3, "count": 1, "appended_at_unix_ms": 1_700_000_000_000, "form": form}
+        parts, _ = encode_frame(payload, log_id=log_id, chain_before=scan.chain, **place)  # type: ignore[arg-type]
+        path.write_bytes(data + b"".join(parts))
+        storage = await trickle(tmp_path, 1, 4)
+        store = await storage.store("s")
+        assert [(gap.first, gap.last, str(gap.reason)) for gap in await store.gaps()] == [(3, 3, "damaged")]
+        frames = [frame async for frame in store.replay(0)]
+        assert [(frame.first, frame.last) for frame in frames if frame.gap] == [(3, 3)]
+        assert (await store.append(sealed(messages(5)))).offsets.tolist() == [0, 1, 2, 5, 4]
+        await storage.close()
 
     asyncio.run(run())
 

@@ -18,6 +18,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import crc32c
@@ -25,7 +26,7 @@ import pyarrow as pa
 
 from bsfg.errors import FormatUnsupported
 from bsfg.rows import Row
-from bsfg.schema import FACT_SCHEMA, STORED_SCHEMA
+from bsfg.schema import AT, FACT_SCHEMA, STORED_SCHEMA
 from bsfg.stores.log.files import Bytes
 from bsfg.stores.log.rowform import NotRows, form_of
 
@@ -47,6 +48,10 @@ MAX_NAMED_OFFSET = 1 << 61
 """Files may be called anything: above what a name can say there is room for a log to go on."""
 NOT_KNOWN = -2
 _CHECKED_WHOLE_FACTS = 1_024
+_ALWAYS = ("from_zone", "message_id", "digest")
+"""Without these nothing is a fact: nobody could tell whether it is there already, or whether it is whole."""
+_always = itemgetter(*(AT[name] for name in _ALWAYS))
+_LACKING = "the frame cannot be decoded: a fact lacks its key or its digest"
 
 
 class Torn(Exception):
@@ -252,6 +257,8 @@ def decode_payload(header: FrameHeader, payload: Bytes, schema: pa.Schema) -> pa
         raise Damaged(f"the frame cannot be decoded: {error}") from None
     if batch.num_rows != header.count:
         raise Damaged(f"the frame holds {batch.num_rows} facts, its header says {header.count}")
+    if any(batch.column(name).null_count for name in _ALWAYS):
+        raise Damaged(_LACKING)
     return batch
 
 
@@ -266,6 +273,8 @@ def decode_rows(header: FrameHeader, payload: Bytes, schema: pa.Schema) -> list[
         raise Damaged(f"the frame cannot be decoded: {error}") from None
     if len(rows) != header.count:
         raise Damaged(f"the frame holds {len(rows)} facts, its header says {header.count}")
+    if any(None in _always(row) for row in rows):
+        raise Damaged(_LACKING)
     return rows
 
 
