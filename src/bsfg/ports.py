@@ -55,13 +55,15 @@ class Receipt:
     ``results`` holds a `Result` per fact and ``offsets`` its offset: for a repeat or a conflict that of the entry
     that was there first, also when that one is an earlier row of the same batch. ``chain_head`` is the digest of the
     last frame of the log after this batch. ``appended_at_unix_ms`` is the time that the inserted entries carry; inside
-    a buffer it never decreases, whatever the clock does. An empty batch has an empty receipt.
+    a buffer it never decreases, whatever the clock does. An empty batch has an empty receipt. ``undecided`` are the
+    rows of repeats that are in quarantine, because what was there first cannot be read and so may be another fact.
     """
 
     offsets: np.ndarray
     results: np.ndarray
     chain_head: bytes
     appended_at_unix_ms: int
+    undecided: tuple[int, ...] = ()
 
     def count(self, result: Result) -> int:
         """Count the facts that had this result."""

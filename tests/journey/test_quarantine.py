@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from tests.journey.zones import STREAM, Inbound, Zone, connect, origin_span
+from tests.journey.zones import STREAM, Inbound, Zone, connect, log_backend, origin_span, spoil_last_frame
 
 from bsfg import hashing
 from bsfg.errors import PeerUnreachable, QuarantineFull
@@ -93,6 +94,32 @@ async def test_hash_collision_is_named_as_such(make_zone: MakeZone, monkeypatch:
     await (await plant.store()).append(batch)
     progress = await inbound.pull()
     assert progress.refused == (Refusal(0, 0, "hash_collision"),)
+
+
+async def test_what_cannot_be_compared_is_told_to_the_sender(tmp_path: Path) -> None:
+    """A fact comes again while the stored one cannot be read: it is kept aside, recorded by both, and told as that."""
+    plant, enterprise = (Zone(name, log_backend(tmp_path / name)) for name in ("plant", "enterprise"))
+    inbound = await connect(plant, enterprise)
+    await plant.append(messages(3))
+    inbound.link.loses_confirmations = True
+    with pytest.raises(PeerUnreachable):
+        await inbound.pull()
+    inbound.link.loses_confirmations = False
+    spoil_last_frame(await enterprise.forward())
+    for zone in (plant, enterprise):
+        zone.clock.advance(1)
+    inbound.memory = SessionMemory()
+    progress = await inbound.pull()
+    assert (progress.inserted, progress.repeated, progress.acknowledged) == (0, 0, 2)
+    assert progress.refused == (Refusal(0, 2, "undecided"),)
+    assert [aside.reason for aside in await (await enterprise.forward()).quarantine()] == ["undecided"] * 3
+    here = [gap for gap in await enterprise.forward_gaps() if gap.reason == GapReason.QUARANTINED]
+    assert [(gap.first, gap.last, gap.origin_zone) for gap in here] == [(0, 2, "plant")]
+    (there,) = await (await plant.store()).gaps()
+    assert (there.first, there.last, there.reason) == (0, 2, GapReason.QUARANTINED)
+    assert there.detail == f"{inbound.link.consumer}: undecided"
+    for zone in (plant, enterprise):
+        await zone.restart()
 
 
 async def expiring(make_zone: MakeZone, facts: list[Message]) -> tuple[Zone, Zone, Inbound]:

@@ -30,6 +30,9 @@ from bsfg.ports import (
     StoreBuffer,
 )
 from bsfg.retention import Policy
+from bsfg.stores.log.buffer import LogForwardBuffer, LogStoreBuffer
+from bsfg.stores.log.files import DiskFiles
+from bsfg.stores.log.frame import FRAME_HEADER_BYTES
 from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.memory import Medium, MemoryStorage
 from bsfg.testing.clock import START_UNIX_MS, FakeClock
@@ -63,6 +66,19 @@ def log_backend(path: Path) -> Opener:
 def origin_span(zone: str, first: int, count: int) -> OriginSpan:
     """Say that facts come from a zone, at consecutive offsets."""
     return OriginSpan(zone, np.arange(first, first + count), np.full(count, START_UNIX_MS))
+
+
+def spoil_last_frame(buffer: StoreBuffer | ForwardBuffer) -> None:
+    """Let the newest frame of a log in a folder rot while the log is open, and keep nothing of it in memory."""
+    assert isinstance(buffer, LogStoreBuffer | LogForwardBuffer)
+    writer = buffer._writer
+    assert isinstance(writer.files, DiskFiles)
+    segment = writer.segments[-1]
+    path = writer.files.root / segment.path
+    data = bytearray(path.read_bytes())
+    data[segment.frames[-1].position + FRAME_HEADER_BYTES + 10] ^= 1
+    path.write_bytes(data)
+    segment.let_go()
 
 
 BACKENDS: dict[str, Backend] = {"log": log_backend, "memory": memory_backend}

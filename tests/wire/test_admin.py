@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.journey.zones import spoil_last_frame
 from tests.wire.conftest import Sites
 from tests.wire.site import STREAM, Site
 
@@ -343,6 +344,31 @@ async def test_quarantine_is_listed_shown_retried_and_dropped(sites: Sites, stor
     assert await admin.quarantine() == []
     with pytest.raises(InvalidArgument):
         await admin.quarantined(STREAM, 99)
+
+
+@pytest.mark.parametrize("buffer", list(Buffer))
+async def test_what_cannot_be_compared_stays_in_quarantine(sites: Sites, buffer: Buffer) -> None:
+    """The stored fact cannot be read, and may be another one: a retry lets nothing go of what is kept aside."""
+    site, admin = await operated(sites, storage="log")
+    found = await site.parts.buffer(STREAM, buffer)
+    facts = messages(2, from_zone="enterprise")
+    origin = OriginSpan("enterprise", np.arange(2), np.full(2, 1_700_000_000_000))
+
+    async def put() -> None:
+        batch = sealed(facts)
+        await (found.append(batch) if buffer == Buffer.STORE else found.put_if_absent(batch, origin))
+
+    await put()
+    spoil_last_frame(found)
+    await put()
+    for view in (aside := await admin.quarantine()):
+        assert view.quarantined.reason == "undecided"
+        again = await admin.retry_quarantined(STREAM, view.quarantined.id, "try", buffer)
+        assert again == (False, Result.ALREADY_EXISTS)
+    assert len(aside) == 2
+    assert await admin.quarantine() == aside
+    await admin.drop_quarantined(STREAM, aside[0].quarantined.id, "looked at it", buffer)
+    assert await admin.quarantine() == aside[1:]
 
 
 async def test_the_status_tells_what_matters(sites: Sites) -> None:

@@ -103,7 +103,8 @@ def retry(
 ) -> None:
     """Put quarantined facts again; what is taken now, or is there already, leaves quarantine.
 
-    A fact whose id is taken by another one conflicts again and stays. Ends with 1 if any stays.
+    A fact whose id is taken by another one conflicts again and stays. So does one whose stored copy cannot be read.
+    Ends with 1 if any stays.
     """
     why = checked_reason(reason)
 
@@ -113,11 +114,12 @@ def retry(
 
     done = _settle(node, ids or [], stream, everything, settle)
     words = {
-        "inserted": "is stored now",
-        "already_exists": "was stored already",
-        "conflict": "conflicts again: it stays",
+        ("inserted", True): "is stored now",
+        ("already_exists", True): "was stored already",
+        ("already_exists", False): "is known, but what is stored cannot be read: it stays",
+        ("conflict", False): "conflicts again: it stays",
     }
-    _report(done, json, lambda row: words[row["result"]])
+    _report(done, json, lambda row: words[row["result"], row["settled"]])
     if not all(row["settled"] for row in done):
         raise typer.Exit(1)
 

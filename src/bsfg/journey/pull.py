@@ -29,6 +29,7 @@ HOLDING = (ForeignLog, FrameInvalid, HasherUnknown, ZoneNotAllowed)
 CONFLICT = "conflict"
 HASH_COLLISION = "hash_collision"
 EXPIRED = "expired"
+UNDECIDED = "undecided"
 
 BeforePut = Callable[[FactBatch], Awaitable[None]]
 """What must be done before facts are put: bring their artifacts."""
@@ -205,7 +206,10 @@ async def _put_entries(
         stored.inserted = len(receipt.results)
         return
     stored.inserted = receipt.count(Result.INSERTED)
-    stored.repeated = receipt.count(Result.ALREADY_EXISTS)
+    stored.repeated = receipt.count(Result.ALREADY_EXISTS) - len(receipt.undecided)
+    # Kept aside here, and nowhere else: the sender is to know that before it lets go of them.
+    offsets = entries.offsets[list(receipt.undecided)].tolist()
+    stored.refusals += merged_refusals(Refusal(offset, offset, UNDECIDED) for offset in offsets)
     conflicts = np.flatnonzero(receipt.results == Result.CONFLICT)
     if len(conflicts):
         stored.refusals += await _conflict_refusals(entries.take(conflicts), forward)

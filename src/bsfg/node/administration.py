@@ -232,7 +232,7 @@ class Administration:
     async def retry_quarantined(
         self, caller: Caller, stream: str, buffer: Buffer, id: int, reason: str
     ) -> tuple[bool, Result]:
-        """Put a quarantined fact again; what is taken, or is there already, leaves quarantine."""
+        """Put a quarantined fact again; what is taken, or is certainly there already, leaves quarantine."""
         row = self._check(caller, Action.ACT, stream)
         note = f"put again by {row.name}: {_given(reason)}"
         found = await self._parts.buffer(stream, buffer)
@@ -244,7 +244,7 @@ class Administration:
                 await asyncio.to_thread(signing.check, quarantined.facts, stream)
             receipt = await _put_again(found, quarantined, self._parts.steady.now_unix_ms())
             result = Result(int(receipt.results.max())) if len(receipt.results) else Result.ALREADY_EXISTS
-            settled = result != Result.CONFLICT
+            settled = result != Result.CONFLICT and not receipt.undecided
             if settled:
                 await found.release_quarantined(id, note)
             details |= {"message_id": quarantined.key.message_id[:200], "result": result.name.lower()}

@@ -209,7 +209,8 @@ class LogWriter:
         receipts, at = [], 0
         for item in items:
             rows = slice(at, at + len(item.batch))
-            receipts.append(Receipt(verdict.offsets[rows], verdict.results[rows], self.chain, now))
+            undecided = tuple(sorted(row - at for row in verdict.undecided if at <= row < rows.stop))
+            receipts.append(Receipt(verdict.offsets[rows], verdict.results[rows], self.chain, now, undecided))
             at = rows.stop
         return receipts
 

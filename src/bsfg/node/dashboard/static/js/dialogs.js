@@ -24,7 +24,7 @@ const ACTS = {
     title: ({ name }) => `Retry ${name}`,
     text: () => "The fact is put again. What is taken now, or is there already, leaves quarantine; a conflict conflicts again and stays.",
     confirm: "Retry",
-    done: ({ name }, result) => result.settled ? `${name} has left quarantine.` : `${name} conflicts again and stays in quarantine.`,
+    done: ({ name }, result) => result.settled ? `${name} has left quarantine.` : `${name} ${result.result === "conflict" ? "conflicts again" : "is known, but what is stored cannot be read,"} and stays in quarantine.`,
   },
   drop: {
     title: ({ name }) => `Drop ${name}`,
