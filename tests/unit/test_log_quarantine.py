@@ -10,7 +10,7 @@ import pytest
 from bsfg.batch import FactBatch
 from bsfg.errors import InvalidArgument
 from bsfg.fact import Key, Origin
-from bsfg.ports import Quarantined
+from bsfg.ports import UNREADABLE, Quarantined
 from bsfg.stores.log import quarantine
 from bsfg.stores.log.files import Bytes, DiskFiles, OpenFile
 from bsfg.stores.log.journal import Record, encode
@@ -237,18 +237,20 @@ def test_a_bad_sector_costs_what_it_holds(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_sector_that_goes_bad_later_hides_no_other_fact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages stay full with what can be read, and a file is not written anew without what cannot."""
+    """What cannot be read is listed as that among the others, and a file is not written anew without it."""
     monkeypatch.setattr(quarantine, "_REWRITE_ABOVE_BYTES", 100)
     disk, first_file = spoilt(monkeypatch)
     sound = disk.killed()
     notes = Notes(sound, FOLDER)
     notes.open()
     sound.spoil(first_file, sound.size(first_file) - 100, 10)
-    found = [item.id for item in notes.quarantine.page(None, 39)]
-    assert len(found) == 39 and found[-1] == 40
-    assert [item.id for item in notes.quarantine.page(None, 39, newest_first=True)] == found[::-1]
-    for id in found:
-        notes.release(id, "seen", 1_000)
+    found = notes.quarantine.page(None, 40)
+    assert [item.id for item in found] == list(range(1, 41))
+    assert [item.id for item in notes.quarantine.page(None, 40, newest_first=True)] == list(range(40, 0, -1))
+    assert sum(item.reason == UNREADABLE for item in found) == 1
+    for item in found:
+        if item.reason != UNREADABLE:
+            notes.release(item.id, "seen", 1_000)
     assert len(notes.quarantine) == 1
     assert sound.exists(first_file)
     notes.close()
