@@ -11,6 +11,7 @@ from pathlib import Path
 import orjson
 import pytest
 from tests.spark.audit_worlds import FolderZone, copied, linked, rewrite, without
+from tests.spark.test_without_java import path_without_java
 
 from bsfg.cli.app import run
 from bsfg.ports import Buffer
@@ -51,11 +52,32 @@ def test_harm_is_found_by_the_command_on_spark(folders: Path, tmp_path: Path) ->
     command = [sys.executable, "-m", "bsfg.cli", "pipeline", "audit", *map(str, args), "--master", "local[1]"]
     done = subprocess.run(command, capture_output=True, timeout=280, check=False)
     assert done.returncode == 1, done.stderr[-2000:]
+    assert done.stderr == b"", "Java and Spark have nothing to say to a person"
     verdict = orjson.loads(done.stdout)
     assert not verdict["clean"] and verdict["counts"]["missing"] == 1
     [finding] = [each for each in verdict["streams"][0]["findings"] if each["kind"] == "missing"]
     assert (finding["offset"], finding["from_zone"], finding["message_id"]) == (123, "plant-a", "0-000123")
     assert "0-000123" in page.read_text(encoding="utf-8") and "<svg" in page.read_text(encoding="utf-8")
+
+
+def test_a_machine_without_java_hears_nothing_of_it(folders: Path, tmp_path: Path) -> None:
+    """On the Java that the package brings, which warns of much, a command prints what it does and nothing else; where
+    Spark does not start it says so in a sentence, and its hint names the file with the rest."""
+    hidden = {"PATH": str(path_without_java(tmp_path / "bin")), "TMPDIR": str(tmp_path), "HOME": str(tmp_path)}
+    ends = ["--sender", folders / "plant-a", "--receiver", folders / "enterprise"]
+    command = [sys.executable, "-m", "bsfg.cli", "pipeline", "audit", *map(str, ends), "--master", "local[1]"]
+    done = subprocess.run(command, env=hidden, capture_output=True, text=True, timeout=280, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr[-2000:]
+    assert f"clean: {FACTS} facts" in done.stdout and "Java" not in done.stdout
+    assert not list(tmp_path.glob("*.log")), "a file that nobody needs is removed"
+    done = subprocess.run(
+        [*command[:-1], "nowhere[1]"], env=hidden, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 1 and done.stdout == ""
+    said, hint = done.stderr.splitlines()
+    assert said == "error[spark_failed]: Spark did not start with the master nowhere[1]. Java ended with exit code 1."
+    [log] = tmp_path.glob("*.log")
+    assert str(log) in hint and "Master" in log.read_text()
 
 
 @pytest.mark.usefixtures("without_spark")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,6 +61,23 @@ LOCAL_DEFAULTS: Mapping[str, str] = {
 
 ABORTS_MAX = 2
 
+_KNOWN = (
+    ("OutOfMemoryError", "Java has no memory left", "Give it more, for example --conf spark.driver.memory=4g."),
+    ("No space left on device", "the disk is full", "Make room where Spark works: --conf spark.local.dir, or /tmp."),
+)
+"""What Spark says of things that an operator can change."""
+
+
+@dataclass
+class Words:
+    """Where the words of Java and Spark are written, None where they are printed."""
+
+    log: Path | None = None
+
+
+WORDS = Words()
+"""Those of this process: Spark has one session in it."""
+
 
 def session(app: str, master: str = LOCAL_MASTER, conf: Mapping[str, str] | None = None) -> SparkSession:
     """Give a Spark session that can read and write ``format("bsfg")``, starting Spark if it does not run yet.
@@ -80,9 +98,11 @@ def session(app: str, master: str = LOCAL_MASTER, conf: Mapping[str, str] | None
 def started(app: str, master: str, conf: Mapping[str, str], log: Path | None = None) -> SparkSession:
     """Give a session as `session` does, or raise `SparkFailed` with what is known of why Java did not start.
 
-    ``log`` is where its words go; without one they go where this process prints its errors. A Java that aborts before
-    it has begun is started again: several that start at once on a busy machine sometimes do, and hardly ever twice.
+    ``log`` is where its words go, and later those of `failed`; without one they go where this process prints. A Java
+    that aborts before it has begun is started again: several that start at once on a busy machine sometimes do, and
+    hardly ever twice.
     """
+    WORDS.log = log
     for _ in range(ABORTS_MAX):
         try:
             return _launched(app, master, conf, log)
@@ -97,7 +117,13 @@ def _launched(app: str, master: str, conf: Mapping[str, str], log: Path | None) 
     launched: list[subprocess.Popen[bytes]] = []
 
     def launch(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
-        launched.append(subprocess.Popen(*args, **options))
+        if log is None:
+            launched.append(subprocess.Popen(*args, **options))
+        else:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with log.open("ab") as file:
+                # Java warns of some things on the one, of others on the other; the Python workers inherit both.
+                launched.append(subprocess.Popen(*args, **{"stdout": file, "stderr": file, **options}))
         return launched[-1]
 
     before, gateways.Popen = gateways.Popen, launch
@@ -106,13 +132,33 @@ def _launched(app: str, master: str, conf: Mapping[str, str], log: Path | None) 
     except BsfgError:
         raise
     except Exception as error:
-        why = str(error).strip().splitlines()[0]
-        hint = f"Java has said why, {f'in {log}' if log else 'above'}; --master and --conf go to Spark as they are."
+        noted = _note(str(error))
+        hint = f"Java has said why, {f'in {log}' if noted else 'above'}; --master and --conf go to Spark as they are."
         killed_by, says = _ended(launched)
         details = {"signal": killed_by} if killed_by else {}
-        raise SparkFailed(f"Spark did not start: {why}{says}", hint=hint, **details) from error
+        raise SparkFailed(f"Spark did not start with the master {master}.{says}", hint=hint, **details) from error
     finally:
         gateways.Popen = before
+
+
+def failed(says: str, words: object = "") -> SparkFailed:
+    """Give an error in a sentence of ours; Spark's own words go to the log of the session, which the hint names."""
+    text = str(words)
+    noted = _note(text)
+    for known, sentence, hint in _KNOWN:
+        if known in text:
+            return SparkFailed(f"{says}: {sentence}", hint=hint)
+    hint = f"What Spark says is in {WORDS.log}. Start the command again: it goes on where it was."
+    return SparkFailed(says, hint=hint) if noted else SparkFailed(says)
+
+
+def _note(text: str) -> bool:
+    """Add words of Spark to its log; False when there is none."""
+    if WORDS.log is None:
+        return False
+    with suppress(OSError), WORDS.log.open("a", encoding="utf-8") as file:
+        file.write(f"{text}\n" if text else "")
+    return True
 
 
 def _ended(launched: list[subprocess.Popen[bytes]]) -> tuple[int | None, str]:

@@ -13,7 +13,7 @@ from bsfg.cli.complete import streams
 from bsfg.cli.connection import Target, connects
 from bsfg.cli.output import console, count_text, examples, print_json, say, size_text
 from bsfg.cli.pipeline.landing import told, watched
-from bsfg.cli.pipeline.running import Conf, Master, ends_on_signals, settings_of
+from bsfg.cli.pipeline.running import Conf, Master, ends_on_signals, passing_log, settings_of
 from bsfg.errors import CertificateInvalid, InvalidArgument, PeerUnreachable
 from bsfg.ports import Buffer
 
@@ -145,7 +145,8 @@ def land(
     )
     with (
         ends_on_signals(),
-        SparkWhenNeeded("bsfg-land", master, settings_of(conf)) as spark,
+        passing_log("bsfg-land") as log,
+        SparkWhenNeeded("bsfg-land", master, settings_of(conf), log) as spark,
         landing(spark, settings, told) as lander,
     ):
         ended = _work(lander, spark, node, once, compact_only, shown=not json)

@@ -89,7 +89,9 @@ def watched(lander: Lander, spark: SparkWhenNeeded, work: Callable[[], None], *,
     if asked.is_set():
         return True
     if spark.has_ended(GONE_SECONDS if failures and isinstance(failures[0], SparkFailed) else 0.0):
-        raise SparkFailed("Spark's JVM has ended")
+        from bsfg.spark.session import failed
+
+        raise failed("the Java of Spark has ended")
     if failures:
         raise failures[0]
     return False

@@ -6,15 +6,16 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from tempfile import mkstemp
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bsfg.cli.output import console
-from bsfg.errors import InvalidArgument
+from bsfg.errors import InvalidArgument, SparkFailed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,17 +58,40 @@ def settings_of(conf: Sequence[str] | None) -> dict[str, str]:
 
 @contextmanager
 def spark_session(app: str, master: str, conf: dict[str, str], log: Path | None = None) -> Iterator[SparkSession]:
-    """Run a block with a Spark session, which is stopped at the end; ``log`` takes what Spark itself prints."""
+    """Run a block with a Spark session, which is stopped at the end.
+
+    ``log`` takes what Java and Spark themselves print; without one that is a passing file.
+    """
     from bsfg.spark.session import end, started, without_tracebacks
 
     without_tracebacks()
-    waiting = console(stderr=True).status("Starting Spark …") if sys.stderr.isatty() else _nothing()
-    with waiting, _stderr_into(log) if log is not None else _nothing():
-        spark = started(app, master, conf, log)
+    waiting = console(stderr=True).status("Starting Spark …") if sys.stderr.isatty() else nullcontext()
+    with nullcontext(log) if log is not None else passing_log(app) as place:
+        with waiting:
+            spark = started(app, master, conf, place)
+        try:
+            yield spark
+        finally:
+            end(spark)
+
+
+@contextmanager
+def passing_log(name: str) -> Iterator[Path | None]:
+    """Give a file for what Java and Spark print, which stays when Spark fails; none for those who want to see it."""
+    if os.environ.get("BSFG_DEBUG") == "1":
+        yield None
+        return
+    handle, text = mkstemp(prefix=f"{name}-", suffix=".log")
+    os.close(handle)
+    kept = False
     try:
-        yield spark
+        yield Path(text)
+    except SparkFailed:
+        kept = True
+        raise
     finally:
-        end(spark)
+        if not kept:
+            Path(text).unlink(missing_ok=True)
 
 
 class Stopped(KeyboardInterrupt):
@@ -86,23 +110,3 @@ def ends_on_signals() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _stderr_into(path: Path) -> Iterator[None]:
-    """Have processes that are started in a block print their errors to a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    sys.stderr.flush()
-    kept = os.dup(2)
-    try:
-        with path.open("ab") as file:
-            os.dup2(file.fileno(), 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from bsfg.errors import BsfgError, RemoteError, SparkFailed
+from bsfg.errors import BsfgError, RemoteError
+from bsfg.spark.session import failed
 
 _RAISED = re.compile(r"^bsfg\.errors\.(?:\w+\.)?(\w+): (.*?)^(\w+): ([^\n]*)$", re.MULTILINE | re.DOTALL)
-_WORDS_MAX = 500
 
 
 def told_by_spark(error: BaseException) -> BsfgError:
@@ -23,6 +23,4 @@ def told_by_spark(error: BaseException) -> BsfgError:
         kind = BsfgError.registry.get(code)
         if kind is not None and kind is not RemoteError:
             return kind(message.strip(), hint=hint)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    reason = next((line for line in reversed(lines) if "Error" in line or "Exception" in line), str(type(error)))
-    return SparkFailed(reason[:_WORDS_MAX])
+    return failed("a step of the ingest failed on Spark", text or type(error).__name__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bsfg.spark.session import end, started, without_tracebacks
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 class SparkWhenNeeded:
     """A Spark session that is started when it is first asked for: a landing with nothing to do needs none."""
 
-    def __init__(self, app: str, master: str, conf: dict[str, str]) -> None:
-        self._given = app, master, conf
+    def __init__(self, app: str, master: str, conf: dict[str, str], log: Path | None = None) -> None:
+        self._given = app, master, conf, log
         self._session: SparkSession | None = None
         self.is_starting = False
 

@@ -22,6 +22,7 @@ from bsfg.errors import BsfgError, SparkFailed
 from bsfg.spark.land.compaction import Merge, NotOurs, merge
 from bsfg.spark.land.folder import Staged
 from bsfg.spark.land.staging import Receipt, Work, stage
+from bsfg.spark.session import failed
 from bsfg.stores.log.files import translated
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def _run(spark: SparkSession, count: int, one: Callable[[int], dict[str, Any]]) 
         # The first job of a DataFrame costs Spark several seconds more than that of plain tasks.
         found = spark.sparkContext.parallelize(range(count), count).mapPartitions(task).collect()
     except Exception as error:
-        raise SparkFailed(_first_line(error)) from error
+        raise failed("tasks of the landing failed on Spark", error) from error
     answers = sorted(map(orjson.loads, found), key=lambda answer: answer["number"])
     for answer in answers:
         if "error" in answer:
@@ -109,12 +110,6 @@ def _answer(one: Callable[[int], dict[str, Any]], number: int) -> str:
     except OSError as error:
         answer = {"number": number, "error": translated(error, f"staging {error.filename or ''}".strip()).to_dict()}
     return orjson.dumps(answer).decode()
-
-
-def _first_line(error: BaseException) -> str:
-    """Give the line of an error that says most: where Java is quoted, that is its own message."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return next((line.removeprefix(": ") for line in lines if line.startswith(": ")), lines[0]).strip()[:500]
 
 
 def _receipt(form: dict[str, Any]) -> Receipt:

@@ -26,7 +26,7 @@ from bsfg.spark.calls import Access, calls
 from bsfg.spark.replicate.live import FORMAT, LiveSource
 from bsfg.spark.replicate.plan import LEASE_TTL_MS, LinkPlan
 from bsfg.spark.replicate.replay import asked, ended, live_failure, start_replay
-from bsfg.spark.session import activate, hush
+from bsfg.spark.session import activate, failed, hush
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -279,11 +279,11 @@ class Replication:
                 active = live.query.isActive
                 failure = None if active else live.query.exception()
             except Exception as error:
-                raise SparkFailed(f"Spark has ended: {type(error).__name__}") from None
+                raise failed("Spark has ended", f"{type(error).__name__}: {error}") from None
             if active or self._stopping.is_set():
                 continue
             if self._spark.sparkContext._jsc.sc().isStopped():
-                raise SparkFailed("Spark has ended")
+                raise failed("Spark has ended")
             if live.again is None:
                 self._failed(link, live, failure)
             elif time.monotonic() >= live.again:

@@ -148,24 +148,26 @@ def ended(query: StreamingQuery, timeout_seconds: float) -> bool:
 
 def live_failure(failure: Any) -> BsfgError:
     """Say in a sentence why a live query ended: first what makes every further try useless."""
-    from bsfg.errors import SparkFailed, WorkersUnfit
+    from bsfg.errors import WorkersUnfit
+    from bsfg.spark.session import failed
 
     text = str(failure or "a query ended")
     for pattern in UNFIT:
         found = re.search(pattern, text)
         if found is not None:
             return WorkersUnfit(f"Spark's Python processes say: {found[0]}"[:300])
-    return SparkFailed(text.strip().splitlines()[0][:300])
+    return failed("a live query ended on Spark", text)
 
 
 def failure_of(error: Any) -> BsfgError:
     """Find our own error in what Spark says of a failed query: the last line that names a code and a sentence."""
     from bsfg.errors import LinkStopped, SparkFailed
+    from bsfg.spark.session import failed
 
     text = str(error)
     for kind in (LinkStopped,):
         name = f"{kind.__module__}.{kind.__qualname__}: "
         if name in text:
             return kind(text.rpartition(name)[2].split("\n", 1)[0])
-    last = [line.strip() for line in text.splitlines() if "bsfg.errors" in line or "Exception" in line]
-    return SparkFailed((last or [text.splitlines()[0] if text else type(error).__name__])[-1][:500])
+    ours = re.findall(r"bsfg\.errors\.[\w.]+: ([^\n]+)", text)
+    return SparkFailed(ours[-1].strip()[:500]) if ours else failed("the replay of a backlog ended on Spark", text)
