@@ -140,3 +140,15 @@ def test_a_long_wait_is_no_silence() -> None:
     ended_unix_ms = clock.now_unix_ms()
     clock.advance(5_000)
     assert links.last_fetch("historian") == (ended_unix_ms, 7)
+
+
+def test_the_lag_of_what_came_stands_for_a_minute() -> None:
+    """A turn that brought nothing says nothing of the lag; after a minute without anything new there is none."""
+    links, clock, _ = board()
+    assert links.lag_seconds("from-a", "s") is None
+    links.report(LinkReport("from-a", "s", lag_seconds=0.25))
+    links.report(LinkReport("from-a", "s"))
+    clock.advance(60.0)
+    assert (links.lag_seconds("from-a", "s"), links.lag_seconds("from-a", "t")) == (0.25, None)
+    clock.advance(0.001)
+    assert links.lag_seconds("from-a", "s") is None

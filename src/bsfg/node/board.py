@@ -19,6 +19,7 @@ from bsfg.ports import Buffer, Clock
 from bsfg.wire.service import GateView, LeaseView, LinkReport
 
 RECEIVER, SENDER = "receiver", "sender"
+LAG_MS = 60_000
 
 OnMove = Callable[[GateView, Gate], None]
 """Is told every change of a gate: the gate as it is now, and as it was."""
@@ -40,6 +41,7 @@ class Board:
     leases: Leases = field(init=False)
     _reports: dict[tuple[str, str], tuple[int, LinkReport]] = field(default_factory=dict)
     _reporters: dict[tuple[str, str], str | None] = field(default_factory=dict)
+    _lags: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.leases = Leases(self.clock)
@@ -222,6 +224,8 @@ class Board:
         if report.stream:
             self._reports[report.link, report.stream] = (self.clock.now_unix_ms(), report)
             self._reporters[report.link, report.stream] = self.holder(report.link)
+            if report.lag_seconds is not None:
+                self._lags[report.link, report.stream] = self.clock.monotonic_ms(), report.lag_seconds
         if report.hold_code:
             reason = f"{report.hold_code}: {report.hold_detail}".rstrip(": ")
             stream, log_id = report.hold_stream, report.hold_log_id
@@ -231,6 +235,14 @@ class Board:
     def reporter(self, link: str, stream: str) -> str | None:
         """Say who held the lease of a link when the last report of a stream came."""
         return self._reporters.get((link, stream))
+
+    def lag_seconds(self, link: str, stream: str) -> float | None:
+        """Give the lag of what last came of a stream, None when nothing came in the last minute.
+
+        A report that there is nothing new says nothing of the lag, so the one before it stands for a while.
+        """
+        at_ms, seconds = self._lags.get((link, stream), (0, None))
+        return seconds if self.clock.monotonic_ms() - at_ms <= LAG_MS else None
 
     def reports(self) -> Iterable[tuple[int, LinkReport]]:
         """Give the last report of every link and stream, with its time."""

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from bsfg.figures import count_text, duration_text, hours_text, percent_text, shown_seconds
 from bsfg.gate import Mode
 from bsfg.ports import Buffer
 
@@ -14,7 +15,7 @@ LAG_WARNING_SECONDS, LAG_ALERT_SECONDS = 0.1, 1.0
 BACKLOG_WARNING, BACKLOG_ALERT = 100, 10_000
 REPORT_FRESH_MS = 60_000
 AUTONOMY_WARNING_HOURS = 24.0
-SENDER = "sender"
+RECEIVER, SENDER = "receiver", "sender"
 
 Document = Mapping[str, Any]
 
@@ -35,6 +36,20 @@ class Finding:
     alert: str
     about: str
     says: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkNow:
+    """What is known of a link at present: the lag of what came in the last minute, and what the sender has left.
+
+    A lag is None where nothing came; both are None where nobody can know: what a link said before it stood still is not
+    so any more. ``told_unix_ms`` is when it last said something, None when it did not since the start.
+    """
+
+    lag_seconds: float | None
+    lag: Level | None
+    to_come: int | None
+    told_unix_ms: int | None
 
 
 def findings(document: Document) -> list[Finding]:
@@ -75,6 +90,7 @@ def as_json(document: Document) -> dict[str, Any]:
     found, soonest = findings(document), autonomy(document)
     return {
         **document,
+        "links": [{**link, **asdict(link_now(link, document))} for link in document["links"]],
         "health": str(worst(found)),
         "findings": [asdict(each) for each in found],
         "autonomy_hours": None if soonest is None else soonest[1],
@@ -102,9 +118,29 @@ def mode_level(mode: str) -> Level:
     return Level.OK if mode == Mode.NORMAL else Level.WARNING
 
 
+def link_now(link: Document, document: Document) -> LinkNow:
+    """Tell what is known of a link at present; the lag that is given is the one that is judged and shown."""
+    told = _told(link, document)
+    lags = [shown_seconds(report["lag_seconds"]) for report in told if report["lag_seconds"] is not None]
+    return LinkNow(
+        lag_seconds=max(lags, default=None),
+        lag=lag_level(max(lags)) if lags else None,
+        to_come=sum(report["backlog"] for report in told) if told else None,
+        told_unix_ms=max((report["at_unix_ms"] for report in link["reports"]), default=None),
+    )
+
+
 def is_fresh(report: Document, document: Document) -> bool:
-    """Tell whether a link's report speaks of the present."""
+    """Tell whether a link's report is new enough to speak of the present."""
     return bool(document["now_unix_ms"] - report["at_unix_ms"] <= REPORT_FRESH_MS)
+
+
+def _told(link: Document, document: Document) -> list[Document]:
+    """Give the reports of a link that speak of the present: it must be moved, and they must be new."""
+    stands = link["mode"] in (Mode.HELD, Mode.AUTONOMOUS) or link.get("trouble") or link["lease"] is None
+    if link["side"] != RECEIVER or stands:
+        return []
+    return [each for each in link["reports"] if is_fresh(each, document)]
 
 
 def _raised(document: Document) -> Iterator[Finding]:
@@ -119,7 +155,7 @@ def _seen(document: Document) -> Iterator[Finding]:
     for consumer in document["consumers"]:
         level = backlog_level(consumer["backlog"])
         if level != Level.OK and consumer["retired_reason"] is None:
-            says = f"{consumer['name']} has {consumer['backlog']:,} facts to confirm"
+            says = f"{consumer['name']} has {count_text(consumer['backlog'])} facts to confirm"
             yield Finding(level, "consumer_backlog", consumer["name"], says)
     for link in document["links"]:
         yield from _link(link, document)
@@ -130,7 +166,7 @@ def _buffer(buffer: Document) -> Iterator[Finding]:
     about = f"{buffer['stream']}/{buffer['buffer']}"
     if buffer["fill"] != "healthy":
         level = Level.WARNING if buffer["fill"] == "warning" else Level.ALERT
-        yield Finding(level, "buffer_fill", about, f"{about} is {buffer['fill_percent']:.1f} % full")
+        yield Finding(level, "buffer_fill", about, f"{about} is {percent_text(buffer['fill_percent'])} full")
     if buffer.get("expiry_near"):
         says = f"the oldest unconfirmed fact of {about} expires soon"
         yield Finding(Level.ALERT, "expiry_near", about, says)
@@ -138,7 +174,7 @@ def _buffer(buffer: Document) -> Iterator[Finding]:
         says = f"the quarantine of {about} is full: links that bring more refused facts pause"
         yield Finding(Level.ALERT, "quarantine_full", about, says)
     elif buffer["quarantined"]:
-        says = f"{buffer['quarantined']:,} facts wait in quarantine for a decision, in {about}"
+        says = f"{count_text(buffer['quarantined'])} facts wait in quarantine for a decision, in {about}"
         yield Finding(Level.ALERT, "quarantine", about, says)
 
 
@@ -149,12 +185,12 @@ def _link(link: Document, document: Document) -> Iterator[Finding]:
     elif mode != Mode.NORMAL:
         reason = f": {link['reason']}" if link["reason"] else ""
         yield Finding(Level.WARNING, f"link_{mode}", about, f"{link['link']} is in {mode}{reason}")
-    for report in link["reports"]:
+    for report in _told(link, document):
         lag_seconds = report["lag_seconds"]
-        if lag_seconds is None or not is_fresh(report, document) or lag_level(lag_seconds) == Level.OK:
+        if lag_seconds is None or (level := lag_level(shown_seconds(lag_seconds))) == Level.OK:
             continue
-        says = f"{report['stream']} over {link['link']} lags {lag_seconds:.3g} s"
-        yield Finding(lag_level(lag_seconds), "replication_lag", f"{link['link']}/{report['stream']}", says)
+        says = f"{report['stream']} over {link['link']} lags {duration_text(lag_seconds)}"
+        yield Finding(level, "replication_lag", f"{link['link']}/{report['stream']}", says)
 
 
 def _autonomy(document: Document) -> Iterator[Finding]:
@@ -163,5 +199,5 @@ def _autonomy(document: Document) -> Iterator[Finding]:
     soonest = autonomy(document)
     if away and soonest is not None and soonest[1] < AUTONOMY_WARNING_HOURS:
         stream, hours = soonest
-        says = f"the store buffer of {stream} is full in {hours:.1f} h at the rate of the last minute"
+        says = f"the store buffer of {stream} is full in {hours_text(hours)} at the rate of the last minute"
         yield Finding(Level.WARNING, "autonomy", stream, says)

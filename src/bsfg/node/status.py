@@ -182,7 +182,7 @@ def _links(parts: Parts) -> list[dict[str, Any]]:
                 "at_unix_ms": at_unix_ms,
                 "holder": board.reporter(report.link, report.stream),
                 "backlog": report.backlog,
-                "lag_seconds": report.lag_seconds,
+                "lag_seconds": board.lag_seconds(report.link, report.stream),
                 "inserted": report.inserted,
                 "repeated": report.repeated,
                 "refused": report.refused,

@@ -1,10 +1,10 @@
 // The buffers of each stream: how full, how far everybody has confirmed, how long the rest has waited.
 
 import { byId, foreign, h, renew, s } from "./dom.js";
-import { bytes, count, hours, moment, percent, rate, short, span } from "./format.js";
+import { bytes, count, hours, moment, offset, percent, rate, span } from "./format.js";
 import { icon } from "./icons.js";
 import { backlogLevel, fillLevel } from "./judge.js";
-import { known, latest, rates, seriesOf } from "./store.js";
+import { known } from "./store.js";
 
 const SAYS = { store: "what this zone produced", forward: "what other zones sent" };
 
@@ -58,24 +58,22 @@ function caption(buffer, own) {
   const waiting = buffer.first_unconfirmed === null ? 0 : buffer.end - buffer.first_unconfirmed;
   const readers = own.length ? `${own.length} ${own.length === 1 ? "consumer" : "consumers"}` : "no consumer";
   return h("p", { class: "caption" },
-    h("span", {}, count(buffer.start)),
+    h("span", {}, offset(buffer.start)),
     h("span", {}, waiting ? `${count(waiting)} not confirmed, ${readers}` : `all confirmed, ${readers}`),
-    h("span", {}, count(buffer.end - 1)));
+    h("span", {}, offset(buffer.end - 1)));
 }
 
 function figures(buffer) {
-  const ends = seriesOf("end").find(({ of }) => of[0] === buffer.stream && of[1] === buffer.buffer);
-  const now = ends ? latest(rates(ends.values)) : null;
   const retained = buffer.end > buffer.start;
   return h("dl", { class: "figures" },
     figure("Used", `${bytes(buffer.used_bytes)} of ${bytes(buffer.capacity_bytes)}`),
-    figure("Offsets kept", retained ? `${count(buffer.start)} – ${count(buffer.end - 1)}` : "none"),
-    figure("Confirmed below", buffer.first_unconfirmed === null ? "all" : count(buffer.first_unconfirmed)),
-    figure("Coming in", now === null ? "–" : rate(now)),
-    figure("Full in", buffer.facts_per_second === null ? "not known yet" : buffer.hours_left === null ? "not filling" : hours(buffer.hours_left).join(" ")),
+    figure("Offsets kept", retained ? `${offset(buffer.start)}–${offset(buffer.end - 1)}` : "none"),
+    figure("Confirmed below", buffer.first_unconfirmed === null ? "all" : offset(buffer.first_unconfirmed)),
+    figure("Coming in, last minute", buffer.facts_per_second === null ? "unknown" : rate(buffer.facts_per_second)),
+    figure("Full in", buffer.facts_per_second === null ? "unknown" : buffer.hours_left === null ? "not filling" : hours(buffer.hours_left)),
     figure("Oldest unconfirmed", waits(buffer), buffer.expiry_near ? "alert" : null),
     figure("Gap records", count(buffer.gaps)),
-    figure("In quarantine", count(buffer.quarantined), buffer.quarantined ? "warning" : null));
+    figure("In quarantine", count(buffer.quarantined), buffer.quarantined ? "alert" : null));
 }
 
 function waits(buffer) {
@@ -103,12 +101,12 @@ function consumers() {
 function consumer(each) {
   const level = backlogLevel(each.backlog);
   const retired = each.retired_reason !== null;
-  const fetched = each.last_fetch_unix_ms === null ? "not since the start" : moment(each.last_fetch_unix_ms, known.state.now_unix_ms);
+  const fetched = each.last_fetch_unix_ms === null ? "not since the start" : moment(each.last_fetch_unix_ms);
   return h("tr", { data: { key: each.name } },
     h("td", {}, h("strong", {}, foreign(each.name))),
     h("td", {}, foreign(each.stream), ", ", each.buffer),
-    h("td", { class: "number" }, each.committed < 0 ? "–" : count(each.committed)),
-    h("td", { class: "number" }, retired ? "–" : h("span", { class: `pill ${level}` }, icon(level), short(each.backlog))),
+    h("td", { class: "number" }, each.committed < 0 ? "–" : offset(each.committed)),
+    h("td", { class: "number" }, retired ? "–" : h("span", { class: `pill ${level}` }, icon(level), count(each.backlog))),
     h("td", {}, retired ? h("span", { class: "text" }, "retired: ", foreign(each.retired_reason)) : each.required ? "required" : "optional"),
     h("td", { class: "time" }, fetched));
 }

@@ -1,10 +1,11 @@
 // A chart of a few series over time: axes, limits, a legend with the latest values, and a cross to read it by.
 
 import { h, renew, s } from "./dom.js";
-import { clock, minute } from "./format.js";
+import { clock, minute, moment } from "./format.js";
 
 const HEIGHT = 190;
-const MARGIN = { top: 8, right: 8, bottom: 22, left: 52 };
+const MARGIN = { top: 8, bottom: 22 };
+const CHARACTER = 6.4;
 const DASHES = ["", "7 3", "2 3", "9 3 2 3", "4 4", "12 4"];
 const SERIES_MAX = 6;
 const LEAST_MS = 60_000;
@@ -44,25 +45,32 @@ export class Chart {
     const width = Math.max(240, this.svg.clientWidth || 480);
     const values = lines.flatMap((line) => line.values).filter((value) => value !== null);
     const scale = this.log ? logScale(values) : linearScale(values, this.least);
-    const right = width - MARGIN.right;
+    // What stands beside the plot has its own room there, however long it is.
+    const room = (texts) => Math.ceil(CHARACTER * Math.max(0, ...texts.map((text) => text.length)));
+    const limits = this.limits.filter(({ value }) => scale.holds(value));
+    this.left = 10 + room(scale.ticks.map(this.format));
+    this.right = 8 + room(limits.map(({ says }) => says));
+    const [left, right] = [this.left, width - this.right];
     const bottom = HEIGHT - MARGIN.bottom;
-    this.x = (time) => MARGIN.left + ((time - from) / (now - from)) * (right - MARGIN.left);
+    this.x = (time) => left + ((time - from) / (now - from)) * (right - left);
     const y = (value) => bottom - scale.share(value) * (bottom - MARGIN.top);
     this.svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     this.svg.setAttribute("aria-label", this.spoken());
     renew(this.svg,
       scale.ticks.map((tick) => [
-        s("line", { class: "grid", x1: MARGIN.left, x2: right, y1: y(tick), y2: y(tick) }),
-        s("text", { x: MARGIN.left - 7, y: y(tick) + 4, "text-anchor": "end" }, this.format(tick)),
+        s("line", { class: "grid", x1: left, x2: right, y1: y(tick), y2: y(tick) }),
+        s("text", { x: left - 7, y: y(tick) + 4, "text-anchor": "end" }, this.format(tick)),
       ]),
-      timeTicks(from, now).map((time) => s("text", { x: this.x(time), y: HEIGHT - 6, "text-anchor": "middle" }, time % 60_000 ? clock(time) : minute(time))),
-      this.limits.filter(({ value }) => scale.holds(value)).map(({ value, level, says }) => [
-        s("line", { class: `limit ${level}`, x1: MARGIN.left, x2: right, y1: y(value), y2: y(value) }),
-        s("text", { class: level, x: right - 2, y: y(value) + (y(value) < 24 ? 13 : -4), "text-anchor": "end" }, says),
+      timeTicks(from, now, (right - left) / (9 * CHARACTER)).filter((time) => width - this.x(time) > 4.5 * CHARACTER).map((time) => s("text", { x: this.x(time), y: HEIGHT - 6, "text-anchor": "middle" }, time % 60_000 ? clock(time) : minute(time))),
+      limits.map(({ value, level, says }) => [
+        s("line", { class: `limit ${level}`, x1: left, x2: right, y1: y(value), y2: y(value) }),
+        s("text", { class: level, x: right + 5, y: y(value) + 4 }, says),
       ]),
-      lines.map((line, index) => s("path", { class: `curve s${index}`, "stroke-dasharray": DASHES[index] || null, d: this.curve(times, line.values, y) })),
+      // The point before the first one is drawn to as well; a picture of its own cuts what would cover the words.
+      s("svg", { class: "area", x: left, width: right - left, height: HEIGHT, viewBox: `${left} 0 ${right - left} ${HEIGHT}` },
+        lines.map((line, index) => s("path", { class: `curve s${index}`, "stroke-dasharray": DASHES[index] || null, d: this.curve(times, line.values, y) }))),
       this.cross(times, bottom));
-    if (!values.length) this.svg.append(s("text", { x: (MARGIN.left + right) / 2, y: HEIGHT / 2, "text-anchor": "middle" }, "nothing yet"));
+    if (!values.length) this.svg.append(s("text", { x: (left + right) / 2, y: HEIGHT / 2, "text-anchor": "middle" }, "nothing yet"));
     this.drawLegend();
     this.drawTooltip();
   }
@@ -89,7 +97,7 @@ export class Chart {
   }
 
   last(values) {
-    return values.slice(-12).findLast((value) => value !== null) ?? null;
+    return values.slice(-3).findLast((value) => value !== null) ?? null;
   }
 
   written(value) {
@@ -107,7 +115,7 @@ export class Chart {
     const { times, lines } = this.shown;
     this.tooltip.hidden = this.at === null || this.at >= times.length;
     if (this.tooltip.hidden) return;
-    renew(this.tooltip, h("p", {}, h("b", {}, clock(times[this.at]))),
+    renew(this.tooltip, h("p", {}, h("b", {}, moment(times[this.at]))),
       lines.map((line) => h("p", {}, line.label, ": ", h("b", {}, this.written(line.values[this.at])))));
     const share = this.x(times[this.at]) / Math.max(240, this.svg.clientWidth);
     this.tooltip.style.left = share < 0.5 ? `${(share * 100).toFixed(1)}%` : "auto";
@@ -117,7 +125,7 @@ export class Chart {
   point(event) {
     const box = this.svg.getBoundingClientRect();
     const { times, from, now } = this.shown;
-    const time = from + ((event.clientX - box.left - MARGIN.left) / (box.width - MARGIN.left - MARGIN.right)) * (now - from);
+    const time = from + ((event.clientX - box.left - this.left) / (box.width - this.left - this.right)) * (now - from);
     const near = times.reduce((best, each, index) => (Math.abs(each - time) < Math.abs(times[best] - time) ? index : best), 0);
     this.move(times.length && times[near] >= from ? near : null);
   }
@@ -143,7 +151,7 @@ export class Chart {
   spoken() {
     const { times, lines } = this.shown;
     const at = this.at ?? times.length - 1;
-    const when = this.at === null ? "now" : clock(times[at]);
+    const when = this.at === null ? "now" : moment(times[at]);
     return `${this.title}, ${when}: ${lines.map((line) => `${line.label} ${this.written(line.values[at] ?? this.last(line.values))}`).join("; ") || "nothing yet"}`;
   }
 }
@@ -172,10 +180,11 @@ export function logScale(values) {
   return { ticks, share, holds: (value) => value >= 10 ** low && value <= 10 ** high };
 }
 
-function timeTicks(from, now) {
-  const step = [15_000, 60_000, 180_000, 600_000].find((each) => (now - from) / each <= 6) ?? 900_000;
+/** Give round times between two, no more than there is room for. */
+function timeTicks(from, now, most) {
+  const step = [15_000, 60_000, 180_000, 600_000, 900_000].find((each) => (now - from) / each <= Math.min(6, most)) ?? 1_800_000;
   const ticks = [];
   for (let time = Math.ceil(from / step) * step; time < now; time += step) ticks.push(time);
   // A label at the very edge would be cut.
-  return ticks.filter((time) => (time - from) / (now - from) > 0.03 && (time - from) / (now - from) < 0.97);
+  return ticks.filter((time) => (time - from) / (now - from) > 0.03);
 }

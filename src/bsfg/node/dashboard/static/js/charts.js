@@ -2,13 +2,13 @@
 
 import { Chart } from "./chart.js";
 import { byId, h, renew } from "./dom.js";
-import { percent, rate, short, span } from "./format.js";
+import { count, day, percent, rate, span, zone } from "./format.js";
 import { LAG_ALERT_SECONDS, LAG_WARNING_SECONDS } from "./judge.js";
 import { known, rates, seriesOf, summed } from "./store.js";
 
 const LAG_LIMITS = [
-  { value: LAG_WARNING_SECONDS, level: "warning", says: "warning 100 ms" },
-  { value: LAG_ALERT_SECONDS, level: "alert", says: "alert 1 s" },
+  { value: LAG_WARNING_SECONDS, level: "warning", says: "warning" },
+  { value: LAG_ALERT_SECONDS, level: "alert", says: "alert" },
 ];
 const FILL_LIMITS = [
   { value: 50, level: "warning", says: "warning" },
@@ -22,10 +22,10 @@ let minutes = 15;
 export function setUpCharts() {
   const place = byId("charts");
   drawn = {
-    throughput: new Chart(place, { title: "Throughput", unit: "facts per second", format: rate, least: 1 }),
-    lag: new Chart(place, { title: "Replication lag", unit: "from the sender’s append to here", format: span, limits: LAG_LIMITS, log: true }),
-    frontier: new Chart(place, { title: "Frontier", unit: "facts behind the end of the buffer", format: short, least: 10 }),
-    fill: new Chart(place, { title: "Buffer fill", unit: "of the capacity", format: percent, least: 0.01, limits: FILL_LIMITS }),
+    throughput: new Chart(place, { title: "Throughput", unit: "facts per second, every five seconds", format: rate, least: 1 }),
+    lag: new Chart(place, { title: "Replication lag", unit: "from the sender’s append to here, the worst of every five seconds", format: span, limits: LAG_LIMITS, log: true }),
+    frontier: new Chart(place, { title: "Frontier", unit: "facts behind the end of the buffer", format: count, least: 10 }),
+    fill: new Chart(place, { title: "Buffer fill", unit: "of the capacity", format: percent, least: 1, limits: FILL_LIMITS }),
   };
   document.querySelectorAll("[data-span]").forEach((button) => {
     button.addEventListener("click", () => choose(Number(button.dataset.span)));
@@ -53,6 +53,14 @@ export function charts() {
   draw(drawn.lag, lag(stream));
   draw(drawn.frontier, frontier(stream));
   draw(drawn.fill, fill(stream));
+  byId("charts-note").textContent = dated(Math.max(now - minutes * 60_000, known.times[0] ?? now), now);
+}
+
+/** Say of which days and of which zone the times of the axes are. */
+function dated(from, now) {
+  const days = day(from) === day(now) ? day(now) : `${day(from)} to ${day(now)}`;
+  const name = zone(now) === "Z" ? "UTC" : `${zone(now).trim()}, ${Intl.DateTimeFormat().resolvedOptions().timeZone}`;
+  return `${days}, ${name}`;
 }
 
 function chosenStream() {

@@ -1,63 +1,75 @@
-// Writes values the way people read them.
+// Writes values the way people read them. The node's own `bsfg.figures` writes them alike, and a test compares the two.
 
-const COUNT = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
-const SHORT = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
-const CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
-const MINUTE = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
-const DAY = new Intl.DateTimeFormat("sv", { dateStyle: "short" });
+const FEW = 10;
 
-export const count = (number) => COUNT.format(number);
-export const short = (number) => (Math.abs(number) < 10_000 ? COUNT.format(number) : SHORT.format(number));
-export const clock = (unixMs) => CLOCK.format(unixMs);
-export const minute = (unixMs) => MINUTE.format(unixMs);
-export const day = (unixMs) => DAY.format(unixMs);
-
-/** Write a time: today's by the clock alone, another day's with its date. */
-export function moment(unixMs, now = Date.now()) {
-  return day(unixMs) === day(now) ? clock(unixMs) : `${day(unixMs)} ${clock(unixMs)}`;
+/** Write a number with so many digits behind the point, and those before it in groups of three. */
+function fixed(value, digits = 0) {
+  const [whole, rest] = value.toFixed(digits).split(".");
+  const grouped = whole.replace(/\B(?=(\d{3})+$)/g, ",");
+  return rest ? `${grouped}.${rest}` : grouped;
 }
+
+export const count = (number) => fixed(number);
+
+/** Write an offset: it names a place and has no groups, so that it can be pasted. */
+export const offset = (number) => String(number);
 
 /** Write a span of time in the unit that suits it. */
 export function span(seconds) {
-  if (seconds < 0.001) return "0 ms";
-  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
+  const shown = (1000 * seconds).toFixed(0) / 1000;
+  if (shown < 1) return `${fixed(1000 * seconds)} ms`;
+  if (seconds < FEW) return `${Number(seconds.toFixed(2))} s`;
   const units = [[120, 1, "s"], [7_200, 60, "min"], [172_800, 3_600, "h"], [Infinity, 86_400, "d"]];
   const [, size, name] = units.find(([limit]) => seconds < limit);
-  const value = seconds / size;
-  const whole = Math.round(value);
-  return `${name === "s" && value < 10 && Math.abs(value - whole) >= 0.05 ? value.toFixed(1) : whole} ${name}`;
+  return `${fixed(seconds / size)} ${name}`;
 }
 
-/** Write hours of autonomy, in days when there are many. */
+/** Write hours of autonomy: in minutes when there are few, in days when there are many. */
 export function hours(value) {
-  if (value < 1) return [String(Math.max(1, Math.round(value * 60))), "min"];
-  if (value < 10) return [value.toFixed(1), "h"];
-  if (value < 96) return [value.toFixed(0), "h"];
+  if (value < 1) return `${Math.max(1, (60 * value).toFixed(0))} min`;
+  if (value < 96) return `${fixed(value, value < FEW ? 1 : 0)} h`;
   const days = value / 24;
-  return days < 3_650 ? [count(days), "days"] : ["10+", "years"];
+  return days < 3_650 ? `${fixed(days)} days` : "over 10 years";
 }
 
 /** Write a rate of facts. */
 export function rate(perSecond) {
-  if (perSecond === 0) return "0/s";
-  if (perSecond < 10) return `${perSecond.toFixed(perSecond < 1 ? 2 : 1)}/s`;
-  return `${short(perSecond)}/s`;
+  if (perSecond > 0 && perSecond < 0.05) return "< 0.1/s";
+  return `${fixed(perSecond, perSecond > 0 && perSecond < FEW ? 1 : 0)}/s`;
 }
 
 /** Write a number of bytes. */
 export function bytes(value) {
-  const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let step = 0;
   while (value >= 1024 && step < units.length - 1) {
     value /= 1024;
     step += 1;
   }
-  return `${value < 10 && step ? value.toFixed(1) : Math.round(value)} ${units[step]}`;
+  return `${fixed(value, step ? 1 : 0)} ${units[step]}`;
 }
 
 /** Write a share of something that is full at 100. */
-export function percent(value) {
-  if (value === 0) return "0 %";
-  if (value < 0.01) return "< 0.01 %";
-  return `${value < 1 ? value.toFixed(2) : value < 10 ? value.toFixed(1) : value.toFixed(0)} %`;
+export const percent = (value) => (value > 0 && value < 0.05 ? "< 0.1 %" : `${fixed(value, 1)} %`);
+
+/** Write a time of this browser's zone with its date and the zone: Z is UTC, as `bsfg status` has it. */
+export function moment(unixMs) {
+  if (!unixMs) return "–";
+  return Number.isFinite(new Date(unixMs).getTime()) ? `${day(unixMs)} ${clock(unixMs)}${zone(unixMs)}` : `${unixMs} ms`;
+}
+
+export const day = (unixMs) => local(unixMs).slice(0, 10);
+export const minute = (unixMs) => local(unixMs).slice(11, 16);
+export const clock = (unixMs) => local(unixMs).slice(11, 19);
+
+/** Name the zone of a time by how far it is from UTC. */
+export function zone(unixMs) {
+  const minutes = -new Date(unixMs).getTimezoneOffset();
+  if (!minutes) return "Z";
+  const two = (number) => String(Math.floor(number)).padStart(2, "0");
+  return ` ${minutes < 0 ? "−" : "+"}${two(Math.abs(minutes) / 60)}:${two(Math.abs(minutes) % 60)}`;
+}
+
+function local(unixMs) {
+  return new Date(unixMs - new Date(unixMs).getTimezoneOffset() * 60_000).toISOString();
 }

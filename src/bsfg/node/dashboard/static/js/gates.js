@@ -1,12 +1,11 @@
 // The gates as a table, with what an operator may do about each, and what needs attention as a list.
 
 import { byId, foreign, h, renew } from "./dom.js";
-import { moment, short, span } from "./format.js";
+import { count, moment, span } from "./format.js";
 import { icon } from "./icons.js";
 import { WORDS } from "./judge.js";
-import { known, latest, seriesOf } from "./store.js";
+import { known } from "./store.js";
 
-const FRESH_MS = 60_000;
 const SAYS = {
   normal: "facts move as they come",
   autonomous: "the other side is away; both go on alone",
@@ -34,7 +33,7 @@ function row(link, mayAct) {
   return h("tr", { data: { key: `${link.link}/${link.side}`, link: link.link, side: link.side } },
     h("td", { class: "what" }, h("strong", {}, foreign(link.link)), h("span", { class: "sub" }, direction)),
     h("td", { class: "mode" }, modePill(link.mode)),
-    h("td", { class: "since", data: { label: "since" } }, moment(link.since_unix_ms, known.state.now_unix_ms)),
+    h("td", { class: "since", data: { label: "since" } }, moment(link.since_unix_ms)),
     h("td", { class: "why" }, why(link)),
     h("td", { class: "number lag", data: { label: "lag" } }, inbound ? lag(link) : "–"),
     h("td", { class: "number left", data: { label: "to come" } }, inbound ? left(link) : "–"),
@@ -49,19 +48,22 @@ function why(link) {
   if (link.trouble) return h("span", { class: "text" }, foreign(link.trouble));
   if (link.mode === "normal") return SAYS.normal;
   if (link.mode !== "held") return h("span", { class: "text" }, SAYS[link.mode], h("span", { class: "sub" }, foreign(link.reason)));
-  const until = link.held_until_unix_ms ? `, until ${moment(link.held_until_unix_ms, known.state.now_unix_ms)}` : "";
+  const until = link.held_until_unix_ms ? `, until ${moment(link.held_until_unix_ms)}` : "";
   return h("span", { class: "text" }, foreign(link.reason), h("span", { class: "sub" }, "held by ", foreign(link.held_by), until));
 }
 
+/** What a link says of the present; the node gives nothing where nobody can know. */
 function lag(link) {
-  const lags = seriesOf("lag").filter(({ of }) => of[0] === link.link).map(({ values }) => latest(values, 12)).filter((each) => each !== null);
-  return lags.length ? span(Math.max(...lags)) : "–";
+  if (link.to_come === null) return ["unknown", h("span", { class: "sub" }, toldAgo(link))];
+  return link.lag === null ? "nothing new" : h("span", { class: `${link.lag}-text` }, span(link.lag_seconds));
 }
 
-/** What the sender still has, as far as it was told lately. */
-function left(link) {
-  const fresh = link.reports.filter((report) => known.state.now_unix_ms - report.at_unix_ms < FRESH_MS);
-  return fresh.length ? short(fresh.reduce((sum, each) => sum + each.backlog, 0)) : "–";
+const left = (link) => (link.to_come === null ? "unknown" : count(link.to_come));
+
+/** Say how old the last word about a link is. */
+export function toldAgo(link) {
+  if (link.told_unix_ms === null) return "not told since the start";
+  return `last told ${span(Math.max(0, known.state.now_unix_ms - link.told_unix_ms) / 1000)} ago`;
 }
 
 function action(link) {
@@ -91,6 +93,6 @@ export function findings() {
     return h("div", { class: "finding", data: { key: `${each.alert}/${each.about}`, finding: each.alert } },
       h("span", { class: `${each.level}-text` }, icon(each.level)),
       h("strong", {}, `${WORDS[each.level]}: ${each.alert.replaceAll("_", " ")}`),
-      h("p", {}, foreign(each.says), from ? ` (since ${moment(from, known.state.now_unix_ms)})` : ""));
+      h("p", {}, foreign(each.says), from ? ` (since ${moment(from)})` : ""));
   }));
 }

@@ -1,7 +1,7 @@
 // Keeps the page live by server-sent events, and says so when it is not.
 
 import { byId } from "./dom.js";
-import { clock } from "./format.js";
+import { moment } from "./format.js";
 import { get, signInAgain } from "./api.js";
 import { known, takeHistory, takePoint } from "./store.js";
 
@@ -58,7 +58,7 @@ function take(state) {
 
 async function lost() {
   close();
-  const since = heard ? `, as of ${clock(heard)}` : "";
+  const since = heard ? `, as of ${moment(heard)}` : "";
   show("off", "Not connected", `The node does not answer. What you see is the last known state${since}.`);
   retry += 1;
   setTimeout(async () => {

@@ -5,7 +5,7 @@ import { buffers } from "./buffers.js";
 import { charts, setUpCharts } from "./charts.js";
 import { setUpDialogs } from "./dialogs.js";
 import { byId } from "./dom.js";
-import { clock, moment, span } from "./format.js";
+import { moment, span } from "./format.js";
 import { findings, gates } from "./gates.js";
 import { close, live } from "./live.js";
 import { map } from "./map.js";
@@ -40,7 +40,7 @@ function draw() {
   counts();
   VIEWS[view()]();
   const { version, started_unix_ms: started, now_unix_ms: now } = known.state;
-  byId("foot").textContent = `bsfg ${version}, up ${span((now - started) / 1000)}, node time ${clock(now)}`;
+  byId("foot").textContent = `bsfg ${version}, up ${span((now - started) / 1000)}, node time ${moment(now)}`;
 }
 
 function who({ identity, by, may_act: mayAct, ends_unix_ms: ends }) {

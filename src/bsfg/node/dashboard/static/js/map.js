@@ -1,7 +1,7 @@
 // The map: this zone with its buffers, the zones it exchanges facts with, and the gate of each direction.
 
 import { byId, h, renew, s } from "./dom.js";
-import { short, span } from "./format.js";
+import { count, percent, span } from "./format.js";
 import { signs } from "./icons.js";
 import { known, latest, rates, seriesOf } from "./store.js";
 import { fillLevel } from "./judge.js";
@@ -72,7 +72,7 @@ function tank(buffer, x, top, bottom, kind) {
   const share = Math.min(1, (buffer?.fill_percent ?? 0) / 100);
   // Something that is there is seen, however little it is.
   const level = buffer && buffer.end > buffer.start ? Math.max(3, share * room) : 0;
-  const says = `${kind} buffer: ${(buffer?.fill_percent ?? 0).toFixed(2)} % full`;
+  const says = `${kind} buffer: ${percent(buffer?.fill_percent ?? 0)} full`;
   return s("g", {},
     s("title", {}, says),
     s("rect", { class: "tank", x, y: top, width: 16, height: room, rx: 4 }),
@@ -103,21 +103,21 @@ function lane(link, way, y) {
     s("g", { transform: `translate(${middle - 10} ${y - 10}) scale(.83)` }, signs(link.mode, { class: "sign" })),
     label(middle - 26, y - 8, "muted", fitted(link.side === "receiver" ? link.link : `to ${link.zone}`, 21), "end"),
     label(middle + 26, y - 8, "mode", link.mode, "start"),
-    label(middle + 26, y + 18, "muted", figures(link), "start"));
+    label(middle + 26, y + 18, "muted", figures(link), "start"),
+    link.to_come ? label(middle - 26, y + 18, "muted", `${count(link.to_come)} to come`, "end") : null);
 }
 
-/** Give what moves over a link in words: lag and backlog where we receive, what is unconfirmed where we send. */
+/** Give what moves over a link in words: the lag where we receive, what is unconfirmed where we send. */
 function figures(link) {
   if (link.side === "sender") {
     const own = known.state.consumers.filter((each) => each.name.startsWith(`${link.zone.toLowerCase()}.`));
+    if (!own.length) return "nobody has come yet";
     const backlog = own.reduce((total, each) => total + each.backlog, 0);
-    return backlog ? `${short(backlog)} unconfirmed` : "all confirmed";
+    return backlog ? `${count(backlog)} unconfirmed` : "all confirmed";
   }
   if (link.mode === "held" || link.mode === "autonomous") return "nothing moves";
-  const lags = seriesOf("lag").filter(({ of }) => of[0] === link.link).map(({ values }) => latest(values, 12) ?? 0);
-  const left = link.reports.reduce((total, report) => total + report.backlog, 0);
-  const lag = lags.length && Math.max(...lags) > 0 ? `lag ${span(Math.max(...lags))}` : "idle";
-  return left ? `${lag}, ${short(left)} to come` : lag;
+  if (link.to_come === null) return "unknown";
+  return link.lag === null ? "nothing new" : `lag ${span(link.lag_seconds)}`;
 }
 
 function moving(link) {

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { byId, foreign, h, renew } from "./dom.js";
-import { count, day, moment } from "./format.js";
+import { count, moment, offset } from "./format.js";
 import { icon } from "./icons.js";
 import { certificateLevel } from "./judge.js";
 import { known } from "./store.js";
@@ -48,14 +48,14 @@ function drawQuarantine({ total, rows }) {
 
 function quarantined(row) {
   const fact = row.facts[0];
-  const there = row.existing_offset === null ? null : `, another stands at offset ${count(row.existing_offset)}`;
+  const there = row.existing_offset === null ? null : `, another stands at offset ${offset(row.existing_offset)}`;
   const key = { stream: row.stream, buffer: row.buffer, id: row.id };
   return h("div", { class: "record", data: { key: JSON.stringify(key), quarantined: `${row.stream}/${row.buffer}/${row.id}` } },
     h("div", {},
       h("h3", { class: "text" }, foreign(fact?.subject ?? ""), " ", foreign(fact?.predicate ?? "")),
       h("p", { class: "line" }, h("span", { class: "pill warning" }, icon("warning"), foreign(row.reason)), " ",
         foreign(row.from_zone), " / ", foreign(row.message_id), there),
-      h("p", { class: "line" }, `${moment(row.at_unix_ms, known.state.now_unix_ms)}, `, foreign(row.stream), ` ${row.buffer} buffer`,
+      h("p", { class: "line" }, `${moment(row.at_unix_ms)}, `, foreign(row.stream), ` ${row.buffer} buffer`,
         row.detail ? [", ", foreign(row.detail)] : null)),
     known.session.may_act && h("div", { class: "buttons" },
       h("button", { type: "button", data: { act: "retry", ...key, name: row.message_id } }, "Retry…"),
@@ -70,9 +70,9 @@ function drawGaps({ total, rows }) {
   renew(byId("gaps"), h("table", {},
     h("thead", {}, h("tr", {}, head.map((name) => h("th", { scope: "col", class: ["Offsets", "Facts"].includes(name) && "number" }, name)))),
     h("tbody", {}, rows.map((gap) => h("tr", {},
-      h("td", { class: "time" }, moment(gap.at_unix_ms, known.state.now_unix_ms)),
+      h("td", { class: "time" }, moment(gap.at_unix_ms)),
       h("td", {}, foreign(gap.stream), `, ${gap.buffer}`, gap.origin_zone ? h("span", { class: "sub" }, "offsets of ", foreign(gap.origin_zone)) : null),
-      h("td", { class: "number" }, gap.first === gap.last ? count(gap.first) : `${count(gap.first)} – ${count(gap.last)}`),
+      h("td", { class: "number" }, gap.first === gap.last ? offset(gap.first) : `${offset(gap.first)}–${offset(gap.last)}`),
       h("td", { class: "number" }, count(gap.last - gap.first + 1)),
       h("td", {}, h("span", { class: "pill" }, foreign(gap.reason.replaceAll("_", " ")))),
       h("td", {}, h("span", { class: "text" }, foreign(gap.detail || "–"))))))), more(total, rows.length));
@@ -94,7 +94,7 @@ export function certificates() {
       return h("tr", { data: { certificate: each.name } },
         h("td", {}, h("strong", {}, foreign(each.name))),
         h("td", {}, uses[each.use]),
-        h("td", { class: "time" }, day(each.not_after_unix_ms)),
+        h("td", { class: "time" }, moment(each.not_after_unix_ms)),
         h("td", {}, h("span", { class: `pill ${level}` }, icon(level), left)),
         h("td", {}, h("code", {}, foreign(each.file))));
     }))));

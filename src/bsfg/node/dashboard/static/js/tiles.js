@@ -1,10 +1,11 @@
 // The tiles: the six numbers that an operator looks for first.
 
 import { byId, foreign, h, renew, s } from "./dom.js";
-import { count, hours, rate, short, span } from "./format.js";
+import { count, hours, rate, span } from "./format.js";
+import { toldAgo } from "./gates.js";
 import { icon } from "./icons.js";
 import { autonomyLevel, backlogLevel, certificateLevel } from "./judge.js";
-import { known, latest, rates, seriesOf, summed } from "./store.js";
+import { known, rates, seriesOf, summed } from "./store.js";
 
 /** Draw all tiles. */
 export function tiles() {
@@ -23,31 +24,37 @@ function autonomy() {
   const growing = known.state.buffers.filter((each) => each.buffer === "store" && each.hours_left !== null);
   const first = growing.sort((a, b) => a.hours_left - b.hours_left)[0];
   if (!first && known.state.buffers.some((each) => each.buffer === "store" && each.facts_per_second === null)) {
-    return tile("autonomy", "Autonomy left", "none", "–", "not known yet");
+    return tile("autonomy", "Autonomy left", "none", "unknown", "the node has just started");
   }
   if (!first) return tile("autonomy", "Autonomy left", "ok", "no limit", "no store buffer grew in the last minute");
-  const [value, unit] = hours(first.hours_left);
-  const sub = ["if nobody pulls; ", foreign(first.stream), " is full first"];
+  const [, value, unit] = hours(first.hours_left).match(/(.*) (.*)/);
+  const sub = ["until ", foreign(first.stream), " is full at the rate of the last minute, if nobody pulls"];
   return tile("autonomy", "Autonomy left", autonomyLevel(first.hours_left, known.state.links), [value, " ", h("small", {}, unit)], sub);
 }
 
+/** The worst lag, judged by the number that is shown; a link of which nothing is known is never a good one. */
 function lag() {
-  const lags = seriesOf("lag").map(({ of, values }) => ({ of, values, now: latest(values, 12) }));
-  const worst = lags.filter(({ now }) => now !== null).sort((a, b) => b.now - a.now)[0];
   const title = "Replication lag";
-  if (!worst) return tile("lag", title, "none", "–", "nothing was received in the last minute");
-  const sub = [foreign(worst.of[0]), ", ", foreign(worst.of[1])];
-  // The verdict is the node's own, so that this tile and the list of findings never contradict each other.
-  const levels = known.state.findings.filter((each) => each.alert === "replication_lag").map((each) => each.level);
-  return tile("lag", title, levels.includes("alert") ? "alert" : (levels[0] ?? "ok"), span(worst.now), sub, spark([worst.values]));
+  const links = known.state.links.filter((each) => each.side === "receiver");
+  if (!links.length) return tile("lag", title, "none", "–", "this zone pulls from nobody");
+  const [unknown] = links.filter((each) => each.to_come === null);
+  const worst = links.filter((each) => each.lag !== null).sort((a, b) => b.lag_seconds - a.lag_seconds)[0];
+  const value = worst ? span(worst.lag_seconds) : unknown ? "unknown" : "–";
+  const sub = unknown ? [foreign(unknown.link), worst ? " is unknown, " : ", ", toldAgo(unknown)]
+    : worst ? ["of what came last over ", foreign(worst.link)] : "nothing new in the last minute";
+  const level = worst?.lag === "alert" ? "alert" : unknown ? "warning" : (worst?.lag ?? "ok");
+  const curves = worst ? seriesOf("lag").filter(({ of }) => of[0] === worst.link).map(({ values }) => values) : [];
+  return tile("lag", title, level, value, sub, worst && spark(curves));
 }
 
 function throughput() {
-  const of = (buffer) => summed(seriesOf("end").filter(({ of }) => of[1] === buffer).map(({ values }) => rates(values)));
-  const [produced, received] = [of("store"), of("forward")];
-  const value = [rate(latest(produced) ?? 0)];
-  const sub = `produced here; ${rate(latest(received) ?? 0)} received`;
-  return tile("throughput", "Throughput", "none", value, sub, spark([produced, received]));
+  const sum = (buffer) => {
+    const there = known.state.buffers.filter((each) => each.buffer === buffer).map((each) => each.facts_per_second);
+    return there.includes(null) ? "unknown" : rate(there.reduce((total, each) => total + each, 0));
+  };
+  const curve = (buffer) => summed(seriesOf("end").filter(({ of }) => of[1] === buffer).map(({ values }) => rates(values)));
+  const sub = `produced here in the last minute; ${sum("forward")} received`;
+  return tile("throughput", "Throughput", "none", sum("store"), sub, spark([curve("store"), curve("forward")]));
 }
 
 function unconfirmed() {
@@ -59,7 +66,7 @@ function unconfirmed() {
   const level = near ? "alert" : backlogLevel(most?.backlog ?? 0);
   const sub = oldest ? `the oldest waits for ${age(oldest)}` : "everything is confirmed";
   const values = summed(seriesOf("backlog").map(({ values }) => values));
-  return tile("unconfirmed", "Unconfirmed", level, short(most?.backlog ?? 0), sub, spark([values]));
+  return tile("unconfirmed", "Unconfirmed", level, count(most?.backlog ?? 0), sub, spark([values]));
 }
 
 function age(buffer) {
@@ -71,7 +78,7 @@ function aside() {
   const sum = (name) => known.state.buffers.reduce((total, each) => total + each[name], 0);
   const quarantined = sum("quarantined");
   const gaps = sum("gaps");
-  return tile("quarantine", "In quarantine", quarantined ? "warning" : "ok", count(quarantined), `${count(gaps)} gap records`);
+  return tile("quarantine", "In quarantine", quarantined ? "alert" : "ok", count(quarantined), `${count(gaps)} gap records`);
 }
 
 function certificate() {

@@ -44,8 +44,8 @@ function row(each) {
   const from = Array.isArray(details.addresses) && details.addresses.length ? details.addresses.join(", ") : each.address;
   const name = details.name && details.name !== each.identity ? details.name : null;
   return h("tr", { data: { trail: each.action, number: each.number } },
-    h("td", { class: "number" }, count(each.number)),
-    h("td", { class: "time" }, moment(each.at_unix_ms, known.state.now_unix_ms)),
+    h("td", { class: "number" }, String(each.number)),
+    h("td", { class: "time" }, moment(each.at_unix_ms)),
     h("td", {}, h("strong", {}, foreign(each.identity)), name ? h("span", { class: "sub" }, foreign(name)) : null,
       from ? h("span", { class: "sub" }, foreign(from)) : null),
     h("td", {}, h("span", { class: `pill ${level ?? ""}` }, level ? icon(level) : null, foreign(each.action.replaceAll("_", " ")),
