@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+from tests.cli.test_no_access import WITHOUT_THE_RIGHTS_OF_ROOT
 from tests.spark.nodes import SparkZone
 from tests.spark.replicating import Pipeline, wait_until
 from tests.spark.test_replicate import CONSUMER, LINK, arrived, sent
@@ -47,6 +53,33 @@ def test_what_waits_is_moved_whatever_an_earlier_run_has_reported(zones: tuple[S
         assert plant.committed(CONSUMER) == first + count - 1
         assert arrived(enterprise) == sent(plant)
     assert not list((enterprise.folder / "pipeline" / "runs").glob("*-*")), "a run has left its folder"
+
+
+def test_a_configuration_that_cannot_be_written_is_enough(zones: tuple[SparkZone, SparkZone], tmp_path: Path) -> None:
+    """As in a container that mounts configuration and home read-only: all is moved, and nothing is written there."""
+    plant, enterprise = zones
+    plant.produce(batch_of(0, 500).to_messages())
+    closed, passing = tmp_path / "etc", tmp_path / "passing"
+    for folder in (closed, passing):
+        folder.mkdir()
+    shutil.copy(enterprise.folder / "zone.toml", closed)
+    closed.chmod(0o555)
+    command = [*WITHOUT_THE_RIGHTS_OF_ROOT, sys.executable, "-m", "bsfg.cli", "pipeline", "replicate"]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("XDG", "STATE_DIRECTORY"))}
+    done = subprocess.run(
+        [*command, "-c", str(closed / "zone.toml"), "--until-caught-up"],
+        env=kept | {"TMPDIR": str(passing), "HOME": str(closed)},
+        capture_output=True,
+        text=True,
+        timeout=ENDS_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "working in" in done.stderr and str(passing) in done.stderr
+    assert all(line.startswith((LINK, str(closed))) for line in done.stderr.splitlines()), done.stderr
+    assert plant.committed(CONSUMER) == 499
+    assert arrived(enterprise) == sent(plant)
+    assert [each.name for each in closed.iterdir()] == ["zone.toml"]
 
 
 def test_a_held_gate_is_an_error_and_the_other_links_are_moved(zones: tuple[SparkZone, SparkZone]) -> None:

@@ -46,7 +46,7 @@ def attempts(site: Site) -> dict[str, tuple[ssl.SSLContext | None, str]]:
         "bare": (bare, "no certificate was shown"),
         "old": (old, "it did not offer TLS 1.3"),
         "foreign": (other, "its certificate was refused: "),
-        "expired": (late, "its certificate was refused: certificate has expired"),
+        "expired": (late, "its certificate was refused: it has expired"),
         "plaintext": (None, "it did not speak TLS"),
     }
 

@@ -20,6 +20,8 @@ from threading import Lock
 from typing import Any
 from urllib.parse import unquote
 
+from bsfg.wire.tls import refusal_of
+
 HTTP, GRPC = "http", "grpc"
 LOOK_SECONDS = 1.0
 READ_SECONDS = 0.05
@@ -99,7 +101,7 @@ class ObservedTls(SSLProtocol):
 def reason_of(error: BaseException | None) -> str:
     """Say in a few words, none of them the caller's, why a handshake came to nothing."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate was refused: {error.verify_message}"
+        return f"its certificate was refused: {refusal_of(error)}"
     if isinstance(error, ssl.SSLError):
         name = (error.reason or "").replace(" ", "_").upper()
         return _REASONS.get(name, f"TLS failed: {name.replace('_', ' ').lower() or 'no reason'}")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from bsfg.errors import CertificateInvalid, PeerUnreachable, ServerIdentityMismatch
 from bsfg.wire.peer import PeerNames, names_in_der
 from bsfg.wire.status import reason_of
-from bsfg.wire.tls import TlsFiles, client_context
+from bsfg.wire.tls import TlsFiles, client_context, refusal_of
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -72,7 +72,7 @@ def probe(host: str, port: int, files: TlsFiles, timeout_seconds: float = 5.0) -
     except ssl.SSLCertVerificationError as error:
         hint = "Look at the other side with `bsfg certs check` there, and at the authorities in [tls] ca here."
         raise CertificateInvalid(
-            f"the certificate of {host}:{port} is refused: {error.verify_message}", hint=hint
+            f"the certificate of {host}:{port} is refused: {refusal_of(error)}", hint=hint
         ) from None
     except ssl.SSLError as error:
         hint = "It may not speak TLS 1.3, or not TLS at all, or refuse our certificate."

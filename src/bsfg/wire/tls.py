@@ -17,6 +17,28 @@ from typing import Any
 from bsfg.errors import BsfgError, CertificateInvalid
 from bsfg.wire.hardening import require_hardened
 
+_REFUSALS = {
+    7: "its signature does not fit",
+    9: "it is not valid yet",
+    10: "it has expired",
+    18: "it has signed itself, and is not known",
+    19: "its authority is not known",
+    20: "no authority that is known has signed it",
+    21: "no authority that is known has signed it",
+    22: "the chain of its authorities is too long",
+    23: "it was revoked",
+    24: "what signed it is no authority",
+    25: "its authority may not have authorities below it",
+    26: "it is not for this use",
+    79: "what signed it is no authority",
+}
+"""Why OpenSSL refuses a certificate, by the number that it gives."""
+
+
+def refusal_of(error: ssl.SSLCertVerificationError) -> str:
+    """Say in our own words why a certificate was refused."""
+    return _REFUSALS.get(error.verify_code, f"it cannot be verified (reason {error.verify_code} of OpenSSL)")
+
 
 @dataclass(frozen=True, slots=True)
 class Material:
