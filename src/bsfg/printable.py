@@ -38,6 +38,12 @@ def one_line(text: str) -> str:
     return _CONTROLS.sub("", _SPACES.sub(" ", text))
 
 
+def counted(number: int, thing: str) -> str:
+    """Write a number of things: 1 fact, 2 facts, 1,000 entries."""
+    things = f"{thing[:-1]}ies" if thing.endswith("ry") else f"{thing}s"
+    return f"{number:,} {thing if number == 1 else things}"
+
+
 def markup(text: str) -> str:
     """Give a text as part of a page or a picture: of one line, with nothing that the page would obey."""
     return html.escape(one_line(text))

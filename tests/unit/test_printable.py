@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from rich.text import Text
 
 from bsfg.cli import gate, output, quarantine
+from bsfg.cli.append import Tally
 from bsfg.cli.inspect import view as inspect_view
 from bsfg.cli.inspect.gather import LogInfo
 from bsfg.cli.pipeline import audited
@@ -30,7 +31,7 @@ from bsfg.node.dashboard.pages import Files
 from bsfg.node.health import Finding as HealthFinding
 from bsfg.node.health import Level
 from bsfg.ports import Buffer, Quarantined
-from bsfg.printable import markup, one_line, printable, printable_json
+from bsfg.printable import counted, markup, one_line, printable, printable_json
 from bsfg.sdk.artifacts import PartFile
 from bsfg.spark.audit.report import page
 from bsfg.spark.audit.verdict import Check, EndState, Finding, Kind, State, StreamVerdict, Verdict
@@ -186,3 +187,14 @@ def test_a_download_does_not_follow_links(tmp_path: Path) -> None:
     assert (other.read_bytes(), (tmp_path / "a.pdf").read_bytes()) == (b"precious", b"content")
     with pytest.raises(FileExists):
         PartFile(tmp_path / "a.pdf")
+
+
+def test_one_is_one() -> None:
+    """What is counted has its singular, also in what a command says at its end."""
+    said = [
+        counted(number, thing)
+        for number, thing in ((0, "fact"), (1, "fact"), (2_000, "fact"), (1, "entry"), (2, "entry"))
+    ]
+    assert said == ["0 facts", "1 fact", "2,000 facts", "1 entry", "2 entries"]
+    assert Tally(facts=1, inserted=1).sentence() == "1 fact: 1 stored."
+    assert Tally(facts=2, inserted=1, already_exists=1).sentence() == "2 facts: 1 stored, 1 was there already."

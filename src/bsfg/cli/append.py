@@ -28,7 +28,7 @@ from bsfg.errors import (
     StorageUnreadable,
     TimedOut,
 )
-from bsfg.printable import one_line
+from bsfg.printable import counted, one_line
 
 if TYPE_CHECKING:
     from bsfg.fact import Message
@@ -90,10 +90,11 @@ class Tally:
         if self.fatal is not None and not self.facts:
             return "Nothing was stored."
         parts = [f"{count_text(self.inserted)} stored"]
-        parts += [f"{count_text(self.already_exists)} were there already"] if self.already_exists else []
+        were = "was" if self.already_exists == 1 else "were"
+        parts += [f"{count_text(self.already_exists)} {were} there already"] if self.already_exists else []
         parts += [f"{count_text(self.kept)} kept in the outbox"] if self.kept else []
         parts += [f"{count_text(self.refused)} refused"] if self.refused else []
-        return f"{count_text(self.facts)} facts: {', '.join(parts)}."
+        return f"{counted(self.facts, 'fact')}: {', '.join(parts)}."
 
 
 @app.command()

@@ -14,7 +14,7 @@ from rich.text import Text
 from bsfg.cli.ending import orderly_end
 from bsfg.cli.output import console, count_text, examples, print_json, progress_bar, range_text, size_text, table
 from bsfg.errors import InvalidArgument
-from bsfg.printable import one_line
+from bsfg.printable import counted, one_line
 
 if TYPE_CHECKING:
     from bsfg.node.backup import Manifest, Place, Progress
@@ -130,7 +130,7 @@ def _show(target: Path, manifest: Manifest, place: Place) -> None:
     for problem in manifest.damage:
         out.print(Text.assemble(("  " + problem["code"], "red"), one_line(f" {problem['where']}: {problem['detail']}")))
     size = size_text(manifest.size_bytes)
-    held = f"{size} with {count_text(manifest.artifacts)} artifacts" if manifest.artifacts else size
+    held = f"{size} with {counted(manifest.artifacts, 'artifact')}" if manifest.artifacts else size
     state = ("not verified", "bold yellow") if manifest.problems is None else ("sound", "bold green")
     if manifest.damage:
         state = ("damaged, as the zone is", "bold red")

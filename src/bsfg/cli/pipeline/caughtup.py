@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from bsfg.errors import BsfgError, GateHeld, LeaseHeld, PeerUnreachable, SparkFailed, TimedOut
 from bsfg.gate import Mode
+from bsfg.printable import counted
 
 if TYPE_CHECKING:
     from bsfg.spark.replicate.driver import LinkState, Replication
@@ -101,4 +102,4 @@ def _reason(replication: Replication, link: LinkState, seconds: float) -> BsfgEr
         return SparkFailed(f"{stood}: {link.problem}", link=name)
     if link.mode == Mode.AUTONOMOUS:
         return PeerUnreachable(f"{stood}: {link.reason or 'its sender does not answer'}", link=name)
-    return TimedOut(f"{stood}: {link.backlog or 0} facts are left", link=name)
+    return TimedOut(f"{stood}: {counted(link.backlog or 0, 'fact')} left", link=name)

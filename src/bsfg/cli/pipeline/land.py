@@ -16,6 +16,7 @@ from bsfg.cli.pipeline.landing import told, watched
 from bsfg.cli.pipeline.running import Conf, Master, ends_on_signals, passing_log, settings_of
 from bsfg.errors import CertificateInvalid, InvalidArgument, PeerUnreachable
 from bsfg.ports import Buffer
+from bsfg.printable import counted
 
 if TYPE_CHECKING:
     from bsfg.spark.land.lander import Lander
@@ -223,7 +224,7 @@ def _told(done: Landed, settings: Settings, *, json: bool, landed: bool) -> None
         for line in _lines(done, settings, landed=landed):
             console().print(line, soft_wrap=True)
     if done.missing:
-        gone = f"{count_text(done.missing)} facts were gone before they could be landed"
+        gone = f"{counted(done.missing, 'fact')} {'was' if done.missing == 1 else 'were'} gone before landing"
         say(f"warning: {gone}; {settings.out / GAPS} says why.")
 
 
@@ -231,8 +232,8 @@ def _lines(done: Landed, settings: Settings, *, landed: bool) -> list[str]:
     lines = []
     if landed:
         rate = f", {count_text(round(done.facts_per_second))} facts/s" if done.facts >= FACTS_FOR_A_RATE else ""
-        files = f" in {count_text(done.files)} files ({size_text(done.size_bytes)}{rate})" if done.facts else ""
-        lines.append(f"Landed {count_text(done.facts)} facts{files} in {settings.out}, up to offset {done.next}.")
+        files = f" in {counted(done.files, 'file')} ({size_text(done.size_bytes)}{rate})" if done.facts else ""
+        lines.append(f"Landed {counted(done.facts, 'fact')}{files} in {settings.out}, up to offset {done.next}.")
     if done.merged_files or not landed:
         lines.append(f"Merged {count_text(done.merged_files)} small files into {count_text(done.merged_into)}.")
     return lines

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from bsfg.cli.output import console, count_text, say
 from bsfg.errors import BsfgError, SparkFailed
+from bsfg.printable import counted
 
 if TYPE_CHECKING:
     from bsfg.spark.land.lander import Lander
@@ -47,7 +48,7 @@ class Progress:
             self._seen.popleft()
         since, before = self._seen[0]
         rate = (landed - before) / (now - since) if now > since else 0.0
-        parts = [f"{count_text(landed)} facts landed"]
+        parts = [f"{counted(landed, 'fact')} landed"]
         if rate >= 1:
             parts.append(f"{count_text(round(rate))}/s")
         parts.append(f"{count_text(backlog)} waiting" if backlog else "nothing waiting")
