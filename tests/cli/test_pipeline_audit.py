@@ -92,7 +92,7 @@ def test_ends_that_agree_exit_with_0(folders: Path, capsys: pytest.CaptureFixtur
     assert stream["clean"] and stream["compared"] == FACTS and stream["findings"] == []
     assert {check["state"] for check in stream["checks"]} == {"passed"}
     assert run(["pipeline", "audit", *ends]) == 0
-    assert f"clean: {FACTS} facts are the same at both ends" in capsys.readouterr().out
+    assert f"clean: {FACTS} facts, the same at both ends" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("without_spark")

@@ -19,6 +19,7 @@ from tests.spark.replicating import Pipeline, wait_until
 from bsfg.batch import FactBatch
 from bsfg.cli.bench.workload import batch_of, batches_of
 from bsfg.ports import Buffer
+from bsfg.sealing import functions_of
 from bsfg.spark.replicate.driver import MEND_SECONDS, MEND_SECONDS_MOST, LiveQuery
 from bsfg.testing.facts import altered
 from bsfg.wire.service import GateView
@@ -61,6 +62,7 @@ class Story:
         end = self.plant.end(Buffer.STORE)
         self.pipeline.until(lambda: self.plant.committed(CONSUMER) == end - 1, f"{end} facts")
         assert arrived(self.enterprise) == sent(self.plant)
+        assert functions(self.enterprise, Buffer.FORWARD) == functions(self.plant, Buffer.STORE) == {"blake3"}
 
     def mode(self, mode: str) -> None:
         """Wait until the gate is in a mode."""
@@ -77,6 +79,12 @@ def arrived(zone: SparkZone, stream: str = "operational") -> list[tuple[int, str
     return _columns(zone, Buffer.FORWARD, stream, "origin_offset")
 
 
+def functions(zone: SparkZone, buffer: Buffer) -> set[str]:
+    """Give the functions of the digests in a buffer."""
+    frames = zone.log(buffer, "operational").frames()
+    return {name for frame in frames if frame.entries is not None for name in functions_of(frame.entries.facts)}
+
+
 def _columns(zone: SparkZone, buffer: Buffer, stream: str, offset: str) -> list[tuple[int, str]]:
     result: list[tuple[int, str]] = []
     for frame in zone.log(buffer, stream).frames():
@@ -88,9 +96,11 @@ def _columns(zone: SparkZone, buffer: Buffer, stream: str, offset: str) -> list[
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
-    """Start both zones and the pipeline between them."""
+    """Start both zones, whose digests are by different functions, and the pipeline between them."""
     cleanup = Cleanup()
     plant, enterprise = zone_pair(tmp_path_factory.mktemp("replicate"))
+    plant.hasher = "blake3"
+    plant.write()
     proxy = cleanup.closing(Proxy(plant.port))
     enterprise.links = enterprise.links.replace(f":{plant.port}", f":{proxy.port}") + SETTINGS
     enterprise.write()

@@ -15,8 +15,9 @@ from rich.text import Text
 
 from bsfg.cli.folder import checked_folder
 from bsfg.cli.groups import Json, ListsByDefault
-from bsfg.cli.output import console, count_text, examples, print_json, size_text, table, time_text
+from bsfg.cli.output import Lines, console, count_text, examples, print_json, size_text, table, time_text
 from bsfg.errors import InvalidArgument
+from bsfg.printable import one_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -203,9 +204,12 @@ def _table(rows: list[tuple[str, TrailEvent]], *, wide: bool) -> Table:
 
 
 def _lines(first: Text, *rest: str) -> Text:
-    for line in rest:
-        first.append(f"\n{line}", "dim")
-    return first
+    result = Lines(first.plain, *rest)
+    end = len(one_line(first.plain))
+    for start, until, style in [(0, len(first), first.style), *first.spans]:
+        result.stylize(style, start, min(until, end))
+    result.stylize("dim", end)
+    return result
 
 
 def _where(event: TrailEvent) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,17 +15,18 @@ from bsfg.cli.complete import streams as known_streams
 from bsfg.cli.connection import Target, connects
 from bsfg.cli.groups import Json, ListsByDefault, Reason, Yes, ask_first, checked_reason, suggestion
 from bsfg.cli.output import (
-    WIDE_COLUMNS,
+    Lines,
     console,
     count_text,
     examples,
-    facts_text,
+    fitting,
     print_json,
     range_text,
     table,
     time_text,
 )
 from bsfg.errors import ConsumerExists, InvalidArgument, UnknownConsumer, UnknownStream
+from bsfg.printable import counted
 
 if TYPE_CHECKING:
     from bsfg.ports import ConsumerSpec, StartAt
@@ -62,7 +64,7 @@ def list_consumers(node: Target, json: Json = False) -> None:
     if json:
         print_json([as_dict(view) for view in found])
     elif found:
-        console().print(_table(found))
+        console().print(fitting(partial(_table, found), (True, False), prose=("kind",)))
     else:
         console().print("No consumer yet; make one with `bsfg consumers add NAME --stream STREAM`.")
 
@@ -132,14 +134,16 @@ def retire(
         return views[name].backlog
 
     left = node.run(backlog)
-    told = f"has not confirmed {facts_text(left)}, of which gap records stay" if left else "has confirmed everything"
+    told = (
+        f"has not confirmed {counted(left, 'fact')}, of which gap records stay" if left else "has confirmed everything"
+    )
     ask_first(f"{name} {told}, and its name cannot be used again.", yes)
     gaps = node.run(lambda connection: _admin(connection).retire_consumer(name, why))
     missed = sum(gap.last - gap.first + 1 for gap in gaps)
     if json:
         print_json({"name": name, "missed": missed, "gaps": gaps})
         return
-    had = f"It had not confirmed {facts_text(missed)}: " if missed else "It had confirmed everything."
+    had = f"It had not confirmed {counted(missed, 'fact')}: " if missed else "It had confirmed everything."
     ranges = ", ".join(range_text(gap.first, gap.last) for gap in gaps)
     console().print(Text(f"Consumer {name} is retired. {had}{ranges}{', recorded as gaps.' if missed else ''}"))
 
@@ -220,11 +224,10 @@ def _start_text(spec: ConsumerSpec) -> str:
     return f"time:{time_text(spec.start_value)}" if spec.start == "time" else str(spec.start)
 
 
-def _table(views: list[ConsumerView]) -> Any:
+def _table(views: list[ConsumerView], wide: bool) -> Any:
     from bsfg.cli.status.view import STYLES
     from bsfg.node.health import backlog_level
 
-    wide = console().width >= WIDE_COLUMNS
     columns: tuple[str, ...] = ("consumer", "confirmed", "backlog", "kind")
     if wide:
         columns = ("consumer", "of", "confirmed", "backlog", "kind", "start", "created")
@@ -236,7 +239,7 @@ def _table(views: list[ConsumerView]) -> Any:
         if state.retired_reason is not None:
             backlog, kind = Text("–", "dim"), Text(f"retired: {state.retired_reason}" if wide else "retired", "dim")
         where = f"{spec.stream}/{spec.buffer}"
-        row: list[str | Text] = [spec.name, where] if wide else [f"{spec.name}\n  {where}"]
+        row: list[str | Text] = [spec.name, where] if wide else [Lines(spec.name, f"  {where}")]
         row += [str(state.checkpoint.committed), backlog, kind]
         result.add_row(*row, *((_start_text(spec), time_text(state.created_unix_ms)) if wide else ()))
     return result

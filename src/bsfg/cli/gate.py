@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +12,7 @@ from rich.text import Text
 from bsfg.cli.complete import gates
 from bsfg.cli.connection import Target, connects
 from bsfg.cli.groups import Json, ListsByDefault, Reason, checked_reason, suggestion
-from bsfg.cli.output import WIDE_COLUMNS, console, examples, print_json, table, time_text
+from bsfg.cli.output import console, examples, fitting, print_json, table, time_text
 from bsfg.errors import GateHeld, InvalidArgument, InvalidTransition, UnknownLink
 from bsfg.printable import one_line
 
@@ -57,7 +58,7 @@ def list_gates(node: Target, json: Json = False) -> None:
     if json:
         print_json([as_dict(view) for view in found])
     elif found:
-        console().print(_table(found))
+        console().print(fitting(partial(_table, found), (True, False), prose=("reason",)))
     else:
         console().print("No link is configured: there is nothing to pull and nobody to serve.")
 
@@ -178,10 +179,9 @@ def _show(view: GateView, what: str, json: bool) -> None:
     console().print(text, soft_wrap=True)
 
 
-def _table(views: list[GateView]) -> Any:
+def _table(views: list[GateView], wide: bool) -> Any:
     from bsfg.cli.status.view import mode_text
 
-    wide = console().width >= WIDE_COLUMNS
     result = table("link", "side", "mode", *(("since",) if wide else ()), "reason")
     for view in views:
         gate = view.gate

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.segment import Segment
 from rich.table import Table
@@ -24,8 +25,10 @@ from bsfg.printable import one_line, printable, printable_json
 PIPE_COLUMNS = 200
 """The width of tables that no terminal limits: wide, so that lines stay whole for grep."""
 
-WIDE_COLUMNS = 76
-"""Tables leave out their less important columns on a terminal narrower than this."""
+_ANY_WIDTH, _PROSE_WIDTH = 1_000, 24
+
+
+Room = TypeVar("Room")
 
 
 class CleanConsole(Console):
@@ -115,15 +118,42 @@ def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     return result
 
 
-def pairs(title: str, rows: Mapping[str, str]) -> Table:
-    """Make a table of names and values."""
-    result = _Table(box=None, show_header=False, title_justify="left", title_style="bold", pad_edge=False)
-    result.title = Text(one_line(title))
+def fitting(
+    draw: Callable[[Room], RenderableType],
+    rooms: Sequence[Room],
+    *,
+    prose: tuple[str, ...] = (),
+    width: int | None = None,
+) -> RenderableType:
+    """Draw a table with as much in it as fits without a word being broken: ``rooms`` is tried from the first on.
+
+    The columns named in ``prose`` hold whole sentences, and go over several lines instead.
+    """
+    columns, options = width or console().width, console().options.update(max_width=_ANY_WIDTH)
+    for room in rooms[:-1]:
+        drawn = draw(room)
+        parts = drawn.columns if isinstance(drawn, Table) else ()
+        wrapped = [part for part in parts if part.header in prose]
+        for part in parts:
+            part.no_wrap = part not in wrapped
+        for part in wrapped:
+            part.max_width = _PROSE_WIDTH
+        fits = Measurement.get(console(), options, drawn).maximum <= columns
+        for part in wrapped:
+            part.max_width = None
+        if fits:
+            return drawn
+    return draw(rooms[-1])
+
+
+def pairs(title: str, rows: Mapping[str, str]) -> Group:
+    """Make a table of names and values with its title, which may be longer than it is wide."""
+    result = _Table(box=None, show_header=False, pad_edge=False)
     result.add_column(style="cyan", no_wrap=True)
     result.add_column(overflow="fold")
     for name, value in rows.items():
         result.add_row(name, value)
-    return result
+    return Group(Text(one_line(title), "bold", overflow="fold"), result)
 
 
 def examples(*rows: tuple[str, str]) -> str:
@@ -158,11 +188,6 @@ def advance(bar: Progress, done: int, total: int) -> None:
 def count_text(number: int) -> str:
     """Write a whole number with thin groups of three, as tables show it."""
     return f"{number:,}"
-
-
-def facts_text(count: int) -> str:
-    """Write a number of facts."""
-    return f"{count_text(count)} {'fact' if count == 1 else 'facts'}"
 
 
 def size_text(size_bytes: float) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
@@ -14,11 +15,10 @@ from bsfg.cli.complete import streams
 from bsfg.cli.connection import Target, connects
 from bsfg.cli.groups import Json, ListsByDefault, Reason, Yes, ask_first, checked_reason, suggestion
 from bsfg.cli.output import (
-    WIDE_COLUMNS,
     console,
     count_text,
     examples,
-    facts_text,
+    fitting,
     json_line,
     pairs,
     print_json,
@@ -26,7 +26,7 @@ from bsfg.cli.output import (
     time_text,
 )
 from bsfg.errors import InvalidArgument, UnknownStream
-from bsfg.printable import one_line
+from bsfg.printable import counted, one_line
 
 if TYPE_CHECKING:
     from bsfg.wire.adminclient import AdminClient
@@ -44,6 +44,8 @@ app = typer.Typer(
         ("bsfg quarantine drop 3 --reason 'agreed with plant-a, ticket 815'", "give it up, which is recorded"),
     ),
 )
+
+_NOTHING = "Nothing is in quarantine."
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="As listed: stream/buffer/number; the number if it is clear.")]
 Ids = Annotated[list[str] | None, typer.Argument(metavar="ID...", help="As listed; the number alone if it is clear.")]
@@ -67,10 +69,11 @@ def list_quarantine(
     if json:
         print_json([as_dict(view) for view in page.views])
         return
-    console().print(_table(list(page.views)) if page.views else "Nothing is in quarantine.")
+    shown = fitting(partial(_table, page.views), (True, False), prose=("fact",)) if page.views else _NOTHING
+    console().print(shown)
     if page.following:
         console().print(
-            f"{facts_text(page.total)} in all; the next ones: bsfg quarantine list --after {page.following}"
+            f"{counted(page.total, 'fact')} in all; the next ones: bsfg quarantine list --after {page.following}"
         )
 
 
@@ -143,7 +146,7 @@ def drop(
         return {"id": name_of(view), "settled": True}
 
     def asked(chosen: list[QuarantinedView]) -> None:
-        what = name_of(chosen[0]) if len(chosen) == 1 else facts_text(len(chosen))
+        what = name_of(chosen[0]) if len(chosen) == 1 else counted(len(chosen), "fact")
         ask_first(f"{what} in quarantine will be given up.", yes)
 
     _report(_settle(node, ids or [], stream, everything, settle, asked), json, lambda row: "is dropped")
@@ -310,8 +313,7 @@ def _show(view: QuarantinedView) -> None:
         out.print(Text(text), soft_wrap=True)
 
 
-def _table(views: list[QuarantinedView]) -> Any:
-    wide = console().width >= WIDE_COLUMNS
+def _table(views: Sequence[QuarantinedView], wide: bool) -> Any:
     extra = ("refused", "there first") if wide else ()
     result = table("id", "reason", "fact", *extra, right=("there first",))
     for view in views:

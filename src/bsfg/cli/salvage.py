@@ -12,7 +12,7 @@ from rich.text import Text
 from bsfg.cli.backup import stages
 from bsfg.cli.ending import orderly_end
 from bsfg.cli.output import console, count_text, examples, print_json, range_text, table
-from bsfg.printable import one_line
+from bsfg.printable import counted, one_line
 
 if TYPE_CHECKING:
     from bsfg.node.salvage import Salvaged
@@ -96,18 +96,14 @@ def _show(source: Path, saved: Salvaged) -> None:
     _list("Missing", saved.missing, "red")
     _list("Repaired", saved.data.notes, "yellow")
     facts, lost = (sum(getattr(log, name) for log in saved.data.logs) for name in ("facts", "lost"))
-    words = ("complete", "bold green") if not saved.missing else (f"{count_text(lost)} entries lost", "bold red")
-    others = f"{_number(saved.data.consumers, 'consumer')}, {_number(saved.artifacts, 'artifact')}"
+    words = ("complete", "bold green") if not saved.missing else (f"{counted(lost, 'entry')} lost", "bold red")
+    others = f"{counted(saved.data.consumers, 'consumer')}, {counted(saved.artifacts, 'artifact')}"
     out.print(
-        Text.assemble(words, f": {count_text(facts)} facts, {others} of {source} in {saved.target}"), soft_wrap=True
+        Text.assemble(words, f": {counted(facts, 'fact')}, {others} of {source} in {saved.target}"), soft_wrap=True
     )
     out.print("\nNext:")
     for step in next_steps(saved):
         out.print(f"  {step}", soft_wrap=True)
-
-
-def _number(count: int, what: str) -> str:
-    return f"{count_text(count)} {what}" + ("" if count == 1 else "s")
 
 
 def _list(title: str, findings: list[Missing], style: str) -> None:

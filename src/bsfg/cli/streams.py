@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,8 +13,9 @@ from bsfg.cli.complete import streams as known_streams
 from bsfg.cli.connection import Target, connects
 from bsfg.cli.consumers import BufferName
 from bsfg.cli.groups import Json, ListsByDefault, Reason, Yes, ask_first, checked_reason, suggestion
-from bsfg.cli.output import console, count_text, examples, print_json, table
+from bsfg.cli.output import Lines, console, examples, fitting, print_json, table
 from bsfg.errors import UnknownStream
+from bsfg.printable import counted
 
 if TYPE_CHECKING:
     from bsfg.wire.adminclient import AdminClient
@@ -38,7 +40,7 @@ def list_streams(node: Target, json: Json = False) -> None:
     if json:
         print_json([as_dict(view) for view in found])
     else:
-        console().print(_table(found))
+        console().print(fitting(partial(_table, found), (True, False)))
 
 
 @app.command("truncate")
@@ -75,8 +77,8 @@ def truncate(
     if json:
         print_json(as_dict(view))
         return
-    held = count_text(view.end - view.start)
-    console().print(Text(f"{view.stream}/{view.buffer} begins at {view.start} now and holds {held} facts."))
+    held = counted(view.end - view.start, "fact")
+    console().print(Text(f"{view.stream}/{view.buffer} begins at {view.start} now and holds {held}."))
 
 
 def as_dict(view: FrontierView) -> dict[str, Any]:
@@ -98,12 +100,15 @@ async def _frontiers(connection: Connection) -> list[FrontierView]:
     return [await admin.frontier(each["stream"], Buffer(each["buffer"])) for each in buffers]
 
 
-def _table(views: list[FrontierView]) -> Any:
-    result = table("buffer", "begins", "frontier", "ends", "waits for", right=("begins", "frontier", "ends"))
+def _table(views: list[FrontierView], wide: bool) -> Any:
+    numbers = ("begins", "frontier", "ends")
+    result = table("buffer", *numbers, *(("waits for",) if wide else ()), right=numbers)
     for view in views:
         names = [f"{name} (link)" if name in view.held_by else name for name in view.slowest]
         names += [f"{name} (link)" for name in view.held_by if name not in view.slowest]
         waits = ", ".join(names) or "nobody"
         frontier = str(view.frontier) if names else "–"
-        result.add_row(f"{view.stream}/{view.buffer}", str(view.start), frontier, str(view.end), waits)
+        name = f"{view.stream}/{view.buffer}"
+        shown = name if wide else Lines(name, f"  waits for {waits}")
+        result.add_row(shown, str(view.start), frontier, str(view.end), *([waits] if wide else ()))
     return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,17 +12,17 @@ from rich.text import Text
 
 from bsfg.cli.folder import checked_folder
 from bsfg.cli.output import (
-    WIDE_COLUMNS,
     advance,
     console,
     count_text,
     examples,
+    fitting,
     print_json,
     progress_bar,
     range_text,
     table,
 )
-from bsfg.printable import one_line
+from bsfg.printable import counted, one_line
 
 if TYPE_CHECKING:
     from bsfg.stores.log.damage import Finding
@@ -119,28 +120,26 @@ def _finding(problem: Finding) -> dict[str, Any]:
 def _show(folder: Path, report: Report) -> None:
     out = console()
     if report.logs:
-        out.print(_logs_table(report))
+        out.print(fitting(partial(_logs_table, report), (True, False)))
     if report.trail is not None and report.trail.records:
         trail, bad = report.trail, len(report.trail.problems)
         mark = Text(f"✗ {bad}", "bold red") if bad else Text("✓", "green")
-        numbers = f"{count_text(trail.records)} records, {range_text(trail.first, trail.last)}, head {trail.head[:16]} "
+        numbers = f"{counted(trail.records, 'record')}, {range_text(trail.first, trail.last)}, head {trail.head[:16]} "
         out.print(Text.assemble("audit trail: ", numbers, mark))
     _show_findings("Problems", report.problems, "red")
     _show_findings("Notes", report.notes, "yellow")
     if report.ok:
-        facts = count_text(sum(log.facts for log in report.logs))
-        out.print(Text.assemble(("sound", "bold green"), f": {facts} facts in {_logs_text(report)} of {folder}"))
+        facts = counted(sum(log.facts for log in report.logs), "fact")
+        out.print(
+            Text.assemble(("sound", "bold green"), f": {facts} in {counted(len(report.logs), 'log')} of {folder}")
+        )
         return
     codes = ", ".join(f"{code} ×{number}" for code, number in Counter(p.code for p in report.problems).items())
     out.print(Text.assemble(("not sound", "bold red"), f": {codes}"))
 
 
-def _logs_text(report: Report) -> str:
-    return "1 log" if len(report.logs) == 1 else f"{len(report.logs)} logs"
-
-
-def _logs_table(report: Report) -> Any:
-    extra = ("frames", "gaps", "aside") if console().width >= WIDE_COLUMNS else ()
+def _logs_table(report: Report, wide: bool) -> Any:
+    extra = ("frames", "gaps", "aside") if wide else ()
     numbers = ("facts", "segments", *extra)
     result = table("log", "offsets", *numbers, "", right=numbers)
     for log in report.logs:

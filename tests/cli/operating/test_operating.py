@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -323,6 +324,24 @@ def test_a_consumer_lives_from_add_to_retire(cli: Cli, plant: Zone) -> None:
         (100, FACTS + 3, "consumer_retired")
     ]
     assert "retired: never came back" in cli("consumers", columns=200).out
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 120])
+def test_no_table_breaks_a_word(cli: Cli, plant: Zone, columns: int) -> None:
+    """Columns for which there is no room are left out, or go over several lines between words."""
+    names = ["from-enterprise", "receiver"]
+    assert all(name in cli("gate", columns=columns).out for name in names)
+    for command in (("consumers",), ("streams",), ("inspect", plant.data)):
+        shown = cli(*command, columns=columns).out
+        for name in ("operational/store", "enterprise.operational"):
+            assert name in shown, shown
+        assert max(map(len, shown.splitlines())) <= columns
+    assert "operational/forward" in cli("verify", plant.data, columns=columns).out
+    cli("consumers", "add", "app-words", "--stream", "operational", "--optional")
+    trail = cli("audit-trail", columns=columns).out
+    assert "app-words" in trail and "plant-a-operator" in trail and re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ", trail)
+    if columns < 110:
+        assert re.search(r"^ record \d", trail, re.MULTILINE), trail
 
 
 IRREVERSIBLE = [

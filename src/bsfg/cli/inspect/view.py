@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from rich.text import Text
 
 from bsfg.cli.inspect.gather import ConsumerInfo, FolderInfo, LogInfo, QuarantineInfo, SegmentInfo
 from bsfg.cli.output import (
-    WIDE_COLUMNS,
+    Lines,
     console,
     count_text,
+    fitting,
     pairs,
     print_failure,
     range_text,
@@ -23,6 +25,7 @@ from bsfg.printable import one_line
 
 Row = tuple[str, ...]
 
+_ROOMS = (True, False)
 LISTED = 12
 """Longer lists show their first and last rows; `--json` has them all."""
 
@@ -35,9 +38,9 @@ def show(info: FolderInfo) -> None:
     if not info.logs:
         out.print("No log yet: nothing was appended here.")
     else:
-        out.print(_logs(info))
+        out.print(fitting(partial(_logs, info), _ROOMS))
     if info.consumers:
-        out.print(_consumers(info))
+        out.print(fitting(partial(_consumers, info), _ROOMS, prose=("state",)))
     for log in info.logs:
         _details(log)
     for text in info.problems:
@@ -57,12 +60,8 @@ def _folder(info: FolderInfo) -> Any:
     return pairs(info.folder, rows)
 
 
-def _wide() -> bool:
-    return console().width >= WIDE_COLUMNS
-
-
-def _logs(info: FolderInfo) -> Any:
-    extra = ("size", "gaps", "aside", "newest") if _wide() else ()
+def _logs(info: FolderInfo, wide: bool) -> Any:
+    extra = ("size", "gaps", "aside", "newest") if wide else ()
     result = table(
         "log", "offsets", "entries", "segments", *extra, right=("entries", "segments", "size", "gaps", "aside")
     )
@@ -88,21 +87,23 @@ def _logs(info: FolderInfo) -> Any:
     return result
 
 
-def _consumers(info: FolderInfo) -> Any:
-    extra = ("ranges", "kind", "state") if _wide() else ("state",)
-    result = table("consumer", "of", "committed", "lag", *extra, right=("committed", "lag", "ranges"))
+def _consumers(info: FolderInfo, wide: bool) -> Any:
+    columns = ("of", "committed", "lag", "ranges", "kind", "state") if wide else ("committed", "lag", "state")
+    result = table("consumer", *columns, right=("committed", "lag", "ranges"))
     for item in info.consumers:
-        row: list[str | Text] = [item.name, f"{item.stream}/{item.buffer}", str(item.committed)]
+        name, where = item.name, f"{item.stream}/{item.buffer}"
+        row: list[str | Text] = [name, where] if wide else [Lines(name, f"  {where}")]
+        row.append(str(item.committed))
         row.append("–" if item.lag is None else count_text(item.lag))
-        if _wide():
+        if wide:
             row += [str(len(item.ranges)), "required" if item.required else "optional"]
-        result.add_row(*row, _state(item))
+        result.add_row(*row, _state(item, wide))
     return result
 
 
-def _state(item: ConsumerInfo) -> Text:
+def _state(item: ConsumerInfo, wide: bool) -> Text:
     if item.retired_reason is not None:
-        return Text(f"retired: {item.retired_reason}", "dim")
+        return Text(f"retired: {item.retired_reason}" if wide else "retired", "dim")
     if not item.same_history:
         return Text("of another log_id", "red")
     return Text("waits", "yellow") if item.lag else Text("up to date", "green")
@@ -160,16 +161,20 @@ def _quarantined(item: QuarantineInfo) -> Row:
 
 
 def _list(title: str, columns: Row, rows: list[Row]) -> None:
-    """Print a list when there is anything in it; a narrow terminal does without the names of files."""
-    if not rows:
-        return
-    if columns[0] == "file" and not _wide():
-        columns, rows = columns[1:], [row[1:] for row in rows]
+    """Print a list when there is anything in it; a narrow terminal does without names of files, and without times."""
+    if rows:
+        console().print(Text(title, "bold"))
+        console().print(fitting(partial(_listed, columns, rows), _ROOMS, prose=("detail", "key")))
+
+
+def _listed(columns: Row, rows: list[Row], wide: bool) -> Any:
+    if not wide:
+        kept = [at for at, name in enumerate(columns) if name not in ("file", "recorded", "refused")]
+        columns, rows = tuple(columns[at] for at in kept), [tuple(row[at] for at in kept) for row in rows]
     result = table(*columns, right=("size", "keys"))
     shown = rows if len(rows) <= LISTED else [*rows[: LISTED // 2], *rows[-LISTED // 2 :]]
     for at, row in enumerate(shown):
         if len(rows) > LISTED and at == LISTED // 2:
             result.add_row(f"… {count_text(len(rows) - LISTED)} more", *[""] * (len(columns) - 1))
         result.add_row(*(Text(cell) for cell in row))
-    console().print(Text(title, "bold"))
-    console().print(result)
+    return result

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from bsfg.cli.output import console, count_text, range_text, table
-from bsfg.printable import one_line
+from bsfg.printable import counted, one_line
 
 if TYPE_CHECKING:
     from bsfg.spark.audit.verdict import Finding, StreamVerdict, Verdict
@@ -27,15 +27,13 @@ def show(verdict: Verdict, report: Path | None) -> None:
         _findings(stream)
     if report is not None:
         out.print(Text(f"The report is {report}.", "dim"))
-    facts, seconds = count_text(verdict.facts), f"{verdict.seconds:,.1f} s"
+    facts, seconds = counted(verdict.facts, "fact"), f"{verdict.seconds:,.1f} s"
     rate = f"{count_text(round(verdict.facts_per_second))} facts/s"
     if verdict.clean:
-        out.print(
-            Text.assemble(("clean", "bold green"), f": {facts} facts are the same at both ends ({seconds}, {rate})")
-        )
+        out.print(Text.assemble(("clean", "bold green"), f": {facts}, the same at both ends ({seconds}, {rate})"))
         return
     kinds = ", ".join(f"{kind} ×{count_text(count)}" for kind, count in sorted(verdict.counts.items()))
-    out.print(Text.assemble(("not clean", "bold red"), f": {kinds} among {facts} facts ({seconds}, {rate})"))
+    out.print(Text.assemble(("not clean", "bold red"), f": {kinds} among {facts} ({seconds}, {rate})"))
 
 
 def _checks(stream: StreamVerdict) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.measure import Measurement
 from rich.text import Text
 
-from bsfg.cli.output import Lines, console, count_text, size_text, table, time_text
+from bsfg.cli.output import Lines, console, count_text, fitting, size_text, table, time_text
 from bsfg.node.health import (
     AUTONOMY_WARNING_HOURS,
     Document,
@@ -31,8 +29,7 @@ STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.ALERT: "bold red"}
 WORDS = {Level.OK: "healthy", Level.WARNING: "warning", Level.ALERT: "ALERT"}
 _FILL_LEVELS = {"healthy": Level.OK, "warning": Level.WARNING}
 _CAPACITY_BAR, _NARROW_BAR = 20, 8
-_ALL, _SOME, _LEAST = 2, 1, 0
-_ANY_WIDTH = 1_000
+_ALL, _SOME, _LEAST = _ROOMS = 2, 1, 0
 
 
 def render(document: Document, *, width: int | None = None) -> RenderableType:
@@ -42,22 +39,12 @@ def render(document: Document, *, width: int | None = None) -> RenderableType:
     parts: list[RenderableType] = [_head(document, found)]
     if found:
         parts += [_findings(found)]
-    parts += [Text(), Text("Streams", "bold"), _widest(columns, partial(_buffers, document))]
+    parts += [Text(), Text("Streams", "bold"), fitting(partial(_buffers, document), _ROOMS, width=columns)]
     if document["consumers"]:
-        parts += [Text("Consumers", "bold"), _widest(columns, partial(_consumers, document))]
+        parts += [Text("Consumers", "bold"), fitting(partial(_consumers, document), _ROOMS, width=columns)]
     if document["links"]:
-        parts += [Text("Links", "bold"), _widest(columns, partial(_links, document))]
+        parts += [Text("Links", "bold"), fitting(partial(_links, document), _ROOMS, width=columns)]
     return Group(*parts)
-
-
-def _widest(columns: int, draw: Callable[[int], RenderableType]) -> RenderableType:
-    """Draw a table with as much in it as fits without a word being broken."""
-    options = console().options.update(max_width=_ANY_WIDTH)
-    for room in (_ALL, _SOME):
-        drawn = draw(room)
-        if Measurement.get(console(), options, drawn).maximum <= columns:
-            return drawn
-    return draw(_LEAST)
 
 
 def mode_text(mode: str) -> Text:
