@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from functools import cache
 from typing import Any, TypeVar
 
@@ -20,7 +19,10 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from bsfg import figures
 from bsfg.printable import one_line, printable, printable_json
+
+count_text, size_text, time_text = figures.count_text, figures.size_text, figures.time_text
 
 PIPE_COLUMNS = 200
 """The width of tables that no terminal limits: wide, so that lines stay whole for grep."""
@@ -185,32 +187,8 @@ def advance(bar: Progress, done: int, total: int) -> None:
     bar.update(bar.task_ids[0], completed=done, total=total)
 
 
-def count_text(number: int) -> str:
-    """Write a whole number with thin groups of three, as tables show it."""
-    return f"{number:,}"
-
-
-def size_text(size_bytes: float) -> str:
-    """Write a size in the unit that suits it."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size_bytes < 1024:
-            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
-        size_bytes /= 1024
-    return f"{size_bytes:.1f} TiB"
-
-
 def range_text(first: int | None, last: int | None) -> str:
     """Write a range of offsets, both ends inclusive."""
     if first is None or last is None:
         return ""
     return str(first) if first == last else f"{first}–{last}"
-
-
-def time_text(unix_ms: int | None) -> str:
-    """Write a time in UTC to the second."""
-    if not unix_ms:
-        return "–"
-    try:
-        return datetime.fromtimestamp(unix_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-    except (OverflowError, ValueError, OSError):
-        return f"{unix_ms} ms"

@@ -130,17 +130,12 @@ def link_now(link: Document, document: Document) -> LinkNow:
     )
 
 
-def is_fresh(report: Document, document: Document) -> bool:
-    """Tell whether a link's report is new enough to speak of the present."""
-    return bool(document["now_unix_ms"] - report["at_unix_ms"] <= REPORT_FRESH_MS)
-
-
 def _told(link: Document, document: Document) -> list[Document]:
     """Give the reports of a link that speak of the present: it must be moved, and they must be new."""
     stands = link["mode"] in (Mode.HELD, Mode.AUTONOMOUS) or link.get("trouble") or link["lease"] is None
     if link["side"] != RECEIVER or stands:
         return []
-    return [each for each in link["reports"] if is_fresh(each, document)]
+    return [each for each in link["reports"] if document["now_unix_ms"] - each["at_unix_ms"] <= REPORT_FRESH_MS]
 
 
 def _raised(document: Document) -> Iterator[Finding]:

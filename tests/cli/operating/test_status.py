@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bsfg.cli.output import CleanConsole
-from bsfg.cli.status.view import bar, duration_text, hours_text, render
+from bsfg.cli.status.view import bar, render
+from bsfg.figures import duration_text, hours_text
 from bsfg.node.health import Level, as_json, autonomy, findings, worst
 
 NOW = 1_800_000_000_000
@@ -320,7 +321,15 @@ def test_a_bar_has_its_width(percent: float, width: int) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.0123, "12 ms"), (1, "1 s"), (119, "119 s"), (120, "2 min"), (7_200, "2 h"), (172_800, "2 d")],
+    [
+        (0.0123, "12 ms"),
+        (1, "1 s"),
+        (1.238, "1.24 s"),
+        (119, "119 s"),
+        (120, "2 min"),
+        (7_200, "2 h"),
+        (172_800, "2 d"),
+    ],
 )
 def test_spans_of_time_have_a_fitting_unit(seconds: float, text: str) -> None:
     """A span is written in the unit that leaves two or three digits."""
@@ -328,8 +337,42 @@ def test_spans_of_time_have_a_fitting_unit(seconds: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hours", "text"), [(0.25, "0.2 h"), (52.4, "52 h"), (100.0, "4 days"), (1e7, "over 10 years")]
+    ("hours", "text"), [(0.25, "15 min"), (9.96, "10.0 h"), (52.4, "52 h"), (100.0, "4 days"), (1e7, "over 10 years")]
 )
 def test_hours_become_days_when_there_are_many(hours: float, text: str) -> None:
     """Autonomy is written in hours, and in days when it is long."""
     assert hours_text(hours) == text
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"link__mode": "held", "link__held_by": "ops"},
+        {"link__mode": "autonomous"},
+        {"link__lease": None},
+        {"link__trouble": "native holds it and does not move it"},
+        {"report__at_unix_ms": NOW - 61_000},
+        {"link__reports": []},
+    ],
+)
+def test_a_link_that_does_not_move_has_no_lag_and_nothing_to_come(changes: dict[str, Any]) -> None:
+    """However good its last word was: what is not known now is unknown, with the time of that word."""
+    found = document(report__lag_seconds=5.0, **changes)
+    link = as_json(found)["links"][0]
+    assert (link["lag_seconds"], link["lag"], link["to_come"]) == (None, None, None)
+    reports = found["links"][0]["reports"]
+    assert link["told_unix_ms"] == (reports[0]["at_unix_ms"] if reports else None)
+    assert "replication_lag" not in levels(found)
+    line = next(line for line in drawn(found, 120).splitlines() if line.startswith(" from-enterprise"))
+    assert line.split().count("unknown") == 2 and " 0 " not in line
+
+
+def test_a_link_that_moves_is_judged_by_the_lag_that_is_shown() -> None:
+    """The number, its level and the finding are one; a link that has nothing to bring has no lag and is no trouble."""
+    link = as_json(document(report__lag_seconds=0.0996))["links"][0]
+    assert (duration_text(link["lag_seconds"]), link["lag"], link["to_come"]) == ("100 ms", "warning", 0)
+    assert as_json(document(report__lag_seconds=1.004))["links"][0]["lag"] == "warning", "it is shown as 1 s"
+    assert as_json(document(report__lag_seconds=1.006))["links"][0]["lag"] == "alert"
+    idle = as_json(document(report__lag_seconds=None))["links"][0]
+    assert (idle["lag_seconds"], idle["lag"], idle["to_come"]) == (None, None, 0)
+    assert as_json(document(link__side="sender"))["links"][0]["to_come"] is None

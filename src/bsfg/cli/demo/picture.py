@@ -15,7 +15,7 @@ from rich.text import Text
 
 from bsfg.cli.demo.stage import LinkSeen, Progress, Stage, Step, ZoneSeen
 from bsfg.cli.output import count_text
-from bsfg.cli.status.view import duration_text
+from bsfg.figures import duration_text
 
 ZONE_COLUMNS = 40
 """A zone beside another needs so much; with less, zones stand below each other."""

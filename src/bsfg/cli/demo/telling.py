@@ -12,7 +12,7 @@ from bsfg.cli.demo.referee import Lag, Way
 from bsfg.cli.demo.site import Site
 from bsfg.cli.demo.verdict import Verdict
 from bsfg.cli.output import count_text, table
-from bsfg.cli.status.view import duration_text
+from bsfg.figures import duration_text
 
 Count = Callable[[Way], int]
 

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from bsfg.cli.output import Lines, console, count_text, fitting, size_text, table, time_text
+from bsfg.cli.output import Lines, console, fitting, table
+from bsfg.figures import (
+    count_text,
+    duration_text,
+    hours_text,
+    percent_text,
+    rate_text,
+    size_text,
+    time_text,
+)
 from bsfg.node.health import (
     AUTONOMY_WARNING_HOURS,
     Document,
@@ -17,8 +25,7 @@ from bsfg.node.health import (
     autonomy,
     backlog_level,
     findings,
-    is_fresh,
-    lag_level,
+    link_now,
     mode_level,
     worst,
 )
@@ -50,26 +57,6 @@ def render(document: Document, *, width: int | None = None) -> RenderableType:
 def mode_text(mode: str) -> Text:
     """Write the mode of a gate as a coloured word."""
     return Text(mode, STYLES[mode_level(mode)])
-
-
-def duration_text(seconds: float) -> str:
-    """Write a span of time in the unit that suits it."""
-    if seconds < 1:
-        return f"{1000 * seconds:.0f} ms"
-    for limit, unit, size in ((120, "s", 1), (7_200, "min", 60), (172_800, "h", 3_600)):
-        if seconds < limit:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds / 86_400:.0f} d"
-
-
-def hours_text(hours: float) -> str:
-    """Write hours of autonomy, in days when there are many."""
-    if hours < 10:
-        return f"{hours:.1f} h"
-    if hours < 96:
-        return f"{hours:.0f} h"
-    days = hours / 24
-    return f"{days:,.0f} days" if days < 3_650 else "over 10 years"
 
 
 def bar(percent: float, width: int, style: str) -> Text:
@@ -116,7 +103,7 @@ def _buffers(document: Document, room: int) -> RenderableType:
             f"{buffer['stream']}/{buffer['buffer']}",
             bar(buffer["fill_percent"], _CAPACITY_BAR if room == _ALL else _NARROW_BAR, style),
             Text(_fill_text(buffer, room), style),
-            _rate(buffer["facts_per_second"]),
+            "unknown" if buffer["facts_per_second"] is None else rate_text(buffer["facts_per_second"]),
             "–" if hours is None else hours_text(hours),
         ]
         if room >= _SOME:
@@ -125,14 +112,8 @@ def _buffers(document: Document, room: int) -> RenderableType:
     return result
 
 
-def _rate(facts_per_second: float | None) -> str:
-    if facts_per_second is None:
-        return "unknown"
-    return f"{facts_per_second:,.0f}/s" if facts_per_second >= 0.5 else "–"
-
-
 def _fill_text(buffer: Document, room: int) -> str:
-    percent = f"{buffer['fill_percent']:.1f} %"
+    percent = percent_text(buffer["fill_percent"])
     return f"{percent} of {size_text(buffer['capacity_bytes'])}" if room == _ALL else percent
 
 
@@ -189,11 +170,9 @@ def _links(document: Document, room: int) -> RenderableType:
     result = table(*columns, right=("lag", "backlog"))
     leases = []
     for link in document["links"]:
-        reports = [report for report in link["reports"] if is_fresh(report, document)]
         name, receives = link["link"], link["side"] == "receiver"
         row: list[str | Text] = [name, link["side"]] if wide else [f"{'from' if receives else 'to'}: {name}"]
-        row += [mode_text(link["mode"]), _lag(reports)]
-        row.append(count_text(sum(report["backlog"] for report in reports)) if reports else "–")
+        row += [mode_text(link["mode"]), *(_now(link, document) if receives else ("–", "–"))]
         lease = link["lease"] or ("nobody" if receives else "–")
         result.add_row(*row, *([lease] if wide else []))
         if receives and not wide:
@@ -201,8 +180,10 @@ def _links(document: Document, room: int) -> RenderableType:
     return Group(result, *leases)
 
 
-def _lag(reports: list[dict[str, Any]]) -> Text:
-    lags = [report["lag_seconds"] for report in reports if report["lag_seconds"] is not None]
-    if not lags:
-        return Text("–", "dim")
-    return Text(duration_text(max(lags)), STYLES[lag_level(max(lags))])
+def _now(link: Document, document: Document) -> tuple[Text, Text]:
+    """Write lag and backlog of a link that is pulled."""
+    now = link_now(link, document)
+    if now.to_come is None:
+        return Text("unknown", "dim"), Text("unknown", "dim")
+    lag = Text("–", "dim") if now.lag is None else Text(duration_text(now.lag_seconds or 0), STYLES[now.lag])
+    return lag, Text(count_text(now.to_come))
