@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
-import orjson
-
-from bsfg.batch import EntryBatch, FactBatch
+from bsfg.batch import FactBatch
 from bsfg.errors import BsfgError, FactTooLarge, InvalidFact
-from bsfg.jsonform import entry_to_dict, message_from_json, message_to_dict
+from bsfg.jsonform import message_from_json
 from bsfg.model import DEFAULT_LIMITS, Limits
 from bsfg.rows import Row, row_of
 from bsfg.rules import judge
@@ -49,18 +47,6 @@ def read_jsonl(
             rows, size_bytes = [], 0
     if rows:
         yield FactBatch.of_rows(rows)
-
-
-def write_jsonl(batch: FactBatch, stream: BinaryIO) -> int:
-    """Write a line per fact, or per entry with its offset and digest when the batch is one of entries; count them."""
-    if not batch.sealed:
-        raise InvalidFact("only sealed facts are written: their JSON is known to be JSON", rule="must be sealed")
-    if isinstance(batch, EntryBatch):
-        forms = map(entry_to_dict, batch.to_entries())
-    else:
-        forms = map(message_to_dict, batch.to_messages())
-    stream.write(b"".join(orjson.dumps(form, option=orjson.OPT_APPEND_NEWLINE) for form in forms))
-    return len(batch)
 
 
 def _lines(stream: BinaryIO | Iterable[bytes], max_line_bytes: int) -> Iterator[bytes]:

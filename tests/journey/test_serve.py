@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.journey.zones import STREAM, Zone, connect, memory_backend
+from tests.journey.zones import STREAM, Zone, memory_backend
 
 from bsfg.batch import EntryBatch
 from bsfg.errors import ConsumerRetired, InvalidArgument, OffsetOutOfRange, UnknownConsumer
@@ -18,7 +18,6 @@ from bsfg.journey.serve import (
     relayed_gaps,
     serve,
     serve_range,
-    serve_time_range,
 )
 from bsfg.ports import Confirmation, ConsumerSpec, Frame, GapRecord, StartAt
 from bsfg.retention import GapReason
@@ -220,20 +219,6 @@ async def test_range_reads_skip_alike(make_zone: MakeZone) -> None:
     again = [frame async for frame in serve_range(store, 0, 6, carriage=carriage)]
     assert [frame.gap for frame in once] == [frame.gap for frame in again]
     assert len(once) == 6
-
-
-async def test_time_range(make_zone: MakeZone) -> None:
-    """A forward buffer gives what became durable there in a span of time, its end left out."""
-    plant, enterprise = make_zone("plant"), make_zone("enterprise")
-    inbound = await connect(plant, enterprise)
-    times = []
-    for first in range(0, 9, 3):
-        await plant.append(messages(3, first=first))
-        await inbound.pull()
-        times.append(enterprise.clock.now_unix_ms())
-        enterprise.clock.advance(10)
-    found = [frame async for frame in serve_time_range(await enterprise.forward(), times[1], times[2])]
-    assert [offset for frame in found if frame.entries for offset in frame.entries.offsets.tolist()] == [3, 4, 5]
 
 
 @given(st.lists(st.sampled_from(["a", "b", "own"]), min_size=1, max_size=40), st.integers(1, 50), st.integers(1, 9))

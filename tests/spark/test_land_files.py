@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -28,7 +29,7 @@ from bsfg.spark.land.columns import LANDED_SCHEMA, By
 from bsfg.spark.land.compaction import MANY_FILES, Merge, NotOurs, Small, merge, partitions, plan, small_files
 from bsfg.spark.land.disk import LocalDisk
 from bsfg.spark.land.folder import Batch, LandingFolder, Staged
-from bsfg.spark.land.layout import Partition, escaped, file_name, file_range, unescaped
+from bsfg.spark.land.layout import EMPTY, Partition, escaped, file_name, file_range
 from bsfg.spark.land.settings import folder_of
 from bsfg.spark.land.staging import OPEN_FILES_MAX, Stager, Work, stage
 from bsfg.spark.land.state import Origin
@@ -170,6 +171,11 @@ def test_hostile_predicates_stay_in_the_folder(tmp_path: Path, spark: SparkSessi
 
 
 _TEXTS = pa.schema([pa.field("date", pa.string()), pa.field("predicate", pa.string())])
+
+
+def unescaped(name: str) -> str:
+    """Read the value of a partition from its name, as Spark and Hive do."""
+    return "" if name == EMPTY else re.sub(r"%([0-9A-Fa-f]{2})", lambda found: chr(int(found[1], 16)), name)
 
 
 def _plain(predicate: str) -> str:

@@ -152,15 +152,6 @@ def _problem(kind: type[BsfgError], named: NamedArtifact, says: str) -> BsfgErro
     )
 
 
-async def missing_artifacts(batch: FactBatch, store: ArtifactStore) -> list[ArtifactRef]:
-    """Give what must be brought before these facts are put and confirmed; what is here already is claimed."""
-    references: dict[str, ArtifactRef] = {}
-    for named in named_artifacts(batch):
-        references.setdefault(named.reference.digest, named.reference)
-    sizes = await store.claim(list(references))
-    return [reference for reference, size in zip(references.values(), sizes, strict=True) if size is None]
-
-
 async def replicate_artifact(source: ArtifactSource, target: ArtifactStore, reference: ArtifactRef) -> Replicated:
     """Bring one artifact from another zone, verified and in bounded memory; what is here already is not sent again.
 

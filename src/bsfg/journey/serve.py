@@ -21,7 +21,7 @@ from bsfg.gaps import grouped
 from bsfg.journey.carriage import EVERYTHING, RETURNING, Carriage, apart
 from bsfg.journey.link import Fetched, FetchRequest
 from bsfg.journey.position import check_consumer
-from bsfg.ports import Buffer, Clock, CursorTracker, ForwardBuffer, Frame, GapSet, Replayable
+from bsfg.ports import Buffer, Clock, CursorTracker, Frame, GapSet, Replayable
 from bsfg.retention import GapReason
 
 
@@ -155,15 +155,6 @@ async def serve_range(
     No cursor moves: this is for re-reads, for fetching in parallel, and for auditors.
     """
     async for frame in buffer.replay(first, end=end, max_facts=max_facts):
-        for piece in carriage.split(frame):
-            yield piece
-
-
-async def serve_time_range(
-    buffer: ForwardBuffer, start_unix_ms: int, end_unix_ms: int, *, carriage: Carriage = EVERYTHING
-) -> AsyncIterator[Frame]:
-    """Give what became durable here in a span of time (its end exclusive), in the order of offsets."""
-    async for frame in buffer.query_by_time_range(start_unix_ms, end_unix_ms):
         for piece in carriage.split(frame):
             yield piece
 

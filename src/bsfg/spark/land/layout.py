@@ -26,7 +26,6 @@ VALUE_BYTES_MAX = 200
 """How long the escaped value of a partition may be; a name of the file system has 255 bytes."""
 
 _SPECIAL = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^<>|]")
-_ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})")
 _CUT = re.compile(r"%[0-9A-F]?$")
 _FILE = re.compile(r"part-(\d{15,19})-(\d{15,19})-(\d{8,})\.parquet")
 _DATE = re.compile(r"date=[^/]+")
@@ -48,11 +47,6 @@ def escaped(value: str) -> str:
     # No predicate that a node takes is as long as this. The file itself tells the whole value.
     start = _CUT.sub("", data[: VALUE_BYTES_MAX - 33].decode("utf-8", "ignore"))
     return f"{start}~{hashlib.sha256(value.encode()).hexdigest()[:32]}"
-
-
-def unescaped(name: str) -> str:
-    """Read the value of a partition from its name."""
-    return "" if name == EMPTY else _ESCAPE.sub(lambda found: chr(int(found[1], 16)), name)
 
 
 class Partition(NamedTuple):
