@@ -21,7 +21,7 @@ help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "Variables: PYTHON=$(PYTHON) (the interpreter), WORKERS=$(WORKERS) (parallel test processes),"
-	@echo "           BENCH (options of the benchmark, such as BENCH='--facts 10000000 --plot bench.svg'),"
+	@echo "           BENCH (options of the benchmark, such as BENCH='--facts 10000000 --json'),"
 	@echo "           DEMO (options of the demo, such as DEMO='--three-zones --keep')."
 
 venv: $(STAMP) ## Create the environment and install the package for development
@@ -60,12 +60,7 @@ bench: venv ## Measure the embedded log against this machine's SHA-256
 	@$(BIN)/bsfg bench store $(BENCH)
 
 reference: venv ## Write docs/reference from the code itself
-	@$(BIN)/python -m bsfg.cli.reference docs/reference/cli.md
-	@$(BIN)/python -m bsfg.node.config.document docs/reference/configuration.md
-	@$(BIN)/python -m bsfg.wire.document docs/reference/wire.md
-	@$(BIN)/python -m bsfg.node.observed docs/reference/observability.md
-	@$(BIN)/python -m bsfg.wire.errorpage docs/reference/errors.md
-	@$(BIN)/python -m bsfg.spark.options docs/guides/spark.md
+	@$(BIN)/python -m tools.pages
 
 docs: venv ## Build the documentation as a web site, into build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir build/site

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -61,10 +60,10 @@ def nodes_in(folder: Path) -> list[int]:
 
 
 def test_every_number_is_given_and_nothing_is_left_behind(bsfg: Run, tmp_path: Path) -> None:
-    """A run prints all numbers as JSON, draws its picture, and removes its folder."""
+    """A run prints all numbers as JSON and removes its folder."""
     place = tmp_path / "place"
     place.mkdir()
-    done = bsfg(*SMALL, "--json", "--plot", "latency.svg", "--dir", place)
+    done = bsfg(*SMALL, "--json", "--dir", place)
     assert done.code == 0, done
     numbers = done.json()
     measured = {name: numbers[name] for name in NUMBERS}
@@ -72,8 +71,6 @@ def test_every_number_is_given_and_nothing_is_left_behind(bsfg: Run, tmp_path: P
     assert numbers["lag_ms_p99"] >= numbers["lag_ms_p50"] >= 0
     assert (numbers["facts"], numbers["clients"], numbers["object_bytes"]) == (2001, 2, 64)
     assert {aim["name"]: aim["met"] for aim in numbers["aims"]} == {aim.name: aim.met for aim in aims_of(numbers)}
-    picture = (tmp_path / "latency.svg").read_text()
-    assert picture.startswith("<svg") and "one append: p50" in picture and "lag: p50" in picture
     assert list(place.iterdir()) == []
 
 
@@ -98,12 +95,6 @@ def test_an_interrupted_run_stops_its_nodes(tmp_path: Path, number: signal.Signa
     if number != signal.SIGKILL:
         assert running.returncode == 128 + number
         assert list(tmp_path.iterdir()) == []
-
-
-def test_a_picture_that_cannot_be_drawn_is_refused_first(bsfg: Run) -> None:
-    """A wrong name for the picture costs no minute of measuring."""
-    assert bsfg(*SMALL, "--plot", "latency.gif").code == 1
-    assert bsfg(*SMALL, "--plot", os.path.join("missing", "latency.svg")).code == 1
 
 
 @pytest.mark.parametrize("object_bytes", [64, 65, 199, 200, 201, 5_000])

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Run, environment
+from tools.pages.commands import commands
 
 import bsfg as package
 from bsfg.cli import COMMANDS, SUMMARIES
 from bsfg.cli import main as run_in_process
-from bsfg.cli.reference import commands
 from bsfg.errors import BufferFull
 
 

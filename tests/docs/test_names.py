@@ -152,10 +152,9 @@ def test_commands_in_messages_and_hints_exist() -> None:
 
 def test_messages_and_hints_name_no_file_that_a_wheel_does_not_have() -> None:
     """The documentation is `bsfg help TOPIC`: whoever has installed a wheel has no folder of docs."""
-    allowed = {"document.py", "reference.py", "observed.py", "errorpage.py", "options.py", "help.py"}
     wrong = [
         (where, text)
         for where, text in SPOKEN
-        if where.partition(":")[0] not in allowed and re.search(r"\bdocs/|\bexamples/|\btests/|README", text)
+        if where.partition(":")[0] != "help.py" and re.search(r"\bdocs/|\bexamples/|\btests/|README", text)
     ]
     assert not wrong

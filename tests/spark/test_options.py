@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,15 +13,12 @@ from bsfg.spark.options import (
     OPTIONS,
     READ,
     READ_STREAM,
-    TABLE_BEGINS,
-    TABLE_ENDS,
     WRITE,
     WRITE_STREAM,
     Position,
     ceil_unix_ms,
     parse,
     position,
-    table,
 )
 from bsfg.spark.source import FactsSource
 
@@ -102,12 +98,6 @@ def test_the_class_documents_every_option() -> None:
     for option in OPTIONS:
         assert f"``{option.name}``" in (FactsSource.__doc__ or "")
         assert option.says.endswith(".")
-
-
-def test_the_guide_shows_every_option() -> None:
-    """The table in the guide is the one that the declarations give."""
-    guide = (Path(__file__).parents[2] / "docs" / "guides" / "spark.md").read_text(encoding="utf-8")
-    assert f"{TABLE_BEGINS}\n{table()}\n{TABLE_ENDS}" in guide
 
 
 def test_positions() -> None:

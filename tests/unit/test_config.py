@@ -14,7 +14,7 @@ from bsfg.errors import ConfigInvalid
 from bsfg.keys import IdStrategy
 from bsfg.node.config import Role, ZoneConfig, consumer_name, doubts_of, load, parse
 from bsfg.node.config.declare import tables_of, toml
-from bsfg.node.config.document import commented_file, reference
+from bsfg.node.config.document import commented_file
 from bsfg.node.config.kinds import ADDRESS, DURATION, MOMENT, SIZE, WHOLE_SECONDS, Address, WrongValue
 from bsfg.node.config.words import Engine, Safety
 from bsfg.ports import Buffer
@@ -458,12 +458,6 @@ def test_what_is_hardly_meant_is_told(more: str, expected: list[tuple[str, str]]
     found = [(doubt.key, doubt.says) for doubt in doubts_of(parse(merged(FULL, more)))]
     assert [key for key, _ in found] == [key for key, _ in expected]
     assert all(words in says for (_, says), (_, words) in zip(found, expected, strict=True))
-
-
-def test_reference_is_in_step() -> None:
-    """The reference page is the one that the declarations give; renew it with `python -m bsfg.node.config.document`."""
-    page = ROOT / "docs" / "reference" / "configuration.md"
-    assert page.read_text(encoding="utf-8") == reference()
 
 
 def test_commented_file_keeps_the_defaults() -> None:

@@ -14,7 +14,7 @@ import bsfg
 ROOT = Path(__file__).parents[2]
 TEXT_SUFFIXES = {"", ".cfg", ".css", ".csv", ".html", ".ini", ".js", ".json", ".md", ".proto", ".py", ".sh"}
 TEXT_SUFFIXES |= {".sql", ".toml", ".txt", ".yaml", ".yml"}
-WALKED = ("src", "tests", "docs", "examples", "benchmarks", ".ci")
+WALKED = ("src", "tests", "docs", "examples", "benchmarks", "tools", ".ci")
 
 MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 60

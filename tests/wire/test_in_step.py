@@ -6,11 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from bsfg.node import observed
 from bsfg.node.logs import EVENTS
-from bsfg.wire import document, errorpage
 from bsfg.wire.methods import ADMIN, BOUNDARY, snake
 
 ROOT = Path(__file__).parents[2]
@@ -37,17 +33,6 @@ def test_every_method_is_described() -> None:
     for methods, servicer in ((BOUNDARY, BoundaryServicer), (ADMIN, AdminServicer)):
         for name in methods:
             assert callable(getattr(servicer, snake(name)))
-    assert "| `AppendFacts` | stream of AppendFrame | stream of AppendAck | Append" in document.page()
-
-
-@pytest.mark.parametrize(
-    ("name", "page"),
-    [("wire.md", document.page), ("observability.md", observed.page), ("errors.md", errorpage.page)],
-    ids=["wire", "observability", "errors"],
-)
-def test_reference_pages_are_in_step(name: str, page: object) -> None:
-    """The reference pages are what the code says today (else: `make reference`)."""
-    assert (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8") == page()  # type: ignore[operator]
 
 
 def events_in(path: Path) -> set[str]:

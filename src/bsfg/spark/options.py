@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 from bsfg.errors import InvalidArgument
@@ -19,11 +17,9 @@ from bsfg.spark.mapping import COLUMNS, FRAME_SCHEMA, SPARK_SCHEMA
 
 READ, READ_STREAM, WRITE, WRITE_STREAM = "read", "readStream", "write", "writeStream"
 _READS, _WRITES = frozenset({READ, READ_STREAM}), frozenset({WRITE, WRITE_STREAM})
-_ALL = _READS | _WRITES
+ALL_USES = _READS | _WRITES
 
 EARLIEST, LATEST = "earliest", "latest"
-TABLE_BEGINS = "<!-- options: written by `python -m bsfg.spark.options docs/guides/spark.md` -->"
-TABLE_ENDS = "<!-- end of options -->"
 PUT_ONLY = (
     "link",
     "lease",
@@ -150,13 +146,13 @@ def columns_of(value: str) -> tuple[str, ...]:
 
 
 OPTIONS = (
-    Option("address", _ALL, _text, "Where the node listens, as host:port.", required=True),
-    Option("ca", _ALL, _text, "The authorities to trust: the path of a PEM file, or its content.", secret=True),
-    Option("cert", _ALL, _text, "The caller's certificate, likewise.", secret=True),
-    Option("key", _ALL, _text, "The key of the certificate, likewise.", secret=True),
-    Option("serverName", _ALL, _text, "The name that the node's certificate must carry, such as plant-a-bsfg."),
-    Option("stream", _ALL, _stream, "The stream to read from or write to.", required=True),
-    Option("retrySeconds", _ALL, _seconds, "How long a node that cannot be reached is tried again.", 60.0),
+    Option("address", ALL_USES, _text, "Where the node listens, as host:port.", required=True),
+    Option("ca", ALL_USES, _text, "The authorities to trust: the path of a PEM file, or its content.", secret=True),
+    Option("cert", ALL_USES, _text, "The caller's certificate, likewise.", secret=True),
+    Option("key", ALL_USES, _text, "The key of the certificate, likewise.", secret=True),
+    Option("serverName", ALL_USES, _text, "The name that the node's certificate must carry, such as plant-a-bsfg."),
+    Option("stream", ALL_USES, _stream, "The stream to read from or write to.", required=True),
+    Option("retrySeconds", ALL_USES, _seconds, "How long a node that cannot be reached is tried again.", 60.0),
     Option(
         "buffer",
         _READS,
@@ -369,13 +365,14 @@ def documentation() -> str:
     """Describe all options, as the class of the source shows them."""
     lines = []
     for option in OPTIONS:
-        uses = "" if option.uses == _ALL else f" ({', '.join(sorted(option.uses))})"
-        default = "" if option.default is None else f" Default: {_shown(option.default)}."
+        uses = "" if option.uses == ALL_USES else f" ({', '.join(sorted(option.uses))})"
+        default = "" if option.default is None else f" Default: {default_text(option.default)}."
         lines.append(f"- ``{option.name}``{uses}: {'required. ' if option.required else ''}{option.says}{default}")
     return "\n".join(lines)
 
 
-def _shown(default: Any) -> str:
+def default_text(default: Any) -> str:
+    """Write a default as a user would write it."""
     if isinstance(default, Position):
         return str(default.word)
     if isinstance(default, bool):
@@ -383,24 +380,3 @@ def _shown(default: Any) -> str:
     if isinstance(default, tuple):
         return ",".join(default)
     return f"{default:g}" if isinstance(default, float) else str(default)
-
-
-def table() -> str:
-    """Describe all options as a table in Markdown, for the guide."""
-    lines = ["| Option | For | Default | |", "|---|---|---|---|"]
-    for option in OPTIONS:
-        uses = "all" if option.uses == _ALL else ", ".join(sorted(option.uses))
-        default = "required" if option.required else "" if option.default is None else f"`{_shown(option.default)}`"
-        lines.append(f"| `{option.name}` | {uses} | {default} | {option.says} |")
-    return "\n".join(lines)
-
-
-def write_table(guide: Path) -> None:
-    """Put the table into its place in the guide."""
-    before, rest = guide.read_text(encoding="utf-8").split(TABLE_BEGINS)
-    after = rest.split(TABLE_ENDS)[1]
-    guide.write_text(f"{before}{TABLE_BEGINS}\n{table()}\n{TABLE_ENDS}{after}", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    write_table(Path(sys.argv[1]))

@@ -22,7 +22,7 @@ PHASES = 7
 
 EPILOG = examples(
     ("bsfg bench node", "all of it, about a minute"),
-    ("bsfg bench node --seconds 120 --plot lag.svg", "two minutes of live facts, with a histogram"),
+    ("bsfg bench node --seconds 120", "two minutes of live facts"),
     ("bsfg bench node --rate 5000 --size 1000 --json", "larger facts, five times as many"),
 )
 
@@ -42,9 +42,6 @@ def node(
         typer.Option("--dir", metavar="D", help="Where to put the temporary folder; this disk is measured."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the latencies into an .svg or .png file.")
-    ] = None,
 ) -> None:
     """Measure nodes: appends under mutual TLS, the handoff from zone to zone, and how long a fact takes to cross.
 
@@ -56,12 +53,8 @@ def node(
     is removed at the end.
     """
     from bsfg.cli.bench.node_measure import Plan
-    from bsfg.cli.bench.node_plot import draw
     from bsfg.cli.bench.node_results import results
-    from bsfg.cli.bench.plot import checked_path
 
-    if plot is not None:
-        checked_path(plot)
     plan = Plan(facts=facts, seconds=seconds, rate=rate, clients=clients, object_bytes=size)
     started = time.perf_counter()
     with ended_by_signals():
@@ -71,8 +64,6 @@ def node(
             numbers = results(samples, place, time.perf_counter() - started)
         finally:
             shutil.rmtree(place, ignore_errors=True)
-    if plot is not None:
-        draw(plot, numbers, samples)
     if json:
         print_json(numbers)
     else:

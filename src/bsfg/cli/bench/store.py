@@ -25,7 +25,7 @@ DEFAULT_FACTS = 400_000
 EPILOG = examples(
     ("bsfg bench store", "a first impression, well under a minute"),
     ("bsfg bench store --facts 10000000 --json > bench.json", "how it is with ten million keys"),
-    ("bsfg bench store --dir data-disk --plot bench.svg", "measure another disk, with a picture"),
+    ("bsfg bench store --dir data-disk", "measure another disk"),
 )
 
 
@@ -36,9 +36,6 @@ def store(
         typer.Option("--dir", metavar="D", help="Where to put the temporary data folder; this disk is measured."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw rate and latency into an .svg or .png file.")
-    ] = None,
 ) -> None:
     """Measure the embedded log: append, put-if-absent, repeats, replay, latency, and coming back after a kill.
 
@@ -47,11 +44,8 @@ def store(
     the same objects on the same machine, so that results of different machines can be compared. The data folder is
     removed at the end.
     """
-    from bsfg.cli.bench.plot import checked_path, draw
     from bsfg.cli.bench.results import results
 
-    if plot is not None:
-        checked_path(plot)
     started = time.perf_counter()
     with orderly_end():
         place = temporary(folder)
@@ -60,8 +54,6 @@ def store(
             numbers = results(samples, place, time.perf_counter() - started)
         finally:
             shutil.rmtree(place, ignore_errors=True)
-    if plot is not None:
-        draw(plot, numbers, samples)
     if json:
         print_json(numbers)
     else:

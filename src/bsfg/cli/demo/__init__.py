@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from bsfg.cli.demo import storage as storage_demo
 from bsfg.cli.output import examples
 
 SECONDS, QUICK_SECONDS = 30.0, 8.0
@@ -18,10 +17,9 @@ EPILOG = examples(
     ("bsfg demo --three-zones", "the same with an IDMZ in the middle, which relays"),
     ("bsfg demo --keep", "leave it running, with a dashboard for each zone, until Ctrl-C"),
     ("bsfg demo --engine native --quick --json", "without Spark, short, the verdict for a program"),
-    ("bsfg demo storage", "another one: a single log, whose writer is killed in mid-stream"),
 )
 
-app = typer.Typer(invoke_without_command=True, epilog=EPILOG)
+app = typer.Typer()
 
 
 class Engine(StrEnum):
@@ -31,9 +29,8 @@ class Engine(StrEnum):
     NATIVE = "native"
 
 
-@app.callback()
+@app.command(epilog=EPILOG)
 def demo(
-    context: typer.Context,
     *,
     three_zones: Annotated[
         bool, typer.Option("--three-zones", help="Put an IDMZ between the two, which relays both ways.")
@@ -65,13 +62,8 @@ def demo(
 
     Everything happens on this machine, on free ports of loopback and in a temporary folder, which is removed.
     """
-    if context.invoked_subcommand is not None:
-        return
     from bsfg.cli.demo.performance import Wanted, perform
 
     wanted = Wanted(three_zones, engine == Engine.SPARK, QUICK_SECONDS if quick else seconds, keep, json)
     if not perform(wanted):
         raise typer.Exit(1)
-
-
-app.command("storage", epilog=storage_demo.EPILOG)(storage_demo.storage)

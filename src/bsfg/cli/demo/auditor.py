@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from bsfg.cli.demo.storage.script import end_with_parent
+from bsfg.cli.bench.node_server import leash
 
 
 def verdicts(root: Path, links: list[str], spark: Any = None) -> list[dict[str, Any]]:
@@ -55,6 +55,6 @@ def main(engine: str, root: Path, settings: dict[str, str], links: list[str]) ->
 
 
 if __name__ == "__main__":
-    end_with_parent()
+    leash()
     answer = main(sys.argv[1], Path(sys.argv[2]), orjson.loads(sys.argv[3]), sys.argv[4:])
     sys.stdout.write(orjson.dumps(answer).decode() + "\n")

@@ -1,16 +1,13 @@
-"""Writes the reference page of the wire from what it is made of: protocol files, error table, routes and schema.
-
-`python -m bsfg.wire.document FILE` renews the page.
-"""
+"""Writes the reference page of the wire from what it is made of: protocol files, error table, routes and schema."""
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import bsfg.wire
 from bsfg.errors import BsfgError
 from bsfg.schema import ENTRY_SCHEMA, FACT_FIELDS
 from bsfg.wire.limits import WireLimits
@@ -18,7 +15,7 @@ from bsfg.wire.operations import TERMS
 from bsfg.wire.routes import OPERATIONS
 from bsfg.wire.status import STATUSES
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(bsfg.wire.__file__).parent
 
 _INTRODUCTION = """\
 # The wire
@@ -208,7 +205,3 @@ def page() -> str:
         lines += [line for part in parts if part.kind != "service" for line in _message(part)]
     lines += [*_arrow(), *_errors(), *_http(), *_door(), *_limits()]
     return "\n".join(lines).rstrip() + "\n"
-
-
-if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(page(), encoding="utf-8")

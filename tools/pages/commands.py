@@ -1,10 +1,8 @@
-"""The command line's reference page, written from the commands themselves: `python -m bsfg.cli.reference FILE`."""
+"""The command line's reference page, written from the commands themselves."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -111,7 +109,3 @@ def _examples(epilog: str) -> str:
     pairs = zip(lines[::2], lines[1::2], strict=True)
     body = [line for command, meaning in pairs for line in (f"# {meaning.strip()}", command.strip())]
     return "\n".join(["```sh", *body, "```", ""])
-
-
-if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(page(), encoding="utf-8")

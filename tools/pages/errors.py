@@ -1,10 +1,8 @@
-"""Writes the reference page of the errors from the classes themselves: `python -m bsfg.wire.errorpage FILE`."""
+"""Writes the reference page of the errors from the classes themselves."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import bsfg.errors
 from bsfg.errors import BsfgError
@@ -38,7 +36,3 @@ def _kinds(kind: type[BsfgError]) -> Iterator[type[BsfgError]]:
 
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
-
-
-if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(page(), encoding="utf-8")

@@ -1,13 +1,8 @@
-"""Writes down what a node can be observed by: its metrics and the events of its log.
-
-`python -m bsfg.node.observed FILE` renews the reference page.
-"""
+"""Writes down what a node can be observed by: its metrics and the events of its log."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from bsfg.node.logs import EVENTS
@@ -39,7 +34,3 @@ def page() -> str:
     """Write the whole page."""
     events = "".join(f"| `{name}` | {says} |\n" for name, says in sorted(EVENTS.items()))
     return f"{_INTRODUCTION}{''.join(_metrics())}\n## Log events\n\n| Event | Meaning |\n|---|---|\n{events}"
-
-
-if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(page(), encoding="utf-8")
