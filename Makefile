@@ -8,9 +8,10 @@ DEMO ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PYTEST = BSFG_SOAK=short $(BIN)/pytest -n $(WORKERS) --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: docs help venv lint format programs test soak demo bench proto reference clean
+.PHONY: docs help venv lint format programs test campaigns soak house demo bench proto reference clean
 
 help: ## Show this help
 	@echo "BSFG: a bidirectional store-and-forward gateway."
@@ -47,11 +48,17 @@ format: venv ## Rewrite the source in the house format
 programs: ## Install Chromium and curl for the tests, if they are not here (Debian, as root)
 	@sh tests/programs.sh
 
-test: venv lint programs ## Run lint and every test, campaigns in their short form
-	BSFG_SOAK=short $(BIN)/pytest -n $(WORKERS) --dist loadgroup tests
+test: venv lint programs ## Run lint and every test but the campaigns (about ten minutes on two cores)
+	$(PYTEST) -m 'not campaign' tests
 
-soak: venv ## Run the campaigns in their long form (hours, other seeds each time)
+campaigns: venv programs ## Run what takes minutes each, in its short form: kills, attacks, clusters, pasted pages
+	$(PYTEST) -m campaign tests
+
+soak: venv ## Run everything with a long form in it (hours, other seeds each time)
 	BSFG_SOAK=long $(BIN)/pytest --timeout 0 -m soak tests
+
+house: venv ## Print the figures of the code base beside their bounds
+	@$(BIN)/python -m tools.house -v
 
 demo: venv ## Cut two zones apart, kill a node, heal it all, and prove that nothing is lost or doubled
 	@$(BIN)/bsfg demo $(DEMO)

@@ -21,6 +21,8 @@ from bsfg.ports import Buffer, ConsumerSpec
 from bsfg.testing.facts import batch
 from bsfg.wire.certs import issue
 
+pytestmark = pytest.mark.campaign
+
 CEILING_BYTES = 1 << 30
 LOG_BYTES_PER_SECOND = 10_000
 P99_MS_MOST, P99_RATIO_MOST = 100.0, 10.0

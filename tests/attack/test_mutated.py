@@ -20,6 +20,8 @@ from bsfg.wire.connection import _StatusKept
 from bsfg.wire.methods import ADMIN, BOUNDARY, Method
 from bsfg.wire.status import from_rpc_error
 
+pytestmark = pytest.mark.campaign
+
 BOUNDARY_ROLES = {"PutFacts": "pipeline", "GetEvidence": "pipeline"}
 ADMIN_ROLES = {"Lease": "pipeline", "Peer": "pipeline", "ReportLink": "pipeline"}
 AT_ONCE = 16

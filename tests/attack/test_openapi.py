@@ -24,6 +24,8 @@ from tests.wire.site import Site
 from bsfg.wire import patience
 from bsfg.wire.routes import openapi
 
+pytestmark = pytest.mark.campaign
+
 CHECKS = [not_a_server_error, content_type_conformance, response_schema_conformance, status_code_conformance]
 
 

@@ -59,6 +59,7 @@ def nodes_in(folder: Path) -> list[int]:
     return found
 
 
+@pytest.mark.campaign
 def test_every_number_is_given_and_nothing_is_left_behind(bsfg: Run, tmp_path: Path) -> None:
     """A run prints all numbers as JSON and removes its folder."""
     place = tmp_path / "place"
@@ -74,6 +75,7 @@ def test_every_number_is_given_and_nothing_is_left_behind(bsfg: Run, tmp_path: P
     assert list(place.iterdir()) == []
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_run_stops_its_nodes(tmp_path: Path, number: signal.Signals) -> None:
     """Ctrl-C and SIGTERM remove nodes and folder; even a killed benchmark leaves no node running."""

@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.xdist_group("demo"), pytest.mark.timeout(600)]
 NATIVE = ("--engine", "native")
 
 
+@pytest.mark.campaign
 def test_the_whole_story_on_spark_without_java(tmp_path: Path) -> None:
     """Where no Java is installed, both directions cross on Spark, and the verdict is that nothing is lost or twice."""
     given = {name: value for name, value in environment().items() if not name.startswith(("JAVA", "SPARK", "PYSPARK"))}
@@ -57,6 +58,7 @@ def test_the_whole_story_on_spark_without_java(tmp_path: Path) -> None:
     assert set(verdict["audits"][0]["checks"].values()) == {"passed"}
 
 
+@pytest.mark.campaign
 def test_three_zones_told_line_by_line() -> None:
     """Over a relay and without Spark; into a pipe the story is told in plain lines, and 60 columns hold the verdict."""
     with place() as folder:
@@ -73,6 +75,7 @@ def test_three_zones_told_line_by_line() -> None:
     assert [line for line in out.splitlines() if len(line.rstrip()) > 60 and " s  " not in line] == []
 
 
+@pytest.mark.campaign
 def test_it_can_be_left_running() -> None:
     """With --keep the dashboards answer after the verdict, until Ctrl-C, which then is no failure."""
     with place() as folder:
@@ -91,6 +94,7 @@ def test_it_can_be_left_running() -> None:
         assert (process.returncode, err) == (0, "")
 
 
+@pytest.mark.campaign
 def test_the_picture_on_a_terminal_of_60_columns() -> None:
     """It shows zones, gates and the story inside 60 columns; SIGTERM in the middle ends all, the cursor is back."""
     with place() as folder:
@@ -123,6 +127,7 @@ def test_the_picture_on_a_terminal_of_60_columns() -> None:
     assert [line for line in lines if len(line.rstrip()) > 60] == []
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "killed"])
 def test_spark_is_not_left_behind(number: signal.Signals) -> None:
     """Interrupted or killed while Spark runs, no process, port or file outlives the demo."""

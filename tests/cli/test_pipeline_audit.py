@@ -45,6 +45,7 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bsfg.spark.audit.SparkRunner", lambda spark, progress: LocalRunner())
 
 
+@pytest.mark.campaign
 def test_harm_is_found_by_the_command_on_spark(folders: Path, tmp_path: Path) -> None:
     """The verdict is JSON on stdout and nothing else, the report is written, and the exit code is 1."""
     page = tmp_path / "audit.html"
@@ -60,6 +61,7 @@ def test_harm_is_found_by_the_command_on_spark(folders: Path, tmp_path: Path) ->
     assert "0-000123" in page.read_text(encoding="utf-8") and "<svg" in page.read_text(encoding="utf-8")
 
 
+@pytest.mark.campaign
 def test_a_machine_without_java_hears_nothing_of_it(folders: Path, tmp_path: Path) -> None:
     """On the Java that the package brings, which warns of much, a command prints what it does and nothing else; where
     Spark does not start it says so in a sentence, and its hint names the file with the rest."""

@@ -55,6 +55,7 @@ def land(*args: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env=environment)
 
 
+@pytest.mark.campaign
 def test_it_lands_once_and_says_so(plant: SparkZone, tmp_path: Path) -> None:
     """The first run lands, the second finds nothing to do without Spark, and the folder is as any reader wants it."""
     out = tmp_path / "lake"

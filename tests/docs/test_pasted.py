@@ -45,6 +45,7 @@ def test_every_block_says_what_it_is(page: Path) -> None:
             assert block.language in RUN and len(block.not_run.split()) >= 3, f"{where} does not say why it is not run"
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("page", FROM_NOTHING, ids=named)
 def test_from_an_empty_folder(page: Path, tmp_path: Path) -> None:
     """README and quickstart lead from nothing to facts that cross."""
@@ -69,6 +70,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     return folder, terminal.ports
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("page", GUIDES, ids=named)
 def test_in_the_folder_of_the_quickstart(page: Path, prepared: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
     """Every other page goes on in the folder that the quickstart made, with its nodes running and a first fact."""

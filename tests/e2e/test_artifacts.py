@@ -122,6 +122,7 @@ async def test_a_foreign_fact_leads_to_its_own_artifact(zones: tuple[Zone, Zone]
     await calm(plant, enterprise)
 
 
+@pytest.mark.campaign
 async def test_kills_while_a_large_artifact_is_on_its_way(tmp_path: Path, cleanup: Cleanup) -> None:
     """50 MB arrive whole although both nodes are killed meanwhile, and the fact is confirmed only after them."""
     plant, enterprise = map(cleanup.zone, pair(tmp_path))

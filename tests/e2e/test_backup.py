@@ -20,6 +20,8 @@ from bsfg.journey.link import FetchRequest
 from bsfg.ports import Buffer, Confirmation
 from bsfg.testing.facts import batch, messages, sealed
 
+pytestmark = pytest.mark.campaign
+
 STREAM = "operational"
 REPORT = b"report of batch 7" * 1000
 

@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 import orjson
+import pytest
 from tests.e2e.cleanup import Cleanup
 from tests.e2e.liar import Liar, entries_of, frame, head
 from tests.e2e.mover import Mover, allow_mover
@@ -48,6 +49,7 @@ def findings(document: dict[str, Any], alert: str) -> list[dict[str, Any]]:
     return [each for each in document["findings"] if each["alert"] == alert]
 
 
+@pytest.mark.campaign
 async def test_a_killed_engine_and_a_killed_sender_are_seen_by_the_node(tmp_path: Path, cleanup: Cleanup) -> None:
     """The gate turns by itself, status ends with 1, an alert is raised; with the engine it all comes back."""
     plant, enterprise = spark_pair(tmp_path, cleanup)

@@ -14,6 +14,8 @@ from tests.e2e.zones import Zone, pair, until
 
 from bsfg.ports import Buffer
 
+pytestmark = pytest.mark.campaign
+
 SMALL = """
 [streams.operational]
 store_capacity = "300kB"

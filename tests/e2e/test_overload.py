@@ -23,6 +23,8 @@ from bsfg.testing.facts import batch, message
 from bsfg.wire.certs import issue
 from bsfg.wire.client import BoundaryClient
 
+pytestmark = pytest.mark.campaign
+
 GROWTH_BYTES_MAX = 150 << 20
 
 

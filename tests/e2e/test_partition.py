@@ -126,6 +126,7 @@ class Weather:
             proxy.mend()
 
 
+@pytest.mark.campaign
 @pytest.mark.soak
 async def test_bad_network(tmp_path: Path, cleanup: Cleanup, soak_size: Callable[[int, int], int]) -> None:
     """Whatever the network does in whatever order, both sides end up equal, in order and sound."""

@@ -12,6 +12,8 @@ from tests.packaging.environments import Environment, Outcome, clean_environment
 
 import bsfg
 
+pytestmark = pytest.mark.campaign
+
 APPEND = """
 import asyncio
 from bsfg import Fact, FactBatch, Message

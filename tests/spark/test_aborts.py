@@ -6,8 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from bsfg.spark.java import find_java
 from bsfg.spark.session import ABORTS_MAX
+
+pytestmark = pytest.mark.campaign
 
 PROGRAM = """
 import sys

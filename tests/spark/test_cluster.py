@@ -19,7 +19,7 @@ from bsfg.cli.bench.workload import batch_of
 from bsfg.ports import Buffer
 from bsfg.spark.java import java_in_use
 
-pytestmark = pytest.mark.xdist_group("cluster")
+pytestmark = [pytest.mark.campaign, pytest.mark.xdist_group("cluster")]
 
 CLASSES = "org.apache.spark.deploy"
 

@@ -21,6 +21,8 @@ from tests.spark.nodes import SparkZone, ids
 from bsfg.ports import Buffer
 from bsfg.spark.ingest.survey import digest_of
 
+pytestmark = pytest.mark.campaign
+
 ROWS, FILES = 12_000, 2
 PADDING = "x" * 1_000
 PATIENCE_SECONDS = 400.0

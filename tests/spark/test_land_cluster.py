@@ -17,7 +17,7 @@ from bsfg.ports import Buffer
 
 __all__ = ["cluster"]
 
-pytestmark = pytest.mark.xdist_group("cluster")
+pytestmark = [pytest.mark.campaign, pytest.mark.xdist_group("cluster")]
 
 
 def test_a_landing_on_a_cluster(plant: SparkZone, cluster: str, tmp_path: Path) -> None:

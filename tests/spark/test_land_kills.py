@@ -25,6 +25,8 @@ from tests.spark.nodes import SparkZone, facts
 from bsfg.ports import Buffer
 from bsfg.spark.land.layout import STATE
 
+pytestmark = pytest.mark.campaign
+
 ROOT = Path(__file__).parents[2]
 SETTLE_SECONDS = 280.0
 JVM = "org.apache.spark.deploy.SparkSubmit"

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.spark.nodes import SparkZone
 
+pytestmark = pytest.mark.campaign
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 

@@ -23,7 +23,7 @@ from bsfg.cli.bench.workload import batch_of
 from bsfg.errors import BsfgError
 from bsfg.ports import Buffer
 
-pytestmark = [pytest.mark.soak, pytest.mark.xdist_group("replicate-kills")]
+pytestmark = [pytest.mark.campaign, pytest.mark.soak, pytest.mark.xdist_group("replicate-kills")]
 
 SHORT, LONG = 30, 300
 BURST, TRICKLE = 60_000, 50

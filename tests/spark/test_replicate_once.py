@@ -17,7 +17,7 @@ from tests.spark.test_replicate import CONSUMER, LINK, arrived, sent
 
 from bsfg.cli.bench.workload import batch_of
 
-pytestmark = pytest.mark.xdist_group("replicate-once")
+pytestmark = [pytest.mark.campaign, pytest.mark.xdist_group("replicate-once")]
 
 ENDS_SECONDS = 240
 SECOND = "from-plant-a-too"

@@ -20,7 +20,7 @@ from bsfg.journey.carriage import NOT_CARRIED
 from bsfg.ports import Buffer
 from bsfg.retention import GapReason
 
-pytestmark = pytest.mark.xdist_group("replicate-once")
+pytestmark = [pytest.mark.campaign, pytest.mark.xdist_group("replicate-once")]
 
 BACKLOG = 6_000
 PARTLY = 'carry_only = ["enterprise"]\nreconciliation_backlog = 1000\nfetch_wait = "1s"\nbatch_facts = 10\n'

@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 
 import orjson
+import pytest
 from tests.spark.nodes import SparkZone, facts
+
+pytestmark = pytest.mark.campaign
 
 PROGRAM = """
 import json, sys

@@ -1,9 +1,11 @@
 """The shared test configuration keeps its own promises."""
 
+import os
 from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
 CONFTEST = (Path(__file__).parents[1] / "conftest.py").read_text()
 
 SKIPS = '''
@@ -22,6 +24,12 @@ def test_expected():
     """Fails as expected."""
     assert False
 '''
+
+
+@pytest.fixture(autouse=True)
+def found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the copy of the configuration find what it loads."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
 
 
 def test_skips_fail_in_ci(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:

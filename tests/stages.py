@@ -1,0 +1,53 @@
+"""Says at the end of a run what it left to others: campaigns it did not run, and tests it ran in their short form."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import Any
+
+import pytest
+
+LEFT_OUT, SHORT = "left out", "short"
+COUNTS = pytest.StashKey[Counter[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Begin to count."""
+    config.stash[COUNTS] = Counter()
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    """Count the campaigns that this run leaves out."""
+    for item in items:
+        if item.get_closest_marker("campaign"):
+            item.config.stash[COUNTS][LEFT_OUT] += 1
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Count the tests that run in their short form."""
+    if os.environ.get("BSFG_SOAK", "short") != "long":
+        short = sum(item.get_closest_marker("soak") is not None for item in session.items)
+        session.config.stash[COUNTS][SHORT] = short
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hand the counts of a process of tests to the one that reports; every process of a run has the same."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["stages"] = dict(session.config.stash[COUNTS])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take the counts of a process of tests; one that crashed has none."""
+    counts = getattr(node, "workeroutput", {}).get("stages", {})
+    node.config.stash[COUNTS] |= Counter(counts)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say it, unless there is nothing to say."""
+    counts = config.stash[COUNTS]
+    if counts[LEFT_OUT]:
+        terminalreporter.write_line(f"Not run: {counts[LEFT_OUT]} campaigns; `make campaigns` runs them.")
+    if counts[SHORT]:
+        terminalreporter.write_line(f"In short form: {counts[SHORT]} tests; `make soak` runs them for hours.")
