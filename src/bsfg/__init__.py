@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from bsfg.sdk.signing import Signer as Signer
     from bsfg.sdk.signing import TrustedKeys as TrustedKeys
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "ArtifactClient": "sdk.artifacts",

@@ -20,7 +20,7 @@ from bsfg.node.config.settings import ZoneConfig
 
 ROOT = Path(__file__).parents[2]
 WRITTEN = [page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name != "reference"]
-PAGES = [*WRITTEN, ROOT / "README.md", ROOT / "CHANGELOG.md"]
+PAGES = [*WRITTEN, *sorted(ROOT.glob("*.md"))]
 BSFG: Any = get_command(app)
 METRICS = (ROOT / "docs" / "reference" / "observability.md").read_text(encoding="utf-8")
 KEYS = {table.name: {item.name for item in table.settings()} for table in tables_of(ZoneConfig)}

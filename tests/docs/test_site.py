@@ -14,7 +14,7 @@ from playwright.async_api import expect
 from tests.dashboard.stage import browsing, opened
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CHANGELOG.md"]
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md"))]
 
 
 @pytest.fixture(scope="module")

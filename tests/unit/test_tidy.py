@@ -4,9 +4,9 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 
 import bsfg
@@ -130,8 +130,11 @@ def test_no_leftovers() -> None:
 
 
 def test_version_is_stated_once() -> None:
-    """The package and its metadata agree about the version."""
-    assert bsfg.__version__ == version("bsfg")
+    """The package, what it is built from, and the newest part of the changelog agree about the version."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    changes = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert changes is not None
+    assert bsfg.__version__ == project["version"] == changes[1]
 
 
 def test_no_start_waits_for_pandas() -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import bsfg
 from bsfg.cli.output import CleanConsole
 from bsfg.cli.status.view import bar, render
 from bsfg.figures import duration_text, hours_text
@@ -71,7 +72,7 @@ LINK: dict[str, Any] = {
 }
 DOCUMENT: dict[str, Any] = {
     "zone": "plant-a",
-    "version": "0.1.0",
+    "version": bsfg.__version__,
     "now_unix_ms": NOW,
     "started_unix_ms": NOW - 3_600_000,
     "buffers": [BUFFER],
