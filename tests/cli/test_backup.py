@@ -20,6 +20,7 @@ from tests.e2e.zones import Zone, pair
 from bsfg.ports import Buffer, ConsumerSpec
 from bsfg.stores.artifacts.folder import ArtifactFolder
 from bsfg.stores.log.identity import read_identity
+from bsfg.stores.log.journal import BEGINNING, Record, encode
 from bsfg.stores.log.reader import open_folder
 from bsfg.stores.log.storage import LogStorage
 from bsfg.testing.facts import batch
@@ -246,6 +247,21 @@ def test_damage_is_told_and_restored_only_on_demand(quick: Run, data: Path, tmp_
     assert not (tmp_path / "new").exists()
     assert quick("restore", tmp_path / "b", tmp_path / "new", "--accept-unsigned", "--accept-damage").code == 0
     assert len(entries_of(tmp_path / "new")) == len(entries_of(data)) < 1_650
+
+
+@pytest.mark.parametrize("arguments", [(), ("--no-verify",)], ids=["verified", "not verified"])
+@pytest.mark.parametrize("name", ["quarantine/*.journal", "notes.journal", "cursors.journal"])
+def test_what_is_damaged_and_left_out_is_told(
+    quick: Run, data: Path, tmp_path: Path, name: str, arguments: tuple[str, ...]
+) -> None:
+    """A record that cannot be read is not in the copy: the backup is not sound, and says which file and where."""
+    path = max(data.rglob(name), key=lambda each: each.stat().st_size)
+    content, sound = path.read_bytes(), encode(Record({"aside": []})) if "quarantine" in name else BEGINNING
+    path.write_bytes(content[:4] + bytes([content[4] ^ 1]) + content[5:] + sound)
+    made = quick("backup", tmp_path / "b", "--data", data, "--json", *arguments)
+    assert (made.code, made.json()["sound"]) == (1, False)
+    [found] = [each for each in made.json()["problems"] if "not in the backup" in each["detail"]]
+    assert path.name in found["where"] + found["detail"] and "damaged bytes at" in found["detail"]
 
 
 def test_a_backup_that_was_altered_is_noticed(quick: Run, zone: Zone, tmp_path: Path) -> None:

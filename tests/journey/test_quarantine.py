@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.journey.zones import STREAM, Inbound, Zone, connect, log_backend, origin_span, spoil_last_frame
+from tests.journey.zones import STREAM, Inbound, Zone, connect, log_backend, origin_span, spoil_keys
 
 from bsfg import hashing
 from bsfg.errors import PeerUnreachable, QuarantineFull
@@ -97,7 +97,7 @@ async def test_hash_collision_is_named_as_such(make_zone: MakeZone, monkeypatch:
 
 
 async def test_what_cannot_be_compared_is_told_to_the_sender(tmp_path: Path) -> None:
-    """A fact comes again while the stored one cannot be read: it is kept aside, recorded by both, and told as that."""
+    """A fact comes again while the keys of what left cannot be read: it is kept aside, recorded, and told."""
     plant, enterprise = (Zone(name, log_backend(tmp_path / name)) for name in ("plant", "enterprise"))
     inbound = await connect(plant, enterprise)
     await plant.append(messages(3))
@@ -105,7 +105,7 @@ async def test_what_cannot_be_compared_is_told_to_the_sender(tmp_path: Path) -> 
     with pytest.raises(PeerUnreachable):
         await inbound.pull()
     inbound.link.loses_confirmations = False
-    spoil_last_frame(await enterprise.forward())
+    await spoil_keys(await enterprise.forward())
     for zone in (plant, enterprise):
         zone.clock.advance(1)
     inbound.memory = SessionMemory()

@@ -29,10 +29,9 @@ from bsfg.ports import (
     Storage,
     StoreBuffer,
 )
-from bsfg.retention import Policy
-from bsfg.stores.log.buffer import LogForwardBuffer, LogStoreBuffer
+from bsfg.retention import Policy, Removal
+from bsfg.stores.log.buffer import LogForwardBuffer, LogStoreBuffer, Step
 from bsfg.stores.log.files import DiskFiles
-from bsfg.stores.log.frame import FRAME_HEADER_BYTES
 from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.memory import Medium, MemoryStorage
 from bsfg.testing.clock import START_UNIX_MS, FakeClock
@@ -68,17 +67,20 @@ def origin_span(zone: str, first: int, count: int) -> OriginSpan:
     return OriginSpan(zone, np.arange(first, first + count), np.full(count, START_UNIX_MS))
 
 
-def spoil_last_frame(buffer: StoreBuffer | ForwardBuffer) -> None:
-    """Let the newest frame of a log in a folder rot while the log is open, and keep nothing of it in memory."""
+async def spoil_keys(buffer: StoreBuffer | ForwardBuffer) -> None:
+    """Let everything leave a log in a folder in good order, and the keys that stay of it rot."""
     assert isinstance(buffer, LogStoreBuffer | LogForwardBuffer)
     writer = buffer._writer
     assert isinstance(writer.files, DiskFiles)
-    segment = writer.segments[-1]
-    path = writer.files.root / segment.path
-    data = bytearray(path.read_bytes())
-    data[segment.frames[-1].position + FRAME_HEADER_BYTES + 10] ^= 1
-    path.write_bytes(data)
-    segment.let_go()
+
+    def leave() -> None:
+        writer._roll()
+        writer.depart(Removal(writer.end), [writer.gather(*pair) for pair in writer._leaving_before(writer.end)])
+
+    await buffer._submit(Step(leave))
+    for path in (writer.files.root / writer.folder / "keys").iterdir():
+        path.write_bytes(path.read_bytes()[:-1])
+    writer.keys._cache.clear()
 
 
 BACKENDS: dict[str, Backend] = {"log": log_backend, "memory": memory_backend}

@@ -276,7 +276,7 @@ def test_a_closed_index_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     store.close()
     assert run_files(tmp_path) == ["0-63.run", "64-73.run"]
     store = reopened(tmp_path, RUN_KEYS + 10)
-    assert (store.covered, store.recent_first) == (RUN_KEYS + 10, RUN_KEYS)
+    assert (store.covered, store.keys.recent_keys) == (RUN_KEYS + 10, 10)
     assert len(store.keys) == RUN_KEYS + 10
     assert all(store.keys.may_hold(offset << 40) for offset in range(RUN_KEYS + 10))
     filled(store, 3, RUN_KEYS + 10)
@@ -316,16 +316,3 @@ def test_recent_keys_are_written_from_time_to_time(tmp_path: Path, monkeypatch: 
     assert run_files(tmp_path) == ["0-30.run"]
     assert reopened(tmp_path, 25).covered == 0  # ahead of the log
     assert run_files(tmp_path) == []
-
-
-def test_recent_keys_can_be_dropped(tmp_path: Path) -> None:
-    """Keys that are not in a full run are forgotten with their file, and can be added again."""
-    store = opened(tmp_path)
-    filled(store, RUN_KEYS + 10)
-    store._save_recent()
-    assert store.drop_recent() == RUN_KEYS
-    assert run_files(tmp_path) == ["0-63.run"]
-    assert not store.keys.may_hold((RUN_KEYS + 5) << 40)
-    filled(store, 10, RUN_KEYS)
-    assert all(store.keys.may_hold(offset << 40) for offset in range(RUN_KEYS + 10))
-    store.close()

@@ -1,13 +1,17 @@
 """Opening a log reads what it must: keys from the index where that has them, small frames many at a time."""
 
 import asyncio
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from bsfg.ports import Result
+from bsfg.ports import Buffer, OriginSpan, Receipt, Result
+from bsfg.retention import GapReason
 from bsfg.rows import record_batch_of
 from bsfg.schema import AT
 from bsfg.stores.log import indexstore, recovery
@@ -70,29 +74,6 @@ def test_after_a_kill_every_key_is_known() -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("segment", [0, -1])
-def test_a_damaged_fact_can_be_sent_again(tmp_path: Path, segment: int) -> None:
-    """A frame is harmed while the log is closed: its key is not taken for known, wherever the index got it from."""
-
-    async def run() -> None:
-        await (await trickle(tmp_path, 200)).close()
-        path = sorted((tmp_path / "streams" / "s" / "store").glob("*.seg"))[segment]
-        data = bytearray(path.read_bytes())
-        second = data.index(b"FRM1", data.index(b"FRM1") + 4)
-        data[second + 200] ^= 1
-        path.write_bytes(data)
-        storage = await LogStorage.open(tmp_path, clock=FakeClock(), options=SMALL)
-        store = await storage.store("s")
-        lost = int(path.stem) + 1
-        assert [(gap.first, gap.last, str(gap.reason)) for gap in await store.gaps()] == [(lost, lost, "damaged")]
-        receipt = await store.append(sealed(messages(200)))
-        assert receipt.count(Result.INSERTED) == 1
-        assert int(receipt.offsets[lost]) == 200
-        await storage.close()
-
-    asyncio.run(run())
-
-
 def cut_off(paths: list[Path], at: int, frames: int) -> range:
     """Take the last frames of a segment away; give the offsets that are lost."""
     data = paths[at].read_bytes()
@@ -114,6 +95,14 @@ def without(paths: list[Path], at: int) -> range:
     return range(int(paths[at].stem), int(paths[at + 1].stem) if at + 1 < len(paths) else 200)
 
 
+def spoiled(paths: list[Path], at: int, place: int) -> range:
+    """Change one byte of the second frame of a segment; give the offset that is lost."""
+    data = bytearray(paths[at].read_bytes())
+    data[data.index(b"FRM1", data.index(b"FRM1") + 4) + place] ^= 1
+    paths[at].write_bytes(data)
+    return range(int(paths[at].stem) + 1, int(paths[at].stem) + 2)
+
+
 HARMS: dict[str, Callable[[list[Path]], range]] = {
     "the end": lambda paths: cut_off(paths, len(paths) - 1, 3),
     "half of a frame": torn,
@@ -121,31 +110,70 @@ HARMS: dict[str, Callable[[list[Path]], range]] = {
     "a file": lambda paths: without(paths, 1),
     "the first file": lambda paths: without(paths, 0),
     "the end of a file": lambda paths: cut_off(paths, 1, 3),
+    "a frame": lambda paths: spoiled(paths, 0, 200),
+    "the head of a frame": lambda paths: spoiled(paths, 0, 9),
+    "a frame of the last file": lambda paths: spoiled(paths, -1, 200),
+    "the head of a frame of the last file": lambda paths: spoiled(paths, -1, 9),
 }
-ENDS = ("the end", "half of a frame", "the last file")
 
 
-@pytest.mark.parametrize("run_keys", [131_072, 50], ids=["recent keys", "full runs"])
-@pytest.mark.parametrize("harm", HARMS)
-def test_a_lost_fact_can_be_sent_again(tmp_path: Path, harm: str, run_keys: int) -> None:
-    """Frames are gone that were there when the keys were saved: whoever sends these facts again has them stored."""
+def put(buffer: Any, count: int, first: int = 0) -> Coroutine[Any, Any, Receipt]:
+    """Store facts as a producer or a link would."""
+    facts = sealed(messages(count, first=first))
+    if buffer.buffer == Buffer.STORE:
+        return buffer.append(facts)  # type: ignore[no-any-return]
+    span = OriginSpan("plant", np.arange(first, first + count), np.full(count, 1))
+    return buffer.put_if_absent(facts, span)  # type: ignore[no-any-return]
+
+
+async def opened(path: Path, buffer: Buffer, options: LogOptions) -> tuple[LogStorage, Any]:
+    """Open one buffer of a folder."""
+    storage = await LogStorage.open(path, clock=FakeClock(), options=options)
+    return storage, await (storage.store("s") if buffer == Buffer.STORE else storage.forward("s"))
+
+
+KINDS = [(buffer, run_keys) for buffer in Buffer for run_keys in (131_072, 50)]
+
+
+@pytest.fixture(
+    scope="module", params=KINDS, ids=lambda kind: f"{kind[0]}, {'full' if kind[1] == 50 else 'recent'} runs"
+)
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Buffer, LogOptions]:
+    """Give a closed log of 200 facts in as many frames, to be copied before it is harmed."""
+    buffer, run_keys = request.param
+    options, path = replace(SMALL, index_run_keys=run_keys), tmp_path_factory.mktemp("saved")
 
     async def run() -> None:
-        options = replace(SMALL, index_run_keys=run_keys)
-        await (await trickle(tmp_path, 200, options=options)).close()
-        lost = HARMS[harm](sorted((tmp_path / "streams" / "s" / "store").glob("*.seg")))
-        assert 0 < len(lost) < 200
-        for end in (200, 200 + len(lost)):
-            storage = await LogStorage.open(tmp_path, clock=FakeClock(), options=options)
-            store = await storage.store("s")
-            receipt = await store.append(sealed(messages(200)))
-            again = {offset for offset in receipt.offsets.tolist() if offset >= 200}
-            if run_keys < 200 and harm not in ENDS:
-                # Of what full runs tell nobody is sure: what came is kept aside instead.
-                assert (await store.stats()).quarantined == len(lost)
-            else:
+        storage, found = await opened(path, buffer, options)
+        for number in range(200):
+            await put(found, 1, number)
+        await storage.close()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(indexstore, "_CLOSED_KEYS", 1)
+        asyncio.run(run())
+    return path, buffer, options
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_lost_fact_can_be_sent_again(saved: tuple[Path, Buffer, LogOptions], tmp_path: Path, harm: str) -> None:
+    """Frames are gone or harmed whose keys were saved: whoever sends these facts again has them stored, once."""
+    source, buffer, options = saved
+    folder = Path(shutil.copytree(source, tmp_path / "harmed"))
+    lost = HARMS[harm](sorted((folder / "streams" / "s" / str(buffer)).glob("*.seg")))
+    assert 0 < len(lost) < 200
+
+    async def run() -> None:
+        for inserted in (len(lost), 0):
+            storage, found = await opened(folder, buffer, options)
+            for expected in (inserted, 0):
+                receipt = await put(found, 200)
+                again = {offset for offset in receipt.offsets.tolist() if offset >= 200}
                 assert again == set(range(200, 200 + len(lost)))
-                assert receipt.count(Result.INSERTED) == (len(lost) if end == 200 else 0)
+                assert receipt.count(Result.INSERTED) == expected
+            assert (await found.stats()).quarantined == 0
+            gone = [(gap.first, gap.last) for gap in await found.gaps() if gap.reason != GapReason.TORN]
+            assert gone == [(lost[0], lost[-1])] or harm == "half of a frame"
             await storage.close()
 
     asyncio.run(run())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.journey.zones import spoil_last_frame
+from tests.journey.zones import spoil_keys
 from tests.wire.conftest import Sites
 from tests.wire.site import STREAM, Site
 
@@ -348,7 +348,7 @@ async def test_quarantine_is_listed_shown_retried_and_dropped(sites: Sites, stor
 
 @pytest.mark.parametrize("buffer", list(Buffer))
 async def test_what_cannot_be_compared_stays_in_quarantine(sites: Sites, buffer: Buffer) -> None:
-    """The stored fact cannot be read, and may be another one: a retry lets nothing go of what is kept aside."""
+    """The key of what left cannot be read, and may be of another fact: a retry lets nothing go."""
     site, admin = await operated(sites, storage="log")
     found = await site.parts.buffer(STREAM, buffer)
     facts = messages(2, from_zone="enterprise")
@@ -359,7 +359,7 @@ async def test_what_cannot_be_compared_stays_in_quarantine(sites: Sites, buffer:
         await (found.append(batch) if buffer == Buffer.STORE else found.put_if_absent(batch, origin))
 
     await put()
-    spoil_last_frame(found)
+    await spoil_keys(found)
     await put()
     for view in (aside := await admin.quarantine()):
         assert view.quarantined.reason == "undecided"

@@ -41,6 +41,7 @@ from bsfg.stores.artifacts import copying
 from bsfg.stores.artifacts.files import DiskFiles as ArtifactFiles
 from bsfg.stores.log.atomic import write_whole
 from bsfg.stores.log.backup import copy_folder, size_of
+from bsfg.stores.log.damage import Finding
 from bsfg.stores.log.files import DiskFiles, translated
 from bsfg.stores.log.verify import verify
 
@@ -206,7 +207,12 @@ class _Backup:
         """Copy everything, artifacts after the facts that name them, then check, then say what it is."""
         begun = self._now()
         target = DiskFiles(self._target / DATA)
-        logs = copy_folder(self._data, target, reuse=self._reuse(DATA), copied=self._meter)
+        lacking: list[dict[str, Any]] = []
+
+        def lacks(where: str, what: str) -> None:
+            lacking.append(asdict(Finding("log_damaged", where, f"not in the backup: {what}")))
+
+        logs = copy_folder(self._data, target, reuse=self._reuse(DATA), copied=self._meter, lacks=lacks)
         artifacts = copying.copy_artifacts(
             self._artifacts,
             ArtifactFiles(self._target / ARTIFACTS),
@@ -215,6 +221,8 @@ class _Backup:
         )
         files, left_out = self._zone_files()
         heads, problems = self._verified()
+        if lacking:
+            problems = (*lacking, *(problems or ()))
         manifest = Manifest(
             zone=self._place.zone,
             begun_unix_ms=begun,

@@ -48,6 +48,9 @@ Reuse = Callable[[str, int], bool]
 Copied = Callable[[int], None]
 """Told the number of bytes that were just copied."""
 
+Lacks = Callable[[str, str], None]
+"""Told of something that was damaged and is not in the copy: in which log, and what with its file and place."""
+
 
 @dataclass(frozen=True, slots=True)
 class CopiedLog:
@@ -61,17 +64,22 @@ class CopiedLog:
 
 
 def copy_folder(
-    source: Files, target: Files, *, reuse: Reuse = lambda path, size: False, copied: Copied = lambda size: None
+    source: Files,
+    target: Files,
+    *,
+    reuse: Reuse = lambda path, size: False,
+    copied: Copied = lambda size: None,
+    lacks: Lacks = lambda where, what: None,
 ) -> list[CopiedLog]:
     """Copy a data folder, written meanwhile or not, into an empty one; give what is in the copy."""
     read_mark(source)
     try:
         for name in (STREAMS, CURSORS.partition("/")[0], NODE):
             target.make_folder(name)
-        _copy_journals(source, target, NODE)
-        logs = [_LogCopy(LogFolder(source, *log), target, reuse, copied) for log in listed_logs(source)]
+        _copy_journals(source, target, NODE, lacks)
+        logs = [_LogCopy(LogFolder(source, *log), target, reuse, copied, lacks) for log in listed_logs(source)]
         result = [found for log in logs if (found := log.run()) is not None]
-        _copy_cursors(source, target, {(log.stream, log.buffer): log.end for log in result})
+        _copy_cursors(source, target, {(log.stream, log.buffer): log.end for log in result}, lacks)
         copy_trail(source, target, copied)
         write_whole(target, MARK, source.read(MARK))
     except OSError as error:
@@ -97,8 +105,9 @@ def size_of(source: Files) -> int:
 class _LogCopy:
     """The copying of one log, in passes: each copies what the ones before it did not."""
 
-    def __init__(self, source: LogFolder, target: Files, reuse: Reuse, copied: Copied) -> None:
+    def __init__(self, source: LogFolder, target: Files, reuse: Reuse, copied: Copied, lacks: Lacks) -> None:
         self._source, self._target, self._reuse, self._copied = source, target, reuse, copied
+        self._lacks = lacks
         self._sizes: dict[str, int] = {}
 
     def run(self) -> CopiedLog | None:
@@ -162,6 +171,8 @@ class _LogCopy:
 
     def _notes(self, notes: Notes, end: int) -> None:
         """Write the notes as far as they speak of what was copied."""
+        for what in notes.wrong:
+            self._lacks(f"{self._source.path}/notes.journal", what)
         notes.book = notes.book.before(end)
         unreadable = copy_quarantine(notes.quarantine, self._target, self._source.path, end)
         if unreadable:
@@ -173,10 +184,12 @@ class _LogCopy:
 
     def _latest(self, end: int) -> None:
         """Copy the newest of what had left by the time of the notes; a damaged file has nothing to give."""
-        with suppress(Damaged):
+        try:
             kept = read_latest(self._source.files, self._source.path)
             if len(kept):
                 write_latest(self._target, self._source.path, kept.take(np.flatnonzero(kept.offsets < end)))
+        except Damaged as damage:
+            self._lacks(self._source.path, str(damage))
 
     def _rest(self) -> None:
         """Copy the identity, and bytes that were set aside."""
@@ -227,16 +240,21 @@ def _durable_part(segment: SegmentFile, end: int) -> tuple[int, int]:
     return max([(segment.header.size_bytes, segment.base), *(part for part in parts if part[1] <= end)])
 
 
-def _copy_journals(source: Files, target: Files, folder: str) -> None:
+def _copy_journals(source: Files, target: Files, folder: str, lacks: Lacks) -> None:
     """Copy the journals of a folder as far as they are whole."""
     for name in source.list(folder):
         if name.endswith(".journal"):
             data = bytes(source.read(f"{folder}/{name}"))
+            for what in decode_all(data)[2]:
+                lacks(f"{folder}/{name}", what)
             write_whole(target, f"{folder}/{name}", data[: decode_all(data)[1]])
 
 
-def _copy_cursors(source: Files, target: Files, ends: dict[tuple[str, str], int]) -> None:
-    cursors = [cursor_from(record) for record in read_journal(source, CURSORS)[0]]
+def _copy_cursors(source: Files, target: Files, ends: dict[tuple[str, str], int], lacks: Lacks) -> None:
+    records, _, problems = read_journal(source, CURSORS)
+    for what in problems:
+        lacks(CURSORS, what)
+    cursors = [cursor_from(record) for record in records]
     latest = {cursor.spec.name: cursor for cursor in cursors}
     kept = [
         _cut(cursor, end)

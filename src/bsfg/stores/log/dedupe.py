@@ -24,6 +24,9 @@ from bsfg.stores.log.index import KeyIndex
 Fetch = Callable[[np.ndarray], tuple[FactBatch, np.ndarray, np.ndarray]]
 """Give the stored facts at some offsets, which offsets were found, and which still have their bytes."""
 
+Gone = Callable[[np.ndarray], np.ndarray]
+"""Tell which of some offsets, whose facts could not be found, are on record as lost."""
+
 _BYTES = ("subject", "predicate", "object", "artifact_digest")
 
 
@@ -45,27 +48,34 @@ class Verdict:
         return not self.results.any()
 
 
-def judge(batch: FactBatch, hashes: np.ndarray, order: np.ndarray, index: KeyIndex, fetch: Fetch) -> Verdict:
+def judge(
+    batch: FactBatch, hashes: np.ndarray, order: np.ndarray, index: KeyIndex, fetch: Fetch, gone: Gone
+) -> Verdict:
     """Judge all rows of a batch; ``order`` sorts the hashes."""
     count = len(batch)
     verdict = Verdict(np.zeros(count, dtype=np.int8), np.full(count, -1, dtype=np.int64))
     ranked = hashes[order]
     positions, offsets = index.candidates(ranked)
     if len(positions):
-        _against_stored(batch, order[positions], offsets, fetch, verdict)
+        _against_stored(batch, order[positions], offsets, fetch, gone, verdict)
     if count > 1 and (ranked[1:] == ranked[:-1]).any():
         _against_batch(batch, order, ranked, verdict)
     return verdict
 
 
-def _against_stored(batch: FactBatch, rows: np.ndarray, offsets: np.ndarray, fetch: Fetch, verdict: Verdict) -> None:
+def _against_stored(
+    batch: FactBatch, rows: np.ndarray, offsets: np.ndarray, fetch: Fetch, gone: Gone, verdict: Verdict
+) -> None:
     by_offset = np.argsort(offsets, kind="stable")
     rows, offsets = rows[by_offset], offsets[by_offset]
     stored, found, retained = fetch(offsets)
     if not found.all():
-        # The index knows a key that log and key segments cannot show any more: the damage is reported elsewhere,
-        # and the only answer that cannot create a second copy is that it exists. What came is kept aside.
-        lost = ~found
+        # The index knows a key that log and key segments cannot show any more. A fact that is on record as lost has no
+        # key: who sends it again mends the harm. Of others the only answer that cannot create a second copy is that
+        # they exist, unless the fact was found elsewhere; what came is kept aside.
+        lost = np.flatnonzero(~found)
+        lost = lost[~gone(offsets[lost])]
+        lost = lost[~np.isin(rows[lost], rows[found])]
         _settle(verdict, rows[lost], offsets[lost], Result.ALREADY_EXISTS)
         verdict.undecided.update(rows[lost].tolist())
         rows, offsets = rows[found], offsets[found]

@@ -122,24 +122,6 @@ class IndexStore:
         self._chain = self._chains.pop(run.last)
         self._recent_name, self._recent_saved = run.name, run.count
 
-    @property
-    def recent_first(self) -> int:
-        """The offset from which on the keys are not in a full run."""
-        return self.keys.runs[0].last + 1 if self.keys.runs else min((run.first for run in self.keys.recent), default=0)
-
-    def has_recent(self, first: int, end: int) -> bool:
-        """Tell whether a key that is not in a full run is of an offset in a range, its end exclusive."""
-        offsets = [run.offsets for run in self.keys.recent]
-        return any(bool(((each >= first) & (each < end)).any()) for each in offsets)
-
-    def drop_recent(self) -> int:
-        """Forget the keys that are not in a full run; give the offset from which keys must be added again."""
-        with self.keys.lock:
-            self.covered = self.recent_first
-            self.keys.drop_recent()
-            self._replace_recent("", 0)
-            return self.covered
-
     def _head(self, name: str) -> Head | None:
         """Read what a file says of itself; None when it is no run of this log or cannot be read."""
         if not name.endswith(".run") or not name.partition("-")[0].isdigit():

@@ -37,6 +37,8 @@ class Notes:
         self.path = f"{folder}/notes.journal"
         self._journal = Journal(files, self.path, self.snapshot)
         self._unread: list[Record] = []
+        self.wrong: list[str] = []
+        """What was wrong with notes and quarantine when they were read without writing."""
         self.start = 0
         self.keys_start = 0
         self.book = GapBook()
@@ -81,7 +83,8 @@ class Notes:
         unread = [record for record in records if not self._take(record)]
         self._find_quarantined()
         problems += [f"a record of the kind {record.head.get('kind')!r} cannot be read" for record in unread]
-        return [*problems, *self.quarantine.problems]
+        self.wrong = [*problems, *self.quarantine.problems]
+        return self.wrong
 
     def drop_unread(self) -> None:
         """Leave behind the records that could not be read."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -341,11 +341,6 @@ class Recovery:
         start = keys.names[0].first if keys.names else segments[0].base
         # What was lost behind the last segment is in no sealed one, though a new segment begins behind it.
         missing_from = store.load(start, end, last.base, last.chain_before)
-        # A key whose fact is gone must not be among the newest ones: who sends the fact again can then mend the harm.
-        # Of what is in full runs only the scrub can tell.
-        lacking = _lacking(segments, last, max(store.recent_first, notes.start), missing_from)
-        if any(store.has_recent(*span) for span in lacking):
-            missing_from = max(start, store.drop_recent())
         hasher = KeyHash(identity.secret)
         for name in keys.names:
             table = keys.table(name)
@@ -402,36 +397,6 @@ class _Last(NamedTuple):
     def chain_before(self, offset: int) -> bytes | None:
         """Give the chain value before an offset, None where no frame begins or ends."""
         return self.chain if offset == self.end else self.scan.frames.chain_before(offset)
-
-
-def _lacking(segments: Sequence[SegmentFile], last: _Last, first: int, end: int) -> Iterator[tuple[int, int]]:
-    """Give the ranges of offsets from ``first`` up to ``end`` that no sound frame holds, ends exclusive."""
-    at = first
-    for segment, until in zip(segments, [*(each.base for each in segments[1:]), end], strict=True):
-        if until <= first or segment.base >= end:
-            continue
-        for base, sound_until in _sound(segment, last, first):
-            if base > at:
-                yield at, min(base, end)
-            at = max(at, sound_until)
-            if at >= end:
-                return
-    if at < end:
-        yield at, end
-
-
-def _sound(segment: SegmentFile, last: _Last, first: int) -> Iterator[tuple[int, int]]:
-    """Give the ranges, ends exclusive, of the frames of a segment that pass their checksums, from an offset on."""
-    if segment.base == last.base:
-        at = segment.base
-        for hole in last.scan.holes:
-            yield at, hole.first
-            at = max(at, hole.last + 1)
-        yield at, last.end
-        return
-    for ref, payload in segment.payloads(segment.frames.since(first)):
-        if not isinstance(payload, Exception):
-            yield ref.base, ref.end
 
 
 def _end_of(segment: SegmentFile) -> int:

@@ -164,10 +164,10 @@ class LogView:
 
     def rows_at(self, offset: int) -> EntryBatch | None:
         """Read the one entry at an offset, or None when it is not there or damaged."""
-        found = self._locate(offset) if self.start <= offset < self.end else None
-        if found is None or found[1] is None:
+        found = self._frame_of(offset)
+        if found is None:
             return None
-        segment, index = found[0], found[1]
+        segment, index = found
         ref = segment.frames[index]
         try:
             return segment.entries(ref).slice(offset - ref.base, 1)
@@ -177,8 +177,8 @@ class LogView:
 
     def frame_at(self, offset: int) -> tuple[FactBatch, int, int] | None:
         """Give the facts of the frame that holds an offset, with its base and end; None when it cannot be read."""
-        found = self._locate(offset)
-        if found is None or found[1] is None:
+        found = self._frame_of(offset)
+        if found is None:
             return None
         ref = found[0].frames[found[1]]
         try:
@@ -187,6 +187,18 @@ class LogView:
             self._met(found[0], found[1], str(damage))
             return None
         return FactBatch(facts.select(FACT_SCHEMA.names), sealed=True), ref.base, ref.end
+
+    def _frame_of(self, offset: int) -> tuple[SegmentFile, int] | None:
+        """Find the frame that holds an offset; where one should be and is none, that is told, unless it is known."""
+        if not self.start <= offset < self.end:
+            return None
+        found = self._locate(offset)
+        if found is not None and found[1] is not None:
+            return found[0], found[1]
+        gap = self._step(offset, self.end, 1).gap
+        if gap is not None and not gap.at_unix_ms:
+            self.on_damage(gap.first, gap.last, gap.detail, gap.reason)
+        return None
 
     def _met(self, segment: SegmentFile, index: int, why: str) -> None:
         """Tell of a frame that cannot be read, unless that is known."""

@@ -53,6 +53,7 @@ _MIN_SEGMENT_BYTES = 16_384
 _FEW = 32
 _STEP_SEGMENTS = 4  # each costs a turn of the writer a sync of a folder
 _STEP_BYTES = 64 << 20
+_LOST = (GapReason.DAMAGED, GapReason.LOST, GapReason.TORN)
 # As plain numbers: numpy takes its time with an enumeration.
 _INSERTED, _CONFLICT = int(Result.INSERTED), int(Result.CONFLICT)
 
@@ -184,7 +185,7 @@ class LogWriter:
             return self._receipts(items, verdict, now)
         hashes = self._key_hash.of_batch(batch)
         order = np.argsort(hashes, kind="stable")
-        verdict = judge(batch, hashes, order, self.index.keys, stored_facts(self.view(), self.keys))
+        verdict = judge(batch, hashes, order, self.index.keys, stored_facts(self.view(), self.keys), self._gone)
         fresh = np.flatnonzero(verdict.results == _INSERTED)
         verdict.offsets[fresh] = np.arange(base, base + len(fresh))
         if len(fresh) < len(batch):
@@ -196,6 +197,15 @@ class LogWriter:
             self._store(batch, fresh, items, now, standing)
             self.index.add(hashes[order], verdict.offsets[order], self.end, self.chain)
         return self._receipts(items, verdict, now)
+
+    def _gone(self, offsets: np.ndarray) -> np.ndarray:
+        """Tell which offsets are lost for good, when their facts were just looked for in vain: on record they are."""
+        for gap in list(self.seen):
+            self.record_damage(gap)
+        own = [gap for gap in self.notes.book.own() if gap.reason in _LOST]
+        return np.array(
+            [any(gap.first <= offset <= gap.last for gap in own) for offset in offsets.tolist()], dtype=bool
+        )
 
     def _new_keys(self, batch: FactBatch) -> list[int] | None:
         """Give the hashes of a few keys that are certainly new, None for others: most small batches need no more."""
