@@ -86,6 +86,24 @@ def test_wrong_usage_is_exit_code_2(bsfg: Run, args: tuple[str, ...], says: str)
     assert f"bsfg {args[0]}" in outcome.err.splitlines()[1]
 
 
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("status", "--wait", "abc"), "'--wait': it must be a number"),
+        (("bench", "store", "--facts", "many"), "'--facts': it must be a whole number"),
+        (("bench", "store", "--facts", "0"), "'--facts': it must be at least 1"),
+        (("init", "x", "--zone", "b", "--port", "99999"), "'--port': it must be at most 65535"),
+        (("init", "x", "--zone", "b", "--engine", "rust"), "'--engine': 'rust' is not one of 'spark', 'native'."),
+        (("completion", "tcsh"), "'shell': 'tcsh' is not one of 'bash', 'zsh', 'fish', 'powershell'."),
+    ],
+)
+def test_a_wrong_value_is_told_in_our_words(bsfg: Run, args: tuple[str, ...], says: str) -> None:
+    """Nothing of what the libraries say about values reaches a person."""
+    outcome = bsfg(*args)
+    assert outcome.code == 2
+    assert outcome.err.splitlines()[0] == f"error[usage]: Invalid value for {says}"
+
+
 def test_wrong_usage_as_json(bsfg: Run) -> None:
     """With --json wrong usage is JSON too."""
     outcome = bsfg("inspect", "--json", "--from", "x")

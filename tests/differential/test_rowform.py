@@ -1,5 +1,6 @@
 """Rows of small frames are read as a plain model reads them and as Arrow holds them, whatever the bytes are."""
 
+import re
 import struct
 from random import Random
 
@@ -10,9 +11,9 @@ from hypothesis import strategies as st
 from tests.differential import campaign, drawing, rowmodel
 from tests.differential.arrowmodel import rows_of
 
-from bsfg.rows import record_batch_of
+from bsfg.rows import Row, record_batch_of
 from bsfg.schema import FACT_SCHEMA, STORED_SCHEMA
-from bsfg.stores.log.frame import ROWS, Damaged, FrameHeader, decode_payload, decode_rows
+from bsfg.stores.log.frame import ROWS, Damaged, FrameHeader, decode_keys, decode_payload, decode_rows
 from bsfg.stores.log.rowform import FACT_ROWS, STORED_ROWS, NotRows, RowForm, entries_of, entry_rows
 
 FORMS = (FACT_ROWS, STORED_ROWS)
@@ -30,6 +31,19 @@ def places_in(data: bytes, form: RowForm) -> list[int]:
     return places
 
 
+def keys_are_those_of(rows: list[Row] | None, form: RowForm, header: FrameHeader, data: bytes) -> None:
+    """Read keys alone: they are those of the rows, and are refused, in the same words, where rows are."""
+    whole = rows is not None and not any(row[at] is None for row in rows for at in ALWAYS)
+    assert form.keys(memoryview(data)) == ([(row[1], row[0]) for row in rows or []] if whole else None)
+    try:
+        decoded = decode_rows(header, data, form.schema)
+    except Damaged as damage:
+        with pytest.raises(Damaged, match=f"^{re.escape(str(damage))}$"):
+            decode_keys(header, data, form.schema)
+    else:
+        assert decode_keys(header, data, form.schema) == [(row[1], row[0]) for row in decoded]
+
+
 def read_as_the_model_does(random: Random) -> str:
     """Damage rows: what is read is what the model reads, what Arrow takes, and the only form of these rows."""
     form = random.choice(FORMS)
@@ -38,6 +52,7 @@ def read_as_the_model_does(random: Random) -> str:
     data = campaign.mutated(random, written, places_in(written, form)) if random.random() < 0.9 else written
     header = FrameHeader(len(data), 0, len(rows), 0, b"", b"", 0, ROWS)
     expected = rowmodel.rows_in(data, form.schema)
+    keys_are_those_of(expected, form, header, data)
     if expected is None:
         with pytest.raises(NotRows):
             form.read(data)
@@ -77,6 +92,8 @@ def test_rows_of_any_values_are_given_back(data: st.DataObject) -> None:
     rows = data.draw(st.lists(columns, min_size=1, max_size=12))
     written = form.write(rows)
     assert form.read(written) == rowmodel.rows_in(written, form.schema) == rows
+    count = data.draw(st.sampled_from([len(rows), len(rows) + 1]))
+    keys_are_those_of(rows, form, FrameHeader(len(written), 0, count, 0, b"", b"", 0, ROWS), written)
     assert rows_of(form.record_batch(rows)) == rows_of(record_batch_of(rows, form.schema)) == rows
     entries = entries_of(entry_rows(rows, 7, 9))
     assert entries.offsets.tolist() == list(range(7, 7 + len(rows)))
@@ -99,5 +116,7 @@ def test_rows_of_another_schema_are_damage(schema: pa.Schema) -> None:
     data = struct.pack("<I", 0)
     with pytest.raises(Damaged, match="form 1"):
         decode_payload(FrameHeader(4, 0, 1, 0, b"", b"", 0, ROWS), data, schema)
+    with pytest.raises(Damaged, match="form 1"):
+        decode_keys(FrameHeader(4, 0, 1, 0, b"", b"", 0, ROWS), data, schema)
     with pytest.raises(Damaged, match="form 2"):
         decode_payload(FrameHeader(4, 0, 1, 0, b"", b"", 0, 2), data, FACT_SCHEMA)

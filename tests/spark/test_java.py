@@ -11,6 +11,7 @@ import pytest
 from bsfg.errors import JavaMissing
 from bsfg.spark import java as java_module
 from bsfg.spark.java import (
+    QUICK_FORKS,
     UNWANTED_OPTION,
     Java,
     bundled_java,
@@ -75,6 +76,14 @@ def test_the_launcher_leaves_out_one_option_only(tmp_path: Path) -> None:
     given = ["-cp", "a b", "", "$HOME", "'", UNWANTED_OPTION, '"x"', "-Dy=*"]
     done = subprocess.run([home / "bin" / "java", *given], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:-1] == [each for each in given if each != UNWANTED_OPTION]
+
+
+@pytest.mark.parametrize(("version", "kept"), [(17, [QUICK_FORKS]), (24, [QUICK_FORKS]), (25, []), (26, [])])
+def test_quick_forks_are_for_a_java_that_does_not_warn_of_them(tmp_path: Path, version: int, kept: list[str]) -> None:
+    """What makes a newer Java print a warning does not reach it."""
+    home = launcher_home(Java(fake(tmp_path / "jdk", str(version)), version), {"XDG_CACHE_HOME": str(tmp_path)})
+    done = subprocess.run([home / "bin" / "java", QUICK_FORKS, "-y"], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [*kept, "-y"]
 
 
 def test_the_launcher_is_made_once_and_kept_from_others(tmp_path: Path) -> None:

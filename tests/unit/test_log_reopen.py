@@ -49,7 +49,7 @@ def test_after_a_clean_end_no_fact_is_read(monkeypatch: pytest.MonkeyPatch) -> N
         disk = SimulatedDisk()
         await (await trickle(disk, 200)).close()
         monkeypatch.setattr(recovery, "decode_payload", None)
-        monkeypatch.setattr(recovery, "decode_rows", None)
+        monkeypatch.setattr(recovery, "decode_keys", None)
         store = await (await LogStorage.open(disk.killed(), clock=FakeClock(), options=SMALL)).store("s")
         assert len(store._writer.segments) > 1
         receipt = await store.append(sealed(messages(201)))
@@ -186,7 +186,7 @@ def test_keys_are_not_read_again_because_of_an_old_gap(tmp_path: Path, monkeypat
         await (await trickle(tmp_path, 200)).close()
         lost = HARMS["a file"](sorted((tmp_path / "streams" / "s" / "store").glob("*.seg")))
         await (await trickle(tmp_path, 1, 200)).close()
-        monkeypatch.setattr(recovery, "decode_rows", None)
+        monkeypatch.setattr(recovery, "decode_keys", None)
         store = await (await trickle(tmp_path, 0)).store("s")
         assert [(gap.first, gap.last) for gap in await store.gaps()] == [(lost[0], lost[-1])]
         monkeypatch.undo()

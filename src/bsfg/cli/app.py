@@ -27,6 +27,16 @@ EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 FORESEEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 """What may happen to every command that opens a file."""
 
+_VALUES = (
+    (r"Input should be a valid number\b.*", "it must be a number"),
+    (r"Input should be a valid integer\b.*", "it must be a whole number"),
+    (r"Input should be greater than or equal to ", "it must be at least "),
+    (r"Input should be less than or equal to ", "it must be at most "),
+    (r"Input should be (greater|less) than ", r"it must be \1 than "),
+    (r"Value error, ", ""),
+)
+"""What the library that reads values says of them, and what we say."""
+
 EPILOG = examples(
     ("bsfg demo", "watch nothing get lost while the network is cut and a node is killed"),
     ("bsfg verify data", "check every byte of a data folder"),
@@ -166,6 +176,8 @@ def _command(given: Sequence[str]) -> str:
 def _usage(problem: Any, as_json: bool) -> int:
     """Say what is wrong with the command line and where its help is; no arguments at all just show the help."""
     message = problem.format_message()
+    for theirs, ours in _VALUES:
+        message = re.sub(theirs, ours, message)
     if closed := re.search(r"path '(.*)' is not readable", message, re.IGNORECASE | re.DOTALL):
         return _failed(StorageUnreadable(f"{closed[1]} cannot be read: Permission denied"), as_json)
     context = getattr(problem, "ctx", None)

@@ -196,7 +196,7 @@ class Upkeep:
                 continue
             self._parts.metrics.frontier.labels(name).set(state.checkpoint.committed)
             self._parts.metrics.backlog.labels(name).set(view.backlog)
-            text = f"{name} has {view.backlog} facts to confirm" if view.backlog > BACKLOG_ALERT else None
+            text = f"{name} has {view.backlog:,} facts to confirm" if view.backlog > BACKLOG_ALERT else None
             self._alerts.update("consumer_backlog", name, text)
 
     async def _look_at_certificates(self) -> None:

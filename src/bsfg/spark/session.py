@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from bsfg.errors import BsfgError, SparkFailed
 from bsfg.spark.home import home_in_use
-from bsfg.spark.java import java_in_use
+from bsfg.spark.java import QUICK_FORKS, java_in_use
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,7 +47,7 @@ DEFAULTS: Mapping[str, str] = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.daemon.module": "bsfg.spark.daemon",
     "spark.driver.defaultJavaOptions": (
-        f"-Djdk.lang.Process.launchMechanism=VFORK -XX:+UseParallelGC -Dlog4j2.configurationFile=file:{LOG_SETTINGS}"
+        f"{QUICK_FORKS} -XX:+UseParallelGC -Dlog4j2.configurationFile=file:{LOG_SETTINGS}"
     ),
 }
 """What every session starts with unless told otherwise; docs/guides/spark.md says why."""

@@ -216,6 +216,15 @@ def test_no_word_is_broken(width: int) -> None:
     assert bars <= {8, 20}, "a bar goes on in another line"
 
 
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_buffer_that_is_full_in_ages_breaks_no_word(width: int) -> None:
+    """Long words in one column take the room of the bars, not that of the names."""
+    text = drawn(document(buffer__buffer="forward", buffer__hours_left=1e6, buffer__facts_per_second=0.01), width)
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= width
+    for word in ("operational/forward", "over 10 years", "< 0.1/s", "1.0 %"):
+        assert word in text
+
+
 NAMES = st.text(alphabet="abz0._-", min_size=1, max_size=64)
 WORDS = st.text(max_size=80)
 COUNTS = st.integers(0, 10**15)

@@ -37,6 +37,7 @@ WORDS = {Level.OK: "healthy", Level.WARNING: "warning", Level.ALERT: "ALERT"}
 _FILL_LEVELS = {"healthy": Level.OK, "warning": Level.WARNING}
 _CAPACITY_BAR, _NARROW_BAR = 20, 8
 _ALL, _SOME, _LEAST = _ROOMS = 2, 1, 0
+_NO_BARS = -1
 
 
 def render(document: Document, *, width: int | None = None) -> RenderableType:
@@ -46,7 +47,7 @@ def render(document: Document, *, width: int | None = None) -> RenderableType:
     parts: list[RenderableType] = [_head(document, found)]
     if found:
         parts += [_findings(found)]
-    parts += [Text(), Text("Streams", "bold"), fitting(partial(_buffers, document), _ROOMS, width=columns)]
+    parts += [Text(), Text("Streams", "bold"), fitting(partial(_buffers, document), (*_ROOMS, _NO_BARS), width=columns)]
     if document["consumers"]:
         parts += [Text("Consumers", "bold"), fitting(partial(_consumers, document), _ROOMS, width=columns)]
     if document["links"]:
@@ -95,7 +96,8 @@ def _findings(found: list[Finding]) -> RenderableType:
 def _buffers(document: Document, room: int) -> RenderableType:
     extra = ("offsets", "waits", "gaps", "aside") if room >= _SOME else ()
     right = ("", "rate", "full in", "waits", "gaps", "aside")
-    result = table("stream", "fill", "", "rate", "full in", *extra, right=right)
+    fill = ("fill",) if room == _NO_BARS else ("fill", "")
+    result = table("stream", *fill, "rate", "full in", *extra, right=right)
     for buffer in document["buffers"]:
         style = STYLES[_FILL_LEVELS.get(buffer["fill"], Level.ALERT)]
         hours = buffer["hours_left"]
@@ -106,6 +108,8 @@ def _buffers(document: Document, room: int) -> RenderableType:
             "unknown" if buffer["facts_per_second"] is None else rate_text(buffer["facts_per_second"]),
             "–" if hours is None else hours_text(hours),
         ]
+        if room == _NO_BARS:
+            del row[1]
         if room >= _SOME:
             row += [_offsets(buffer), _waits(buffer), _some(buffer["gaps"]), _some(buffer["quarantined"])]
         result.add_row(*row)

@@ -51,6 +51,7 @@ _CHECKED_WHOLE_FACTS = 1_024
 _ALWAYS = ("from_zone", "message_id", "digest")
 """Without these nothing is a fact: nobody could tell whether it is there already, or whether it is whole."""
 _always = itemgetter(*(AT[name] for name in _ALWAYS))
+_ZONE, _ID = AT["from_zone"], AT["message_id"]
 _LACKING = "the frame cannot be decoded: a fact lacks its key or its digest"
 
 
@@ -276,6 +277,15 @@ def decode_rows(header: FrameHeader, payload: Bytes, schema: pa.Schema) -> list[
     if any(None in _always(row) for row in rows):
         raise Damaged(_LACKING)
     return rows
+
+
+def decode_keys(header: FrameHeader, payload: Bytes, schema: pa.Schema) -> list[Row]:
+    """Read zone and id of each fact of a frame that holds rows; raises `Damaged` wherever `decode_rows` does."""
+    form = form_of(schema)
+    keys = form.keys(payload) if header.form == ROWS and form is not None else None
+    if keys is None or len(keys) != header.count:
+        return [(row[_ZONE], row[_ID]) for row in decode_rows(header, payload, schema)]
+    return keys
 
 
 def rows_batch(rows: Sequence[Row], schema: pa.Schema) -> pa.RecordBatch:

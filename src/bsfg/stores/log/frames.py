@@ -77,6 +77,10 @@ class Frames(Sequence[FrameRef]):
         self._bases.append(FRAME_FIELDS.unpack_from(header)[3])
         self._positions.append(position)
 
+    def columns(self) -> tuple[array[int], array[int], bytearray]:
+        """Give bases, positions and headers, for those who add many while nobody else looks."""
+        return self._bases, self._positions, self._headers
+
     def at_or_below(self, offset: int) -> int:
         """Give the index of the last frame that begins at or below an offset, -1 when there is none."""
         return bisect_right(self._bases, offset, 0, len(self)) - 1
@@ -108,7 +112,7 @@ def follow(data: Bytes, at: int, expected: int, log_id: bytes, chain: bytes, fou
     in one go for each frame what `decode_frame_header`, `check_payload` and `chain_after` do step by step.
     """
     view, size, unpack = memoryview(data), len(data), FRAME_FIELDS.unpack_from
-    crc, sha256 = crc32c.crc32c, hashlib.sha256
+    crc, sha256, (bases, positions, headers) = crc32c.crc32c, hashlib.sha256, found.columns()
     while at + FRAME_HEADER_BYTES <= size:
         magic, header_crc, length, base, count, _, _, owner, before, payload_crc, _ = unpack(data, at)
         start = at + FRAME_HEADER_BYTES
@@ -120,7 +124,9 @@ def follow(data: Bytes, at: int, expected: int, log_id: bytes, chain: bytes, fou
         if crc(view[start:end]) != payload_crc:
             break
         chain = sha256(view[at:end]).digest()
-        found.append(at, view[at:start])
+        headers += view[at:start]
+        bases.append(base)
+        positions.append(at)
         at, expected = padded(end - at) + at, base + count
     return at, expected, chain
 
@@ -133,7 +139,7 @@ def hop(data: Bytes, at: int, expected: int, until: int, log_id: bytes, found: F
     does in one go for each frame what `decode_frame_header` does step by step.
     """
     view, last, unpack, crc = memoryview(data), len(data) - FRAME_HEADER_BYTES, FRAME_FIELDS.unpack_from, crc32c.crc32c
-    start = 0
+    start, (bases, positions, headers) = 0, found.columns()
     while start <= last and expected < until:
         magic, header_crc, length, base, count, _, _, owner, _, _, _ = unpack(data, start)
         if (magic, base, owner) != (FRAME_MAGIC, expected, log_id):
@@ -143,7 +149,9 @@ def hop(data: Bytes, at: int, expected: int, until: int, log_id: bytes, found: F
             break
         if not count or length > MAX_PAYLOAD_BYTES or base > MAX_OFFSET:
             break
-        found.append(at + start, header)
+        headers += header
+        bases.append(base)
+        positions.append(at + start)
         start += padded(FRAME_HEADER_BYTES + length)
         expected += count
     return at + start, expected

@@ -15,7 +15,6 @@ from bsfg.hashing import KeyHash
 from bsfg.ports import Buffer, Clock, GapRecord
 from bsfg.retention import GapReason
 from bsfg.rows import Row
-from bsfg.schema import AT
 from bsfg.stores.log.atomic import write_whole
 from bsfg.stores.log.damage import TORN_CUT, is_damage, is_folder, keep_aside, put_aside, readable, uncovered
 from bsfg.stores.log.files import Bytes, Files
@@ -25,8 +24,8 @@ from bsfg.stores.log.frame import (
     Damaged,
     SegmentHeader,
     Torn,
+    decode_keys,
     decode_payload,
-    decode_rows,
     encode_segment_header,
     genesis,
     padded,
@@ -54,7 +53,6 @@ from bsfg.stores.log.watermark import boot_id, read_watermark
 from bsfg.stores.log.writer import FORWARD_SCHEMA, STORE_SCHEMA, LogOptions
 
 _DAMAGED = GapReason.DAMAGED
-_ZONE, _ID = AT["from_zone"], AT["message_id"]
 _KEYS_AT_ONCE, _HELD_BYTES = 4_096, 16 << 20
 
 
@@ -418,7 +416,7 @@ class _Adding:
     def add(self, ref: FrameRef, payload: Bytes, schema: pa.Schema) -> None:
         """Add the keys of a frame; raises `Damaged` when it cannot be decoded."""
         if ref.header.form == ROWS:
-            self._few += [(row[_ZONE], row[_ID]) for row in decode_rows(ref.header, payload, schema)]
+            self._few += decode_keys(ref.header, payload, schema)
         else:
             facts = decode_payload(ref.header, payload, schema)
             self._flush_few()

@@ -16,6 +16,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -32,6 +33,7 @@ FEW_FACTS = BY_HAND_FACTS
 _BITS = struct.Struct("<I")
 _INT64 = struct.Struct("<q")
 _FACTS = len(FACT_SCHEMA)
+_ALWAYS = sum(1 << FACT_SCHEMA.get_field_index(name) for name in ("message_id", "from_zone", "digest"))
 _NO_ORIGIN = (None,) * len(ORIGIN_FIELDS)
 
 
@@ -47,6 +49,16 @@ class _Layout(NamedTuple):
     """Index, kind, and width of each column that has a value; 0 when values differ in width."""
 
 
+class _Texts(NamedTuple):
+    """Where the texts of a row stand: those side by side are one stretch, from one length to another."""
+
+    head: struct.Struct
+    stretches: list[tuple[int, int, int]]
+    """The lengths before a stretch, those before its end, and the bytes of values before it that need no length."""
+    width: int
+    """The bytes of all values that need no length."""
+
+
 class RowForm:
     """Writes and reads rows of one schema."""
 
@@ -55,6 +67,7 @@ class RowForm:
         self._widths = [width_of(field.type) for field in schema]
         self._kinds = [kind_of(field.type) for field in schema]
         self._layout = lru_cache(maxsize=1024)(self._laid_out)
+        self._stretches = lru_cache(maxsize=1024)(self._side_by_side)
 
     def _laid_out(self, bits: int) -> _Layout:
         if bits >> len(self._kinds):
@@ -62,6 +75,20 @@ class RowForm:
         present = [at for at in range(len(self._kinds)) if bits >> at & 1]
         columns = tuple((at, self._kinds[at], self._widths[at]) for at in present)
         return _Layout(struct.Struct(f"<{1 + sum(not width for _, _, width in columns)}I"), columns)
+
+    def _side_by_side(self, bits: int) -> _Texts | None:
+        """Lay out the texts of a row; None when it lacks its key or its digest."""
+        if bits & _ALWAYS != _ALWAYS:
+            return None
+        head, columns = self._layout(bits)
+        stretches: list[tuple[int, int, int]] = []
+        lengths = fixed = 0
+        for _, kind, width in columns:
+            if kind is TEXT:
+                joins = stretches and stretches[-1][1:] == (lengths, fixed)
+                stretches.append((stretches.pop()[0] if joins else lengths, lengths + 1, fixed))
+            lengths, fixed = lengths + (not width), fixed + width
+        return _Texts(head, stretches, fixed)
 
     def write(self, rows: Sequence[Row]) -> bytes:
         """Write rows that hold exactly the types of the schema (see `bsfg.rows.is_plain`)."""
@@ -107,6 +134,33 @@ class RowForm:
         if at != size:
             raise NotRows(f"the last row has {at - size} bytes more than there are")
         return rows
+
+    def keys(self, payload: Bytes) -> list[Row] | None:
+        """Give zone and id of each row as `read` finds them, in less time.
+
+        None when it takes `read` to say what is wrong: these are no rows, or one lacks its key or its digest.
+        """
+        data = bytes(payload)
+        size, at = len(data), 0
+        keys: list[Row] = []
+        try:
+            while at < size:
+                found = self._stretches(_BITS.unpack_from(data, at)[0])
+                if found is None:
+                    return None
+                head, stretches, fixed = found
+                _, *lengths = head.unpack_from(data, at)
+                at += head.size
+                ends = list(accumulate(lengths, initial=at))
+                for first, end, before in stretches:
+                    if not data[ends[first] + before : ends[end] + before].isascii():
+                        for number in range(first, end):
+                            data[ends[number] + before : ends[number + 1] + before].decode()
+                keys.append((data[ends[1] : ends[2]].decode(), data[at : ends[1]].decode()))
+                at = ends[-1] + fixed
+        except (struct.error, UnicodeDecodeError, NotRows):
+            return None
+        return keys if at == size else None
 
     def record_batch(self, rows: Sequence[Row]) -> pa.RecordBatch:
         """Make columns of rows."""
