@@ -8,7 +8,7 @@ from tests.wire.site import CONFIG, until
 
 from bsfg.errors import LeaseHeld
 from bsfg.journey.link import FetchRequest
-from bsfg.journey.pull import Progress
+from bsfg.journey.receive import Progress
 from bsfg.node import leases, native
 from bsfg.node.board import Board
 from bsfg.node.config import parse

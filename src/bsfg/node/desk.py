@@ -7,7 +7,7 @@ from typing import Protocol
 
 from bsfg.errors import LeaseLost
 from bsfg.gate import Event, Gate, Mode
-from bsfg.journey.pull import Progress
+from bsfg.journey.receive import Progress
 from bsfg.node.alerts import AlertBoard
 from bsfg.node.board import RECEIVER
 from bsfg.node.parts import Parts

@@ -1,7 +1,7 @@
 """The handoff of one link: a loop per stream that pulls, puts and confirms, whichever engine runs it.
 
 A loop per stream, so that the backlog of one never delays the live facts of another. They share the link's connection,
-its gate, its lease and its rate limit. The turns are those of `bsfg.journey.flow`, which may be interrupted anywhere.
+its gate, its lease and its rate limit. The turns are those of `bsfg.journey.pull`, which may be interrupted anywhere.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Protocol
 from bsfg.errors import BsfgError, CertificateInvalid, PeerUnreachable, TimedOut
 from bsfg.gate import Event, Gate, Mode
 from bsfg.journey.link import FetchRequest
-from bsfg.journey.pull import Progress
+from bsfg.journey.receive import Progress
 from bsfg.node.config import Link
 from bsfg.node.desk import Desk
 from bsfg.node.faults import Verdict, verdict

@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from bsfg.errors import LeaseHeld, LeaseLost
-from bsfg.journey.flow import Flow
 from bsfg.journey.link import Fetched, FetchRequest, PeerLink, PeerMemory
-from bsfg.journey.pull import BeforePut, Progress
+from bsfg.journey.pull import Flow
+from bsfg.journey.receive import BeforePut, Progress
 from bsfg.journey.verify import LinkRules
 from bsfg.node.alerts import AlertBoard
 from bsfg.node.config import Link

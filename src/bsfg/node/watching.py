@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from bsfg.errors import StreamUnavailable
 from bsfg.gate import Event, Mode
-from bsfg.journey.pull import HASH_COLLISION
+from bsfg.journey.receive import HASH_COLLISION
 from bsfg.node.alerts import AlertBoard
 from bsfg.node.board import RECEIVER, SENDER, Board
 from bsfg.node.config import Engine, Link, Serve

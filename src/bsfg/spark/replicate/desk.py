@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from bsfg.errors import BsfgError, LeaseLost
 from bsfg.gate import Event, Gate, Mode
-from bsfg.journey.pull import Progress
+from bsfg.journey.receive import Progress
 from bsfg.node.desk import refused_facts
 
 if TYPE_CHECKING:
