@@ -61,7 +61,7 @@ bench: venv ## Measure the embedded log against this machine's SHA-256
 
 reference: venv ## Write docs/reference from the code itself
 	@$(BIN)/python -m bsfg.cli.reference docs/reference/cli.md
-	@$(BIN)/python -m bsfg.node.config.document docs/reference/configuration.md
+	@$(BIN)/python -m bsfg.config.document docs/reference/configuration.md
 	@$(BIN)/python -m bsfg.wire.document docs/reference/wire.md
 	@$(BIN)/python -m bsfg.node.observed docs/reference/observability.md
 	@$(BIN)/python -m bsfg.wire.errorpage docs/reference/errors.md

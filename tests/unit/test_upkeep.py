@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from bsfg.config import parse
 from bsfg.errors import DiskFull, OutcomeUnknown
 from bsfg.gate import Event
 from bsfg.journey.link import PeerPosition, SessionMemory
 from bsfg.node.alerts import AlertBoard
 from bsfg.node.authorize import Matrix
 from bsfg.node.board import Board
-from bsfg.node.config import parse
 from bsfg.node.guard import Guard
 from bsfg.node.metrics import Metrics
 from bsfg.node.parts import Parts, Settings

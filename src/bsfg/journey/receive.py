@@ -61,6 +61,11 @@ class Progress:
         """Whether the turn brought anything that is confirmed, or about to be."""
         return self.through is not None
 
+    @property
+    def refused_facts(self) -> int:
+        """How many facts were put into quarantine."""
+        return sum(refusal.last - refusal.first + 1 for refusal in self.refused)
+
 
 @dataclass(slots=True)
 class Stored:

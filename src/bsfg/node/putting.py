@@ -9,11 +9,12 @@ from __future__ import annotations
 import structlog
 
 from bsfg.batch import EntryBatch
+from bsfg.config.words import Action
 from bsfg.errors import BufferFull, ForeignLog, ZoneNotAllowed
 from bsfg.journey.link import Fetched, PeerPosition
 from bsfg.journey.receive import Progress, receive
 from bsfg.journey.verify import LinkRules
-from bsfg.node.authorize import Action, Request
+from bsfg.node.authorize import Request
 from bsfg.node.objects import Objects
 from bsfg.node.parts import Parts
 from bsfg.node.spans import zones_of

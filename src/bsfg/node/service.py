@@ -14,6 +14,8 @@ from functools import partial
 from typing import Any
 
 from bsfg.batch import FactBatch
+from bsfg.config.access import Identity
+from bsfg.config.words import Action
 from bsfg.errors import BsfgError, FactNotFound, InvalidArgument, UnknownConsumer
 from bsfg.fact import Entry, Key
 from bsfg.journey.append import ANYTHING, AppendOutcome, AppendRules, admit
@@ -22,8 +24,7 @@ from bsfg.journey.confirm import confirm_receipt
 from bsfg.journey.link import Fetched, FetchRequest, Refusal
 from bsfg.journey.serve import GivenGaps, serve, serve_range
 from bsfg.keys import IdStrategy
-from bsfg.node.authorize import Action, Request, speaks_for
-from bsfg.node.config.access import Identity
+from bsfg.node.authorize import Request, speaks_for
 from bsfg.node.evidence import gather
 from bsfg.node.guard import is_peer
 from bsfg.node.objects import Objects

@@ -24,6 +24,7 @@ from bsfg.errors import (
 )
 from bsfg.fact import ArtifactRef
 from bsfg.journey.artifacts import named_artifacts
+from bsfg.journey.backfill import make_good
 from bsfg.journey.link import Fetched, FetchRequest, PeerLink, PeerPosition, Release
 from bsfg.journey.pull import HOLDING, Turns
 from bsfg.journey.receive import Progress, Stored
@@ -290,7 +291,6 @@ class CarriedPull:
 
     async def make_good(self) -> Progress | None:
         """Act upon an operator's release."""
-        from bsfg.node.reread import make_good
 
         def read(first: int, end: int) -> AsyncIterator[Frame]:
             link = self.plan.link

@@ -1,6 +1,6 @@
 """Writes the declarations down for people: the reference page, and the commented file of a new zone.
 
-`python -m bsfg.node.config.document FILE` renews the reference page.
+`python -m bsfg.config.document FILE` renews the reference page.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bsfg.node.config.declare import Key, Table, dotted, tables_of, toml
-from bsfg.node.config.settings import ZoneConfig
+from bsfg.config.declare import Key, Table, dotted, tables_of, toml
+from bsfg.config.settings import ZoneConfig
+from bsfg.config.words import MEANINGS, ROLE_ACTIONS
 
 WIDTH = 110
 
@@ -99,8 +100,6 @@ def _reference_example(table: Table) -> str:
 
 
 def _roles() -> str:
-    from bsfg.node.authorize import MEANINGS, ROLE_ACTIONS
-
     head = f"| Action | {' | '.join(ROLE_ACTIONS)} |\n|---|{'---|' * len(ROLE_ACTIONS)}\n"
     rows = []
     for action, says in MEANINGS.items():
