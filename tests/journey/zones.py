@@ -11,7 +11,8 @@ import numpy as np
 
 from bsfg.errors import PeerUnreachable
 from bsfg.fact import Entry, Message
-from bsfg.journey.append import AppendOutcome, append
+from bsfg.journey.answers import AppendOutcome
+from bsfg.journey.append import append
 from bsfg.journey.carriage import EVERYTHING, Carriage
 from bsfg.journey.confirm import confirm_receipt
 from bsfg.journey.link import Fetched, FetchRequest, PeerMemory, Refusal, SessionMemory

@@ -13,16 +13,16 @@ import numpy as np
 
 from bsfg.arrays import constant_value
 from bsfg.batch import FactBatch
-from bsfg.errors import ConflictingDuplicate, ImplausibleTime, ZoneNotAllowed
-from bsfg.fact import Key, Message
+from bsfg.errors import ImplausibleTime, ZoneNotAllowed
+from bsfg.fact import Message
 from bsfg.hashing import SHA256, Hasher
+from bsfg.journey.answers import AppendOutcome
 from bsfg.keys import EXPLICIT, MessageIds
 from bsfg.offload import by_size
-from bsfg.ports import Clock, Receipt, Result, StoreBuffer
+from bsfg.ports import Clock, StoreBuffer
 from bsfg.rows import weight_of_message
 from bsfg.rules import DEFAULT_LIMITS, Limits
 from bsfg.sealing import functions_of, seal
-from bsfg.sealmark import SHA256_NAME, digest_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,63 +46,6 @@ class AppendRules:
 
 
 ANYTHING = AppendRules()
-
-
-@dataclass(frozen=True, slots=True)
-class AppendedFact:
-    """What became of one fact: its result, its offset (of the first, for a repeat or conflict), id and digest."""
-
-    result: Result
-    offset: int
-    message_id: str
-    digest: bytes
-    hasher: str = SHA256_NAME
-
-    @property
-    def digest_text(self) -> str:
-        """The digest as it is written for people: the name of its function, and 64 hexadecimal digits."""
-        return digest_text(self.hasher, self.digest)
-
-
-@dataclass(frozen=True, slots=True)
-class AppendOutcome:
-    """The answer to a producer, given when everything it names is durable.
-
-    ``facts`` are the rows as they were sealed, ``receipt`` their results as columns; `results` makes objects of them.
-    """
-
-    facts: FactBatch
-    receipt: Receipt
-    hasher: str
-    """The function that the digests were made by; a batch is sealed with one."""
-
-    def __len__(self) -> int:
-        return len(self.facts)
-
-    @property
-    def chain_head(self) -> bytes:
-        """The digest of the log's last frame after this append, for producers that keep evidence."""
-        return self.receipt.chain_head
-
-    def results(self) -> list[AppendedFact]:
-        """Give one result per fact, in the order in which they were sent."""
-        columns = (
-            self.receipt.results.tolist(),
-            self.receipt.offsets.tolist(),
-            self.facts.values("message_id"),
-            self.facts.digests(),
-        )
-        rows, hasher = zip(*columns, strict=True), self.hasher
-        return [AppendedFact(Result(result), offset, id, digest, hasher) for result, offset, id, digest in rows]
-
-    def conflicts(self) -> list[ConflictingDuplicate]:
-        """Give an error for each fact whose id is taken by another body; such a fact was not stored."""
-        rows = np.flatnonzero(self.receipt.results == Result.CONFLICT)
-        if not len(rows):
-            return []
-        refused = self.facts.take(rows)
-        keys = map(Key, refused.values("from_zone"), refused.values("message_id"))
-        return [_conflict(int(row), key, int(self.receipt.offsets[row])) for row, key in zip(rows, keys, strict=True)]
 
 
 async def append(
@@ -172,13 +115,3 @@ def check_produced_at(batch: FactBatch, window: Plausibility, now_unix_ms: int) 
             field="produced_at_unix_ms",
             ahead_ms=int(ahead_ms[row]),
         )
-
-
-def _conflict(row: int, key: Key, offset: int) -> ConflictingDuplicate:
-    return ConflictingDuplicate(
-        f"row {row}: message_id {key.message_id!r} of {key.from_zone} is taken by the fact at offset {offset}",
-        row=row,
-        from_zone=key.from_zone,
-        message_id=key.message_id,
-        existing_offset=offset,
-    )

@@ -18,7 +18,8 @@ from bsfg.config.access import Identity
 from bsfg.config.words import Action
 from bsfg.errors import BsfgError, FactNotFound, InvalidArgument, UnknownConsumer
 from bsfg.fact import Entry, Key
-from bsfg.journey.append import ANYTHING, AppendOutcome, AppendRules, admit
+from bsfg.journey.answers import AppendOutcome
+from bsfg.journey.append import ANYTHING, AppendRules, admit
 from bsfg.journey.carriage import Carriage
 from bsfg.journey.confirm import confirm_receipt
 from bsfg.journey.link import Fetched, FetchRequest, Refusal
