@@ -63,7 +63,7 @@ def events_in(path: Path) -> set[str]:
 
 
 def test_log_events_are_written_down() -> None:
-    """Every event that wire, node and handoff log has its meaning in the list, and nothing is listed that is never logged."""
+    """Every event that wire, node and journey log has its meaning in the list, and nothing else is listed."""
     modules = [path for part in ("wire", "node", "journey") for path in (SOURCE / "bsfg" / part).rglob("*.py")]
     logged = set().union(*map(events_in, modules)) | {"library"}
     assert logged == set(EVENTS)

@@ -6,7 +6,7 @@ same ids is answered as a repeat, so a producer that heard nothing simply sends 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ from bsfg.hashing import SHA256, Hasher
 from bsfg.journey.answers import AppendOutcome
 from bsfg.keys import EXPLICIT, MessageIds
 from bsfg.offload import by_size
-from bsfg.ports import Clock, StoreBuffer
+from bsfg.ports import Clock, Receipt, StoreBuffer
 from bsfg.rows import weight_of_message
 from bsfg.rules import DEFAULT_LIMITS, Limits
 from bsfg.sealing import functions_of, seal
@@ -47,6 +47,8 @@ class AppendRules:
 
 ANYTHING = AppendRules()
 
+_FRAMES = (bytes, bytearray, memoryview)
+
 
 async def append(
     store: StoreBuffer, facts: FactBatch | Sequence[Message], *, clock: Clock, rules: AppendRules = ANYTHING
@@ -58,21 +60,34 @@ async def append(
     its own fact alone: look at `AppendOutcome.conflicts`.
 
     A sealed batch is given to the store at once: batches that were sealed before are stored in the order of the calls.
+    A node does the two halves by themselves, because it looks for artifacts and signatures in between.
     """
+    sealed = await prepare(facts, rules)
+    # Who has sealed them before may have done so with another function.
+    hasher = functions_of(sealed)[0] if sealed is facts and len(sealed) else rules.hasher.name
+    return AppendOutcome(sealed, await commit(store, sealed, clock=clock, rules=rules), hasher)
+
+
+async def prepare(facts: FactBatch | Sequence[Message] | bytes, rules: AppendRules = ANYTHING) -> FactBatch:
+    """Seal a producer's facts, a large batch in a thread; bytes are an Arrow frame that is decoded there, too."""
     if isinstance(facts, FactBatch):
         # What is sealed is only looked at, and must not be passed by a later call.
         size_bytes = 0 if facts.sealed else facts.weight_bytes
     else:
-        size_bytes = sum(map(weight_of_message, facts))
-    sealed = await by_size(size_bytes, _admitted, facts, rules, clock.now_unix_ms())
-    # Who has sealed them before may have done so with another function.
-    hasher = functions_of(sealed)[0] if sealed is facts and len(sealed) else rules.hasher.name
-    return AppendOutcome(sealed, await store.append(sealed), hasher)
+        size_bytes = len(facts) if isinstance(facts, _FRAMES) else sum(map(weight_of_message, facts))
+    return await by_size(size_bytes, _sealed, facts, rules)
 
 
-def _admitted(facts: FactBatch | Sequence[Message], rules: AppendRules, now_unix_ms: int) -> FactBatch:
+def commit(store: StoreBuffer, sealed: FactBatch, *, clock: Clock, rules: AppendRules = ANYTHING) -> Awaitable[Receipt]:
+    """Hold sealed facts against the rules of their caller and give them to the store at once."""
+    return store.append(admit(sealed, rules, clock.now_unix_ms()))
+
+
+def _sealed(facts: FactBatch | Sequence[Message] | bytes, rules: AppendRules) -> FactBatch:
+    if isinstance(facts, _FRAMES):
+        facts = FactBatch.from_ipc(facts, rules.limits)
     batch = facts if isinstance(facts, FactBatch) else FactBatch.from_messages(facts)
-    return admit(batch, rules, now_unix_ms)
+    return seal(batch, hasher=rules.hasher, ids=rules.ids, limits=rules.limits)
 
 
 def admit(batch: FactBatch, rules: AppendRules, now_unix_ms: int) -> FactBatch:
