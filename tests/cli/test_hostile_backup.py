@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from tests.cli.test_backup import entries_of, files_of, fill
 from tests.e2e.zones import Zone, pair
 
+from bsfg.config import load
 from bsfg.errors import BackupUntrusted, BsfgError, FileExists, InvalidArgument, LogDamaged
 from bsfg.node import restore as restoring
 from bsfg.node.backup import Manifest, Place, back_up, parsed
 from bsfg.node.backup import Options as BackupOptions
-from bsfg.node.config import load
 from bsfg.node.contents import check_name
 from bsfg.node.restore import Options, Restored
 from bsfg.node.signed import signature_of

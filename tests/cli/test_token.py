@@ -8,7 +8,7 @@ import tomllib
 import pytest
 from tests.cli.conftest import Run
 
-from bsfg.node.config import parse
+from bsfg.config import parse
 from bsfg.node.dashboard.tokens import Tokens
 
 ZONE = """

@@ -18,7 +18,7 @@ from typing import Any
 import structlog
 from playwright.async_api import Browser, Page, async_playwright, expect
 
-from bsfg.node.config import parse
+from bsfg.config import parse
 from bsfg.node.dashboard import tokens
 from bsfg.node.dashboard.feed import Feed
 from bsfg.node.node import Node

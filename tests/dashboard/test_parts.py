@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bsfg.config import Token, TokenRole, parse
+from bsfg.config.words import Action
 from bsfg.errors import ConfigInvalid, Overloaded
-from bsfg.node.authorize import Action, Matrix, Request
-from bsfg.node.config import Token, TokenRole, parse
+from bsfg.node.authorize import Matrix, Request
 from bsfg.node.dashboard import sessions as sessions_module
 from bsfg.node.dashboard.feed import WAITING_MAX, Feed, event
 from bsfg.node.dashboard.history import History, values_of

@@ -15,10 +15,9 @@ from bsfg.batch import EntryBatch, FactBatch
 from bsfg.errors import BsfgError
 from bsfg.fact import is_json
 from bsfg.journey.append import append
-from bsfg.journey.link import Fetched, PeerPosition, SessionMemory
-from bsfg.journey.pull import pull_once
+from bsfg.journey.link import Fetched, PeerPosition
+from bsfg.journey.receive import receive
 from bsfg.journey.verify import LinkRules
-from bsfg.node.brought import Brought
 from bsfg.ports import ForwardBuffer, Frame, Result, StoreBuffer
 from bsfg.rows import Row, record_batch_of, row_of
 from bsfg.rules import judge
@@ -135,8 +134,8 @@ class Node:
             self.refused += 1
             return
         fetched = Fetched("id", first, last + 1, b"", [frame])
-        memory = SessionMemory(PeerPosition(log_id="id"))
-        progress = await pull_once(Brought("plant-a", fetched), forward, memory, RULES, clock=FakeClock())
+        position = PeerPosition(log_id="id")
+        progress = await receive(fetched, position, RULES, "plant-a", forward, clock=FakeClock())
         self.refused += progress.held is not None
         self.inserted += progress.inserted
         expected = arrowmodel.rows_in(data, ENTRY_SCHEMA)

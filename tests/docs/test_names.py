@@ -15,8 +15,8 @@ from typer.main import get_command
 
 from bsfg.cli.app import app
 from bsfg.cli.help import pages
-from bsfg.node.config.declare import tables_of
-from bsfg.node.config.settings import ZoneConfig
+from bsfg.config.declare import tables_of
+from bsfg.config.settings import ZoneConfig
 
 ROOT = Path(__file__).parents[2]
 WRITTEN = [page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name != "reference"]

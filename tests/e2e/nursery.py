@@ -72,7 +72,7 @@ def nursery() -> Nursery:
 def serve() -> None:
     """Fork nodes as asked on standard input, until it ends; nodes that still run then are killed."""
     # Everything that a node loads, without starting any thread: only then may a process be forked safely.
-    import bsfg.node.config
+    import bsfg.config
     import bsfg.node.logs
     import bsfg.node.node  # noqa: F401
 

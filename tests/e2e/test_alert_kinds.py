@@ -15,8 +15,8 @@ from tests.e2e.test_upkeep import Webhook
 from tests.e2e.zones import Zone, pair, until
 
 from bsfg.batch import FactBatch
+from bsfg.config import load
 from bsfg.errors import BsfgError
-from bsfg.node.config import load
 from bsfg.node.health import Level, findings
 from bsfg.node.node import Node
 from bsfg.ports import Buffer, GapRecord, OriginSpan

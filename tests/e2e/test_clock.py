@@ -8,7 +8,7 @@ from tests.e2e.cleanup import Cleanup
 from tests.e2e.zones import pair, until
 
 from bsfg.clock import SystemClock
-from bsfg.node.config import load
+from bsfg.config import load
 from bsfg.node.node import Node
 from bsfg.ports import Buffer
 from bsfg.testing.facts import batch, messages

@@ -14,9 +14,9 @@ import pytest
 from tests.e2e.cleanup import Cleanup
 from tests.e2e.zones import Zone, bsfg, certificates, link_to, pair, peer, serve, until
 
+from bsfg.config import load
 from bsfg.errors import ConfigInvalid, HasherUnknown
 from bsfg.fact import Key
-from bsfg.node.config import load
 from bsfg.node.node import Node
 from bsfg.ports import Buffer, OriginSpan
 from bsfg.sdk.local import LocalReader

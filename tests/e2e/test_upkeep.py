@@ -11,7 +11,7 @@ from tests.e2e.cleanup import Cleanup
 from tests.e2e.producing import calm
 from tests.e2e.zones import Zone, free_port, pair, until
 
-from bsfg.node.config import load
+from bsfg.config import load
 from bsfg.node.node import Node
 from bsfg.node.upkeep import Upkeep
 from bsfg.ports import Buffer

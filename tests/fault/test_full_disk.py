@@ -11,11 +11,11 @@ from random import Random
 
 import pytest
 
+from bsfg.config import parse
 from bsfg.errors import BufferFull, DiskFull
 from bsfg.node.alerts import AlertBoard
 from bsfg.node.authorize import Matrix
 from bsfg.node.board import Board
-from bsfg.node.config import parse
 from bsfg.node.guard import Guard
 from bsfg.node.metrics import Metrics
 from bsfg.node.parts import Parts, Settings

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from bsfg.config import Alerts
 from bsfg.errors import StorageFailed
 from bsfg.node.alerts import AlertBoard
-from bsfg.node.config import Alerts
 from bsfg.node.metrics import Metrics
 from bsfg.node.scrub import Pace, Scrub
 from bsfg.node.state import NodeState

@@ -22,9 +22,9 @@ from bsfg.journey.append import append
 from bsfg.journey.carriage import Carriage
 from bsfg.journey.confirm import confirm_receipt
 from bsfg.journey.consume import consume_once
-from bsfg.journey.flow import Flow
 from bsfg.journey.link import Fetched, FetchRequest, Refusal, SessionMemory
-from bsfg.journey.pull import Progress, pull_once
+from bsfg.journey.pull import Flow
+from bsfg.journey.receive import Progress
 from bsfg.journey.recover import recover
 from bsfg.journey.serve import serve
 from bsfg.journey.truncate import truncate
@@ -166,16 +166,18 @@ class Direction:
     async def _turn(self, forward: Any, request: FetchRequest) -> Progress:
         memory, clock = self.campaign.fragile(self.memory), self.receiver.clock
         rules = LinkRules(self.receiver.name, frozenset({self.zone}))
-        if not self.campaign.flowing:
-            return await pull_once(self, forward, memory, rules, clock=clock, request=request)
         if self.flow is None:
             self.flow = Flow(self, memory, rules, clock=clock, confirm_every_seconds=0.0)
         try:
             progress = await self.flow.turn(forward, request)
-            if self.flow is not None and (self.campaign.random.random() < 0.2 or self.campaign.weather is CALM):
+            settles = not self.campaign.flowing or self.campaign.random.random() < 0.2
+            if self.flow is not None and (settles or self.campaign.weather is CALM):
                 await self.flow.confirmed()
         except asyncio.CancelledError:
             raise PeerUnreachable("this process died meanwhile, because another of its tasks did") from None
+        finally:
+            if not self.campaign.flowing:
+                self.died()
         return progress
 
     def died(self) -> None:

@@ -32,7 +32,7 @@ from bsfg.journey.artifacts import (
     replicate_artifact,
     require_artifacts,
 )
-from bsfg.journey.pull import Progress, pull_once
+from bsfg.journey.receive import Progress
 from bsfg.journey.references import References, all_buffers
 from bsfg.ports import Buffer
 from bsfg.sealing import seal
@@ -316,9 +316,8 @@ class Pair:
         async def bring(batch: FactBatch) -> None:
             await bring_artifacts(batch, source or self.here, self.there)
 
-        inbound, clock = self.inbound, self.receiver.clock
-        forward = await self.receiver.forward()
-        return await pull_once(inbound.link, forward, inbound.memory, inbound.rules, clock=clock, before_put=bring)
+        self.inbound.before_put = bring
+        return await self.inbound.pull()
 
 
 async def pair(make_zone: MakeZone) -> Pair:

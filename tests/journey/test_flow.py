@@ -16,8 +16,8 @@ from tests.journey.zones import BACKENDS, DirectLink, Inbound, Zone, connect
 
 from bsfg.batch import FactBatch
 from bsfg.errors import BufferFull, ForeignLog, PeerUnreachable
-from bsfg.journey.flow import ANSWERS_AT_ONCE, Flow
 from bsfg.journey.link import Fetched, FetchRequest, PeerPosition, Refusal, SessionMemory
+from bsfg.journey.pull import ANSWERS_AT_ONCE, Flow
 from bsfg.journey.serve import serve
 from bsfg.ports import Confirmation, OriginSpan, Receipt
 from bsfg.retention import Policy

@@ -12,9 +12,9 @@ from tests.journey.test_flow import StepLink, flow_all, settled
 from tests.journey.zones import Zone, connect
 
 from bsfg.errors import BufferFull, PeerUnreachable
-from bsfg.journey.flow import Flow
 from bsfg.journey.link import Fetched, FetchRequest
-from bsfg.journey.pull import Stored
+from bsfg.journey.pull import Flow
+from bsfg.journey.receive import Stored
 from bsfg.journey.verify import Put
 from bsfg.ports import ForwardBuffer
 from bsfg.testing.facts import messages

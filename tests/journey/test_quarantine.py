@@ -11,7 +11,6 @@ from bsfg import hashing
 from bsfg.errors import PeerUnreachable, QuarantineFull
 from bsfg.fact import Message
 from bsfg.journey.link import FetchRequest, Refusal, SessionMemory
-from bsfg.journey.pull import pull_once
 from bsfg.ports import ConsumerSpec, GapRecord, StartAt
 from bsfg.retention import GapReason, Policy
 from bsfg.sealing import reseal
@@ -180,16 +179,8 @@ async def test_old_fact_that_is_here_is_a_repeat(make_zone: MakeZone) -> None:
 
 async def test_nothing_expires_while_the_clock_is_in_doubt(make_zone: MakeZone) -> None:
     """A receiver that does not trust its own clock takes old facts."""
-    _, enterprise, inbound = await expiring(make_zone, messages(4))
-    progress = await pull_once(
-        inbound.link,
-        await enterprise.forward(),
-        inbound.memory,
-        inbound.rules,
-        clock=enterprise.clock,
-        request=FetchRequest(),
-        clock_trusted=False,
-    )
+    _, _, inbound = await expiring(make_zone, messages(4))
+    progress = await inbound.pull(clock_trusted=False)
     assert (progress.inserted, progress.refused) == (4, ())
 
 

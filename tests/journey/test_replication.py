@@ -237,8 +237,6 @@ async def test_peer_heads_are_exchanged(make_zone: MakeZone) -> None:
 
 async def test_before_put_must_succeed_first(make_zone: MakeZone) -> None:
     """What must be here before the facts, such as artifacts, is brought first; if that fails nothing is put."""
-    from bsfg.journey.pull import pull_once
-
     plant, enterprise, inbound = await linked(make_zone)
     await plant.append(messages(2))
     seen: list[int] = []
@@ -248,21 +246,12 @@ async def test_before_put_must_succeed_first(make_zone: MakeZone) -> None:
         if len(seen) == 1:
             raise PeerUnreachable("no artifact yet")
 
-    async def pull() -> object:
-        return await pull_once(
-            inbound.link,
-            await enterprise.forward(),
-            inbound.memory,
-            inbound.rules,
-            clock=enterprise.clock,
-            before_put=bring,
-        )
-
+    inbound.before_put = bring
     with pytest.raises(PeerUnreachable):
-        await pull()
+        await inbound.pull()
     assert await enterprise.received() == []
     assert await plant.committed(inbound.link.consumer) == -1
-    await pull()
+    await inbound.pull()
     assert seen == [2, 2]
     assert await enterprise.received_ids() == ids(2)
 

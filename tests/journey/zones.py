@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from bsfg.errors import PeerUnreachable
 from bsfg.fact import Entry, Message
-from bsfg.journey.append import AppendOutcome, append
+from bsfg.journey.answers import AppendOutcome
+from bsfg.journey.append import append
 from bsfg.journey.carriage import EVERYTHING, Carriage
 from bsfg.journey.confirm import confirm_receipt
 from bsfg.journey.link import Fetched, FetchRequest, PeerMemory, Refusal, SessionMemory
-from bsfg.journey.pull import Progress, pull_once
+from bsfg.journey.pull import Flow
+from bsfg.journey.receive import BeforePut, Progress
 from bsfg.journey.serve import serve
 from bsfg.journey.verify import LinkRules
 from bsfg.ports import (
@@ -202,11 +204,42 @@ class Inbound:
     rules: LinkRules
     memory: PeerMemory = field(default_factory=SessionMemory)
     request: FetchRequest = field(default_factory=FetchRequest)
+    before_put: BeforePut | None = None
+    _flow: Flow | None = None
+    _made_for: tuple[object, ...] = ()
 
-    async def pull(self) -> Progress:
-        """Make one turn."""
-        forward, clock = await self.receiver.forward(), self.receiver.clock
-        return await pull_once(self.link, forward, self.memory, self.rules, clock=clock, request=self.request)
+    async def pull(self, *, clock_trusted: bool = True) -> Progress:
+        """Make one turn as the native engine does, and wait until the sender has heard of it."""
+        flow, forward = self.flow(), await self.receiver.forward()
+        progress = await flow.turn(forward, self.request, clock_trusted=clock_trusted)
+        try:
+            await flow.confirmed()
+        except BaseException:
+            flow.reset()
+            raise
+        return replace(progress, acknowledged=flow.acknowledged) if progress.moved else progress
+
+    def begin_anew(self) -> None:
+        """Forget everything but what is remembered, as after a call that failed."""
+        self.flow().reset()
+
+    def flow(self) -> Flow:
+        """Give the turns of this link; who changes what it is made of, or what it asks for, begins anew."""
+        made_for = (self.link, self.memory, self.rules, self.before_put, self.request)
+        if self._flow is None or self._made_for != made_for:
+            if self._flow is not None:
+                self._flow.reset()
+            clock = self.receiver.clock
+            self._flow = Flow(
+                self.link,
+                self.memory,
+                self.rules,
+                clock=clock,
+                before_put=self.before_put,
+                confirm_every_seconds=0.0,
+            )
+            self._made_for = made_for
+        return self._flow
 
     async def pull_all(self) -> list[Progress]:
         """Make turns until nothing is left or the link stands still."""

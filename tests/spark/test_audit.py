@@ -16,9 +16,9 @@ from tests.journey.zones import origin_span
 from tests.spark.audit_worlds import copied, rewrite, with_value, without
 from tests.spark.nodes import SparkZone, facts, zone_pair
 
+from bsfg.config import load
 from bsfg.errors import InvalidArgument, PeerUnreachable, PermissionRefused
 from bsfg.fact import Message
-from bsfg.node.config import load
 from bsfg.ports import Buffer
 from bsfg.spark.audit import Kind, LinkPlan, Verdict, audit, audit_with
 from bsfg.spark.audit.ends import FolderEnd, NodeEnd

@@ -11,8 +11,8 @@ from typing import Any
 import orjson
 import pytest
 
+from bsfg.config import Alerts
 from bsfg.node.alerts import EVENT_KINDS_MAX, OTHERS, AlertBoard, _Posting
-from bsfg.node.config import Alerts
 from bsfg.node.metrics import Metrics
 from bsfg.testing.clock import FakeClock
 

@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
+from bsfg.config.words import Action
 from bsfg.errors import GateHeld, PermissionRefused
 from bsfg.node import trail as module
-from bsfg.node.authorize import Action, Decision, Request, Rule
+from bsfg.node.authorize import Decision, Request, Rule
 from bsfg.node.trail import AuditTrail, Counting
 from bsfg.stores.log.trailcheck import check_trail
 from bsfg.stores.log.trailfile import Keeping, TrailWriter, oldest_first, tell

@@ -8,17 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bsfg.config import Identity, IdentityFrom, Role, parse
+from bsfg.config.words import MEANINGS, ROLE_ACTIONS, Action
 from bsfg.errors import BsfgError, IdentityRevoked, IdentityUnknown, PermissionRefused
-from bsfg.node.authorize import (
-    MEANINGS,
-    ROLE_ACTIONS,
-    Action,
-    Decision,
-    Matrix,
-    Request,
-    Rule,
-)
-from bsfg.node.config import Identity, IdentityFrom, Role, parse
+from bsfg.node.authorize import Decision, Matrix, Request, Rule
 from bsfg.ports import Buffer
 from bsfg.wire.peer import PeerNames
 

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bsfg.cli import main
+from bsfg.config import load
 from bsfg.errors import CertificateInvalid, FileExists, InvalidArgument
-from bsfg.node.config import load
 from bsfg.wire.certcheck import (
     Expiry,
     Finding,

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bsfg.config import Role, ZoneConfig, consumer_name, doubts_of, load, parse
+from bsfg.config.declare import tables_of, toml
+from bsfg.config.document import commented_file
+from bsfg.config.kinds import ADDRESS, DURATION, MOMENT, SIZE, WHOLE_SECONDS, Address, WrongValue
+from bsfg.config.words import Engine, Safety
 from bsfg.errors import ConfigInvalid
 from bsfg.keys import IdStrategy
-from bsfg.node.config import Role, ZoneConfig, consumer_name, doubts_of, load, parse
-from bsfg.node.config.declare import tables_of, toml
-from bsfg.node.config.document import commented_file
-from bsfg.node.config.kinds import ADDRESS, DURATION, MOMENT, SIZE, WHOLE_SECONDS, Address, WrongValue
-from bsfg.node.config.words import Engine, Safety
 from bsfg.ports import Buffer
 from bsfg.retention import Overflow
 

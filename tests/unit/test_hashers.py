@@ -226,7 +226,7 @@ for work in (lambda: hasher_named("blake3"), lambda: reseal(FactBatch.from_ipc(s
         work()
     except HasherUnknown as error:
         print(error.code, error.message, error.hint)
-from bsfg.node.config import parse
+from bsfg.config import parse
 try:
     parse('[zone]\\nname = "plant"\\nhasher = "blake3"\\n[listen]\\nplaintext = true\\n[streams.operational]\\n')
 except ConfigInvalid as error:

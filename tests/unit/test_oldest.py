@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from bsfg.config import parse
 from bsfg.node.authorize import Matrix
 from bsfg.node.board import Board
-from bsfg.node.config import parse
 from bsfg.node.guard import Guard
 from bsfg.node.oldest import Unconfirmed
 from bsfg.node.parts import Parts, Settings

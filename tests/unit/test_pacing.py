@@ -21,8 +21,15 @@ from bsfg.errors import (
     ServerIdentityMismatch,
     TimedOut,
 )
-from bsfg.node.faults import Verdict, verdict
-from bsfg.node.pacing import APPETITE_BYTES_MIN, GROWS_AFTER, Appetite, Backoff, RateLimit
+from bsfg.journey.handoff import (
+    APPETITE_BYTES_MIN,
+    GROWS_AFTER,
+    Appetite,
+    Backoff,
+    RateLimit,
+    Verdict,
+    verdict,
+)
 
 
 @given(st.lists(st.booleans(), max_size=200), st.integers(1, 1 << 25))

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bsfg.node.config.declare import dotted
-from bsfg.node.config.positions import Path, lines_of
+from bsfg.config.declare import dotted
+from bsfg.config.positions import Path, lines_of
 
 ODD = '''\
 # [zone] in a comment is no table

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
+from bsfg.config import Identity, Role
 from bsfg.node.authorize import Matrix
-from bsfg.node.config import Identity, Role
 from bsfg.node.seen import EVERYTHING, Scope, SeenMetrics
 from bsfg.ports import Buffer
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from bsfg.config import consumer_name, parse
 from bsfg.errors import DiskFull, OutcomeUnknown
-from bsfg.gate import Event
+from bsfg.gate import Event, Gate, Mode
 from bsfg.journey.link import PeerPosition, SessionMemory
 from bsfg.node.alerts import AlertBoard
 from bsfg.node.authorize import Matrix
-from bsfg.node.board import Board
-from bsfg.node.config import parse
+from bsfg.node.board import SENDER, Board
 from bsfg.node.guard import Guard
 from bsfg.node.metrics import Metrics
 from bsfg.node.parts import Parts, Settings
@@ -105,6 +105,28 @@ async def _keys_wait() -> None:
     assert (await kept.put_if_absent(batch(4), origin(4))).count(Result.ALREADY_EXISTS) == 4
     await site.days(2, moved=True)
     assert (await kept.put_if_absent(batch(4), origin(4))).count(Result.INSERTED) == 4
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_confirmed_facts_leave_by_age_only_while_the_link_is_open(mode: Mode) -> None:
+    """What the peer confirmed leaves its store buffer by age when the gate to it allows that, and never beyond."""
+    asyncio.run(_leaves_by_age(mode))
+
+
+async def _leaves_by_age(mode: Mode) -> None:
+    site = Site(CONFIG.replace("[streams.operational]", '[streams.operational]\nretention = "1d"') + "[serve.plant]\n")
+    site.board.add("plant", SENDER, Gate(mode))
+    store = await site.parts.store("operational")
+    await store.append(batch(4))
+    spec = ConsumerSpec(consumer_name("plant", "operational", Buffer.STORE), "operational")
+    await site.storage.cursors.create(spec)
+    await store.append(batch(4, first=4))
+    await site.storage.cursors.sent(spec.name, 8)
+    await site.storage.cursors.commit(spec.name, Confirmation(through=3))
+    # Older than retention, younger than max age.
+    site.clock.advance(2 * DAY_SECONDS)
+    await site.upkeep.enforce_retention()
+    assert (await store.stats()).start == (4 if mode in (Mode.NORMAL, Mode.RECONCILIATION) else 0)
 
 
 def test_a_subject_that_falls_silent_raises_an_alert() -> None:

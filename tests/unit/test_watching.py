@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from bsfg.config import Alerts, Engine, Link, Serve
+from bsfg.config.kinds import Address
 from bsfg.gate import Event, Mode
 from bsfg.node import node
 from bsfg.node.alerts import AlertBoard
 from bsfg.node.board import RECEIVER, SENDER, Board
-from bsfg.node.config import Alerts, Engine, Link, Serve
-from bsfg.node.config.kinds import Address
 from bsfg.node.metrics import Metrics
 from bsfg.node.watching import LinkWatch
 from bsfg.ports import Buffer

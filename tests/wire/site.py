@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from bsfg.clock import SystemClock
+from bsfg.config import parse
 from bsfg.node.administration import Administration
 from bsfg.node.authorize import Decision, Matrix
 from bsfg.node.board import RECEIVER, SENDER, Board
-from bsfg.node.config import parse
 from bsfg.node.guard import Guard
 from bsfg.node.parts import Parts, Settings
 from bsfg.node.service import NodeService

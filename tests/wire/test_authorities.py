@@ -16,9 +16,9 @@ from tests.wire.site import NAMES, STREAM, Site, files_of
 
 from bsfg.batch import FactBatch
 from bsfg.clock import SystemClock
+from bsfg.config.access import Authority
 from bsfg.errors import CertificateInvalid, IdentityRevoked, IdentityUnknown
 from bsfg.journey.link import FetchRequest
-from bsfg.node.config.access import Authority
 from bsfg.testing.facts import message, messages
 from bsfg.wire.authorities import Trust, key_of, load_trust
 from bsfg.wire.certs import create_authority, issue, load_certificates, load_key

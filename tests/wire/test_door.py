@@ -13,10 +13,9 @@ import pytest
 from tests.wire.conftest import Sites
 from tests.wire.site import STREAM, Site, files_of, until
 
+from bsfg.config.words import ROLE_ACTIONS, Role
 from bsfg.errors import FrameInvalid, InvalidArgument, MessageTooLarge, Overloaded
 from bsfg.fact import Key
-from bsfg.node.authorize import ROLE_ACTIONS
-from bsfg.node.config.words import Role
 from bsfg.ports import Result
 from bsfg.testing.facts import message
 from bsfg.wire import admin_pb2 as admin_pb

@@ -13,11 +13,11 @@ from tests.wire.site import STREAM
 from bsfg import AsyncProducer
 from bsfg.batch import FactBatch
 from bsfg.clock import SystemClock
+from bsfg.config import parse
 from bsfg.errors import ConfigInvalid, StorageFailed
 from bsfg.fact import Envelope, Fact, Message
 from bsfg.journey.append import append
 from bsfg.keys import IdStrategy, MessageIds
-from bsfg.node.config import parse
 from bsfg.node.ids import check_ids
 from bsfg.node.node import Node
 from bsfg.node.parts import Parts

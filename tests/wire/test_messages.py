@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bsfg.batch import EntryBatch, FactBatch
 from bsfg.errors import BsfgError, FrameInvalid, InvalidFact
 from bsfg.fact import ArtifactRef, Entry, Envelope, Fact, Message, Origin
-from bsfg.journey.append import AppendOutcome
+from bsfg.journey.answers import AppendOutcome
 from bsfg.journey.link import Fetched, Refusal
 from bsfg.ports import Buffer, Confirmation, Frame, GapRecord, Receipt
 from bsfg.retention import GapReason

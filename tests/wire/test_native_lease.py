@@ -6,12 +6,12 @@ import pytest
 from tests.wire.conftest import Sites
 from tests.wire.site import CONFIG, until
 
+from bsfg.config import parse
 from bsfg.errors import LeaseHeld
 from bsfg.journey.link import FetchRequest
-from bsfg.journey.pull import Progress
+from bsfg.journey.receive import Progress
 from bsfg.node import leases, native
 from bsfg.node.board import Board
-from bsfg.node.config import parse
 from bsfg.node.native import NativeHandoff
 
 

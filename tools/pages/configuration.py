@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bsfg.node.authorize import MEANINGS, ROLE_ACTIONS
-from bsfg.node.config.declare import Key, Table, dotted, tables_of, toml
-from bsfg.node.config.settings import ZoneConfig
+from bsfg.config.declare import Key, Table, dotted, tables_of, toml
+from bsfg.config.settings import ZoneConfig
+from bsfg.config.words import MEANINGS, ROLE_ACTIONS
 
 _INTRODUCTION = """\
 # Configuration

@@ -32,7 +32,7 @@ from bsfg.printable import counted, one_line
 
 if TYPE_CHECKING:
     from bsfg.fact import Message
-    from bsfg.journey.append import AppendedFact
+    from bsfg.journey.answers import AppendedFact
     from bsfg.sdk.futures import FactFuture
     from bsfg.sdk.producer import Producer
 

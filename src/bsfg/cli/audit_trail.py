@@ -121,7 +121,7 @@ def _files(config: Path | None, data: Path | None) -> DiskFiles:
     if config is None and not path.is_file():
         hint = "Give --config zone.toml, or --data with a data folder."
         raise InvalidArgument("which zone is not said, and there is no zone.toml here", hint=hint)
-    from bsfg.node.config import load
+    from bsfg.config import load
 
     return DiskFiles(checked_folder(load(path).data_folder))
 
@@ -152,7 +152,7 @@ def _query(since: str | None, until: str | None, identity: str | None, action: s
 def _time(option: str, text: str | None) -> int | None:
     """Read a moment: a time as such, or how long ago."""
     from bsfg.clock import SystemClock
-    from bsfg.node.config.kinds import DURATION, WrongValue
+    from bsfg.config.kinds import DURATION, WrongValue
 
     if text is None:
         return None

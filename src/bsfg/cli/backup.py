@@ -102,8 +102,8 @@ def stages() -> Iterator[Progress]:
 
 
 def _place(config: Path | None, data: Path | None) -> Place:
+    from bsfg.config import load
     from bsfg.node.backup import Place
-    from bsfg.node.config import load
 
     if data is not None and config is not None:
         raise InvalidArgument("--config and --data both say what to back up", hint="Choose one.")

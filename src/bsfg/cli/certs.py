@@ -17,7 +17,7 @@ from bsfg.errors import BsfgError, FileExists, InvalidArgument
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from bsfg.node.config import ZoneConfig
+    from bsfg.config import ZoneConfig
     from bsfg.wire.certcheck import Finding
     from bsfg.wire.certs import Issued
     from bsfg.wire.tls import TlsFiles
@@ -228,7 +228,7 @@ def check(
 
     Ends with 1 if something must be corrected.
     """
-    from bsfg.node.config import load
+    from bsfg.config import load
 
     findings = check_config(load(config), datetime.now(UTC))
     bad = any(finding.level == "error" for finding in findings)
@@ -262,8 +262,8 @@ def check_config(config: ZoneConfig, now: datetime) -> list[Finding]:
 
 def _authorities(config: ZoneConfig, files: TlsFiles, now: datetime) -> Iterator[Finding]:
     """Tell whether every authority speaks for somebody, and whether their revocation lists can be used."""
+    from bsfg.config.vouching import Vouching
     from bsfg.node.reload import trust_of
-    from bsfg.node.vouching import Vouching
     from bsfg.wire.certcheck import Finding, Level
 
     try:

@@ -34,7 +34,7 @@ def _names(*kinds: str) -> Complete:
 
 
 def _peer_consumers(tables: Tables) -> list[str]:
-    from bsfg.node.config import consumer_name
+    from bsfg.config import consumer_name
     from bsfg.ports import Buffer
 
     return [

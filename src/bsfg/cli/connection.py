@@ -29,7 +29,7 @@ from bsfg.cli.output import say
 from bsfg.errors import BsfgError, CertificateInvalid, InvalidArgument, PeerUnreachable, ServerIdentityMismatch
 
 if TYPE_CHECKING:
-    from bsfg.node.config import ZoneConfig
+    from bsfg.config import ZoneConfig
     from bsfg.sdk.endpoint import Endpoint
     from bsfg.wire.connection import Connection
     from bsfg.wire.tls import TlsFiles
@@ -264,7 +264,7 @@ def _with_config(choice: Choice, path: Path) -> Choice:
 
 
 def _from_config(choice: Choice, roles: Sequence[str]) -> Target:
-    from bsfg.node.config import load
+    from bsfg.config import load
 
     assert choice.config is not None
     config = load(choice.config)
@@ -281,7 +281,7 @@ def _from_config(choice: Choice, roles: Sequence[str]) -> Target:
 
 
 def _own_address(config: ZoneConfig) -> str:
-    from bsfg.node.config import Address
+    from bsfg.config import Address
 
     listen = config.listen.grpc
     if not listen.port:
@@ -292,7 +292,7 @@ def _own_address(config: ZoneConfig) -> str:
 
 def _identity_files(config: ZoneConfig, wanted: str | None, roles: Sequence[str]) -> tuple[Path, Path]:
     """Give certificate and key of the identity that is meant: one that was named, or one with a fitting role."""
-    from bsfg.node.config.kinds import nearest
+    from bsfg.config.kinds import nearest
 
     folder = config.path(config.tls.certificate).parent if config.tls.certificate else config.source.parent
     if wanted is not None and wanted not in config.identities:
@@ -343,7 +343,7 @@ def _files(choice: Choice, ca: Path | None, cert: Path | None, key: Path | None)
 
 
 def _checked_address(text: str) -> str:
-    from bsfg.node.config.kinds import ADDRESS, WrongValue
+    from bsfg.config.kinds import ADDRESS, WrongValue
 
     try:
         return str(ADDRESS.read(text))
@@ -352,14 +352,14 @@ def _checked_address(text: str) -> str:
 
 
 def _host_port(address: str) -> tuple[str, int]:
-    from bsfg.node.config.kinds import ADDRESS
+    from bsfg.config.kinds import ADDRESS
 
     found = ADDRESS.read(address)
     return found.host, found.port
 
 
 def _loopback_only(text: str) -> None:
-    from bsfg.node.config.kinds import ADDRESS
+    from bsfg.config.kinds import ADDRESS
 
     if not ADDRESS.read(_checked_address(text)).is_loopback:
         hint = "Give --ca, --cert and --key. Nodes answer without TLS on loopback only, for trials."

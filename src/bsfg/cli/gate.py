@@ -137,7 +137,7 @@ def _admin(connection: Connection) -> AdminClient:
 
 
 def _seconds(text: str | None) -> float | None:
-    from bsfg.node.config.kinds import DURATION, WrongValue
+    from bsfg.config.kinds import DURATION, WrongValue
 
     try:
         return None if text is None else DURATION.read(text)

@@ -57,7 +57,7 @@ def ask_first(what: str, yes: bool) -> None:
 
 def suggestion(word: str, known: Iterable[str], what: str) -> str:
     """Give a hint for a name that is not there: the one that was probably meant, and all there are if they are few."""
-    from bsfg.node.config.kinds import nearest
+    from bsfg.config.kinds import nearest
 
     names = sorted(set(known))
     if not names:

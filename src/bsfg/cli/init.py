@@ -96,7 +96,7 @@ def init(
     A port counts as taken when somebody listens on it, when it is that of a peer on this machine, or when the zone.toml
     of a neighbouring folder names it. When all peers are on this machine the node listens on 127.0.0.1 alone.
     """
-    from bsfg.node.config import parse
+    from bsfg.config import parse
 
     check_name("zone", zone, ZONE)
     peers = dict(_peer(text) for text in peer or [])
@@ -185,7 +185,7 @@ def zone_file(
     engine: Engine = Engine.SPARK,
 ) -> str:
     """Give the text of a new zone's file."""
-    from bsfg.node.config.document import commented_file
+    from bsfg.config.document import commented_file
 
     # Nobody has a stream that is not written down, so one that is added later is nobody's at first.
     identities: dict[str, dict[str, Any]] = {

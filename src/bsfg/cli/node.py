@@ -34,7 +34,7 @@ def node(
     that was acknowledged.
     """
     # gRPC takes its cipher suites from the environment when it is first imported, which bsfg.wire sees to.
-    from bsfg.node.config import load
+    from bsfg.config import load
     from bsfg.node.logs import configure
     from bsfg.node.node import Node, run
 

@@ -6,23 +6,23 @@ same ids is answered as a repeat, so a producer that heard nothing simply sends 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from bsfg.arrays import constant_value
 from bsfg.batch import FactBatch
-from bsfg.errors import ConflictingDuplicate, ImplausibleTime, ZoneNotAllowed
-from bsfg.fact import Key, Message
+from bsfg.errors import ImplausibleTime, ZoneNotAllowed
+from bsfg.fact import Message
 from bsfg.hashing import SHA256, Hasher
+from bsfg.journey.answers import AppendOutcome
 from bsfg.keys import EXPLICIT, MessageIds
 from bsfg.offload import by_size
-from bsfg.ports import Clock, Receipt, Result, StoreBuffer
+from bsfg.ports import Clock, Receipt, StoreBuffer
 from bsfg.rows import weight_of_message
 from bsfg.rules import DEFAULT_LIMITS, Limits
 from bsfg.sealing import functions_of, seal
-from bsfg.sealmark import SHA256_NAME, digest_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,62 +47,7 @@ class AppendRules:
 
 ANYTHING = AppendRules()
 
-
-@dataclass(frozen=True, slots=True)
-class AppendedFact:
-    """What became of one fact: its result, its offset (of the first, for a repeat or conflict), id and digest."""
-
-    result: Result
-    offset: int
-    message_id: str
-    digest: bytes
-    hasher: str = SHA256_NAME
-
-    @property
-    def digest_text(self) -> str:
-        """The digest as it is written for people: the name of its function, and 64 hexadecimal digits."""
-        return digest_text(self.hasher, self.digest)
-
-
-@dataclass(frozen=True, slots=True)
-class AppendOutcome:
-    """The answer to a producer, given when everything it names is durable.
-
-    ``facts`` are the rows as they were sealed, ``receipt`` their results as columns; `results` makes objects of them.
-    """
-
-    facts: FactBatch
-    receipt: Receipt
-    hasher: str
-    """The function that the digests were made by; a batch is sealed with one."""
-
-    def __len__(self) -> int:
-        return len(self.facts)
-
-    @property
-    def chain_head(self) -> bytes:
-        """The digest of the log's last frame after this append, for producers that keep evidence."""
-        return self.receipt.chain_head
-
-    def results(self) -> list[AppendedFact]:
-        """Give one result per fact, in the order in which they were sent."""
-        columns = (
-            self.receipt.results.tolist(),
-            self.receipt.offsets.tolist(),
-            self.facts.values("message_id"),
-            self.facts.digests(),
-        )
-        rows, hasher = zip(*columns, strict=True), self.hasher
-        return [AppendedFact(Result(result), offset, id, digest, hasher) for result, offset, id, digest in rows]
-
-    def conflicts(self) -> list[ConflictingDuplicate]:
-        """Give an error for each fact whose id is taken by another body; such a fact was not stored."""
-        rows = np.flatnonzero(self.receipt.results == Result.CONFLICT)
-        if not len(rows):
-            return []
-        refused = self.facts.take(rows)
-        keys = map(Key, refused.values("from_zone"), refused.values("message_id"))
-        return [_conflict(int(row), key, int(self.receipt.offsets[row])) for row, key in zip(rows, keys, strict=True)]
+_FRAMES = (bytes, bytearray, memoryview)
 
 
 async def append(
@@ -115,21 +60,34 @@ async def append(
     its own fact alone: look at `AppendOutcome.conflicts`.
 
     A sealed batch is given to the store at once: batches that were sealed before are stored in the order of the calls.
+    A node does the two halves by themselves, because it looks for artifacts and signatures in between.
     """
+    sealed = await prepare(facts, rules)
+    # Who has sealed them before may have done so with another function.
+    hasher = functions_of(sealed)[0] if sealed is facts and len(sealed) else rules.hasher.name
+    return AppendOutcome(sealed, await commit(store, sealed, clock=clock, rules=rules), hasher)
+
+
+async def prepare(facts: FactBatch | Sequence[Message] | bytes, rules: AppendRules = ANYTHING) -> FactBatch:
+    """Seal a producer's facts, a large batch in a thread; bytes are an Arrow frame that is decoded there, too."""
     if isinstance(facts, FactBatch):
         # What is sealed is only looked at, and must not be passed by a later call.
         size_bytes = 0 if facts.sealed else facts.weight_bytes
     else:
-        size_bytes = sum(map(weight_of_message, facts))
-    sealed = await by_size(size_bytes, _admitted, facts, rules, clock.now_unix_ms())
-    # Who has sealed them before may have done so with another function.
-    hasher = functions_of(sealed)[0] if sealed is facts and len(sealed) else rules.hasher.name
-    return AppendOutcome(sealed, await store.append(sealed), hasher)
+        size_bytes = len(facts) if isinstance(facts, _FRAMES) else sum(map(weight_of_message, facts))
+    return await by_size(size_bytes, _sealed, facts, rules)
 
 
-def _admitted(facts: FactBatch | Sequence[Message], rules: AppendRules, now_unix_ms: int) -> FactBatch:
+def commit(store: StoreBuffer, sealed: FactBatch, *, clock: Clock, rules: AppendRules = ANYTHING) -> Awaitable[Receipt]:
+    """Hold sealed facts against the rules of their caller and give them to the store at once."""
+    return store.append(admit(sealed, rules, clock.now_unix_ms()))
+
+
+def _sealed(facts: FactBatch | Sequence[Message] | bytes, rules: AppendRules) -> FactBatch:
+    if isinstance(facts, _FRAMES):
+        facts = FactBatch.from_ipc(facts, rules.limits)
     batch = facts if isinstance(facts, FactBatch) else FactBatch.from_messages(facts)
-    return admit(batch, rules, now_unix_ms)
+    return seal(batch, hasher=rules.hasher, ids=rules.ids, limits=rules.limits)
 
 
 def admit(batch: FactBatch, rules: AppendRules, now_unix_ms: int) -> FactBatch:
@@ -172,13 +130,3 @@ def check_produced_at(batch: FactBatch, window: Plausibility, now_unix_ms: int) 
             field="produced_at_unix_ms",
             ahead_ms=int(ahead_ms[row]),
         )
-
-
-def _conflict(row: int, key: Key, offset: int) -> ConflictingDuplicate:
-    return ConflictingDuplicate(
-        f"row {row}: message_id {key.message_id!r} of {key.from_zone} is taken by the fact at offset {offset}",
-        row=row,
-        from_zone=key.from_zone,
-        message_id=key.message_id,
-        existing_offset=offset,
-    )

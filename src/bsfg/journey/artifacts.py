@@ -184,8 +184,8 @@ async def replicate_artifact(source: ArtifactSource, target: ArtifactStore, refe
 async def bring_artifacts(batch: FactBatch, source: ArtifactSource, target: ArtifactStore) -> list[Replicated]:
     """Bring every artifact that received facts name and this zone lacks; the step before they are put.
 
-    After any exception the next call goes on where this one stopped. Give `bsfg.journey.pull.pull_once` a function
-    that calls this as ``before_put``.
+    After any exception the next call goes on where this one stopped. It is what a native turn does as
+    `bsfg.journey.receive.BeforePut`.
     """
     return [await replicate_artifact(source, target, named.reference) for named in named_artifacts(batch)]
 

@@ -1,288 +1,341 @@
-"""Step 3, pull: a receiver asks its peer for facts, puts them into its forward buffer, and confirms.
+"""Step 3, pull: a receiver asks its peer for facts; one answer is being stored, the next one is on its way.
 
-The receiver drives: one call of `pull_once` is one turn of the loop, and whoever runs the loop decides when the next
-one is due. The order inside a turn is what makes it safe to be interrupted anywhere: everything is durable here before
-the sender hears of it, so an interruption only ever leads to the same facts being offered again, and the forward
-buffer knows them by their keys.
+The receiver drives: one turn is one answer that was stored, and whoever runs the loop (`bsfg.journey.handoff`) decides
+when the next one is due. What becomes of an answer is step 4, `bsfg.journey.receive`. Fetching, judging and storing go
+side by side, and confirmations follow on their own, several answers in one. While an answer is stored the sender is
+already asked for the next one, so that a new fact finds a question waiting for it. That is as safe as one thing after
+the other, because of three things:
+
+- Asking ahead (`FetchRequest.after`) moves no cursor of the sender. Who forgets how far he asked is served again from
+  what he confirmed.
+- Answers are judged and handed over in the order of their offsets, each by the position that the one before it leads
+  to, and are stored in that order.
+- A confirmation names only what is durable here, and the position it can lead to is remembered before it is sent.
+
+After any failure everything that was under way is let go. The next turn begins with what is remembered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+import asyncio
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Generic, TypeVar
 
-import numpy as np
-
-from bsfg.batch import EntryBatch, FactBatch
-from bsfg.errors import BsfgError, BufferFull, ForeignLog, FrameInvalid, HasherUnknown, ZoneNotAllowed
-from bsfg.fact import Key
-from bsfg.journey.link import Fetched, FetchRequest, PeerLink, PeerMemory, PeerPosition, Refusal, merged_refusals
-from bsfg.journey.verify import Decision, LinkHeld, LinkRules, Put, Refetch, judge, zones_in
-from bsfg.offload import by_size
-from bsfg.ports import Clock, Confirmation, ForwardBuffer, GapRecord, GapSet, OriginSpan, Result
-from bsfg.retention import GapReason
-from bsfg.signatures import SIGNATURE_WEIGHT_BYTES
+from bsfg.errors import BufferFull, ForeignLog, FrameInvalid, HasherUnknown, ZoneNotAllowed
+from bsfg.journey.link import Fetched, FetchRequest, PeerLink, PeerMemory, PeerPosition, Refusal
+from bsfg.journey.receive import (
+    BeforePut,
+    Progress,
+    Stored,
+    advanced,
+    judged,
+    no_room,
+    progress_of,
+    store,
+    to_put,
+)
+from bsfg.journey.verify import Decision, LinkHeld, LinkRules, Put
+from bsfg.ports import Clock, Confirmation, ForwardBuffer
 
 HOLDING = (ForeignLog, FrameInvalid, HasherUnknown, ZoneNotAllowed)
 """Errors of a sender that say its history or this zone's right is in question: more tries would not help."""
 
-CONFLICT = "conflict"
-HASH_COLLISION = "hash_collision"
-EXPIRED = "expired"
-UNDECIDED = "undecided"
+ANSWERS_AT_ONCE = 3
+"""One that is being stored, one that is being judged, one on its way."""
 
-BeforePut = Callable[[FactBatch], Awaitable[None]]
-"""What must be done before facts are put: bring their artifacts."""
+CONFIRM_EVERY_SECONDS = 0.02
+REFUSALS_WAITING_MAX = 10_000
+
+T = TypeVar("T")
+Target = TypeVar("Target")
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """What one turn achieved, and what keeps the next one back.
+class _Answer:
+    """An answer with what is to become of it, the position it leads to, and the answer after it if one is coming."""
 
-    ``held``: stand still until an operator releases the link. ``paused``: the forward buffer is full, try later.
-    ``refetch_at``: ask again at once. ``lag_seconds``: how long ago the sender had the newest of these facts on disk
-    when they were on disk here, None when there were none or the sender does not tell its time. With nothing that keeps
-    it back and ``backlog`` above 0, the next turn may follow directly.
-    """
+    fetched: Fetched
+    decision: Decision
+    position: PeerPosition
+    came_ms: int
+    following: asyncio.Task[_Answer] | None = None
 
-    inserted: int = 0
-    repeated: int = 0
-    refused: tuple[Refusal, ...] = ()
-    gaps: int = 0
-    through: int | None = None
-    acknowledged: int | None = None
-    backlog: int = 0
-    lag_seconds: float | None = None
-    held: LinkHeld | None = None
-    paused: BsfgError | None = None
-    refetch_at: int | None = None
+
+@dataclass(frozen=True, slots=True)
+class _Storing:
+    """An answer that was handed over."""
+
+    answer: _Answer
+    put: Put
+    stored: asyncio.Task[Stored]
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """What is durable here and not yet confirmed."""
+
+    position: PeerPosition
+    through: int
+    chain_head: bytes
+    refusals: list[Refusal]
+
+
+class Turns(ABC, Generic[Target]):
+    """The turns of one stream of a link, wherever its facts are stored; use it from one task at a time."""
+
+    stores_at_once = 1
+    """How many answers may be handed over and not stored yet."""
+
+    takes_sets = True
+    """Whether what is fetched is stored by someone who knows sets of ranges."""
+
+    def __init__(
+        self,
+        link: PeerLink,
+        memory: PeerMemory,
+        *,
+        clock: Clock,
+        confirm_every_seconds: float = CONFIRM_EVERY_SECONDS,
+    ) -> None:
+        self._link, self._memory, self._clock = link, memory, clock
+        self._confirm_every_seconds = confirm_every_seconds
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._forget()
+
+    @abstractmethod
+    async def judge(self, fetched: Fetched, position: PeerPosition) -> Decision:
+        """Decide what becomes of an answer."""
+
+    @abstractmethod
+    async def hand_over(self, put: Put, target: Target, clock_trusted: bool) -> Coroutine[Any, Any, Stored]:
+        """Begin to make what is good of an answer durable, and give the rest of the work.
+
+        Where several answers are stored at once, what is begun here decides on their order.
+        """
+
+    def waits_its_turn(self, put: Put) -> bool:
+        """Tell whether an answer must not be handed over before all others are stored."""
+        return False
+
+    async def turn(
+        self, forward: Target, request: FetchRequest | None = None, *, clock_trusted: bool = True
+    ) -> Progress:
+        """Wait until the next answer is stored, while the ones after it are fetched, judged and handed over.
+
+        Raises what the link and the storage raise, except where that means a held or paused link. After any exception
+        the next turn continues rightly. ``through`` is what this turn stored, ``acknowledged`` what the sender has said
+        so far. What made confirming an earlier answer fail is raised here. ``clock_trusted`` suspends expiry while this
+        zone's clock is in doubt.
+        """
+        try:
+            return await self._turn(forward, request or FetchRequest(), clock_trusted)
+        except HOLDING as error:
+            self.reset()
+            return Progress(held=LinkHeld(error.code, error.message))
+        except BaseException:
+            self.reset()
+            raise
+
+    def reset(self) -> None:
+        """Let go of everything under way: the next turn begins with what is remembered."""
+        for task in self._tasks:
+            task.cancel()
+        self._forget()
 
     @property
-    def moved(self) -> bool:
-        """Whether the turn brought anything that is confirmed, or about to be."""
-        return self.through is not None
+    def acknowledged(self) -> int | None:
+        """The offset through which the sender counts everything as confirmed, None when it has not said so."""
+        return self._acknowledged
+
+    async def confirmed(self) -> None:
+        """Wait until the sender has heard of all that is stored."""
+        if self._confirming is not None:
+            await asyncio.shield(self._confirming)
+
+    def _forget(self) -> None:
+        self._room = asyncio.Semaphore(ANSWERS_AT_ONCE + self.stores_at_once - 1)
+        self._position: PeerPosition | None = None
+        self._after: int | None = None
+        self._acknowledged: int | None = None
+        self._next: asyncio.Task[_Answer] | None = None
+        self._storing: deque[_Storing] = deque()
+        self._waiting: _Waiting | None = None
+        self._confirming: asyncio.Task[None] | None = None
+
+    async def _turn(self, forward: Target, request: FetchRequest, clock_trusted: bool) -> Progress:
+        while not (self._storing and self._storing[0].stored.done()):
+            following = await self._asked(request)
+            if following is not None and following.done() and self._may_hand_over(following):
+                answer = following.result()
+                if isinstance(answer.decision, LinkHeld):
+                    self.reset()
+                    return Progress(held=answer.decision)
+                await self._hand_over(answer, to_put(answer.decision)[0], forward, clock_trusted)
+            else:
+                await self._wait(following)
+        return await self._finish(self._storing.popleft())
+
+    def _may_hand_over(self, following: asyncio.Task[_Answer]) -> bool:
+        """Tell whether it is the turn of an answer that has come: alone always, beside others only if it is good."""
+        if not self._storing:
+            return True
+        if len(self._storing) >= self.stores_at_once or following.cancelled() or following.exception() is not None:
+            return False
+        decision = following.result().decision
+        return isinstance(decision, Put) and not self.waits_its_turn(decision)
+
+    async def _hand_over(self, answer: _Answer, put: Put, forward: Target, clock_trusted: bool) -> None:
+        """Begin to store an answer, and go on from where it leads to."""
+        work = await self.hand_over(put, forward, clock_trusted)
+        self._storing.append(_Storing(answer, put, self._begin(work)))
+        self._position, self._next = answer.position, answer.following
+        if put.through >= answer.fetched.start:
+            self._after = put.through
+
+    async def _finish(self, storing: _Storing) -> Progress:
+        """Take what became of the oldest answer, and have it confirmed."""
+        answer, put = storing.answer, storing.put
+        try:
+            stored = storing.stored.result()
+        except BufferFull as error:
+            self.reset()
+            return no_room(answer.fetched, error)
+        self._room.release()
+        took_seconds = (self._clock.monotonic_ms() - answer.came_ms) / 1000
+        progress = progress_of(answer.position, answer.fetched, put, stored, took_seconds)
+        if not progress.moved:
+            return progress
+        await self._confirm_soon(answer.position, put, stored)
+        return replace(progress, acknowledged=self._acknowledged)
+
+    async def _wait(self, following: asyncio.Task[_Answer] | None) -> None:
+        """Wait for whatever comes first, and raise what kept an earlier answer from being confirmed."""
+        tasks: list[asyncio.Task[Any]] = [each.stored for each in islice(self._storing, 1)]
+        if following is not None and not following.done():
+            tasks.append(following)
+        confirming = self._confirming
+        if confirming is not None:
+            tasks.append(confirming)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if confirming is not None and confirming.done():
+            self._confirming = None
+            confirming.result()
+
+    # Fetching and judging.
+
+    async def _asked(self, request: FetchRequest) -> asyncio.Task[_Answer] | None:
+        """Give the next answer as it is being fetched and judged; None when asking now would bring nothing new."""
+        if self._next is None and self._storing and not request.wait_seconds:
+            return None
+        if self._position is None:
+            self._position = await self._memory.recall()
+            self._acknowledged = self._position.acknowledged
+        if self._next is None:
+            token = self._position.gaps_token
+            fetching = self._begin(self._fetch(replace(request, gaps_after=token, after=self._after)))
+            # An answer may start where this was acknowledged before it was asked for, but not where it was afterwards.
+            position = replace(self._position, acknowledged=self._acknowledged)
+            self._next = self._begin(self._judge(fetching, position, request))
+        return self._next
+
+    async def _fetch(self, request: FetchRequest) -> Fetched:
+        room = self._room
+        await room.acquire()
+        try:
+            return await self._link.fetch(replace(request, sets=self.takes_sets))
+        except BaseException:
+            room.release()
+            raise
+
+    async def _judge(self, fetching: asyncio.Task[Fetched], position: PeerPosition, request: FetchRequest) -> _Answer:
+        fetched = await fetching
+        came_ms = self._clock.monotonic_ms()
+        ahead = self._ask_ahead(fetched, request)
+        decision = await self.judge(fetched, position)
+        if isinstance(decision, LinkHeld):
+            return _Answer(fetched, decision, position, came_ms)
+        put, suspect = to_put(decision)
+        position = advanced(position, fetched, put, suspect)
+        following = None
+        if ahead is not None and suspect is None:
+            following = self._begin(self._judge(ahead, position, request))
+        elif ahead is not None and not ahead.cancel():
+            self._room.release()
+        return _Answer(fetched, decision, position, came_ms, following)
+
+    def _ask_ahead(self, fetched: Fetched, request: FetchRequest) -> asyncio.Task[Fetched] | None:
+        """Ask for what follows an answer, when the sender has more; what it has not yet is asked for in its turn."""
+        if not fetched.frames or fetched.frames[-1].last + 1 >= fetched.end:
+            return None
+        after = fetched.frames[-1].last
+        return self._begin(self._fetch(replace(request, gaps_after=fetched.gaps_token, after=after)))
+
+    # Confirming.
+
+    async def _confirm_soon(self, position: PeerPosition, put: Put, stored: Stored) -> None:
+        refusals = self._waiting.refusals if self._waiting is not None else []
+        self._waiting = _Waiting(position, put.through, stored.chain_head, [*refusals, *stored.refusals])
+        if self._confirming is None or self._confirming.done():
+            self._confirming = self._begin(self._confirm())
+        if len(self._waiting.refusals) > REFUSALS_WAITING_MAX:
+            await self.confirmed()
+
+    async def _confirm(self) -> None:
+        """Tell the sender what is durable here; what is stored meanwhile goes together with the next telling."""
+        while (waiting := self._waiting) is not None:
+            self._waiting = None
+            await self._memory.remember(replace(waiting.position, acknowledged=self._acknowledged))
+            confirmation = Confirmation(waiting.through, log_id=waiting.position.log_id, peer_head=waiting.chain_head)
+            advanced_to = await self._link.confirm(confirmation, waiting.refusals)
+            self._acknowledged = min(advanced_to, waiting.through)
+            await asyncio.sleep(self._confirm_every_seconds)
+            if self._waiting is None:
+                await self._memory.remember(replace(waiting.position, acknowledged=self._acknowledged))
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever needs it asks for it; nobody is to be reminded of what was let go
 
 
-@dataclass(slots=True)
-class Stored:
-    """What became of the entries of one answer."""
+class Flow(Turns[ForwardBuffer]):
+    """The turns of a stream whose facts are put into a forward buffer of this process."""
 
-    inserted: int = 0
-    repeated: int = 0
-    refusals: list[Refusal] = field(default_factory=list)
-    chain_head: bytes = b""
+    def __init__(
+        self,
+        link: PeerLink,
+        memory: PeerMemory,
+        rules: LinkRules,
+        *,
+        clock: Clock,
+        before_put: BeforePut | None = None,
+        confirm_every_seconds: float = CONFIRM_EVERY_SECONDS,
+    ) -> None:
+        super().__init__(link, memory, clock=clock, confirm_every_seconds=confirm_every_seconds)
+        self._rules, self._before_put = rules, before_put
 
+    async def judge(self, fetched: Fetched, position: PeerPosition) -> Decision:
+        """Decide what becomes of an answer by the rules of the link."""
+        return await judged(fetched, position, self._rules, self._link.zone)
 
-async def pull_once(
-    link: PeerLink,
-    forward: ForwardBuffer,
-    memory: PeerMemory,
-    rules: LinkRules,
-    *,
-    clock: Clock,
-    request: FetchRequest | None = None,
-    clock_trusted: bool = True,
-    before_put: BeforePut | None = None,
-) -> Progress:
-    """Make one turn: fetch, judge, put in origin order, remember, confirm.
-
-    Raises what the link and the storage raise, except where that means a held or paused link. After any exception the
-    next turn continues rightly. ``clock_trusted`` suspends expiry while this zone's clock is in doubt.
-    """
-    position = await memory.recall()
-    asked = replace(request or FetchRequest(), gaps_after=position.gaps_token, sets=True)
-    try:
-        fetched = await link.fetch(asked)
-    except HOLDING as error:
-        return Progress(held=LinkHeld(error.code, error.message))
-    came_ms = clock.monotonic_ms()
-    decision = await judged(fetched, position, rules, link.zone)
-    if isinstance(decision, LinkHeld):
-        return Progress(held=decision)
-    put, suspect = (decision.before, decision.at) if isinstance(decision, Refetch) else (decision, None)
-    put_rules = rules if clock_trusted else replace(rules, max_age_seconds=None)
-    try:
-        stored = await store(put, forward, put_rules, link.zone, clock, before_put)
-    except BufferFull as error:
-        return Progress(paused=error, backlog=fetched.end - fetched.start)
-    position = advanced(position, fetched, put, suspect)
-    await memory.remember(position)
-    progress = progress_of(position, put, stored, (clock.monotonic_ms() - came_ms) / 1000)
-    return await _confirm(link, memory, position, fetched, put, stored, progress)
-
-
-async def judged(fetched: Fetched, position: PeerPosition, rules: LinkRules, peer: str) -> Decision:
-    """Judge an answer, a large one in a thread: its digests take long, and the event loop has others to serve."""
-    return await by_size(fetched.weight_bytes, judge, fetched, position, rules, peer)
-
-
-def advanced(position: PeerPosition, fetched: Fetched, put: Put, suspect: int | None) -> PeerPosition:
-    """Give the position after the answer was stored; it must be remembered before the sender can act on a confirm."""
-    # Before the first answer nothing is known: a confirmation sent by an earlier life of this zone may still be on its
-    # way, for anything that the sender had by then.
-    latest_start = fetched.end if position.latest_start is None else position.latest_start
-    return replace(
-        position,
-        log_id=fetched.log_id,
-        latest_start=max(put.through + 1, latest_start),
-        end=fetched.end,
-        chain_head=fetched.chain_head,
-        suspect=suspect,
-        gaps_token=fetched.gaps_token,
-    )
-
-
-async def _confirm(
-    link: PeerLink,
-    memory: PeerMemory,
-    position: PeerPosition,
-    fetched: Fetched,
-    put: Put,
-    stored: Stored,
-    progress: Progress,
-) -> Progress:
-    """Tell the sender what is durable here, unless the answer brought nothing."""
-    if put.through < fetched.start:
-        return progress
-    confirmation = Confirmation(through=put.through, log_id=position.log_id, peer_head=stored.chain_head)
-    try:
-        advanced_to = await link.confirm(confirmation, stored.refusals)
-    except HOLDING as error:
-        return replace(progress, held=LinkHeld(error.code, error.message))
-    acknowledged = min(advanced_to, put.through)
-    await memory.remember(replace(position, acknowledged=acknowledged))
-    return replace(progress, through=put.through, acknowledged=acknowledged)
-
-
-def progress_of(position: PeerPosition, put: Put, stored: Stored, took_seconds: float) -> Progress:
-    """Say what storing an answer achieved, and how long that took, before anything of it is confirmed."""
-    age_seconds = _newest_age_seconds(put)
-    return Progress(
-        inserted=stored.inserted,
-        repeated=stored.repeated,
-        refused=tuple(stored.refusals),
-        gaps=sum(len(gap.ranges) if isinstance(gap, GapSet) else 1 for gap in put.gaps),
-        backlog=position.end - (put.through + 1),
-        lag_seconds=None if age_seconds is None else age_seconds + took_seconds,
-        refetch_at=position.suspect,
-    )
-
-
-async def store(
-    put: Put, forward: ForwardBuffer, rules: LinkRules, peer: str, clock: Clock, before_put: BeforePut | None
-) -> Stored:
-    """Make all that an answer brought durable: entries, what is refused of them, and gap records."""
-    stored = Stored()
-    if put.entries:
-        entries = await by_size(sum(each.weight_bytes for each in put.entries), EntryBatch.concat, put.entries)
-        # The sender's own clock tells how old its facts are; one that does not say so is judged by the clock of here.
-        served_at = clock.now_unix_ms() if put.served_at_unix_ms is None else put.served_at_unix_ms
-        times, ages_ms = entries.numbers("appended_at_unix_ms"), entries.ages_ms(served_at)
-        came = _Came(entries, OriginSpan(peer, entries.offsets, times, ages_ms), forward, stored)
-        await _set_unsigned_aside(came, rules)
-        await _set_expired_aside(came, rules)
-        if len(came.entries):
-            await _put_entries(stored, came.entries, forward, came.origin, before_put)
-    gaps = list(put.gaps)
-    for refusal in stored.refusals:
-        detail = f"{refusal.reason}: {refusal.detail}" if refusal.detail else refusal.reason
-        reason, now_unix_ms = GapReason.QUARANTINED, clock.now_unix_ms()
-        gaps.append(GapRecord(refusal.first, refusal.last, reason, now_unix_ms, detail, peer))
-    if gaps:
-        await forward.record_gaps(gaps)
-    stored.chain_head = stored.chain_head or (await forward.stats()).chain_head
-    return stored
-
-
-async def _put_entries(
-    stored: Stored, entries: EntryBatch, forward: ForwardBuffer, origin: OriginSpan, before_put: BeforePut | None
-) -> None:
-    facts = entries.facts
-    if before_put is not None:
-        await before_put(facts)
-    receipt = await forward.put_if_absent(facts, origin)
-    stored.chain_head = receipt.chain_head
-    if not receipt.results.any():
-        stored.inserted = len(receipt.results)
-        return
-    stored.inserted = receipt.count(Result.INSERTED)
-    stored.repeated = receipt.count(Result.ALREADY_EXISTS) - len(receipt.undecided)
-    # Kept aside here, and nowhere else: the sender is to know that before it lets go of them.
-    offsets = entries.offsets[list(receipt.undecided)].tolist()
-    stored.refusals += merged_refusals(Refusal(offset, offset, UNDECIDED) for offset in offsets)
-    conflicts = np.flatnonzero(receipt.results == Result.CONFLICT)
-    if len(conflicts):
-        stored.refusals += await _conflict_refusals(entries.take(conflicts), forward)
-
-
-async def _conflict_refusals(refused: EntryBatch, forward: ForwardBuffer) -> list[Refusal]:
-    """Say for each refused entry whether its id is taken or, which should never be, its digest."""
-    result = []
-    for offset, key, digest in zip(refused.offsets.tolist(), _keys(refused), refused.digests(), strict=True):
-        existing = await forward.get(key)
-        same_digest = existing is not None and existing.digest == digest
-        result.append(Refusal(offset, offset, HASH_COLLISION if same_digest else CONFLICT))
-    return merged_refusals(result)
-
-
-@dataclass(slots=True)
-class _Came:
-    """The entries of an answer with their origins; what cannot be put is set aside and leaves it."""
-
-    entries: EntryBatch
-    origin: OriginSpan
-    forward: ForwardBuffer
-    stored: Stored
-
-    async def new(self, rows: np.ndarray) -> list[int]:
-        """Give those of some rows that are not here yet: what is here is no replay and no forgery but a repeat."""
-        if not len(rows):
-            return []
-        keys = _keys(self.entries.take(rows))
-        return [int(row) for row, key in zip(rows, keys, strict=True) if await self.forward.get(key) is None]
-
-    async def set_aside(self, reasons: Mapping[tuple[str, str], list[int]]) -> None:
-        """Quarantine rows by reason and detail, and note that the sender is to be told."""
-        for (reason, detail), rows in reasons.items():
-            offsets = self.entries.offsets[rows].tolist()
-            where = f"{detail}, from {self.origin.zone} {offsets[0]}..{offsets[-1]}"
-            await self.forward.set_aside(self.entries.take(rows).facts, reason, where, self.origin.take(rows))
-            self.stored.refusals += merged_refusals(Refusal(offset, offset, reason, detail) for offset in offsets)
-        left = np.setdiff1d(np.arange(len(self.entries)), [row for rows in reasons.values() for row in rows])
-        self.entries, self.origin = self.entries.take(left), self.origin.take(left)
-
-
-async def _set_expired_aside(came: _Came, rules: LinkRules) -> None:
-    """Quarantine what is older than max age."""
-    if rules.max_age_seconds is None or came.origin.ages_ms is None:
-        return
-    expired = await came.new(np.flatnonzero(came.origin.ages_ms > rules.max_age_seconds * 1000))
-    if expired:
-        await came.set_aside({(EXPIRED, f"older than {rules.max_age_seconds:g} s"): expired})
-
-
-async def _set_unsigned_aside(came: _Came, rules: LinkRules) -> None:
-    """Quarantine what is not signed as the keys of its zone demand."""
-    if not rules.signing.zones or not rules.signing.concern(zones_in(came.entries)):
-        return
-    size_bytes = len(came.entries) * SIGNATURE_WEIGHT_BYTES
-    problems = await by_size(size_bytes, rules.signing.problems, came.entries, rules.stream)
-    # A few reasons, whatever the sender wrote: what is stored of each is a set of ranges.
-    reasons: dict[tuple[str, str], list[int]] = {}
-    for row in await came.new(np.array(sorted(problems), dtype=np.int64)):
-        reasons.setdefault((problems[row].code, str(problems[row].details["why"])), []).append(row)
-    if reasons:
-        await came.set_aside(reasons)
-
-
-def _newest_age_seconds(put: Put) -> float | None:
-    """Give for how long the sender had the newest fact of an answer when it served it, by its own clock."""
-    if not put.entries or put.served_at_unix_ms is None:
-        return None
-    newest = put.entries[-1].slice(len(put.entries[-1]) - 1).values("appended_at_unix_ms")[0]
-    return float(max(0, put.served_at_unix_ms - newest) / 1000)
-
-
-def _keys(entries: EntryBatch) -> list[Key]:
-    zones, ids = entries.column("from_zone").to_pylist(), entries.column("message_id").to_pylist()
-    return [Key(zone, id) for zone, id in zip(zones, ids, strict=True)]
+    async def hand_over(self, put: Put, target: ForwardBuffer, clock_trusted: bool) -> Coroutine[Any, Any, Stored]:
+        """Put the entries into the buffer; nothing expires while the clock is in doubt."""
+        return store(
+            put,
+            target,
+            self._rules,
+            self._link.zone,
+            self._clock,
+            clock_trusted=clock_trusted,
+            before_put=self._before_put,
+        )

@@ -13,33 +13,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from bsfg.batch import EntryBatch
 from bsfg.errors import ForeignLog, InvalidArgument
 from bsfg.gaps import grouped
+from bsfg.journey.answers import Room
 from bsfg.journey.carriage import EVERYTHING, RETURNING, Carriage, apart
 from bsfg.journey.link import Fetched, FetchRequest
 from bsfg.journey.position import check_consumer
 from bsfg.ports import Buffer, Clock, CursorTracker, Frame, GapSet, Replayable
 from bsfg.retention import GapReason
-
-
-class Room(Protocol):
-    """Where the bytes of an answer are counted, from before they are read until they are sent."""
-
-    async def take(self, size_bytes: int) -> None:
-        """Wait for room for so many bytes, in the place of what was taken before."""
-        ...
-
-    def keep(self, size_bytes: int) -> None:
-        """Give back what is not needed after all."""
-        ...
-
-    def close(self) -> None:
-        """Give everything back; repeats are harmless."""
-        ...
-
 
 SCANNED_PER_FACT = 16
 """A link that carries little looks at this many facts per fact asked for, then answers with what it has."""

@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import structlog
 
+from bsfg.config.access import Identity
+from bsfg.config.kinds import ANY
+from bsfg.config.words import Action
 from bsfg.errors import BsfgError, InvalidArgument, NotReady, RemoteError, StorageFailed
 from bsfg.fact import Origin
 from bsfg.journey.link import PeerMemory, PeerPosition, Release
 from bsfg.journey.truncate import decide, retire, truncate_before
 from bsfg.model import check_name
-from bsfg.node.authorize import Action, Request
+from bsfg.node.authorize import Request
 from bsfg.node.board import RECEIVER
-from bsfg.node.config.access import Identity
-from bsfg.node.config.kinds import ANY
 from bsfg.node.parts import Parts
 from bsfg.node.seen import Scope, SeenMetrics
 from bsfg.node.status import Rates, all_stats, backlog_of, consumer_views, document

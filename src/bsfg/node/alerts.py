@@ -21,8 +21,8 @@ from typing import Any
 
 import orjson
 
+from bsfg.config import Alerts
 from bsfg.gate import Mode
-from bsfg.node.config import Alerts
 from bsfg.node.metrics import Metrics
 from bsfg.ports import Clock
 from bsfg.wire.service import GateView

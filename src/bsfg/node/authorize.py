@@ -13,58 +13,17 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from bsfg.config.access import Identity, Token
+from bsfg.config.kinds import ANY
+from bsfg.config.settings import ZoneConfig
+from bsfg.config.vouching import Vouching
+from bsfg.config.words import ROLE_ACTIONS, Action, IdentityFrom, Role
 from bsfg.errors import BsfgError, CertificateInvalid, IdentityRevoked, IdentityUnknown, PermissionRefused
-from bsfg.node.config.access import Identity, Token
-from bsfg.node.config.kinds import ANY
-from bsfg.node.config.settings import ZoneConfig
-from bsfg.node.config.words import IdentityFrom, Role
-from bsfg.node.vouching import Vouching
 from bsfg.ports import Buffer
 from bsfg.wire.peer import PeerNames, looks_like
 
 if TYPE_CHECKING:
     from bsfg.wire.authorities import Trust
-
-
-class Action(StrEnum):
-    """What a caller can ask for."""
-
-    APPEND = "append"
-    FETCH = "fetch"
-    CONFIRM = "confirm"
-    READ = "read"
-    PUT = "put"
-    UPLOAD = "upload"
-    DOWNLOAD = "download"
-    REPORT = "report"
-    VIEW = "view"
-    ACT = "act"
-
-
-MEANINGS: dict[Action, str] = {
-    Action.APPEND: "append facts of its zone, or of one it relays for, to the store buffer",
-    Action.FETCH: "fetch as a durable consumer of its own; a peer only what it is served",
-    Action.CONFIRM: "confirm as a durable consumer of its own",
-    Action.READ: "read by key, offset or time, without moving a cursor; a peer only what it is served",
-    Action.PUT: "put what a link brought into the forward buffer, as that link's peer may send it",
-    Action.UPLOAD: "upload an artifact",
-    Action.DOWNLOAD: "download an artifact that a fact names which it may read",
-    Action.REPORT: "take the lease of a link and report on it",
-    Action.VIEW: "see status, consumers, gates, gaps and quarantine",
-    Action.ACT: "hold and release gates, create and retire consumers, truncate, settle quarantine",
-}
-
-ROLE_ACTIONS: dict[Role, frozenset[Action]] = {
-    Role.PRODUCER: frozenset({Action.APPEND, Action.UPLOAD}),
-    Role.CONSUMER: frozenset({Action.FETCH, Action.CONFIRM, Action.READ, Action.DOWNLOAD}),
-    Role.PEER: frozenset({Action.FETCH, Action.CONFIRM, Action.READ, Action.DOWNLOAD}),
-    Role.PIPELINE: frozenset(
-        {Action.PUT, Action.READ, Action.UPLOAD, Action.DOWNLOAD, Action.REPORT, Action.VIEW},
-    ),
-    Role.OPERATOR: frozenset({Action.VIEW, Action.ACT}),
-    Role.VIEWER: frozenset({Action.VIEW}),
-}
-
 
 _NEEDS_STREAM = frozenset({Action.APPEND, Action.FETCH, Action.CONFIRM, Action.READ, Action.PUT})
 _READS = frozenset({Action.FETCH, Action.CONFIRM, Action.READ, Action.DOWNLOAD})

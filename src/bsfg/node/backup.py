@@ -24,6 +24,7 @@ from typing import Any
 import orjson
 
 import bsfg
+from bsfg.config import ZoneConfig
 from bsfg.disk import clear_away
 from bsfg.errors import (
     BackupUntrusted,
@@ -34,7 +35,6 @@ from bsfg.errors import (
     InvalidArgument,
     NotAFolder,
 )
-from bsfg.node.config import ZoneConfig
 from bsfg.node.contents import Contents, check_names, listed, open_plain
 from bsfg.printable import one_line
 from bsfg.stores.artifacts import copying

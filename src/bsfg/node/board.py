@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from bsfg.config.access import consumer_name
 from bsfg.errors import GateHeld, UnknownLink
 from bsfg.gate import Event, Gate, Mode
-from bsfg.node.config.access import consumer_name
 from bsfg.node.leases import Lease, Leases
 from bsfg.ports import Buffer, Clock
 from bsfg.wire.service import GateView, LeaseView, LinkReport

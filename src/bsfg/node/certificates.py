@@ -9,8 +9,8 @@ from enum import StrEnum
 from pathlib import Path, PurePath
 from typing import Any
 
+from bsfg.config import ZoneConfig
 from bsfg.errors import BsfgError
-from bsfg.node.config import ZoneConfig
 from bsfg.ports import Clock
 from bsfg.wire.certcheck import Expiry, Lifetime, lifetime
 from bsfg.wire.certs import load_certificates

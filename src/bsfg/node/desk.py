@@ -3,48 +3,15 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Protocol
 
 from bsfg.errors import LeaseLost
 from bsfg.gate import Event, Gate, Mode
-from bsfg.journey.pull import Progress
+from bsfg.journey.receive import Progress
 from bsfg.node.alerts import AlertBoard
 from bsfg.node.board import RECEIVER
 from bsfg.node.parts import Parts
 from bsfg.ports import Buffer
 from bsfg.wire.service import LinkReport
-
-
-class Desk(Protocol):
-    """What a loop tells about its link; a desk in another process may pass it on a little later."""
-
-    def may_move(self) -> bool:
-        """Tell whether this engine, and no other, moves the link now."""
-        ...
-
-    def gate(self) -> Gate:
-        """Give the receiver's gate."""
-        ...
-
-    def tell(self, event: Event, reason: str = "") -> None:
-        """Tell what happened to the gate."""
-        ...
-
-    def hold(self, reason: str, stream: str = "", log_id: str = "") -> None:
-        """Close the gate until an operator has looked at what was found in a stream, and in which history."""
-        ...
-
-    def report(self, stream: str, progress: Progress) -> None:
-        """Tell what a turn achieved."""
-        ...
-
-    def failed(self, code: str) -> None:
-        """Count a turn that failed."""
-        ...
-
-    def distrust(self, text: str | None) -> None:
-        """Say that the peer cannot be trusted at the moment, None when it can."""
-        ...
 
 
 class BoardDesk:
@@ -84,7 +51,7 @@ class BoardDesk:
             backlog=progress.backlog,
             inserted=progress.inserted,
             repeated=progress.repeated,
-            refused=refused_facts(progress),
+            refused=progress.refused_facts,
             lag_seconds=progress.lag_seconds,
             lease=self.lease,
         )
@@ -100,8 +67,3 @@ class BoardDesk:
         """Raise or clear the alert."""
         if self._alerts is not None:
             self._alerts.update("peer_certificate", self._link, text)
-
-
-def refused_facts(progress: Progress) -> int:
-    """Count the facts that a turn put into quarantine."""
-    return sum(refusal.last - refusal.first + 1 for refusal in progress.refused)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from bsfg.node.config.access import Identity
+from bsfg.config.access import Identity
 from bsfg.node.guard import is_peer
 from bsfg.node.parts import Parts
 from bsfg.ports import Buffer, GapSet

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from bsfg.config.access import Identity
+from bsfg.config.words import Action, Role
 from bsfg.errors import IdentityUnknown, PermissionRefused
-from bsfg.node.authorize import Action, Decision, Matrix, Request, Rule
-from bsfg.node.config.access import Identity
-from bsfg.node.config.words import Role
+from bsfg.node.authorize import Decision, Matrix, Request, Rule
 from bsfg.ports import Clock
 from bsfg.wire.service import Caller
 

@@ -7,18 +7,18 @@ import random
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from bsfg.config import Link
+from bsfg.config.kinds import ANY
 from bsfg.errors import LeaseHeld, LeaseLost
-from bsfg.journey.flow import Flow
+from bsfg.journey.backfill import ReadRange, make_good, put_again
+from bsfg.journey.handoff import Handoff, Note, Way
 from bsfg.journey.link import Fetched, FetchRequest, PeerLink, PeerMemory
-from bsfg.journey.pull import BeforePut, Progress
+from bsfg.journey.pull import Flow
+from bsfg.journey.receive import BeforePut, Progress
 from bsfg.journey.verify import LinkRules
 from bsfg.node.alerts import AlertBoard
-from bsfg.node.config import Link
-from bsfg.node.config.kinds import ANY
 from bsfg.node.desk import BoardDesk
-from bsfg.node.handoff import Handoff, Note, Way
 from bsfg.node.parts import Parts
-from bsfg.node.reread import ReadRange, make_good, put_again
 from bsfg.ports import Frame
 
 HOLDER = "native"

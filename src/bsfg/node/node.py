@@ -17,6 +17,7 @@ import structlog
 
 import bsfg
 from bsfg.clock import SystemClock
+from bsfg.config import Engine, IdentityFrom, Link, ZoneConfig, consumer_name, doubts_of
 from bsfg.disk import ACCESS
 from bsfg.errors import BsfgError, ForeignLog, FrameInvalid, StreamUnavailable
 from bsfg.gate import Gate, Mode
@@ -27,14 +28,12 @@ from bsfg.node.authorize import Decision, Matrix
 from bsfg.node.board import RECEIVER, SENDER, Board
 from bsfg.node.bringing import Bringing
 from bsfg.node.certificates import Certificates
-from bsfg.node.config import Engine, IdentityFrom, Link, ZoneConfig, consumer_name, doubts_of
 from bsfg.node.dashboard import Dashboard
 from bsfg.node.guard import Guard
 from bsfg.node.ids import check_ids
 from bsfg.node.metrics import Metrics
 from bsfg.node.native import NativeHandoff, StreamPull, rules_of
 from bsfg.node.parts import Parts, Settings
-from bsfg.node.reach import Reach
 from bsfg.node.reload import Reload, digest_of, trust_of
 from bsfg.node.repeats import Repeats
 from bsfg.node.scrub import Pace, Scrub
@@ -59,6 +58,7 @@ from bsfg.wire.client import BoundaryClient, ClientLink
 from bsfg.wire.connection import PEER_MESSAGE_BYTES, Connection
 from bsfg.wire.listeners import Listeners
 from bsfg.wire.peer import PeerNames
+from bsfg.wire.reach import Reach
 from bsfg.wire.service import Caller, GateView
 from bsfg.wire.tls import Material, TlsFiles, Watched
 
@@ -397,7 +397,8 @@ class Node:
             matrix.vouching.check_server(names, matrix.identities[link.expected_server], self.clock.now_unix_ms())
 
         reach = Reach(
-            link.address,
+            link.address.host,
+            link.address.port,
             link.expected_server,
             watched,
             connection,

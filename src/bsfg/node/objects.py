@@ -10,11 +10,11 @@ import orjson
 
 from bsfg.artifacts import BY_DIGEST, DEFAULT_MEDIA_TYPE, check_digest
 from bsfg.batch import FactBatch
+from bsfg.config.access import Identity
+from bsfg.config.words import Action, Role
 from bsfg.errors import ArtifactMissing, DigestMismatch, InvalidArgument, PermissionRefused, StreamUnavailable
 from bsfg.journey.artifacts import named_artifacts, require_artifacts
-from bsfg.node.authorize import Action, Decision, Request, Rule
-from bsfg.node.config.access import Identity
-from bsfg.node.config.words import Role
+from bsfg.node.authorize import Decision, Request, Rule
 from bsfg.node.parts import Parts
 from bsfg.ports import ArtifactStore, Buffer, Replayable
 from bsfg.wire.service import Caller, ObjectInfo

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
+from bsfg.config import Link, Stream, ZoneConfig
 from bsfg.errors import StorageClosed, StreamUnavailable, UnknownStream
 from bsfg.hashing import SHA256, Hasher, hasher_named
 from bsfg.journey.append import Plausibility
@@ -15,7 +16,6 @@ from bsfg.journey.references import References
 from bsfg.keys import EXPLICIT, MessageIds
 from bsfg.model import DEFAULT_LIMITS, Limits
 from bsfg.node.board import Board
-from bsfg.node.config import Link, Stream, ZoneConfig
 from bsfg.node.guard import Guard
 from bsfg.node.metrics import Metrics
 from bsfg.node.oldest import Oldest

@@ -1,7 +1,7 @@
 """What a pipeline brings of a link, put by the rules of that link.
 
-It is the same step as the native handoff (`bsfg.journey.pull`), with the pipeline in the place of the network: what it
-brings is judged as if it had been fetched, and what would be confirmed is told to the pipeline instead.
+It is the step that the native engine takes with what it fetched (`bsfg.journey.receive`); what may be confirmed is told
+to the pipeline, which tells the sender.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import structlog
 
 from bsfg.batch import EntryBatch
+from bsfg.config.words import Action
 from bsfg.errors import BufferFull, ForeignLog, ZoneNotAllowed
-from bsfg.journey.link import Fetched, PeerPosition, SessionMemory
-from bsfg.journey.pull import Progress, pull_once
+from bsfg.journey.link import Fetched, PeerPosition
+from bsfg.journey.receive import Progress, receive
 from bsfg.journey.verify import LinkRules
-from bsfg.node.authorize import Action, Request
-from bsfg.node.brought import Brought
+from bsfg.node.authorize import Request
 from bsfg.node.objects import Objects
 from bsfg.node.parts import Parts
 from bsfg.node.spans import zones_of
@@ -50,17 +50,17 @@ class Putting:
         refused = self._zones_refused(call, frame.entries)
         if refused is not None:
             return PutOutcome(call.first - 1, held_code=ZoneNotAllowed.code, held_detail=refused)
-        brought = Brought(self._peer_zone(call.link), _fetched(call, frame))
-        progress = await pull_once(
-            brought,
-            await parts.forward(call.stream),
-            SessionMemory(PeerPosition(log_id=call.log_id)),
+        progress = await receive(
+            _brought(call, frame),
+            PeerPosition(log_id=call.log_id),
             self._rules(call, frame.entries),
+            self._peer_zone(call.link),
+            await parts.forward(call.stream),
             clock=parts.steady,
             clock_trusted=parts.steady.trusted,
             before_put=self._objects.claim,
         )
-        return self._outcome(call, brought, progress)
+        return self._outcome(call, progress)
 
     async def _foreign(self, call: PutCall) -> str | None:
         """Say that these facts are of another log than the one that is known of the sender."""
@@ -71,7 +71,7 @@ class Putting:
             return None
         return f"the sender's log is {call.log_id}, it was {known.log_id}"
 
-    def _outcome(self, call: PutCall, brought: Brought, progress: Progress) -> PutOutcome:
+    def _outcome(self, call: PutCall, progress: Progress) -> PutOutcome:
         if isinstance(progress.paused, BufferFull):
             raise progress.paused
         if progress.held is not None:
@@ -81,13 +81,12 @@ class Putting:
             log.warning("facts_refused", link=call.link, stream=call.stream, refusals=refusals)
         metrics = self._parts.metrics
         metrics.put(call.stream, Buffer.FORWARD, inserted=progress.inserted, repeated=progress.repeated)
-        confirmed = brought.confirmation
         return PutOutcome(
             through=progress.through if progress.through is not None else call.first - 1,
             inserted=progress.inserted,
             repeated=progress.repeated,
             refusals=progress.refused,
-            chain_head=(confirmed.peer_head or b"") if confirmed else b"",
+            chain_head=progress.chain_head if progress.moved else b"",
             refetch_at=progress.refetch_at,
         )
 
@@ -126,7 +125,7 @@ def _zones(call: PutCall, entries: EntryBatch | None) -> frozenset[str]:
     return relayed | (zones_of(entries, "from_zone") if entries is not None else frozenset())
 
 
-def _fetched(call: PutCall, frame: Frame) -> Fetched:
+def _brought(call: PutCall, frame: Frame) -> Fetched:
     frames = [frame] if call.last >= call.first else []
     return Fetched(
         call.log_id,

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from bsfg.config import Token, ZoneConfig, load
+from bsfg.config.checks import problems_of
 from bsfg.errors import BsfgError, ConfigInvalid
 from bsfg.node.alerts import AlertBoard, Note
 from bsfg.node.authorize import Matrix
-from bsfg.node.config import Token, ZoneConfig, load
-from bsfg.node.config.checks import problems_of
 from bsfg.node.parts import Parts
 from bsfg.trail import FAILED, NODE, TrailEvent
 from bsfg.wire.tls import TlsFiles, file_stamp

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bsfg.config import ZoneConfig, load
 from bsfg.disk import clear_away
 from bsfg.errors import BackupUntrusted, FileExists, InvalidArgument, LogDamaged
 from bsfg.journey.link import PeerPosition
@@ -34,7 +35,6 @@ from bsfg.node.backup import (
     read_document,
     verified,
 )
-from bsfg.node.config import ZoneConfig, load
 from bsfg.node.contents import HINT, UNSIGNED_HINT, check_plain, differences, open_plain
 from bsfg.node.state import NodeState
 from bsfg.printable import one_line

@@ -8,9 +8,9 @@ from typing import Any
 
 from prometheus_client import Metric
 
+from bsfg.config.access import Identity
+from bsfg.config.kinds import ANY
 from bsfg.node.authorize import Matrix
-from bsfg.node.config.access import Identity
-from bsfg.node.config.kinds import ANY
 from bsfg.ports import Buffer
 
 Document = Mapping[str, Any]

@@ -14,20 +14,22 @@ from functools import partial
 from typing import Any
 
 from bsfg.batch import FactBatch
+from bsfg.config.access import Identity
+from bsfg.config.words import Action
 from bsfg.errors import BsfgError, FactNotFound, InvalidArgument, UnknownConsumer
 from bsfg.fact import Entry, Key
-from bsfg.journey.append import ANYTHING, AppendOutcome, AppendRules, admit
+from bsfg.journey.answers import AppendOutcome
+from bsfg.journey.append import ANYTHING, AppendRules, commit, prepare
 from bsfg.journey.carriage import Carriage
 from bsfg.journey.confirm import confirm_receipt
 from bsfg.journey.link import Fetched, FetchRequest, Refusal
 from bsfg.journey.serve import GivenGaps, serve, serve_range
 from bsfg.keys import IdStrategy
-from bsfg.node.authorize import Action, Request, speaks_for
-from bsfg.node.config.access import Identity
+from bsfg.node.authorize import Request, speaks_for
 from bsfg.node.evidence import gather
 from bsfg.node.guard import is_peer
 from bsfg.node.objects import Objects
-from bsfg.node.parts import Lane, Parts, Settings
+from bsfg.node.parts import Parts
 from bsfg.node.putting import Putting
 from bsfg.node.spans import offsets_of_span, zones_of
 from bsfg.offload import by_size
@@ -41,7 +43,6 @@ from bsfg.ports import (
     Receipt,
     StoreBuffer,
 )
-from bsfg.sealing import seal
 from bsfg.signatures import SIGNATURE_WEIGHT_BYTES, TrustedKeys
 from bsfg.wire.evidence import LogEvidence
 from bsfg.wire.service import Caller, ObjectInfo, Prepared, PutCall, PutOutcome, Reading
@@ -76,7 +77,8 @@ class NodeService:
             row = self._check(caller, Request(Action.APPEND, stream))
             lane = settings.lane(stream)
             metrics.append_asked(stream)
-            sealed = await _sealed(facts, lane, settings)
+            rules = AppendRules(ids=settings.ids, hasher=settings.hasher, limits=lane.limits)
+            sealed = await prepare(facts, rules)
             from_zones, to_zones = zones_of(sealed, "from_zone"), zones_of(sealed, "to_zone")
             # The rest of the question was answered above; it is asked again only to say what is wrong.
             if not speaks_for(row, from_zones, to_zones):
@@ -102,9 +104,8 @@ class NodeService:
         try:
             plausibility = parts.settings.lane(stream).plausibility
             rules = ANYTHING if plausibility is None else AppendRules(plausibility=plausibility)
-            sealed = admit(prepared.facts, rules, parts.clock.now_unix_ms())
             # The embedded log gives a future; where it is a coroutine this makes a task of it.
-            receipt = asyncio.ensure_future(prepared.store.append(sealed))
+            receipt = asyncio.ensure_future(commit(prepared.store, prepared.facts, clock=parts.clock, rules=rules))
         except BsfgError as error:
             self._append_failed(stream, error)
             raise
@@ -302,14 +303,6 @@ class NodeService:
     def _carriage(self, row: Identity, carry_only: frozenset[str] | None) -> Carriage:
         """Give what a caller is served: a peer never gets back what its own zone said."""
         return Carriage(carry_only, row.zone if is_peer(row) else None)
-
-
-async def _sealed(facts: FactBatch | bytes, lane: Lane, settings: Settings) -> FactBatch:
-    def work() -> FactBatch:
-        batch = facts if isinstance(facts, FactBatch) else FactBatch.from_ipc(facts, lane.limits)
-        return seal(batch, hasher=settings.hasher, ids=settings.ids, limits=lane.limits)
-
-    return await by_size(facts.weight_bytes if isinstance(facts, FactBatch) else len(facts), work)
 
 
 async def _each(frames: Sequence[Frame]) -> AsyncIterator[Frame]:

@@ -10,13 +10,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import asdict
 
+from bsfg.config import ZoneConfig, consumer_name
 from bsfg.errors import BsfgError, StorageClosed, StreamUnavailable
 from bsfg.journey.artifacts import collect_orphans
 from bsfg.journey.references import all_buffers
 from bsfg.journey.truncate import InStep, truncate
 from bsfg.node.alerts import AlertBoard, Note, alert_gate
 from bsfg.node.certificates import Certificates
-from bsfg.node.config import ZoneConfig, consumer_name
 from bsfg.node.latest import LatestWatch
 from bsfg.node.parts import Parts
 from bsfg.node.status import Rates, all_stats, consumer_views, hours_left, unconfirmed_of

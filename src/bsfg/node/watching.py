@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from bsfg.config import Engine, Link, Serve
 from bsfg.errors import StreamUnavailable
 from bsfg.gate import Event, Mode
-from bsfg.journey.pull import HASH_COLLISION
+from bsfg.journey.receive import HASH_COLLISION
 from bsfg.node.alerts import AlertBoard
 from bsfg.node.board import RECEIVER, SENDER, Board
-from bsfg.node.config import Engine, Link, Serve
 from bsfg.node.metrics import Metrics
 from bsfg.node.parts import Parts
 from bsfg.ports import Buffer, BufferStats

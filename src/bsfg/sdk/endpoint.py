@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from bsfg.errors import CertificateInvalid, InvalidArgument
 
 if TYPE_CHECKING:
-    from bsfg.node.config import ZoneConfig
+    from bsfg.config import ZoneConfig
     from bsfg.wire.client import BoundaryClient
 
 ADDRESS, CONFIG, CA, CERTIFICATE, KEY, SERVER_NAME = (
@@ -108,7 +108,7 @@ class Endpoint:
         The certificate is the one that ``bsfg init`` plans for the role: ``<zone>-<role>`` beside the node's own.
         ``identity`` names another.
         """
-        from bsfg.node.config import load
+        from bsfg.config import load
 
         config = load(Path(path))
         address = _reachable(str(config.listen.grpc))

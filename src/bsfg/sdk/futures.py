@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bsfg.errors import BsfgError, ConflictingDuplicate, InvalidArgument, TimedOut
-from bsfg.journey.append import AppendedFact
+from bsfg.journey.answers import AppendedFact
 from bsfg.ports import Receipt, Result
 from bsfg.schema import DIGEST_BYTES
 from bsfg.sealmark import SHA256_NAME

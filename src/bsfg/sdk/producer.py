@@ -22,7 +22,7 @@ from bsfg.artifacts import DEFAULT_MEDIA_TYPE
 from bsfg.batch import FactBatch
 from bsfg.errors import BsfgError, InvalidArgument, InvalidFact
 from bsfg.fact import JSON_MEDIA_TYPE, ArtifactRef, Envelope, Fact, Message
-from bsfg.journey.append import AppendedFact
+from bsfg.journey.answers import AppendedFact
 from bsfg.rows import Row, row_of
 from bsfg.sdk.core import Content, ProducerCore, ProducerOptions, ProducerSettings
 from bsfg.sdk.endpoint import Endpoint

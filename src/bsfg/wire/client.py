@@ -11,7 +11,7 @@ from bsfg.artifacts import verified
 from bsfg.batch import FactBatch
 from bsfg.errors import BsfgError, DigestMismatch, FactNotFound, FrameInvalid, RemoteError
 from bsfg.fact import Entry, Key, Message
-from bsfg.journey.append import AppendedFact
+from bsfg.journey.answers import AppendedFact
 from bsfg.journey.link import Fetched, FetchRequest, Refusal
 from bsfg.model import Limits
 from bsfg.offload import by_size

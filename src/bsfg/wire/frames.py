@@ -11,7 +11,7 @@ from bsfg.arrays import fixed_rows
 from bsfg.batch import EntryBatch, FactBatch
 from bsfg.errors import FrameInvalid, HasherUnknown
 from bsfg.hashing import known_hashers
-from bsfg.journey.append import AppendOutcome
+from bsfg.journey.answers import AppendOutcome
 from bsfg.journey.link import Fetched
 from bsfg.model import DEFAULT_LIMITS, Limits
 from bsfg.offload import by_size

@@ -20,7 +20,7 @@ from bsfg.artifacts import DEFAULT_MEDIA_TYPE
 from bsfg.batch import FactBatch
 from bsfg.errors import ArtifactMissing, InvalidArgument, MessageTooLarge, Overloaded, TimedOut
 from bsfg.fact import Key
-from bsfg.journey.append import AppendOutcome
+from bsfg.journey.answers import AppendOutcome
 from bsfg.journey.link import Fetched, FetchRequest, Refusal
 from bsfg.jsonform import entry_to_dict
 from bsfg.jsonlines import read_jsonl

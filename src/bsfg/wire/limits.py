@@ -337,7 +337,7 @@ class ByteBudget:
 
 
 class AnswerRoom:
-    """What the answers of one call take of a budget; see `bsfg.journey.serve.Room`.
+    """What the answers of one call take of a budget; see `bsfg.journey.answers.Room`.
 
     A caller who asks for much and reads nothing has so much of the node's memory and no more: his next call waits.
     """

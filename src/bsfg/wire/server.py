@@ -8,7 +8,7 @@ from typing import Any
 
 from bsfg.errors import BsfgError, FrameInvalid, InvalidArgument, NotReady
 from bsfg.fact import Key
-from bsfg.journey.append import AppendOutcome
+from bsfg.journey.answers import AppendOutcome
 from bsfg.journey.link import Fetched, FetchRequest, Refusal
 from bsfg.offload import STEP_FACTS, THREAD_BYTES, by_size
 from bsfg.ports import Buffer, Confirmation, Frame, Result

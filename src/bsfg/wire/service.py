@@ -14,9 +14,8 @@ from bsfg.artifacts import DEFAULT_MEDIA_TYPE
 from bsfg.batch import FactBatch
 from bsfg.fact import Entry, Key
 from bsfg.gate import Event, Gate
-from bsfg.journey.append import AppendOutcome
+from bsfg.journey.answers import AppendOutcome, Room
 from bsfg.journey.link import Fetched, FetchRequest, PeerPosition, Refusal, Release
-from bsfg.journey.serve import Room
 from bsfg.ports import (
     Buffer,
     Confirmation,

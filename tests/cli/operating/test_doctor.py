@@ -20,7 +20,7 @@ from bsfg.cli.doctor.findings import Finding, Level, Subject
 from bsfg.cli.doctor.folder import folder
 from bsfg.cli.doctor.limits import limits
 from bsfg.cli.doctor.ports import command_of, listener_of
-from bsfg.node.config import load
+from bsfg.config import load
 from bsfg.ports import Buffer
 from bsfg.stores.log.storage import LogStorage
 from bsfg.testing.facts import batch, messages, sealed

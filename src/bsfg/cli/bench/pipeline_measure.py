@@ -116,7 +116,7 @@ def _ceiling(spark: SparkSession, samples: PipelineSamples) -> None:
 
 
 def _replication(site: PipelineSite, spark: SparkSession, folder: str) -> Replication:
-    from bsfg.node.config import load
+    from bsfg.config import load
     from bsfg.spark.replicate.driver import Replication, holder_name
     from bsfg.spark.replicate.plan import plan_of
 
@@ -182,8 +182,8 @@ def _land(site: PipelineSite, spark: SparkSession, samples: PipelineSamples) -> 
 
 
 def _audit(site: PipelineSite, spark: SparkSession, samples: PipelineSamples) -> None:
+    from bsfg.config import load
     from bsfg.errors import FactsMissing
-    from bsfg.node.config import load
     from bsfg.spark.audit import audit
     from bsfg.spark.audit.planning import Wish, plan_link
 

@@ -17,7 +17,7 @@ from bsfg.cli.bench.node_server import leash
 
 def verdicts(root: Path, links: list[str], spark: Any = None) -> list[dict[str, Any]]:
     """Audit links one after the other, from the data folders, so that the hash chains are verified, too."""
-    from bsfg.node.config import load
+    from bsfg.config import load
     from bsfg.spark.audit import audit, audit_with
     from bsfg.spark.audit.planning import Wish, plan_link
     from bsfg.spark.audit.runner import LocalRunner

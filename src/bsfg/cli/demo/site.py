@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from bsfg.cli.demo.network import Wire
-from bsfg.node.config.access import consumer_name
+from bsfg.config.access import consumer_name
 from bsfg.node.dashboard.tokens import hash_of, make
 from bsfg.ports import Buffer
 from bsfg.sdk.endpoint import Endpoint

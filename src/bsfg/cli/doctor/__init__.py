@@ -95,7 +95,7 @@ def _invalid(path: Path, error: ConfigInvalid) -> Iterator[Finding]:
 def _subject(path: Path, progress: Callable[[int, int], None] | None) -> Subject:
     from bsfg.cli.doctor.findings import Subject
     from bsfg.cli.inspect.gather import writer_of
-    from bsfg.node.config import load
+    from bsfg.config import load
 
     config = load(path)
     return Subject(config, datetime.now(UTC), writer_of(config.data_folder), progress)

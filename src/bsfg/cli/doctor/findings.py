@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from bsfg.cli.inspect.gather import FolderInfo
-    from bsfg.node.config import ZoneConfig
+    from bsfg.config import ZoneConfig
     from bsfg.wire.tls import TlsFiles
 
 

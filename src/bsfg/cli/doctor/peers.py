@@ -12,7 +12,7 @@ from bsfg.cli.doctor.findings import Finding, Says, Subject
 from bsfg.errors import BsfgError, CertificateInvalid, PeerUnreachable, TimedOut
 
 if TYPE_CHECKING:
-    from bsfg.node.config import Link
+    from bsfg.config import Link
     from bsfg.wire.peer import PeerNames
     from bsfg.wire.tls import TlsFiles
 
@@ -73,8 +73,8 @@ async def _link(subject: Subject, link: Link, files: TlsFiles) -> list[Finding]:
 
 def _vouch(subject: Subject, link: Link, files: TlsFiles) -> Callable[[PeerNames], None]:
     """Give what raises for a server whose authority does not speak for its zone."""
+    from bsfg.config.vouching import Vouching
     from bsfg.node.reload import trust_of
-    from bsfg.node.vouching import Vouching
 
     config = subject.config
     vouching = Vouching(trust_of(config, files), config.authorities)

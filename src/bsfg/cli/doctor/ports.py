@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from bsfg.cli.doctor.findings import Finding, Says, Subject
 
 if TYPE_CHECKING:
-    from bsfg.node.config import Address
+    from bsfg.config import Address
 
 _says = Says("ports")
 

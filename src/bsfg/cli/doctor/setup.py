@@ -34,7 +34,7 @@ def _installed(name: str) -> bool:
 
 def configuration(subject: Subject) -> Iterator[Finding]:
     """Look at what a correct file may still leave out."""
-    from bsfg.node.config import Engine, Role, doubts_of
+    from bsfg.config import Engine, Role, doubts_of
 
     config = subject.config
     counts = (counted(len(getattr(config, what)), one) for what, one in TABLES)

@@ -133,7 +133,7 @@ def audit(
 
 def _of_config(path: Path, link: str | None, identity: str | None, address: str | None, wish: Wish) -> LinkPlan:
     """Plan the audit of a link of a zone, whose own node is asked as its pipeline."""
-    from bsfg.node.config import load
+    from bsfg.config import load
     from bsfg.spark.audit.planning import plan_link
     from bsfg.spark.calls import Access
 

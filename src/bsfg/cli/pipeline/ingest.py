@@ -269,7 +269,7 @@ def ingest(
 
 
 def _size(text: str | None, option: str) -> int | None:
-    from bsfg.node.config.kinds import SIZE, WrongValue
+    from bsfg.config.kinds import SIZE, WrongValue
 
     try:
         return SIZE.read(text) if text is not None else None

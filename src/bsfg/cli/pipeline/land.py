@@ -208,7 +208,7 @@ def _settings(
 
 
 def _size(text: str) -> int:
-    from bsfg.node.config.kinds import SIZE, WrongValue
+    from bsfg.config.kinds import SIZE, WrongValue
 
     try:
         return SIZE.read(text)

@@ -111,7 +111,7 @@ def replicate(
     stands is known to the two nodes, so this command can be killed and started again at any moment. A second one for
     the same link waits until the first is gone.
     """
-    from bsfg.node.config import Engine, load
+    from bsfg.config import Engine, load
     from bsfg.spark.calls import Access
     from bsfg.spark.replicate.driver import Replication, holder_name, local_master
     from bsfg.spark.replicate.plan import plan_of

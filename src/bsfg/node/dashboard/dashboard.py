@@ -14,8 +14,8 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 import bsfg
+from bsfg.config import Token, ZoneConfig
 from bsfg.errors import BsfgError, IdentityUnknown, InvalidArgument, SignInRequired
-from bsfg.node.config import Token, ZoneConfig
 from bsfg.node.dashboard import records
 from bsfg.node.dashboard.actions import Actions, parsed
 from bsfg.node.dashboard.door import ACT, VIEW, Door

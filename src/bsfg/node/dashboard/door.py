@@ -12,8 +12,9 @@ import hmac
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from bsfg.config.words import Action
 from bsfg.errors import BsfgError, IdentityUnknown, PermissionRefused, SignInRequired
-from bsfg.node.authorize import Action, Decision, Request, Rule
+from bsfg.node.authorize import Decision, Request, Rule
 from bsfg.node.dashboard.sessions import Session, Sessions
 from bsfg.node.dashboard.tokens import Tokens
 from bsfg.node.parts import Parts

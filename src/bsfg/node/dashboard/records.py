@@ -9,9 +9,10 @@ from typing import Any
 
 import orjson
 
+from bsfg.config.words import Action
 from bsfg.fact import Message, is_json
 from bsfg.jsonform import message_to_dict
-from bsfg.node.authorize import Action, Request
+from bsfg.node.authorize import Request
 from bsfg.node.parts import Parts
 from bsfg.node.trail import AuditTrail
 from bsfg.ports import GapRecord

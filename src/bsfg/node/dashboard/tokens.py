@@ -12,7 +12,7 @@ import re
 import secrets
 from collections.abc import Mapping
 
-from bsfg.node.config import Token
+from bsfg.config import Token
 
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 """Digits and letters that cannot be taken for each other: 5 bits each."""

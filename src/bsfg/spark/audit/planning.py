@@ -16,7 +16,7 @@ from bsfg.spark.calls import Access
 from bsfg.stores.log.reader import LogFolder, open_folder
 
 if TYPE_CHECKING:
-    from bsfg.node.config import Link, ZoneConfig
+    from bsfg.config import Link, ZoneConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def _stream(config: ZoneConfig, link: Link, stream: str, own: Access | None, wis
 
 
 def _sender(config: ZoneConfig, link: Link, stream: str, buffer: Buffer, wish: Wish) -> End:
-    from bsfg.node.config.access import consumer_name
+    from bsfg.config.access import consumer_name
     from bsfg.spark.replicate.plan import peer_access
 
     consumer = consumer_name(config.zone.name, stream, buffer)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bsfg.artifacts import BY_DIGEST, DEFAULT_MEDIA_TYPE, check_digest, own_name
 from bsfg.batch import EntryBatch
+from bsfg.clock import SystemClock
 from bsfg.errors import (
     ArtifactConflict,
     ArtifactMissing,
@@ -23,9 +24,10 @@ from bsfg.errors import (
 )
 from bsfg.fact import ArtifactRef
 from bsfg.journey.artifacts import named_artifacts
-from bsfg.journey.flow import Turns
+from bsfg.journey.backfill import make_good
 from bsfg.journey.link import Fetched, FetchRequest, PeerLink, PeerPosition, Release
-from bsfg.journey.pull import HOLDING, Progress, Stored
+from bsfg.journey.pull import HOLDING, Turns
+from bsfg.journey.receive import Progress, Stored
 from bsfg.journey.verify import Decision, LinkHeld, Put, check_history, check_order
 from bsfg.ports import Frame, Gap
 from bsfg.spark.replicate.plan import LinkPlan, StreamPlan
@@ -267,7 +269,9 @@ class CarriedPull:
         link = self.plan.link
         self._source = ClientLink(link.zone, self.of.consumer, self.peer, link.carry_only)
         self._memory = RemoteMemory(self.admin, link.name, self.stream, self.lease)
-        self._turns = Carrying(self._source, self._memory, confirm_every_seconds=CONFIRM_EVERY_SECONDS)
+        self._turns = Carrying(
+            self._source, self._memory, clock=SystemClock(), confirm_every_seconds=CONFIRM_EVERY_SECONDS
+        )
         bring = Artifacts(self.peer, self.own, link.name, self.came).bring
         self._courier = Courier(self.own, link.name, self.stream, self.lease, bring)
 
@@ -287,7 +291,6 @@ class CarriedPull:
 
     async def make_good(self) -> Progress | None:
         """Act upon an operator's release."""
-        from bsfg.node.reread import make_good
 
         def read(first: int, end: int) -> AsyncIterator[Frame]:
             link = self.plan.link

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from bsfg.errors import BsfgError, LeaseLost
 from bsfg.gate import Event, Gate, Mode
-from bsfg.journey.pull import Progress
-from bsfg.node.desk import refused_facts
+from bsfg.journey.receive import Progress
 
 if TYPE_CHECKING:
     from bsfg.wire.adminclient import AdminClient
@@ -36,7 +35,7 @@ class Tally:
         return Tally(
             self.inserted + progress.inserted,
             self.repeated + progress.repeated,
-            self.refused + refused_facts(progress),
+            self.refused + progress.refused_facts,
             progress.backlog,
             self.lag_seconds if progress.lag_seconds is None else progress.lag_seconds,
         )

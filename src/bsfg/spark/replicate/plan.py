@@ -14,7 +14,7 @@ from bsfg.ports import Buffer
 from bsfg.spark.calls import Access
 
 if TYPE_CHECKING:
-    from bsfg.node.config import Authority, Identity, Link, ZoneConfig
+    from bsfg.config import Authority, Identity, Link, ZoneConfig
     from bsfg.wire.peer import PeerNames
     from bsfg.wire.tls import TlsFiles, Watched
 
@@ -41,7 +41,7 @@ class Voucher:
     def vouch(self, files: TlsFiles) -> Callable[[PeerNames], None]:
         """Read the authorities, and give what raises for a server that they do not stand for."""
         from bsfg.clock import SystemClock
-        from bsfg.node.vouching import Vouching
+        from bsfg.config.vouching import Vouching
         from bsfg.wire.authorities import load_trust
 
         vouching, clock = Vouching(load_trust(files, self.crl), self.authorities), SystemClock()
@@ -103,9 +103,8 @@ class LinkPlan:
 
 def plan_of(config: ZoneConfig, name: str, own: Access, holder: str) -> LinkPlan:
     """Make the plan of one link of a zone's configuration."""
-    from bsfg.node.config.access import consumer_name
-    from bsfg.node.config.words import IdentityFrom
-    from bsfg.node.parts import Lane
+    from bsfg.config.access import consumer_name
+    from bsfg.config.words import IdentityFrom
 
     link = config.links.get(name)
     if link is None:
@@ -116,7 +115,7 @@ def plan_of(config: ZoneConfig, name: str, own: Access, holder: str) -> LinkPlan
         StreamPlan(
             stream,
             consumer_name(config.zone.name, stream, link.buffer),
-            Lane.of(config.streams[stream]).forward_policy.capacity_bytes,
+            config.streams[stream].forward_policy.capacity_bytes,
         )
         for stream in config.streams_of(link)
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bsfg.errors import BsfgError, LeaseHeld, LeaseLost
+from bsfg.journey.handoff import Handoff
 from bsfg.spark.calls import calls
 from bsfg.spark.daemon import DAEMON_PID
 from bsfg.spark.replicate.carrying import CarriedPull
@@ -91,9 +92,8 @@ async def _leased(admin: AdminClient, plan: LinkPlan, gone: Callable[[], bool]) 
 
 
 async def _move(plan: LinkPlan, admin: AdminClient, lease: LeaseView, gone: Callable[[], bool]) -> RemoteDesk:
-    from bsfg.node.handoff import Handoff
-    from bsfg.node.reach import Reach
     from bsfg.wire.client import BoundaryClient
+    from bsfg.wire.reach import Reach
 
     own = BoundaryClient(calls().connection(plan.own))
     connection = calls().connection(plan.peer)
@@ -104,7 +104,8 @@ async def _move(plan: LinkPlan, admin: AdminClient, lease: LeaseView, gone: Call
     watched = plan.peer.watched
     watched = watched if hasattr(watched, "files") else None
     reach = Reach(
-        plan.link.address,
+        plan.link.address.host,
+        plan.link.address.port,
         plan.link.expected_server,
         watched,
         connection,

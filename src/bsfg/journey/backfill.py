@@ -15,10 +15,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
 from bsfg.errors import DigestMismatch, ForeignLog, FrameInvalid
-from bsfg.journey.link import Fetched, FetchRequest, PeerLink, PeerMemory, PeerPosition, SessionMemory
-from bsfg.journey.pull import BeforePut, Progress, pull_once
+from bsfg.journey.link import Fetched, FetchRequest, PeerLink, PeerMemory, PeerPosition
+from bsfg.journey.receive import BeforePut, Progress, receive
 from bsfg.journey.verify import LinkHeld, LinkRules, check_history
-from bsfg.node.brought import Brought
 from bsfg.ports import Clock, ForwardBuffer, Frame
 
 ReadRange = Callable[[int, int], AsyncIterator[Frame]]
@@ -90,8 +89,8 @@ async def put_again(
     """Put a frame that had come before into a forward buffer of this process."""
     log_id, served_at = fetched.log_id, fetched.served_at_unix_ms
     answer = Fetched(log_id, frame.first, frame.last + 1, b"", [frame], served_at_unix_ms=served_at)
-    session = SessionMemory(PeerPosition(log_id=log_id, latest_start=frame.first))
+    position = PeerPosition(log_id=log_id, latest_start=frame.first)
     # It was on time when it came first.
-    return await pull_once(
-        Brought(zone, answer), forward, session, rules, clock=clock, clock_trusted=False, before_put=before_put
+    return await receive(
+        answer, position, rules, zone, forward, clock=clock, clock_trusted=False, before_put=before_put
     )

@@ -1,7 +1,9 @@
-"""The handoff of one link: a loop per stream that pulls, puts and confirms, whichever engine runs it.
+"""The handoff of one link: a loop per stream that pulls, receives and confirms, whichever engine runs it.
 
 A loop per stream, so that the backlog of one never delays the live facts of another. They share the link's connection,
-its gate, its lease and its rate limit. The turns are those of `bsfg.journey.flow`, which may be interrupted anywhere.
+its gate, its lease and its rate limit. The turns are those of `bsfg.journey.pull`, which may be interrupted anywhere.
+The native engine runs these loops in the node and a live task runs them on Spark; what differs is where they report
+(`Desk`), where the facts are put (`Pull`), and how the sender is reached (`Way`).
 """
 
 from __future__ import annotations
@@ -10,16 +12,34 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from enum import StrEnum
 from typing import Protocol
 
-from bsfg.errors import BsfgError, CertificateInvalid, PeerUnreachable, TimedOut
+from bsfg.errors import (
+    ArtifactConflict,
+    ArtifactMissing,
+    ArtifactStoreFull,
+    ArtifactTooLarge,
+    BsfgError,
+    BufferFull,
+    CertificateInvalid,
+    ConsumerRetired,
+    DigestMismatch,
+    DiskFull,
+    FactTooLarge,
+    IdentityRevoked,
+    IdentityUnknown,
+    InvalidFact,
+    MessageTooLarge,
+    PeerUnreachable,
+    PermissionRefused,
+    ServerIdentityMismatch,
+    TimedOut,
+)
 from bsfg.gate import Event, Gate, Mode
 from bsfg.journey.link import FetchRequest
-from bsfg.journey.pull import Progress
-from bsfg.node.config import Link
-from bsfg.node.desk import Desk
-from bsfg.node.faults import Verdict, verdict
-from bsfg.node.pacing import Appetite, Backoff, RateLimit
+from bsfg.journey.pull import HOLDING
+from bsfg.journey.receive import Progress
 
 FETCH_BYTES = 8 << 20
 FETCH_PARTS = 16
@@ -30,8 +50,89 @@ Note = Callable[..., None]
 """Takes an event's name and its fields, for the log."""
 
 
+class Pace(Protocol):
+    """How a link is to be moved, as its table in the configuration says it."""
+
+    @property
+    def name(self) -> str:
+        """The name of the link."""
+        ...
+
+    @property
+    def rate_limit(self) -> int:
+        """Most facts per second, 0 for no limit."""
+        ...
+
+    @property
+    def batch_facts(self) -> int:
+        """Most facts in one fetch."""
+        ...
+
+    @property
+    def fetch_wait_seconds(self) -> float:
+        """How long a fetch waits for new facts."""
+        ...
+
+    @property
+    def backoff_first_seconds(self) -> float:
+        """The first pause after a failure."""
+        ...
+
+    @property
+    def backoff_max_seconds(self) -> float:
+        """The longest pause between two attempts."""
+        ...
+
+    @property
+    def lost_after_failures(self) -> int:
+        """Failed fetches in a row after which the link is autonomous."""
+        ...
+
+    @property
+    def reconciliation_backlog(self) -> int:
+        """Backlog above which the link is in reconciliation."""
+        ...
+
+    @property
+    def normal_backlog(self) -> int:
+        """Backlog at or below which it is normal again."""
+        ...
+
+
+class Desk(Protocol):
+    """What a loop tells about its link; a desk in another process may pass it on a little later."""
+
+    def may_move(self) -> bool:
+        """Tell whether this engine, and no other, moves the link now."""
+        ...
+
+    def gate(self) -> Gate:
+        """Give the receiver's gate."""
+        ...
+
+    def tell(self, event: Event, reason: str = "") -> None:
+        """Tell what happened to the gate."""
+        ...
+
+    def hold(self, reason: str, stream: str = "", log_id: str = "") -> None:
+        """Close the gate until an operator has looked at what was found in a stream, and in which history."""
+        ...
+
+    def report(self, stream: str, progress: Progress) -> None:
+        """Tell what a turn achieved."""
+        ...
+
+    def failed(self, code: str) -> None:
+        """Count a turn that failed."""
+        ...
+
+    def distrust(self, text: str | None) -> None:
+        """Say that the peer cannot be trusted at the moment, None when it can."""
+        ...
+
+
 class Way(Protocol):
-    """The way to the sender; see `bsfg.node.reach.Reach`."""
+    """The way to the sender; see `bsfg.wire.reach.Reach`."""
 
     async def ready(self) -> None:
         """Make sure that the sender is the one that is meant, or raise."""
@@ -60,7 +161,7 @@ class Pull(Protocol):
         ...
 
     async def make_good(self) -> Progress | None:
-        """Act upon an operator's release, None when there is none; see `bsfg.node.reread`."""
+        """Act upon an operator's release, None when there is none; see `bsfg.journey.backfill`."""
         ...
 
     def reset(self) -> None:
@@ -73,7 +174,7 @@ class Handoff:
 
     def __init__(
         self,
-        link: Link,
+        link: Pace,
         desk: Desk,
         pulls: Sequence[Pull],
         *,
@@ -251,3 +352,109 @@ def _appetite(pull: Pull) -> Appetite:
 
 def _brief(error: BsfgError) -> dict[str, object]:
     return {"code": error.code, "message": error.message[:300]}
+
+
+# What a failed turn means.
+
+
+class Verdict(StrEnum):
+    """What follows from a failure."""
+
+    RETRY = "retry"
+    PAUSE = "pause"
+    HOLD = "hold"
+
+
+AT_ONCE: tuple[type[BsfgError], ...] = (
+    *HOLDING,
+    FactTooLarge,
+    InvalidFact,
+    MessageTooLarge,
+    IdentityUnknown,
+    IdentityRevoked,
+    PermissionRefused,
+    ServerIdentityMismatch,
+    ConsumerRetired,
+)
+"""Faults of framing, identity, authorisation and history: more tries would not help, and may do harm."""
+
+AFTER_A_FEW: tuple[type[BsfgError], ...] = (DigestMismatch, ArtifactMissing, ArtifactTooLarge, ArtifactConflict)
+"""Faults of what the peer sent beside its facts: perhaps damage on the way, but not time after time."""
+
+NO_ROOM: tuple[type[BsfgError], ...] = (BufferFull, ArtifactStoreFull, DiskFull)
+"""This zone's own storage is full; the peer has nothing to do with it."""
+
+
+def verdict(error: BsfgError, repeats: int, few: int) -> Verdict:
+    """Decide what a failure means that came so many times in a row; ``few`` is how many are patience enough."""
+    if isinstance(error, AT_ONCE) or (isinstance(error, AFTER_A_FEW) and repeats >= few):
+        return Verdict.HOLD
+    return Verdict.PAUSE if isinstance(error, NO_ROOM) else Verdict.RETRY
+
+
+# How much a link asks for, how often it tries, and how fast it may go.
+
+APPETITE_BYTES_MIN = 16 << 10
+GROWS_AFTER = 8
+
+
+class Appetite:
+    """How much to ask for at once: much less after an answer that ran out of time, more again after some that came.
+
+    Over a slow link a whole answer may never arrive in time; asked for again as it was, it would never end.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self.max_bytes = self._most_bytes = most_bytes
+        self._came = 0
+
+    def ran_out_of_time(self) -> None:
+        """Ask for a quarter."""
+        self.max_bytes = min(self._most_bytes, max(APPETITE_BYTES_MIN, self.max_bytes // 4))
+        self._came = 0
+
+    def came(self) -> None:
+        """Ask for twice as much when several answers have come in time."""
+        self._came += 1
+        if self._came >= GROWS_AFTER and self.max_bytes < self._most_bytes:
+            self.max_bytes = min(self._most_bytes, 2 * self.max_bytes)
+            self._came = 0
+
+
+class RateLimit:
+    """A budget of facts per second that the streams of a link share; it never lets a burst exceed one second."""
+
+    def __init__(self, facts_per_second: int) -> None:
+        self._rate = facts_per_second
+        self._free_at = 0.0
+
+    def batch(self, most: int) -> int:
+        """Give the largest batch to ask for, so that a turn costs about a tenth of a second of the budget."""
+        return most if not self._rate else max(1, min(most, self._rate // 10))
+
+    async def spend(self, facts: int) -> None:
+        """Wait until so many facts more are within the rate."""
+        if not self._rate or not facts:
+            return
+        now = asyncio.get_running_loop().time()
+        self._free_at = max(self._free_at, now - 1.0) + facts / self._rate
+        if self._free_at > now:
+            await asyncio.sleep(self._free_at - now)
+
+
+class Backoff:
+    """Pauses that double, with jitter, so that many links do not come back at the same moment."""
+
+    def __init__(self, first_seconds: float, max_seconds: float, rng: random.Random) -> None:
+        self._first, self._max, self._rng = first_seconds, max_seconds, rng
+        self.failures = 0
+
+    def reset(self) -> None:
+        """Begin again after a success."""
+        self.failures = 0
+
+    def next_seconds(self) -> float:
+        """Give the next pause: between half of and the whole of the doubled one."""
+        whole = min(self._max, self._first * float(2 ** min(self.failures, 30)))
+        self.failures += 1
+        return whole * self._rng.uniform(0.5, 1.0)

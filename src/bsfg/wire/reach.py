@@ -14,7 +14,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from bsfg.errors import BsfgError, CertificateInvalid, PeerUnreachable, ServerIdentityMismatch, TimedOut
-from bsfg.node.config.kinds import Address
 from bsfg.wire.connection import Connection
 from bsfg.wire.peer import PeerNames
 from bsfg.wire.probe import ServerVerified, verify_server
@@ -28,7 +27,8 @@ class Reach:
 
     def __init__(
         self,
-        address: Address,
+        host: str,
+        port: int,
         expected: str,
         watched: Watched | None,
         connection: Connection,
@@ -36,7 +36,7 @@ class Reach:
         by_alternative_name: bool = False,
         vouch: Callable[[PeerNames], None] = lambda names: None,
     ) -> None:
-        self._address, self._expected, self._watched = address, expected, watched
+        self._host, self._port, self._expected, self._watched = host, port, expected, watched
         self._connection, self._by_alternative_name, self._vouch = connection, by_alternative_name, vouch
         self._verified: ServerVerified | None = None
         self._looked = asyncio.Lock()
@@ -76,7 +76,7 @@ class Reach:
         if isinstance(error, TimedOut):
             self._connection.reconnect()
         if isinstance(error, ServerIdentityMismatch | CertificateInvalid):
-            return PeerUnreachable(f"{self._address} is {self._expected}, by another certificate than before")
+            return PeerUnreachable(f"{self._host}:{self._port} is {self._expected}, by another certificate than before")
         return error
 
     def close(self) -> None:
@@ -104,8 +104,8 @@ class Reach:
 
     def _verify(self, watched: Watched) -> ServerVerified:
         return verify_server(
-            self._address.host,
-            self._address.port,
+            self._host,
+            self._port,
             watched.files,
             self._expected,
             by_alternative_name=self._by_alternative_name,

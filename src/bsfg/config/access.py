@@ -7,9 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from bsfg.keys import LABEL_FIELD, SEMANTIC_FIELDS, IdStrategy, MessageIds
-from bsfg.node.config.declare import given_name, optional, setting
-from bsfg.node.config.kinds import (
+from bsfg.config.declare import given_name, optional, setting
+from bsfg.config.kinds import (
     ADDRESS,
     ANY,
     AUTHORITY_NAME,
@@ -32,7 +31,8 @@ from bsfg.node.config.kinds import (
     list_of,
     one_of_or,
 )
-from bsfg.node.config.words import HasherName, IdentityFrom, Role, TlsVersion, TokenRole
+from bsfg.config.words import HasherName, IdentityFrom, Role, TlsVersion, TokenRole
+from bsfg.keys import LABEL_FIELD, SEMANTIC_FIELDS, IdStrategy, MessageIds
 from bsfg.ports import Buffer
 
 

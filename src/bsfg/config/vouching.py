@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from bsfg.config.access import Authority, Identity
+from bsfg.config.kinds import ANY
 from bsfg.errors import CertificateInvalid, IdentityRevoked, IdentityUnknown, ServerIdentityMismatch
-from bsfg.node.config.access import Authority, Identity
-from bsfg.node.config.kinds import ANY
 from bsfg.wire.peer import PeerNames, Shown, check_end
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast, get_type_hints
 
-from bsfg.node.config.kinds import Kind, WrongValue, nearest
-from bsfg.node.config.positions import Path
+from bsfg.config.kinds import Kind, WrongValue, nearest
+from bsfg.config.positions import Path
 
 T = TypeVar("T")
 

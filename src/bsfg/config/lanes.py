@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from bsfg.node.config.declare import given_name, optional, setting
-from bsfg.node.config.kinds import (
+from bsfg.config.declare import given_name, optional, setting
+from bsfg.config.kinds import (
     ADDRESS,
     ANY,
     COUNT,
@@ -24,7 +24,7 @@ from bsfg.node.config.kinds import (
     integer,
     list_of,
 )
-from bsfg.node.config.words import Engine, Safety, Start
+from bsfg.config.words import Engine, Safety, Start
 from bsfg.ports import Buffer
 from bsfg.retention import Overflow, Policy
 from bsfg.rules import Limits as FactLimits

@@ -13,15 +13,15 @@ import re
 import tomllib
 from pathlib import Path
 
+from bsfg.config.access import Authority, Identity, Listen, Signing, Tls, Token, Zone, consumer_name
+from bsfg.config.checks import doubts_of, problems_of
+from bsfg.config.declare import Problem, Reader
+from bsfg.config.kinds import Address
+from bsfg.config.lanes import Link, Serve, Stream
+from bsfg.config.positions import lines_of
+from bsfg.config.settings import Alerts, Artifacts, Dashboard, Limits, Log, ZoneConfig
+from bsfg.config.words import Engine, IdentityFrom, LogFormat, LogLevel, Role, Safety, Start, TokenRole
 from bsfg.errors import ConfigInvalid
-from bsfg.node.config.access import Authority, Identity, Listen, Signing, Tls, Token, Zone, consumer_name
-from bsfg.node.config.checks import doubts_of, problems_of
-from bsfg.node.config.declare import Problem, Reader
-from bsfg.node.config.kinds import Address
-from bsfg.node.config.lanes import Link, Serve, Stream
-from bsfg.node.config.positions import lines_of
-from bsfg.node.config.settings import Alerts, Artifacts, Dashboard, Limits, Log, ZoneConfig
-from bsfg.node.config.words import Engine, IdentityFrom, LogFormat, LogLevel, Role, Safety, Start, TokenRole
 
 __all__ = [
     "Address",

@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bsfg.node.config.declare import Table, dotted, tables_of, toml
-from bsfg.node.config.settings import ZoneConfig
+from bsfg.config.declare import Table, dotted, tables_of, toml
+from bsfg.config.settings import ZoneConfig
 
 WIDTH = 110
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
+from bsfg.config.access import Identity, consumer_name
+from bsfg.config.declare import Problem
+from bsfg.config.kinds import ANY, Address, nearest
+from bsfg.config.lanes import Link, Serve, Stream
+from bsfg.config.positions import Path
+from bsfg.config.settings import ZoneConfig
+from bsfg.config.words import Role, Safety
 from bsfg.errors import HasherUnknown, InvalidArgument, PolicyInvalid
 from bsfg.hashing import hasher_named
 from bsfg.keys import WITH_FIELDS, MessageIds
-from bsfg.node.config.access import Identity, consumer_name
-from bsfg.node.config.declare import Problem
-from bsfg.node.config.kinds import ANY, Address, nearest
-from bsfg.node.config.lanes import Link, Serve, Stream
-from bsfg.node.config.positions import Path
-from bsfg.node.config.settings import ZoneConfig
-from bsfg.node.config.words import Role, Safety
 from bsfg.ports import Buffer
 from bsfg.retention import DAY_SECONDS, Overflow
 from bsfg.wire.peer import looks_like

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from bsfg.node.config.access import Authority, Identity, Listen, Signing, Tls, Token, Zone
-from bsfg.node.config.declare import optional, setting, table, tables
-from bsfg.node.config.kinds import (
+from bsfg.config.access import Authority, Identity, Listen, Signing, Tls, Token, Zone
+from bsfg.config.declare import optional, setting, table, tables
+from bsfg.config.kinds import (
     ANY,
     ARGUMENTS,
     AUTHORITY_NAME,
@@ -28,8 +28,8 @@ from bsfg.node.config.kinds import (
     ZONE_NAME,
     choice,
 )
-from bsfg.node.config.lanes import Link, Serve, Stream
-from bsfg.node.config.words import LogFormat, LogLevel
+from bsfg.config.lanes import Link, Serve, Stream
+from bsfg.config.words import LogFormat, LogLevel
 from bsfg.signatures import TrustedKeys, read_key
 
 
