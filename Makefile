@@ -3,6 +3,7 @@
 PYTHON ?= python3
 WORKERS ?= 3
 BENCH ?=
+PLANTED ?=
 DEMO ?=
 
 VENV := .venv
@@ -10,7 +11,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: docs help venv lint format programs test soak demo bench proto reference clean
+.PHONY: docs help venv lint format programs test planted soak demo bench proto reference clean
 
 help: ## Show this help
 	@echo "BSFG: a bidirectional store-and-forward gateway."
@@ -22,7 +23,8 @@ help: ## Show this help
 	@echo
 	@echo "Variables: PYTHON=$(PYTHON) (the interpreter), WORKERS=$(WORKERS) (parallel test processes),"
 	@echo "           BENCH (options of the benchmark, such as BENCH='--facts 10000000 --plot bench.svg'),"
-	@echo "           DEMO (options of the demo, such as DEMO='--three-zones --keep')."
+	@echo "           DEMO (options of the demo, such as DEMO='--three-zones --keep'),"
+	@echo "           PLANTED (options of the planted bugs, such as PLANTED='--only links_always_open')."
 
 venv: $(STAMP) ## Create the environment and install the package for development
 
@@ -49,6 +51,9 @@ programs: ## Install Chromium and curl for the tests, if they are not here (Debi
 
 test: venv lint programs ## Run lint and every test, campaigns in their short form
 	BSFG_SOAK=short $(BIN)/pytest -n $(WORKERS) --dist loadgroup tests
+
+planted: venv ## Plant small bugs in a copy, one by one, and demand that a test catches each
+	@$(BIN)/python -m tests.planted.run $(PLANTED)
 
 soak: venv ## Run the campaigns in their long form (hours, other seeds each time)
 	BSFG_SOAK=long $(BIN)/pytest --timeout 0 -m soak tests
