@@ -99,7 +99,7 @@ def plant(bug: Bug, folder: Path) -> None:
 @contextmanager
 def copied() -> Iterator[Path]:
     """Give a copy of source and tests in a temporary folder, with all else of the project in its place."""
-    with TemporaryDirectory(prefix="bsfg-planted-") as name:
+    with TemporaryDirectory(prefix="bsfg-planted-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         for path in ROOT.iterdir():
             if path.name in ("src", "tests"):
