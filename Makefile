@@ -3,6 +3,7 @@
 PYTHON ?= python3
 WORKERS ?= 3
 BENCH ?=
+PLANTED ?=
 DEMO ?=
 
 VENV := .venv
@@ -11,7 +12,7 @@ STAMP := $(VENV)/.installed
 PYTEST = BSFG_SOAK=short $(BIN)/pytest -n $(WORKERS) --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: docs help venv lint format programs test campaigns soak house demo bench proto reference clean
+.PHONY: docs help venv lint format programs test campaigns planted soak house demo bench proto reference clean
 
 help: ## Show this help
 	@echo "BSFG: a bidirectional store-and-forward gateway."
@@ -23,7 +24,8 @@ help: ## Show this help
 	@echo
 	@echo "Variables: PYTHON=$(PYTHON) (the interpreter), WORKERS=$(WORKERS) (parallel test processes),"
 	@echo "           BENCH (options of the benchmark, such as BENCH='--facts 10000000 --json'),"
-	@echo "           DEMO (options of the demo, such as DEMO='--three-zones --keep')."
+	@echo "           DEMO (options of the demo, such as DEMO='--three-zones --keep'),"
+	@echo "           PLANTED (options of the planted bugs, such as PLANTED='--only links_always_open')."
 
 venv: $(STAMP) ## Create the environment and install the package for development
 
@@ -53,6 +55,9 @@ test: venv lint programs ## Run lint and every test but the campaigns (about ten
 
 campaigns: venv programs ## Run what takes minutes each, in its short form: kills, attacks, clusters, pasted pages
 	$(PYTEST) -m campaign tests
+
+planted: venv ## Plant small bugs in a copy, one by one, and demand that a test catches each
+	@$(BIN)/python -m tests.planted.run $(PLANTED)
 
 soak: venv ## Run everything with a long form in it (hours, other seeds each time)
 	BSFG_SOAK=long $(BIN)/pytest --timeout 0 -m soak tests

@@ -67,6 +67,7 @@ BAD: dict[str, tuple[Confirmation, Sequence[Refusal], type[BsfgError]]] = {
     "a range beyond the end": (Confirmation(ranges=[(4, 10)]), (), OffsetOutOfRange),
     "a refusal beyond the end": (Confirmation(through=9), [Refusal(10, 10, "conflict")], OffsetOutOfRange),
     "another log": (Confirmation(through=5, log_id="another"), (), ForeignLog),
+    "refusals of another log": (Confirmation(5, log_id="another"), [Refusal(3, 4, "conflict")], ForeignLog),
     "a refusal that is not confirmed": (Confirmation(through=5), [Refusal(5, 6, "conflict")], InvalidArgument),
     "a refusal in an open hole": (Confirmation(ranges=[(0, 2), (5, 9)]), [Refusal(2, 5, "x")], InvalidArgument),
     "a refusal that runs backwards": (Confirmation(through=5), [Refusal(3, 2, "conflict")], InvalidArgument),

@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import LONG_SOAK
 from tests.journey.simulation import Campaign
 from tests.journey.test_lying_peer import LyingLink, jump, reordered, with_column
-from tests.journey.zones import BACKENDS, DirectLink, Inbound, Zone, connect
+from tests.journey.zones import BACKENDS, DirectLink, Inbound, Zone, connect, origin_span
 
 from bsfg.batch import FactBatch
 from bsfg.errors import BufferFull, ForeignLog, PeerUnreachable
@@ -20,8 +20,8 @@ from bsfg.journey.link import Fetched, FetchRequest, PeerPosition, Refusal, Sess
 from bsfg.journey.pull import ANSWERS_AT_ONCE, Flow
 from bsfg.journey.serve import serve
 from bsfg.ports import Confirmation, OriginSpan, Receipt
-from bsfg.retention import Policy
-from bsfg.testing.facts import messages
+from bsfg.retention import GapReason, Policy
+from bsfg.testing.facts import altered, messages, sealed
 
 MakeZone = Callable[[str], Zone]
 
@@ -133,6 +133,22 @@ async def test_confirmations_are_gathered(make_memory_zone: MakeZone) -> None:
     through = [confirmation.through for confirmation in link.confirmations]
     assert through == [9, 99]
     assert await plant.committed(inbound.link.consumer) == 99
+    flow.reset()
+
+
+async def test_refusals_that_wait_are_told_together(make_memory_zone: MakeZone) -> None:
+    """What is refused while a confirmation is under way is told with the next one: every refusal reaches the sender."""
+    plant, enterprise, inbound, link, flow = await flowing(make_memory_zone, 6)
+    forward = await enterprise.forward()
+    await forward.put_if_absent(sealed(altered(messages(6))), origin_span("plant", 100, 6))
+    link.may_confirm.clear()
+    for _ in range(3):
+        await flow.turn(forward, FetchRequest(max_facts=2))
+    link.may_confirm.set()
+    await flow.confirmed()
+    assert await plant.committed(inbound.link.consumer) == 5
+    told = [(gap.first, gap.last) for gap in await (await plant.store()).gaps() if gap.reason == GapReason.QUARANTINED]
+    assert sum(last - first + 1 for first, last in told) == 6
     flow.reset()
 
 

@@ -19,7 +19,7 @@ from bsfg.sdk.consumer import AsyncConsumer
 from bsfg.sdk.producer import AsyncProducer
 from bsfg.sdk.signing import Signer, TrustedKeys, create_key
 from bsfg.sealing import seal
-from bsfg.testing.facts import message, messages
+from bsfg.testing.facts import batch, message, messages
 
 PAYLOAD = MessageIds(IdStrategy.PAYLOAD)
 
@@ -280,3 +280,10 @@ async def test_signing_where_the_zone_derives_ids(sites: Sites, keys: tuple[Sign
     async with AsyncConsumer("historian", site.grpc_address, keys=trusted) as consumer:
         entry = await anext(consumer.entries())
     assert entry.message.envelope.message_id == appended.message_id
+
+
+def test_what_is_wrong_is_named_by_its_row() -> None:
+    """Facts of zones without keys are not checked, and still count when a row is named: that row is set aside."""
+    lab, plant = batch(3, from_zone="lab"), batch(2)
+    facts = FactBatch.concat([lab.slice(0, 2), plant.slice(0, 1), lab.slice(2, 1), plant.slice(1, 1)])
+    assert sorted(TrustedKeys({"plant": {}}).problems(facts, "operational")) == [2, 4]

@@ -1,5 +1,7 @@
 """The board of the links: gates move by its rules, leases end by the clock, reports show what happened last."""
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -111,6 +113,25 @@ def test_leases_end_by_the_monotonic_clock() -> None:
     for ttl_ms in (0, 999, 300_001):
         with pytest.raises(InvalidArgument):
             links.acquire("from-a", "p3", ttl_ms)
+
+
+def test_an_urgent_waiter_comes_first() -> None:
+    """Whoever waits urgently has the lease next, also before one of its own who waited longer."""
+    asyncio.run(_urgent_first())
+
+
+async def _urgent_first() -> None:
+    links, _, _ = board()
+    held = links.acquire("from-a", "spark", 60_000)
+    task = asyncio.create_task(links.turn("from-a", "spark", 60_000, 60))
+    await asyncio.sleep(0)
+    driver = asyncio.create_task(links.turn("from-a", "spark", 60_000, 60, urgent=True))
+    await asyncio.sleep(0)
+    links.give_back("from-a", held.token)
+    await asyncio.wait([task, driver], return_when=asyncio.FIRST_COMPLETED)
+    assert driver.done() and not task.done()
+    links.give_back("from-a", driver.result().token)
+    assert (await task).holder == "spark"
 
 
 def test_reports_are_kept_by_stream() -> None:

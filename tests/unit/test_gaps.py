@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bsfg import gaps
 from bsfg.errors import InvalidArgument
 from bsfg.gaps import RELAYED_RANGES_MAX, GapBook, GapRecord, GapSet, check_gaps, grouped, listed
 from bsfg.ranges import RangeSet
@@ -118,3 +119,16 @@ def test_a_range_beyond_all_offsets_is_refused() -> None:
     for gap in (GapRecord(0, 1 << 62, GapReason.LOST, 1, "", "plant"), GapRecord(1 << 62, 1 << 62, GapReason.LOST, 1)):
         with pytest.raises(InvalidArgument):
             check_gaps([gap], 1 << 63)
+
+
+def test_what_is_told_anew_is_told_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When many small steps were told, the telling begins again: whoever asks then hears of everything, once."""
+    monkeypatch.setattr(gaps, "_STEPS_KEPT", 2)
+    book, steps = GapBook(), 40
+    for number in range(steps):
+        book.add(GapSet.of(GapRecord(3 * number, 3 * number, GapReason.EVICTED, number, "", "plant")))
+    told, token = book.told_since("", RELAYED_RANGES_MAX)
+    assert len(told) < steps
+    assert {offset for _, offset in held(told)} == {3 * number for number in range(steps)}
+    assert book.told_since(token, RELAYED_RANGES_MAX) == ([], token)
+    assert book.told_since("a token of another life", RELAYED_RANGES_MAX)[0] == told

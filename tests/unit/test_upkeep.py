@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import numpy as np
@@ -18,10 +19,12 @@ from bsfg.node.board import SENDER, Board
 from bsfg.node.guard import Guard
 from bsfg.node.metrics import Metrics
 from bsfg.node.parts import Parts, Settings
+from bsfg.node.state import NodeState
 from bsfg.node.status import Rates, document
 from bsfg.node.upkeep import Upkeep
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec, Result, StartAt
 from bsfg.retention import DAY_SECONDS
+from bsfg.stores.artifacts.memory import MemoryArtifacts
 from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.log.writer import LogOptions
 from bsfg.stores.memory import MemoryStorage
@@ -127,6 +130,63 @@ async def _leaves_by_age(mode: Mode) -> None:
     site.clock.advance(2 * DAY_SECONDS)
     await site.upkeep.enforce_retention()
     assert (await store.stats()).start == (4 if mode in (Mode.NORMAL, Mode.RECONCILIATION) else 0)
+
+
+def test_nothing_confirmed_leaves_while_a_peer_is_away() -> None:
+    """Retention asks the gate to every zone that pulls: after an outage its receiver may ask again."""
+    asyncio.run(_peer_away())
+
+
+async def _peer_away() -> None:
+    site = Site(CONFIG + "[serve.plant]\n")
+    store, consumer = await site.parts.store("operational"), consumer_name("plant", "operational", Buffer.STORE)
+    site.board.add("plant", SENDER)
+    await site.storage.cursors.create(ConsumerSpec(consumer, "operational", Buffer.STORE, StartAt.EARLIEST, 0, True))
+    await store.append(batch(4))
+    await site.storage.cursors.commit(consumer, Confirmation(through=3))
+    site.clock.advance(20 * DAY_SECONDS)
+    await site.upkeep.enforce_retention()
+    assert (await store.stats()).start == 0
+    site.board.on("plant", SENDER, Event.PEER_FOUND)
+    await site.upkeep.enforce_retention()
+    assert (await store.stats()).start == 4
+
+
+def test_no_orphans_are_looked_for_while_a_buffer_is_out_of_service() -> None:
+    """What such a buffer names nobody knows: artifacts stay, and that is no failure of the upkeep."""
+    asyncio.run(_no_orphans())
+
+
+async def _no_orphans() -> None:
+    site, _ = await _closed_site()
+    site.parts.artifacts = artifacts = MemoryArtifacts(clock=site.clock)
+
+    async def content() -> AsyncIterator[bytes]:
+        yield b"a drawing"
+
+    stored = await artifacts.add(content())
+    await site.days(30)
+    await site.upkeep.collect_orphans()
+    assert await artifacts.exists(stored.digest)
+    site.parts.unavailable.clear()
+    site.parts.storage = MemoryStorage(clock=site.clock)
+    await site.upkeep.collect_orphans()
+    assert not await artifacts.exists(stored.digest)
+
+
+def test_a_hold_that_replaced_another_is_the_one_that_is_remembered() -> None:
+    """After a restart a gate is held for the last reason and until the last moment that an operator named."""
+    disk, clock = SimulatedDisk(1), FakeClock()
+    state, gate = NodeState(disk), Gate()
+    for reason, until_unix_ms in (("work on the line", clock.now_unix_ms() + 1_000), ("the line is broken", None)):
+        gate = gate.hold(clock.now_unix_ms(), by="anna", reason=reason, until_unix_ms=until_unix_ms)
+        state.keep_gate("from-plant", "receiver", gate)
+    state.close()
+    state = NodeState(disk)
+    assert state.held_gates() == {("from-plant", "receiver"): gate}
+    state.keep_gate("from-plant", "receiver", gate.release(clock.now_unix_ms(), by="anna", reason="mended"))
+    state.close()
+    assert NodeState(disk).held_gates() == {}
 
 
 def test_a_subject_that_falls_silent_raises_an_alert() -> None:

@@ -12,7 +12,7 @@ from tests.wire.site import until
 from bsfg.errors import FrameInvalid, Overloaded
 from bsfg.wire import limits
 from bsfg.wire.idle import IdleTimer
-from bsfg.wire.limits import STRANGERS, STRANGERS_PER_ADDRESS, Admission, ByteBudget, WireLimits
+from bsfg.wire.limits import STRANGERS, STRANGERS_PER_ADDRESS, Admission, AnswerRoom, ByteBudget, WireLimits
 from bsfg.wire.pipelined import Pipelined
 
 
@@ -295,3 +295,19 @@ async def test_delays_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> 
     sleeping.cancel()
     await asyncio.gather(sleeping, return_exceptions=True)
     assert admission.sleeping == 0
+
+
+async def test_an_answer_gives_back_what_it_did_not_need() -> None:
+    """Room is taken for all that may come; what is not sent is free at once, and the rest when the caller has it."""
+    budget = ByteBudget(100, owner_bytes=80)
+    room = AnswerRoom(budget, "reader")
+    await room.take(80)
+    room.keep(10)
+    assert budget.used == 10
+    async with budget.take(70, "reader"):
+        assert budget.used == 80
+    await room.take(30)
+    assert budget.used == 30
+    for _ in range(2):
+        room.close()
+        assert budget.used == 0

@@ -8,6 +8,8 @@ from tests.wire.site import CONFIG, until
 
 from bsfg.config import parse
 from bsfg.errors import LeaseHeld
+from bsfg.gate import Mode
+from bsfg.journey import handoff
 from bsfg.journey.link import FetchRequest
 from bsfg.journey.receive import Progress
 from bsfg.node import leases, native
@@ -30,14 +32,14 @@ async def test_a_lease_that_could_not_be_kept_is_kept_again(sites: Sites, monkey
 
     monkeypatch.setattr(Board, "renew", unlucky)
     [link] = parse(CONFIG.format(stream=""), site.folder / "zone.toml").links.values()
-    handoff = NativeHandoff(link, site.parts, [], note=lambda event, **fields: noted.append(event))
-    await handoff.start()
+    engine = NativeHandoff(link, site.parts, [], note=lambda event, **fields: noted.append(event))
+    await engine.start()
     try:
         await until(lambda: len(renewed) >= 4)
         assert board.holder(link.name) == "native"
         assert noted == ["lease_taken", "link_failed"]
     finally:
-        await handoff.stop()
+        await engine.stop()
     assert board.holder(link.name) is None
 
 
@@ -70,13 +72,46 @@ async def test_a_call_that_was_cancelled_does_not_end_the_loop(sites: Sites) -> 
     site, noted = await sites(), list[str]()
     [link] = parse(CONFIG.format(stream=""), site.folder / "zone.toml").links.values()
     pull = Interrupted()
-    handoff = NativeHandoff(link, site.parts, [pull], note=lambda event, **fields: noted.append(event))  # type: ignore[list-item]
-    await handoff.start()
+    engine = NativeHandoff(link, site.parts, [pull], note=lambda event, **fields: noted.append(event))  # type: ignore[list-item]
+    await engine.start()
     try:
         await until(lambda: pull.turns >= 3)
         assert "fetch_failed" in noted
     finally:
-        await asyncio.wait_for(handoff.stop(), 60)
+        await asyncio.wait_for(engine.stop(), 60)
+
+
+class Quiet(Interrupted):
+    """Turns that bring nothing, and the first of which waits until it may."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__()
+        self.stream, self.may_turn = stream, asyncio.Event()
+
+    async def turn(self, request: FetchRequest) -> Progress:
+        """Bring nothing, with nothing left to bring."""
+        await self.may_turn.wait()
+        await asyncio.sleep(0)
+        self.turns += 1
+        return Progress()
+
+
+async def test_a_link_is_normal_when_all_its_streams_are(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that has not told its backlog may have the largest: until it has, the link is catching up."""
+    monkeypatch.setattr(handoff, "HELD_LOOK_SECONDS", 0.001)
+    site = await sites()
+    [link] = parse(CONFIG.format(stream=""), site.folder / "zone.toml").links.values()
+    first, second = Quiet("operational"), Quiet("audit")
+    engine = NativeHandoff(link, site.parts, [first, second], note=lambda event, **fields: None)  # type: ignore[list-item]
+    await engine.start()
+    try:
+        first.may_turn.set()
+        await until(lambda: first.turns >= 3)
+        assert site.parts.board.gate(link.name).gate.mode == Mode.RECONCILIATION
+        second.may_turn.set()
+        await until(lambda: site.parts.board.gate(link.name).gate.mode == Mode.NORMAL)
+    finally:
+        await asyncio.wait_for(engine.stop(), 60)
 
 
 async def test_a_pipeline_that_asks_gets_the_link(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,8 +121,8 @@ async def test_a_pipeline_that_asks_gets_the_link(sites: Sites, monkeypatch: pyt
     site, noted = await sites(), list[str]()
     board = site.parts.board
     [link] = parse(CONFIG.format(stream=""), site.folder / "zone.toml").links.values()
-    handoff = NativeHandoff(link, site.parts, [], note=lambda event, **fields: noted.append(event))
-    await handoff.start()
+    engine = NativeHandoff(link, site.parts, [], note=lambda event, **fields: noted.append(event))
+    await engine.start()
     try:
         await until(lambda: board.holder(link.name) == "native")
         with pytest.raises(LeaseHeld):
@@ -99,5 +134,5 @@ async def test_a_pipeline_that_asks_gets_the_link(sites: Sites, monkeypatch: pyt
         board.give_back(link.name, taken.token)
         await until(lambda: board.holder(link.name) == "native")
     finally:
-        await handoff.stop()
+        await engine.stop()
     assert noted == ["lease_taken", "lease_waited_for", "lease_taken"]
