@@ -25,7 +25,7 @@ from bsfg.keys import IdStrategy
 from bsfg.node.authorize import Action, Request, speaks_for
 from bsfg.node.config.access import Identity
 from bsfg.node.evidence import gather
-from bsfg.node.guard import is_peer
+from bsfg.node.guard import is_peer, speaker_of
 from bsfg.node.objects import Objects
 from bsfg.node.parts import Lane, Parts, Settings
 from bsfg.node.putting import Putting
@@ -237,7 +237,7 @@ class NodeService:
         """Record a confirmation."""
         parts = self._parts
         row, state, buffer = await self._consumer(caller, Action.CONFIRM, consumer)
-        clock, peer = parts.clock, row.zone if is_peer(row) else row.name
+        clock, peer = parts.clock, speaker_of(row)
         advanced_to = await confirm_receipt(
             buffer, parts.storage.cursors, consumer, confirmation, refusals, clock=clock, peer=peer
         )

@@ -24,7 +24,7 @@ from threading import Lock
 from typing import Any
 from urllib.parse import unquote
 
-from bsfg.wire.tls import refusal_of
+from bsfg.wire.tls import failure_of
 
 HTTP, GRPC = "http", "grpc"
 LOOK_SECONDS = 1.0
@@ -50,14 +50,6 @@ Refused = Callable[[str, str, str], None]
 
 Counted = Callable[[str, str], None]
 """Takes the listener and what was counted: begun, refused or called."""
-
-_REASONS = {
-    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "no certificate was shown",
-    "HTTP_REQUEST": "it did not speak TLS",
-    "WRONG_VERSION_NUMBER": "it did not speak TLS",
-    "UNSUPPORTED_PROTOCOL": "it did not offer TLS 1.3",
-    "UNEXPECTED_MESSAGE": "it did not keep to TLS",
-}
 
 
 class Handshakes:
@@ -198,11 +190,8 @@ class ObservedTls(SSLProtocol):
 
 def reason_of(error: BaseException | None) -> str:
     """Say in a few words, none of them the caller's, why a handshake came to nothing."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate was refused: {refusal_of(error)}"
     if isinstance(error, ssl.SSLError):
-        name = (error.reason or "").replace(" ", "_").upper()
-        return _REASONS.get(name, f"TLS failed: {name.replace('_', ' ').lower() or 'no reason'}")
+        return failure_of(error)
     if isinstance(error, ConnectionAbortedError | TimeoutError):
         return "it took too long"
     return "it went before the end"
