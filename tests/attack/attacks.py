@@ -224,16 +224,16 @@ async def handshakes_without_a_certificate(zone: Zone, counts: Counter[str]) -> 
 
 @attack
 async def slow_bodies(zone: Zone, counts: Counter[str]) -> None:
-    """Bodies that come byte by byte: facts of strangers, and sign-ins of callers without any certificate."""
+    """Bodies that come byte by byte: facts of strangers and of a producer, and sign-ins without any certificate."""
     raise_descriptor_limit()
-    stranger = ssl.create_default_context(cafile=str(zone.files(STRANGER).ca))
-    stranger.check_hostname = False
-    stranger.load_cert_chain(zone.files(STRANGER).certificate, zone.files(STRANGER).key)
-    nobody = ssl.create_default_context(cafile=str(zone.files(STRANGER).ca))
-    nobody.check_hostname = False
+    facts, sign_in = "/v1/streams/operational/facts", "/dashboard/sign-in"
     requests = [
-        (stranger, b"POST /v1/streams/operational/facts HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"),
-        (nobody, b"POST /dashboard/sign-in HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"),
+        (context, f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n".encode())
+        for context, path, size in (
+            (http_context(zone, STRANGER), facts, 100_000),
+            (http_context(zone, f"{zone.name}-gadget"), facts, 100_000),
+            (http_context(zone, None), sign_in, 1_000),
+        )
     ]
 
     async def one() -> None:
@@ -260,6 +260,35 @@ async def slow_bodies(zone: Zone, counts: Counter[str]) -> None:
             writer.close()
 
     await again(300, one, 0.1)
+
+
+@attack
+async def handshakes_without_end(zone: Zone, counts: Counter[str]) -> None:
+    """Handshakes at the HTTP port that succeed and are made for nothing, as many as it takes, 300 at a time."""
+    raise_descriptor_limit()
+    contexts = [http_context(zone, STRANGER), http_context(zone, None)]
+
+    async def one() -> None:
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", zone.http_port, ssl=random.choice(contexts))
+        except OSError:
+            counts["refused"] += 1
+            return
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        with contextlib.suppress(OSError):
+            counts[(await reader.read(12))[9:12].decode() or "dropped"] += 1
+        writer.close()
+
+    await again(300, one, 0.1)
+
+
+def http_context(zone: Zone, identity: str | None) -> ssl.SSLContext:
+    """Give the TLS of a caller over HTTP, with the certificate of an identity or without any."""
+    context = ssl.create_default_context(cafile=str(zone.files(STRANGER).ca))
+    context.check_hostname = False
+    if identity is not None:
+        context.load_cert_chain(zone.files(identity).certificate, zone.files(identity).key)
+    return context
 
 
 @attack

@@ -287,6 +287,19 @@ def test_missing_intermediate(tmp_path: Path) -> None:
     assert faults(check_files(found, NOW)) == [("error", "chain")]
 
 
+def test_keys_that_tls_has_no_use_for(tmp_path: Path) -> None:
+    """A handshake that fails is told in our own words, and OpenSSL's are nowhere."""
+    odd = ec.generate_private_key(ec.SECP256K1())
+    root = signed("root", KEYS[0], "root", KEYS[0], x509.BasicConstraints(True, None))
+    leaf = signed("leaf", odd, "root", KEYS[0], x509.SubjectAlternativeName([x509.DNSName("leaf")]))
+    (tmp_path / "ca.crt").write_bytes(pem(root))
+    (tmp_path / "leaf.crt").write_bytes(pem(leaf))
+    (tmp_path / "leaf.key").write_bytes(key_pem(odd))
+    (tmp_path / "leaf.key").chmod(0o600)
+    [fault] = [each for each in check_files(files(tmp_path, "leaf"), NOW) if each.level == Level.ERROR]
+    assert fault.says == "a handshake of the node with itself fails: TLS 1.3 has no use for this kind of key"
+
+
 def test_name_without_dns_name(tmp_path: Path) -> None:
     """A common name that is no DNS name is a warning: callers cannot insist on it."""
     (tmp_path / "ca.crt").write_bytes(pem(signed("root", KEYS[0], "root", KEYS[0], x509.BasicConstraints(True, 0))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import socket
 from collections.abc import Callable
@@ -110,3 +111,12 @@ def test_no_descriptor_is_said_once_and_then_there_is_a_pause(monkeypatch: pytes
     accepted, _ = listening.accept()
     for each in (accepted, listening, caller):
         each.close()
+
+
+async def test_calls_beyond_those_of_a_connection_wait(sites: Sites) -> None:
+    """A hundred appends at once, where a connection may have eight, are all taken; nobody is told of a node gone."""
+    site = await sites(concurrent_per_identity=8)
+    client = site.client()
+    answers = await asyncio.gather(*(client.append_fact(STREAM, message(f"at-once-{n}")) for n in range(100)))
+    assert {answer.result for answer in answers} == {Result.INSERTED}
+    assert len({answer.offset for answer in answers}) == 100

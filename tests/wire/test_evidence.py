@@ -6,8 +6,11 @@ import pytest
 from tests.wire.conftest import Sites
 from tests.wire.site import STREAM, Site
 
+from bsfg.config.access import Identity
+from bsfg.config.words import Role
 from bsfg.errors import InvalidArgument, PermissionRefused
 from bsfg.gaps import listed
+from bsfg.node.evidence import gather
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec, GapRecord
 from bsfg.rangedigest import History, RangeDigest, Restore
 from bsfg.retention import GapReason
@@ -64,6 +67,34 @@ async def test_another_zone_does_not_see_what_concerns_others(sites: Sites) -> N
     assert [gap.first for gap in listed((await client.evidence(STREAM, Buffer.STORE)).gaps)] == [1, 4]
     site.act_as("pipeline")
     assert listed((await client.evidence(STREAM, Buffer.STORE)).gaps) == gaps
+
+
+async def test_zone_and_not_role_decides_what_evidence_shows(sites: Sites) -> None:
+    """Whatever its role, a row of another zone sees what concerns itself, and one of this zone sees all."""
+    site = await sites(storage="log")
+    await told(site)
+    gaps = [
+        GapRecord(1, 1, GapReason.QUARANTINED, 1, "enterprise: conflict"),
+        GapRecord(2, 2, GapReason.QUARANTINED, 1, "lab: conflict"),
+        GapRecord(3, 3, GapReason.RETIRED, 1, "lab.operational: gone"),
+        GapRecord(4, 4, GapReason.QUARANTINED, 1, "historian: conflict"),
+        GapRecord(5, 5, GapReason.RETIRED, 1, f"{PEER}: gone"),
+        GapRecord(6, 6, GapReason.RETIRED, 1, "historian: gone"),
+        GapRecord(7, 7, GapReason.EVICTED, 1),
+    ]
+    await (await site.parts.store(STREAM)).record_gaps(gaps)
+
+    async def seen(zone: str, role: Role) -> list[int]:
+        # The configuration allows another zone no role but peer: this is the rule behind that one.
+        row = Identity(name="historian", zone=zone, roles=(role,), streams=("*",))
+        found = await gather(site.parts, row, STREAM, Buffer.STORE, [])
+        return [gap.first for gap in listed(found.gaps)]
+
+    assert await seen("enterprise", Role.PEER) == [1, 5, 7]
+    for role in set(Role) - {Role.PEER}:
+        assert await seen("enterprise", role) == [4, 6, 7], role
+    for role in Role:
+        assert await seen("plant", role) == [1, 2, 3, 4, 5, 6, 7], role
 
 
 async def test_evidence_is_refused_like_reading(sites: Sites) -> None:

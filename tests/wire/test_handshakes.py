@@ -4,8 +4,10 @@ import asyncio
 import socket
 import ssl
 from collections import Counter
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import cast
 
 import pytest
 from tests.wire.conftest import Sites
@@ -14,7 +16,7 @@ from tests.wire.site import STREAM, Site, certificates, files_of, until
 from bsfg.testing.facts import message
 from bsfg.wire import handshakes as module
 from bsfg.wire.certs import issue
-from bsfg.wire.handshakes import connected, plain_address
+from bsfg.wire.handshakes import Pace, Paced, connected, host_of, plain_address
 from bsfg.wire.probe import probe
 from bsfg.wire.tls import TlsFiles, client_context
 
@@ -127,3 +129,82 @@ def _knock(port: int, context: ssl.SSLContext | None) -> str:
         except (ssl.SSLError, ConnectionError):
             pass
         return f"{host}:{own}"
+
+
+class Connected:
+    """A connection that only notes when its handshake begins."""
+
+    def __init__(self, name: str, begun: list[str]) -> None:
+        self.name, self._begun = name, begun
+        self.is_given_up = False
+
+    def begin(self) -> None:
+        """Note it."""
+        self._begun.append(self.name)
+
+    def give_up(self) -> None:
+        """Note it."""
+        self.is_given_up = True
+
+
+async def test_handshakes_begin_at_a_pace_and_hosts_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few begin at once; of those who wait, one host's many do not come before another's one."""
+    monkeypatch.setattr(module, "BEGUN_AT_ONCE", 3)
+    pace, begun = Pace(60.0), list[str]()
+    for number in range(30):
+        pace.wait(cast(Paced, Connected(f"many-{number}", begun)), "10.0.0.1")
+    pace.wait(cast(Paced, Connected("one", begun)), "10.0.0.2")
+    at_once = len(begun)
+    assert 3 <= at_once <= 4
+    await until(lambda: len(begun) == 31)
+    assert begun.index("one") <= at_once + 1
+    assert [name for name in begun if name != "one"] == [f"many-{number}" for number in range(30)]
+
+
+async def test_who_waits_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection for which there was no turn in time is closed, and so are all when the listener ends."""
+    monkeypatch.setattr(module, "BEGUN_PER_SECOND", 2.0)
+    monkeypatch.setattr(module, "BEGUN_AT_ONCE", 0)
+    pace, begun = Pace(0.6), list[str]()
+    waiting = [Connected(str(number), begun) for number in range(5)]
+    for each in waiting:
+        pace.wait(cast(Paced, each), "10.0.0.1")
+    await until(lambda: any(each.is_given_up for each in waiting))
+    assert begun and len(begun) < 5
+    pace.close()
+    assert all(each.is_given_up or each.name in begun for each in waiting)
+
+
+async def test_a_flood_of_handshakes_is_told_and_served_in_the_end(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Callers beyond the pace wait and are served; a node that stops closes those who still wait."""
+    monkeypatch.setattr(module, "BEGUN_AT_ONCE", 2)
+    site = await sites(tls=True)
+    answers = await asyncio.gather(*(site.http("GET", "/healthz", name="app") for _ in range(12)))
+    assert [answer.status for answer in answers] == [200] * 12
+    monkeypatch.setattr(module, "BEGUN_PER_SECOND", 0.1)
+    noticed = Noticed(site)
+    opened = [await asyncio.open_connection("127.0.0.1", site.listeners.http.port) for _ in range(4)]
+    await site.listeners.http.stop()
+    for reader, writer in opened:
+        with suppress(ConnectionError):
+            assert await reader.read() == b""
+        writer.close()
+    assert ("http", "begun") in noticed.counts
+    assert any(reason == "too many others began one" for _, _, reason in noticed.refused)
+
+
+@pytest.mark.parametrize(
+    ("name", "host"),
+    [
+        (("10.0.0.7", 1), "10.0.0.7"),
+        (("2001:db8:1:2:3:4:5:6", 1, 0, 0), "2001:db8:1:2::/64"),
+        (("fe80::1%eth0", 1, 0, 2), "fe80::/64"),
+        (("::ffff:10.0.0.7", 1, 0, 0), "10.0.0.7"),
+        (None, "somewhere"),
+    ],
+)
+def test_who_counts_as_one_host(name: object, host: str) -> None:
+    """An address of the old kind is a host, and a network of the new, in which one host has as many as it likes."""
+    assert host_of(name) == host

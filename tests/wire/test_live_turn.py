@@ -28,6 +28,7 @@ from bsfg.spark.replicate import turn
 from bsfg.spark.replicate.carrying import Carrying, Courier
 from bsfg.spark.replicate.desk import RemoteDesk
 from bsfg.spark.replicate.driver import LinkState
+from bsfg.testing.clock import FakeClock
 from bsfg.testing.facts import messages
 
 HOLDER = "spark here"
@@ -166,7 +167,7 @@ async def test_gap_records_without_facts_are_carried(sites: Sites) -> None:
 async def test_a_task_knows_the_history_of_its_sender() -> None:
     """Only the task sees where an answer starts: another log, or one that went back, holds the link there."""
     link: Any = None
-    turns = Carrying(link, SessionMemory())
+    turns = Carrying(link, SessionMemory(), clock=FakeClock())
     known = PeerPosition(log_id=LOG, latest_start=8, acknowledged=7, end=8)
     for log_id, start, end in (("another", 8, 8), (LOG, 8, 7), (LOG, 7, 8)):
         found = await turns.judge(Fetched(log_id, start, end, b""), known)

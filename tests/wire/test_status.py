@@ -89,6 +89,7 @@ def test_unknown_codes_are_kept() -> None:
     ("status", "text", "code"),
     [
         (grpc.StatusCode.UNAVAILABLE, "connection refused", "peer_unreachable"),
+        (grpc.StatusCode.UNAVAILABLE, "Stream removed (Received RST_STREAM with error code 7)", "overloaded"),
         (grpc.StatusCode.UNAVAILABLE, "CERTIFICATE_VERIFY_FAILED: unable to get", "certificate_invalid"),
         (grpc.StatusCode.UNAVAILABLE, "Hostname Verification Check failed.", "server_identity_mismatch"),
         (grpc.StatusCode.DEADLINE_EXCEEDED, "", "timed_out"),

@@ -67,6 +67,12 @@ Everything has one; the configuration's table `[limits]` changes the first eight
 with `overloaded`, `message_too_large` or `timed_out`. Compressed calls are not taken. The last three follow from the
 ceiling of memory. An identity with a row always has a few requests of its own, however many of others are served;
 callers without one share a few requests that nobody else needs, and their answers come later the more they ask.
+
+`concurrent_per_identity` is also how many calls one connection may have, those included that the node has answered and
+not yet put away. A call beyond it is refused below gRPC, by RST_STREAM with REFUSED_STREAM, before anything of it was
+looked at: gRPC's libraries show it as UNAVAILABLE without an error of BSFG. It may be sent again as it is, after a
+moment or over another connection; BSFG's own client does so for calls with one request, and says `overloaded` for
+others.
 """
 
 

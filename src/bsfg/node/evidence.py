@@ -6,15 +6,12 @@ from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from bsfg.config.access import Identity
-from bsfg.node.guard import is_peer
+from bsfg.node.guard import speaker_of
 from bsfg.node.parts import Parts
 from bsfg.ports import Buffer, GapSet
 from bsfg.rangedigest import History
 from bsfg.retention import GapReason
 from bsfg.wire.evidence import LogEvidence
-
-_OF_CONSUMERS = (GapReason.QUARANTINED, GapReason.RETIRED)
-"""Reasons of gap records that speak of one consumer; their detail begins with its zone or name."""
 
 
 @runtime_checkable
@@ -35,11 +32,15 @@ async def gather(parts: Parts, row: Identity, stream: str, buffer: Buffer, heads
         and row.owns_consumer(state.spec.name, stream, buffer)
     ]
     found = await parts.buffer(stream, buffer)
-    gaps = [gap for gap in await found.gap_sets() if not is_peer(row) or _concerns(gap, row)]
+    is_ours = row.zone == parts.settings.zone
+    gaps = [gap for gap in await found.gap_sets() if is_ours or _concerns(gap, row, stream, buffer)]
     history = await found.history(heads) if isinstance(found, Historical) else History()
     stats = await found.stats()
     return LogEvidence(stats.log_id, stats.start, stats.end, stats.chain_head, gaps, history, cursors)
 
 
-def _concerns(gap: GapSet, row: Identity) -> bool:
-    return gap.reason not in _OF_CONSUMERS or gap.detail.startswith((f"{row.zone}:", f"{row.zone.lower()}."))
+def _concerns(gap: GapSet, row: Identity, stream: str, buffer: Buffer) -> bool:
+    whose = gap.detail.partition(":")[0]
+    if gap.reason == GapReason.RETIRED:
+        return row.owns_consumer(whose, stream, buffer)
+    return gap.reason != GapReason.QUARANTINED or whose == speaker_of(row)

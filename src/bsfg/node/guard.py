@@ -89,6 +89,11 @@ class Guard:
         return Decision("plaintext", None, request, Rule.UNKNOWN, error)
 
 
+def speaker_of(row: Identity) -> str:
+    """Name who refuses facts when an identity does: another zone's node does so for its zone."""
+    return row.zone if is_peer(row) else row.name
+
+
 def is_peer(row: Identity) -> bool:
     """Tell whether an identity is another zone's node."""
     return Role.PEER in row.roles

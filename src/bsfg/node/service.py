@@ -27,7 +27,7 @@ from bsfg.journey.serve import GivenGaps, serve, serve_range
 from bsfg.keys import IdStrategy
 from bsfg.node.authorize import Request, speaks_for
 from bsfg.node.evidence import gather
-from bsfg.node.guard import is_peer
+from bsfg.node.guard import is_peer, speaker_of
 from bsfg.node.objects import Objects
 from bsfg.node.parts import Parts
 from bsfg.node.putting import Putting
@@ -238,7 +238,7 @@ class NodeService:
         """Record a confirmation."""
         parts = self._parts
         row, state, buffer = await self._consumer(caller, Action.CONFIRM, consumer)
-        clock, peer = parts.clock, row.zone if is_peer(row) else row.name
+        clock, peer = parts.clock, speaker_of(row)
         advanced_to = await confirm_receipt(
             buffer, parts.storage.cursors, consumer, confirmation, refusals, clock=clock, peer=peer
         )

@@ -19,7 +19,7 @@ from bsfg.errors import BsfgError, CertificateInvalid
 from bsfg.wire.authorities import is_authority, issuer_of, key_of
 from bsfg.wire.certs import load_certificates
 from bsfg.wire.peer import PeerNames, names_of
-from bsfg.wire.tls import TlsFiles, Watched, client_context, server_context
+from bsfg.wire.tls import TlsFiles, Watched, client_context, failure_of, server_context
 
 DAY_SECONDS = 86_400
 WARNING_SECONDS = 30 * DAY_SECONDS
@@ -205,7 +205,8 @@ def _handshake(files: TlsFiles) -> Iterator[Finding]:
     try:
         version = handshake_with_itself(files)
     except (ssl.SSLError, BsfgError) as error:
-        says = f"a handshake of the node with itself fails: {error}"
+        why = failure_of(error) if isinstance(error, ssl.SSLError) else error.message
+        says = f"a handshake of the node with itself fails: {why}"
         yield Finding(Level.ERROR, "handshake", says, "Compare with a certificate of `bsfg certs issue`.")
     else:
         yield Finding(Level.OK, "handshake", f"a {version} handshake of the node with itself succeeds")

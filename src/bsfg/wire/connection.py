@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bsfg.errors import BsfgError, FrameInvalid, PeerUnreachable
 from bsfg.wire.methods import ADMIN, BOUNDARY, Method
-from bsfg.wire.status import from_rpc_error
+from bsfg.wire.status import from_rpc_error, was_not_begun
 from bsfg.wire.tls import Watched, grpc_channel_credentials, grpc_channel_options
 
 MESSAGE_BYTES = 64 << 20
@@ -26,6 +27,9 @@ OLD_CHANNEL_SECONDS = 120.0
 
 LOOK_SECONDS = 1.0
 """How long one look at the certificate files does: before each small call it would take a good part of the call."""
+
+NOT_BEGUN_SECONDS = (0.02, 0.2)
+"""How long a call waits that the node did not begin, at least and at most: those who wait do not come back together."""
 
 STATUS_SECONDS = 5.0
 """How long the status of a call may follow a write that has failed."""
@@ -84,10 +88,21 @@ class Connection:
         self._closed = False
 
     async def call(self, name: str, request: Any, *, timeout_seconds: float | None = None) -> Any:
-        """Make a call with one request and one answer; raises only `BsfgError`."""
-        timeout = self.request_timeout_seconds if timeout_seconds is None else timeout_seconds
+        """Make a call with one request and one answer; raises only `BsfgError`.
+
+        A node takes only so many calls at once over one connection; those beyond wait here, as long as they may take.
+        """
+        ends = time.monotonic() + (self.request_timeout_seconds if timeout_seconds is None else timeout_seconds)
         with self.telling():
-            answer = await self.method(name)(request, timeout=timeout)
+            while True:
+                try:
+                    answer = await self.method(name)(request, timeout=ends - time.monotonic())
+                    break
+                except grpc.aio.AioRpcError as error:
+                    pause_seconds = random.uniform(*NOT_BEGUN_SECONDS)
+                    if not was_not_begun(error) or time.monotonic() + pause_seconds >= ends:
+                        raise
+                await asyncio.sleep(pause_seconds)
         if answer is None:
             raise unreadable(self)
         return answer

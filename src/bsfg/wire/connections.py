@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from bsfg.errors import PortUnavailable
+from bsfg.wire.handshakes import host_of
 from bsfg.wire.limits import WireLimits
 
 KEPT_BACK = 256
@@ -24,6 +25,9 @@ KEPT_BACK = 256
 
 REFUSED_AT_ONCE = 64
 """How many connections too many are closed before others have their turn."""
+
+ACCEPTED_AT_ONCE = 32
+"""How many connections are taken before others have their turn; asyncio would take all that the system has."""
 
 PAUSE_SECONDS = 0.5
 """How long nothing is accepted after the system had no descriptor; shorter than the second that asyncio waits."""
@@ -59,6 +63,7 @@ class Listening(socket.socket):
         self._most, self._most_of_one = most, max(1, most // 2)
         self._by_host: Counter[str] = Counter()
         self._pause_ends = 0.0
+        self._in_a_row = 0
 
     @property
     def open(self) -> int:
@@ -67,7 +72,8 @@ class Listening(socket.socket):
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Take the next connection; raises `BlockingIOError` when there is none that may be taken."""
-        if time.monotonic() < self._pause_ends:
+        if time.monotonic() < self._pause_ends or self._in_a_row >= ACCEPTED_AT_ONCE:
+            self._in_a_row = 0
             raise BlockingIOError
         for _ in range(REFUSED_AT_ONCE):
             try:
@@ -76,9 +82,10 @@ class Listening(socket.socket):
                 if error.errno in USED_UP:
                     self._pause_ends = time.monotonic() + PAUSE_SECONDS
                 raise
-            host = str(address[0])
+            host = host_of(address)
             if self.open < self._most and self._by_host[host] < self._most_of_one:
                 self._by_host[host] += 1
+                self._in_a_row += 1
                 return _Accepted(accepted, partial(self._closed_one, host)), address
             accepted.close()
         raise BlockingIOError

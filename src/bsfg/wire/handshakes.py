@@ -4,6 +4,9 @@ The HTTP listener's TLS is that of the standard library, which knows why it refu
 threads, tells nobody when it refuses, and has no hook but one: it asks for the certificate before each handshake. So
 there the beginnings are counted, and so are the connections over which a call came. Where a connection came from is
 seen in the system's table of connections; one that is gone again without a call was refused, or wanted nothing.
+
+The HTTP listener's handshakes are made in the event loop, where everybody else's requests are served too. So they
+begin at a pace: whoever connects without end waits, and holds no more than a descriptor until it is his turn.
 """
 
 from __future__ import annotations
@@ -14,13 +17,14 @@ import ssl
 import struct
 import time
 from asyncio.sslproto import SSLProtocol
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
 from typing import Any
 from urllib.parse import unquote
 
-from bsfg.wire.tls import refusal_of
+from bsfg.wire.tls import failure_of
 
 HTTP, GRPC = "http", "grpc"
 LOOK_SECONDS = 1.0
@@ -30,6 +34,14 @@ READ_SECONDS = 0.05
 SETTLED_SECONDS = 60.0
 """How often it is read while nobody connects and all who are connected have called."""
 
+BEGUN_PER_SECOND = 100.0
+BEGUN_AT_ONCE = 20
+"""How many handshakes of the HTTP listener may begin at once, and a second after that; each, with what is asked over
+it, takes some milliseconds."""
+
+LATE_SECONDS_MOST = 0.05
+"""How long the next one waits at most because the event loop has more to do than it can."""
+
 TABLES = (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6"))
 _ESTABLISHED = "01"
 
@@ -38,14 +50,6 @@ Refused = Callable[[str, str, str], None]
 
 Counted = Callable[[str, str], None]
 """Takes the listener and what was counted: begun, refused or called."""
-
-_REASONS = {
-    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "no certificate was shown",
-    "HTTP_REQUEST": "it did not speak TLS",
-    "WRONG_VERSION_NUMBER": "it did not speak TLS",
-    "UNSUPPORTED_PROTOCOL": "it did not offer TLS 1.3",
-    "UNEXPECTED_MESSAGE": "it did not keep to TLS",
-}
 
 
 class Handshakes:
@@ -69,8 +73,94 @@ class Handshakes:
         self._refused(listener, address, reason)
 
 
+class Paced(asyncio.Protocol):
+    """A connection of the HTTP listener whose handshake has not begun: nothing is read of it, or kept for it."""
+
+    def __init__(self, pace: Pace, tls: Callable[[], ObservedTls], handshakes: Handshakes) -> None:
+        self._pace, self._tls, self._handshakes = pace, tls, handshakes
+        self._transport: Any = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Wait for its turn, which may be at once."""
+        self._transport = transport
+        self._transport.pause_reading()
+        self._pace.wait(self, host_of(transport.get_extra_info("peername")))
+
+    def begin(self) -> None:
+        """Hand the connection on to TLS."""
+        tls = self._tls()
+        self._transport.set_protocol(tls)
+        tls.connection_made(self._transport)
+        self._transport.resume_reading()
+
+    def give_up(self) -> None:
+        """Close the connection, for which there was no turn in time."""
+        self._handshakes.counted(HTTP, "begun")
+        address = host_port(self._transport.get_extra_info("peername"))
+        self._handshakes.refused(HTTP, address, "too many others began one")
+        self._transport.abort()
+
+
+class Pace:
+    """When handshakes begin: some at once, then so many a second, and the hosts that want one take turns.
+
+    The longest wait is that of a handshake itself: who has waited for longer has gone, or would go before the end.
+    """
+
+    def __init__(self, longest_seconds: float) -> None:
+        self._longest_seconds = longest_seconds
+        self._waiting: OrderedDict[str, deque[tuple[float, Paced]]] = OrderedDict()
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+
+    def wait(self, paced: Paced, host: str) -> None:
+        """Let a connection begin when it is its turn, which may be at once."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        if self._timer is None and self._due <= now:
+            # What was not begun in quiet times may be begun at once, up to a bound.
+            self._due = max(self._due, now - BEGUN_AT_ONCE / BEGUN_PER_SECOND) + 1 / BEGUN_PER_SECOND
+            paced.begin()
+            return
+        self._waiting.setdefault(host, deque()).append((now, paced))
+        if self._timer is None:
+            self._timer = loop.call_at(self._due, self._turn)
+
+    def close(self) -> None:
+        """Give up all who wait."""
+        if self._timer is not None:
+            self._timer.cancel()
+        while self._waiting:
+            self._next()[1].give_up()
+
+    def _turn(self) -> None:
+        loop, self._timer = asyncio.get_running_loop(), None
+        now = loop.time()
+        # A loop that comes late has enough to do: it gets as long again, and nothing is made up for.
+        late_seconds = min(now - self._due, LATE_SECONDS_MOST)
+        while self._waiting:
+            since, paced = self._next()
+            if now - since <= self._longest_seconds:
+                self._due = now + max(1 / BEGUN_PER_SECOND, late_seconds)
+                paced.begin()
+                break
+            paced.give_up()
+        if self._waiting:
+            self._timer = loop.call_at(self._due, self._turn)
+
+    def _next(self) -> tuple[float, Paced]:
+        host, queue = self._waiting.popitem(last=False)
+        first = queue.popleft()
+        if queue:
+            self._waiting[host] = queue
+        return first
+
+
 class ObservedTls(SSLProtocol):
     """The TLS of one connection of the HTTP listener, which tells how its handshake ended."""
+
+    max_size = 64 * 1024
+    """The buffer that each connection has, four records of TLS; a quarter of asyncio's own, of which 1,000 are many."""
 
     def __init__(
         self,
@@ -100,11 +190,8 @@ class ObservedTls(SSLProtocol):
 
 def reason_of(error: BaseException | None) -> str:
     """Say in a few words, none of them the caller's, why a handshake came to nothing."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate was refused: {refusal_of(error)}"
     if isinstance(error, ssl.SSLError):
-        name = (error.reason or "").replace(" ", "_").upper()
-        return _REASONS.get(name, f"TLS failed: {name.replace('_', ' ').lower() or 'no reason'}")
+        return failure_of(error)
     if isinstance(error, ConnectionAbortedError | TimeoutError):
         return "it took too long"
     return "it went before the end"
@@ -215,6 +302,15 @@ def plain_address(peer: str) -> str:
     except ValueError:
         return peer
     return f"{getattr(address, 'ipv4_mapped', None) or address}:{port}"
+
+
+def host_of(name: Any) -> str:
+    """Give the host at the other end of a connection; with IPv6 its network, in which one host has any address."""
+    host = str(name[0]) if isinstance(name, tuple) and name else "somewhere"
+    if ":" not in host:
+        return host
+    address = ipaddress.IPv6Address(host.partition("%")[0])
+    return str(address.ipv4_mapped or ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
 
 
 def host_port(name: Any) -> str:

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from bsfg.wire.connections import Listening, connections_allowed, listening_on
 from bsfg.wire.fence import NOSNIFF
-from bsfg.wire.handshakes import Handshakes, ObservedTls
+from bsfg.wire.handshakes import Handshakes, ObservedTls, Pace, Paced
 from bsfg.wire.limits import WireLimits
 from bsfg.wire.peer import names_in_ssl_object
 
@@ -90,6 +90,7 @@ class _Server(uvicorn.Server):
     ) -> None:
         super().__init__(config)
         self._context, self._limits, self._handshakes = context, limits, handshakes
+        self._pace = Pace(limits.handshake_timeout_seconds)
         self.open = asyncio.Event()
 
     @contextlib.contextmanager
@@ -102,15 +103,25 @@ class _Server(uvicorn.Server):
 
         def create() -> Any:
             make: Any = self.config.http_protocol_class
-            made = make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state, _loop=loop)
-            if self._context is None:
-                return made
-            # Its own TLS in place of the loop's, which tells nobody of a handshake that it refused.
-            return ObservedTls(loop, made, self._context, self._handshakes, self._limits.handshake_timeout_seconds)
+            return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state, _loop=loop)
 
-        self.servers = [await loop.create_server(create, sock=each, backlog=BACKLOG) for each in sockets or ()]
+        def tls() -> ObservedTls:
+            # Its own TLS in place of the loop's, which tells nobody of a handshake that it refused.
+            context, timeout_seconds = self._context, self._limits.handshake_timeout_seconds
+            assert context is not None
+            return ObservedTls(loop, create(), context, self._handshakes, timeout_seconds)
+
+        def paced() -> Paced:
+            return Paced(self._pace, tls, self._handshakes)
+
+        made = create if self._context is None else paced
+        self.servers = [await loop.create_server(made, sock=each, backlog=BACKLOG) for each in sockets or ()]
         self.started = True
         self.open.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._pace.close()
+        await super().shutdown(sockets)
 
 
 class HttpListener:

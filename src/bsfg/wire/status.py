@@ -232,12 +232,23 @@ _WHY = (
 """What of gRPC's words means what; the first that is found counts."""
 
 
+_NOT_BEGUN = ("error code 7)", "REFUSED_STREAM")
+"""What gRPC says of a call that the other side has refused below HTTP/2, before anything of it was looked at."""
+
+
+def was_not_begun(error: grpc.aio.AioRpcError) -> bool:
+    """Tell whether nothing of a call was looked at, so that the same may be sent again, whatever it is."""
+    return error.code() == Status.UNAVAILABLE and any(words in (error.details() or "") for words in _NOT_BEGUN)
+
+
 def _unavailable(where: str, text: str) -> BsfgError:
     """Tell an absent server, for which one waits, from a wrong one; gRPC only does so in its words."""
     if "Hostname Verification Check failed" in text:
         return ServerIdentityMismatch(f"the certificate of {where} carries another name than the one that is meant")
     if "CERTIFICATE_VERIFY_FAILED" in text:
         return CertificateInvalid(f"the certificate of {where} is of no authority that is trusted here, or out of date")
+    if any(words in text for words in _NOT_BEGUN):
+        return Overloaded(f"{where} takes no more calls over one connection at once", limit="concurrent_per_identity")
     why = next((f": {said}" for words, said in _WHY if any(word in text for word in words)), "")
     return PeerUnreachable(f"{where} cannot be reached{why}")
 

@@ -40,6 +40,29 @@ def refusal_of(error: ssl.SSLCertVerificationError) -> str:
     return _REFUSALS.get(error.verify_code, f"it cannot be verified (reason {error.verify_code} of OpenSSL)")
 
 
+_FAILURES = {
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "no certificate was shown",
+    "HTTP_REQUEST": "it did not speak TLS",
+    "WRONG_VERSION_NUMBER": "it did not speak TLS",
+    "UNSUPPORTED_PROTOCOL": "it did not offer TLS 1.3",
+    "UNEXPECTED_MESSAGE": "it did not keep to TLS",
+    "EE_KEY_TOO_SMALL": "the key of the certificate is too short",
+    "CA_KEY_TOO_SMALL": "the key of the authority is too short",
+    "CA_MD_TOO_WEAK": "the certificate is signed in a way that is too weak",
+    "NO_SUITABLE_SIGNATURE_ALGORITHM": "TLS 1.3 has no use for this kind of key",
+    "KEY_VALUES_MISMATCH": "the key is not that of the certificate",
+}
+"""Why OpenSSL gives up, by the name that it has for it."""
+
+
+def failure_of(error: ssl.SSLError) -> str:
+    """Say in a few words, none of them the other side's, why TLS failed."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate was refused: {refusal_of(error)}"
+    name = (error.reason or "").replace(" ", "_").upper()
+    return _FAILURES.get(name, f"TLS failed: {name.replace('_', ' ').lower() or 'no reason'}")
+
+
 @dataclass(frozen=True, slots=True)
 class Material:
     """The content of the three files, as PEM; certificate and key belong together."""
@@ -216,5 +239,6 @@ def _prepared(context: ssl.SSLContext, files: TlsFiles, wanted: ssl.VerifyMode =
         context.load_verify_locations(files.ca)
         context.load_cert_chain(files.certificate, files.key)
     except (ssl.SSLError, OSError) as error:
-        raise CertificateInvalid(f"the files of {files.certificate.parent} cannot be used for TLS: {error}") from None
+        why = failure_of(error) if isinstance(error, ssl.SSLError) else error.strerror
+        raise CertificateInvalid(f"the files of {files.certificate.parent} cannot be used for TLS: {why}") from None
     return context
