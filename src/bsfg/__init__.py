@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bsfg.fact import Fact as Fact
     from bsfg.fact import Key as Key
     from bsfg.fact import Message as Message
-    from bsfg.journey.answers import AppendedFact as AppendedFact
+    from bsfg.journey.link import AppendedFact as AppendedFact
     from bsfg.ports import Buffer as Buffer
     from bsfg.ports import GapRecord as GapRecord
     from bsfg.ports import Receipt as Receipt
@@ -44,7 +44,7 @@ __version__ = "0.2.0"
 _HOMES = {
     "ArtifactClient": "sdk.artifacts",
     "ArtifactRef": "fact",
-    "AppendedFact": "journey.answers",
+    "AppendedFact": "journey.link",
     "AsyncArtifactClient": "sdk.artifacts",
     "AsyncConsumer": "sdk.consumer",
     "AsyncProducer": "sdk.producer",

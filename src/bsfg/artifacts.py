@@ -215,7 +215,7 @@ def own_name(reference: ArtifactRef) -> tuple[str, str] | None:
 def completed(reference: ArtifactRef, size_bytes: int) -> ArtifactRef:
     """Fill in what a reference leaves out, so that readers who expect all of it understand it too.
 
-    What is filled in says nothing that an id could cover (see `bsfg.keys`).
+    What is filled in says nothing that an id could cover (see `bsfg.sealing`).
     """
     bucket, key = own_name(reference) or (BY_DIGEST, check_digest(reference.digest))
     said = reference.media_type or DEFAULT_MEDIA_TYPE

@@ -8,14 +8,21 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from bsfg.arrays import int64_array, nulls
+from bsfg.columns import (
+    AGELESS_ENTRY_SCHEMA,
+    AT,
+    ENTRY_SCHEMA,
+    FACT_SCHEMA,
+    ORIGIN_FIELDS,
+    STORED_SCHEMA,
+    int64_array,
+    nulls,
+)
 from bsfg.errors import InvalidFact
 from bsfg.fact import Entry, Message
-from bsfg.ipc import begins_as, decode, encoded_parts, message_in
+from bsfg.ipc import ENTRY_MESSAGES, FACT_MESSAGES, begins_as, decode, encoded_parts, message_in
 from bsfg.model import DEFAULT_LIMITS, Limits
-from bsfg.rowipc import ENTRY_MESSAGES, FACT_MESSAGES
 from bsfg.rows import Row, entry_of, is_plain, message_of, record_batch_of, row_of, weight_of
-from bsfg.schema import AGELESS_ENTRY_SCHEMA, AT, ENTRY_SCHEMA, FACT_SCHEMA, ORIGIN_FIELDS, STORED_SCHEMA
 
 __all__ = ["ENTRY_SCHEMA", "FACT_SCHEMA", "ORIGIN_FIELDS", "SMALL_BATCH_FACTS", "EntryBatch", "FactBatch"]
 

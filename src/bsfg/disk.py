@@ -25,7 +25,7 @@ from bsfg.errors import (
 )
 
 
-class Access:
+class FolderAccess:
     """Who may look into the folders and files that this process makes for a zone: its own account, or its group too."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Access:
         self.file_mode, self.folder_mode = 0o640, 0o750
 
 
-ACCESS = Access()
+ACCESS = FolderAccess()
 
 
 class SyncFailed(OSError):

@@ -1,12 +1,9 @@
-"""Gap records: what was not or is no longer there, and why, as sets of ranges.
-
-A buffer keeps one set for each reason, detail and origin. Ranges that overlap or adjoin become one, so the cost of a
-set grows with its ranges and not with the facts they name; a set that alternates with facts costs one bit per offset.
-"""
+"""Sets of ranges of offsets, and gap records: what was not or is no longer there, and why."""
 
 from __future__ import annotations
 
 import hashlib
+import struct
 import threading
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,9 +11,221 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from bsfg.errors import InvalidArgument, OffsetOutOfRange
-from bsfg.ranges import OFFSETS_END, RangeSet
+from bsfg.errors import FrameInvalid, InvalidArgument, OffsetOutOfRange
 from bsfg.retention import GapReason
+
+_CHUNK_RANGES = 1_024
+OFFSETS_END = 1 << 62
+"""No offset reaches this; sums of two still fit into 64 bits."""
+_HEAD = struct.Struct("<HBqI")
+_RUNS = struct.Struct("<H")
+_RUN = np.dtype([("time", "<i8"), ("count", "<u2")])
+_WIDTHS = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RangeSet:
+    """Ranges in ascending order, apart from each other, each with the time it was last added to."""
+
+    firsts: np.ndarray
+    lasts: np.ndarray
+    times_unix_ms: np.ndarray
+
+    @staticmethod
+    def empty() -> RangeSet:
+        """Give a set without ranges."""
+        none = np.empty(0, dtype=np.int64)
+        return RangeSet(none, none, none)
+
+    @staticmethod
+    def of(ranges: Sequence[tuple[int, int]], at_unix_ms: int) -> RangeSet:
+        """Make a set of some ranges, in any order, of one time."""
+        columns = np.array(ranges, dtype=np.int64).reshape(-1, 2)
+        return RangeSet.normal(columns[:, 0], columns[:, 1], np.full(len(columns), at_unix_ms, dtype=np.int64))
+
+    @staticmethod
+    def where(mask: np.ndarray, base: int, at_unix_ms: int) -> RangeSet:
+        """Make a set of the offsets, counted from a base, at which a mask is true."""
+        edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False]))))
+        firsts, lasts = edges[0::2] + base, edges[1::2] + base - 1
+        return RangeSet(firsts, lasts, np.full(len(firsts), at_unix_ms, dtype=np.int64))
+
+    @staticmethod
+    def of_offsets(offsets: np.ndarray, at_unix_ms: int) -> RangeSet:
+        """Make a set of ascending offsets."""
+        edges = np.flatnonzero(np.diff(offsets) != 1)
+        firsts = offsets[np.concatenate(([0], edges + 1))] if len(offsets) else offsets
+        lasts = offsets[np.concatenate((edges, [len(offsets) - 1]))] if len(offsets) else offsets
+        return RangeSet(firsts, lasts, np.full(len(firsts), at_unix_ms, dtype=np.int64))
+
+    @staticmethod
+    def normal(firsts: np.ndarray, lasts: np.ndarray, times_unix_ms: np.ndarray) -> RangeSet:
+        """Make a set of ranges in any order, which may overlap."""
+        if len(firsts) < 2:
+            return RangeSet(firsts, lasts, times_unix_ms)
+        order = np.argsort(firsts, kind="stable")
+        firsts, lasts, times_unix_ms = firsts[order], lasts[order], times_unix_ms[order]
+        reach = np.maximum.accumulate(lasts)
+        starts = np.flatnonzero(np.concatenate(([True], firsts[1:] > reach[:-1] + 1)))
+        if len(starts) == len(firsts):
+            return RangeSet(firsts, lasts, times_unix_ms)
+        times_unix_ms = np.maximum.reduceat(times_unix_ms, starts)
+        return RangeSet(firsts[starts], np.maximum.reduceat(lasts, starts), times_unix_ms)
+
+    @staticmethod
+    def union(sets: Sequence[RangeSet]) -> RangeSet:
+        """Make one set of several."""
+        if len(sets) == 1:
+            return sets[0]
+        return RangeSet.normal(
+            np.concatenate([each.firsts for each in sets]),
+            np.concatenate([each.lasts for each in sets]),
+            np.concatenate([each.times_unix_ms for each in sets]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.firsts)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RangeSet) and all(
+            np.array_equal(mine, others)
+            for mine, others in (
+                (self.firsts, other.firsts),
+                (self.lasts, other.lasts),
+                (self.times_unix_ms, other.times_unix_ms),
+            )
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.encode())
+
+    @property
+    def offsets(self) -> int:
+        """How many offsets the ranges hold."""
+        return int((self.lasts - self.firsts).sum()) + len(self)
+
+    def rows(self) -> Iterator[tuple[int, int, int]]:
+        """Give first, last and time of each range."""
+        return zip(self.firsts.tolist(), self.lasts.tolist(), self.times_unix_ms.tolist(), strict=True)
+
+    def slice(self, start: int, stop: int) -> RangeSet:
+        """Give some neighbouring ranges."""
+        return RangeSet(self.firsts[start:stop], self.lasts[start:stop], self.times_unix_ms[start:stop])
+
+    def take(self, rows: np.ndarray) -> RangeSet:
+        """Give the ranges that a mask or an ascending list of rows names."""
+        return RangeSet(self.firsts[rows], self.lasts[rows], self.times_unix_ms[rows])
+
+    def within(self, first: int, last: int) -> RangeSet:
+        """Give what lies inside a range of offsets."""
+        start = int(np.searchsorted(self.lasts, first))
+        stop = int(np.searchsorted(self.firsts, last, side="right"))
+        cut = self.slice(start, max(start, stop))
+        return RangeSet(np.maximum(cut.firsts, first), np.minimum(cut.lasts, last), cut.times_unix_ms)
+
+    def beginning_at(self, first: int) -> RangeSet:
+        """Give the same ranges, the first of them beginning earlier."""
+        firsts = self.firsts.copy()
+        firsts[0] = first
+        return RangeSet(firsts, self.lasts, self.times_unix_ms)
+
+    def cover(self, others: RangeSet) -> np.ndarray:
+        """Tell for each range of another set whether one of this set holds all of it."""
+        if not len(self):
+            return np.zeros(len(others), dtype=bool)
+        at = np.searchsorted(self.firsts, others.firsts, side="right") - 1
+        return (at >= 0) & (self.lasts[np.maximum(at, 0)] >= others.lasts)
+
+    # The stored and sent form.
+
+    def encode(self) -> bytes:
+        """Write the set in its compact form."""
+        return b"".join(_chunk(self.slice(at, at + _CHUNK_RANGES)) for at in range(0, len(self), _CHUNK_RANGES))
+
+    @staticmethod
+    def decode(data: bytes) -> RangeSet:
+        """Read a set; raises `FrameInvalid` unless it is one."""
+        parts, at = [], 0
+        try:
+            while at < len(data):
+                part, at = _read_chunk(data, at)
+                parts.append(part)
+        except (struct.error, ValueError, OverflowError) as error:
+            raise FrameInvalid(f"a set of ranges is malformed: {error}") from None
+        if not parts:
+            return RangeSet.empty()
+        columns = [
+            np.concatenate([getattr(part, name) for part in parts]) for name in ("firsts", "lasts", "times_unix_ms")
+        ]
+        found = RangeSet(*columns)
+        if bool((found.firsts[1:] <= found.lasts[:-1] + 1).any()):
+            raise FrameInvalid("the ranges of a set are not in order, or not apart")
+        return found
+
+
+def _chunk(ranges: RangeSet) -> bytes:
+    first, last = int(ranges.firsts[0]), int(ranges.lasts[-1])
+    steps = np.empty(2 * len(ranges), dtype=np.uint64)
+    steps[0], steps[2::2] = 0, ranges.firsts[1:] - ranges.lasts[:-1]
+    steps[1::2] = ranges.lasts - ranges.firsts
+    width = next(width for width in _WIDTHS if int(steps.max()) < 1 << 8 * width)
+    if (last - first + 8) // 8 < width * len(steps):
+        form, payload = 0, np.packbits(_bits(ranges, first, last), bitorder="little").tobytes()
+    else:
+        form, payload = width, steps.astype(f"<u{width}").tobytes()
+    times = ranges.times_unix_ms
+    starts = np.flatnonzero(np.concatenate(([True], times[1:] != times[:-1])))
+    runs = np.empty(len(starts), dtype=_RUN)
+    runs["time"], runs["count"] = times[starts], np.diff(np.append(starts, len(times)))
+    head = _HEAD.pack(len(ranges), form, first, len(payload))
+    return b"".join((head, payload, _RUNS.pack(len(runs)), runs.tobytes()))
+
+
+def _bits(ranges: RangeSet, first: int, last: int) -> np.ndarray:
+    """Give a byte per offset, 1 where a range holds it."""
+    edges = np.zeros(last - first + 2, dtype=np.int8)
+    edges[ranges.firsts - first] = 1
+    edges[ranges.lasts - first + 1] -= 1
+    return np.cumsum(edges[:-1], dtype=np.int8).astype(np.uint8)
+
+
+def _read_chunk(data: bytes, at: int) -> tuple[RangeSet, int]:
+    count, form, first, size = _HEAD.unpack_from(data, at)
+    at += _HEAD.size
+    payload = data[at : at + size]
+    at += size
+    (runs,) = _RUNS.unpack_from(data, at)
+    at += _RUNS.size
+    table = np.frombuffer(data[at : at + runs * _RUN.itemsize], dtype=_RUN)
+    at += runs * _RUN.itemsize
+    if not 0 < count <= _CHUNK_RANGES or not 0 <= first < OFFSETS_END or len(table) != runs:
+        raise ValueError("a chunk has an impossible count or beginning, or is cut off")
+    if len(payload) != size or int(table["count"].sum()) != count:
+        raise ValueError("a chunk is cut off, or its times are not those of its ranges")
+    firsts, lasts = _from_bits(payload, first) if form == 0 else _from_steps(payload, form, first)
+    if len(firsts) != count or int(lasts[-1]) >= OFFSETS_END:
+        raise ValueError("a chunk does not hold the ranges it counts")
+    times_unix_ms = np.repeat(table["time"].astype(np.int64), table["count"])
+    return RangeSet(firsts, lasts, times_unix_ms), at
+
+
+def _from_bits(payload: bytes, first: int) -> tuple[np.ndarray, np.ndarray]:
+    # A chunk's ranges fit into so many bytes as steps, so no sound bitmap is longer than that.
+    if len(payload) > 16 * _CHUNK_RANGES:
+        raise ValueError("a bitmap is longer than the ranges it stands for")
+    found = RangeSet.where(np.unpackbits(np.frombuffer(payload, dtype=np.uint8), bitorder="little") > 0, first, 0)
+    return found.firsts, found.lasts
+
+
+def _from_steps(payload: bytes, width: int, first: int) -> tuple[np.ndarray, np.ndarray]:
+    if width not in _WIDTHS or len(payload) % (2 * width):
+        raise ValueError(f"there is no form {width} of so many bytes")
+    steps = np.frombuffer(payload, dtype=f"<u{width}").astype(np.uint64)
+    if float(steps.sum(dtype=np.float64)) >= OFFSETS_END:
+        raise ValueError("a range lies beyond all offsets")
+    edges = first + np.cumsum(steps.astype(np.int64))
+    return edges[0::2], edges[1::2]
+
 
 Kind = tuple[GapReason, str, str | None]
 """What the ranges of one set have in common: reason, detail and origin zone."""

@@ -7,6 +7,9 @@ from enum import StrEnum
 
 from bsfg.errors import InvalidArgument, InvalidTransition
 
+RECEIVER, SENDER = "receiver", "sender"
+"""The two sides of a link; each has a gate of its own."""
+
 
 class Mode(StrEnum):
     """What a gate allows: the handoff runs, stands still, catches up, or is held by an operator."""

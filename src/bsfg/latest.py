@@ -25,7 +25,7 @@ def newest(entries: EntryBatch, most: int | None = None) -> EntryBatch:
     return entries if len(chosen) == len(entries) else entries.take(chosen)
 
 
-class Gathering:
+class LatestEntries:
     """Collects entries in the order of their offsets and keeps the newest of each subject and predicate."""
 
     def __init__(self, known: EntryBatch, most: int) -> None:

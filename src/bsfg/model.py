@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from bsfg.errors import InvalidArgument
-from bsfg.sealmark import MARK, mark_problem
+from bsfg.fact import MARK, mark_problem
 
 _CONTROL = r"\x00-\x1f\x7f-\x9f"
 ZONE = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"

@@ -53,7 +53,7 @@ async def by_size(
     return await asyncio.get_running_loop().run_in_executor(_WORKERS.pool, partial(work, *args, **kwargs))
 
 
-class Turns:
+class LoopTurns:
     """Work of Python's own, in steps of about a millisecond on the event loop, one step of everybody in turn.
 
     A thread would be no help with it: it would fight with the event loop over the interpreter, and whoever has a dozen

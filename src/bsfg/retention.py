@@ -126,7 +126,7 @@ class Removal:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ConsumerStanding:
     """How far the required consumers of a buffer are.
 
     ``committed`` is the lowest of their frontiers, inclusive, -1 when nothing is confirmed. ``awaited`` tells whether
@@ -138,14 +138,14 @@ class Standing:
     awaited: bool = True
 
     @staticmethod
-    def of_store(frontier: int | None) -> Standing:
+    def of_store(frontier: int | None) -> ConsumerStanding:
         """Describe a store buffer; the frontier is None without a required consumer."""
-        return Standing(-1 if frontier is None else frontier)
+        return ConsumerStanding(-1 if frontier is None else frontier)
 
     @staticmethod
-    def of_forward(frontier: int | None) -> Standing:
+    def of_forward(frontier: int | None) -> ConsumerStanding:
         """Describe a forward buffer, likewise."""
-        return Standing(awaited=False) if frontier is None else Standing(frontier)
+        return ConsumerStanding(awaited=False) if frontier is None else ConsumerStanding(frontier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,9 @@ class Cause(StrEnum):
 STAYS, GOES = False, True
 
 
-def departure(piece: Piece, policy: Policy, standing: Standing, cause: Age | Cause) -> tuple[bool, GapReason | None]:
+def departure(
+    piece: Piece, policy: Policy, standing: ConsumerStanding, cause: Age | Cause
+) -> tuple[bool, GapReason | None]:
     """Decide whether a piece may leave, and with which record: the one rule behind every removal.
 
     - What every required consumer has confirmed leaves for room or by order at any time, and by age once retention
@@ -190,7 +192,7 @@ def departure(piece: Piece, policy: Policy, standing: Standing, cause: Age | Cau
 
 
 def _by_age(
-    piece: Piece, policy: Policy, standing: Standing, cause: Age, confirmed: bool
+    piece: Piece, policy: Policy, standing: ConsumerStanding, cause: Age, confirmed: bool
 ) -> tuple[bool, GapReason | None]:
     age_seconds = (cause.now_unix_ms - piece.newest_unix_ms) / 1000
     if not cause.clock_trusted or (piece.first <= standing.committed and not cause.link_open):
@@ -202,7 +204,7 @@ def _by_age(
     return age_seconds >= policy.retention_seconds, GapReason.EXPIRED if policy.is_sil else None
 
 
-def removable_before(pieces: Sequence[Piece], policy: Policy, standing: Standing, age: Age) -> Removal:
+def removable_before(pieces: Sequence[Piece], policy: Policy, standing: ConsumerStanding, age: Age) -> Removal:
     """Decide what retention and expiry remove.
 
     Nothing goes while the clock is in doubt. A buffer loses its oldest first and nothing from its middle, so what
@@ -220,7 +222,7 @@ def removable_before(pieces: Sequence[Piece], policy: Policy, standing: Standing
 
 
 def make_room(
-    pieces: Sequence[Piece], policy: Policy, standing: Standing, *, used_bytes: int, incoming_bytes: int
+    pieces: Sequence[Piece], policy: Policy, standing: ConsumerStanding, *, used_bytes: int, incoming_bytes: int
 ) -> Removal | None:
     """Decide how an append of ``incoming_bytes`` fits; None means that it must be rejected."""
     before = pieces[0].first if pieces else 0
@@ -241,7 +243,7 @@ def make_room(
     return Removal(before, tuple(_merged(gaps)))
 
 
-def ordered_before(offset: int, policy: Policy, standing: Standing, *, start: int, end: int) -> Removal:
+def ordered_before(offset: int, policy: Policy, standing: ConsumerStanding, *, start: int, end: int) -> Removal:
     """Decide what an order to remove everything below ``offset`` removes, or raise `TruncateRefused`."""
     piece = Piece(start, offset - 1, 0, 0)
     if offset <= start:
@@ -256,7 +258,7 @@ def ordered_before(offset: int, policy: Policy, standing: Standing, *, start: in
     return Removal(offset, tuple(_gap(piece, standing, reason)))
 
 
-def _gap(piece: Piece, standing: Standing, reason: GapReason | None) -> list[Gap]:
+def _gap(piece: Piece, standing: ConsumerStanding, reason: GapReason | None) -> list[Gap]:
     """Give the record of what nobody confirmed of a piece, if one is due."""
     return [] if reason is None else [Gap(max(piece.first, standing.committed + 1), piece.last, reason)]
 

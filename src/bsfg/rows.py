@@ -8,12 +8,10 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from bsfg.arrays import nulls
+from bsfg.columns import FACT_SCHEMA, nulls
 from bsfg.errors import InvalidFact
-from bsfg.fact import ArtifactRef, Entry, Envelope, Fact, Message, Origin
+from bsfg.fact import ArtifactRef, Entry, Envelope, Fact, Message, Origin, function_in, own_labels
 from bsfg.jsonform import artifact_to_dict
-from bsfg.schema import FACT_SCHEMA
-from bsfg.sealmark import function_in, own_labels
 
 Row = tuple[Any, ...]
 """The values of one fact in the order of `FACT_SCHEMA`, None where a value is absent."""

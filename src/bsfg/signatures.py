@@ -21,10 +21,9 @@ import orjson
 
 from bsfg.batch import FactBatch
 from bsfg.errors import CertificateInvalid, InvalidArgument, SignatureInvalid, SignatureMissing
-from bsfg.fact import Entry, Envelope, Fact, Message
+from bsfg.fact import SHA256_NAME, Entry, Envelope, Fact, Message, digest_text, function_in
 from bsfg.jsonform import message_to_dict
 from bsfg.model import ZONE, check_name
-from bsfg.sealmark import SHA256_NAME, digest_text, function_in
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey

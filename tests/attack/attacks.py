@@ -28,7 +28,7 @@ from tests.attack.honest import place_of, zone_at
 from tests.e2e.zones import Zone
 
 from bsfg.wire import boundary_pb2 as pb
-from bsfg.wire.methods import ADMIN, BOUNDARY
+from bsfg.wire.messages import ADMIN, BOUNDARY
 from bsfg.wire.status import ERROR_METADATA, from_rpc_error
 from bsfg.wire.tls import Watched, grpc_channel_credentials, grpc_channel_options
 

@@ -15,9 +15,9 @@ from tests.attack.mutating import damaged, made
 from tests.wire.site import STREAM, Site
 
 from bsfg.testing.facts import batch, message
-from bsfg.wire import patience
+from bsfg.wire import limits
 from bsfg.wire.connection import _StatusKept
-from bsfg.wire.methods import ADMIN, BOUNDARY, Method
+from bsfg.wire.messages import ADMIN, BOUNDARY, Method
 from bsfg.wire.status import from_rpc_error
 
 pytestmark = pytest.mark.campaign
@@ -46,7 +46,7 @@ async def test_no_message_breaks_anything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soak_size: Callable[[int, int], int]
 ) -> None:
     """Messages are made from the protocol, damaged and sent to every method by somebody who may call it."""
-    monkeypatch.setattr(patience, "DELAY_SECONDS_MAX", 0.0)
+    monkeypatch.setattr(limits, "DELAY_SECONDS_MAX", 0.0)
     seed = 20_260 if soak_size(0, 1) == 0 else Random().randrange(1 << 32)
     each = soak_size(60, 3_500)
     chance, found, inputs = Random(seed), Counter[str](), 0

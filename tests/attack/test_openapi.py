@@ -21,8 +21,8 @@ from schemathesis.specs.openapi.checks import (
 )
 from tests.wire.site import Site
 
-from bsfg.wire import patience
-from bsfg.wire.routes import openapi
+from bsfg.wire import limits
+from bsfg.wire.operations import openapi
 
 pytestmark = pytest.mark.campaign
 
@@ -51,7 +51,7 @@ def test_every_operation_answers_as_described(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soak_size: Callable[[int, int], int]
 ) -> None:
     """No request gives a server's error, an answer of another form than described, or one that is not described."""
-    monkeypatch.setattr(patience, "DELAY_SECONDS_MAX", 0.0)
+    monkeypatch.setattr(limits, "DELAY_SECONDS_MAX", 0.0)
     schema = schemathesis.openapi.from_dict(openapi())
     answers: Counter[int] = Counter()
     with serving(tmp_path / "site") as site:

@@ -15,10 +15,9 @@ import pytest
 from tests.cli.conftest import Run, environment
 
 from bsfg.cli.bench import workload
-from bsfg.cli.bench.node import OBJECT_BYTES, OBJECT_BYTES_MIN
-from bsfg.cli.bench.node_measure import Watch
-from bsfg.cli.bench.node_results import aims_of
-from bsfg.cli.bench.node_zones import STREAM, Zone
+from bsfg.cli.bench.node import OBJECT_BYTES, OBJECT_BYTES_MIN, aims_of
+from bsfg.cli.bench.node_measure import BufferWatch
+from bsfg.cli.bench.node_zones import STREAM, BenchZone
 from bsfg.ports import Buffer
 from bsfg.sealing import seal
 from bsfg.stores.log.storage import LogStorage
@@ -115,7 +114,7 @@ def test_sizes_on_the_command_line_are_those_of_the_facts() -> None:
 
 def test_a_watch_tells_when_each_offset_was_durable() -> None:
     """Every offset has the time of the first look that saw it, in each of the buffers that are watched."""
-    watch = Watch(lambda: 10, lambda: 0)
+    watch = BufferWatch(lambda: 10, lambda: 0)
     watch._seen[0] += [(12, 1e9), (20, 2e9)]
     watch._seen[1] += [(20, 3e9)]
     assert watch.times(0, np.array([10, 11, 12, 19])).tolist() == [1e9, 1e9, 2e9, 2e9]
@@ -125,7 +124,7 @@ def test_a_watch_tells_when_each_offset_was_durable() -> None:
 def test_a_watch_sees_what_grew_until_its_end() -> None:
     """What became durable between the last look and the end is seen too."""
     ends = [0]
-    with Watch(lambda: ends[0]) as watch:
+    with BufferWatch(lambda: ends[0]) as watch:
         ends[0] = 5
     assert len(watch.times(0, np.arange(5))) == 5
 
@@ -136,7 +135,7 @@ def test_what_a_writer_publishes_is_seen_from_outside(tmp_path: Path) -> None:
     async def look() -> None:
         storage = await LogStorage.open(tmp_path / "zone" / "data")
         store = await storage.store(STREAM)
-        with Zone("zone", tmp_path / "zone").published_end(Buffer.STORE) as end:
+        with BenchZone("zone", tmp_path / "zone").published_end(Buffer.STORE) as end:
             assert end() == 0
             await store.append(seal(workload.batch_of(0, 7)))
             assert end() == 7

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bsfg.cli.pipeline.caughtup import CaughtUp
+from bsfg.cli.pipeline.replicate import CaughtUp
 from bsfg.errors import GateHeld, PeerUnreachable
 from bsfg.gate import Mode
 from bsfg.spark.replicate.driver import LinkState

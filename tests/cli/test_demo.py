@@ -146,7 +146,7 @@ def test_spark_is_not_left_behind(number: signal.Signals) -> None:
 
 def test_spark_that_is_not_installed_is_said(quick: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the extra the demo says what to install, and starts nothing."""
-    monkeypatch.setattr("bsfg.cli.demo.performance.find_spec", lambda name: None)
+    monkeypatch.setattr("bsfg.cli.demo.director.find_spec", lambda name: None)
     outcome = quick("demo")
     assert outcome.code == 1
     assert outcome.err.startswith("error[extra_missing]: bsfg demo needs pyspark")

@@ -18,15 +18,13 @@ import pytest
 from rich.console import Console
 from tests.cli.conftest import Run
 
-from bsfg.cli.demo import janitor, referee
+from bsfg.cli.demo import crew, referee
 from bsfg.cli.demo.director import steps_of
-from bsfg.cli.demo.network import Wire
-from bsfg.cli.demo.pdf import page
-from bsfg.cli.demo.picture import Picture
-from bsfg.cli.demo.site import EVENTS, Site, Zone
-from bsfg.cli.demo.stage import Progress, Stage
-from bsfg.cli.demo.telling import show_verdict
-from bsfg.cli.demo.verdict import Verdict
+from bsfg.cli.demo.people import page
+from bsfg.cli.demo.picture import StagePicture, show_verdict
+from bsfg.cli.demo.referee import DemoVerdict
+from bsfg.cli.demo.site import EVENTS, DemoSite, DemoZone, Wire
+from bsfg.cli.demo.stage import DemoStage, StepProgress
 from bsfg.errors import BsfgError, PeerUnreachable, TimedOut
 from bsfg.fact import ArtifactRef, Message
 from bsfg.ports import Buffer, OriginSpan
@@ -50,9 +48,9 @@ async def fill(data: Path, buffer: Buffer, facts: Sequence[Message]) -> None:
 
 def judged(
     root: Path, has: Sequence[Message], said: Sequence[Message] = SAID, told: dict[str, int] | None = None
-) -> referee.Way:
+) -> referee.DirectionTally:
     """Have the referee look at a zone that has some facts of another one."""
-    source, target = Zone("plant-a", "Plant A", root), Zone("enterprise", "Enterprise", root)
+    source, target = DemoZone("plant-a", "Plant A", root), DemoZone("enterprise", "Enterprise", root)
     asyncio.run(fill(source.data, Buffer.STORE, said))
     asyncio.run(fill(target.data, Buffer.FORWARD, has))
     return referee.judge(source, target, EVENTS, TOLD if told is None else told)
@@ -133,10 +131,10 @@ def test_lag_is_measured_in_a_span(tmp_path: Path) -> None:
     assert referee.Lag.of([]) is None
 
 
-def verdict_of(way: referee.Way, **audit: object) -> Verdict:
+def verdict_of(way: referee.DirectionTally, **audit: object) -> DemoVerdict:
     """Make a verdict of one direction."""
     found = {"link": "enterprise/from-plant-a", "clean": True, "facts": 20, "counts": {}, "checks": {}, **audit}
-    return Verdict("native", [way, way], [found], {"x": ["normal"]}, None, None, None, [1.0, 2.0], 3.0, 4.0)
+    return DemoVerdict("native", [way, way], [found], {"x": ["normal"]}, None, None, None, [1.0, 2.0], 3.0, 4.0)
 
 
 def test_a_broken_promise_is_exit_code_1(quick: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,11 +148,11 @@ def test_a_broken_promise_is_exit_code_1(quick: Run, tmp_path: Path, monkeypatch
         (verdict_of(good, clean=False, counts={"missing": 1}), 1),
     ):
 
-        async def play(self: object, verdict: Verdict = verdict) -> Verdict:
+        async def play(self: object, verdict: DemoVerdict = verdict) -> DemoVerdict:
             show_verdict(Console(), verdict)
             return verdict
 
-        monkeypatch.setattr("bsfg.cli.demo.performance._Performance.play", play)
+        monkeypatch.setattr("bsfg.cli.demo.director._Performance.play", play)
         monkeypatch.setattr("tempfile.tempdir", str(place))
         outcome = quick("demo", "--engine", "native")
         assert outcome.code == code
@@ -209,13 +207,13 @@ def test_the_janitor_clears_up_when_its_master_is_gone(tmp_path: Path) -> None:
     (folder / "file").write_text("x")
     sleep = [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"]
     ours, other = (
-        subprocess.Popen(sleep, env={**os.environ, janitor.MARK: run}, stdout=subprocess.PIPE) for run in ("a1", "b2")
+        subprocess.Popen(sleep, env={**os.environ, crew.MARK: run}, stdout=subprocess.PIPE) for run in ("a1", "b2")
     )
     for process in (ours, other):
         assert process.stdout is not None
         process.stdout.readline()
-    assert janitor.marked("a1") == [ours.pid]
-    cleaner = subprocess.Popen([sys.executable, "-I", janitor.__file__, str(folder), "a1"], stdin=subprocess.PIPE)
+    assert crew.marked("a1") == [ours.pid]
+    cleaner = subprocess.Popen([sys.executable, "-I", crew.__file__, str(folder), "a1"], stdin=subprocess.PIPE)
     cleaner.communicate(timeout=60)
     assert ours.wait(60) == -9
     assert not folder.exists()
@@ -238,12 +236,12 @@ def test_the_pdf_is_whole() -> None:
     assert b"(Work order \\(7\\))" in content
 
 
-def stage_of(tmp_path: Path, three_zones: bool) -> Stage:
+def stage_of(tmp_path: Path, three_zones: bool) -> DemoStage:
     """Make a stage in the middle of the story."""
-    site = Site(tmp_path, three_zones, spark=True)
-    stage = Stage(site, steps_of(site), is_cut=True, note="both sides to notice")
+    site = DemoSite(tmp_path, three_zones, spark=True)
+    stage = DemoStage(site, steps_of(site), is_cut=True, note="both sides to notice")
     for number, step in enumerate(stage.steps[:4]):
-        step.progress = Progress.DONE if number < 3 else Progress.NOW
+        step.progress = StepProgress.DONE if number < 3 else StepProgress.NOW
         step.detail = "12,345 facts that had waited crossed"
     for zone in stage.zones.values():
         zone.alive, zone.seen, zone.pid, zone.appended, zone.forwarded, zone.backlog = True, True, 7, 654_321, 1_000, 99
@@ -259,7 +257,7 @@ def test_the_picture_fits(tmp_path: Path, size: tuple[int, int], three_zones: bo
     """At any size no line is too wide, the present step and every gate's mode is told, and few lines are left over."""
     width, height = size
     screen = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
-    screen.print(Picture(stage_of(tmp_path, three_zones)))
+    screen.print(StagePicture(stage_of(tmp_path, three_zones)))
     lines = screen.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert max(len(line) for line in lines) <= width
     assert len(lines) <= height
@@ -273,7 +271,7 @@ def test_the_picture_needs_no_unicode(tmp_path: Path) -> None:
     """On a terminal that knows ASCII alone, it is drawn with that."""
     file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     Console(file=file, width=100, height=40, force_terminal=True, color_system=None).print(
-        Picture(stage_of(tmp_path, False))
+        StagePicture(stage_of(tmp_path, False))
     )
     file.flush()
     text = file.buffer.getvalue().decode("ascii")  # type: ignore[attr-defined]
@@ -287,7 +285,7 @@ def test_a_node_that_is_down_is_shown(tmp_path: Path) -> None:
     plant = stage.zones["plant-a"]
     plant.alive, plant.pid = False, 0
     screen = Console(file=io.StringIO(), width=100, height=40, force_terminal=True, color_system=None)
-    screen.print(Picture(stage))
+    screen.print(StagePicture(stage))
     text = screen.file.getvalue()  # type: ignore[attr-defined]
     assert "node DOWN" in text
     assert "not known" in text

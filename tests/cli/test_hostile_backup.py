@@ -21,15 +21,13 @@ from tests.e2e.zones import Zone, pair
 from bsfg.config import load
 from bsfg.errors import BackupUntrusted, BsfgError, FileExists, InvalidArgument, LogDamaged
 from bsfg.node import restore as restoring
-from bsfg.node.backup import Manifest, Place, back_up, parsed
-from bsfg.node.backup import Options as BackupOptions
-from bsfg.node.contents import check_name
-from bsfg.node.restore import Options, Restored
-from bsfg.node.signed import signature_of
+from bsfg.node.backup import BackupOptions, Manifest, ZonePlace, back_up, parsed
+from bsfg.node.manifest import check_name, signature_of
+from bsfg.node.restore import Restored, RestoreOptions
 from bsfg.wire.certs import create_authority, issue, load_certificates
 
 NOW = 1_800_000_000_000
-STRANGER = Options(accept_unsigned=True, take_config=True)
+STRANGER = RestoreOptions(accept_unsigned=True, take_config=True)
 
 
 def quiet(doing: str, done: int, total: int) -> None:
@@ -39,10 +37,10 @@ def quiet(doing: str, done: int, total: int) -> None:
 def made(zone: Zone, target: Path, **options: Any) -> Manifest:
     """Back up a zone."""
     now = int(datetime.now(UTC).timestamp() * 1000)
-    return back_up(Place.of(load(zone.folder / "zone.toml")), target, BackupOptions(**options), lambda: now, quiet)
+    return back_up(ZonePlace.of(load(zone.folder / "zone.toml")), target, BackupOptions(**options), lambda: now, quiet)
 
 
-def restore(backup: Path, folder: Path, options: Options) -> Restored:
+def restore(backup: Path, folder: Path, options: RestoreOptions) -> Restored:
     """Restore a backup."""
     return restoring.restore(backup, folder, options, lambda: NOW, quiet)
 
@@ -82,9 +80,9 @@ def signed_again(backup: Path, certificate: Path) -> None:
     (backup / "backup.sig").write_bytes(signature_of(manifest, certificate, certificate.with_suffix(".key")))
 
 
-def trusting(site: Path, **more: Any) -> Options:
+def trusting(site: Path, **more: Any) -> RestoreOptions:
     """Restore what the authority of the site vouches for."""
-    return Options(authorities=site / "known.crt", take_config=True, **more)
+    return RestoreOptions(authorities=site / "known.crt", take_config=True, **more)
 
 
 def test_a_good_one_is_restored(site: Path, backup: Path, tmp_path: Path) -> None:
@@ -102,7 +100,7 @@ def test_the_folder_says_whose_signature_counts(site: Path, backup: Path, tmp_pa
     folder = Path(shutil.copytree(site / "zone", tmp_path / "zone"))
     shutil.rmtree(folder / "data")
     before = files_of(folder)
-    restored = restore(backup, folder, Options())
+    restored = restore(backup, folder, RestoreOptions())
     assert (restored.signed_by, restored.files, restored.warnings) == ("plant-a-bsfg", (), ())
     assert {name: data for name, data in files_of(folder).items() if not name.startswith("data/")} == before
 
@@ -177,7 +175,7 @@ def test_what_was_changed_is_refused(site: Path, backup: Path, tmp_path: Path, h
 def test_what_is_planted_is_refused_also_by_those_who_accept_much(backup: Path, tmp_path: Path, harm: str) -> None:
     """Neither --accept-unsigned nor --accept-damage takes links, strange files, or files that nobody listed."""
     HARMS[harm](backup)
-    options = Options(accept_unsigned=True, accept_damage=True, take_config=True)
+    options = RestoreOptions(accept_unsigned=True, accept_damage=True, take_config=True)
     with pytest.raises((BackupUntrusted, LogDamaged)):
         restore(backup, tmp_path / "new", options)
     assert not (tmp_path / "new").exists()
@@ -221,9 +219,9 @@ def test_a_name_that_every_machine_has_signs_for_nobody(site: Path, backup: Path
         shutil.copy(authority / f"plant-a-bsfg.{end}", folder / "certs")
     signed_again(backup, authority / "enterprise-bsfg.crt")
     with pytest.raises(BackupUntrusted):
-        restore(backup, folder, Options())
+        restore(backup, folder, RestoreOptions())
     signed_again(backup, authority / "plant-a-bsfg.crt")
-    assert restore(backup, folder, Options()).signed_by == "plant-a-bsfg"
+    assert restore(backup, folder, RestoreOptions()).signed_by == "plant-a-bsfg"
 
 
 def test_a_certificate_that_ended_since_is_good(site: Path, backup: Path, tmp_path: Path) -> None:
@@ -236,20 +234,20 @@ def test_a_certificate_that_ended_since_is_good(site: Path, backup: Path, tmp_pa
     rewritten(backup, lambda found: found.update(made_unix_ms=begun))
     signed_again(backup, old / "plant-a-bsfg.crt")
     assert load_certificates(old / "plant-a-bsfg.crt")[0].not_valid_after_utc < datetime.now(UTC)
-    options = Options(authorities=old / "ca.crt", take_config=True)
+    options = RestoreOptions(authorities=old / "ca.crt", take_config=True)
     assert restore(backup, tmp_path / "new", options).signed_by == "plant-a-bsfg"
 
 
 def test_nobody_says_whose_signature_counts(backup: Path, tmp_path: Path) -> None:
     """Into an empty folder, without --ca, nothing is restored: the authority in the backup is not asked."""
     with pytest.raises(BackupUntrusted, match="whose signature counts"):
-        restore(backup, tmp_path / "new", Options(take_config=True))
+        restore(backup, tmp_path / "new", RestoreOptions(take_config=True))
 
 
 def test_a_file_of_strangers_is_not_taken_by_itself(site: Path, backup: Path, tmp_path: Path) -> None:
     """The zone.toml of a backup comes with --take-config only, inside its folder, and what it would run is named."""
     with pytest.raises(InvalidArgument, match=r"zone\.toml") as caught:
-        restore(backup, tmp_path / "new", Options(authorities=site / "known.crt"))
+        restore(backup, tmp_path / "new", RestoreOptions(authorities=site / "known.crt"))
     assert "--take-config" in caught.value.hint
     text = (backup / "zone" / "zone.toml").read_text() + '\n[alerts]\ncommand = ["/bin/sh", "-c", "id"]\n'
     outside = text.replace('name = "plant-a"', f'name = "plant-a"\ndata_folder = "{tmp_path}/elsewhere"')
@@ -327,7 +325,7 @@ def test_no_name_leads_out_of_the_target(site: Path, wanted: list[str], config: 
         rewritten(backup, change)
         before = files_of(top)
         try:
-            restore(backup, top / "new", Options(accept_unsigned=True, accept_damage=True, take_config=True))
+            restore(backup, top / "new", RestoreOptions(accept_unsigned=True, accept_damage=True, take_config=True))
         except BsfgError:
             assert files_of(top) == before
         after = {name: data for name, data in files_of(top).items() if not name.startswith("new/")}

@@ -9,7 +9,7 @@ import pytest
 from tests.cli.conftest import Run
 
 from bsfg.config import parse
-from bsfg.node.dashboard.tokens import Tokens
+from bsfg.node.dashboard.sessions import Tokens
 
 ZONE = """
 [zone]

@@ -3,7 +3,7 @@
 import pytest
 
 from bsfg.batch import FactBatch
-from bsfg.hashing import Blake3, Hasher
+from bsfg.digest import Blake3, Hasher
 from bsfg.sealing import seal
 from bsfg.testing import facts
 

@@ -9,11 +9,10 @@ import pytest
 
 from bsfg.frontier import Frontier
 from bsfg.ports import Storage
-from bsfg.retention import Standing
+from bsfg.retention import ConsumerStanding
 from bsfg.stores.memory import MemoryStorage
 from bsfg.stores.memory.buffers import MemoryBuffer, MemoryForwardBuffer
-from bsfg.stores.memory.medium import Medium
-from bsfg.stores.memory.state import BufferState
+from bsfg.stores.memory.state import BufferState, Medium
 from bsfg.testing.conformance import (
     CursorTrackerContract,
     ForwardBufferContract,
@@ -104,7 +103,7 @@ def write_without_a_lock(patch: pytest.MonkeyPatch) -> None:
 
 
 def truncate_anything(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(MemoryBuffer, "_standing", lambda buffer: Standing(buffer._state.end - 1))
+    patch.setattr(MemoryBuffer, "_standing", lambda buffer: ConsumerStanding(buffer._state.end - 1))
 
 
 def keep_silent_about_truncation(patch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import cast
 
 from tests.conformance.functions import SealedByBlake3
 
-from bsfg.hashing import Blake3, Hasher, Sha256
+from bsfg.digest import Blake3, Hasher, Sha256
 from bsfg.ports import Buffer, Clock, Confirmation, ConsumerSpec, Result, Storage
 from bsfg.stores.log.files import DiskFile, DiskFiles, Files
 from bsfg.stores.log.storage import LogStorage

@@ -7,8 +7,8 @@ from typing import cast
 import pytest
 from tests.conformance.functions import SealedByBlake3
 
+from bsfg.digest import Hasher
 from bsfg.errors import HasherMismatch
-from bsfg.hashing import Hasher
 from bsfg.ports import Buffer, Clock, Storage
 from bsfg.stores.memory import MemoryStorage
 from bsfg.testing.conformance import (

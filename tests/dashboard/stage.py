@@ -19,8 +19,8 @@ import structlog
 from playwright.async_api import Browser, Page, async_playwright, expect
 
 from bsfg.config import parse
-from bsfg.node.dashboard import tokens
-from bsfg.node.dashboard.feed import Feed
+from bsfg.node.dashboard import sessions
+from bsfg.node.dashboard.feed import BrowserFeed
 from bsfg.node.node import Node
 from bsfg.wire.certs import create_authority, issue
 from bsfg.wire.tls import TlsFiles, client_context
@@ -108,7 +108,7 @@ class Stage:
         create_authority(certs, name="test authority", days=90, now=now)
         for name in NAMES:
             issue(certs, name, days=60, now=now, hosts=["127.0.0.1"], serves=name.endswith("-bsfg"))
-        self.tokens, self.roles = {name: tokens.make() for name in TOKENS}, dict(TOKENS)
+        self.tokens, self.roles = {name: sessions.make() for name in TOKENS}, dict(TOKENS)
         structlog.configure(processors=[self._record])
         await self.start()
         return self
@@ -116,7 +116,7 @@ class Stage:
     async def start(self) -> None:
         """Start the node, with the tokens and roles as they are now."""
         rows = "".join(
-            f'[tokens.{name}]\nhash = "{tokens.hash_of(self.tokens[name])}"\nrole = "{role}"\n'
+            f'[tokens.{name}]\nhash = "{sessions.hash_of(self.tokens[name])}"\nrole = "{role}"\n'
             for name, role in self.roles.items()
         )
         listen = f'plaintext = true\nplaintext_identity = "{self.plaintext}"' if self.plaintext else self.listen
@@ -145,7 +145,7 @@ class Stage:
         """Give what the node has logged under a name."""
         return [each for each in self.log if each["event"] == name]
 
-    def node_feed(self) -> Feed:
+    def node_feed(self) -> BrowserFeed:
         """Give the feed of the node's dashboard."""
         return self.node.pages._feed  # type: ignore[union-attr]
 

@@ -14,12 +14,10 @@ from tests.dashboard.stage import TOKENS, Stage
 from tests.dashboard.trouble import trouble
 
 from bsfg.gate import Mode
-from bsfg.node.dashboard import tokens
+from bsfg.node.dashboard import sessions
 from bsfg.wire.certs import create_authority, issue
-from bsfg.wire.limits import STRANGERS_PER_ADDRESS, Admission, WireLimits
-from bsfg.wire.operations import PAGES, TERMS
-from bsfg.wire.patience import Patience
-from bsfg.wire.routes import OPERATIONS
+from bsfg.wire.limits import STRANGERS_PER_ADDRESS, Admission, FaultThrottle, WireLimits
+from bsfg.wire.operations import OPERATIONS, PAGES, TERMS
 from bsfg.wire.tls import TlsFiles, client_context
 
 FORM = {"content-type": "application/x-www-form-urlencoded"}
@@ -133,15 +131,15 @@ async def test_a_wrong_token_is_told_so_and_recorded(stages: Stages) -> None:
 async def test_guessing_becomes_slow(stages: Stages, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many wrong tokens from one place are answered later and later; nobody else waits."""
     delays: list[tuple[str, float]] = []
-    measured = Patience.delay_seconds
+    measured = FaultThrottle.delay_seconds
 
-    def noted(patience: Patience, caller: str, error: Exception) -> float:
+    def noted(patience: FaultThrottle, caller: str, error: Exception) -> float:
         delays.append((caller, measured(patience, caller, error)))
         return 0.0
 
-    monkeypatch.setattr(Patience, "delay_seconds", noted)
+    monkeypatch.setattr(FaultThrottle, "delay_seconds", noted)
     stage = await stages()
-    monkeypatch.setattr("bsfg.wire.patience.FORGIVEN_PER_SECOND", 0.0)
+    monkeypatch.setattr("bsfg.wire.limits.FORGIVEN_PER_SECOND", 0.0)
     for _ in range(30):
         await stage.ask("POST", "/dashboard/sign-in", b"token=x", headers={**FORM, "origin": stage.origin})
     assert {caller for caller, _ in delays} == {"anybody at 127.0.0.1"}
@@ -422,9 +420,9 @@ async def _events(stage: Stage, headers: dict[str, str]) -> list[str]:
 
 async def test_a_token_that_has_expired_opens_nothing(stages: Stages) -> None:
     """A row with a date in the past refuses its token, and says why."""
-    old = tokens.make()
+    old = sessions.make()
     stage = await stages(
-        more=f'[tokens.old]\nhash = "{tokens.hash_of(old)}"\nrole = "operator"\nexpires = 2024-01-01\n'
+        more=f'[tokens.old]\nhash = "{sessions.hash_of(old)}"\nrole = "operator"\nexpires = 2024-01-01\n'
     )
     form = {**FORM, "origin": stage.origin}
     answer = await stage.ask("POST", "/dashboard/sign-in", f"token={old}".encode(), headers=form)

@@ -11,7 +11,7 @@ from tests.dashboard.stage import browsing, opened
 from tests.dashboard.trouble import HOSTILE, trouble
 
 from bsfg.gate import Mode
-from bsfg.node.dashboard.history import History
+from bsfg.node.dashboard.feed import SeriesHistory
 from bsfg.testing.facts import batch
 
 HEIGHTS = "(all) => all.map((each) => each.offsetHeight)"
@@ -201,7 +201,7 @@ async def test_history_survives_a_reload(stages: Stages) -> None:
     stage = await stages()
     now = stage.node.clock.now_unix_ms()
     # The node may have noted its first moment already; these come before it, in a history of their own.
-    history = stage.node.pages._watch.history = History()  # type: ignore[union-attr]
+    history = stage.node.pages._watch.history = SeriesHistory()  # type: ignore[union-attr]
     for number in range(60):
         history.add(now - 5_000 * (60 - number), {("end", "operational", "store"): float(10 * number)})
     async with browsing() as browser:

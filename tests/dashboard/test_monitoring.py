@@ -13,9 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.dashboard.conftest import Stages
 from tests.dashboard.trouble import trouble
 
-from bsfg.node import health
+from bsfg.node import status
+from bsfg.node.ages import NEAR_SHARE
 from bsfg.node.metrics import Metrics
-from bsfg.node.oldest import NEAR_SHARE
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RULES = yaml.safe_load((EXAMPLES / "prometheus" / "bsfg-alerts.yml").read_text(encoding="utf-8"))
@@ -114,10 +114,10 @@ def test_every_rule_says_when_how_urgent_and_what_to_do() -> None:
 @pytest.mark.parametrize(
     ("alert", "metric", "limit", "severity"),
     [
-        ("BsfgReplicationLag", "bsfg_replication_lags_seconds_bucket", health.LAG_WARNING_SECONDS, "warning"),
-        ("BsfgReplicationLagHigh", "bsfg_replication_lags_seconds_bucket", health.LAG_ALERT_SECONDS, "alert"),
-        ("BsfgConsumerBacklog", "bsfg_consumer_backlog", health.BACKLOG_WARNING, "warning"),
-        ("BsfgConsumerBacklogHigh", "bsfg_consumer_backlog", health.BACKLOG_ALERT, "alert"),
+        ("BsfgReplicationLag", "bsfg_replication_lags_seconds_bucket", status.LAG_WARNING_SECONDS, "warning"),
+        ("BsfgReplicationLagHigh", "bsfg_replication_lags_seconds_bucket", status.LAG_ALERT_SECONDS, "alert"),
+        ("BsfgConsumerBacklog", "bsfg_consumer_backlog", status.BACKLOG_WARNING, "warning"),
+        ("BsfgConsumerBacklogHigh", "bsfg_consumer_backlog", status.BACKLOG_ALERT, "alert"),
         ("BsfgStoreBufferFilling", "bsfg_store_buffer_fill_percent", 50, "warning"),
         ("BsfgStoreBufferFull", "bsfg_store_buffer_fill_percent", 80, "alert"),
         ("BsfgRequestsSlow", "bsfg_request_seconds_bucket", 0.05, "warning"),
@@ -126,7 +126,7 @@ def test_every_rule_says_when_how_urgent_and_what_to_do() -> None:
         ("BsfgRequestRefused", "bsfg_refused_requests_total", 0, "alert"),
         ("BsfgCertificateEnds", "bsfg_certificate_expiry_seconds", 30, "alert"),
         ("BsfgOldestUnconfirmedNearExpiry", "bsfg_oldest_unconfirmed_seconds", NEAR_SHARE, "alert"),
-        ("BsfgAutonomyEnds", "bsfg_autonomy_hours", health.AUTONOMY_WARNING_HOURS, "warning"),
+        ("BsfgAutonomyEnds", "bsfg_autonomy_hours", status.AUTONOMY_WARNING_HOURS, "warning"),
     ],
 )
 def test_thresholds_are_those_of_the_health_table(alert: str, metric: str, limit: float, severity: str) -> None:
@@ -140,7 +140,7 @@ def test_thresholds_are_those_of_the_health_table(alert: str, metric: str, limit
 
 def test_rules_keep_waits_out_of_the_time_of_requests() -> None:
     """Operations that wait on purpose, or last as long as their data, do not count as slow."""
-    from bsfg.wire.methods import ADMIN, BOUNDARY
+    from bsfg.wire.messages import ADMIN, BOUNDARY
 
     names = {*BOUNDARY, *ADMIN}
     for alert in ("BsfgRequestsSlow", "BsfgRequestsVerySlow"):

@@ -10,14 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bsfg.config import Token, TokenRole, parse
-from bsfg.config.words import Action
+from bsfg.config.kinds import Action
 from bsfg.errors import ConfigInvalid, Overloaded
 from bsfg.node.authorize import Matrix, Request
 from bsfg.node.dashboard import sessions as sessions_module
-from bsfg.node.dashboard.feed import WAITING_MAX, Feed, event
-from bsfg.node.dashboard.history import History, values_of
-from bsfg.node.dashboard.sessions import Sessions
-from bsfg.node.dashboard.tokens import ALPHABET, Tokens, cleaned, hash_of, make
+from bsfg.node.dashboard.feed import WAITING_MAX, BrowserFeed, SeriesHistory, event, values_of
+from bsfg.node.dashboard.sessions import ALPHABET, Sessions, Tokens, cleaned, hash_of, make
 from bsfg.wire.service import Caller
 
 MINIMAL = """
@@ -164,7 +162,7 @@ POINTS = st.lists(
 @given(POINTS, st.integers(1, 9))
 def test_the_history_is_the_last_points(points: list[dict[tuple[str, ...], float]], size: int) -> None:
     """What is given is what was added last, the oldest first, with nothing where nothing was known."""
-    history, model = History(points=size), deque[tuple[int, dict[tuple[str, ...], float]]](maxlen=size)
+    history, model = SeriesHistory(points=size), deque[tuple[int, dict[tuple[str, ...], float]]](maxlen=size)
     for number, values in enumerate(points):
         history.add(number, values)
         model.append((number, values))
@@ -179,7 +177,7 @@ def test_the_history_is_the_last_points(points: list[dict[tuple[str, ...], float
 
 def test_the_history_is_bounded() -> None:
     """More series than allowed are left out, until others have gone."""
-    history = History(points=2, series_max=3)
+    history = SeriesHistory(points=2, series_max=3)
     for number in range(5):
         history.add(number, {(str(number), str(each)): 1.0 for each in range(3)})
     assert len(history.to_dict()["series"]) == 3
@@ -210,7 +208,7 @@ def test_a_feed_lets_the_slow_go_and_nobody_else() -> None:
     """Who does not read is cut off when too much waits for him; the others get every event; the number is bounded."""
 
     async def play() -> None:
-        feed, cut, got = Feed(2), [], []
+        feed, cut, got = BrowserFeed(2), [], []
 
         async def send(message: dict[str, object]) -> None:
             got.append(message["body"])
@@ -243,7 +241,7 @@ def test_a_watcher_who_may_no_longer_watch_is_told_so() -> None:
         async def send(message: dict[str, object]) -> None:
             got.append((message["body"], message["more_body"]))
 
-        feed = Feed(1)
+        feed = BrowserFeed(1)
         watcher = feed.join(lambda: may.pop(0), lambda: None)
         for data in (b"one", b"secret"):
             feed.publish(data)

@@ -14,7 +14,7 @@ from tests.dashboard.test_live import Watching
 from tests.dashboard.test_parts import HandClock
 
 import bsfg
-from bsfg.node.dashboard import tokens
+from bsfg.node.dashboard import sessions
 from bsfg.node.dashboard.sessions import KEPT, SessionFile, Sessions
 from bsfg.stores.log.backup import copy_folder
 from bsfg.stores.log.files import DiskFiles
@@ -68,7 +68,7 @@ async def test_another_token_ends_the_sessions_of_the_old_one(stages: Stages, ch
     gone, stays = await stage.sign_in("control-room"), await stage.sign_in("shift-lead")
     before = dict(stage.tokens), dict(stage.roles)
     if change == "hash":
-        stage.tokens["control-room"] = tokens.make()
+        stage.tokens["control-room"] = sessions.make()
     elif change == "role":
         stage.roles["control-room"] = "operator"
     else:
@@ -84,7 +84,7 @@ async def test_another_token_ends_the_sessions_of_the_old_one_at_once(stages: St
     """When the configuration is taken up while the node runs, whoever signed in with the old token is out."""
     stage = await stages()
     headers = await stage.sign_in("control-room")
-    row = replace(stage.config.tokens["control-room"], hash=tokens.hash_of(tokens.make()))
+    row = replace(stage.config.tokens["control-room"], hash=sessions.hash_of(sessions.make()))
     assert stage.node.pages is not None
     async with Watching(stage, headers) as watching:
         await watching.next()

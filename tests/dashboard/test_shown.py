@@ -10,25 +10,24 @@ from tests.dashboard.conftest import Stages
 from tests.dashboard.stage import Stage, browsing
 from tests.dashboard.trouble import trouble
 
-from bsfg import figures
-from bsfg.gate import Event
-from bsfg.node.board import RECEIVER
+from bsfg import wording
+from bsfg.gate import RECEIVER, Event
 from bsfg.wire.service import LinkReport
 
 LINK, STREAM = "from-enterprise", "operational"
 LAGS = [0, 0.0004, 0.0123, 0.0995, 0.0996, 0.1, 0.9994, 0.9996, 1, 1.004, 1.005, 1.238, 9.994, 9.996, 10, 119, 119.6]
 SPANS = [120, 7_199, 7_200, 172_799, 172_800, 1e6, 1e9]
 FIGURES: dict[str, tuple[Callable[[Any], str], list[float]]] = {
-    "count": (figures.count_text, [0, 7, 999, 1_000, 12_345, 999_999, 1_000_000, 10**15]),
-    "span": (figures.duration_text, [*LAGS, *SPANS]),
+    "count": (wording.count_text, [0, 7, 999, 1_000, 12_345, 999_999, 1_000_000, 10**15]),
+    "span": (wording.duration_text, [*LAGS, *SPANS]),
     "hours": (
-        figures.hours_text,
+        wording.hours_text,
         [0, 0.001, 0.25, 0.99, 1, 1.25, 2.5, 9.94, 9.96, 10, 10.5, 95.9, 96, 100, 87_599, 87_601],
     ),
-    "rate": (figures.rate_text, [0, 0.001, 0.049, 0.05, 0.25, 0.5, 9.96, 10, 10.5, 999.5, 1_234.5, 1e6]),
-    "bytes": (figures.size_text, [0, 1, 1023, 1024, 1280, 1536, 10 << 20, 10 << 30, 3 << 40, 5 << 50]),
-    "percent": (figures.percent_text, [0, 0.01, 0.049, 0.05, 0.25, 1, 9.95, 12.34, 50, 99.96, 100]),
-    "moment": (figures.time_text, [0, 1, 1_700_000_000_000, 1_800_000_000_999, 10**17]),
+    "rate": (wording.rate_text, [0, 0.001, 0.049, 0.05, 0.25, 0.5, 9.96, 10, 10.5, 999.5, 1_234.5, 1e6]),
+    "bytes": (wording.size_text, [0, 1, 1023, 1024, 1280, 1536, 10 << 20, 10 << 30, 3 << 40, 5 << 50]),
+    "percent": (wording.percent_text, [0, 0.01, 0.049, 0.05, 0.25, 1, 9.95, 12.34, 50, 99.96, 100]),
+    "moment": (wording.time_text, [0, 1, 1_700_000_000_000, 1_800_000_000_999, 10**17]),
 }
 WRITTEN = """async ([name, values]) => {
     const written = await import('/dashboard/static/js/format.js');

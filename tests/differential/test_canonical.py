@@ -11,12 +11,11 @@ from tests.differential import campaign
 from tests.differential.jsonmodel import model
 from tests.unit.samples import columns, row
 
-from bsfg.canonical import NotJson, canonicalize, canonicalize_all
+from bsfg.canonical import MIN_ROWS, NotJson, canonicalize, canonicalize_all, unproven
 from bsfg.errors import InvalidFact
 from bsfg.jsonform import message_from_json
 from bsfg.rows import Row
 from bsfg.sealing import seal
-from bsfg.skeleton import MIN_ROWS, unproven
 
 PLAIN = ["", "a", "b", "ok", "é", "😀", "\x7f", "1", "null", "true", "a,b", "\u2028"]
 STRINGS = [*PLAIN, 'q"q', "back\\slash", "l\nf", '","b":"']

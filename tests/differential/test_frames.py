@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 from tests.differential import campaign
 
-from bsfg.schema import FACT_SCHEMA
+from bsfg.columns import FACT_SCHEMA
 from bsfg.stores.log import segments
 from bsfg.stores.log.frame import (
     FRAME_HEADER_BYTES,
@@ -21,7 +21,7 @@ from bsfg.stores.log.frame import (
     encode_segment_header,
     genesis,
 )
-from bsfg.stores.log.frames import Frames
+from bsfg.stores.log.frames import FrameList
 from bsfg.stores.log.segments import Scan, SegmentFile, scan_segment
 from bsfg.testing.disk import SimulatedDisk
 
@@ -89,7 +89,7 @@ def test_frames_are_found_as_step_by_step() -> None:
 def test_frames_are_remembered_like_a_list() -> None:
     """What was added is given back by index, slice, offset and chain value, and can be cut at an offset."""
     data = b"".join(frames_of(Random(1), 40))
-    frames, listed = Frames(), []
+    frames, listed = FrameList(), []
     for position in (at for at in range(0, len(data), 16) if data[at : at + 4] == b"FRM1"):
         frames.append(position, data[position : position + FRAME_HEADER_BYTES])
         listed.append(frames[-1])
@@ -137,7 +137,7 @@ def hopped_as_step_by_step(random: Random) -> str:
     return "holes" if found[0][1] else "whole"
 
 
-def one_hop(data: bytes, at: int, expected: int, until: int, log_id: bytes, found: Frames) -> tuple[int, int]:
+def one_hop(data: bytes, at: int, expected: int, until: int, log_id: bytes, found: FrameList) -> tuple[int, int]:
     """Read one header as it is read everywhere else."""
     del until
     try:

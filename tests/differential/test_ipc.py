@@ -10,11 +10,10 @@ from tests.differential import arrowmodel, campaign, drawing
 from tests.differential.arrowmodel import rows_in, rows_of
 
 from bsfg.batch import EntryBatch, FactBatch
+from bsfg.columns import ENTRY_SCHEMA, FACT_SCHEMA
 from bsfg.errors import FactTooLarge, FrameInvalid
-from bsfg.ipc import decode
-from bsfg.rowipc import FACT_MESSAGES
+from bsfg.ipc import FACT_MESSAGES, decode
 from bsfg.rows import Row, record_batch_of
-from bsfg.schema import ENTRY_SCHEMA, FACT_SCHEMA
 
 
 def stream(random: Random, schema: pa.Schema) -> bytes:

@@ -11,7 +11,7 @@ from tests.differential import campaign
 
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.frames import _varint
-from bsfg.wire.large import LARGE_BYTES, Large, LargeResponse, reader_of
+from bsfg.wire.messages import LARGE_BYTES, Large, LargeResponse, reader_of
 
 BATCHES = [b"x" * (LARGE_BYTES + 1), bytes(LARGE_BYTES + 7), b"\x0a\x02\x10\x01" * (LARGE_BYTES // 4 + 1)]
 TYPES: dict[Any, str] = {pb.AppendFrame: "facts", pb.PutFrame: "entries", pb.FetchFrame: "entries"}

@@ -11,10 +11,22 @@ from hypothesis import strategies as st
 from tests.differential import campaign, drawing, rowmodel
 from tests.differential.arrowmodel import rows_of
 
+from bsfg.columns import FACT_SCHEMA, STORED_SCHEMA
 from bsfg.rows import Row, record_batch_of
-from bsfg.schema import FACT_SCHEMA, STORED_SCHEMA
-from bsfg.stores.log.frame import ROWS, Damaged, FrameHeader, decode_keys, decode_payload, decode_rows
-from bsfg.stores.log.rowform import FACT_ROWS, STORED_ROWS, NotRows, RowForm, entries_of, entry_rows
+from bsfg.stores.log.frame import (
+    FACT_ROWS,
+    ROWS,
+    STORED_ROWS,
+    Damaged,
+    FrameHeader,
+    NotRows,
+    RowForm,
+    decode_keys,
+    decode_payload,
+    decode_rows,
+    entries_of,
+    entry_rows,
+)
 
 FORMS = (FACT_ROWS, STORED_ROWS)
 ALWAYS = [FACT_SCHEMA.get_field_index(name) for name in ("from_zone", "message_id", "digest")]

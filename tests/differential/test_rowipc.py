@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.differential import campaign, drawing
 from tests.differential.arrowmodel import rows_of
 
-from bsfg.rowipc import ENTRY_MESSAGES, FACT_MESSAGES, STORED_MESSAGES, RowMessages
+from bsfg.columns import AT, ENTRY_SCHEMA, FACT_SCHEMA, STORED_SCHEMA
+from bsfg.ipc import ENTRY_MESSAGES, FACT_MESSAGES, STORED_MESSAGES, RowMessages
 from bsfg.rows import Row, record_batch_of
-from bsfg.schema import AT, ENTRY_SCHEMA, FACT_SCHEMA, STORED_SCHEMA
 
 SHAPES = ((FACT_MESSAGES, FACT_SCHEMA), (STORED_MESSAGES, STORED_SCHEMA), (ENTRY_MESSAGES, ENTRY_SCHEMA))
 FACTS = len(FACT_SCHEMA)

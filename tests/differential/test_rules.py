@@ -16,12 +16,12 @@ from tests.differential import campaign, drawing
 from tests.unit.samples import columns, row
 
 from bsfg.batch import FactBatch
+from bsfg.columns import AT, FACT_FIELDS, FACT_SCHEMA
+from bsfg.digest import KeyHash
 from bsfg.errors import FactTooLarge, InvalidFact
-from bsfg.hashing import KeyHash
 from bsfg.model import LATEST_UNIX_MS, TEXT_RULES, Limits
 from bsfg.rows import Row, is_plain, record_batch_of
 from bsfg.rules import check, judge
-from bsfg.schema import AT, FACT_FIELDS, FACT_SCHEMA
 from bsfg.sealing import bodies, digest_mismatches
 
 LIMITS = Limits(max_object_bytes=50, max_labels=3, max_label_value_bytes=10)

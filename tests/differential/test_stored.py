@@ -12,6 +12,7 @@ from tests.differential.jsonmodel import model
 from tests.unit.samples import ARTIFACT, message, row
 
 from bsfg.batch import EntryBatch, FactBatch
+from bsfg.columns import AT, ENTRY_SCHEMA, FACT_SCHEMA, ORIGIN_FIELDS
 from bsfg.errors import BsfgError
 from bsfg.fact import is_json
 from bsfg.journey.append import append
@@ -21,14 +22,13 @@ from bsfg.journey.verify import LinkRules
 from bsfg.ports import ForwardBuffer, Frame, Result, StoreBuffer
 from bsfg.rows import Row, record_batch_of, row_of
 from bsfg.rules import judge
-from bsfg.schema import AT, ENTRY_SCHEMA, FACT_SCHEMA, ORIGIN_FIELDS
 from bsfg.sealing import seal
 from bsfg.stores.log.frame import FRAME_HEADER_BYTES, ROWS, decode_frame_header, decode_segment_header
 from bsfg.stores.log.storage import LogStorage
 from bsfg.testing.clock import FakeClock
 from bsfg.testing.disk import SimulatedDisk
 from bsfg.wire import boundary_pb2 as pb
-from bsfg.wire.large import reader_of
+from bsfg.wire.messages import reader_of
 
 INPUTS = 25
 """How many callers send something to one log before it is opened again."""

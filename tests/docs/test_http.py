@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from tests.docs.pasting import ROOT, blocks
 
-from bsfg.wire.routes import OPERATIONS, Operation
+from bsfg.wire.operations import OPERATIONS, Operation
 
 PAGE = ROOT / "docs" / "guides" / "http.md"
 

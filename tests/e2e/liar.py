@@ -17,7 +17,7 @@ from bsfg.fact import Message
 from bsfg.testing.facts import sealed
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.frames import encode
-from bsfg.wire.methods import BOUNDARY, BOUNDARY_SERVICE
+from bsfg.wire.messages import BOUNDARY, BOUNDARY_SERVICE
 from bsfg.wire.status import ERROR_METADATA
 from bsfg.wire.tls import Watched, grpc_server_credentials
 

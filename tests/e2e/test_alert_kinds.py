@@ -17,8 +17,8 @@ from tests.e2e.zones import Zone, pair, until
 from bsfg.batch import FactBatch
 from bsfg.config import load
 from bsfg.errors import BsfgError
-from bsfg.node.health import Level, findings
 from bsfg.node.node import Node
+from bsfg.node.status import HealthLevel, findings
 from bsfg.ports import Buffer, GapRecord, OriginSpan
 from bsfg.retention import GapReason
 from bsfg.testing.facts import WeakHasher, altered, batch, message, messages, sealed
@@ -150,7 +150,7 @@ async def test_damage_that_is_met_while_running_is_an_alert_until_the_next_start
         await until(lambda: here.lasts("damage"))
         async with zone.admin("viewer") as viewer:
             found = findings(await viewer.status())
-        assert [each.level for each in found if each.alert == "damage"] == [Level.ALERT]
+        assert [each.level for each in found if each.alert == "damage"] == [HealthLevel.ALERT]
 
     await told(zone, work)
 

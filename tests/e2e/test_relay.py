@@ -10,7 +10,7 @@ from tests.e2e.cleanup import Cleanup
 from tests.e2e.producing import Insistent, check_sound, expected, history
 from tests.e2e.zones import Zone, certificates, link_to, pair, peer, serve, until
 
-from bsfg.journey.carriage import NOT_CARRIED, RETURNING
+from bsfg.journey.link import NOT_CARRIED, RETURNING
 from bsfg.ports import Buffer, GapRecord
 from bsfg.retention import GapReason
 from bsfg.testing.facts import batch, message, sealed

@@ -28,10 +28,9 @@ from bsfg.errors import (
 )
 from bsfg.stores.artifacts import ArtifactFolder
 from bsfg.stores.artifacts.contents import Shards
-from bsfg.testing.artifact_disk import SimulatedArtifactDisk
 from bsfg.testing.clock import FakeClock
-from bsfg.testing.conformance.artifact_case import BUCKET, HELLO, NAME, all_names, digest_of, noise, stream, whole
-from bsfg.testing.disk import FAILING, PowerLoss
+from bsfg.testing.conformance.artifact_uploads import BUCKET, HELLO, NAME, all_names, digest_of, noise, stream, whole
+from bsfg.testing.disk import FAILING, PowerLoss, SimulatedArtifactDisk
 
 GRACE_SECONDS = 60.0
 BIG = noise((1 << 20) + 77)

@@ -19,11 +19,10 @@ from bsfg.errors import ForeignLog, NotAFolder, StorageFailed
 from bsfg.fact import Message
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec, OriginSpan, Result
 from bsfg.retention import Policy
-from bsfg.stores.log.backup import copy_folder, size_of
+from bsfg.stores.log.backup import begin_new_histories, copy_folder, size_of
 from bsfg.stores.log.files import Files
 from bsfg.stores.log.identity import read_identity
 from bsfg.stores.log.journal import Journal, Record, read_journal
-from bsfg.stores.log.restoring import begin_new_histories
 from bsfg.stores.log.storage import LogStorage, log_folder
 from bsfg.stores.log.verify import verify
 from bsfg.stores.log.writer import LogOptions

@@ -14,13 +14,14 @@ import pyarrow as pa
 import pytest
 
 from bsfg.batch import FactBatch
+from bsfg.columns import FACT_SCHEMA
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec, OriginSpan, Result
 from bsfg.retention import GapReason
-from bsfg.schema import FACT_SCHEMA
 from bsfg.stores.log.buffer import LogForwardBuffer, LogStoreBuffer
 from bsfg.stores.log.files import Files
 from bsfg.stores.log.frame import (
     COLUMNS,
+    FACT_ROWS,
     FRAME_HEADER_BYTES,
     ROWS,
     FrameHeader,
@@ -30,7 +31,6 @@ from bsfg.stores.log.frame import (
     encode_frame,
 )
 from bsfg.stores.log.reader import open_folder
-from bsfg.stores.log.rowform import FACT_ROWS
 from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.log.verify import verify
 from bsfg.stores.log.writer import LogOptions

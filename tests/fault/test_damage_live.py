@@ -15,7 +15,7 @@ import pytest
 
 from bsfg.errors import StorageFailed, StreamUnavailable
 from bsfg.fact import Key
-from bsfg.journey.references import References
+from bsfg.journey.artifacts import References
 from bsfg.node.administration import _put_again
 from bsfg.ports import UNREADABLE, Buffer, Confirmation, ConsumerSpec, Result
 from bsfg.retention import GapReason

@@ -14,11 +14,10 @@ import pytest
 from bsfg.config import parse
 from bsfg.errors import BufferFull, DiskFull
 from bsfg.node.alerts import AlertBoard
-from bsfg.node.authorize import Matrix
-from bsfg.node.board import Board
-from bsfg.node.guard import Guard
+from bsfg.node.authorize import Guard, Matrix
+from bsfg.node.links import LinkRegistry
 from bsfg.node.metrics import Metrics
-from bsfg.node.parts import Parts, Settings
+from bsfg.node.parts import NodeContext, NodeSettings
 from bsfg.node.state import NodeState
 from bsfg.node.upkeep import Upkeep
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec, GapRecord
@@ -230,9 +229,9 @@ def test_a_node_says_that_its_disk_is_full_and_empties_it() -> None:
     async def run() -> None:
         config, clock, disk = parse(ZONE), FakeClock(), SimulatedDisk()
         storage = await with_consumers(await opened(disk, clock))
-        metrics, board = Metrics(), Board(clock)
+        metrics, board = Metrics(), LinkRegistry(clock)
         guard = Guard(Matrix.of(config), clock, lambda decision, caller: None)
-        parts = Parts(storage, Settings.of(config), guard, clock, board, metrics)
+        parts = NodeContext(storage, NodeSettings.of(config), guard, clock, board, metrics)
         alerts = AlertBoard("plant", config.alerts, metrics, clock, lambda event, **fields: None)
         upkeep = Upkeep(config, parts, alerts, lambda event, **fields: None)
         disk.fill_up(600_000)

@@ -19,8 +19,8 @@ from bsfg.retention import Policy
 from bsfg.sdk.local import LocalReader
 from bsfg.stores.log.backup import copy_folder
 from bsfg.stores.log.files import Bytes, DiskFiles, Files
-from bsfg.stores.log.latest import NAME
 from bsfg.stores.log.storage import LogStorage, log_folder
+from bsfg.stores.log.view import NAME
 from bsfg.stores.log.writer import LogOptions
 from bsfg.testing.clock import FakeClock
 from bsfg.testing.conformance.case import origin

@@ -19,9 +19,7 @@ from bsfg.stores.log import journal
 from bsfg.stores.log.files import Files, OpenFile
 from bsfg.testing.clock import FakeClock
 from bsfg.testing.disk import PowerLoss, SimulatedDisk
-from bsfg.testing.driver import Driver
-from bsfg.testing.ledger import Ledger
-from bsfg.testing.observed import BrokenPromise
+from bsfg.testing.ledger import BrokenPromise, Ledger
 from bsfg.testing.powerloss import (
     Campaign,
     main,
@@ -30,7 +28,7 @@ from bsfg.testing.powerloss import (
     open_log_with_small_index,
     verify_log,
 )
-from bsfg.testing.workload import script, work
+from bsfg.testing.workload import Driver, script, work
 
 SoakSize = Callable[[int, int], int]
 

@@ -19,12 +19,11 @@ from bsfg.errors import BsfgError, PeerUnreachable, StorageClosed
 from bsfg.fact import Entry, Message
 from bsfg.gate import Mode
 from bsfg.journey.append import append
-from bsfg.journey.carriage import Carriage
 from bsfg.journey.confirm import confirm_receipt
 from bsfg.journey.consume import consume_once
-from bsfg.journey.link import Fetched, FetchRequest, Refusal, SessionMemory
+from bsfg.journey.link import Carriage, Fetched, FetchRequest, Refusal, SessionMemory
 from bsfg.journey.pull import Flow
-from bsfg.journey.receive import Progress
+from bsfg.journey.receive import PullProgress
 from bsfg.journey.recover import recover
 from bsfg.journey.serve import serve
 from bsfg.journey.truncate import truncate
@@ -163,7 +162,7 @@ class Direction:
         assert progress.refetch_at is None
         assert progress.refused == ()
 
-    async def _turn(self, forward: Any, request: FetchRequest) -> Progress:
+    async def _turn(self, forward: Any, request: FetchRequest) -> PullProgress:
         memory, clock = self.campaign.fragile(self.memory), self.receiver.clock
         rules = LinkRules(self.receiver.name, frozenset({self.zone}))
         if self.flow is None:

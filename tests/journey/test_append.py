@@ -10,8 +10,8 @@ from bsfg.batch import FactBatch
 from bsfg.errors import ImplausibleTime, InvalidFact, ZoneNotAllowed
 from bsfg.fact import Message
 from bsfg.journey.append import AppendRules, Plausibility, append
-from bsfg.keys import IdStrategy, MessageIds
 from bsfg.ports import Result
+from bsfg.sealing import IdStrategy, MessageIds
 from bsfg.testing.clock import START_UNIX_MS
 from bsfg.testing.facts import altered, message, messages
 

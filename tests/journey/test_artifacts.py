@@ -25,20 +25,21 @@ from bsfg.errors import (
 from bsfg.fact import ArtifactRef, Message
 from bsfg.journey.append import append
 from bsfg.journey.artifacts import (
+    References,
     Replicated,
+    all_buffers,
     bring_artifacts,
     collect_orphans,
     named_artifacts,
     replicate_artifact,
     require_artifacts,
 )
-from bsfg.journey.receive import Progress
-from bsfg.journey.references import References, all_buffers
+from bsfg.journey.receive import PullProgress
 from bsfg.ports import Buffer
 from bsfg.sealing import seal
 from bsfg.stores.artifacts import ArtifactFolder, MemoryArtifacts
 from bsfg.testing.clock import FakeClock
-from bsfg.testing.conformance.artifact_case import BAD_NAMES, digest_of, noise, stream, whole
+from bsfg.testing.conformance.artifact_uploads import BAD_NAMES, digest_of, noise, stream, whole
 from bsfg.testing.facts import messages, sealed
 
 MakeZone = Callable[[str], Zone]
@@ -310,7 +311,7 @@ class Pair:
         batch = await require_artifacts(seal(FactBatch.from_messages(facts)), self.here)
         await append(await self.sender.store(), batch, clock=self.sender.clock)
 
-    async def pull(self, source: Source | MemoryArtifacts | None = None) -> Progress:
+    async def pull(self, source: Source | MemoryArtifacts | None = None) -> PullProgress:
         """Make one turn that brings artifacts before it puts facts."""
 
         async def bring(batch: FactBatch) -> None:

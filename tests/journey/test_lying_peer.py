@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 from tests.journey.zones import DirectLink, Inbound, Zone, connect
 
-from bsfg import hashing
+from bsfg import digest
 from bsfg.batch import EntryBatch
 from bsfg.errors import ForeignLog
+from bsfg.gaps import RangeSet
 from bsfg.journey.link import DETAIL_CHARACTERS_MAX, Fetched, FetchRequest, PeerPosition, Refusal
 from bsfg.journey.verify import LinkHeld, LinkRules, Put, judge
 from bsfg.ports import Confirmation, Frame, GapRecord, GapSet
-from bsfg.ranges import RangeSet
 from bsfg.retention import GapReason
 from bsfg.testing.facts import WeakHasher, messages, sealed
 
@@ -443,6 +443,6 @@ async def test_digests_that_nobody_here_can_check_hold_the_link(
         "hasher_unknown", "the digest function 'weak' is not known here", ANY
     )
     assert len(await enterprise.received()) == 4
-    monkeypatch.setitem(hashing._known, "weak", WeakHasher())
+    monkeypatch.setitem(digest._known, "weak", WeakHasher())
     assert (await inbound.pull()).inserted == 9
     assert [entry.hasher for entry in await enterprise.received()] == ["sha256"] * 10 + ["weak"] * 3

@@ -14,7 +14,7 @@ from tests.journey.zones import Zone, connect
 from bsfg.errors import BufferFull, PeerUnreachable
 from bsfg.journey.link import Fetched, FetchRequest
 from bsfg.journey.pull import Flow
-from bsfg.journey.receive import Stored
+from bsfg.journey.receive import StoredAnswer
 from bsfg.journey.verify import Put
 from bsfg.ports import ForwardBuffer
 from bsfg.testing.facts import messages
@@ -35,7 +35,9 @@ class Overlapping(Flow):
         self.alone: set[int] = set()
         self.open = False
 
-    async def hand_over(self, put: Put, target: ForwardBuffer, clock_trusted: bool) -> Coroutine[Any, Any, Stored]:
+    async def hand_over(
+        self, put: Put, target: ForwardBuffer, clock_trusted: bool
+    ) -> Coroutine[Any, Any, StoredAnswer]:
         """Get into the line."""
         self.handed_over.append(put.through)
         before = self.line[-1] if self.line else None
@@ -45,7 +47,7 @@ class Overlapping(Flow):
             ticket.set_result(None)
         work = await super().hand_over(put, target, clock_trusted)
 
-        async def store() -> Stored:
+        async def store() -> StoredAnswer:
             try:
                 await ticket
                 if before is not None:

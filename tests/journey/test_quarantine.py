@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.journey.zones import STREAM, Inbound, Zone, connect, log_backend, origin_span, spoil_keys
 
-from bsfg import hashing
+from bsfg import digest
 from bsfg.errors import PeerUnreachable, QuarantineFull
 from bsfg.fact import Message
 from bsfg.journey.link import FetchRequest, Refusal, SessionMemory
@@ -81,7 +81,7 @@ async def test_repeated_refusal_is_recorded_once(make_zone: MakeZone) -> None:
 async def test_hash_collision_is_named_as_such(make_zone: MakeZone, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two bodies with one digest under one id are told apart from an ordinary conflict."""
     weak = WeakHasher()
-    monkeypatch.setitem(hashing._known, weak.name, weak)
+    monkeypatch.setitem(digest._known, weak.name, weak)
     enterprise = make_zone("enterprise")
     plant = make_zone("plant")
     inbound = await connect(plant, enterprise)

@@ -10,7 +10,7 @@ from tests.journey.test_artifacts import naming, reference
 from tests.journey.zones import Zone, origin_span
 
 from bsfg.fact import ArtifactRef
-from bsfg.journey.references import References, Seen, all_buffers, decoded, encoded
+from bsfg.journey.artifacts import BufferReferences, References, all_buffers, decoded, encoded
 from bsfg.ports import Buffer, ForwardBuffer, Frame, Replayable
 from bsfg.stores.artifacts import ArtifactMedium
 from bsfg.stores.artifacts.memory import MediumMemory
@@ -104,15 +104,15 @@ async def test_a_replaced_history_is_read_anew(make_zone: MakeZone) -> None:
     log_id = forward.log_id
     real = sealed([naming(POOL[1], 2)]).digests()[0].hex()
     remembered = [
-        Seen("another log", 3, 2, real, {POOL[5].digest: 0}),
-        Seen(log_id, 3, 2, "00" * 32, {POOL[5].digest: 0}),
-        Seen(log_id, 9, 8, real, {POOL[5].digest: 0}),
-        Seen(log_id, 3, -1, "", {POOL[5].digest: 0}),
+        BufferReferences("another log", 3, 2, real, {POOL[5].digest: 0}),
+        BufferReferences(log_id, 3, 2, "00" * 32, {POOL[5].digest: 0}),
+        BufferReferences(log_id, 9, 8, real, {POOL[5].digest: 0}),
+        BufferReferences(log_id, 3, -1, "", {POOL[5].digest: 0}),
     ]
     for seen in remembered:
         medium = ArtifactMedium(references=encoded({"forward/operational": seen}))
         assert await References(MediumMemory(medium)).scan([forward]) == {POOL[0].digest, POOL[1].digest}
-    right = Seen(log_id, 3, 2, real, {POOL[0].digest: 0, POOL[1].digest: 2})
+    right = BufferReferences(log_id, 3, 2, real, {POOL[0].digest: 0, POOL[1].digest: 2})
     assert decoded(medium.references or b"") == {"forward/operational": right}
 
 

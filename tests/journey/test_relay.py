@@ -8,8 +8,7 @@ import pytest
 from tests.journey.zones import STREAM, DirectLink, Inbound, Zone, connect, log_backend, origin_span
 
 from bsfg.fact import Message
-from bsfg.journey.carriage import RETURNING, Carriage
-from bsfg.journey.link import Fetched, FetchRequest, SessionMemory
+from bsfg.journey.link import RETURNING, Carriage, Fetched, FetchRequest, SessionMemory
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec, GapRecord, Result
 from bsfg.retention import GapReason, Overflow, Policy
 from bsfg.testing.facts import altered, message, messages, sealed

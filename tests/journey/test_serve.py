@@ -11,8 +11,7 @@ from tests.journey.zones import STREAM, Zone, memory_backend
 from bsfg.batch import EntryBatch
 from bsfg.errors import ConsumerRetired, InvalidArgument, OffsetOutOfRange, UnknownConsumer
 from bsfg.fact import Message
-from bsfg.journey.carriage import RETURNING, Carriage
-from bsfg.journey.link import Fetched, FetchRequest
+from bsfg.journey.link import RETURNING, Carriage, Fetched, FetchRequest
 from bsfg.journey.serve import (
     SCANNED_PER_FACT,
     relayed_gaps,

@@ -11,13 +11,20 @@ import numpy as np
 
 from bsfg.errors import PeerUnreachable
 from bsfg.fact import Entry, Message
-from bsfg.journey.answers import AppendOutcome
 from bsfg.journey.append import append
-from bsfg.journey.carriage import EVERYTHING, Carriage
 from bsfg.journey.confirm import confirm_receipt
-from bsfg.journey.link import Fetched, FetchRequest, PeerMemory, Refusal, SessionMemory
+from bsfg.journey.link import (
+    EVERYTHING,
+    AppendOutcome,
+    Carriage,
+    Fetched,
+    FetchRequest,
+    PeerMemory,
+    Refusal,
+    SessionMemory,
+)
 from bsfg.journey.pull import Flow
-from bsfg.journey.receive import BeforePut, Progress
+from bsfg.journey.receive import BeforePut, PullProgress
 from bsfg.journey.serve import serve
 from bsfg.journey.verify import LinkRules
 from bsfg.ports import (
@@ -32,7 +39,7 @@ from bsfg.ports import (
     StoreBuffer,
 )
 from bsfg.retention import Policy, Removal
-from bsfg.stores.log.buffer import LogForwardBuffer, LogStoreBuffer, Step
+from bsfg.stores.log.buffer import LogForwardBuffer, LogStoreBuffer, WriterStep
 from bsfg.stores.log.files import DiskFiles
 from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.memory import Medium, MemoryStorage
@@ -79,7 +86,7 @@ async def spoil_keys(buffer: StoreBuffer | ForwardBuffer) -> None:
         writer._roll()
         writer.depart(Removal(writer.end), [writer.gather(*pair) for pair in writer._leaving_before(writer.end)])
 
-    await buffer._submit(Step(leave))
+    await buffer._submit(WriterStep(leave))
     for path in (writer.files.root / writer.folder / "keys").iterdir():
         path.write_bytes(path.read_bytes()[:-1])
     writer.keys._cache.clear()
@@ -208,7 +215,7 @@ class Inbound:
     _flow: Flow | None = None
     _made_for: tuple[object, ...] = ()
 
-    async def pull(self, *, clock_trusted: bool = True) -> Progress:
+    async def pull(self, *, clock_trusted: bool = True) -> PullProgress:
         """Make one turn as the native engine does, and wait until the sender has heard of it."""
         flow, forward = self.flow(), await self.receiver.forward()
         progress = await flow.turn(forward, self.request, clock_trusted=clock_trusted)
@@ -241,7 +248,7 @@ class Inbound:
             self._made_for = made_for
         return self._flow
 
-    async def pull_all(self) -> list[Progress]:
+    async def pull_all(self) -> list[PullProgress]:
         """Make turns until nothing is left or the link stands still."""
         turns = [await self.pull()]
         while turns[-1].moved and turns[-1].backlog:

@@ -14,7 +14,7 @@ from tests.packaging.environments import ROOT, wheel_metadata
 from tests.unit.test_tidy import tracked
 
 import bsfg
-from bsfg.errors.install import EXTRAS
+from bsfg.errors.operation import EXTRAS
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 

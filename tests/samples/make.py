@@ -24,9 +24,8 @@ from bsfg.fact import Message
 from bsfg.gate import Gate, Mode
 from bsfg.journey.link import PeerPosition
 from bsfg.jsonform import entry_to_dict
-from bsfg.node.backup import Options, Place, back_up
-from bsfg.node.restore import Options as RestoreOptions
-from bsfg.node.restore import restore
+from bsfg.node.backup import BackupOptions, ZonePlace, back_up
+from bsfg.node.restore import RestoreOptions, restore
 from bsfg.node.state import NodeState
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec, GapRecord, OriginSpan
 from bsfg.retention import GapReason
@@ -130,7 +129,7 @@ def make(work: Path) -> tuple[bytes, dict[str, Any]]:
     asyncio.run(write(work / "first", clock))
     remember(work / "first")
     # A zone that was restored has a log of two histories, which must be read as well.
-    back_up(Place.of_folder(work / "first"), work / "backup", Options(), clock.now_unix_ms, lambda *_: None)
+    back_up(ZonePlace.of_folder(work / "first"), work / "backup", BackupOptions(), clock.now_unix_ms, lambda *_: None)
     restore(work / "backup", top / "data", RestoreOptions(accept_unsigned=True), clock.now_unix_ms, lambda *_: None)
     asyncio.run(go_on(top / "data", clock))
     asyncio.run(add_artifact(top / "data" / "artifacts", clock))

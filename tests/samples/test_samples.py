@@ -17,13 +17,12 @@ from tests.samples import make
 import bsfg
 from bsfg.batch import FactBatch
 from bsfg.cli import main
-from bsfg.node.backup import Options, Place, back_up
-from bsfg.node.restore import Options as RestoreOptions
-from bsfg.node.restore import restore
+from bsfg.node.backup import BackupOptions, ZonePlace, back_up
+from bsfg.node.restore import RestoreOptions, restore
 from bsfg.node.state import NodeState
 from bsfg.ports import Buffer, Confirmation, OriginSpan, Result
+from bsfg.sdk.intake import LOOSE
 from bsfg.sdk.outbox import Outbox
-from bsfg.sdk.packing import LOOSE
 from bsfg.stores.artifacts.folder import ArtifactFolder
 from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.log.verify import verify
@@ -165,7 +164,7 @@ def test_facts_in_an_outbox_are_sent_by_the_next_version(sample: Sample) -> None
 
 def test_it_is_backed_up_and_restored(sample: Sample, tmp_path: Path) -> None:
     """A zone of an earlier version can be backed up by this one, and restored."""
-    made = back_up(Place.of_folder(sample.data), tmp_path / "backup", Options(), lambda: 1, lambda *_: None)
+    made = back_up(ZonePlace.of_folder(sample.data), tmp_path / "backup", BackupOptions(), lambda: 1, lambda *_: None)
     assert not made.damage and made.artifacts == 1
     restore(tmp_path / "backup", tmp_path / "new", RestoreOptions(accept_unsigned=True), lambda: 1, lambda *_: None)
     logs = make.describe(tmp_path / "new")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bsfg.ports import Receipt, Result
-from bsfg.wire.clientstreams import Appended
+from bsfg.wire.streams import Appended
 
 
 def appended(

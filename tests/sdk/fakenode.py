@@ -19,7 +19,7 @@ from bsfg.errors import (
     PermissionRefused,
 )
 from bsfg.ports import Receipt, Result
-from bsfg.wire.clientstreams import Appended
+from bsfg.wire.streams import Appended
 
 
 @dataclass

@@ -480,7 +480,7 @@ async def test_a_confirmation_that_fails_for_good_is_told(sites: Sites) -> None:
 
 async def test_altered_entries_are_not_handed_out(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     """An entry without its digest is fetched again, and if it stays so, it is an error."""
-    from bsfg.sdk import feed
+    from bsfg.sdk import consuming
 
     site = await filled(sites, 3)
     wrong = [[1], [], [1], [1]]
@@ -490,7 +490,7 @@ async def test_altered_entries_are_not_handed_out(sites: Sites, monkeypatch: pyt
 
         return np.array(wrong.pop(0), dtype=np.int64)
 
-    monkeypatch.setattr(feed, "digest_mismatches", mismatches)
+    monkeypatch.setattr(consuming, "digest_mismatches", mismatches)
     async with AsyncConsumer("historian", site.grpc_address) as consumer:
         assert (await anext(consumer.entries())).offset == 0
         with pytest.raises(DigestMismatch, match=r"\[1\]"):

@@ -11,7 +11,7 @@ from bsfg.batch import FactBatch
 from bsfg.errors import InvalidArgument, PeerUnreachable, StorageClosed, TimedOut
 from bsfg.fact import Envelope, Fact, Message
 from bsfg.rows import Row, row_of
-from bsfg.sdk.intake import ROW_BYTES, BatchLimits, Gathering, Intake
+from bsfg.sdk.intake import ROW_BYTES, BatchLimits, OpenBatch, ProducerIntake
 
 FOREVER = 3600.0
 
@@ -21,13 +21,13 @@ def row(id: str = "m", data: bytes = b"1") -> Row:
     return row_of(Message(Envelope("plant", "enterprise", 1, id), Fact("a:b", "c", data)))
 
 
-def intake(*, deadline_seconds: float | None = None, **limits: object) -> Intake:
+def intake(*, deadline_seconds: float | None = None, **limits: object) -> ProducerIntake:
     """Give an intake in the running loop that lingers for ever unless told otherwise."""
     chosen = BatchLimits(**{"linger_seconds": FOREVER, **limits})  # type: ignore[arg-type]
-    return Intake(chosen, asyncio.get_running_loop(), deadline_seconds=deadline_seconds)
+    return ProducerIntake(chosen, asyncio.get_running_loop(), deadline_seconds=deadline_seconds)
 
 
-def ids(gathering: Gathering | None) -> list[str]:
+def ids(gathering: OpenBatch | None) -> list[str]:
     """Give the ids of a gathered batch."""
     assert gathering is not None
     return [each[0] for each in gathering.rows]
@@ -192,7 +192,7 @@ async def test_closing_ends_the_open_batch() -> None:
 def test_a_fact_that_meets_the_end_of_the_producer_is_no_defect() -> None:
     """A producer may close between a fact's place in the queue and the word to its loop: the fact keeps its future."""
     loop = asyncio.new_event_loop()
-    entrance = Intake(BatchLimits(max_facts=1), loop, deadline_seconds=None)
+    entrance = ProducerIntake(BatchLimits(max_facts=1), loop, deadline_seconds=None)
     entrance.add("s", row("a"))
     loop.close()
     assert not entrance.add("s", row("b")).done()

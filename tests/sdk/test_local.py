@@ -20,9 +20,8 @@ from bsfg.errors import InvalidArgument, NotAFolder, SignatureInvalid, UnknownSt
 from bsfg.fact import Entry, Key
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec, GapRecord, OriginSpan
 from bsfg.retention import GapReason, Policy
-from bsfg.sdk.local import LocalReader
+from bsfg.sdk.local import LocalReader, Tail
 from bsfg.sdk.signing import TrustedKeys
-from bsfg.sdk.tail import Tail
 from bsfg.stores.log.reader import LogFolder, open_folder
 from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.log.writer import LogOptions
@@ -138,7 +137,7 @@ def test_only_durable_facts_are_shown(tmp_path: Path) -> None:
 def _rewind_mark(path: Path, end: int, size: int) -> None:
     import crc32c
 
-    from bsfg.stores.log.watermark import WATERMARK, boot_id
+    from bsfg.stores.log.notes import WATERMARK, boot_id
 
     body = WATERMARK.pack(boot_id(), end, size, 0)[:-4]
     path.write_bytes(body + crc32c.crc32c(body).to_bytes(4, "little"))

@@ -20,8 +20,8 @@ from bsfg.errors import BsfgError, ConflictingDuplicate, FolderLocked, InvalidAr
 from bsfg.fact import Fact
 from bsfg.ports import Buffer, Result
 from bsfg.sdk.futures import FactFuture, Outcome
+from bsfg.sdk.intake import Packed
 from bsfg.sdk.outbox import Outbox, RefusedFact, refused_facts
-from bsfg.sdk.packing import Packed
 from bsfg.sdk.producer import AsyncProducer, Producer
 from bsfg.sdk.spool import Spooled
 from bsfg.testing.facts import altered, message, messages

@@ -287,7 +287,7 @@ async def test_facts_that_cannot_be_packed_fail(zone: Zone, monkeypatch: pytest.
     """A defect in the producer itself is told to whoever waits; the next fact is sent as if nothing had been."""
     async with AsyncProducer(endpoint(zone), stream="operational") as producer:
         with monkeypatch.context() as patched:
-            patched.setattr("bsfg.sdk.packing.check", lambda *args: 1 / 0)
+            patched.setattr("bsfg.sdk.intake.check", lambda *args: 1 / 0)
             error = await _error(await producer.send(message("a")))
         assert error.code == "internal"
         assert "ZeroDivisionError" in error.message

@@ -26,8 +26,7 @@ from bsfg.errors import (
 )
 from bsfg.fact import Envelope, Fact, Message
 from bsfg.sdk.futures import FactFuture, Outcome
-from bsfg.sdk.sender import Sender, SendOptions
-from bsfg.sdk.shipment import Shipment
+from bsfg.sdk.sender import Sender, SendOptions, Shipment
 
 EAGER = {"backoff_first_seconds": 0.0, "backoff_max_seconds": 0.0}
 

@@ -12,7 +12,7 @@ from bsfg.batch import FactBatch
 from bsfg.errors import BsfgError, InvalidFact, PeerUnreachable
 from bsfg.fact import Envelope, Fact, Message
 from bsfg.sdk.futures import Outcome
-from bsfg.sdk.shipment import Part, Shipment
+from bsfg.sdk.sender import Shipment, ShipmentPart
 
 
 def facts(first: int, count: int) -> FactBatch:
@@ -42,7 +42,7 @@ class Sent:
             if made is not None:
                 made.close([str(number) for number in range(at, at + count)])
             outcomes.append(made)
-            parts.append(Part(made, 0, at, count))
+            parts.append(ShipmentPart(made, 0, at, count))
             starts.append(at)
             at += count
         sent = Sent(Shipment("s", facts(0, at), parts, at), outcomes, starts)

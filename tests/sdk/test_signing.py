@@ -11,14 +11,13 @@ from tests.sdk.test_consumer import filled
 from tests.wire.conftest import Sites
 
 from bsfg.batch import EntryBatch, FactBatch
+from bsfg.digest import Blake3
 from bsfg.errors import CertificateInvalid, FileExists, InvalidArgument, InvalidFact, SignatureInvalid
 from bsfg.fact import ArtifactRef, Entry, Envelope, Fact, Message
-from bsfg.hashing import Blake3
-from bsfg.keys import IdStrategy, MessageIds
 from bsfg.sdk.consumer import AsyncConsumer
 from bsfg.sdk.producer import AsyncProducer
 from bsfg.sdk.signing import Signer, TrustedKeys, create_key
-from bsfg.sealing import seal
+from bsfg.sealing import IdStrategy, MessageIds, seal
 from bsfg.testing.facts import batch, message, messages
 
 PAYLOAD = MessageIds(IdStrategy.PAYLOAD)

@@ -16,10 +16,10 @@ from bsfg.fact import Message
 from bsfg.journey.link import FetchRequest
 from bsfg.node.state import NodeState
 from bsfg.ports import Buffer, Clock, Storage
-from bsfg.spark.audit import LinkPlan, StreamPlan, StreamVerdict, Verdict, audit_with
+from bsfg.spark.audit import AuditedLink, AuditedStream, StreamVerdict, Verdict, audit_with
 from bsfg.spark.audit.ends import FolderEnd
 from bsfg.spark.audit.runner import LocalRunner
-from bsfg.spark.audit.verdict import Finding
+from bsfg.spark.audit.verdict import AuditFinding
 from bsfg.stores.log.frame import SegmentHeader, encode_frame, encode_segment_header, genesis
 from bsfg.stores.log.identity import read_identity
 from bsfg.stores.log.reader import LogFolder, open_folder
@@ -70,13 +70,13 @@ def link_name(sender: Zone, buffer: Buffer = Buffer.STORE) -> str:
     return f"from-{sender.name}-{buffer}"
 
 
-def plan(inbound: Inbound, **changes: Any) -> StreamPlan:
+def plan(inbound: Inbound, **changes: Any) -> AuditedStream:
     """Plan the audit of a link between two folders."""
     link, receiver = inbound.link, inbound.receiver
     assert isinstance(link, DirectLink) and isinstance(link.sender, FolderZone) and isinstance(receiver, FolderZone)
     sender_end = FolderEnd(str(link.sender.folder), STREAM, link.buffer, consumer=link.consumer)
     receiver_end = FolderEnd(str(receiver.folder), STREAM, Buffer.FORWARD, link=link_name(link.sender, link.buffer))
-    found = StreamPlan(
+    found = AuditedStream(
         STREAM,
         sender_end,
         receiver_end,
@@ -89,9 +89,9 @@ def plan(inbound: Inbound, **changes: Any) -> StreamPlan:
     return replace(found, **changes)
 
 
-def audited(found: StreamPlan) -> StreamVerdict:
+def audited(found: AuditedStream) -> StreamVerdict:
     """Audit one stream in this process."""
-    verdict = audit_with(LocalRunner(), LinkPlan("link", found.zone, found.receiver_zone or "", [found]))
+    verdict = audit_with(LocalRunner(), AuditedLink("link", found.zone, found.receiver_zone or "", [found]))
     assert isinstance(verdict, Verdict)
     return verdict.streams[0]
 
@@ -101,7 +101,7 @@ def brief(verdict: StreamVerdict) -> list[tuple[str, int | None, str | None, tup
     return [_brief(finding) for finding in verdict.findings]
 
 
-def _brief(finding: Finding) -> tuple[str, int | None, str | None, tuple[str, ...]]:
+def _brief(finding: AuditFinding) -> tuple[str, int | None, str | None, tuple[str, ...]]:
     return str(finding.kind), finding.offset, finding.message_id, finding.fields
 
 

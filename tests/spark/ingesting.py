@@ -9,13 +9,12 @@ from typing import Any
 
 import orjson
 
-from bsfg.spark.ingest.asked import Asked
 from bsfg.spark.ingest.dryrun import Look, look
-from bsfg.spark.ingest.files import Source, find
 from bsfg.spark.ingest.mapped import to_mapped
-from bsfg.spark.ingest.plan import Plan
+from bsfg.spark.ingest.options import Asked
+from bsfg.spark.ingest.plan import IngestPlan
 from bsfg.spark.ingest.reading import Reject, read_chunk
-from bsfg.spark.ingest.survey import FileSurvey, survey
+from bsfg.spark.ingest.survey import FileSurvey, SourceFile, find, survey
 from bsfg.spark.mapping import to_facts
 
 SETS = {"subject": "machine:press-1", "predicate": "temperature_measured", "produced_at": "2026-03-01T06:00:00Z"}
@@ -24,7 +23,7 @@ SETS = {"subject": "machine:press-1", "predicate": "temperature_measured", "prod
 class Asking(Asked):
     """What was asked for, with limits that only tests change."""
 
-    def plan(self, **more: Any) -> Plan:
+    def plan(self, **more: Any) -> IngestPlan:
         """Make the plan."""
         return replace(super().plan(), **more)
 
@@ -46,7 +45,7 @@ class Found:
     rejects: list[Reject]
 
 
-def mapped_rows(path: Path, plan: Plan) -> Found:
+def mapped_rows(path: Path, plan: IngestPlan) -> Found:
     """Survey, read and map a file; each fact is a row of its columns, with the object parsed and its row's number."""
     [source] = find([str(path)]).files
     file = survey(source.path, source.format, plan)
@@ -65,6 +64,6 @@ def mapped_rows(path: Path, plan: Plan) -> Found:
     return Found(file, facts, rejects)
 
 
-def look_at(paths: Sequence[Path], plan: Plan, rows_max: int | None) -> Look:
+def look_at(paths: Sequence[Path], plan: IngestPlan, rows_max: int | None) -> Look:
     """Make a dry run over CSV files."""
-    return look([Source(str(path), "csv") for path in paths], plan, rows_max)
+    return look([SourceFile(str(path), "csv") for path in paths], plan, rows_max)

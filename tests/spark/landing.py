@@ -16,9 +16,8 @@ import pyarrow.dataset as ds
 from tests.spark.nodes import SparkZone
 
 from bsfg.fact import Entry
-from bsfg.spark.calls import Access
-from bsfg.spark.land.layout import GAPS
-from bsfg.spark.land.settings import Settings
+from bsfg.spark.calls import NodeAccess
+from bsfg.spark.land.state import GAPS, LandSettings
 from bsfg.testing.disk import SimulatedDisk
 from bsfg.testing.durability import Folder, NameChange
 
@@ -100,11 +99,11 @@ def _spread(ranges: Iterable[tuple[int, int]]) -> Iterable[int]:
     return (offset for first, last in ranges for offset in range(first, last + 1))
 
 
-def settings(zone: SparkZone, out: Path, stream: str = "operational", **more: Any) -> Settings:
+def settings(zone: SparkZone, out: Path, stream: str = "operational", **more: Any) -> LandSettings:
     """Give the settings of a landing of a zone's buffer; without compaction unless it is asked for."""
     given = zone.options(stream)
-    access = Access(given["address"], given["ca"], given["cert"], given["key"], given["serverName"])
-    return Settings(out, access, stream, **{"compact": False, "retry_seconds": 20.0, **more})
+    access = NodeAccess(given["address"], given["ca"], given["cert"], given["key"], given["serverName"])
+    return LandSettings(out, access, stream, **{"compact": False, "retry_seconds": 20.0, **more})
 
 
 def table(out: Path) -> pa.Table:

@@ -16,14 +16,10 @@ import numpy as np
 from bsfg.batch import EntryBatch
 from bsfg.ports import Frame, GapRecord
 from bsfg.retention import GapReason
-from bsfg.spark.calls import Access
-from bsfg.spark.fetching import Source
-from bsfg.spark.land.columns import By
-from bsfg.spark.land.compaction import merge, partitions, plan, small_files
-from bsfg.spark.land.disk import LocalDisk
-from bsfg.spark.land.folder import Batch, LandingFolder
-from bsfg.spark.land.staging import Work, stage
-from bsfg.spark.land.state import Origin
+from bsfg.spark.calls import BufferSource, NodeAccess
+from bsfg.spark.land.folder import Batch, LandingFolder, LocalDisk
+from bsfg.spark.land.staging import StagingWork, merge, partitions, plan, small_files, stage
+from bsfg.spark.land.state import By, LandedOrigin
 from bsfg.testing.facts import batch
 
 LOG_ID = "cd" * 16
@@ -32,7 +28,7 @@ FILE_SIZE_BYTES = 60_000
 
 
 @dataclass(frozen=True)
-class Numbered(Source):
+class Numbered(BufferSource):
     """A source of numbered facts; every seventh hundred of them is a gap."""
 
     def frames(self, first: int, end: int, log_id: str) -> Iterator[Frame]:
@@ -58,10 +54,10 @@ def main(out: Path, end: int, seed: str) -> None:
     random = Random(seed)
     folder = LandingFolder.open(LocalDisk(out))
     if folder.is_new:
-        folder.begin(Origin("operational", "store", LOG_ID, "appended_at"), 0)
-    source = Numbered(Access("localhost:1"), "operational", "store", 0.0)
+        folder.begin(LandedOrigin("operational", "store", LOG_ID, "appended_at"), 0)
+    source = Numbered(NodeAccess("localhost:1"), "operational", "store", 0.0)
     while (first := folder.state.next) < end:
-        work = Work(source, LOG_ID, By.APPENDED_AT, str(out), folder.run, FILE_SIZE_BYTES)
+        work = StagingWork(source, LOG_ID, By.APPENDED_AT, str(out), folder.run, FILE_SIZE_BYTES)
         receipt = stage(work, first, min(end, first + BATCH_FACTS), lambda done: None)
         folder.commit(Batch(first, receipt.next, receipt.files, receipt.gaps, receipt.missing, receipt.tail))
         folder.discard_staged()

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bsfg.spark.java import find_java
-from bsfg.spark.session import ABORTS_MAX
+from bsfg.spark.session import ABORTS_MAX, find_java
 
 pytestmark = pytest.mark.campaign
 

@@ -20,13 +20,13 @@ from bsfg.config import load
 from bsfg.errors import InvalidArgument, PeerUnreachable, PermissionRefused
 from bsfg.fact import Message
 from bsfg.ports import Buffer
-from bsfg.spark.audit import Kind, LinkPlan, Verdict, audit, audit_with
+from bsfg.spark.audit import AuditedLink, FindingKind, Verdict, audit, audit_with
+from bsfg.spark.audit.case import Folders, Wish, plan_folders, plan_link
 from bsfg.spark.audit.ends import FolderEnd, NodeEnd
-from bsfg.spark.audit.planning import Folders, Wish, plan_folders, plan_link
 from bsfg.spark.audit.report import page
 from bsfg.spark.audit.runner import LocalRunner
-from bsfg.spark.audit.verdict import State
-from bsfg.spark.calls import Access
+from bsfg.spark.audit.verdict import CheckState
+from bsfg.spark.calls import NodeAccess
 from bsfg.stores.log.storage import LogStorage
 from bsfg.testing.facts import altered, sealed
 
@@ -55,10 +55,10 @@ def pulled(spark: SparkSession, plant: SparkZone, enterprise: SparkZone, found: 
     ).save()
 
 
-def planned(enterprise: SparkZone, **wish: object) -> LinkPlan:
+def planned(enterprise: SparkZone, **wish: object) -> AuditedLink:
     """Plan the audit of the enterprise's link as its operator would."""
     options = enterprise.options()
-    own = Access(options["address"], options["ca"], options["cert"], options["key"], options["serverName"])
+    own = NodeAccess(options["address"], options["ca"], options["cert"], options["key"], options["serverName"])
     wanted = Wish(streams=("operational",), **wish)  # type: ignore[arg-type]
     return smaller(plan_link(load(enterprise.folder / "zone.toml"), None, own, wanted))
 
@@ -76,12 +76,12 @@ async def changed(zone: SparkZone, change: Callable[[LogStorage], Awaitable[None
     await storage.close()
 
 
-def smaller(plan: LinkPlan) -> LinkPlan:
+def smaller(plan: AuditedLink) -> AuditedLink:
     """Use ranges that fit small numbers."""
     return replace(plan, streams=[replace(stream, range_facts=RANGE_FACTS) for stream in plan.streams])
 
 
-def states(verdict: Verdict) -> dict[str, State]:
+def states(verdict: Verdict) -> dict[str, CheckState]:
     """Give how each check ended."""
     return {check.name: check.state for check in verdict.streams[0].checks}
 
@@ -98,10 +98,10 @@ def test_two_nodes_are_audited_over_the_wire(spark: SparkSession, zones: tuple[S
     assert (stream.compared, stream.in_flight, stream.frontier) == (FACTS, 50, FACTS - 1)
     assert (verdict.link, verdict.sender_zone, verdict.receiver_zone) == ("from-plant-a", "plant-a", "enterprise")
     assert verdict.facts == FACTS and verdict.facts_per_second > 0
-    unsure = {name for name, state in states(verdict).items() if state == State.NOT_CHECKED}
+    unsure = {name for name, state in states(verdict).items() if state == CheckState.NOT_CHECKED}
     assert unsure >= {"The sender's hash chain is unbroken", "The receiver's hash chain is unbroken"}
-    assert State.FAILED not in states(verdict).values()
-    assert states(verdict)["The chain heads that the ends exchanged are in their logs"] == State.PASSED
+    assert CheckState.FAILED not in states(verdict).values()
+    assert states(verdict)["The chain heads that the ends exchanged are in their logs"] == CheckState.PASSED
     title, done, total = told[-1]
     assert "operational" in title and done == total
 
@@ -115,11 +115,11 @@ def test_harm_is_named_over_the_wire(spark: SparkSession, zones: tuple[SparkZone
     enterprise.start()
     verdict = audit(spark, planned(enterprise))
     found = {finding.kind: finding for finding in verdict.findings}
-    assert (found[Kind.MISSING].offset, found[Kind.MISSING].message_id) == (600, "0-000600")
-    body = found[Kind.BODY_ALTERED]
+    assert (found[FindingKind.MISSING].offset, found[FindingKind.MISSING].message_id) == (600, "0-000600")
+    body = found[FindingKind.BODY_ALTERED]
     assert (body.offset, body.from_zone, body.message_id, body.fields) == (300, "plant-a", "0-000300", ("subject",))
-    assert Kind.HEAD_UNKNOWN in found
-    assert verdict.counts[Kind.MISSING] == verdict.counts[Kind.BODY_ALTERED] == 1
+    assert FindingKind.HEAD_UNKNOWN in found
+    assert verdict.counts[FindingKind.MISSING] == verdict.counts[FindingKind.BODY_ALTERED] == 1
 
     by_folder = smaller(plan_folders(Folders(plant.data, enterprise.data), Wish(streams=("operational",))))
     again = audit(spark, by_folder)
@@ -147,7 +147,7 @@ def test_what_was_let_go_is_proven_over_the_wire(spark: SparkSession, zones: tup
     rewrite(harmed, Buffer.FORWARD, lambda rows: with_value(rows, 9, labels='{"x":"y"}'))
     plan = planned(enterprise, receiver=harmed)
     assert isinstance(plan.streams[0].sender, NodeEnd) and isinstance(plan.streams[0].receiver, FolderEnd)
-    assert Kind.KEPT_DIGEST in audit(spark, plan).counts
+    assert FindingKind.KEPT_DIGEST in audit(spark, plan).counts
 
 
 def test_conflicts_and_losses_are_told_apart(spark: SparkSession, zones: tuple[SparkZone, SparkZone]) -> None:

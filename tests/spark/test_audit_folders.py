@@ -28,17 +28,16 @@ from tests.spark.audit_worlds import (
 )
 
 from bsfg.batch import FactBatch
-from bsfg.journey.carriage import Carriage
-from bsfg.journey.link import FetchRequest
+from bsfg.columns import FACT_SCHEMA
+from bsfg.journey.link import Carriage, FetchRequest
 from bsfg.ports import Buffer, GapRecord
 from bsfg.retention import GapReason, Overflow, Policy
-from bsfg.schema import FACT_SCHEMA
 from bsfg.sealing import seal
-from bsfg.spark.audit import Kind, LinkPlan, StreamPlan, StreamVerdict, Verdict, audit_with
+from bsfg.spark.audit import AuditedLink, AuditedStream, FindingKind, StreamVerdict, Verdict, audit_with
 from bsfg.spark.audit.ends import FolderEnd
 from bsfg.spark.audit.report import page
 from bsfg.spark.audit.runner import LocalRunner
-from bsfg.spark.audit.verdict import State
+from bsfg.spark.audit.verdict import CheckState
 from bsfg.stores.log.segments import segment_name
 from bsfg.testing.facts import altered, message, messages
 
@@ -71,7 +70,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Inbound:
     return world(tmp_path_factory.mktemp("whole"))
 
 
-def harmed(whole: Inbound, root: Path, change: Change, *, side: str = "receiver") -> StreamPlan:
+def harmed(whole: Inbound, root: Path, change: Change, *, side: str = "receiver") -> AuditedStream:
     """Plan the audit of a copy of which one end is changed."""
     found = plan(whole)
     end = getattr(found, side)
@@ -89,7 +88,7 @@ def test_two_ends_that_agree_are_clean(whole: Inbound) -> None:
     """All facts are compared, every check passes, and the picture shows equal ranges alone."""
     verdict = audited(plan(whole))
     assert verdict.clean and verdict.compared == FACTS and verdict.absences == []
-    assert {check.state for check in verdict.checks} == {State.PASSED}
+    assert {check.state for check in verdict.checks} == {CheckState.PASSED}
     assert {each.state for each in verdict.ranges} == {"equal"}
     assert (verdict.first, verdict.last, verdict.frontier) == (0, FACTS - 1, FACTS - 1)
     assert sum(each.sender for each in verdict.ranges) == sum(each.receiver for each in verdict.ranges) == FACTS
@@ -105,51 +104,51 @@ def resealed(batch: pa.RecordBatch, row: int, **values: object) -> pa.RecordBatc
 @pytest.mark.parametrize(
     ("change", "kind", "fields"),
     [
-        (lambda rows: without(rows, 333), Kind.MISSING, ()),
-        (lambda rows: repeated(rows, 333), Kind.DUPLICATED, ()),
-        (lambda rows: repeated(rows, 333, 334), Kind.DUPLICATED, ()),
-        (lambda rows: with_value(rows, 333, subject="machine:x"), Kind.BODY_ALTERED, ("subject",)),
-        (lambda rows: with_value(rows, 333, predicate="seen"), Kind.BODY_ALTERED, ("predicate",)),
-        (lambda rows: with_value(rows, 333, object=b'{"value":1}'), Kind.BODY_ALTERED, ("object",)),
-        (lambda rows: resealed(rows, 333, object=b'{"value":1}'), Kind.ALTERED, ("object", "digest")),
-        (lambda rows: resealed(rows, 333, subject="machine:x"), Kind.ALTERED, ("subject", "digest")),
-        (lambda rows: with_value(rows, 333, digest=bytes(32)), Kind.ALTERED, ("digest",)),
-        (lambda rows: with_value(rows, 333, to_zone="elsewhere"), Kind.ALTERED, ("to_zone",)),
-        (lambda rows: with_value(rows, 333, labels='{"a":"b"}'), Kind.ALTERED, ("labels",)),
-        (lambda rows: with_value(rows, 333, correlation_id=""), Kind.ALTERED, ("correlation_id",)),
-        (lambda rows: with_value(rows, 333, produced_at_unix_ms=5), Kind.ALTERED, ("produced_at_unix_ms",)),
+        (lambda rows: without(rows, 333), FindingKind.MISSING, ()),
+        (lambda rows: repeated(rows, 333), FindingKind.DUPLICATED, ()),
+        (lambda rows: repeated(rows, 333, 334), FindingKind.DUPLICATED, ()),
+        (lambda rows: with_value(rows, 333, subject="machine:x"), FindingKind.BODY_ALTERED, ("subject",)),
+        (lambda rows: with_value(rows, 333, predicate="seen"), FindingKind.BODY_ALTERED, ("predicate",)),
+        (lambda rows: with_value(rows, 333, object=b'{"value":1}'), FindingKind.BODY_ALTERED, ("object",)),
+        (lambda rows: resealed(rows, 333, object=b'{"value":1}'), FindingKind.ALTERED, ("object", "digest")),
+        (lambda rows: resealed(rows, 333, subject="machine:x"), FindingKind.ALTERED, ("subject", "digest")),
+        (lambda rows: with_value(rows, 333, digest=bytes(32)), FindingKind.ALTERED, ("digest",)),
+        (lambda rows: with_value(rows, 333, to_zone="elsewhere"), FindingKind.ALTERED, ("to_zone",)),
+        (lambda rows: with_value(rows, 333, labels='{"a":"b"}'), FindingKind.ALTERED, ("labels",)),
+        (lambda rows: with_value(rows, 333, correlation_id=""), FindingKind.ALTERED, ("correlation_id",)),
+        (lambda rows: with_value(rows, 333, produced_at_unix_ms=5), FindingKind.ALTERED, ("produced_at_unix_ms",)),
         (
             lambda rows: with_value(rows, 333, origin_appended_at_unix_ms=5),
-            Kind.ALTERED,
+            FindingKind.ALTERED,
             ("origin_appended_at_unix_ms",),
         ),
-        (lambda rows: with_value(rows, 333, message_id="other"), Kind.ALTERED, ("message_id",)),
-        (lambda rows: with_value(rows, 333, from_zone="elsewhere"), Kind.ALTERED, ("from_zone",)),
+        (lambda rows: with_value(rows, 333, message_id="other"), FindingKind.ALTERED, ("message_id",)),
+        (lambda rows: with_value(rows, 333, from_zone="elsewhere"), FindingKind.ALTERED, ("from_zone",)),
     ],
 )
 def test_one_harmed_fact_is_named(
-    whole: Inbound, tmp_path: Path, change: Change, kind: Kind, fields: tuple[str, ...]
+    whole: Inbound, tmp_path: Path, change: Change, kind: FindingKind, fields: tuple[str, ...]
 ) -> None:
     """Whatever is done to one fact of the receiver, the audit names its offset, its key and the field."""
     verdict = audited(harmed(whole, tmp_path, change))
-    found = [each for each in verdict.findings if each.kind != Kind.HEAD_UNKNOWN]
+    found = [each for each in verdict.findings if each.kind != FindingKind.HEAD_UNKNOWN]
     [finding] = [each for each in found if each.kind == kind]
     assert finding.offset == 333
     assert finding.from_zone in ("plant-a", "elsewhere")
     assert finding.message_id == id_of(333)
     assert finding.fields == fields
-    if kind != Kind.MISSING:
+    if kind != FindingKind.MISSING:
         assert finding.receiver_offset in (333, 334, FACTS)
-    assert {each.kind for each in found} <= {kind, Kind.BODY_ALTERED}
+    assert {each.kind for each in found} <= {kind, FindingKind.BODY_ALTERED}
     assert [each.state for each in verdict.ranges].count("finding") == 1
 
 
 def test_harm_at_the_sender_is_named(whole: Inbound, tmp_path: Path) -> None:
     """An altered body, a removed and a replaced fact at the sender are told apart from harm at the receiver."""
     verdict = audited(harmed(whole, tmp_path / "a", lambda rows: with_value(rows, 10, object=b"{}"), side="sender"))
-    [finding] = [each for each in verdict.findings if each.kind != Kind.HEAD_UNKNOWN]
+    [finding] = [each for each in verdict.findings if each.kind != FindingKind.HEAD_UNKNOWN]
     assert (finding.kind, finding.side, finding.offset, finding.fields) == (
-        Kind.BODY_ALTERED,
+        FindingKind.BODY_ALTERED,
         "sender",
         10,
         ("object",),
@@ -157,29 +156,29 @@ def test_harm_at_the_sender_is_named(whole: Inbound, tmp_path: Path) -> None:
 
     verdict = audited(harmed(whole, tmp_path / "b", lambda rows: without(rows, 999), side="sender"))
     kinds = {each.kind: each for each in verdict.findings}
-    assert kinds[Kind.AHEAD].offset == 999 and kinds[Kind.AHEAD].message_id == id_of(999)
-    assert kinds[Kind.FOREIGN_LOG].side == "sender"
+    assert kinds[FindingKind.AHEAD].offset == 999 and kinds[FindingKind.AHEAD].message_id == id_of(999)
+    assert kinds[FindingKind.FOREIGN_LOG].side == "sender"
 
 
 def test_facts_in_the_wrong_place_are_out_of_order(whole: Inbound, tmp_path: Path) -> None:
     """Two entries that changed places, and two facts that changed offsets, are out of order and not missing."""
     verdict = audited(harmed(whole, tmp_path / "a", lambda rows: exchanged(rows, 400, 401)))
-    found = [each for each in brief(verdict) if each[0] != Kind.HEAD_UNKNOWN]
-    assert found == [(Kind.OUT_OF_ORDER, 400, id_of(400), ())]
+    found = [each for each in brief(verdict) if each[0] != FindingKind.HEAD_UNKNOWN]
+    assert found == [(FindingKind.OUT_OF_ORDER, 400, id_of(400), ())]
 
     def offsets_exchanged(rows: pa.RecordBatch) -> pa.RecordBatch:
         return with_value(with_value(rows, 400, origin_offset=401), 401, origin_offset=400)
 
     verdict = audited(harmed(whole, tmp_path / "b", offsets_exchanged))
-    found = [each for each in brief(verdict) if each[0] == Kind.OUT_OF_ORDER and each[3]]
+    found = [each for each in brief(verdict) if each[0] == FindingKind.OUT_OF_ORDER and each[3]]
     assert found == [
-        (Kind.OUT_OF_ORDER, 400, id_of(400), ("origin_offset",)),
-        (Kind.OUT_OF_ORDER, 401, id_of(401), ("origin_offset",)),
+        (FindingKind.OUT_OF_ORDER, 400, id_of(400), ("origin_offset",)),
+        (FindingKind.OUT_OF_ORDER, 401, id_of(401), ("origin_offset",)),
     ]
-    assert Kind.MISSING not in verdict.finding_counts and Kind.EXTRA not in verdict.finding_counts
+    assert FindingKind.MISSING not in verdict.finding_counts and FindingKind.EXTRA not in verdict.finding_counts
 
     far = audited(harmed(whole, tmp_path / "c", lambda rows: exchanged(rows, 10, 900)))
-    assert far.finding_counts[Kind.OUT_OF_ORDER] == 2 and Kind.MISSING not in far.finding_counts
+    assert far.finding_counts[FindingKind.OUT_OF_ORDER] == 2 and FindingKind.MISSING not in far.finding_counts
 
 
 def test_a_copy_under_another_id_or_offset_is_found(whole: Inbound, tmp_path: Path) -> None:
@@ -189,18 +188,18 @@ def test_a_copy_under_another_id_or_offset_is_found(whole: Inbound, tmp_path: Pa
         return lambda rows: with_value(repeated(rows, 7), FACTS, **values)
 
     under_id = audited(harmed(whole, tmp_path / "a", copy(message_id="copy")))
-    found = [each for each in under_id.findings if each.kind == Kind.DUPLICATED]
+    found = [each for each in under_id.findings if each.kind == FindingKind.DUPLICATED]
     assert [(each.offset, each.message_id, each.receiver_offset) for each in found] == [(7, "copy", FACTS)]
 
     under_offset = audited(harmed(whole, tmp_path / "b", copy(origin_offset=900)))
-    [finding] = [each for each in under_offset.findings if each.kind != Kind.HEAD_UNKNOWN]
-    assert (finding.kind, finding.offset, finding.receiver_offset) == (Kind.DUPLICATED, 900, FACTS)
+    [finding] = [each for each in under_offset.findings if each.kind != FindingKind.HEAD_UNKNOWN]
+    assert (finding.kind, finding.offset, finding.receiver_offset) == (FindingKind.DUPLICATED, 900, FACTS)
 
     beyond = audited(harmed(whole, tmp_path / "c", copy(origin_offset=FACTS + 5, message_id="new")))
-    assert beyond.finding_counts[Kind.AHEAD] == 1
+    assert beyond.finding_counts[FindingKind.AHEAD] == 1
 
     other_origin = audited(harmed(whole, tmp_path / "d", copy(origin_zone="idmz", origin_offset=3)))
-    [finding] = [each for each in other_origin.findings if each.kind == Kind.DUPLICATED]
+    [finding] = [each for each in other_origin.findings if each.kind == FindingKind.DUPLICATED]
     assert (finding.message_id, finding.receiver_offset) == (id_of(7), FACTS)
     assert "7 and 1000, from plant-a and idmz" in finding.detail
 
@@ -208,19 +207,19 @@ def test_a_copy_under_another_id_or_offset_is_found(whole: Inbound, tmp_path: Pa
 def test_many_missing_facts_are_one_finding(whole: Inbound, tmp_path: Path) -> None:
     """A run of missing facts is named once, with its bounds, its number and the key of the first."""
     verdict = audited(harmed(whole, tmp_path, lambda rows: without(rows, *range(100, 350))))
-    [finding] = [each for each in verdict.findings if each.kind == Kind.MISSING]
+    [finding] = [each for each in verdict.findings if each.kind == FindingKind.MISSING]
     assert (finding.offset, finding.last, finding.count, finding.message_id) == (100, 349, 250, id_of(100))
-    assert verdict.finding_counts[Kind.MISSING] == 250 and verdict.compared == FACTS - 250
+    assert verdict.finding_counts[FindingKind.MISSING] == 250 and verdict.compared == FACTS - 250
 
 
 def test_a_window_leaves_the_rest_alone(whole: Inbound, tmp_path: Path) -> None:
     """Only the offsets that are asked for are compared; harm outside of them is not seen."""
     harm = harmed(whole, tmp_path, lambda rows: without(rows, 500))
     outside = audited(replace(harm, first=501, last=700))
-    assert outside.compared == 200 and Kind.MISSING not in outside.finding_counts
+    assert outside.compared == 200 and FindingKind.MISSING not in outside.finding_counts
     inside = audited(replace(harm, first=450, last=700))
     assert inside.compared == 250
-    assert [each.offset for each in inside.findings if each.kind == Kind.MISSING] == [500]
+    assert [each.offset for each in inside.findings if each.kind == FindingKind.MISSING] == [500]
     # The window is found in the receiver's log without reading all of it.
     assert inside.receiver.facts_read == 250
 
@@ -230,8 +229,8 @@ def test_a_window_does_not_hide_what_stands_elsewhere(whole: Inbound, tmp_path: 
     found = harmed(whole, tmp_path, lambda rows: exchanged(rows, 120, 900))
     verdict = audited(replace(found, first=100, last=199))
     assert verdict.compared == 99
-    wrong = [(each.kind, each.offset) for each in verdict.findings if each.kind != Kind.HEAD_UNKNOWN]
-    assert wrong == [(Kind.OUT_OF_ORDER, 120)]
+    wrong = [(each.kind, each.offset) for each in verdict.findings if each.kind != FindingKind.HEAD_UNKNOWN]
+    assert wrong == [(FindingKind.OUT_OF_ORDER, 120)]
 
 
 def test_a_window_after_a_truncation_excuses_nothing_inside(tmp_path: Path) -> None:
@@ -248,16 +247,16 @@ def test_a_window_after_a_truncation_excuses_nothing_inside(tmp_path: Path) -> N
     Path(folder / segment.path).write_bytes(bytes(data))
     first = segment.base
     harm = audited(replace(found, first=first, last=first + 99))
-    assert harm.finding_counts[Kind.MISSING] == 50
+    assert harm.finding_counts[FindingKind.MISSING] == 50
 
 
 def test_without_deep_bodies_are_not_hashed(whole: Inbound, tmp_path: Path) -> None:
     """Without the deep look an altered body with its old digest passes, and the verdict says what was not checked."""
     found = harmed(whole, tmp_path, lambda rows: with_value(rows, 333, object=b"{}"))
     verdict = audited(replace(found, deep=False))
-    assert Kind.BODY_ALTERED not in verdict.finding_counts
+    assert FindingKind.BODY_ALTERED not in verdict.finding_counts
     [check] = [each for each in verdict.checks if each.name.startswith("Bodies")]
-    assert check.state == State.NOT_CHECKED
+    assert check.state == CheckState.NOT_CHECKED
 
 
 # What is rightly not there.
@@ -417,7 +416,7 @@ def test_refused_facts_are_quarantined_and_reported(tmp_path: Path) -> None:
     found = plan(inbound)
     (Path(found.sender.name) / log_of(Path(found.sender.name), Buffer.STORE).path / "notes.journal").unlink()
     silent = audited(found)
-    assert [(each.kind, each.offset, each.last) for each in silent.findings] == [(Kind.UNREPORTED, 20, 22)]
+    assert [(each.kind, each.offset, each.last) for each in silent.findings] == [(FindingKind.UNREPORTED, 20, 22)]
 
 
 def test_evicted_facts_are_on_record(tmp_path: Path) -> None:
@@ -444,7 +443,7 @@ def test_evicted_facts_are_on_record(tmp_path: Path) -> None:
     folder = Path(found.receiver.name)
     (folder / log_of(folder, Buffer.FORWARD).path / "notes.journal").unlink()
     silent = audited(found)
-    assert silent.finding_counts == {Kind.GAP_UNRECORDED: dropped}
+    assert silent.finding_counts == {FindingKind.GAP_UNRECORDED: dropped}
 
 
 def test_what_a_receiver_evicted_is_explained(tmp_path: Path) -> None:
@@ -491,7 +490,7 @@ def test_the_tail_is_in_flight(tmp_path: Path) -> None:
 def test_a_confirmed_fact_that_is_gone_is_missing(whole: Inbound, tmp_path: Path) -> None:
     """A receiver that lost its tail after it had confirmed it does not pass for one that is behind."""
     verdict = audited(harmed(whole, tmp_path, lambda rows: rows.slice(0, 900)))
-    [finding] = [each for each in verdict.findings if each.kind == Kind.MISSING]
+    [finding] = [each for each in verdict.findings if each.kind == FindingKind.MISSING]
     assert (finding.offset, finding.last, finding.count) == (900, 999, 100)
 
 
@@ -526,11 +525,13 @@ def test_what_the_sender_let_go_is_proven_by_its_digests(tmp_path: Path) -> None
         return audited(replace(found, receiver=replace(found.receiver, path=str(folder))))
 
     envelope = audited_with(lambda rows: with_value(rows, 50, to_zone="lab"), "envelope")
-    assert envelope.finding_counts[Kind.KEPT_DIGEST] > 0 and envelope.by_digest < kept
+    assert envelope.finding_counts[FindingKind.KEPT_DIGEST] > 0 and envelope.by_digest < kept
     removed = audited_with(lambda rows: without(rows, 50), "removed")
-    assert [each.message_id for each in removed.findings if each.kind == Kind.MISSING] == [id_of(50)]
+    assert [each.message_id for each in removed.findings if each.kind == FindingKind.MISSING] == [id_of(50)]
     changed = audited_with(lambda rows: resealed(rows, 50, object=b"{}"), "changed")
-    assert [(each.offset, each.fields) for each in changed.findings if each.kind == Kind.ALTERED] == [(50, ("digest",))]
+    assert [(each.offset, each.fields) for each in changed.findings if each.kind == FindingKind.ALTERED] == [
+        (50, ("digest",))
+    ]
 
 
 def test_what_the_receiver_let_go_is_proven_by_its_digests(tmp_path: Path) -> None:
@@ -544,7 +545,7 @@ def test_what_the_receiver_let_go_is_proven_by_its_digests(tmp_path: Path) -> No
     rewrite(folder, Buffer.STORE, lambda rows: resealed(rows, 50, object=b"{}"))
     assert isinstance(found.sender, FolderEnd)
     harm = audited(replace(found, sender=replace(found.sender, path=str(folder))))
-    assert harm.finding_counts[Kind.KEPT_DIGEST] > 0
+    assert harm.finding_counts[FindingKind.KEPT_DIGEST] > 0
 
 
 def test_what_both_let_go_is_compared_where_it_lines_up(tmp_path: Path) -> None:
@@ -557,7 +558,7 @@ def test_what_both_let_go_is_compared_where_it_lines_up(tmp_path: Path) -> None:
     verdict = audited(plan(inbound))
     assert verdict.clean and verdict.absent["truncated"] == 500
     [check] = [each for each in verdict.checks if "let go" in each.name]
-    assert check.state == State.NOT_CHECKED and "cannot be compared" in check.detail
+    assert check.state == CheckState.NOT_CHECKED and "cannot be compared" in check.detail
 
 
 # The logs themselves.
@@ -573,8 +574,8 @@ def test_a_damaged_frame_is_found(tmp_path: Path) -> None:
     data[at] ^= 1
     path.write_bytes(bytes(data))
     verdict = audited(found)
-    assert verdict.finding_counts[Kind.LOG_DAMAGED] > 0 and verdict.finding_counts[Kind.MISSING] > 0
-    assert {each.side for each in verdict.findings if each.kind == Kind.LOG_DAMAGED} == {"receiver"}
+    assert verdict.finding_counts[FindingKind.LOG_DAMAGED] > 0 and verdict.finding_counts[FindingKind.MISSING] > 0
+    assert {each.side for each in verdict.findings if each.kind == FindingKind.LOG_DAMAGED} == {"receiver"}
 
 
 def test_a_replaced_segment_breaks_the_chain(tmp_path: Path) -> None:
@@ -592,9 +593,11 @@ def test_a_replaced_segment_breaks_the_chain(tmp_path: Path) -> None:
     end = next(ref.position for ref in view.segments[0].frames if ref.base == until)
     first.write_bytes(made[:end])
     verdict = audited(found)
-    broken = [each for each in verdict.findings if each.kind == Kind.CHAIN_BROKEN]
+    broken = [each for each in verdict.findings if each.kind == FindingKind.CHAIN_BROKEN]
     assert [(each.side, each.offset) for each in broken] == [("sender", until)]
-    assert [(each.offset, each.fields) for each in verdict.findings if each.kind == Kind.ALTERED] == [(5, ("to_zone",))]
+    assert [(each.offset, each.fields) for each in verdict.findings if each.kind == FindingKind.ALTERED] == [
+        (5, ("to_zone",))
+    ]
 
 
 def test_a_rewritten_history_lacks_the_exchanged_head(whole: Inbound, tmp_path: Path) -> None:
@@ -604,7 +607,7 @@ def test_a_rewritten_history_lacks_the_exchanged_head(whole: Inbound, tmp_path: 
         folder = copied(Path(getattr(found, side).path), tmp_path / side)
         rewrite(folder, getattr(found, side).buffer, lambda rows: rows, per_frame=25)
         verdict = audited(replace(found, **{side: replace(getattr(found, side), path=str(folder))}))
-        assert [(each.kind, each.side) for each in verdict.findings] == [(Kind.HEAD_UNKNOWN, side)]
+        assert [(each.kind, each.side) for each in verdict.findings] == [(FindingKind.HEAD_UNKNOWN, side)]
 
 
 def test_a_sender_with_another_log_is_found(whole: Inbound, tmp_path: Path) -> None:
@@ -619,7 +622,7 @@ def test_a_sender_with_another_log_is_found(whole: Inbound, tmp_path: Path) -> N
     other = asyncio.run(work())
     found = plan(whole)
     verdict = audited(replace(found, sender=FolderEnd(str(other.folder), STREAM, Buffer.STORE)))
-    assert Kind.FOREIGN_LOG in verdict.finding_counts
+    assert FindingKind.FOREIGN_LOG in verdict.finding_counts
 
 
 def test_a_gap_record_needs_no_facts(tmp_path: Path) -> None:
@@ -639,7 +642,7 @@ def test_a_gap_record_needs_no_facts(tmp_path: Path) -> None:
     rewrite(Path(found.receiver.name), Buffer.FORWARD, lambda rows: without(rows, *range(30, 40)))
     verdict = audited(found)
     assert verdict.absent == {"skipped": 10} and verdict.absences[0].detail == "not wanted"
-    assert set(verdict.finding_counts) == {Kind.HEAD_UNKNOWN}
+    assert set(verdict.finding_counts) == {FindingKind.HEAD_UNKNOWN}
 
 
 class Interrupted(LocalRunner):
@@ -678,6 +681,6 @@ def test_what_is_let_go_while_it_is_read_is_no_loss(tmp_path: Path, side: str) -
 
     # One range for everything: it is read again because of its tail.
     found = plan(inbound, range_facts=2_048)
-    verdict = audit_with(Interrupted(lambda: asyncio.run(truncate())), LinkPlan("link", "plant-a", "e", [found]))
+    verdict = audit_with(Interrupted(lambda: asyncio.run(truncate())), AuditedLink("link", "plant-a", "e", [found]))
     assert verdict.findings == []
     assert verdict.streams[0].in_flight == 20

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from tests.spark.audit_worlds import audited
 
 from bsfg.batch import EntryBatch, FactBatch
+from bsfg.columns import ENTRY_SCHEMA
 from bsfg.ports import Frame, GapRecord
 from bsfg.retention import GapReason
-from bsfg.schema import ENTRY_SCHEMA
 from bsfg.sealing import seal
-from bsfg.spark.audit import StreamPlan, StreamVerdict
-from bsfg.spark.audit.entryhash import EntryHash, lanes
-from bsfg.spark.audit.evidence import Cursor, Evidence
-from bsfg.spark.audit.excuses import Excuse, Excuses
+from bsfg.spark.audit import AuditedStream, StreamVerdict
+from bsfg.spark.audit.judging import Excuse, Excuses
 from bsfg.spark.audit.runner import repeated
-from bsfg.spark.audit.verdict import Kind
+from bsfg.spark.audit.scope import Evidence, LinkCursor
+from bsfg.spark.audit.sums import EntryHash, lanes
+from bsfg.spark.audit.verdict import FindingKind
 
 RANGE_FACTS = 8
 ZONE, OTHER = "plant", "idmz"
@@ -133,13 +133,13 @@ class World:
     records: list[GapRecord]
     committed: int
 
-    def plan(self) -> StreamPlan:
+    def plan(self) -> AuditedStream:
         """Plan its audit."""
-        cursor = Cursor("enterprise.operational", self.committed)
+        cursor = LinkCursor("enterprise.operational", self.committed)
         gaps = [GapRecord(0, len(self.sender), GapReason.QUARANTINED, 1)]
         sender = MemoryEnd(self.sender, Evidence("s", 0, 0, gaps=gaps, cursor=cursor))
         receiver = MemoryEnd(self.receiver, Evidence("r", 0, 0, gaps=self.records))
-        return StreamPlan(
+        return AuditedStream(
             "operational",
             sender,
             receiver,
@@ -155,7 +155,7 @@ class Model:
     """The same judgement, one entry after the other."""
 
     world: World
-    findings: list[tuple[Kind, int | None, int | None]] = field(default_factory=list)
+    findings: list[tuple[FindingKind, int | None, int | None]] = field(default_factory=list)
     absent: Counter[str] = field(default_factory=Counter)
     compared: int = 0
 
@@ -177,7 +177,7 @@ class Model:
         self._order(mine)
         self._bodies(mine)
 
-    def _add(self, kind: Kind, offset: int | None, place: int | None = None) -> None:
+    def _add(self, kind: FindingKind, offset: int | None, place: int | None = None) -> None:
         self.findings.append((kind, offset, place))
 
     def _reason(self, offset: int) -> str | None:
@@ -210,7 +210,7 @@ class Model:
             if (place, other) == chosen:
                 continue
             if other.key == row.key:
-                self._add(Kind.DUPLICATED, offset, place)
+                self._add(FindingKind.DUPLICATED, offset, place)
             else:
                 seconds.append((place, other, other.digest == row.digest))
         place, other = chosen
@@ -218,25 +218,25 @@ class Model:
             pairs.append((offset, row, place, other))
             return
         if row.altered:
-            self._add(Kind.BODY_ALTERED, offset, None)
+            self._add(FindingKind.BODY_ALTERED, offset, None)
         if other.altered:
-            self._add(Kind.BODY_ALTERED, offset, place)
+            self._add(FindingKind.BODY_ALTERED, offset, place)
         if not row.same(other):
-            self._add(Kind.ALTERED, offset, place)
+            self._add(FindingKind.ALTERED, offset, place)
 
     def _alone(self, mine: list[tuple[int, Row]]) -> None:
         seen: set[int] = set()
         for place, row in mine:
             if row.offset >= len(self.world.sender):
-                self._add(Kind.AHEAD, row.offset, place)
+                self._add(FindingKind.AHEAD, row.offset, place)
             elif isinstance(self.world.sender[row.offset], GapReason):
                 if row.offset in seen:
-                    self._add(Kind.DUPLICATED, row.offset, place)
+                    self._add(FindingKind.DUPLICATED, row.offset, place)
                 seen.add(row.offset)
         for offset, gap in enumerate(self.world.sender):
             unknown = isinstance(gap, GapReason) and offset not in seen and self._reason(offset) is None
             if unknown and gap != GapReason.TRUNCATED:
-                self._add(Kind.GAP_UNRECORDED, offset)
+                self._add(FindingKind.GAP_UNRECORDED, offset)
             if isinstance(gap, GapReason):
                 self.absent[str(gap)] += 1
 
@@ -254,21 +254,21 @@ class Model:
 
         for offset, row in lacking:
             if not accounted(offset, row):
-                self._add(Kind.MISSING, offset)
+                self._add(FindingKind.MISSING, offset)
         for offset, row, place, _ in pairs:
             if not accounted(offset, row):
-                self._add(Kind.MISSING if place in used else Kind.ALTERED, offset)
+                self._add(FindingKind.MISSING if place in used else FindingKind.ALTERED, offset)
                 used.add(place)
         for place, row, same_body in strays:
             if place not in used and keys[row.key] == 1:
-                self._add(Kind.DUPLICATED if same_body else Kind.EXTRA, row.offset, place)
+                self._add(FindingKind.DUPLICATED if same_body else FindingKind.EXTRA, row.offset, place)
         self._repeated(keys)
 
     def _strayed(self, offset: int, row: Row, strays: list[tuple[int, Row, bool]], used: set[int]) -> bool:
         for place, other, _ in strays:
             if other.key == row.key and place not in used:
                 used.add(place)
-                self._add(Kind.OUT_OF_ORDER, offset, place)
+                self._add(FindingKind.OUT_OF_ORDER, offset, place)
                 return True
         return False
 
@@ -278,36 +278,36 @@ class Model:
                 if other.origin != ZONE:
                     self.absent["other_path"] += 1
                 else:
-                    self._add(Kind.DUPLICATED, offset, place)
+                    self._add(FindingKind.DUPLICATED, offset, place)
                 return True
         return False
 
     def _repeated(self, keys: Counter[tuple[str, str]]) -> None:
-        known = {place for kind, _, place in self.findings if kind == Kind.DUPLICATED}
+        known = {place for kind, _, place in self.findings if kind == FindingKind.DUPLICATED}
         for key in keys:
             first, *others = [(place, row) for place, row in enumerate(self.world.receiver) if row.key == key]
             for place, row in others:
                 if first[0] not in known and place not in known:
-                    self._add(Kind.DUPLICATED, row.offset if row.origin == ZONE else None, place)
+                    self._add(FindingKind.DUPLICATED, row.offset if row.origin == ZONE else None, place)
 
     def _order(self, mine: list[tuple[int, Row]]) -> None:
-        misplaced = (Kind.DUPLICATED, Kind.EXTRA, Kind.OUT_OF_ORDER)
+        misplaced = (FindingKind.DUPLICATED, FindingKind.EXTRA, FindingKind.OUT_OF_ORDER)
         known = {place for kind, _, place in self.findings if kind in misplaced}
         quarantined = [gap for gap in self.world.records if gap.reason == GapReason.QUARANTINED]
         for (_, before), (place, row) in pairwise(mine):
             excused = any(gap.first <= row.offset <= gap.last for gap in quarantined)
             if row.offset <= before.offset and place not in known and not excused:
-                self._add(Kind.OUT_OF_ORDER, row.offset, place)
+                self._add(FindingKind.OUT_OF_ORDER, row.offset, place)
 
     def _bodies(self, mine: list[tuple[int, Row]]) -> None:
-        known = {(offset, place) for kind, offset, place in self.findings if kind == Kind.BODY_ALTERED}
+        known = {(offset, place) for kind, offset, place in self.findings if kind == FindingKind.BODY_ALTERED}
         for offset, row in enumerate(self.world.sender):
             sent = isinstance(row, Row) and row.to_zone == "enterprise"
             if sent and isinstance(row, Row) and row.altered and (offset, None) not in known:
-                self._add(Kind.BODY_ALTERED, offset, None)
+                self._add(FindingKind.BODY_ALTERED, offset, None)
         for place, row in mine:
             if row.altered and (row.offset, place) not in known:
-                self._add(Kind.BODY_ALTERED, row.offset, place)
+                self._add(FindingKind.BODY_ALTERED, row.offset, place)
 
 
 # Random worlds.
@@ -378,12 +378,12 @@ def harmed(draw: st.DrawFn, rows: list[Row], count: int) -> list[Row]:
     return rows
 
 
-def told(verdict: StreamVerdict) -> Counter[tuple[Kind, int | None]]:
+def told(verdict: StreamVerdict) -> Counter[tuple[FindingKind, int | None]]:
     """Give the findings of a verdict by kind and offset, runs of them one by one."""
-    found: Counter[tuple[Kind, int | None]] = Counter()
+    found: Counter[tuple[FindingKind, int | None]] = Counter()
     for finding in verdict.findings:
-        if finding.last is None or finding.kind == Kind.AHEAD:
-            found[finding.kind, None if finding.kind == Kind.AHEAD else finding.offset] += finding.count
+        if finding.last is None or finding.kind == FindingKind.AHEAD:
+            found[finding.kind, None if finding.kind == FindingKind.AHEAD else finding.offset] += finding.count
         elif finding.offset is not None:
             found.update((finding.kind, at) for at in range(finding.offset, finding.last + 1))
     return found
@@ -395,7 +395,7 @@ def test_an_audit_finds_what_a_look_at_every_entry_finds(world: World) -> None:
     """Ranges, hashes and searches come to the same findings, numbers and reasons as looking at all pairs."""
     model = Model(world)
     model.judge()
-    expected = Counter((kind, None if kind == Kind.AHEAD else offset) for kind, offset, _ in model.findings)
+    expected = Counter((kind, None if kind == FindingKind.AHEAD else offset) for kind, offset, _ in model.findings)
     verdict = audited(world.plan())
     assert told(verdict) == expected
     assert verdict.compared == model.compared

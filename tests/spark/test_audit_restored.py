@@ -31,11 +31,11 @@ from tests.spark.test_audit_folders import closed, resealed
 from bsfg.fact import Message
 from bsfg.journey.link import PeerPosition
 from bsfg.ports import Buffer
-from bsfg.spark.audit import Kind, LinkPlan, StreamPlan, StreamVerdict, audit_with
+from bsfg.spark.audit import AuditedLink, AuditedStream, FindingKind, StreamVerdict, audit_with
 from bsfg.spark.audit.report import page
 from bsfg.spark.audit.runner import LocalRunner
+from bsfg.stores.log.backup import begin_new_histories
 from bsfg.stores.log.files import DiskFiles
-from bsfg.stores.log.restoring import begin_new_histories
 from bsfg.testing.facts import messages
 
 BACKED_UP, SAID = 400, 1_000
@@ -108,7 +108,7 @@ def test_a_restored_sender_is_clean(healed: Inbound) -> None:
 
 def harmed(healed: Inbound, root: Path, change: Change, side: str = "receiver") -> StreamVerdict:
     """Audit a copy of which one end is changed, keeping the restore that it has behind it."""
-    found: StreamPlan = plan(healed)
+    found: AuditedStream = plan(healed)
     end = getattr(found, side)
     folder = copied(Path(end.path), root / "harmed")
     rewrite(folder, end.buffer, change)
@@ -116,24 +116,24 @@ def harmed(healed: Inbound, root: Path, change: Change, side: str = "receiver") 
 
 
 HARMS = [
-    (without, Kind.MISSING, ()),
-    (repeated, Kind.DUPLICATED, ()),
-    (lambda rows, at: exchanged(rows, at, at + 5), Kind.OUT_OF_ORDER, ()),
-    (lambda rows, at: with_value(rows, at, subject="machine:x"), Kind.BODY_ALTERED, ("subject",)),
-    (lambda rows, at: resealed(rows, at, object=b'{"value":1}'), Kind.ALTERED, ("object", "digest")),
-    (lambda rows, at: with_value(rows, at, to_zone="elsewhere"), Kind.ALTERED, ("to_zone",)),
-    (lambda rows, at: with_value(rows, at, labels='{"a":"b"}'), Kind.ALTERED, ("labels",)),
-    (lambda rows, at: with_value(rows, at, produced_at_unix_ms=5), Kind.ALTERED, ("produced_at_unix_ms",)),
-    (lambda rows, at: with_value(rows, at, message_id="other"), Kind.ALTERED, ("message_id",)),
+    (without, FindingKind.MISSING, ()),
+    (repeated, FindingKind.DUPLICATED, ()),
+    (lambda rows, at: exchanged(rows, at, at + 5), FindingKind.OUT_OF_ORDER, ()),
+    (lambda rows, at: with_value(rows, at, subject="machine:x"), FindingKind.BODY_ALTERED, ("subject",)),
+    (lambda rows, at: resealed(rows, at, object=b'{"value":1}'), FindingKind.ALTERED, ("object", "digest")),
+    (lambda rows, at: with_value(rows, at, to_zone="elsewhere"), FindingKind.ALTERED, ("to_zone",)),
+    (lambda rows, at: with_value(rows, at, labels='{"a":"b"}'), FindingKind.ALTERED, ("labels",)),
+    (lambda rows, at: with_value(rows, at, produced_at_unix_ms=5), FindingKind.ALTERED, ("produced_at_unix_ms",)),
+    (lambda rows, at: with_value(rows, at, message_id="other"), FindingKind.ALTERED, ("message_id",)),
 ]
 
 
 @pytest.mark.parametrize("at", [333, 777], ids=["before the restore", "given back"])
 @pytest.mark.parametrize(
-    ("harm", "kind", "fields"), HARMS, ids=lambda part: str(part) if isinstance(part, Kind) else ""
+    ("harm", "kind", "fields"), HARMS, ids=lambda part: str(part) if isinstance(part, FindingKind) else ""
 )
 def test_harm_is_found_after_a_restore(
-    healed: Inbound, tmp_path: Path, harm: object, kind: Kind, fields: tuple[str, ...], at: int
+    healed: Inbound, tmp_path: Path, harm: object, kind: FindingKind, fields: tuple[str, ...], at: int
 ) -> None:
     """Whatever is done to a fact of the receiver, the restore of the sender hides none of it."""
     verdict = harmed(healed, tmp_path, lambda rows: harm(rows, at))  # type: ignore[operator]
@@ -188,7 +188,7 @@ def test_what_is_said_after_the_restore_is_compared_too(tmp_path: Path) -> None:
 
 def test_the_report_names_what_was_given_back(healed: Inbound) -> None:
     """A reader of the report sees how many facts it concerns, and why."""
-    text = page(audit_with(LocalRunner(), LinkPlan("link", "plant-a", "enterprise", [plan(healed)])))
+    text = page(audit_with(LocalRunner(), AuditedLink("link", "plant-a", "enterprise", [plan(healed)])))
     assert "given back to the sender after its restore" in text
 
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from bsfg.errors import PeerUnreachable, TimedOut
-from bsfg.spark.calls import Calls
+from bsfg.spark.calls import NodeCalls
 
 
 async def numbers(end: BaseException | None = None) -> AsyncIterator[int]:
@@ -27,7 +27,7 @@ async def numbers(end: BaseException | None = None) -> AsyncIterator[int]:
 )
 def test_an_iteration_ends_as_its_items_do(end: BaseException, told: type[BaseException]) -> None:
     """gRPC cancels the calls of a connection that is closed; a task would wait for ever for what comes next."""
-    calls, answers = Calls(), []
+    calls, answers = NodeCalls(), []
 
     def work() -> None:
         try:
@@ -45,7 +45,7 @@ def test_an_iteration_ends_as_its_items_do(end: BaseException, told: type[BaseEx
 
 def test_whoever_stops_early_leaves_nothing_behind() -> None:
     """The items are closed when nobody asks for them any more."""
-    calls, closed = Calls(), threading.Event()
+    calls, closed = NodeCalls(), threading.Event()
 
     async def endless() -> AsyncIterator[int]:
         try:

@@ -17,7 +17,7 @@ from tests.spark.test_replicate import CONSUMER, arrived, sent
 
 from bsfg.cli.bench.workload import batch_of
 from bsfg.ports import Buffer
-from bsfg.spark.java import java_in_use
+from bsfg.spark.session import java_in_use
 
 pytestmark = [pytest.mark.campaign, pytest.mark.xdist_group("cluster")]
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyspark
 import pytest
 
-from bsfg.spark.home import home_in_use, light_home
+from bsfg.spark.session import home_in_use, light_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -26,13 +26,13 @@ from bsfg.errors import (
 )
 from bsfg.fact import Message
 from bsfg.ports import Buffer
-from bsfg.spark.calls import Access
+from bsfg.spark.calls import NodeAccess
+from bsfg.spark.errors import told_by_spark
 from bsfg.spark.ingest import survey as surveying
-from bsfg.spark.ingest.failed import told_by_spark
-from bsfg.spark.ingest.files import find
-from bsfg.spark.ingest.plan import Plan
-from bsfg.spark.ingest.run import Ingest, Settings, Watch
-from bsfg.spark.ingest.work import FAIL, Counts, Work
+from bsfg.spark.ingest.plan import IngestPlan
+from bsfg.spark.ingest.run import Ingest, IngestSettings, IngestWatch
+from bsfg.spark.ingest.survey import find
+from bsfg.spark.ingest.work import FAIL, Counts, IngestWork
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,14 +76,20 @@ class Runner:
     told: list[str]
 
     def __call__(
-        self, *files: Path, plan: Plan = PLAN, work: str = "work", changed: str = FAIL, again: bool = False, **more: Any
+        self,
+        *files: Path,
+        plan: IngestPlan = PLAN,
+        work: str = "work",
+        changed: str = FAIL,
+        again: bool = False,
+        **more: Any,
     ) -> Counts:
         """Ingest files and give the counts of the run."""
         certificate = self.plant.files("plant-a-pipeline")
-        access = Access.of(f"127.0.0.1:{self.plant.port}", certificate, "plant-a-bsfg")
-        settings = replace(Settings(access, wait_seconds=0, try_seconds=5, step_bytes=1 << 20), **more)
-        watch = Watch(waiting=lambda error: self.told.append(error.code))
-        with Work.opened(self.folder / work, plan, again=again) as job:
+        access = NodeAccess.of(f"127.0.0.1:{self.plant.port}", certificate, "plant-a-bsfg")
+        settings = replace(IngestSettings(access, wait_seconds=0, try_seconds=5, step_bytes=1 << 20), **more)
+        watch = IngestWatch(waiting=lambda error: self.told.append(error.code))
+        with IngestWork.opened(self.folder / work, plan, again=again) as job:
             run = Ingest(self.spark, job, plan, settings, watch)
             run.survey(job.new_sources(find([str(file) for file in files]).files, changed))
             run.run()

@@ -21,10 +21,9 @@ from bsfg.errors import BsfgError, InvalidArgument
 from bsfg.fact import Envelope, Fact, Message
 from bsfg.rows import row_of
 from bsfg.rules import judge
-from bsfg.spark.ingest.asked import Asked, from_file
-from bsfg.spark.ingest.plan import Template
+from bsfg.spark.ingest.options import Asked, from_file
+from bsfg.spark.ingest.plan import Template, TimeFormat, stamped_times, text_times
 from bsfg.spark.ingest.survey import digest_of
-from bsfg.spark.ingest.times import TimeFormat, stamped_times, text_times
 
 SLOW = settings(max_examples=60, deadline=None, derandomize=True)
 QUICK = settings(max_examples=200, deadline=None, derandomize=True)

@@ -17,10 +17,8 @@ from hypothesis import strategies as st
 from tests.spark.ingesting import asked, look_at, mapped_rows
 
 from bsfg.errors import FileChanged, InvalidArgument
-from bsfg.spark.ingest import csvrows, reading, survey
-from bsfg.spark.ingest.files import find
-from bsfg.spark.ingest.records import Block, are_blank, record_ends, split_fields
-from bsfg.spark.ingest.survey import digest_of
+from bsfg.spark.ingest import reading, survey
+from bsfg.spark.ingest.survey import TextRecords, are_blank, digest_of, find, record_ends, split_fields
 
 QUICK = settings(max_examples=200, deadline=None, derandomize=True)
 
@@ -87,11 +85,14 @@ def test_arrow_and_the_careful_reader_agree(data: bytes) -> None:
     ends = record_ends(data, ",", final=True)
     starts = np.concatenate(([0], ends.at[:-1])).astype(np.int64)[: len(ends.at)]
     kept = ~are_blank(data, starts, ends.at)
-    block = Block(data, starts[kept], ends.at[kept], ends.regular)
+    block = TextRecords(data, starts[kept], ends.at[kept], ends.regular)
     if not len(block):
         return
     names = [f"c{number}" for number in range(len(split_fields(block.record(0), ",")))]
-    quick, careful = csvrows._at_once(block, names, ",", "utf-8"), csvrows._one_by_one(block, names, ",", "utf-8")
+    quick, careful = (
+        reading._csv_at_once(block, names, ",", "utf-8"),
+        reading._csv_one_by_one(block, names, ",", "utf-8"),
+    )
     if quick is not None:
         assert quick.records.tolist() == careful.records.tolist()
         assert quick.columns == careful.columns

@@ -15,13 +15,13 @@ from tests.spark.ingesting import asked
 from bsfg.batch import FactBatch
 from bsfg.errors import BsfgError, ConflictingDuplicate, FactTooLarge, ImplausibleTime, InvalidArgument, InvalidFact
 from bsfg.ports import Receipt, Result
-from bsfg.spark.calls import Access
+from bsfg.spark.calls import NodeAccess
 from bsfg.spark.ingest import task
 from bsfg.spark.ingest.mapped import Mapped, to_mapped
 from bsfg.spark.ingest.reading import read_chunk
 from bsfg.spark.ingest.survey import survey
 from bsfg.spark.ingest.work import Counts
-from bsfg.wire.clientstreams import Appended
+from bsfg.wire.streams import Appended
 
 PLAN = asked(object="v", id="{@row}").plan()
 
@@ -67,7 +67,7 @@ def rows_of(folder: Path, count: int) -> Mapped:
 
 def appended(node: Any, mapped: Mapped, *, fail: bool = False) -> tuple[list[int], Counts]:
     """Append facts to a node in memory, and give the rows that were refused."""
-    appending = task._Appending(Access("127.0.0.1:1"), PLAN, 0.0, fail)
+    appending = task._Appending(NodeAccess("127.0.0.1:1"), PLAN, 0.0, fail)
 
     async def call(batch: FactBatch) -> Appended:
         return node.append(batch)

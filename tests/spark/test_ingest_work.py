@@ -13,16 +13,15 @@ import pytest
 from tests.spark.ingesting import asked
 
 from bsfg.errors import BsfgError, FileChanged, FolderLocked, InvalidArgument
-from bsfg.spark.calls import Access
+from bsfg.spark.calls import NodeAccess
 from bsfg.spark.ingest import survey as surveying
-from bsfg.spark.ingest.files import find
 from bsfg.spark.ingest.mapped import to_mapped
-from bsfg.spark.ingest.plan import Plan
+from bsfg.spark.ingest.plan import IngestPlan
 from bsfg.spark.ingest.reading import read_chunk
-from bsfg.spark.ingest.run import Ingest, Settings, Watch, steps
-from bsfg.spark.ingest.survey import Chunk, survey
+from bsfg.spark.ingest.run import Ingest, IngestSettings, IngestWatch, steps
+from bsfg.spark.ingest.survey import Chunk, find, survey
 from bsfg.spark.ingest.task import Left
-from bsfg.spark.ingest.work import AGAIN, FAIL, SKIP, Counts, Work
+from bsfg.spark.ingest.work import AGAIN, FAIL, SKIP, Counts, IngestWork
 
 PLAN = asked(map={"subject": "asset:{m}"}, object="v").plan()
 
@@ -34,9 +33,9 @@ class Killed(BaseException):
 class WithoutSpark(Ingest):
     """A run whose steps are done in this process, into a node that is a dictionary."""
 
-    def __init__(self, work: Work, plan: Plan, node: dict[str, bytes], step_bytes: int = 1) -> None:
-        settings = Settings(Access("127.0.0.1:1"), step_bytes=step_bytes)
-        super().__init__(None, work, plan, settings, Watch())  # type: ignore[arg-type]
+    def __init__(self, work: IngestWork, plan: IngestPlan, node: dict[str, bytes], step_bytes: int = 1) -> None:
+        settings = IngestSettings(NodeAccess("127.0.0.1:1"), step_bytes=step_bytes)
+        super().__init__(None, work, plan, settings, IngestWatch())  # type: ignore[arg-type]
         self._node = node
 
     def survey(self, sources: Sequence[Any]) -> None:
@@ -63,7 +62,7 @@ class WithoutSpark(Ingest):
 
 def ingest(folder: Path, files: Path, node: dict[str, bytes], *, changed: str = FAIL, again: bool = False) -> Counts:
     """Ingest a folder of files once, and give the counts that a summary would tell."""
-    with Work.opened(folder, PLAN, again=again) as work:
+    with IngestWork.opened(folder, PLAN, again=again) as work:
         run = WithoutSpark(work, PLAN, node)
         run.survey(work.new_sources(find([str(files)]).files, changed))
         run.run()
@@ -199,7 +198,7 @@ def test_a_file_that_changes_half_way_is_noticed(
             ingest(tmp_path / "w", files, node)
     stored = len(node)
     assert 0 < stored < 18
-    with Work.opened(tmp_path / "w", PLAN) as work:
+    with IngestWork.opened(tmp_path / "w", PLAN) as work:
         half = Path(work.files[work.progress.file].path)
     half.unlink() if gone else half.write_text("m,v\nx,1\n")
     with pytest.raises(FileChanged, match=f"{half.name} {'is gone' if gone else 'has changed'} since"):
@@ -225,9 +224,9 @@ def test_a_mended_file_is_taken_without_asking(tmp_path: Path, files: Path) -> N
 def test_one_run_at_a_time(tmp_path: Path) -> None:
     """A second run in the same folder is told so."""
     with (
-        Work.opened(tmp_path / "w", PLAN),
+        IngestWork.opened(tmp_path / "w", PLAN),
         pytest.raises(FolderLocked, match="another `bsfg pipeline ingest` works in"),
-        Work.opened(tmp_path / "w", PLAN),
+        IngestWork.opened(tmp_path / "w", PLAN),
     ):
         pass
 
@@ -246,7 +245,7 @@ def test_another_version_is_refused(tmp_path: Path) -> None:
     """A folder of another version is not guessed at."""
     (tmp_path / "w").mkdir()
     (tmp_path / "w" / "job.json").write_bytes(orjson.dumps({"version": 99, "files": []}))
-    with pytest.raises(BsfgError, match="another version"), Work.opened(tmp_path / "w", PLAN):
+    with pytest.raises(BsfgError, match="another version"), IngestWork.opened(tmp_path / "w", PLAN):
         pass
 
 
@@ -269,7 +268,7 @@ def test_a_mapping_that_fits_no_file_is_refused(tmp_path: Path) -> None:
     paths = [tmp_path / "a.csv", tmp_path / "b.csv"]
     for path in paths:
         path.write_text("machine,v\n1,2\n")
-    with Work.opened(tmp_path / "w", PLAN) as work:
+    with IngestWork.opened(tmp_path / "w", PLAN) as work:
         with pytest.raises(InvalidArgument, match="has no column 'm'; it has machine, v"):
             Surveyed(work, PLAN, {}).survey(find([str(path) for path in paths]).files)
         assert work.files == []

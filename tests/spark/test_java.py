@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bsfg.errors import JavaMissing
-from bsfg.spark import java as java_module
-from bsfg.spark.java import (
+from bsfg.spark import session as java_module
+from bsfg.spark.session import (
     QUICK_FORKS,
     UNWANTED_OPTION,
     Java,
@@ -18,10 +18,11 @@ from bsfg.spark.java import (
     find_java,
     java_in_use,
     launcher_home,
+    settings,
     use_java,
     version_of,
+    with_attempts,
 )
-from bsfg.spark.session import settings, with_attempts
 
 
 def fake(home: Path, version: str, *, release: bool = True) -> Path:

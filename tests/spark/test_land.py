@@ -23,11 +23,10 @@ from tests.spark.nodes import SparkZone, facts
 from bsfg.errors import BsfgError, FolderLocked, ForeignLog, InvalidArgument, PermissionRefused, SpoolNotShared
 from bsfg.fact import Message
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec
-from bsfg.spark.calls import Access
+from bsfg.spark.calls import NodeAccess
 from bsfg.spark.land import lander as lander_module
 from bsfg.spark.land.lander import Interrupted, Lander, land_available, landing
-from bsfg.spark.land.layout import STATE
-from bsfg.spark.land.settings import Landed, Settings
+from bsfg.spark.land.state import STATE, Landed, LandSettings
 from bsfg.spark.options import position
 from bsfg.stores.log.storage import LogStorage
 from bsfg.testing.clock import START_UNIX_MS
@@ -156,9 +155,9 @@ def test_gaps_of_other_zones_are_listed_too(spark: SparkSession, tmp_path: Path,
 
     asyncio.run(consume())
     files = enterprise.files("enterprise-consumer")
-    access = Access.of(f"127.0.0.1:{enterprise.port}", files, "enterprise-bsfg")
+    access = NodeAccess.of(f"127.0.0.1:{enterprise.port}", files, "enterprise-bsfg")
     out = tmp_path / "lake"
-    given = Settings(out, access, "lossy", "forward", consumer="app-lake", compact=False)
+    given = LandSettings(out, access, "lossy", "forward", consumer="app-lake", compact=False)
     land_available(spark, given)
     lines = [orjson.loads(line) for line in (out / "_gaps.jsonl").read_bytes().splitlines()]
     assert {line["origin_zone"] for line in lines} == {"plant-a"}
@@ -199,7 +198,7 @@ def test_a_new_folder_starts_where_it_is_told(
         assert lander.folder.state.next == first
 
 
-def refused(spark: SparkSession, given: Settings) -> BsfgError:
+def refused(spark: SparkSession, given: LandSettings) -> BsfgError:
     """Give the error with which a landing is refused."""
     with pytest.raises(BsfgError) as caught, landing(lambda: spark, given) as lander:
         lander.join()
@@ -277,7 +276,7 @@ def test_large_batches_are_cut_into_tasks(
 class Following:
     """A landing that follows a buffer in a thread of its own."""
 
-    def __init__(self, spark: SparkSession, given: Settings) -> None:
+    def __init__(self, spark: SparkSession, given: LandSettings) -> None:
         self._spark, self._given = spark, given
         self.lander: Lander | None = None
         self.problems: list[str] = []

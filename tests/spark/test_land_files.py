@@ -23,16 +23,33 @@ from bsfg.errors import InvalidArgument, SpoolNotShared
 from bsfg.fact import Envelope, Fact, Message
 from bsfg.ports import Frame, GapRecord
 from bsfg.retention import GapReason
-from bsfg.spark.calls import Access
-from bsfg.spark.fetching import Source
-from bsfg.spark.land.columns import LANDED_SCHEMA, By
-from bsfg.spark.land.compaction import MANY_FILES, Merge, NotOurs, Small, merge, partitions, plan, small_files
-from bsfg.spark.land.disk import LocalDisk
-from bsfg.spark.land.folder import Batch, LandingFolder, Staged
-from bsfg.spark.land.layout import EMPTY, Partition, escaped, file_name, file_range
-from bsfg.spark.land.settings import folder_of
-from bsfg.spark.land.staging import OPEN_FILES_MAX, Stager, Work, stage
-from bsfg.spark.land.state import Origin
+from bsfg.spark.calls import BufferSource, NodeAccess
+from bsfg.spark.land.folder import Batch, LandingFolder, LocalDisk, Staged
+from bsfg.spark.land.staging import (
+    MANY_FILES,
+    OPEN_FILES_MAX,
+    Merge,
+    NotOurs,
+    Small,
+    Stager,
+    StagingWork,
+    merge,
+    partitions,
+    plan,
+    small_files,
+    stage,
+)
+from bsfg.spark.land.state import (
+    EMPTY,
+    LANDED_SCHEMA,
+    By,
+    LandedOrigin,
+    Partition,
+    escaped,
+    file_name,
+    file_range,
+    folder_of,
+)
 from bsfg.testing.clock import START_UNIX_MS
 from bsfg.testing.facts import messages
 
@@ -63,7 +80,7 @@ HOSTILE = [
 
 
 @dataclass(frozen=True)
-class Facts(Source):
+class Facts(BufferSource):
     """A source that has its facts at hand."""
 
     entries: EntryBatch | None = None
@@ -105,12 +122,12 @@ def predicates(*names: str, count: int = 1, days: int = 1) -> list[Message]:
     return found
 
 
-def work(root: Path, facts: list[Message], **more: object) -> Work:
+def work(root: Path, facts: list[Message], **more: object) -> StagingWork:
     """Give the work of a task on facts that are at hand, into a folder that is there."""
-    source = Facts(Access("localhost:1"), "operational", "store", 0.0, entries=entries_of(facts))
+    source = Facts(NodeAccess("localhost:1"), "operational", "store", 0.0, entries=entries_of(facts))
     run = "_bsfg/staging/run"
     (root / run).mkdir(parents=True, exist_ok=True)
-    return replace(Work(source, LOG_ID, By.PRODUCED_AT, str(root), run, 1 << 40), **more)
+    return replace(StagingWork(source, LOG_ID, By.PRODUCED_AT, str(root), run, 1 << 40), **more)
 
 
 def place(root: Path, files: list[Staged], sequence: int = 1) -> None:
@@ -268,7 +285,7 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
 def landed(tmp_path: Path, facts: list[Message], batches: int) -> LandingFolder:
     """Land facts in so many batches, as the driver would."""
     folder = LandingFolder.open(LocalDisk(tmp_path))
-    folder.begin(Origin("operational", "store", LOG_ID, "produced_at"), 0)
+    folder.begin(LandedOrigin("operational", "store", LOG_ID, "produced_at"), 0)
     for batch in range(batches):
         first, end = (len(facts) * number // batches for number in (batch, batch + 1))
         receipt = stage(work(tmp_path, facts, run=folder.run), first, end, lambda done: None)

@@ -23,13 +23,12 @@ from bsfg.errors import (
     OutcomeUnknown,
     StorageFailed,
 )
-from bsfg.spark.land.compaction import Merge, partitions, plan, small_files
 from bsfg.spark.land.folder import Batch, LandingFolder, Staged
-from bsfg.spark.land.layout import GAPS, STATE, Partition, file_range
-from bsfg.spark.land.state import Origin
+from bsfg.spark.land.staging import Merge, partitions, plan, small_files
+from bsfg.spark.land.state import GAPS, STATE, LandedOrigin, Partition, file_range
 from bsfg.testing.disk import PowerLoss
 
-ORIGIN = Origin("operational", "store", "ab" * 16, "produced_at")
+ORIGIN = LandedOrigin("operational", "store", "ab" * 16, "produced_at")
 FILE_SIZE_BYTES = 160
 HOT, COLD = Partition("2026-03-01", "temperature_measured").path, Partition("2026-03-02", "door_opened").path
 

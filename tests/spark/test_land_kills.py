@@ -23,7 +23,7 @@ from tests.spark.landing_process import is_missing
 from tests.spark.nodes import SparkZone, facts
 
 from bsfg.ports import Buffer
-from bsfg.spark.land.layout import STATE
+from bsfg.spark.land.state import STATE
 
 pytestmark = pytest.mark.campaign
 

@@ -18,11 +18,11 @@ from bsfg.journey.link import Refusal
 from bsfg.ports import Frame, GapRecord, Receipt, Result
 from bsfg.retention import GapReason
 from bsfg.spark import lane as lane_module
-from bsfg.spark.lane import Lane, Sums, pieces, take_append, take_put
-from bsfg.spark.spool import FORGOTTEN_SECONDS, PartWriter, read_part, remove_forgotten, spool_folder
+from bsfg.spark.lane import OrderedSender, WriteSums, pieces, take_append, take_put
+from bsfg.spark.sink import FORGOTTEN_SECONDS, PartWriter, read_part, remove_forgotten, spool_folder
 from bsfg.testing.facts import batch, messages, sealed
-from bsfg.wire.clientstreams import Appended
 from bsfg.wire.service import PutOutcome
+from bsfg.wire.streams import Appended
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +95,7 @@ def test_items_arrive_in_order_and_once(seed: int, count: int, trouble: float, l
         def take(item: int, answer: str) -> None:
             taken[answer] += 1
 
-        lane = Lane(lambda: FakeStream(buffer), take, 1_000.0)
+        lane = OrderedSender(lambda: FakeStream(buffer), take, 1_000.0)
         for item in range(count):
             await lane.send(item)
             for _ in range(buffer.random.randrange(3)):
@@ -130,7 +130,7 @@ def test_one_by_one_no_item_overtakes_a_refused_one(seed: int, count: int, troub
     buffer = Buffer(seed, trouble)
 
     async def work() -> None:
-        lane = Lane(lambda: Independent(buffer), lambda item, answer: None, 1_000.0, one_by_one=True)
+        lane = OrderedSender(lambda: Independent(buffer), lambda item, answer: None, 1_000.0, one_by_one=True)
         for item in range(count):
             await lane.send(item)
         await lane.finish()
@@ -150,7 +150,7 @@ def test_patience_ends() -> None:
             pass
 
     async def work() -> None:
-        await Lane(Dead, lambda item, answer: None, 0.01).send(1)
+        await OrderedSender(Dead, lambda item, answer: None, 0.01).send(1)
 
     with pytest.raises(PeerUnreachable):
         asyncio.run(work())
@@ -167,11 +167,11 @@ def test_what_became_of_facts_is_added_up() -> None:
     """Inserted, repeated and conflicting facts are counted; conflicts fail unless they are to be counted."""
     facts = batch(3)
     answer = receipt(Result.INSERTED, Result.ALREADY_EXISTS, Result.CONFLICT)
-    sums = Sums()
+    sums = WriteSums()
     take_append(sums, conflicts_fail=False)(facts, answer)
     assert (sums.facts, sums.inserted, sums.repeated, sums.conflicts) == (3, 1, 1, 1)
     with pytest.raises(ConflictingDuplicate, match="the first is '0-000002'"):
-        take_append(Sums(), conflicts_fail=True)(facts, answer)
+        take_append(WriteSums(), conflicts_fail=True)(facts, answer)
 
 
 def frame(first: int, count: int) -> Frame:
@@ -182,12 +182,12 @@ def frame(first: int, count: int) -> Frame:
 
 def test_what_became_of_frames_is_added_up() -> None:
     """Refusals are joined, and what was not taken whole is an error that says why."""
-    sums = Sums()
+    sums = WriteSums()
     take = take_put(sums)
     take(frame(0, 3), PutOutcome(2, inserted=2, refusals=[Refusal(2, 2, "conflict")], chain_head=b"a"))
     take(frame(3, 2), PutOutcome(4, inserted=1, refusals=[Refusal(3, 3, "conflict")], chain_head=b"b"))
     take(Frame(5, 9, gap=GapRecord(5, 9, GapReason.EXPIRED, 1)), PutOutcome(9))
-    whole = Sums.of([sums, Sums(first=10, last=12, log_id="x")])
+    whole = WriteSums.of([sums, WriteSums(first=10, last=12, log_id="x")])
     assert whole.to_dict() == {
         "facts": 5,
         "inserted": 3,

@@ -14,22 +14,24 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from bsfg.batch import EntryBatch, FactBatch
+from bsfg.columns import ENTRY_SCHEMA
+from bsfg.digest import Blake3, Hasher, Sha256
 from bsfg.errors import FrameInvalid, InvalidFact
 from bsfg.fact import ArtifactRef, Envelope, Fact, Message
-from bsfg.hashing import Blake3, Hasher, Sha256
 from bsfg.model import LATEST_UNIX_MS
 from bsfg.ports import Frame, GapRecord
 from bsfg.retention import GapReason
 from bsfg.rows import entry_of
-from bsfg.schema import ENTRY_SCHEMA
 from bsfg.sealing import digest_mismatches, seal
 from bsfg.spark.mapping import (
     COLUMNS,
     FRAME_SCHEMA,
+    LABELS,
     SPARK_SCHEMA,
-    Place,
+    EntryPlace,
     frame_to_spark,
     gap_to_spark,
+    map_to_labels,
     missing_columns,
     schema_of,
     to_entries,
@@ -37,10 +39,9 @@ from bsfg.spark.mapping import (
     to_frames,
     to_spark,
 )
-from bsfg.spark.nested import LABELS, map_to_labels
 from bsfg.testing.facts import batch, messages, sealed
 
-PLACE = Place("operational", "store", "0123")
+PLACE = EntryPlace("operational", "store", "0123")
 ALL = (*COLUMNS, "gap")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

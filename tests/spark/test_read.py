@@ -18,11 +18,10 @@ from tests.spark.nodes import SparkZone, facts, ids, zone_pair
 from bsfg.errors import BsfgError
 from bsfg.fact import ArtifactRef, Envelope, Fact, Message
 from bsfg.ports import Buffer
-from bsfg.spark.calls import Patience
-from bsfg.spark.fetching import Source
+from bsfg.spark.calls import BufferSource, CallRetry
 from bsfg.spark.mapping import COLUMNS
 from bsfg.spark.options import READ, parse
-from bsfg.spark.reader import split
+from bsfg.spark.source import split
 from bsfg.stores.log.storage import LogStorage
 from bsfg.wire.service import ObjectInfo
 
@@ -234,12 +233,12 @@ def test_a_slow_reader_is_not_cut_short(tmp_path: Path, cleanup: Cleanup, monkey
         envelope = Envelope("plant-a", "enterprise", 0, f"{number}", object_media_type="application/octet-stream")
         plant.produce([Message(envelope, body)])
     options = parse(plant.options(), READ)
-    source = Source(options.access, "operational", "store", 20.0)
+    source = BufferSource(options.access, "operational", "store", 20.0)
     head = source.head()
     found: list[int] = []
     borne: list[BsfgError] = []
-    bear = Patience.bear
-    monkeypatch.setattr(Patience, "bear", lambda self, error: borne.append(error) or bear(self, error))
+    bear = CallRetry.bear
+    monkeypatch.setattr(CallRetry, "bear", lambda self, error: borne.append(error) or bear(self, error))
     for number, frame in enumerate(source.frames(0, 60, head.log_id)):
         assert frame.entries is not None
         found += frame.entries.offsets.tolist()

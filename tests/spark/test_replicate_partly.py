@@ -16,7 +16,7 @@ from tests.spark.test_replicate import CONSUMER, arrived, sent
 
 from bsfg.batch import FactBatch
 from bsfg.fact import ArtifactRef, Message
-from bsfg.journey.carriage import NOT_CARRIED
+from bsfg.journey.link import NOT_CARRIED
 from bsfg.ports import Buffer
 from bsfg.retention import GapReason
 

@@ -15,7 +15,7 @@ from bsfg.errors import FactsMissing, ForeignLog, FrameInvalid
 from bsfg.ports import Buffer, Confirmation
 from bsfg.spark.mapping import COLUMNS
 from bsfg.spark.options import READ_STREAM, parse
-from bsfg.spark.reader import FactsPartition, FactsStreamReader
+from bsfg.spark.source import FactsPartition, FactsStreamReader
 from bsfg.stores.log.storage import LogStorage
 
 if TYPE_CHECKING:

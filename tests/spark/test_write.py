@@ -18,9 +18,9 @@ from tests.spark.nodes import SparkZone, facts, ids
 
 from bsfg.errors import FrameInvalid, SpoolNotShared
 from bsfg.ports import Buffer
-from bsfg.spark.lane import Sums
+from bsfg.spark.lane import WriteSums
 from bsfg.spark.options import WRITE, parse
-from bsfg.spark.sink import FactsWriter, Part
+from bsfg.spark.sink import FactsWriter, WrittenPart
 from bsfg.testing.facts import altered
 
 if TYPE_CHECKING:
@@ -313,11 +313,11 @@ def test_parts_must_follow_each_other(tmp_path: Path) -> None:
     """A commit refuses parts with a hole between them, of two logs, or that lie on another machine."""
     options = {"address": "127.0.0.1:1", "stream": "operational", **PUT, "retrySeconds": "0"}
     writer = FactsWriter(parse(options, WRITE))
-    whole = Part(0, Sums(first=0, last=9, log_id="a"))
+    whole = WrittenPart(0, WriteSums(first=0, last=9, log_id="a"))
     nowhere = str(tmp_path / "nowhere.part")
     with pytest.raises(FrameInvalid, match="offset 11 follows 9"):
-        writer.commit([Part(1, Sums(first=11, last=12, log_id="a"), nowhere), None, whole])
+        writer.commit([WrittenPart(1, WriteSums(first=11, last=12, log_id="a"), nowhere), None, whole])
     with pytest.raises(FrameInvalid, match="2 logs"):
-        writer.commit([whole, Part(1, Sums(first=10, last=12, log_id="b"), nowhere)])
+        writer.commit([whole, WrittenPart(1, WriteSums(first=10, last=12, log_id="b"), nowhere)])
     with pytest.raises(SpoolNotShared):
-        writer.commit([whole, Part(1, Sums(first=10, last=12, log_id="a"), nowhere)])
+        writer.commit([whole, WrittenPart(1, WriteSums(first=10, last=12, log_id="a"), nowhere)])

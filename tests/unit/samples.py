@@ -5,9 +5,9 @@ from typing import Any
 import orjson
 
 from bsfg.batch import FactBatch
+from bsfg.columns import AT, FACT_FIELDS
 from bsfg.fact import ArtifactRef, Envelope, Fact, Message
 from bsfg.rows import Row, record_batch_of, row_of
-from bsfg.schema import AT, FACT_FIELDS
 
 ARTIFACT = ArtifactRef("docs", "2026/report.pdf", "sha256:" + "ab" * 32, 1234, "application/pdf", "report.pdf")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bsfg.config.words import Action
+from bsfg.config.kinds import Action
 from bsfg.errors import GateHeld, PermissionRefused
 from bsfg.node import trail as module
 from bsfg.node.authorize import Decision, Request, Rule

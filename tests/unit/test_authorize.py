@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from bsfg.config import Identity, IdentityFrom, Role, parse
 from bsfg.config.access import Authority
+from bsfg.config.kinds import MEANINGS, ROLE_ACTIONS, Action
 from bsfg.config.vouching import Vouching
-from bsfg.config.words import MEANINGS, ROLE_ACTIONS, Action
 from bsfg.errors import BsfgError, IdentityRevoked, IdentityUnknown, PermissionRefused
 from bsfg.node.authorize import Decision, Matrix, Request, Rule
 from bsfg.ports import Buffer
-from bsfg.wire.authorities import Signer
+from bsfg.wire.certs import IssuingAuthority
 from bsfg.wire.peer import PeerNames
 
 NOW = 1_800_000_000_000
@@ -458,7 +458,7 @@ def test_prefix_does_not_give_another_zones_cursor() -> None:
 
 def test_the_nearest_authority_with_a_row_decides() -> None:
     """An authority below another is bound by its own row, however much the one above it may."""
-    below, above = Signer("line", "sha256:" + "1" * 64), Signer("company", "sha256:" + "2" * 64)
+    below, above = IssuingAuthority("line", "sha256:" + "1" * 64), IssuingAuthority("company", "sha256:" + "2" * 64)
     rows = {
         "line": Authority(name="line", key=below.key, zones=("plant",)),
         "company": Authority(name="company", key=above.key, zones=("*",)),
@@ -466,4 +466,4 @@ def test_the_nearest_authority_with_a_row_decides() -> None:
     vouching = Vouching(authorities=rows)
     assert vouching._speaks((below, above), "plant") and vouching._speaks((above,), "enterprise")
     assert not vouching._speaks((below, above), "enterprise")
-    assert not vouching._speaks((Signer("unknown", "sha256:" + "3" * 64),), "plant")
+    assert not vouching._speaks((IssuingAuthority("unknown", "sha256:" + "3" * 64),), "plant")

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.samples import ARTIFACT, columns, field, message, messages, row
 
-from bsfg.arrays import byte_lengths, constant_value, fixed_binary, fixed_rows, used_bytes
 from bsfg.batch import ENTRY_SCHEMA, FACT_SCHEMA, SMALL_BATCH_FACTS, EntryBatch, FactBatch
+from bsfg.columns import byte_lengths, constant_value, fixed_binary, fixed_rows, used_bytes
 from bsfg.errors import InvalidFact
 from bsfg.fact import Envelope, Fact, Key, Message, Origin
 from bsfg.rows import is_plain, row_of

@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bsfg.errors import GateHeld, InvalidArgument, LeaseHeld, LeaseLost, UnknownLink
-from bsfg.gate import Event, Gate, Mode
-from bsfg.node.board import RECEIVER, SENDER, Board
+from bsfg.gate import RECEIVER, SENDER, Event, Gate, Mode
+from bsfg.node.links import LinkRegistry
 from bsfg.testing.clock import FakeClock
 from bsfg.wire.service import GateView, LinkReport
 
 
-def board() -> tuple[Board, FakeClock, list[tuple[GateView, Gate]]]:
+def board() -> tuple[LinkRegistry, FakeClock, list[tuple[GateView, Gate]]]:
     """Make a board with one link on each side, its clock, and the list of its moves."""
     clock, moves = FakeClock(), []
-    made = Board(clock, lambda view, before: moves.append((view, before)))
+    made = LinkRegistry(clock, lambda view, before: moves.append((view, before)))
     made.add("from-a", RECEIVER)
     made.add("b", SENDER)
     return made, clock, moves
@@ -88,7 +88,7 @@ def test_nobody_shares_a_lease(steps: list[tuple[str, int]]) -> None:
         assert len(passing) == 1
 
 
-def _passes(links: Board, token: str) -> bool:
+def _passes(links: LinkRegistry, token: str) -> bool:
     try:
         links.check_lease("from-a", token)
     except LeaseLost:
@@ -153,7 +153,7 @@ def test_reports_are_kept_by_stream() -> None:
 def test_a_long_wait_is_no_silence() -> None:
     """A consumer that is being served is in touch, however long it waits for new facts."""
     clock = FakeClock()
-    links = Board(clock)
+    links = LinkRegistry(clock)
     with links.fetching("historian"):
         clock.advance(60_000)
         assert links.last_fetch("historian") == (clock.now_unix_ms(), 0)

@@ -14,9 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.differential.jsonmodel import model
 
-from bsfg.canonical import MAX_DEPTH, NotJson, canonicalize, canonicalize_all, canonicalize_value
-from bsfg.layout import laid_out_like
-from bsfg.skeleton import MIN_ROWS, unproven
+from bsfg.canonical import (
+    MAX_DEPTH,
+    MIN_ROWS,
+    NotJson,
+    canonicalize,
+    canonicalize_all,
+    canonicalize_value,
+    laid_out_like,
+    unproven,
+)
 
 
 def outcome(data: bytes) -> bytes | None:

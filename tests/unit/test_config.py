@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from bsfg.config import Role, ZoneConfig, consumer_name, doubts_of, load, parse
 from bsfg.config.declare import tables_of, toml
 from bsfg.config.document import commented_file
-from bsfg.config.kinds import ADDRESS, DURATION, MOMENT, SIZE, WHOLE_SECONDS, Address, WrongValue
-from bsfg.config.words import Engine, Safety
+from bsfg.config.kinds import ADDRESS, DURATION, MOMENT, SIZE, WHOLE_SECONDS, Address, Engine, Safety, WrongValue
 from bsfg.errors import ConfigInvalid
-from bsfg.keys import IdStrategy
 from bsfg.ports import Buffer
 from bsfg.retention import Overflow
+from bsfg.sealing import IdStrategy
 
 ROOT = Path(__file__).parents[2]
 

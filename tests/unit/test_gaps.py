@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from bsfg import gaps
 from bsfg.errors import InvalidArgument
-from bsfg.gaps import RELAYED_RANGES_MAX, GapBook, GapRecord, GapSet, check_gaps, grouped, listed
-from bsfg.ranges import RangeSet
+from bsfg.gaps import RELAYED_RANGES_MAX, GapBook, GapRecord, GapSet, RangeSet, check_gaps, grouped, listed
 from bsfg.retention import GapReason
 
 KINDS = [

@@ -14,16 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.samples import ARTIFACT, columns, message, row
 
-from bsfg import hashing
+from bsfg import digest
 from bsfg.batch import SMALL_BATCH_FACTS, EntryBatch, FactBatch
+from bsfg.digest import Blake3, Hasher, Sha256, hasher_named, is_digest_of, known_hashers, register
 from bsfg.errors import DigestMismatch, HasherUnknown, InvalidArgument, InvalidFact
-from bsfg.fact import Envelope, Fact, Message
-from bsfg.hashing import Blake3, Hasher, Sha256, hasher_named, is_digest_of, known_hashers, register
+from bsfg.fact import MARK, Envelope, Fact, Message, function_in, marked, unmarked
 from bsfg.jsonform import entry_to_dict
-from bsfg.keys import IdStrategy, MessageIds
 from bsfg.model import Limits
-from bsfg.sealing import bodies, digest_mismatches, functions_of, plain, reseal, seal
-from bsfg.sealmark import MARK, function_in, marked, unmarked
+from bsfg.sealing import IdStrategy, MessageIds, bodies, digest_mismatches, functions_of, plain, reseal, seal
 
 HASHERS = [Sha256(), Blake3()]
 BOTH = pytest.mark.parametrize("hasher", HASHERS, ids=lambda each: each.name)
@@ -194,7 +192,7 @@ def test_a_function_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
         def digest_all(self, items: Any) -> list[bytes]:
             return [self.digest(item) for item in items]
 
-    monkeypatch.setattr(hashing, "_known", dict(hashing._known))
+    monkeypatch.setattr(digest, "_known", dict(digest._known))
     sealed = seal(facts(3), hasher=Sha3())
     with pytest.raises(HasherUnknown):
         reseal(sealed)
@@ -217,7 +215,7 @@ WITHOUT_BLAKE3 = """
 import sys
 sys.modules["blake3"] = None
 from bsfg.errors import ConfigInvalid, HasherUnknown
-from bsfg.hashing import hasher_named, known_hashers
+from bsfg.digest import hasher_named, known_hashers
 from bsfg.batch import FactBatch
 from bsfg.sealing import reseal
 assert [each.name for each in known_hashers()] == ["sha256"]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bsfg.digest import KeyHash, Sha256
 from bsfg.errors import InvalidArgument
-from bsfg.hashing import KeyHash, Sha256
 
 SECRET = bytes(range(32))
 KEYS = st.tuples(st.sampled_from(["plant-a", "plant-b", "z", ""]), st.text(max_size=20) | st.text("ab\0", max_size=20))

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from bsfg.stores.log.files import Bytes, DiskFile, DiskFiles
-from bsfg.stores.log.index import Filter, Run, decode_run, encode_run, filter_pieces, merged
+from bsfg.stores.log.index import PAGE_KEYS, Filter, Run, decode_run, encode_run, filter_pieces, merged
 from bsfg.stores.log.indexstore import WORKING_BYTES_PER_KEY, IndexStore
 from bsfg.stores.log.runfile import RunWriter, merged_stretches, read_head, read_run
-from bsfg.stores.log.storedrun import PAGE_KEYS
 
 OWNER = b"o" * 16
 KEYS = 700_000

@@ -14,8 +14,7 @@ from bsfg.artifacts import completed
 from bsfg.batch import FactBatch
 from bsfg.errors import InvalidArgument, InvalidFact
 from bsfg.fact import ArtifactRef, Envelope, Fact, Message
-from bsfg.keys import SEMANTIC_FIELDS, IdStrategy, MessageIds
-from bsfg.sealing import seal
+from bsfg.sealing import SEMANTIC_FIELDS, IdStrategy, MessageIds, seal
 
 PAYLOAD = MessageIds(IdStrategy.PAYLOAD)
 OBJECT = MessageIds(IdStrategy.OBJECT)

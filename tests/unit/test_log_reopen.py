@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bsfg.columns import AT
 from bsfg.ports import Buffer, OriginSpan, Receipt, Result
 from bsfg.retention import GapReason
 from bsfg.rows import record_batch_of
-from bsfg.schema import AT
 from bsfg.stores.log import indexstore, recovery
-from bsfg.stores.log.frame import COLUMNS, ROWS, decode_segment_header, encode_frame
-from bsfg.stores.log.rowform import FACT_ROWS
+from bsfg.stores.log.frame import COLUMNS, FACT_ROWS, ROWS, decode_segment_header, encode_frame
 from bsfg.stores.log.segments import scan_segment
 from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.log.writer import LogOptions

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from bsfg.config import parse
-from bsfg.node.authorize import Matrix
-from bsfg.node.board import Board
-from bsfg.node.guard import Guard
-from bsfg.node.oldest import Unconfirmed
-from bsfg.node.parts import Parts, Settings
+from bsfg.node.ages import Unconfirmed
+from bsfg.node.authorize import Guard, Matrix
+from bsfg.node.links import LinkRegistry
+from bsfg.node.parts import NodeContext, NodeSettings
 from bsfg.node.status import Rates, document
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec
 from bsfg.stores.memory import MemoryStorage
@@ -48,15 +47,15 @@ class HandClock:
         return self.moved_ms
 
 
-def parts() -> tuple[Parts, HandClock]:
+def parts() -> tuple[NodeContext, HandClock]:
     """Make a node's parts in memory."""
     clock, config = HandClock(), parse(CONFIG)
     guard = Guard(Matrix.of(config), clock, lambda decision, caller: None)
-    made = Parts(MemoryStorage(clock=clock), Settings.of(config), guard, clock, Board(clock))
+    made = NodeContext(MemoryStorage(clock=clock), NodeSettings.of(config), guard, clock, LinkRegistry(clock))
     return made, clock
 
 
-async def buffers(made: Parts) -> dict[str, dict[str, object]]:
+async def buffers(made: NodeContext) -> dict[str, dict[str, object]]:
     """Give the status of every buffer by its name."""
     found = await document(made, Rates(), 0)
     return {f"{each['stream']}/{each['buffer']}": each for each in found["buffers"]}

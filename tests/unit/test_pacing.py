@@ -26,8 +26,8 @@ from bsfg.journey.handoff import (
     GROWS_AFTER,
     Appetite,
     Backoff,
+    FaultConsequence,
     RateLimit,
-    Verdict,
     verdict,
 )
 
@@ -85,16 +85,20 @@ def test_rate_limit_lets_one_second_pass_at_once() -> None:
 @pytest.mark.parametrize("error", [ForeignLog, MessageTooLarge, IdentityRevoked, ServerIdentityMismatch])
 def test_faults_of_history_framing_and_identity_hold_at_once(error: type[BsfgError]) -> None:
     """What more tries cannot mend holds the link the first time."""
-    assert verdict(error("x"), 1, 3) == Verdict.HOLD
+    assert verdict(error("x"), 1, 3) == FaultConsequence.HOLD
 
 
 @pytest.mark.parametrize("error", [DigestMismatch, ArtifactMissing])
 def test_faults_beside_the_facts_hold_after_a_few_tries(error: type[BsfgError]) -> None:
     """What may be damage on the way is tried again, a few times."""
-    assert [verdict(error("x"), repeats, 3) for repeats in (1, 2, 3)] == [Verdict.RETRY, Verdict.RETRY, Verdict.HOLD]
+    assert [verdict(error("x"), repeats, 3) for repeats in (1, 2, 3)] == [
+        FaultConsequence.RETRY,
+        FaultConsequence.RETRY,
+        FaultConsequence.HOLD,
+    ]
 
 
 def test_absence_is_waited_for_and_a_full_buffer_pauses() -> None:
     """An absent peer never holds a link, and neither does a lack of room here."""
-    assert verdict(PeerUnreachable("x"), 1_000, 3) == verdict(TimedOut("x"), 1_000, 3) == Verdict.RETRY
-    assert verdict(BufferFull("x"), 1_000, 3) == Verdict.PAUSE
+    assert verdict(PeerUnreachable("x"), 1_000, 3) == verdict(TimedOut("x"), 1_000, 3) == FaultConsequence.RETRY
+    assert verdict(BufferFull("x"), 1_000, 3) == FaultConsequence.PAUSE

@@ -17,27 +17,26 @@ from hypothesis import strategies as st
 from rich.text import Text
 
 from bsfg.cli import gate, output, quarantine
-from bsfg.cli.append import Tally
+from bsfg.cli import status as status_view
+from bsfg.cli.append import LineTally
 from bsfg.cli.inspect import view as inspect_view
 from bsfg.cli.inspect.gather import LogInfo
-from bsfg.cli.pipeline import audited
-from bsfg.cli.status import view as status_view
+from bsfg.cli.pipeline import audit
 from bsfg.errors import FileExists
 from bsfg.fact import Key
 from bsfg.gaps import GapReason, GapRecord
 from bsfg.gate import Gate, Mode
 from bsfg.node import logs
-from bsfg.node.dashboard.pages import Files
-from bsfg.node.health import Finding as HealthFinding
-from bsfg.node.health import Level
+from bsfg.node.dashboard.dashboard import DashboardFiles
+from bsfg.node.status import HealthFinding, HealthLevel
 from bsfg.ports import Buffer, Quarantined
-from bsfg.printable import counted, markup, one_line, printable, printable_json
 from bsfg.sdk.artifacts import PartFile
 from bsfg.spark.audit.report import page
-from bsfg.spark.audit.verdict import Check, EndState, Finding, Kind, State, StreamVerdict, Verdict
+from bsfg.spark.audit.verdict import AuditFinding, Check, CheckState, EndState, FindingKind, StreamVerdict, Verdict
 from bsfg.testing.facts import batch
 from bsfg.wire.service import GateView, QuarantinedView
 from bsfg.wire.status import decoded
+from bsfg.wording import counted, markup, one_line, printable, printable_json
 
 C0 = [chr(code) for code in range(0x20)] + ["\x7f"]
 C1 = [chr(code) for code in range(0x80, 0xA0)]
@@ -50,7 +49,7 @@ hostile = st.lists(
     st.sampled_from(C0 + C1 + BIDI + ENDS + SEQUENCES) | st.text(st.characters(codec="utf-8"), max_size=4), max_size=12
 ).map(lambda parts: "".join(parts) + "\nFORGED line\rFORGED too\u2028FORGED three")
 
-FILES = Files()
+FILES = DashboardFiles()
 
 
 def shown(call: Callable[[], object]) -> str:
@@ -99,9 +98,9 @@ def quarantined(text: str) -> QuarantinedView:
 def verdict(text: str) -> StreamVerdict:
     """Give a verdict of an audit that found something."""
     end = EndState("plant-a", "00", 0, 1, "00")
-    found = Finding(Kind.MISSING, "sender", 1, from_zone=text, message_id=text, fields=(text,), detail=text)
-    checks = [Check("chains", State.FAILED, text)]
-    counts = {Kind.MISSING: 1}
+    found = AuditFinding(FindingKind.MISSING, "sender", 1, from_zone=text, message_id=text, fields=(text,), detail=text)
+    checks = [Check("chains", CheckState.FAILED, text)]
+    counts = {FindingKind.MISSING: 1}
     return StreamVerdict("operational", end, end, 0, 1, 1, True, findings=[found], finding_counts=counts, checks=checks)
 
 
@@ -120,7 +119,7 @@ SURFACES: dict[str, Callable[[str], str]] = {
     "cell": lambda text: printed(_row("first", text)),
     "styled cell": lambda text: printed(_row("first", Text(text, "red"))),
     "pairs": lambda text: printed(output.pairs("x", {"name": text})),
-    "lines of a cell": lambda text: printed(_row("first", output.Lines("a", text))),
+    "lines of a cell": lambda text: printed(_row("first", output.CellLines("a", text))),
     "waiting": lambda text: shown(lambda: output.say(f"waiting: {text}")),
     "json": lambda text: shown(lambda: output.print_json({"a": text})),
     "json line": lambda text: output.json_line({"a": text}).decode(),
@@ -129,9 +128,9 @@ SURFACES: dict[str, Callable[[str], str]] = {
     "gate": lambda text: shown(lambda: gate._show(gate_view(text), "is held", False)),
     "quarantine": lambda text: printed(quarantine._table([quarantined(text)], True)),
     "quarantined": lambda text: shown(lambda: quarantine._show(quarantined(text))),
-    "status": lambda text: printed(status_view._findings([HealthFinding(Level.ALERT, "gate_held", "x", text)])),
+    "status": lambda text: printed(status_view._findings([HealthFinding(HealthLevel.ALERT, "gate_held", "x", text)])),
     "inspect": lambda text: shown(lambda: inspect_view._details(log_info(text))),
-    "audit": lambda text: shown(lambda: (audited._checks(verdict(text)), audited._findings(verdict(text)))),
+    "audit": lambda text: shown(lambda: (audit._checks(verdict(text)), audit._findings(verdict(text)))),
     "audit report": lambda text: page(Verdict("from-a", text, "e", 0, 1.0, (verdict(text),))),
     "log": lambda text: logged("json", text),
     "log for people": lambda text: logged("text", text),
@@ -196,5 +195,5 @@ def test_one_is_one() -> None:
         for number, thing in ((0, "fact"), (1, "fact"), (2_000, "fact"), (1, "entry"), (2, "entry"))
     ]
     assert said == ["0 facts", "1 fact", "2,000 facts", "1 entry", "2 entries"]
-    assert Tally(facts=1, inserted=1).sentence() == "1 fact: 1 stored."
-    assert Tally(facts=2, inserted=1, already_exists=1).sentence() == "2 facts: 1 stored, 1 was there already."
+    assert LineTally(facts=1, inserted=1).sentence() == "1 fact: 1 stored."
+    assert LineTally(facts=2, inserted=1, already_exists=1).sentence() == "2 facts: 1 stored, 1 was there already."

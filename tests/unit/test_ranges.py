@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bsfg.errors import FrameInvalid
-from bsfg.ranges import RangeSet
+from bsfg.gaps import RangeSet
 
 Ranges = list[tuple[int, int, int]]
 

@@ -1,6 +1,6 @@
 """Lines that repeat themselves are counted, not written."""
 
-from bsfg.node.repeats import FREE, KINDS_MAX, QUIET_MS, Repeats
+from bsfg.node.logs import FREE, KINDS_MAX, QUIET_MS, Repeats
 from bsfg.testing.clock import FakeClock
 
 

@@ -11,6 +11,7 @@ from bsfg.retention import (
     DAY_SECONDS,
     Age,
     ClockGuard,
+    ConsumerStanding,
     Fill,
     Gap,
     GapReason,
@@ -18,7 +19,6 @@ from bsfg.retention import (
     Piece,
     Policy,
     Removal,
-    Standing,
     make_room,
     ordered_before,
     removable_before,
@@ -81,7 +81,7 @@ def test_age_decides_as_the_model_does(
         if not all(may_leave(offset, piece) for offset in offsets([piece])):
             break
         leaving.append(piece)
-    removal = removable_before(pieces, policy, Standing(committed), Age(NOW_MS, link_open, clock_trusted))
+    removal = removable_before(pieces, policy, ConsumerStanding(committed), Age(NOW_MS, link_open, clock_trusted))
     check_removal(removal, pieces, leaving, committed, GapReason.EXPIRED)
     if policy.is_sil or not clock_trusted:
         assert removal.gaps == ()
@@ -103,7 +103,7 @@ def test_space_decides_as_the_model_does(
             break
     if expected and policy.overflow == Overflow.REJECT_NEW and expected[-1].last > committed:
         expected = None
-    removal = make_room(pieces, policy, Standing(committed), used_bytes=used, incoming_bytes=incoming)
+    removal = make_room(pieces, policy, ConsumerStanding(committed), used_bytes=used, incoming_bytes=incoming)
     if expected is None:
         assert removal is None
         return
@@ -121,7 +121,7 @@ def aged(*ages_seconds: int) -> list[Piece]:
 def decide(pieces: list[Piece], committed: int, policy: Policy = POLICY, **also: bool) -> Removal:
     """Decide by age with an open link and a good clock, unless said otherwise."""
     flags = {"link_open": True, "clock_trusted": True, **also}
-    return removable_before(pieces, policy, Standing(committed), Age(NOW_MS, **flags))
+    return removable_before(pieces, policy, ConsumerStanding(committed), Age(NOW_MS, **flags))
 
 
 def test_the_frontier_of_the_specification() -> None:
@@ -168,25 +168,25 @@ def test_a_clock_in_doubt_removes_nothing() -> None:
 def test_an_empty_buffer_loses_nothing() -> None:
     """Nothing to remove is no trouble."""
     assert decide([], -1) == Removal(0)
-    assert make_room([], POLICY, Standing(-1), used_bytes=0, incoming_bytes=100) == Removal(0)
-    assert make_room([], POLICY, Standing(-1), used_bytes=1, incoming_bytes=100) is None
+    assert make_room([], POLICY, ConsumerStanding(-1), used_bytes=0, incoming_bytes=100) == Removal(0)
+    assert make_room([], POLICY, ConsumerStanding(-1), used_bytes=1, incoming_bytes=100) is None
 
 
 def test_confirmed_facts_make_room_early() -> None:
     """When space is needed, confirmed facts leave before their time, even under `reject_new`, without a gap."""
-    assert make_room(aged(0, 0, 0), POLICY, Standing(19), used_bytes=95, incoming_bytes=10) == Removal(10)
-    assert make_room(aged(0, 0, 0), POLICY, Standing(9), used_bytes=95, incoming_bytes=20) is None
+    assert make_room(aged(0, 0, 0), POLICY, ConsumerStanding(19), used_bytes=95, incoming_bytes=10) == Removal(10)
+    assert make_room(aged(0, 0, 0), POLICY, ConsumerStanding(9), used_bytes=95, incoming_bytes=20) is None
 
 
 def test_drop_oldest_records_what_it_drops() -> None:
     """Under `drop_oldest` the oldest leave and are recorded; an append larger than everything drops nothing."""
     policy = replace(POLICY, overflow=Overflow.DROP_OLDEST)
-    dropped = make_room(aged(0, 0, 0), policy, Standing(4), used_bytes=95, incoming_bytes=20)
+    dropped = make_room(aged(0, 0, 0), policy, ConsumerStanding(4), used_bytes=95, incoming_bytes=20)
     assert dropped == Removal(20, (Gap(5, 19, GapReason.EVICTED),))
-    assert make_room(aged(0, 0, 0), policy, Standing(4), used_bytes=95, incoming_bytes=101) is None
+    assert make_room(aged(0, 0, 0), policy, ConsumerStanding(4), used_bytes=95, incoming_bytes=101) is None
 
 
-UNREAD = Standing.of_forward(None)
+UNREAD = ConsumerStanding.of_forward(None)
 
 
 def test_what_nobody_must_read_leaves_with_a_record_where_that_is_a_loss() -> None:
@@ -202,11 +202,16 @@ def test_what_nobody_must_read_leaves_with_a_record_where_that_is_a_loss() -> No
 def test_an_order_removes_only_what_nobody_waits_for() -> None:
     """An operator removes what is confirmed or what nobody must read; on a `sil` stream the latter is recorded."""
     sil = replace(POLICY, safety="sil")
-    assert ordered_before(6, POLICY, Standing(5), start=2, end=9) == Removal(6)
-    assert ordered_before(1, POLICY, Standing(5), start=2, end=9) == Removal(2)
+    assert ordered_before(6, POLICY, ConsumerStanding(5), start=2, end=9) == Removal(6)
+    assert ordered_before(1, POLICY, ConsumerStanding(5), start=2, end=9) == Removal(2)
     assert ordered_before(9, POLICY, UNREAD, start=2, end=9) == Removal(9)
     assert ordered_before(9, sil, UNREAD, start=2, end=9) == Removal(9, (Gap(2, 8, GapReason.TRUNCATED),))
-    for offset, standing in ((7, Standing(5)), (3, Standing.of_store(None)), (10, Standing(9)), (10, UNREAD)):
+    for offset, standing in (
+        (7, ConsumerStanding(5)),
+        (3, ConsumerStanding.of_store(None)),
+        (10, ConsumerStanding(9)),
+        (10, UNREAD),
+    ):
         with pytest.raises(TruncateRefused):
             ordered_before(offset, POLICY, standing, start=2, end=9)
 

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bsfg.batch import EntryBatch, FactBatch
+from bsfg.columns import AT, ENTRY_SCHEMA, FACT_SCHEMA
 from bsfg.errors import FactTooLarge, FrameInvalid
+from bsfg.ipc import ENTRY_MESSAGES, FACT_MESSAGES
 from bsfg.model import Limits
-from bsfg.rowipc import ENTRY_MESSAGES, FACT_MESSAGES
 from bsfg.rows import Row
-from bsfg.schema import AT, ENTRY_SCHEMA, FACT_SCHEMA
 from bsfg.sealing import seal
 from bsfg.testing.facts import messages, sealed
 

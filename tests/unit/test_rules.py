@@ -15,8 +15,7 @@ from bsfg.batch import SMALL_BATCH_FACTS, FactBatch
 from bsfg.errors import BsfgError, FactTooLarge, InvalidArgument, InvalidFact
 from bsfg.model import LATEST_UNIX_MS, STREAM, TEXT_RULES, ZONE, Limits, check_name
 from bsfg.rows import Row
-from bsfg.rules import check, judge
-from bsfg.suspects import suspects
+from bsfg.rules import check, judge, suspects
 
 LARGE = SMALL_BATCH_FACTS * 2
 SMALL_LIMITS = Limits(max_object_bytes=100, max_labels=3, max_label_value_bytes=10)

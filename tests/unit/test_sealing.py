@@ -9,17 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.samples import ARTIFACT, columns, message, messages, row
 
-from bsfg import hashing
+from bsfg import digest
 from bsfg.batch import SMALL_BATCH_FACTS, FactBatch
 from bsfg.canonical import NotJson, canonicalize
+from bsfg.digest import register
 from bsfg.errors import BsfgError, DigestMismatch, FactTooLarge, HasherUnknown, InvalidFact
 from bsfg.fact import Fact, Message, is_json
-from bsfg.hashing import register
-from bsfg.keys import EXPLICIT, IdStrategy, MessageIds
 from bsfg.model import Limits
 from bsfg.rows import Row
 from bsfg.rules import judge
-from bsfg.sealing import bodies, digest_mismatches, reseal, seal
+from bsfg.sealing import EXPLICIT, IdStrategy, MessageIds, bodies, digest_mismatches, reseal, seal
 
 LARGE = SMALL_BATCH_FACTS * 4
 
@@ -266,7 +265,7 @@ def test_the_hasher_is_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
     assert batch.values("message_id") == [(b"w" * 32).hex()] * 3
     with pytest.raises(HasherUnknown, match="weak"):
         digest_mismatches(batch)
-    monkeypatch.setattr(hashing, "_known", dict(hashing._known))
+    monkeypatch.setattr(digest, "_known", dict(digest._known))
     register(WeakHasher())
     assert len(digest_mismatches(batch)) == 0
 

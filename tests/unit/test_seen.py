@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from bsfg.config import Identity, Role
 from bsfg.node.authorize import Matrix
-from bsfg.node.seen import EVERYTHING, Scope, SeenMetrics
+from bsfg.node.status import EVERYTHING, SeenMetrics, VisibleStreams
 from bsfg.ports import Buffer
 
 MATRIX = Matrix(
@@ -61,7 +61,7 @@ def row(*streams: str) -> Identity:
 
 def test_a_row_with_all_streams_sees_everything() -> None:
     """The star leaves nothing out."""
-    scope = Scope.of(row("*"))
+    scope = VisibleStreams.of(row("*"))
     assert scope == EVERYTHING
     assert scope.document(DOCUMENT, MATRIX) == DOCUMENT
     assert scope.series(("anything",), DOCUMENT)
@@ -69,7 +69,7 @@ def test_a_row_with_all_streams_sees_everything() -> None:
 
 def test_a_row_with_one_stream_sees_that() -> None:
     """Buffers, consumers, links, reports and alerts of the other stream are not there, nor sums over all of them."""
-    seen = Scope.of(row("open")).document(DOCUMENT, MATRIX)
+    seen = VisibleStreams.of(row("open")).document(DOCUMENT, MATRIX)
     assert [each["stream"] for each in seen["buffers"]] == ["open"]
     assert [each["name"] for each in seen["consumers"]] == ["north.open"]
     assert [(each["link"], each["side"]) for each in seen["links"]] == [("both", "receiver"), ("north", "sender")]
@@ -91,7 +91,7 @@ def test_a_row_with_one_stream_sees_that() -> None:
 
 def test_a_row_without_streams_sees_none() -> None:
     """What is left tells of no stream, consumer or link."""
-    seen = Scope.of(row()).document(DOCUMENT, MATRIX)
+    seen = VisibleStreams.of(row()).document(DOCUMENT, MATRIX)
     assert (seen["buffers"], seen["consumers"], seen["links"]) == ([], [], [])
 
 
@@ -109,7 +109,7 @@ def test_a_row_without_streams_sees_none() -> None:
 )
 def test_the_history_has_the_same_bounds(series: tuple[str, ...], there: bool) -> None:
     """A chart shows what the table beside it may show."""
-    scope = Scope.of(row("open"))
+    scope = VisibleStreams.of(row("open"))
     assert scope.series(series, scope.document(DOCUMENT, MATRIX)) == there
 
 
@@ -126,7 +126,7 @@ def test_metrics_have_the_same_bounds() -> None:
     lag.labels("other", "secret").set(1)
     for consumer in ("north.open", "south.secret.forward"):
         backlog.labels(consumer).set(3)
-    seen = Scope.of(row("open")).document(DOCUMENT, MATRIX)
+    seen = VisibleStreams.of(row("open")).document(DOCUMENT, MATRIX)
     text = generate_latest(SeenMetrics(registry, seen)).decode()  # type: ignore[arg-type]
     assert 'facts_total{result="inserted",stream="open"} 1.0' in text
     assert 'lag_seconds{link="both",stream="open"} 1.0' in text

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bsfg.errors import BsfgError, SparkFailed
-from bsfg.spark.ingest.failed import told_by_spark
+from bsfg.spark.errors import told_by_spark
 from bsfg.spark.land import tasks
 from bsfg.spark.replicate.replay import failure_of, live_failure
 from bsfg.spark.session import WORDS as SPOKEN

@@ -18,8 +18,8 @@ import pytest
 import trustme
 
 from bsfg.errors import BsfgError, CertificateInvalid, PeerUnreachable, ServerIdentityMismatch
+from bsfg.wire import SUITES, VARIABLE
 from bsfg.wire.certs import create_authority, issue
-from bsfg.wire.hardening import SUITES, VARIABLE
 from bsfg.wire.peer import PeerNames, names_in_auth_context, names_in_ssl_object
 from bsfg.wire.probe import probe, verify_server
 from bsfg.wire.tls import (
@@ -248,7 +248,7 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-LOADS = "from bsfg.wire.hardening import require_hardened; require_hardened()"
+LOADS = "from bsfg.wire import require_hardened; require_hardened()"
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ from bsfg.batch import FactBatch
 from bsfg.errors import TruncateRefused
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec
 from bsfg.retention import DAY_SECONDS, Policy
-from bsfg.stores.log.buffer import LogStoreBuffer
-from bsfg.stores.log.removing import Removing
+from bsfg.stores.log.buffer import LogStoreBuffer, Removing
 from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.log.writer import LogOptions
 from bsfg.testing.clock import FakeClock

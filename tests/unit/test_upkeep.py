@@ -11,14 +11,13 @@ import pytest
 
 from bsfg.config import consumer_name, parse
 from bsfg.errors import DiskFull, OutcomeUnknown
-from bsfg.gate import Event, Gate, Mode
+from bsfg.gate import SENDER, Event, Gate, Mode
 from bsfg.journey.link import PeerPosition, SessionMemory
 from bsfg.node.alerts import AlertBoard
-from bsfg.node.authorize import Matrix
-from bsfg.node.board import SENDER, Board
-from bsfg.node.guard import Guard
+from bsfg.node.authorize import Guard, Matrix
+from bsfg.node.links import LinkRegistry
 from bsfg.node.metrics import Metrics
-from bsfg.node.parts import Parts, Settings
+from bsfg.node.parts import NodeContext, NodeSettings
 from bsfg.node.state import NodeState
 from bsfg.node.status import Rates, document
 from bsfg.node.upkeep import Upkeep
@@ -62,11 +61,11 @@ class Site:
         self.config = config
         self.memories: dict[tuple[str, str], SessionMemory] = {}
         guard = Guard(Matrix.of(config), self.clock, lambda decision, caller: None)
-        self.board, metrics = Board(self.clock), Metrics()
+        self.board, metrics = LinkRegistry(self.clock), Metrics()
         self.board.add("from-plant")
         self.storage = MemoryStorage(clock=self.clock)
-        self.parts = Parts(
-            self.storage, Settings.of(config), guard, self.clock, self.board, metrics, memory=self.memory
+        self.parts = NodeContext(
+            self.storage, NodeSettings.of(config), guard, self.clock, self.board, metrics, memory=self.memory
         )
         self.alerts = AlertBoard(config.zone.name, config.alerts, metrics, self.clock, lambda event, **fields: None)
         self.upkeep = Upkeep(config, self.parts, self.alerts, lambda event, **fields: None)

@@ -9,10 +9,10 @@ import pytest
 
 from bsfg.config import Alerts, Engine, Link, Serve
 from bsfg.config.kinds import Address
-from bsfg.gate import Event, Mode
+from bsfg.gate import RECEIVER, SENDER, Event, Mode
 from bsfg.node import node
 from bsfg.node.alerts import AlertBoard
-from bsfg.node.board import RECEIVER, SENDER, Board
+from bsfg.node.links import LinkRegistry
 from bsfg.node.metrics import Metrics
 from bsfg.node.watching import LinkWatch
 from bsfg.ports import Buffer
@@ -50,7 +50,7 @@ class World:
 
     def __init__(self, engine: Engine = Engine.SPARK, *, required: bool = True) -> None:
         self.clock, self.notes = FakeClock(), []
-        self.board, self.metrics = Board(self.clock), Metrics()
+        self.board, self.metrics = LinkRegistry(self.clock), Metrics()
         self.board.add("from-a", RECEIVER)
         self.board.add("b", SENDER)
         settings = Alerts(timeout_seconds=1.0, repeat_every_seconds=3600.0)

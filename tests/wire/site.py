@@ -14,19 +14,18 @@ from typing import Any
 
 from bsfg.clock import SystemClock
 from bsfg.config import parse
+from bsfg.gate import RECEIVER, SENDER
 from bsfg.node.administration import Administration
-from bsfg.node.authorize import Decision, Matrix
-from bsfg.node.board import RECEIVER, SENDER, Board
-from bsfg.node.guard import Guard
-from bsfg.node.parts import Parts, Settings
+from bsfg.node.authorize import Decision, Guard, Matrix
+from bsfg.node.links import LinkRegistry
+from bsfg.node.parts import NodeContext, NodeSettings
 from bsfg.node.service import NodeService
 from bsfg.ports import Buffer, ConsumerSpec, Storage
 from bsfg.stores.artifacts.folder import ArtifactFolder
 from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.memory import MemoryStorage
 from bsfg.wire.adminclient import AdminClient
-from bsfg.wire.authorities import load_trust
-from bsfg.wire.certs import create_authority, issue
+from bsfg.wire.certs import create_authority, issue, load_trust
 from bsfg.wire.client import BoundaryClient
 from bsfg.wire.connection import Connection
 from bsfg.wire.listeners import Listeners
@@ -126,7 +125,7 @@ address = "127.0.0.1:9"
 class Site:
     """The services of one node, its listeners, and what they were asked."""
 
-    parts: Parts
+    parts: NodeContext
     boundary: NodeService
     admin: Administration
     listeners: Listeners
@@ -157,15 +156,15 @@ class Site:
         guard = Guard(
             Matrix.of(config, trust), clock, lambda *refusal: refusals.append(refusal), None if tls else "app"
         )
-        settings = Settings.of(config)
+        settings = NodeSettings.of(config)
         settings = replace(settings, limits=replace(settings.limits, **limits))
-        board = Board(clock)
+        board = LinkRegistry(clock)
         for name in config.links:
             board.add(name, RECEIVER)
         for name in config.serve:
             board.add(name, SENDER)
         artifacts = await ArtifactFolder.open(folder / "artifacts", clock=clock)
-        parts = Parts(opened, settings, guard, clock, board, artifacts=artifacts)
+        parts = NodeContext(opened, settings, guard, clock, board, artifacts=artifacts)
         boundary, admin = NodeService(parts), Administration(parts)
         listeners = Listeners(boundary, admin, settings.limits, zone="plant", watched=watched, observer=parts.metrics)
         await listeners.start(("127.0.0.1", 0), ("127.0.0.1", 0))

@@ -8,7 +8,7 @@ from typing import Any
 from tests.wire.conftest import Sites
 from tests.wire.site import STREAM
 
-from bsfg.spark.calls import Access
+from bsfg.spark.calls import NodeAccess
 from bsfg.spark.replicate.driver import LinkState, Replication
 from bsfg.testing.facts import batch
 
@@ -23,10 +23,10 @@ async def test_a_sender_is_asked_as_often_as_it_takes(sites: Sites, tmp_path: Pa
     await (await site.parts.store(STREAM)).append(batch(7))
     of = SimpleNamespace(stream=STREAM, consumer="historian")
     plan: Any = SimpleNamespace(
-        name="from-plant", peer=Access(site.grpc_address), streams=[of], link=SimpleNamespace(carry_only=())
+        name="from-plant", peer=NodeAccess(site.grpc_address), streams=[of], link=SimpleNamespace(carry_only=())
     )
     spark: Any = None
-    replication = Replication(spark, Access(site.grpc_address), [plan], tmp_path, 1)
+    replication = Replication(spark, NodeAccess(site.grpc_address), [plan], tmp_path, 1)
 
     def ask() -> list[dict[str, tuple[int, int]]]:
         return [replication.spans(LinkState(plan, tmp_path)) for _ in range(TIMES)]

@@ -20,8 +20,7 @@ from bsfg.config.access import Authority
 from bsfg.errors import CertificateInvalid, IdentityRevoked, IdentityUnknown
 from bsfg.journey.link import FetchRequest
 from bsfg.testing.facts import message, messages
-from bsfg.wire.authorities import Trust, key_of, load_trust
-from bsfg.wire.certs import create_authority, issue, load_certificates, load_key
+from bsfg.wire.certs import Trust, create_authority, issue, key_of, load_certificates, load_key, load_trust
 from bsfg.wire.client import BoundaryClient
 from bsfg.wire.connection import Connection
 from bsfg.wire.peer import shown

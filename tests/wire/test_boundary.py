@@ -10,6 +10,7 @@ from tests.wire.conftest import Sites
 from tests.wire.site import STREAM, until
 
 from bsfg.batch import EntryBatch, FactBatch
+from bsfg.columns import AGELESS_ENTRY_SCHEMA
 from bsfg.errors import (
     BsfgError,
     BufferFull,
@@ -30,7 +31,6 @@ from bsfg.fact import Key
 from bsfg.journey.link import FetchRequest, Refusal
 from bsfg.ports import Buffer, Confirmation, OriginSpan, Result
 from bsfg.retention import GapReason
-from bsfg.schema import AGELESS_ENTRY_SCHEMA
 from bsfg.testing.facts import altered, batch, message, messages
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.client import ClientLink

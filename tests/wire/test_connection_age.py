@@ -20,15 +20,15 @@ from bsfg.journey.link import FetchRequest
 from bsfg.ports import Confirmation
 from bsfg.testing.facts import message, messages
 from bsfg.wire import boundary_pb2 as pb
-from bsfg.wire import calls, conversation, framestream
+from bsfg.wire import grpc_calls, streams
 from bsfg.wire.convert import envelope_message, fact_message
 from bsfg.wire.tls import client_context
 
 
 async def test_callers_ride_over_the_end_of_connections(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     """Single facts, batches in streams, and questions of a link go on over new connections without one error."""
-    monkeypatch.setattr(framestream, "STREAM_SECONDS", 0.05)
-    monkeypatch.setattr(conversation, "STREAM_SECONDS", 0.05)
+    monkeypatch.setattr(streams, "STREAM_SECONDS", 0.05)
+    monkeypatch.setattr(streams, "STREAM_SECONDS", 0.05)
     site = await sites(tls=True, connection_age_seconds=0.5)
     await site.consumer("historian")
     client = site.client("app")
@@ -49,7 +49,7 @@ async def test_callers_ride_over_the_end_of_connections(sites: Sites, monkeypatc
 
 async def test_a_long_answer_ends_with_its_reader(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is revoked while he reads gets no more of an answer that was begun before."""
-    monkeypatch.setattr(calls, "JUDGED_SECONDS", 0.0)
+    monkeypatch.setattr(grpc_calls, "JUDGED_SECONDS", 0.0)
     site = await sites(tls=True)
     client = site.client("app")
     for number in range(6):

@@ -9,14 +9,14 @@ from tests.wire.conftest import Sites
 from tests.wire.site import STREAM, Site, until
 
 from bsfg.errors import BsfgError, FrameInvalid, GateHeld, IdentityUnknown, TimedOut, UnknownConsumer
+from bsfg.gate import SENDER
 from bsfg.journey.link import Fetched, FetchRequest
-from bsfg.node.board import SENDER
 from bsfg.ports import Confirmation
 from bsfg.testing.facts import batch, message
 from bsfg.wire import connection
 from bsfg.wire.client import BoundaryClient
 from bsfg.wire.listeners import Listeners
-from bsfg.wire.methods import BOUNDARY
+from bsfg.wire.messages import BOUNDARY
 
 
 class Opened(list[str]):
@@ -130,7 +130,7 @@ async def test_the_moment_at_which_a_call_ends_is_no_error(sites: Sites, monkeyp
     await client.fetch("historian", FetchRequest(max_facts=1))
     await until(lambda: site.listeners.grpc.admission.serving == 0)
     # It has ended, but the conversation has not noticed.
-    monkeypatch.setattr("bsfg.wire.conversation.Conversation._is_open", lambda self: self._call is not None)
+    monkeypatch.setattr("bsfg.wire.streams.Conversation._is_open", lambda self: self._call is not None)
     assert ranges(await client.fetch("historian", FetchRequest(max_facts=2))) == [(0, 1)]
 
 

@@ -13,19 +13,18 @@ import pytest
 from tests.wire.conftest import Sites
 from tests.wire.site import STREAM, Site, files_of, until
 
-from bsfg.config.words import ROLE_ACTIONS, Role
+from bsfg.config.kinds import ROLE_ACTIONS, Role
 from bsfg.errors import FrameInvalid, InvalidArgument, MessageTooLarge, Overloaded
 from bsfg.fact import Key
 from bsfg.ports import Result
 from bsfg.testing.facts import message
 from bsfg.wire import admin_pb2 as admin_pb
 from bsfg.wire import boundary_pb2 as pb
-from bsfg.wire import limits, patience
+from bsfg.wire import limits
 from bsfg.wire.connection import _StatusKept
 from bsfg.wire.limits import STRANGERS, Awaited
-from bsfg.wire.methods import ADMIN, BOUNDARY
-from bsfg.wire.operations import HEALTH_SERVICE, HTTP, PAGES, REFLECTION_SERVICE, TERMS, Asks, Terms
-from bsfg.wire.routes import OPERATIONS
+from bsfg.wire.messages import ADMIN, BOUNDARY
+from bsfg.wire.operations import HEALTH_SERVICE, HTTP, OPERATIONS, PAGES, REFLECTION_SERVICE, TERMS, Asks, Terms
 from bsfg.wire.service import ObjectInfo
 from bsfg.wire.status import ERROR_METADATA, decoded, from_rpc_error
 from bsfg.wire.tls import client_context, grpc_channel_credentials, grpc_channel_options
@@ -59,7 +58,7 @@ def expected(name: str, terms: Terms) -> str | None:
 @pytest.fixture(autouse=True)
 def endless_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answer at once, however many wrong requests a test makes."""
-    monkeypatch.setattr(patience, "FREE_FAULTS", 1e9)
+    monkeypatch.setattr(limits, "FREE_FAULTS", 1e9)
 
 
 def channel(site: Site, name: str) -> grpc.aio.Channel:
@@ -176,7 +175,7 @@ async def test_a_delay_holds_nothing(sites: Sites, monkeypatch: pytest.MonkeyPat
     """Whoever is slowed down waits without a place and without bytes, on both listeners."""
     site = await sites(tls=True)
     admission = site.listeners.admission
-    monkeypatch.setattr(patience, "FREE_FAULTS", -1e9)
+    monkeypatch.setattr(limits, "FREE_FAULTS", -1e9)
     asleep: list[float] = []
     awake = asyncio.Event()
 

@@ -7,15 +7,15 @@ from tests.wire.conftest import Sites
 from tests.wire.site import STREAM, Site
 
 from bsfg.config.access import Identity
-from bsfg.config.words import Role
+from bsfg.config.kinds import Role
+from bsfg.digest import LogHistory, RangeDigest, Restore
 from bsfg.errors import InvalidArgument, PermissionRefused
 from bsfg.gaps import listed
-from bsfg.node.evidence import gather
+from bsfg.node.service import gather
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec, GapRecord
-from bsfg.rangedigest import History, RangeDigest, Restore
 from bsfg.retention import GapReason
 from bsfg.testing.facts import batch
-from bsfg.wire.evidence import LogEvidence, evidence_message, evidence_of
+from bsfg.wire.convert import LogEvidence, evidence_message, evidence_of
 
 PEER = "enterprise.operational"
 
@@ -120,6 +120,6 @@ async def test_a_storage_without_a_chain_answers_without_one(sites: Sites) -> No
 
 def test_the_restores_of_a_log_are_told() -> None:
     """Who audits a restored log learns from where on it is another one, since when, and which it was before."""
-    history = History(restores=(Restore(400, 1_700_000_000_000, "ab" * 16), Restore(0, 5, "")))
+    history = LogHistory(restores=(Restore(400, 1_700_000_000_000, "ab" * 16), Restore(0, 5, "")))
     found = evidence_of(evidence_message(LogEvidence("cd" * 16, 0, 500, b"", history=history)), STREAM, Buffer.STORE)
     assert found.history.restores == history.restores

@@ -11,7 +11,7 @@ from tests.wire.test_conversation import Opened
 from bsfg.batch import FactBatch
 from bsfg.errors import PeerUnreachable
 from bsfg.testing.facts import messages
-from bsfg.wire import framestream, limits
+from bsfg.wire import limits, streams
 from bsfg.wire.limits import Awaited, WireLimits
 
 PRODUCERS, FRAMES = 60, 12
@@ -61,6 +61,6 @@ async def test_a_node_that_takes_nothing_is_given_up(sites: Sites, monkeypatch: 
     stream = client.append_stream(STREAM)
     with pytest.raises(PeerUnreachable, match="ended the stream"):
         await stream.append(frame(0, 0))
-    assert len(opened) == 1 + framestream.CALLS_IN_VAIN
+    assert len(opened) == 1 + streams.CALLS_IN_VAIN
     assert not stream.is_open
     await stream.close()

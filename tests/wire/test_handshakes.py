@@ -14,9 +14,9 @@ from tests.wire.conftest import Sites
 from tests.wire.site import STREAM, Site, certificates, files_of, until
 
 from bsfg.testing.facts import message
-from bsfg.wire import handshakes as module
+from bsfg.wire import connections as module
 from bsfg.wire.certs import issue
-from bsfg.wire.handshakes import Pace, Paced, connected, host_of, plain_address
+from bsfg.wire.connections import HandshakePace, PacedConnection, connected, host_of, plain_address
 from bsfg.wire.probe import probe
 from bsfg.wire.tls import TlsFiles, client_context
 
@@ -150,10 +150,10 @@ class Connected:
 async def test_handshakes_begin_at_a_pace_and_hosts_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few begin at once; of those who wait, one host's many do not come before another's one."""
     monkeypatch.setattr(module, "BEGUN_AT_ONCE", 3)
-    pace, begun = Pace(60.0), list[str]()
+    pace, begun = HandshakePace(60.0), list[str]()
     for number in range(30):
-        pace.wait(cast(Paced, Connected(f"many-{number}", begun)), "10.0.0.1")
-    pace.wait(cast(Paced, Connected("one", begun)), "10.0.0.2")
+        pace.wait(cast(PacedConnection, Connected(f"many-{number}", begun)), "10.0.0.1")
+    pace.wait(cast(PacedConnection, Connected("one", begun)), "10.0.0.2")
     at_once = len(begun)
     assert 3 <= at_once <= 4
     await until(lambda: len(begun) == 31)
@@ -165,10 +165,10 @@ async def test_who_waits_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -
     """A connection for which there was no turn in time is closed, and so are all when the listener ends."""
     monkeypatch.setattr(module, "BEGUN_PER_SECOND", 2.0)
     monkeypatch.setattr(module, "BEGUN_AT_ONCE", 0)
-    pace, begun = Pace(0.6), list[str]()
+    pace, begun = HandshakePace(0.6), list[str]()
     waiting = [Connected(str(number), begun) for number in range(5)]
     for each in waiting:
-        pace.wait(cast(Paced, each), "10.0.0.1")
+        pace.wait(cast(PacedConnection, each), "10.0.0.1")
     await until(lambda: any(each.is_given_up for each in waiting))
     assert begun and len(begun) < 5
     pace.close()

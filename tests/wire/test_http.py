@@ -16,9 +16,8 @@ from tests.wire.test_objects import pieces
 from bsfg.batch import FactBatch
 from bsfg.ports import Buffer, ConsumerSpec
 from bsfg.testing.facts import messages
-from bsfg.wire.fence import attachment
-from bsfg.wire.operations import HTTP, Asks, terms_of
-from bsfg.wire.routes import OPERATIONS, SCHEMAS, openapi
+from bsfg.wire.http_server import attachment
+from bsfg.wire.operations import HTTP, OPERATIONS, SCHEMAS, Asks, openapi, terms_of
 from bsfg.wire.service import ObjectInfo
 
 FACTS = f"/v1/streams/{STREAM}/facts"

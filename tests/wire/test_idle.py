@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from bsfg.wire.idle import IdleTimer
+from bsfg.wire.grpc_calls import IdleTimer
 
 
 async def test_a_wait_that_lasts_too_long_ends() -> None:

@@ -17,12 +17,11 @@ from bsfg.config import parse
 from bsfg.errors import ConfigInvalid, StorageFailed
 from bsfg.fact import Envelope, Fact, Message
 from bsfg.journey.append import append
-from bsfg.keys import IdStrategy, MessageIds
-from bsfg.node.ids import check_ids
 from bsfg.node.node import Node
-from bsfg.node.parts import Parts
+from bsfg.node.parts import NodeContext
+from bsfg.node.state import check_ids
 from bsfg.ports import StoreBuffer
-from bsfg.sealing import seal
+from bsfg.sealing import IdStrategy, MessageIds, seal
 from bsfg.stores.log.storage import LogStorage
 
 FIELDS = ("produced_at_unix_ms",)
@@ -112,10 +111,10 @@ async def test_a_stream_that_cannot_be_opened_does_not_stop_the_check(
     site = await sites(zone_lines='message_ids = "semantic"\nsemantic_fields = ["to_zone"]')
     asked = []
 
-    async def failing(parts: Parts, stream: str) -> StoreBuffer:
+    async def failing(parts: NodeContext, stream: str) -> StoreBuffer:
         asked.append(stream)
         raise StorageFailed("the disk does not answer")
 
-    monkeypatch.setattr(Parts, "store", failing)
+    monkeypatch.setattr(NodeContext, "store", failing)
     await check_ids(site.parts, "plant")
     assert asked == list(site.parts.settings.lanes)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from bsfg.node.logs import EVENTS
-from bsfg.wire.methods import ADMIN, BOUNDARY, snake
+from bsfg.wire.messages import ADMIN, BOUNDARY, snake
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"

@@ -15,7 +15,7 @@ from bsfg.retention import GapReason
 from bsfg.testing.facts import messages, sealed
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.frames import frames_response, read_frame, read_head
-from bsfg.wire.large import LARGE_BYTES, Large, LargeResponse, read_of_peer, read_response, reader_of
+from bsfg.wire.messages import LARGE_BYTES, Large, LargeResponse, read_of_peer, read_response, reader_of
 
 BATCH = b"x" * (LARGE_BYTES + 1)
 GAP = pb.GapRecord(first=1, last=2, reason="expired")

@@ -11,9 +11,9 @@ from tests.wire.site import until
 
 from bsfg.errors import FrameInvalid, Overloaded
 from bsfg.wire import limits
-from bsfg.wire.idle import IdleTimer
+from bsfg.wire.frames import Pipelined
+from bsfg.wire.grpc_calls import IdleTimer
 from bsfg.wire.limits import STRANGERS, STRANGERS_PER_ADDRESS, Admission, AnswerRoom, ByteBudget, WireLimits
-from bsfg.wire.pipelined import Pipelined
 
 
 def test_too_many_requests_are_refused() -> None:

@@ -20,14 +20,14 @@ from tests.wire.test_putting import LINK, LOG, frame
 from bsfg.batch import EntryBatch
 from bsfg.errors import DigestMismatch, LeaseLost, ZoneNotAllowed
 from bsfg.journey.link import Fetched, PeerPosition, SessionMemory
-from bsfg.journey.pull import Progress
+from bsfg.journey.pull import PullProgress
 from bsfg.journey.verify import LinkHeld
 from bsfg.ports import Frame, GapRecord
 from bsfg.retention import GapReason
 from bsfg.spark.replicate import turn
-from bsfg.spark.replicate.carrying import Carrying, Courier
-from bsfg.spark.replicate.desk import RemoteDesk
+from bsfg.spark.replicate.carrying import Courier, RemotePull
 from bsfg.spark.replicate.driver import LinkState
+from bsfg.spark.replicate.turn import RemoteDesk
 from bsfg.testing.clock import FakeClock
 from bsfg.testing.facts import messages
 
@@ -109,11 +109,11 @@ async def test_what_could_not_be_told_is_told_later(sites: Sites) -> None:
     admin, board = site.admin_client(), site.parts.board
     desk = RemoteDesk(admin, LINK, "mine", "normal")
     other = board.acquire(LINK, "another", 60_000)
-    desk.report(STREAM, Progress(inserted=2))
+    desk.report(STREAM, PullProgress(inserted=2))
     with pytest.raises(LeaseLost):
         await desk.flush()
     board.give_back(LINK, other.token)
-    desk.report(STREAM, Progress(inserted=3))
+    desk.report(STREAM, PullProgress(inserted=3))
     await desk.flush()
     [(_, report)] = board.reports()
     assert report.inserted == 5
@@ -167,7 +167,7 @@ async def test_gap_records_without_facts_are_carried(sites: Sites) -> None:
 async def test_a_task_knows_the_history_of_its_sender() -> None:
     """Only the task sees where an answer starts: another log, or one that went back, holds the link there."""
     link: Any = None
-    turns = Carrying(link, SessionMemory(), clock=FakeClock())
+    turns = RemotePull(link, SessionMemory(), clock=FakeClock())
     known = PeerPosition(log_id=LOG, latest_start=8, acknowledged=7, end=8)
     for log_id, start, end in (("another", 8, 8), (LOG, 8, 7), (LOG, 7, 8)):
         found = await turns.judge(Fetched(log_id, start, end, b""), known)

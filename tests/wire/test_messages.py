@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from bsfg.batch import EntryBatch, FactBatch
 from bsfg.errors import BsfgError, FrameInvalid, InvalidFact
 from bsfg.fact import ArtifactRef, Entry, Envelope, Fact, Message, Origin
-from bsfg.journey.answers import AppendOutcome
-from bsfg.journey.link import Fetched, Refusal
+from bsfg.journey.link import AppendOutcome, Fetched, Refusal
 from bsfg.ports import Buffer, Confirmation, Frame, GapRecord, Receipt
 from bsfg.retention import GapReason
 from bsfg.testing.facts import batch, message

@@ -11,9 +11,9 @@ from bsfg.errors import LeaseHeld
 from bsfg.gate import Mode
 from bsfg.journey import handoff
 from bsfg.journey.link import FetchRequest
-from bsfg.journey.receive import Progress
-from bsfg.node import leases, native
-from bsfg.node.board import Board
+from bsfg.journey.receive import PullProgress
+from bsfg.node import links, native
+from bsfg.node.links import LinkRegistry
 from bsfg.node.native import NativeHandoff
 
 
@@ -22,7 +22,7 @@ async def test_a_lease_that_could_not_be_kept_is_kept_again(sites: Sites, monkey
     monkeypatch.setattr(native, "LEASE_RENEW_SECONDS", 0.001)
     site = await sites()
     board, renewed, noted = site.parts.board, [], list[str]()
-    renew = Board.renew
+    renew = LinkRegistry.renew
 
     def unlucky(*given: object) -> object:
         renewed.append(given)
@@ -30,7 +30,7 @@ async def test_a_lease_that_could_not_be_kept_is_kept_again(sites: Sites, monkey
             raise OSError(28, "no space left on device")
         return renew(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Board, "renew", unlucky)
+    monkeypatch.setattr(LinkRegistry, "renew", unlucky)
     [link] = parse(CONFIG.format(stream=""), site.folder / "zone.toml").links.values()
     engine = NativeHandoff(link, site.parts, [], note=lambda event, **fields: noted.append(event))
     await engine.start()
@@ -51,15 +51,15 @@ class Interrupted:
     def __init__(self) -> None:
         self.turns = 0
 
-    async def turn(self, request: FetchRequest) -> Progress:
+    async def turn(self, request: FetchRequest) -> PullProgress:
         """Fail once, then bring nothing."""
         self.turns += 1
         if self.turns == 1:
             raise asyncio.CancelledError
         await asyncio.sleep(0)
-        return Progress()
+        return PullProgress()
 
-    async def make_good(self) -> Progress | None:
+    async def make_good(self) -> PullProgress | None:
         """Nothing was released."""
         return None
 
@@ -88,12 +88,12 @@ class Quiet(Interrupted):
         super().__init__()
         self.stream, self.may_turn = stream, asyncio.Event()
 
-    async def turn(self, request: FetchRequest) -> Progress:
+    async def turn(self, request: FetchRequest) -> PullProgress:
         """Bring nothing, with nothing left to bring."""
         await self.may_turn.wait()
         await asyncio.sleep(0)
         self.turns += 1
-        return Progress()
+        return PullProgress()
 
 
 async def test_a_link_is_normal_when_all_its_streams_are(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ async def test_a_link_is_normal_when_all_its_streams_are(sites: Sites, monkeypat
 async def test_a_pipeline_that_asks_gets_the_link(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     """The node's own engine stands back for a pipeline, and goes on when the pipeline is gone."""
     monkeypatch.setattr(native, "LEASE_RENEW_SECONDS", 0.001)
-    monkeypatch.setattr(leases, "ABOUT_MS", 500)
+    monkeypatch.setattr(links, "ABOUT_MS", 500)
     site, noted = await sites(), list[str]()
     board = site.parts.board
     [link] = parse(CONFIG.format(stream=""), site.folder / "zone.toml").links.values()

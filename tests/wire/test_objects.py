@@ -24,7 +24,7 @@ from bsfg.errors import (
 )
 from bsfg.fact import ArtifactRef, Envelope, Fact, Message
 from bsfg.ports import Result
-from bsfg.spark.replicate.carrying import Artifacts
+from bsfg.spark.replicate.carrying import ArtifactCourier
 from bsfg.testing.facts import batch, sealed
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.service import ObjectInfo
@@ -229,14 +229,14 @@ async def test_a_pipeline_brings_what_is_damaged_here(sites: Sites) -> None:
     client = enterprise.client()
     with pytest.raises(DigestMismatch):
         await joined((await client.get_object("", "", digest=DIGEST))[1])
-    await Artifacts(plant.client(), client, LINK).bring(entries(naming(DIGEST)))
+    await ArtifactCourier(plant.client(), client, LINK).bring(entries(naming(DIGEST)))
     assert await joined((await client.get_object("", "", digest=DIGEST))[1]) == CONTENT
 
 
 async def test_a_pipeline_tells_what_a_sender_has_lost_or_altered(sites: Sites) -> None:
     """The reason reaches the link, which is held for it; it does not end the loop that moves the link."""
     plant, enterprise = await sites(), await sites()
-    carried = Artifacts(plant.client(), enterprise.client(), LINK)
+    carried = ArtifactCourier(plant.client(), enterprise.client(), LINK)
     with pytest.raises(ArtifactMissing):
         await carried.bring(entries(naming(DIGEST)))
     await plant.client().put_object(INFO, pieces(CONTENT))

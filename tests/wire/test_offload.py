@@ -12,11 +12,11 @@ from tests.wire.conftest import Sites
 from tests.wire.site import STREAM
 
 from bsfg.batch import FactBatch
+from bsfg.digest import Sha256
 from bsfg.fact import Envelope, Fact, Message
-from bsfg.hashing import Sha256
 from bsfg.journey.append import append
 from bsfg.journey.link import FetchRequest
-from bsfg.offload import STEP_FACTS, THREAD_BYTES, Turns, by_size
+from bsfg.offload import STEP_FACTS, THREAD_BYTES, LoopTurns, by_size
 from bsfg.testing.clock import FakeClock
 from bsfg.testing.facts import messages
 from bsfg.wire import http, server
@@ -128,7 +128,7 @@ async def test_the_loop_goes_on_while_a_thread_works() -> None:
 
 async def test_one_step_of_everybody_in_turn() -> None:
     """Between two steps all others have run, and those who take steps take them one after the other."""
-    turns, seen = Turns(), []
+    turns, seen = LoopTurns(), []
 
     def steps(name: str) -> Iterator[str]:
         for _ in range(5):
@@ -150,7 +150,7 @@ async def test_one_step_of_everybody_in_turn() -> None:
 
 async def test_a_step_that_fails_leaves_the_turn_to_others() -> None:
     """The error is its caller's alone."""
-    turns = Turns()
+    turns = LoopTurns()
     with pytest.raises(ZeroDivisionError):
         await turns.of(1 // each for each in (1, 0))
     assert await turns.of([1, 2]) == [1, 2]
@@ -166,14 +166,14 @@ async def test_many_small_facts_are_answered_in_steps(
     client = site.client()
     await client.append(STREAM, FactBatch.from_messages(messages(1_000)))
     steps: list[int] = []
-    of = Turns.of
+    of = LoopTurns.of
 
-    async def counted(self: Turns, taken: Any) -> Any:
+    async def counted(self: LoopTurns, taken: Any) -> Any:
         made = await of(self, taken)
         steps.append(len(made))
         return made
 
-    monkeypatch.setattr(Turns, "of", counted)
+    monkeypatch.setattr(LoopTurns, "of", counted)
     if headers is None:
         offsets = [entry.offset for entry in (await client.fetch_entries("historian", limit=1_000)).entries]
     else:

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bsfg.errors import BsfgError, BufferFull, InvalidFact
-from bsfg.wire.patience import BLAMED, CALLERS_MAX, DELAY_SECONDS_MAX, Patience
+from bsfg.wire.limits import BLAMED, CALLERS_MAX, DELAY_SECONDS_MAX, FaultThrottle
 
 WRONG = InvalidFact("wrong")
 
@@ -21,14 +21,14 @@ class Now:
 
 def test_a_few_faults_are_free() -> None:
     """Somebody who corrects his mistakes never notices; errors that are not his fault never count."""
-    patience = Patience(Now())
+    patience = FaultThrottle(Now())
     assert [patience.delay_seconds("a", WRONG) for _ in range(20)] == [0.0] * 20
     assert all(patience.delay_seconds("a", error) == 0 for error in [BufferFull("full"), ValueError("x")] * 50)
 
 
 def test_many_faults_make_answers_wait() -> None:
     """Delays grow with every fault up to a bound, for this caller alone."""
-    patience = Patience(Now())
+    patience = FaultThrottle(Now())
     delays = [patience.delay_seconds("a", WRONG) for _ in range(300)]
     assert delays == sorted(delays)
     assert delays[-1] == DELAY_SECONDS_MAX
@@ -38,7 +38,7 @@ def test_many_faults_make_answers_wait() -> None:
 def test_time_forgives() -> None:
     """A caller who stops for some seconds begins anew."""
     now = Now()
-    patience = Patience(now)
+    patience = FaultThrottle(now)
     for _ in range(500):
         patience.delay_seconds("a", WRONG)
     now.seconds += 60
@@ -49,7 +49,7 @@ def test_time_forgives() -> None:
 def test_delays_stay_within_bounds(steps: list[tuple[int, float]]) -> None:
     """Whatever callers do, a delay is never negative and never above the bound."""
     now = Now()
-    patience = Patience(now)
+    patience = FaultThrottle(now)
     for who, pause in steps:
         now.seconds += pause
         assert 0.0 <= patience.delay_seconds(str(who), WRONG) <= DELAY_SECONDS_MAX
@@ -57,7 +57,7 @@ def test_delays_stay_within_bounds(steps: list[tuple[int, float]]) -> None:
 
 def test_memory_is_bounded() -> None:
     """Strangers with ever new names do not fill the memory."""
-    patience = Patience(Now())
+    patience = FaultThrottle(Now())
     for number in range(CALLERS_MAX + 500):
         patience.delay_seconds(str(number), WRONG)
     assert len(patience._faults) == CALLERS_MAX

@@ -10,16 +10,13 @@ from hypothesis import strategies as st
 
 from bsfg.batch import EntryBatch
 from bsfg.errors import FrameInvalid
-from bsfg.gaps import GapRecord, GapSet, listed
-from bsfg.journey.carriage import NOT_CARRIED, Carriage, apart
-from bsfg.journey.link import Fetched
+from bsfg.gaps import GapRecord, GapSet, RangeSet, listed
+from bsfg.journey.link import NOT_CARRIED, Carriage, Fetched, apart
 from bsfg.ports import Buffer, Frame
-from bsfg.ranges import RangeSet
 from bsfg.retention import GapReason
 from bsfg.testing.facts import message, sealed
 from bsfg.wire import boundary_pb2 as pb
-from bsfg.wire.convert import gap_set_message, gap_set_of
-from bsfg.wire.evidence import LogEvidence, evidence_message, evidence_of
+from bsfg.wire.convert import LogEvidence, evidence_message, evidence_of, gap_set_message, gap_set_of
 from bsfg.wire.frames import frame_messages, frames_response, read_frame, read_head
 
 

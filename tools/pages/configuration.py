@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bsfg.config.declare import Key, Table, dotted, tables_of, toml
+from bsfg.config.declare import ConfigKey, ConfigTable, dotted, tables_of, toml
+from bsfg.config.kinds import MEANINGS, ROLE_ACTIONS
 from bsfg.config.settings import ZoneConfig
-from bsfg.config.words import MEANINGS, ROLE_ACTIONS
 
 _INTRODUCTION = """\
 # Configuration
@@ -75,12 +75,12 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def _reference_row(item: Key) -> str:
+def _reference_row(item: ConfigKey) -> str:
     default = "required" if item.required else "not set" if item.default is None else f"`{toml(item.default)}`"
     return f"| `{item.name}` | {_cell(item.kind.name)} | {default} | {_cell(item.says)} |\n"
 
 
-def _reference_example(table: Table) -> str:
+def _reference_example(table: ConfigTable) -> str:
     header = dotted((table.name, table.example_name) if table.example_name else (table.name,))
     shown = [item for item in table.settings() if item.example is not None]
     if not shown:

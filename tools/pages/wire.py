@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import bsfg.wire
+from bsfg.columns import ENTRY_SCHEMA, FACT_FIELDS
 from bsfg.errors import BsfgError
-from bsfg.schema import ENTRY_SCHEMA, FACT_FIELDS
 from bsfg.wire.limits import WireLimits
-from bsfg.wire.operations import TERMS
-from bsfg.wire.routes import OPERATIONS
+from bsfg.wire.operations import OPERATIONS, TERMS
 from bsfg.wire.status import STATUSES
 
 FOLDER = Path(bsfg.wire.__file__).parent

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 from rich.text import Text
 
+from bsfg.cli.common import Json
 from bsfg.cli.complete import streams as known_streams
 from bsfg.cli.connection import Target, connects, told_once
-from bsfg.cli.groups import Json
 from bsfg.cli.output import console, count_text, examples, json_line, print_json, progress_bar
 from bsfg.errors import (
     BsfgError,
@@ -28,11 +28,11 @@ from bsfg.errors import (
     StorageUnreadable,
     TimedOut,
 )
-from bsfg.printable import counted, one_line
+from bsfg.wording import counted, one_line
 
 if TYPE_CHECKING:
     from bsfg.fact import Message
-    from bsfg.journey.answers import AppendedFact
+    from bsfg.journey.link import AppendedFact
     from bsfg.sdk.futures import FactFuture
     from bsfg.sdk.producer import Producer
 
@@ -69,7 +69,7 @@ app = typer.Typer(
 
 
 @dataclass(slots=True)
-class Tally:
+class LineTally:
     """What became of the lines."""
 
     facts: int = 0
@@ -135,7 +135,7 @@ def append(
         raise InvalidArgument("--results and --json both want to print", hint="Choose one.")
     zones = {"from_zone": from_zone or node.zone, "to_zone": to_zone}
     defaults = {name: value for name, value in zones.items() if value is not None}
-    tally = Tally()
+    tally = LineTally()
     with _source(file) as source, _producer(node, stream, outbox, timeout) as producer:
         _append(source, producer, tally, defaults, results, timeout if outbox is not None else None)
     _report(tally, stream, results, json)
@@ -174,7 +174,7 @@ def _producer(node: Target, stream: str, outbox: Path | None, timeout: float) ->
 def _append(
     source: BinaryIO,
     producer: Producer,
-    tally: Tally,
+    tally: LineTally,
     defaults: dict[str, Any],
     results: bool,
     outbox_seconds: float | None,
@@ -224,7 +224,7 @@ def _message(line: bytes, defaults: dict[str, Any]) -> Message:
 class _Answers:
     """Takes the answers in the order of the lines, counts them, and prints them when that is wanted."""
 
-    tally: Tally
+    tally: LineTally
     results: bool
     outbox_seconds: float | None
     stopping: Event
@@ -291,7 +291,7 @@ class _Answers:
             sys.stdout.buffer.flush()
 
 
-def _report(tally: Tally, stream: str, results: bool, json: bool) -> None:
+def _report(tally: LineTally, stream: str, results: bool, json: bool) -> None:
     if json and tally.fatal is None:
         print_json(tally.as_dict(stream))
     else:

@@ -17,14 +17,14 @@ import typer
 from rich.text import Text
 
 from bsfg.artifacts import key_problem, own_name
+from bsfg.cli.common import Json
 from bsfg.cli.connection import Target, connects
-from bsfg.cli.groups import Json
 from bsfg.cli.output import console, count_text, examples, print_json, progress_bar, size_text
 from bsfg.errors import ArtifactMissing, DigestMismatch, FactNotFound, InvalidArgument
 from bsfg.fact import ArtifactRef, Entry
 from bsfg.fact import Key as FactKey
 from bsfg.ports import Buffer
-from bsfg.printable import one_line
+from bsfg.wording import one_line
 
 if TYPE_CHECKING:
     from bsfg.wire.connection import Connection

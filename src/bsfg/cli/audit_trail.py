@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from bsfg.cli.folder import checked_folder
-from bsfg.cli.groups import Json, ListsByDefault
-from bsfg.cli.output import Lines, console, count_text, examples, print_json, size_text, table, time_text
+from bsfg.cli.common import Json, ListsByDefault, checked_folder
+from bsfg.cli.output import CellLines, console, count_text, examples, print_json, size_text, table, time_text
 from bsfg.errors import InvalidArgument
-from bsfg.printable import one_line
+from bsfg.wording import one_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -141,7 +140,7 @@ def _reading(files: DiskFiles) -> Iterator[None]:
 
 
 def _query(since: str | None, until: str | None, identity: str | None, action: str | None) -> TrailQuery:
-    from bsfg.cli.groups import suggestion
+    from bsfg.cli.common import suggestion
     from bsfg.trail import ACTIONS, TrailQuery
 
     if action is not None and action not in ACTIONS:
@@ -204,7 +203,7 @@ def _table(rows: list[tuple[str, TrailEvent]], *, wide: bool) -> Table:
 
 
 def _lines(first: Text, *rest: str) -> Text:
-    result = Lines(first.plain, *rest)
+    result = CellLines(first.plain, *rest)
     end = len(one_line(first.plain))
     for start, until, style in [(0, len(first), first.style), *first.spans]:
         result.stylize(style, start, min(until, end))

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from bsfg.cli.ending import orderly_end
+from bsfg.cli.common import orderly_end
 from bsfg.cli.output import console, count_text, examples, print_json, progress_bar, range_text, size_text, table
 from bsfg.errors import InvalidArgument
-from bsfg.printable import counted, one_line
+from bsfg.wording import counted, one_line
 
 if TYPE_CHECKING:
-    from bsfg.node.backup import Manifest, Place, Progress
+    from bsfg.node.backup import Manifest, Progress, ZonePlace
 
 app = typer.Typer()
 
@@ -69,12 +69,12 @@ def backup(
     Nothing is ever overwritten, and what is interrupted leaves nothing behind. `bsfg restore` brings it back.
     """
     from bsfg.clock import SystemClock
-    from bsfg.node.backup import Options, back_up, is_signed
+    from bsfg.node.backup import BackupOptions, back_up, is_signed
     from bsfg.node.trail import told_by_user
 
     place = _place(config, data)
     with orderly_end(), stages() as progress:
-        options = Options(base, with_keys, verify=not no_verify)
+        options = BackupOptions(base, with_keys, verify=not no_verify)
         manifest = back_up(place, target, options, SystemClock().now_unix_ms, progress)
     made = {"size_bytes": manifest.size_bytes, "with_keys": with_keys, "sound": not manifest.damage}
     told_by_user(place.data, "backup_made", str(target.resolve()), made, manifest.made_unix_ms)
@@ -101,22 +101,22 @@ def stages() -> Iterator[Progress]:
         yield progress
 
 
-def _place(config: Path | None, data: Path | None) -> Place:
+def _place(config: Path | None, data: Path | None) -> ZonePlace:
     from bsfg.config import load
-    from bsfg.node.backup import Place
+    from bsfg.node.backup import ZonePlace
 
     if data is not None and config is not None:
         raise InvalidArgument("--config and --data both say what to back up", hint="Choose one.")
     if data is not None:
-        return Place.of_folder(data)
+        return ZonePlace.of_folder(data)
     path = config or Path("zone.toml")
     if config is None and not path.is_file():
         hint = "Give --config zone.toml, or --data with a data folder."
         raise InvalidArgument("which zone is not said, and there is no zone.toml here", hint=hint)
-    return Place.of(load(path))
+    return ZonePlace.of(load(path))
 
 
-def _show(target: Path, manifest: Manifest, place: Place) -> None:
+def _show(target: Path, manifest: Manifest, place: ZonePlace) -> None:
     from bsfg.node.backup import is_signed
 
     out = console()

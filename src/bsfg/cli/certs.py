@@ -11,14 +11,14 @@ import typer
 from rich.text import Text
 
 from bsfg.cli.init import LOCAL_ROLES
-from bsfg.cli.output import Lines, console, examples, pairs, print_json, table
+from bsfg.cli.output import CellLines, console, examples, pairs, print_json, table
 from bsfg.errors import BsfgError, FileExists, InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from bsfg.config import ZoneConfig
-    from bsfg.wire.certcheck import Finding
+    from bsfg.wire.certcheck import CertificateFinding
     from bsfg.wire.certs import Issued
     from bsfg.wire.tls import TlsFiles
 
@@ -126,7 +126,7 @@ def bundle(
     These are ZONE-bsfg, and ZONE-producer, -consumer, -pipeline, -operator and -viewer as far as there are any. The
     authority's key and whatever is another zone's stay where they are.
     """
-    from bsfg.wire.bundles import check_target, make_bundle
+    from bsfg.wire.certs import check_target, make_bundle
 
     check_target(target)
     roles = () if node_only else tuple(str(role) for role in RoleHint if role != RoleHint.PEER)
@@ -238,55 +238,58 @@ def check(
         shown = table("", "check", "found")
         for finding in findings:
             style = {"ok": "green", "warning": "yellow", "error": "bold red"}[finding.level]
-            says = Lines(finding.says, *([f"do: {finding.do}"] if finding.do else []))
+            says = CellLines(finding.says, *([f"do: {finding.do}"] if finding.do else []))
             shown.add_row(Text(finding.level, style), finding.check, says)
         console().print(shown)
     if bad:
         raise typer.Exit(1)
 
 
-def check_config(config: ZoneConfig, now: datetime) -> list[Finding]:
+def check_config(config: ZoneConfig, now: datetime) -> list[CertificateFinding]:
     """Check the certificate that a configuration names, and that peers would know it."""
-    from bsfg.wire.certcheck import Finding, Level, check_files
+    from bsfg.wire.certcheck import CertificateFinding, CertificateLevel, check_files
     from bsfg.wire.tls import TlsFiles
 
     tls = config.tls
     if tls.ca is None or tls.certificate is None or tls.key is None:
-        return [Finding(Level.OK, "files", "the node serves without TLS, on loopback only")]
+        return [CertificateFinding(CertificateLevel.OK, "files", "the node serves without TLS, on loopback only")]
     files = TlsFiles(config.path(tls.ca), config.path(tls.certificate), config.path(tls.key))
     findings = check_files(files, now, tls.expiry_warning_seconds)
-    if findings[0].level != Level.ERROR:
+    if findings[0].level != CertificateLevel.ERROR:
         findings += [*_authorities(config, files, now), _zone_name(config, files.certificate)]
     return findings
 
 
-def _authorities(config: ZoneConfig, files: TlsFiles, now: datetime) -> Iterator[Finding]:
+def _authorities(config: ZoneConfig, files: TlsFiles, now: datetime) -> Iterator[CertificateFinding]:
     """Tell whether every authority speaks for somebody, and whether their revocation lists can be used."""
     from bsfg.config.vouching import Vouching
     from bsfg.node.reload import trust_of
-    from bsfg.wire.certcheck import Finding, Level
+    from bsfg.wire.certcheck import CertificateFinding, CertificateLevel
 
     try:
         vouching = Vouching(trust_of(config, files), config.authorities)
     except BsfgError as error:
-        yield Finding(Level.ERROR, "crl", error.message, error.hint)
+        yield CertificateFinding(CertificateLevel.ERROR, "crl", error.message, error.hint)
         return
     if unbound := vouching.unbound():
         do = "Add a row for each with its key and its zones, or take it out of the file."
-        yield Finding(Level.WARNING, "authorities", unbound, do)
+        yield CertificateFinding(CertificateLevel.WARNING, "authorities", unbound, do)
     else:
-        yield Finding(Level.OK, "authorities", "every authority of [tls] ca speaks for a zone")
+        yield CertificateFinding(CertificateLevel.OK, "authorities", "every authority of [tls] ca speaks for a zone")
     if stale := vouching.stale(int(now.timestamp() * 1000)):
-        yield Finding(
-            Level.ERROR, "crl", stale, "Fetch the current list from the authority into the file of [tls] crl."
+        yield CertificateFinding(
+            CertificateLevel.ERROR,
+            "crl",
+            stale,
+            "Fetch the current list from the authority into the file of [tls] crl.",
         )
     elif config.tls.crl is not None:
-        yield Finding(Level.OK, "crl", "the revocation lists are signed and up to date")
+        yield CertificateFinding(CertificateLevel.OK, "crl", "the revocation lists are signed and up to date")
 
 
-def _zone_name(config: ZoneConfig, certificate: Path) -> Finding:
+def _zone_name(config: ZoneConfig, certificate: Path) -> CertificateFinding:
     """Tell whether peers that follow the naming rule would take the node for its zone."""
-    from bsfg.wire.certcheck import Finding, Level, names_in_file
+    from bsfg.wire.certcheck import CertificateFinding, CertificateLevel, names_in_file
 
     names, usual = names_in_file(certificate), f"{config.zone.name}-bsfg"
     found = names.common_names if config.tls.identity == "cn" else names.telling_names
@@ -294,11 +297,15 @@ def _zone_name(config: ZoneConfig, certificate: Path) -> Finding:
         row = config.identities.get(name)
         if row is not None and row.zone != config.zone.name:
             says = f"[identities] says that {name!r} is the zone {row.zone!r}, but this is {config.zone.name!r}"
-            return Finding(Level.ERROR, "zone", says, "Use this zone's own certificate, or correct the row.")
+            return CertificateFinding(
+                CertificateLevel.ERROR, "zone", says, "Use this zone's own certificate, or correct the row."
+            )
     if usual in found:
-        return Finding(Level.OK, "zone", f"peers know this node as {usual}")
+        return CertificateFinding(CertificateLevel.OK, "zone", f"peers know this node as {usual}")
     do = f'Peers need server_identity = "{found[0] if found else usual}" in their link, or issue {usual}.'
-    return Finding(Level.WARNING, "zone", f"the certificate does not carry the usual name {usual}", do)
+    return CertificateFinding(
+        CertificateLevel.WARNING, "zone", f"the certificate does not carry the usual name {usual}", do
+    )
 
 
 def _guessed(name: str) -> tuple[str, RoleHint | None]:

@@ -103,7 +103,7 @@ _OPTIONS: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class NodeChoice:
     """What a user said of the node and of himself; None where he left it open."""
 
     config: Path | None = None
@@ -228,7 +228,7 @@ def connects(*roles: str, unless: str | None = None) -> Callable[[Callable[..., 
 
         @wraps(function)
         def command(**given: Any) -> T:
-            choice = Choice(**{name: given.pop(name) for name in _OPTIONS})
+            choice = NodeChoice(**{name: given.pop(name) for name in _OPTIONS})
             needless = unless is not None and given[unless]
             return function(**given, node=None if needless else resolve(choice, roles))
 
@@ -240,7 +240,7 @@ def connects(*roles: str, unless: str | None = None) -> Callable[[Callable[..., 
     return decorate
 
 
-def resolve(choice: Choice, roles: Sequence[str]) -> Target:
+def resolve(choice: NodeChoice, roles: Sequence[str]) -> Target:
     """Find the node and the certificate that a choice means; what an option says goes before the zone's file."""
     if choice.config is None and (choice.address is None or choice.identity is not None):
         if not DEFAULT_CONFIG.is_file():
@@ -257,13 +257,13 @@ def resolve(choice: Choice, roles: Sequence[str]) -> Target:
     return Target(_checked_address(choice.address), _files(choice, *given), choice.server_name)
 
 
-def _with_config(choice: Choice, path: Path) -> Choice:
+def _with_config(choice: NodeChoice, path: Path) -> NodeChoice:
     from dataclasses import replace
 
     return replace(choice, config=path)
 
 
-def _from_config(choice: Choice, roles: Sequence[str]) -> Target:
+def _from_config(choice: NodeChoice, roles: Sequence[str]) -> Target:
     from bsfg.config import load
 
     assert choice.config is not None
@@ -332,7 +332,7 @@ def _server_name(config: ZoneConfig) -> str:
     return (known or [*names.alternative_names, usual])[0]
 
 
-def _files(choice: Choice, ca: Path | None, cert: Path | None, key: Path | None) -> TlsFiles:
+def _files(choice: NodeChoice, ca: Path | None, cert: Path | None, key: Path | None) -> TlsFiles:
     from bsfg.wire.tls import TlsFiles
 
     missing = [name for name, path in (("--ca", ca), ("--cert", cert), ("--key", key)) if path is None]

@@ -10,23 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from bsfg.cli.common import Json, ListsByDefault, Reason, Yes, ask_first, checked_reason, suggestion
 from bsfg.cli.complete import consumers as known_consumers
 from bsfg.cli.complete import streams as known_streams
 from bsfg.cli.connection import Target, connects
-from bsfg.cli.groups import Json, ListsByDefault, Reason, Yes, ask_first, checked_reason, suggestion
-from bsfg.cli.output import (
-    Lines,
-    console,
-    count_text,
-    examples,
-    fitting,
-    print_json,
-    range_text,
-    table,
-    time_text,
-)
+from bsfg.cli.output import CellLines, console, count_text, examples, fitting, print_json, range_text, table, time_text
 from bsfg.errors import ConsumerExists, InvalidArgument, UnknownConsumer, UnknownStream
-from bsfg.printable import counted
+from bsfg.wording import counted
 
 if TYPE_CHECKING:
     from bsfg.ports import ConsumerSpec, StartAt
@@ -225,8 +215,8 @@ def _start_text(spec: ConsumerSpec) -> str:
 
 
 def _table(views: list[ConsumerView], wide: bool) -> Any:
-    from bsfg.cli.status.view import STYLES
-    from bsfg.node.health import backlog_level
+    from bsfg.cli.status import STYLES
+    from bsfg.node.status import backlog_level
 
     columns: tuple[str, ...] = ("consumer", "confirmed", "backlog", "kind")
     if wide:
@@ -239,7 +229,7 @@ def _table(views: list[ConsumerView], wide: bool) -> Any:
         if state.retired_reason is not None:
             backlog, kind = Text("–", "dim"), Text(f"retired: {state.retired_reason}" if wide else "retired", "dim")
         where = f"{spec.stream}/{spec.buffer}"
-        row: list[str | Text] = [spec.name, where] if wide else [Lines(spec.name, f"  {where}")]
+        row: list[str | Text] = [spec.name, where] if wide else [CellLines(spec.name, f"  {where}")]
         row += [str(state.checkpoint.committed), backlog, kind]
         result.add_row(*row, *((_start_text(spec), time_text(state.created_unix_ms)) if wide else ()))
     return result

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from bsfg.cli.common import Json, ListsByDefault, Reason, checked_reason, suggestion
 from bsfg.cli.complete import gates
 from bsfg.cli.connection import Target, connects
-from bsfg.cli.groups import Json, ListsByDefault, Reason, checked_reason, suggestion
 from bsfg.cli.output import console, examples, fitting, print_json, table, time_text
 from bsfg.errors import GateHeld, InvalidArgument, InvalidTransition, UnknownLink
-from bsfg.printable import one_line
+from bsfg.wording import one_line
 
 if TYPE_CHECKING:
     from bsfg.wire.adminclient import AdminClient
@@ -172,7 +172,7 @@ def _show(view: GateView, what: str, json: bool) -> None:
     if json:
         print_json(as_dict(view))
         return
-    from bsfg.cli.status.view import mode_text
+    from bsfg.cli.status import mode_text
 
     text = Text.assemble(f"{_name(view)} {what}".capitalize(), "; mode ", mode_text(view.gate.mode))
     text.append(_held_text(view) if view.gate.held_by else "")
@@ -180,7 +180,7 @@ def _show(view: GateView, what: str, json: bool) -> None:
 
 
 def _table(views: list[GateView], wide: bool) -> Any:
-    from bsfg.cli.status.view import mode_text
+    from bsfg.cli.status import mode_text
 
     result = table("link", "side", "mode", *(("since",) if wide else ()), "reason")
     for view in views:

@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 import bsfg
-from bsfg.cli.groups import suggestion
+from bsfg.cli.common import suggestion
 from bsfg.cli.output import console, examples, table
 from bsfg.errors import InvalidArgument
-from bsfg.printable import printable
+from bsfg.wording import printable
 
 app = typer.Typer(
     epilog=examples(

@@ -38,7 +38,7 @@ WHY_EXPLICIT = (
 app = typer.Typer()
 
 
-class Engine(StrEnum):
+class FirstEngine(StrEnum):
     """What moves the links of the new zone."""
 
     SPARK = "spark"
@@ -84,8 +84,8 @@ def init(
         ),
     ] = None,
     engine: Annotated[
-        Engine, typer.Option(help="What moves the links: Spark, in a process beside the node, or the node itself.")
-    ] = Engine.SPARK,
+        FirstEngine, typer.Option(help="What moves the links: Spark, in a process beside the node, or the node itself.")
+    ] = FirstEngine.SPARK,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
     json_mode: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -182,7 +182,7 @@ def zone_file(
     streams: list[str],
     *,
     ports: tuple[int, int] = (GRPC_PORT, HTTP_PORT),
-    engine: Engine = Engine.SPARK,
+    engine: FirstEngine = FirstEngine.SPARK,
 ) -> str:
     """Give the text of a new zone's file."""
     from bsfg.config.document import commented_file
@@ -195,7 +195,7 @@ def zone_file(
         identities[f"{zone}-{role}"] = {"zone": zone, "roles": [role], "streams": streams}
     certificate = f"certs/{zone}-bsfg"
     host = "127.0.0.1" if peers and all(map(_is_here, peers.values())) else "0.0.0.0"
-    moved = {"engine": str(engine)} if engine != Engine.SPARK else {}
+    moved = {"engine": str(engine)} if engine != FirstEngine.SPARK else {}
     links = {f"from-{name.lower()}": {"zone": name, "address": address, **moved} for name, address in peers.items()}
     return commented_file(
         _PREAMBLE.format(zone=zone, file=FILE),

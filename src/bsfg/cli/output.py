@@ -19,10 +19,10 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from bsfg import figures
-from bsfg.printable import one_line, printable, printable_json
+from bsfg import wording
+from bsfg.wording import one_line, printable, printable_json
 
-count_text, size_text, time_text = figures.count_text, figures.size_text, figures.time_text
+count_text, size_text, time_text = wording.count_text, wording.size_text, wording.time_text
 
 PIPE_COLUMNS = 200
 """The width of tables that no terminal limits: wide, so that lines stay whole for grep."""
@@ -89,7 +89,7 @@ def hush() -> None:
     os.close(nowhere)
 
 
-class Lines(Text):
+class CellLines(Text):
     """A cell of several lines."""
 
     def __init__(self, *parts: str) -> None:
@@ -97,7 +97,7 @@ class Lines(Text):
 
 
 class _Table(Table):
-    """A table in which every cell is one line, unless it is made of `Lines`: others' words cannot forge a row."""
+    """A table in which every cell is one line, unless it is made of `CellLines`: others' words cannot forge a row."""
 
     def add_row(self, *cells: Any, **options: Any) -> None:
         """Add a row; what is in a cell is taken as it is, not as markup."""

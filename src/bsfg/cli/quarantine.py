@@ -11,9 +11,9 @@ import orjson
 import typer
 from rich.text import Text
 
+from bsfg.cli.common import Json, ListsByDefault, Reason, Yes, ask_first, checked_reason, suggestion
 from bsfg.cli.complete import streams
 from bsfg.cli.connection import Target, connects
-from bsfg.cli.groups import Json, ListsByDefault, Reason, Yes, ask_first, checked_reason, suggestion
 from bsfg.cli.output import (
     console,
     count_text,
@@ -26,7 +26,7 @@ from bsfg.cli.output import (
     time_text,
 )
 from bsfg.errors import InvalidArgument, UnknownStream
-from bsfg.printable import counted, one_line
+from bsfg.wording import counted, one_line
 
 if TYPE_CHECKING:
     from bsfg.wire.adminclient import AdminClient

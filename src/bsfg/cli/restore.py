@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bsfg.cli.backup import stages
-from bsfg.cli.ending import orderly_end
+from bsfg.cli.common import orderly_end
 from bsfg.cli.output import console, count_text, examples, print_json, table, time_text
 
 if TYPE_CHECKING:
@@ -65,12 +65,12 @@ def restore(
     lacks, and what it has is known by its key. With --moved the history stays the same and nothing is held.
     """
     from bsfg.clock import SystemClock
-    from bsfg.node.restore import Options
+    from bsfg.node.restore import RestoreOptions
     from bsfg.node.restore import restore as restore_zone
     from bsfg.node.trail import told_by_user
 
     with orderly_end(), stages() as progress:
-        options = Options(moved, accept_damage, take_config, ca, accept_unsigned)
+        options = RestoreOptions(moved, accept_damage, take_config, ca, accept_unsigned)
         restored = restore_zone(backup, folder, options, SystemClock().now_unix_ms, progress)
     how = {"backup": str(backup.resolve()), "moved": moved, "accept_damage": accept_damage}
     how |= {"accept_unsigned": accept_unsigned, "take_config": take_config}

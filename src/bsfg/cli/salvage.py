@@ -10,9 +10,9 @@ import typer
 from rich.text import Text
 
 from bsfg.cli.backup import stages
-from bsfg.cli.ending import orderly_end
+from bsfg.cli.common import orderly_end
 from bsfg.cli.output import console, count_text, examples, print_json, range_text, table
-from bsfg.printable import counted, one_line
+from bsfg.wording import counted, one_line
 
 if TYPE_CHECKING:
     from bsfg.node.salvage import Salvaged

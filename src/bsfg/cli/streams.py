@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from bsfg.cli.common import Json, ListsByDefault, Reason, Yes, ask_first, checked_reason, suggestion
 from bsfg.cli.complete import streams as known_streams
 from bsfg.cli.connection import Target, connects
 from bsfg.cli.consumers import BufferName
-from bsfg.cli.groups import Json, ListsByDefault, Reason, Yes, ask_first, checked_reason, suggestion
-from bsfg.cli.output import Lines, console, examples, fitting, print_json, table
+from bsfg.cli.output import CellLines, console, examples, fitting, print_json, table
 from bsfg.errors import UnknownStream
-from bsfg.printable import counted
+from bsfg.wording import counted
 
 if TYPE_CHECKING:
     from bsfg.wire.adminclient import AdminClient
@@ -109,6 +109,6 @@ def _table(views: list[FrontierView], wide: bool) -> Any:
         waits = ", ".join(names) or "nobody"
         frontier = str(view.frontier) if names else "–"
         name = f"{view.stream}/{view.buffer}"
-        shown = name if wide else Lines(name, f"  waits for {waits}")
+        shown = name if wide else CellLines(name, f"  waits for {waits}")
         result.add_row(shown, str(view.start), frontier, str(view.end), *([waits] if wide else ()))
     return result

@@ -22,7 +22,7 @@ EPILOG = examples(
 )
 
 
-class Kind(StrEnum):
+class TokenKind(StrEnum):
     """What the bearer may do."""
 
     VIEWER = "viewer"
@@ -32,7 +32,7 @@ class Kind(StrEnum):
 @app.command(epilog=EPILOG)
 def token(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Who gets it; shown on the page and in every record.")],
-    role: Annotated[Kind, typer.Option(help="viewer looks, operator also acts.")] = Kind.VIEWER,
+    role: Annotated[TokenKind, typer.Option(help="viewer looks, operator also acts.")] = TokenKind.VIEWER,
     days: Annotated[int, typer.Option("--days", min=1, max=3650, help="From today, how long it is good.")] = 90,
     json: Annotated[bool, typer.Option("--json", help="Print token, hash and row as JSON.")] = False,
 ) -> None:
@@ -42,7 +42,7 @@ def token(
     others do not read. After 90 days, or as --days says, it is refused; taking the row out and restarting ends it
     earlier.
     """
-    from bsfg.node.dashboard.tokens import hash_of, make
+    from bsfg.node.dashboard.sessions import hash_of, make
 
     check_name("token", name, TOKEN_NAME)
     made = make()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from bsfg.cli.folder import checked_folder
+from bsfg.cli.common import checked_folder
 from bsfg.cli.output import (
     advance,
     console,
@@ -22,10 +22,10 @@ from bsfg.cli.output import (
     range_text,
     table,
 )
-from bsfg.printable import counted, one_line
+from bsfg.wording import counted, one_line
 
 if TYPE_CHECKING:
-    from bsfg.stores.log.damage import Finding
+    from bsfg.stores.log.damage import DamageFinding
     from bsfg.stores.log.trailcheck import TrailReport
     from bsfg.stores.log.verify import Report
 
@@ -106,7 +106,7 @@ def _trail(trail: TrailReport) -> dict[str, Any]:
     return {**found, "head": trail.head, "ok": not trail.problems}
 
 
-def _finding(problem: Finding) -> dict[str, Any]:
+def _finding(problem: DamageFinding) -> dict[str, Any]:
     return {
         "code": problem.code,
         "where": problem.where,
@@ -156,7 +156,7 @@ def _logs_table(report: Report, wide: bool) -> Any:
     return result
 
 
-def _show_findings(title: str, findings: list[Finding], style: str) -> None:
+def _show_findings(title: str, findings: list[DamageFinding], style: str) -> None:
     if not findings:
         return
     out = console()

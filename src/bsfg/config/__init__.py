@@ -13,26 +13,36 @@ import re
 import tomllib
 from pathlib import Path
 
-from bsfg.config.access import Authority, Identity, Listen, Signing, Tls, Token, Zone, consumer_name
+from bsfg.config.access import (
+    Authority,
+    Identity,
+    Link,
+    Listen,
+    Serve,
+    Signing,
+    Stream,
+    Tls,
+    Token,
+    Zone,
+    consumer_name,
+)
 from bsfg.config.checks import doubts_of, problems_of
-from bsfg.config.declare import Problem, Reader
-from bsfg.config.kinds import Address
-from bsfg.config.lanes import Link, Serve, Stream
+from bsfg.config.declare import ConfigReader, Problem
+from bsfg.config.kinds import Address, Engine, IdentityFrom, LogFormat, LogLevel, Role, Safety, Start, TokenRole
 from bsfg.config.positions import lines_of
-from bsfg.config.settings import Alerts, Artifacts, Dashboard, Limits, Log, ZoneConfig
-from bsfg.config.words import Engine, IdentityFrom, LogFormat, LogLevel, Role, Safety, Start, TokenRole
+from bsfg.config.settings import Alerts, ArtifactSettings, DashboardSettings, LimitSettings, Log, ZoneConfig
 from bsfg.errors import ConfigInvalid
 
 __all__ = [
     "Address",
     "Alerts",
-    "Artifacts",
+    "ArtifactSettings",
     "Authority",
-    "Dashboard",
+    "DashboardSettings",
     "Engine",
     "Identity",
     "IdentityFrom",
-    "Limits",
+    "LimitSettings",
     "Link",
     "Listen",
     "Log",
@@ -80,7 +90,7 @@ def parse(text: str, source: Path = Path("zone.toml")) -> ZoneConfig:
         found = re.search(r"line (\d+)", str(error))
         line = int(found[1]) if found else len(text.splitlines())
         raise _invalid(source, [{"line": line, "key": "", "problem": f"is not TOML: {error}"}]) from None
-    reader = Reader()
+    reader = ConfigReader()
     config = reader.file(ZoneConfig, data)
     problems = reader.problems
     if reader.whole:

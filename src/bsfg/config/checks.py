@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
-from bsfg.config.access import Identity, consumer_name
+from bsfg.config.access import Identity, Link, Serve, Stream, consumer_name
 from bsfg.config.declare import Problem
-from bsfg.config.kinds import ANY, Address, nearest
-from bsfg.config.lanes import Link, Serve, Stream
+from bsfg.config.kinds import ANY, Address, Role, Safety, nearest
 from bsfg.config.positions import Path
 from bsfg.config.settings import ZoneConfig
-from bsfg.config.words import Role, Safety
+from bsfg.digest import hasher_named
 from bsfg.errors import HasherUnknown, InvalidArgument, PolicyInvalid
-from bsfg.hashing import hasher_named
-from bsfg.keys import WITH_FIELDS, MessageIds
 from bsfg.ports import Buffer
 from bsfg.retention import DAY_SECONDS, Overflow
+from bsfg.sealing import WITH_FIELDS, MessageIds
 from bsfg.wire.peer import looks_like
 
 CONSUMER_NAME_MAX = 64

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast, get_type_hints
 
-from bsfg.config.kinds import Kind, WrongValue, nearest
+from bsfg.config.kinds import ValueKind, WrongValue, nearest
 from bsfg.config.positions import Path
 
 T = TypeVar("T")
@@ -28,12 +28,12 @@ REQUIRED = _Required()
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class ConfigKey:
     """One key of a table; ``default`` and ``example`` are written as in the file."""
 
     name: str
     attribute: str
-    kind: Kind[Any]
+    kind: ValueKind[Any]
     default: object
     says: str
     example: object
@@ -45,13 +45,13 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ConfigTable:
     """One table of the file; ``named`` ones occur once per name, as in ``[streams.audit]``."""
 
     name: str
     cls: type[Any]
     says: str
-    named: Kind[str] | None = None
+    named: ValueKind[str] | None = None
     example_name: str = ""
 
     @property
@@ -64,15 +64,15 @@ class Table:
         """Give the field that holds the name of a row."""
         return next(item.name for item in dataclasses.fields(self.cls) if item.metadata.get("given_name"))
 
-    def settings(self) -> Iterator[Key]:
+    def settings(self) -> Iterator[ConfigKey]:
         """Give the table's keys in the order of their declaration."""
         for item in dataclasses.fields(self.cls):
             declared = item.metadata.get(_META)
             if declared is not None:
-                yield Key(_file_name(item.name), item.name, **declared)
+                yield ConfigKey(_file_name(item.name), item.name, **declared)
 
 
-def setting(kind: Kind[Any], default: object = REQUIRED, *, says: str, example: object = None) -> Any:
+def setting(kind: ValueKind[Any], default: object = REQUIRED, *, says: str, example: object = None) -> Any:
     """Declare a key; without a default it is required."""
     metadata = {_META: {"kind": kind, "default": default, "says": says, "example": example}}
     if isinstance(default, _Required):
@@ -80,7 +80,7 @@ def setting(kind: Kind[Any], default: object = REQUIRED, *, says: str, example: 
     return field(default=kind.read(default), metadata=metadata)
 
 
-def optional(kind: Kind[Any], *, says: str, example: object) -> Any:
+def optional(kind: ValueKind[Any], *, says: str, example: object) -> Any:
     """Declare a key that may be left out and then has no value."""
     return field(default=None, metadata={_META: {"kind": kind, "default": None, "says": says, "example": example}})
 
@@ -95,12 +95,12 @@ def table(says: str) -> Any:
     return field(metadata={"table": {"says": says}})
 
 
-def tables(says: str, *, named: Kind[str], example_name: str) -> Any:
+def tables(says: str, *, named: ValueKind[str], example_name: str) -> Any:
     """Declare tables of which there may be several, each with a name."""
     return field(metadata={"table": {"says": says, "named": named, "example_name": example_name}})
 
 
-def tables_of(cls: type[Any]) -> Iterator[Table]:
+def tables_of(cls: type[Any]) -> Iterator[ConfigTable]:
     """Give the tables of a whole file, in the order of their declaration."""
     hints = get_type_hints(cls)
     for item in dataclasses.fields(cls):
@@ -108,7 +108,7 @@ def tables_of(cls: type[Any]) -> Iterator[Table]:
         if declared is not None:
             hint = hints[item.name]
             row = hint.__args__[1] if "named" in declared else hint
-            yield Table(item.name, row, **declared)
+            yield ConfigTable(item.name, row, **declared)
 
 
 def _file_name(attribute: str) -> str:
@@ -150,7 +150,7 @@ def dotted(path: Path) -> str:
 
 
 @dataclass
-class Reader:
+class ConfigReader:
     """Builds dataclasses from what the file holds and collects every problem instead of stopping at the first.
 
     A key that cannot be read takes its default, so that the rest of the file can still be checked. ``whole`` tells
@@ -159,7 +159,7 @@ class Reader:
 
     problems: list[Problem] = field(default_factory=list)
     whole: bool = True
-    _tables: list[Table] = field(default_factory=list)
+    _tables: list[ConfigTable] = field(default_factory=list)
 
     def fail(self, path: Path, says: str) -> None:
         """Note a problem."""
@@ -173,10 +173,10 @@ class Reader:
             **{item.name: self._named(item, data) if item.named else self._single(item, data) for item in self._tables}
         )
 
-    def _single(self, table: Table, data: Mapping[str, Any]) -> Any:
+    def _single(self, table: ConfigTable, data: Mapping[str, Any]) -> Any:
         return self._row(table, data.get(table.name, {}), (table.name,), None)
 
-    def _named(self, table: Table, data: Mapping[str, Any]) -> dict[str, Any]:
+    def _named(self, table: ConfigTable, data: Mapping[str, Any]) -> dict[str, Any]:
         rows = data.get(table.name, {})
         if not isinstance(rows, dict):
             self._leave_out((table.name,), f"must be tables such as [{table.name}.{table.example_name}]")
@@ -185,13 +185,13 @@ class Reader:
         for name, row in rows.items():
             path = (table.name, name)
             try:
-                cast(Kind[str], table.named).read(name)
+                cast(ValueKind[str], table.named).read(name)
             except WrongValue as error:
                 self.fail(path, str(error))
             built[name] = self._row(table, row, path, name)
         return {name: row for name, row in built.items() if row is not None}
 
-    def _row(self, table: Table, data: object, path: Path, name: str | None) -> Any:
+    def _row(self, table: ConfigTable, data: object, path: Path, name: str | None) -> Any:
         if not isinstance(data, dict):
             return self._leave_out(path, "must be a table, not a single value")
         declared = list(table.settings())
@@ -204,7 +204,7 @@ class Reader:
             values[table.given_name] = name
         return table.cls(**values)
 
-    def _value(self, item: Key, data: Mapping[str, Any], path: Path) -> Any:
+    def _value(self, item: ConfigKey, data: Mapping[str, Any], path: Path) -> Any:
         if item.name in data:
             try:
                 return item.kind.read(data[item.name])

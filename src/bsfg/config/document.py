@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bsfg.config.declare import Table, dotted, tables_of, toml
+from bsfg.config.declare import ConfigTable, dotted, tables_of, toml
 from bsfg.config.settings import ZoneConfig
 
 WIDTH = 110
@@ -32,11 +32,11 @@ def commented_file(preamble: str, values: Mapping[str, Mapping[str, Any]]) -> st
     return "\n".join(lines) + "\n"
 
 
-def _header(table: Table, name: str | None) -> str:
+def _header(table: ConfigTable, name: str | None) -> str:
     return dotted((table.name, name) if name else (table.name,))
 
 
-def _block(table: Table, name: str | None, values: Mapping[str, Any], *, explained: bool) -> Iterator[str]:
+def _block(table: ConfigTable, name: str | None, values: Mapping[str, Any], *, explained: bool) -> Iterator[str]:
     yield f"[{_header(table, name)}]"
     for item in table.settings():
         if item.name in values:
@@ -48,7 +48,7 @@ def _block(table: Table, name: str | None, values: Mapping[str, Any], *, explain
             yield f"# {item.name} = {toml(item.example if item.default is None else item.default)}"
 
 
-def _example_block(table: Table) -> Iterator[str]:
+def _example_block(table: ConfigTable) -> Iterator[str]:
     """A row that is only an example, wholly in comments."""
     yield f"# [{_header(table, table.example_name)}]"
     for item in table.settings():

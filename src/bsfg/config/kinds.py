@@ -1,4 +1,4 @@
-"""The kinds of values a configuration key can have: how each is read, checked and described."""
+"""The kinds of values a configuration key can have, and the words that keys choose from."""
 
 from __future__ import annotations
 
@@ -14,8 +14,125 @@ from typing import Generic, TypeGuard, TypeVar
 from urllib.parse import urlsplit
 
 from bsfg.errors import InvalidArgument
+from bsfg.ports import StartAt
 from bsfg.rules import STREAM, ZONE
 from bsfg.signatures import read_key
+
+
+class Role(StrEnum):
+    """What an identity is in this zone."""
+
+    PRODUCER = "producer"
+    CONSUMER = "consumer"
+    PEER = "peer"
+    PIPELINE = "pipeline"
+    OPERATOR = "operator"
+    VIEWER = "viewer"
+
+
+class TokenRole(StrEnum):
+    """What the bearer of a token may be."""
+
+    VIEWER = Role.VIEWER
+    OPERATOR = Role.OPERATOR
+
+
+class IdentityFrom(StrEnum):
+    """The part of a certificate that names its holder."""
+
+    CN = "cn"
+    SAN = "san"
+
+
+class HasherName(StrEnum):
+    """A digest function."""
+
+    SHA256 = "sha256"
+    BLAKE3 = "blake3"
+
+
+class Engine(StrEnum):
+    """What moves the facts of a link."""
+
+    SPARK = "spark"
+    NATIVE = "native"
+
+
+class Safety(StrEnum):
+    """Whether a stream serves a safety function."""
+
+    NONE = "none"
+    SIL = "sil"
+
+
+class TlsVersion(StrEnum):
+    """The TLS versions that may be the lowest allowed one."""
+
+    V1_3 = "1.3"
+
+
+class LogLevel(StrEnum):
+    """How much is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(StrEnum):
+    """How log records are written."""
+
+    JSON = "json"
+    TEXT = "text"
+
+
+class Start(StrEnum):
+    """Where a consumer that the node creates for a peer begins."""
+
+    EARLIEST = StartAt.EARLIEST
+    LATEST = StartAt.LATEST
+
+
+class Action(StrEnum):
+    """What a caller can ask for."""
+
+    APPEND = "append"
+    FETCH = "fetch"
+    CONFIRM = "confirm"
+    READ = "read"
+    PUT = "put"
+    UPLOAD = "upload"
+    DOWNLOAD = "download"
+    REPORT = "report"
+    VIEW = "view"
+    ACT = "act"
+
+
+MEANINGS: dict[Action, str] = {
+    Action.APPEND: "append facts of its zone, or of one it relays for, to the store buffer",
+    Action.FETCH: "fetch as a durable consumer of its own; a peer only what it is served",
+    Action.CONFIRM: "confirm as a durable consumer of its own",
+    Action.READ: "read by key, offset or time, without moving a cursor; a peer only what it is served",
+    Action.PUT: "put what a link brought into the forward buffer, as that link's peer may send it",
+    Action.UPLOAD: "upload an artifact",
+    Action.DOWNLOAD: "download an artifact that a fact names which it may read",
+    Action.REPORT: "take the lease of a link and report on it",
+    Action.VIEW: "see status, consumers, gates, gaps and quarantine",
+    Action.ACT: "hold and release gates, create and retire consumers, truncate, settle quarantine",
+}
+
+ROLE_ACTIONS: dict[Role, frozenset[Action]] = {
+    Role.PRODUCER: frozenset({Action.APPEND, Action.UPLOAD}),
+    Role.CONSUMER: frozenset({Action.FETCH, Action.CONFIRM, Action.READ, Action.DOWNLOAD}),
+    Role.PEER: frozenset({Action.FETCH, Action.CONFIRM, Action.READ, Action.DOWNLOAD}),
+    Role.PIPELINE: frozenset(
+        {Action.PUT, Action.READ, Action.UPLOAD, Action.DOWNLOAD, Action.REPORT, Action.VIEW},
+    ),
+    Role.OPERATOR: frozenset({Action.VIEW, Action.ACT}),
+    Role.VIEWER: frozenset({Action.VIEW}),
+}
+
 
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
@@ -29,7 +146,7 @@ class WrongValue(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind(Generic[T]):
+class ValueKind(Generic[T]):
     """How a value is written and read: ``read`` gives the value or raises `WrongValue` with what it should be."""
 
     name: str
@@ -87,7 +204,7 @@ def _flag(value: object) -> bool:
     return value
 
 
-def integer(least: int = 0, most: int = LARGEST) -> Kind[int]:
+def integer(least: int = 0, most: int = LARGEST) -> ValueKind[int]:
     """A whole number between two bounds, both inclusive."""
 
     def read(value: object) -> int:
@@ -97,7 +214,7 @@ def integer(least: int = 0, most: int = LARGEST) -> Kind[int]:
             raise WrongValue(f"must be at least {least}" if most == LARGEST else f"must be from {least} to {most}")
         return value
 
-    return Kind("whole number", read)
+    return ValueKind("whole number", read)
 
 
 def _percent(value: object) -> float:
@@ -212,7 +329,7 @@ def _signing_key(value: object) -> str:
     return text
 
 
-def matching(name: str, pattern: str, says: str) -> Kind[str]:
+def matching(name: str, pattern: str, says: str) -> ValueKind[str]:
     """A text that matches a pattern."""
 
     def read(value: object) -> str:
@@ -221,10 +338,10 @@ def matching(name: str, pattern: str, says: str) -> Kind[str]:
             raise WrongValue(f"{text!r} is not a {name}: {says}")
         return text
 
-    return Kind(name, read)
+    return ValueKind(name, read)
 
 
-def one_of(words: tuple[str, ...]) -> Kind[str]:
+def one_of(words: tuple[str, ...]) -> ValueKind[str]:
     """One of some words."""
 
     def read(value: object) -> str:
@@ -233,30 +350,30 @@ def one_of(words: tuple[str, ...]) -> Kind[str]:
             raise WrongValue(f"must be one of {_listed(words)}, not {text!r}{nearest(text, words)}")
         return text
 
-    return Kind(_listed(words) if len(words) == 1 else "one of " + _listed(words), read)
+    return ValueKind(_listed(words) if len(words) == 1 else "one of " + _listed(words), read)
 
 
-def one_of_or(words: tuple[str, ...], form: str, pattern: str) -> Kind[str]:
+def one_of_or(words: tuple[str, ...], form: str, pattern: str) -> ValueKind[str]:
     """One of some words, or a text of a form."""
     word = one_of(words)
-    return Kind(f'{word.name}, or "{form}"', lambda value: value if _fits(value, pattern) else word.read(value))
+    return ValueKind(f'{word.name}, or "{form}"', lambda value: value if _fits(value, pattern) else word.read(value))
 
 
 def _fits(value: object, pattern: str) -> TypeGuard[str]:
     return isinstance(value, str) and re.fullmatch(pattern, value) is not None
 
 
-def choice(enum: type[E]) -> Kind[E]:
+def choice(enum: type[E]) -> ValueKind[E]:
     """One word of an enumeration."""
     word = one_of(tuple(str(member) for member in enum))
-    return Kind(word.name, lambda value: enum(word.read(value)))
+    return ValueKind(word.name, lambda value: enum(word.read(value)))
 
 
 def _listed(words: Iterable[str]) -> str:
     return ", ".join(f'"{word}"' for word in words)
 
 
-def list_of(kind: Kind[T]) -> Kind[tuple[T, ...]]:
+def list_of(kind: ValueKind[T]) -> ValueKind[tuple[T, ...]]:
     """A list whose items are all of one kind, without repeats."""
 
     def read(value: object) -> tuple[T, ...]:
@@ -267,26 +384,26 @@ def list_of(kind: Kind[T]) -> Kind[tuple[T, ...]]:
             raise WrongValue("names something twice")
         return items
 
-    return Kind(f"list of: {kind.name}", read)
+    return ValueKind(f"list of: {kind.name}", read)
 
 
-def or_any(kind: Kind[str]) -> Kind[str]:
+def or_any(kind: ValueKind[str]) -> ValueKind[str]:
     """A name, or ``*`` for all of them."""
-    return Kind(f'{kind.name} or "*"', lambda value: ANY if value == ANY else kind.read(value))
+    return ValueKind(f'{kind.name} or "*"', lambda value: ANY if value == ANY else kind.read(value))
 
 
-TEXT = Kind("text", _text)
-FLAG = Kind("true or false", _flag)
+TEXT = ValueKind("text", _text)
+FLAG = ValueKind("true or false", _flag)
 COUNT = integer(1)
-PERCENT = Kind("percent", _percent)
-SIZE = Kind("size", _size)
-DURATION = Kind("duration", _positive_duration)
-WHOLE_SECONDS = Kind("duration", _whole_seconds)
-ADDRESS = Kind("host:port", _address)
-URL = Kind("web address", _url)
-MOMENT = Kind("date or time", _moment)
-PATH = Kind("path", _path)
-ARGUMENTS = Kind("command and arguments", _arguments)
+PERCENT = ValueKind("percent", _percent)
+SIZE = ValueKind("size", _size)
+DURATION = ValueKind("duration", _positive_duration)
+WHOLE_SECONDS = ValueKind("duration", _whole_seconds)
+ADDRESS = ValueKind("host:port", _address)
+URL = ValueKind("web address", _url)
+MOMENT = ValueKind("date or time", _moment)
+PATH = ValueKind("path", _path)
+ARGUMENTS = ValueKind("command and arguments", _arguments)
 ZONE_NAME = matching("zone name", ZONE, "letters, digits, '.', '_' and '-', at most 64")
 STREAM_NAME = matching("stream name", STREAM, "lower case letters, digits, '.', '_' and '-', at most 64")
 LINK_NAME = matching("link name", STREAM, "lower case letters, digits, '.', '_' and '-', at most 64")
@@ -302,7 +419,7 @@ HOST_NAME = matching(
 TOKEN_NAME = matching(
     "token name", r"[a-z0-9][a-z0-9._-]{0,63}", "lower case letters, digits, '.', '_' and '-', at most 64"
 )
-SIGNING_KEY = Kind("public key", _signing_key)
+SIGNING_KEY = ValueKind("public key", _signing_key)
 TOKEN_HASH = matching("token hash", r"sha256:[0-9a-f]{64}", "make token and hash with `bsfg token`")
 AUTHORITY_NAME = matching(
     "authority name", r"[a-z0-9][a-z0-9._-]{0,63}", "lower case letters, digits, '.', '_' and '-', at most 64"

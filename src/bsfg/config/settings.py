@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from bsfg.config.access import Authority, Identity, Listen, Signing, Tls, Token, Zone
+from bsfg.config.access import Authority, Identity, Link, Listen, Serve, Signing, Stream, Tls, Token, Zone
 from bsfg.config.declare import optional, setting, table, tables
 from bsfg.config.kinds import (
     ANY,
@@ -26,10 +26,10 @@ from bsfg.config.kinds import (
     URL,
     WHOLE_SECONDS,
     ZONE_NAME,
+    LogFormat,
+    LogLevel,
     choice,
 )
-from bsfg.config.lanes import Link, Serve, Stream
-from bsfg.config.words import LogFormat, LogLevel
 from bsfg.signatures import TrustedKeys, read_key
 
 
@@ -50,7 +50,7 @@ class Alerts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dashboard:
+class DashboardSettings:
     """The dashboard of the HTTP service."""
 
     enabled: bool = setting(FLAG, True, says="Whether the node serves its dashboard, at /dashboard/.")
@@ -64,7 +64,7 @@ class Dashboard:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Artifacts:
+class ArtifactSettings:
     """Files that facts refer to by digest."""
 
     folder: PurePath | None = optional(
@@ -110,7 +110,7 @@ class AuditTrailTable:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class LimitSettings:
     """What callers may ask of the node at once."""
 
     message_bytes: int = setting(
@@ -190,13 +190,13 @@ class ZoneConfig:
         example_name="plant-a",
     )
     alerts: Alerts = table("Where alerts go besides log and metrics.")
-    dashboard: Dashboard = table("The dashboard of the HTTP service.")
+    dashboard: DashboardSettings = table("The dashboard of the HTTP service.")
     storage: StorageTable = table("How the embedded storage keeps its folder.")
-    artifacts: Artifacts = table("Files that facts refer to by digest.")
+    artifacts: ArtifactSettings = table("Files that facts refer to by digest.")
     audit_trail: AuditTrailTable = table(
         "The audit trail in the data folder: who did what, or was kept from it. `bsfg audit-trail` reads it."
     )
-    limits: Limits = table("What callers may ask of the node at once.")
+    limits: LimitSettings = table("What callers may ask of the node at once.")
     log: Log = table("What the node logs, to standard error.")
     source: Path = Path("zone.toml")
 

@@ -19,7 +19,7 @@ from bsfg.errors import CertificateInvalid, IdentityRevoked, IdentityUnknown, Se
 from bsfg.wire.peer import PeerNames, Shown, check_end
 
 if TYPE_CHECKING:
-    from bsfg.wire.authorities import Signer, Trust
+    from bsfg.wire.certs import IssuingAuthority, Trust
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +93,13 @@ class Vouching:
             issuer=by,
         )
 
-    def _speaks(self, path: tuple[Signer, ...], zone: str) -> bool:
+    def _speaks(self, path: tuple[IssuingAuthority, ...], zone: str) -> bool:
         """Let the nearest authority that has a row decide."""
         rows = {row.key: row for row in self.authorities.values()}
         bound = next((rows[each.key] for each in path if each.key in rows), None)
         return bound is not None and (ANY in bound.zones or zone in bound.zones)
 
-    def _is_home(self, path: tuple[Signer, ...], trust: Trust) -> bool:
+    def _is_home(self, path: tuple[IssuingAuthority, ...], trust: Trust) -> bool:
         if len(trust.roots) == 1:
             return bool(path)
         return bool(path) and trust.home is not None and trust.top(path[-1].key) == trust.home.key

@@ -11,18 +11,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bsfg.arrays import constant_value
 from bsfg.batch import FactBatch
+from bsfg.columns import constant_value
+from bsfg.digest import SHA256, Hasher
 from bsfg.errors import ImplausibleTime, ZoneNotAllowed
 from bsfg.fact import Message
-from bsfg.hashing import SHA256, Hasher
-from bsfg.journey.answers import AppendOutcome
-from bsfg.keys import EXPLICIT, MessageIds
+from bsfg.journey.link import AppendOutcome
 from bsfg.offload import by_size
 from bsfg.ports import Clock, Receipt, StoreBuffer
 from bsfg.rows import weight_of_message
 from bsfg.rules import DEFAULT_LIMITS, Limits
-from bsfg.sealing import functions_of, seal
+from bsfg.sealing import EXPLICIT, MessageIds, functions_of, seal
 
 
 @dataclass(frozen=True, slots=True)

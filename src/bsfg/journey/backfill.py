@@ -16,18 +16,18 @@ from dataclasses import replace
 
 from bsfg.errors import DigestMismatch, ForeignLog, FrameInvalid
 from bsfg.journey.link import Fetched, FetchRequest, PeerLink, PeerMemory, PeerPosition
-from bsfg.journey.receive import BeforePut, Progress, receive
+from bsfg.journey.receive import BeforePut, PullProgress, receive
 from bsfg.journey.verify import LinkHeld, LinkRules, check_history
 from bsfg.ports import Clock, ForwardBuffer, Frame
 
 ReadRange = Callable[[int, int], AsyncIterator[Frame]]
 """Reads a range of the sender's offsets (its end exclusive), moving no cursor."""
 
-PutFrame = Callable[[Frame, Fetched], Awaitable[Progress]]
+PutFrame = Callable[[Frame, Fetched], Awaitable[PullProgress]]
 """Puts a frame of the sender whose history and time an answer tells."""
 
 
-async def make_good(peer: PeerLink, memory: PeerMemory, read: ReadRange, put: PutFrame) -> Progress | None:
+async def make_good(peer: PeerLink, memory: PeerMemory, read: ReadRange, put: PutFrame) -> PullProgress | None:
     """Act upon what an operator released, None when there is nothing to act upon.
 
     An interruption costs nothing: what was put is remembered, and the release stays until everything is done. What
@@ -42,10 +42,10 @@ async def make_good(peer: PeerLink, memory: PeerMemory, read: ReadRange, put: Pu
         check_history(fetched, position)
     except ForeignLog as error:
         if not released.covers(error.code, fetched.log_id):
-            return Progress(held=LinkHeld(error.code, error.message, fetched.log_id))
+            return PullProgress(held=LinkHeld(error.code, error.message, fetched.log_id))
         await memory.remember(PeerPosition(log_id=fetched.log_id), settles=released)
         return None
-    total: Progress | None = None
+    total: PullProgress | None = None
     if _skips(fetched, position) and released.covers(FrameInvalid.code, fetched.log_id):
         total = await _read_between(fetched, position, memory, read, put)
         if total.held is not None or total.paused is not None:
@@ -61,9 +61,9 @@ def _skips(fetched: Fetched, position: PeerPosition) -> bool:
 
 async def _read_between(
     fetched: Fetched, position: PeerPosition, memory: PeerMemory, read: ReadRange, put: PutFrame
-) -> Progress:
+) -> PullProgress:
     """Put what lies between the remembered position and where the sender goes on, frame by frame and in order."""
-    total = Progress(backlog=fetched.end - fetched.start)
+    total = PullProgress(backlog=fetched.end - fetched.start)
     assert position.latest_start is not None
     async for frame in read(position.latest_start, fetched.start):
         progress = await put(frame, fetched)
@@ -85,7 +85,7 @@ async def put_again(
     forward: ForwardBuffer,
     clock: Clock,
     before_put: BeforePut,
-) -> Progress:
+) -> PullProgress:
     """Put a frame that had come before into a forward buffer of this process."""
     log_id, served_at = fetched.log_id, fetched.served_at_unix_ms
     answer = Fetched(log_id, frame.first, frame.last + 1, b"", [frame], served_at_unix_ms=served_at)

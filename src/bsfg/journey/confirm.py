@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 from bsfg.errors import ForeignLog, InvalidArgument, OffsetOutOfRange
 from bsfg.frontier import Frontier
-from bsfg.journey.link import DETAIL_CHARACTERS_MAX, Refusal, merged_refusals
-from bsfg.journey.position import check_consumer
+from bsfg.journey.link import DETAIL_CHARACTERS_MAX, Refusal, check_consumer, merged_refusals
 from bsfg.ports import Clock, Confirmation, ConsumerState, CursorTracker, GapRecord, Replayable
 from bsfg.retention import GapReason
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from bsfg.fact import Entry
-from bsfg.journey.position import check_consumer
+from bsfg.journey.link import check_consumer
 from bsfg.ports import Confirmation, CursorTracker, Frame, GapRecord, Replayable
 
 Handler = Callable[[Entry], Awaitable[None]]

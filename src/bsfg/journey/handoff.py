@@ -3,7 +3,7 @@
 A loop per stream, so that the backlog of one never delays the live facts of another. They share the link's connection,
 its gate, its lease and its rate limit. The turns are those of `bsfg.journey.pull`, which may be interrupted anywhere.
 The native engine runs these loops in the node and a live task runs them on Spark; what differs is where they report
-(`Desk`), where the facts are put (`Pull`), and how the sender is reached (`Way`).
+(`LinkReporter`), where the facts are put (`Pull`), and how the sender is reached (`SenderWay`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from bsfg.errors import (
 from bsfg.gate import Event, Gate, Mode
 from bsfg.journey.link import FetchRequest
 from bsfg.journey.pull import HOLDING
-from bsfg.journey.receive import Progress
+from bsfg.journey.receive import PullProgress
 
 FETCH_BYTES = 8 << 20
 FETCH_PARTS = 16
@@ -50,7 +50,7 @@ Note = Callable[..., None]
 """Takes an event's name and its fields, for the log."""
 
 
-class Pace(Protocol):
+class LinkPace(Protocol):
     """How a link is to be moved, as its table in the configuration says it."""
 
     @property
@@ -99,7 +99,7 @@ class Pace(Protocol):
         ...
 
 
-class Desk(Protocol):
+class LinkReporter(Protocol):
     """What a loop tells about its link; a desk in another process may pass it on a little later."""
 
     def may_move(self) -> bool:
@@ -118,7 +118,7 @@ class Desk(Protocol):
         """Close the gate until an operator has looked at what was found in a stream, and in which history."""
         ...
 
-    def report(self, stream: str, progress: Progress) -> None:
+    def report(self, stream: str, progress: PullProgress) -> None:
         """Tell what a turn achieved."""
         ...
 
@@ -131,8 +131,8 @@ class Desk(Protocol):
         ...
 
 
-class Way(Protocol):
-    """The way to the sender; see `bsfg.wire.reach.Reach`."""
+class SenderWay(Protocol):
+    """The way to the sender; see `bsfg.wire.reach.ConnectionDiagnosis`."""
 
     async def ready(self) -> None:
         """Make sure that the sender is the one that is meant, or raise."""
@@ -156,11 +156,11 @@ class Pull(Protocol):
         """How much the forward buffer holds in all."""
         ...
 
-    async def turn(self, request: FetchRequest) -> Progress:
+    async def turn(self, request: FetchRequest) -> PullProgress:
         """Make one turn."""
         ...
 
-    async def make_good(self) -> Progress | None:
+    async def make_good(self) -> PullProgress | None:
         """Act upon an operator's release, None when there is none; see `bsfg.journey.backfill`."""
         ...
 
@@ -174,12 +174,12 @@ class Handoff:
 
     def __init__(
         self,
-        link: Pace,
-        desk: Desk,
+        link: LinkPace,
+        desk: LinkReporter,
         pulls: Sequence[Pull],
         *,
         note: Note,
-        way: Way | None = None,
+        way: SenderWay | None = None,
         rng: random.Random | None = None,
     ) -> None:
         self.link, self._desk, self._pulls, self._note = link, desk, pulls, note
@@ -224,7 +224,7 @@ class Handoff:
         finally:
             pull.reset()
 
-    async def _try(self, pull: Pull, turn: Awaitable[Progress | None], backoff: Backoff) -> bool:
+    async def _try(self, pull: Pull, turn: Awaitable[PullProgress | None], backoff: Backoff) -> bool:
         """Make one turn and deal with how it went; tell whether it went well."""
         try:
             progress = await turn
@@ -245,7 +245,7 @@ class Handoff:
             return progress.held is None and progress.paused is None
         return False
 
-    async def _make_good(self, pull: Pull) -> Progress | None:
+    async def _make_good(self, pull: Pull) -> PullProgress | None:
         if self._way is not None:
             await self._way.ready()
         progress = await pull.make_good()
@@ -253,7 +253,7 @@ class Handoff:
             self._note("link_read_again", link=self.link.name, stream=pull.stream, facts=progress.inserted)
         return progress
 
-    async def _turn(self, pull: Pull, gate: Gate) -> Progress:
+    async def _turn(self, pull: Pull, gate: Gate) -> PullProgress:
         if self._way is not None:
             await self._way.ready()
         # A gate that is closed finds out quickly whether the peer is back; an open one may wait long for new facts.
@@ -265,7 +265,7 @@ class Handoff:
         )
         return await pull.turn(request)
 
-    async def _went_well(self, pull: Pull, progress: Progress, backoff: Backoff) -> None:
+    async def _went_well(self, pull: Pull, progress: PullProgress, backoff: Backoff) -> None:
         self._failures.pop(pull.stream, None)
         self._failed_with.pop(pull.stream, None)
         self._desk.distrust(None)
@@ -295,10 +295,10 @@ class Handoff:
             self._appetites[pull.stream].ran_out_of_time()
         self._desk.failed(error.code)
         decided = verdict(error, self._repeats(pull.stream, error.code), self.link.lost_after_failures)
-        if decided == Verdict.HOLD:
+        if decided == FaultConsequence.HOLD:
             self._hold(pull, error.code, error.message, str(error.details.get("log_id", "")))
             return
-        if decided == Verdict.PAUSE:
+        if decided == FaultConsequence.PAUSE:
             await self._no_room(pull, error, backoff)
             return
         failures = self._failures[pull.stream] = self._failures.get(pull.stream, 0) + 1
@@ -334,7 +334,7 @@ class Handoff:
         elif backlog <= self.link.normal_backlog and len(self._backlogs) == len(self._pulls):
             self._desk.tell(Event.BACKLOG_CLEARED, f"backlog {backlog}")
 
-    def _report(self, pull: Pull, progress: Progress) -> None:
+    def _report(self, pull: Pull, progress: PullProgress) -> None:
         self._desk.report(pull.stream, progress)
         if progress.refused:
             refusals = [str(refusal) for refusal in progress.refused[:10]]
@@ -357,7 +357,7 @@ def _brief(error: BsfgError) -> dict[str, object]:
 # What a failed turn means.
 
 
-class Verdict(StrEnum):
+class FaultConsequence(StrEnum):
     """What follows from a failure."""
 
     RETRY = "retry"
@@ -385,11 +385,11 @@ NO_ROOM: tuple[type[BsfgError], ...] = (BufferFull, ArtifactStoreFull, DiskFull)
 """This zone's own storage is full; the peer has nothing to do with it."""
 
 
-def verdict(error: BsfgError, repeats: int, few: int) -> Verdict:
+def verdict(error: BsfgError, repeats: int, few: int) -> FaultConsequence:
     """Decide what a failure means that came so many times in a row; ``few`` is how many are patience enough."""
     if isinstance(error, AT_ONCE) or (isinstance(error, AFTER_A_FEW) and repeats >= few):
-        return Verdict.HOLD
-    return Verdict.PAUSE if isinstance(error, NO_ROOM) else Verdict.RETRY
+        return FaultConsequence.HOLD
+    return FaultConsequence.PAUSE if isinstance(error, NO_ROOM) else FaultConsequence.RETRY
 
 
 # How much a link asks for, how often it tries, and how fast it may go.

@@ -1,16 +1,22 @@
-"""What passes between the sender and the receiver of a link: the request, the answer, and the port between them.
-
-`bsfg.journey.serve` makes the answers, `bsfg.journey.pull` judges them; a network client, a queue inside one process
-or a simulator stands between the two as a `PeerLink`.
-"""
+"""What passes between the sender and the receiver of a link: what it carries, request, answer, and the port."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from bsfg.ports import Confirmation, Frame, GapRecord, GapSet
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bsfg.batch import EntryBatch, FactBatch
+from bsfg.columns import constant_value
+from bsfg.errors import ConflictingDuplicate, ConsumerRetired, ForeignLog, InvalidArgument
+from bsfg.fact import SHA256_NAME, Key, digest_text
+from bsfg.gaps import RangeSet
+from bsfg.ports import Confirmation, ConsumerState, Frame, GapRecord, GapSet, Receipt, Replayable, Result
+from bsfg.retention import GapReason
 
 DETAIL_CHARACTERS_MAX = 500
 """How much of the other side's own words is stored for good."""
@@ -183,3 +189,184 @@ class SessionMemory:
         """Keep the position."""
         released = self.position.released
         self.position = replace(position, released=None if released == settles else released)
+
+
+def check_consumer(state: ConsumerState, buffer: Replayable) -> None:
+    """Raise unless the consumer is alive and its position belongs to this buffer's history."""
+    spec = state.spec
+    if state.retired_reason is not None:
+        raise ConsumerRetired(f"consumer {spec.name} was retired: {state.retired_reason}", reason=state.retired_reason)
+    if (spec.stream, spec.buffer) != (buffer.stream, buffer.buffer):
+        raise InvalidArgument(
+            f"consumer {spec.name} reads the {spec.buffer} buffer of {spec.stream}, "
+            f"not the {buffer.buffer} buffer of {buffer.stream}"
+        )
+    if state.log_id != buffer.log_id:
+        raise ForeignLog(f"consumer {spec.name} stands in log {state.log_id}, this is {buffer.log_id}")
+
+
+_CARRIED, _OTHER_ZONE, _RETURNING = 0, 1, 2
+
+NOT_CARRIED = "to_zone is not carried by this link"
+RETURNING = "returns to its from_zone"
+_DETAIL = {_OTHER_ZONE: NOT_CARRIED, _RETURNING: RETURNING}
+
+
+@dataclass(frozen=True, slots=True)
+class Carriage:
+    """What a link carries: facts for some zones or (None) for all, and none that return to the receiver's zone."""
+
+    to_zones: frozenset[str] | None = None
+    receiver_zone: str | None = None
+
+    def split(self, frame: Frame) -> Iterator[Frame]:
+        """Give a frame as runs of entries that the link carries and gap records for those it leaves out."""
+        yield from apart(self.chosen(frame))
+
+    def chosen(self, frame: Frame) -> Frame:
+        """Give a frame with the entries that the link carries, and what it leaves out among them as sets."""
+        entries = frame.entries
+        if entries is None or (self.to_zones is None and self.receiver_zone is None):
+            return frame
+        if entries.has_rows and self._carries_all(entries):
+            return frame
+        verdicts = self._verdicts(entries)
+        if not verdicts.any():
+            return frame
+        # The time of the last fact, not of this answer: a repeated answer is then the same.
+        at_unix_ms = int(entries.column("appended_at_unix_ms")[-1].as_py())
+        skips = []
+        for verdict, detail in _DETAIL.items():
+            ranges = RangeSet.where(verdicts == verdict, frame.first, at_unix_ms)
+            if len(ranges):
+                skips.append(GapSet(GapReason.SKIPPED, ranges, detail, None, at_unix_ms))
+        carried = np.flatnonzero(verdicts == _CARRIED)
+        return Frame(frame.first, frame.last, entries.take(carried) if len(carried) else None, skips=tuple(skips))
+
+    def _carries_all(self, entries: EntryBatch) -> bool:
+        if self.receiver_zone is not None and self.receiver_zone in entries.values("from_zone"):
+            return False
+        return self.to_zones is None or self.to_zones.issuperset(entries.values("to_zone"))
+
+    def _verdicts(self, entries: EntryBatch) -> np.ndarray:
+        verdicts = np.full(len(entries), _CARRIED, dtype=np.int8)
+        if self.to_zones is not None:
+            verdicts[~_is_in(entries.column("to_zone"), self.to_zones)] = _OTHER_ZONE
+        if self.receiver_zone is not None:
+            verdicts[_is_in(entries.column("from_zone"), frozenset({self.receiver_zone}))] = _RETURNING
+        return verdicts
+
+
+EVERYTHING = Carriage()
+
+
+def apart(frame: Frame) -> Iterator[Frame]:
+    """Give a frame as runs of entries and a gap record for each skipped range, for those who know no sets."""
+    if not frame.skips:
+        yield frame
+        return
+    gaps = sorted((gap for each in frame.skips for gap in each.records()), key=lambda gap: gap.first)
+    at, row = frame.first, 0
+    for gap in gaps:
+        if gap.first > at:
+            yield _run(frame, at, gap.first - 1, row)
+            row += gap.first - at
+        yield Frame(gap.first, gap.last, gap=gap)
+        at = gap.last + 1
+    if at <= frame.last:
+        yield _run(frame, at, frame.last, row)
+
+
+def _run(frame: Frame, first: int, last: int, row: int) -> Frame:
+    assert frame.entries is not None
+    return Frame(first, last, frame.entries.slice(row, last - first + 1))
+
+
+def _is_in(column: pa.Array, zones: frozenset[str]) -> np.ndarray:
+    single = constant_value(column)
+    if single is not None:
+        return np.full(len(column), single in zones)
+    return np.asarray(pc.is_in(column, value_set=pa.array(sorted(zones), pa.string())).to_numpy(zero_copy_only=False))
+
+
+@dataclass(frozen=True, slots=True)
+class AppendedFact:
+    """What became of one fact: its result, its offset (of the first, for a repeat or conflict), id and digest."""
+
+    result: Result
+    offset: int
+    message_id: str
+    digest: bytes
+    hasher: str = SHA256_NAME
+
+    @property
+    def digest_text(self) -> str:
+        """The digest as it is written for people: the name of its function, and 64 hexadecimal digits."""
+        return digest_text(self.hasher, self.digest)
+
+
+@dataclass(frozen=True, slots=True)
+class AppendOutcome:
+    """The answer to a producer, given when everything it names is durable.
+
+    ``facts`` are the rows as they were sealed, ``receipt`` their results as columns; `results` makes objects of them.
+    """
+
+    facts: FactBatch
+    receipt: Receipt
+    hasher: str
+    """The function that the digests were made by; a batch is sealed with one."""
+
+    def __len__(self) -> int:
+        return len(self.facts)
+
+    @property
+    def chain_head(self) -> bytes:
+        """The digest of the log's last frame after this append, for producers that keep evidence."""
+        return self.receipt.chain_head
+
+    def results(self) -> list[AppendedFact]:
+        """Give one result per fact, in the order in which they were sent."""
+        columns = (
+            self.receipt.results.tolist(),
+            self.receipt.offsets.tolist(),
+            self.facts.values("message_id"),
+            self.facts.digests(),
+        )
+        rows, hasher = zip(*columns, strict=True), self.hasher
+        return [AppendedFact(Result(result), offset, id, digest, hasher) for result, offset, id, digest in rows]
+
+    def conflicts(self) -> list[ConflictingDuplicate]:
+        """Give an error for each fact whose id is taken by another body; such a fact was not stored."""
+        rows = np.flatnonzero(self.receipt.results == Result.CONFLICT)
+        if not len(rows):
+            return []
+        refused = self.facts.take(rows)
+        keys = map(Key, refused.values("from_zone"), refused.values("message_id"))
+        return [_conflict(int(row), key, int(self.receipt.offsets[row])) for row, key in zip(rows, keys, strict=True)]
+
+
+def _conflict(row: int, key: Key, offset: int) -> ConflictingDuplicate:
+    return ConflictingDuplicate(
+        f"row {row}: message_id {key.message_id!r} of {key.from_zone} is taken by the fact at offset {offset}",
+        row=row,
+        from_zone=key.from_zone,
+        message_id=key.message_id,
+        existing_offset=offset,
+    )
+
+
+class Room(Protocol):
+    """Where the bytes of an answer are counted, from before they are read until they are sent."""
+
+    async def take(self, size_bytes: int) -> None:
+        """Wait for room for so many bytes, in the place of what was taken before."""
+        ...
+
+    def keep(self, size_bytes: int) -> None:
+        """Give back what is not needed after all."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back; repeats are harmless."""
+        ...

@@ -29,8 +29,8 @@ from bsfg.errors import BufferFull, ForeignLog, FrameInvalid, HasherUnknown, Zon
 from bsfg.journey.link import Fetched, FetchRequest, PeerLink, PeerMemory, PeerPosition, Refusal
 from bsfg.journey.receive import (
     BeforePut,
-    Progress,
-    Stored,
+    PullProgress,
+    StoredAnswer,
     advanced,
     judged,
     no_room,
@@ -71,7 +71,7 @@ class _Storing:
 
     answer: _Answer
     put: Put
-    stored: asyncio.Task[Stored]
+    stored: asyncio.Task[StoredAnswer]
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class _Waiting:
     refusals: list[Refusal]
 
 
-class Turns(ABC, Generic[Target]):
+class LinkTurns(ABC, Generic[Target]):
     """The turns of one stream of a link, wherever its facts are stored; use it from one task at a time."""
 
     stores_at_once = 1
@@ -111,7 +111,7 @@ class Turns(ABC, Generic[Target]):
         """Decide what becomes of an answer."""
 
     @abstractmethod
-    async def hand_over(self, put: Put, target: Target, clock_trusted: bool) -> Coroutine[Any, Any, Stored]:
+    async def hand_over(self, put: Put, target: Target, clock_trusted: bool) -> Coroutine[Any, Any, StoredAnswer]:
         """Begin to make what is good of an answer durable, and give the rest of the work.
 
         Where several answers are stored at once, what is begun here decides on their order.
@@ -123,7 +123,7 @@ class Turns(ABC, Generic[Target]):
 
     async def turn(
         self, forward: Target, request: FetchRequest | None = None, *, clock_trusted: bool = True
-    ) -> Progress:
+    ) -> PullProgress:
         """Wait until the next answer is stored, while the ones after it are fetched, judged and handed over.
 
         Raises what the link and the storage raise, except where that means a held or paused link. After any exception
@@ -135,7 +135,7 @@ class Turns(ABC, Generic[Target]):
             return await self._turn(forward, request or FetchRequest(), clock_trusted)
         except HOLDING as error:
             self.reset()
-            return Progress(held=LinkHeld(error.code, error.message))
+            return PullProgress(held=LinkHeld(error.code, error.message))
         except BaseException:
             self.reset()
             raise
@@ -166,14 +166,14 @@ class Turns(ABC, Generic[Target]):
         self._waiting: _Waiting | None = None
         self._confirming: asyncio.Task[None] | None = None
 
-    async def _turn(self, forward: Target, request: FetchRequest, clock_trusted: bool) -> Progress:
+    async def _turn(self, forward: Target, request: FetchRequest, clock_trusted: bool) -> PullProgress:
         while not (self._storing and self._storing[0].stored.done()):
             following = await self._asked(request)
             if following is not None and following.done() and self._may_hand_over(following):
                 answer = following.result()
                 if isinstance(answer.decision, LinkHeld):
                     self.reset()
-                    return Progress(held=answer.decision)
+                    return PullProgress(held=answer.decision)
                 await self._hand_over(answer, to_put(answer.decision)[0], forward, clock_trusted)
             else:
                 await self._wait(following)
@@ -196,7 +196,7 @@ class Turns(ABC, Generic[Target]):
         if put.through >= answer.fetched.start:
             self._after = put.through
 
-    async def _finish(self, storing: _Storing) -> Progress:
+    async def _finish(self, storing: _Storing) -> PullProgress:
         """Take what became of the oldest answer, and have it confirmed."""
         answer, put = storing.answer, storing.put
         try:
@@ -276,7 +276,7 @@ class Turns(ABC, Generic[Target]):
 
     # Confirming.
 
-    async def _confirm_soon(self, position: PeerPosition, put: Put, stored: Stored) -> None:
+    async def _confirm_soon(self, position: PeerPosition, put: Put, stored: StoredAnswer) -> None:
         refusals = self._waiting.refusals if self._waiting is not None else []
         self._waiting = _Waiting(position, put.through, stored.chain_head, [*refusals, *stored.refusals])
         if self._confirming is None or self._confirming.done():
@@ -308,7 +308,7 @@ class Turns(ABC, Generic[Target]):
             task.exception()  # whoever needs it asks for it; nobody is to be reminded of what was let go
 
 
-class Flow(Turns[ForwardBuffer]):
+class Flow(LinkTurns[ForwardBuffer]):
     """The turns of a stream whose facts are put into a forward buffer of this process."""
 
     def __init__(
@@ -328,7 +328,9 @@ class Flow(Turns[ForwardBuffer]):
         """Decide what becomes of an answer by the rules of the link."""
         return await judged(fetched, position, self._rules, self._link.zone)
 
-    async def hand_over(self, put: Put, target: ForwardBuffer, clock_trusted: bool) -> Coroutine[Any, Any, Stored]:
+    async def hand_over(
+        self, put: Put, target: ForwardBuffer, clock_trusted: bool
+    ) -> Coroutine[Any, Any, StoredAnswer]:
         """Put the entries into the buffer; nothing expires while the clock is in doubt."""
         return store(
             put,

@@ -33,7 +33,7 @@ BeforePut = Callable[[FactBatch], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class PullProgress:
     """What one turn achieved, and what keeps the next one back.
 
     ``through`` is what may be confirmed, None when nothing came, ``chain_head`` the head of the log here then.
@@ -68,7 +68,7 @@ class Progress:
 
 
 @dataclass(slots=True)
-class Stored:
+class StoredAnswer:
     """What became of the entries of one answer."""
 
     inserted: int = 0
@@ -87,7 +87,7 @@ async def receive(
     clock: Clock,
     clock_trusted: bool = True,
     before_put: BeforePut | None = None,
-) -> Progress:
+) -> PullProgress:
     """Take in what somebody has brought of the zone ``peer``: judge it, put what is good of it, say what to confirm.
 
     ``position`` is what is remembered of the sender. Raises what the storage and ``before_put`` raise, except where
@@ -96,7 +96,7 @@ async def receive(
     came_ms = clock.monotonic_ms()
     decision = await judged(brought, position, rules, peer)
     if isinstance(decision, LinkHeld):
-        return Progress(held=decision)
+        return PullProgress(held=decision)
     put, suspect = to_put(decision)
     try:
         stored = await store(put, forward, rules, peer, clock, clock_trusted=clock_trusted, before_put=before_put)
@@ -111,9 +111,9 @@ def to_put(decision: Put | Refetch) -> tuple[Put, int | None]:
     return (decision.before, decision.at) if isinstance(decision, Refetch) else (decision, None)
 
 
-def no_room(brought: Fetched, error: BufferFull) -> Progress:
+def no_room(brought: Fetched, error: BufferFull) -> PullProgress:
     """Say that nothing of an answer could be stored: everything from its start on is still to come."""
-    return Progress(paused=error, backlog=brought.end - brought.start)
+    return PullProgress(paused=error, backlog=brought.end - brought.start)
 
 
 async def judged(fetched: Fetched, position: PeerPosition, rules: LinkRules, peer: str) -> Decision:
@@ -137,10 +137,12 @@ def advanced(position: PeerPosition, fetched: Fetched, put: Put, suspect: int | 
     )
 
 
-def progress_of(position: PeerPosition, brought: Fetched, put: Put, stored: Stored, took_seconds: float) -> Progress:
+def progress_of(
+    position: PeerPosition, brought: Fetched, put: Put, stored: StoredAnswer, took_seconds: float
+) -> PullProgress:
     """Say what storing an answer achieved, how long that took, and through where it may be confirmed."""
     age_seconds = _newest_age_seconds(put)
-    return Progress(
+    return PullProgress(
         inserted=stored.inserted,
         repeated=stored.repeated,
         refused=tuple(stored.refusals),
@@ -162,9 +164,9 @@ async def store(
     *,
     clock_trusted: bool = True,
     before_put: BeforePut | None = None,
-) -> Stored:
+) -> StoredAnswer:
     """Make all that is good of an answer durable: entries, what is refused of them, and gap records."""
-    stored = Stored()
+    stored = StoredAnswer()
     rules = rules if clock_trusted else replace(rules, max_age_seconds=None)
     if put.entries:
         entries = await by_size(sum(each.weight_bytes for each in put.entries), EntryBatch.concat, put.entries)
@@ -188,7 +190,7 @@ async def store(
 
 
 async def _put_entries(
-    stored: Stored, entries: EntryBatch, forward: ForwardBuffer, origin: OriginSpan, before_put: BeforePut | None
+    stored: StoredAnswer, entries: EntryBatch, forward: ForwardBuffer, origin: OriginSpan, before_put: BeforePut | None
 ) -> None:
     facts = entries.facts
     if before_put is not None:
@@ -225,7 +227,7 @@ class _Came:
     entries: EntryBatch
     origin: OriginSpan
     forward: ForwardBuffer
-    stored: Stored
+    stored: StoredAnswer
 
     async def new(self, rows: np.ndarray) -> list[int]:
         """Give those of some rows that are not here yet: what is here is no replay and no forgery but a repeat."""

@@ -17,10 +17,7 @@ from dataclasses import dataclass, field, replace
 from bsfg.batch import EntryBatch
 from bsfg.errors import ForeignLog, InvalidArgument
 from bsfg.gaps import grouped
-from bsfg.journey.answers import Room
-from bsfg.journey.carriage import EVERYTHING, RETURNING, Carriage, apart
-from bsfg.journey.link import Fetched, FetchRequest
-from bsfg.journey.position import check_consumer
+from bsfg.journey.link import EVERYTHING, RETURNING, Carriage, Fetched, FetchRequest, Room, apart, check_consumer
 from bsfg.ports import Buffer, Clock, CursorTracker, Frame, GapSet, Replayable
 from bsfg.retention import GapReason
 

@@ -15,13 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bsfg.arrays import constant_value
 from bsfg.batch import EntryBatch
+from bsfg.columns import constant_value
 from bsfg.errors import BsfgError, DigestMismatch, ForeignLog, FrameInvalid, ZoneNotAllowed
-from bsfg.journey.carriage import RETURNING
-from bsfg.journey.link import DETAIL_CHARACTERS_MAX, Fetched, PeerPosition
+from bsfg.gaps import OFFSETS_END, RangeSet
+from bsfg.journey.link import DETAIL_CHARACTERS_MAX, RETURNING, Fetched, PeerPosition
 from bsfg.ports import Frame, Gap, GapRecord, GapSet
-from bsfg.ranges import OFFSETS_END, RangeSet
 from bsfg.retention import GapReason
 from bsfg.rules import DEFAULT_LIMITS, Limits
 from bsfg.sealing import reseal

@@ -11,18 +11,16 @@ import numpy as np
 import structlog
 
 from bsfg.config.access import Identity
-from bsfg.config.kinds import ANY
-from bsfg.config.words import Action
+from bsfg.config.kinds import ANY, Action
 from bsfg.errors import BsfgError, InvalidArgument, NotReady, RemoteError, StorageFailed
 from bsfg.fact import Origin
+from bsfg.gate import RECEIVER
 from bsfg.journey.link import PeerMemory, PeerPosition, Release
 from bsfg.journey.truncate import decide, retire, truncate_before
 from bsfg.model import check_name
 from bsfg.node.authorize import Request
-from bsfg.node.board import RECEIVER
-from bsfg.node.parts import Parts
-from bsfg.node.seen import Scope, SeenMetrics
-from bsfg.node.status import Rates, all_stats, backlog_of, consumer_views, document
+from bsfg.node.parts import NodeContext
+from bsfg.node.status import Rates, SeenMetrics, VisibleStreams, all_stats, backlog_of, consumer_views, document
 from bsfg.ports import (
     QUARANTINE_PAGE,
     UNREADABLE,
@@ -70,7 +68,7 @@ class Administration:
     """
 
     def __init__(
-        self, parts: Parts, rates: Rates | None = None, alerts: Documents = tuple, certificates: Documents = tuple
+        self, parts: NodeContext, rates: Rates | None = None, alerts: Documents = tuple, certificates: Documents = tuple
     ) -> None:
         self._parts = parts
         self._rates, self._alerts, self._certificates = rates or Rates(), alerts, certificates
@@ -83,8 +81,8 @@ class Administration:
         """Describe the node, as far as the caller may see it."""
         return (await self._seen(caller))[1]
 
-    async def _seen(self, caller: Caller) -> tuple[Scope, dict[str, Any]]:
-        scope = Scope.of(self._check(caller, Action.VIEW))
+    async def _seen(self, caller: Caller) -> tuple[VisibleStreams, dict[str, Any]]:
+        scope = VisibleStreams.of(self._check(caller, Action.VIEW))
         return scope, scope.document(await self.describe(), self._parts.guard.matrix)
 
     async def describe(self) -> dict[str, Any]:
@@ -107,13 +105,13 @@ class Administration:
 
     async def consumers(self, caller: Caller) -> list[ConsumerView]:
         """List the durable consumers of the streams that the caller may see."""
-        scope = Scope.of(self._check(caller, Action.VIEW))
+        scope = VisibleStreams.of(self._check(caller, Action.VIEW))
         views = await consumer_views(self._parts, await all_stats(self._parts))
         return [view for view in views if scope.sees([view.state.spec.stream])]
 
     async def gates(self, caller: Caller) -> list[GateView]:
         """List the gates that a stream passes which the caller may see."""
-        scope, matrix = Scope.of(self._check(caller, Action.VIEW)), self._parts.guard.matrix
+        scope, matrix = VisibleStreams.of(self._check(caller, Action.VIEW)), self._parts.guard.matrix
         return [view for view in self._parts.board.gates() if scope.sees(matrix.gate_streams(view.link, view.side))]
 
     async def gaps(self, caller: Caller, stream: str, buffer: Buffer) -> list[GapSet]:

@@ -35,15 +35,15 @@ from bsfg.errors import (
     InvalidArgument,
     NotAFolder,
 )
-from bsfg.node.contents import Contents, check_names, listed, open_plain
-from bsfg.printable import one_line
-from bsfg.stores.artifacts import copying
-from bsfg.stores.artifacts.files import DiskFiles as ArtifactFiles
-from bsfg.stores.log.atomic import write_whole
+from bsfg.node.manifest import Contents, check_names, listed, open_plain
+from bsfg.stores.artifacts.files import ArtifactDiskFiles as ArtifactFiles
+from bsfg.stores.artifacts.folder import copy_artifacts, problems_of
+from bsfg.stores.artifacts.folder import size_of as size_of_artifacts
 from bsfg.stores.log.backup import copy_folder, size_of
-from bsfg.stores.log.damage import Finding
-from bsfg.stores.log.files import DiskFiles, translated
+from bsfg.stores.log.damage import DamageFinding
+from bsfg.stores.log.files import DiskFiles, translated, write_whole
 from bsfg.stores.log.verify import verify
+from bsfg.wording import one_line
 
 FORMAT = 1
 MANIFEST = "backup.json"
@@ -61,7 +61,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ZonePlace:
     """Where a zone keeps what it has; only the data folder must be there.
 
     ``keys`` are all private keys that lie beside the node's certificate. Only ``key`` is the zone's own: the others are
@@ -78,7 +78,7 @@ class Place:
     key: Path | None = None
 
     @staticmethod
-    def of(config: ZoneConfig) -> Place:
+    def of(config: ZoneConfig) -> ZonePlace:
         """Give the place of a configured zone; certificates are all that lie beside the node's own in its folder."""
         tls, top = config.tls, config.source.parent.resolve()
         files = {config.path(path) for path in (tls.ca, tls.certificate, tls.key) if path is not None}
@@ -86,7 +86,7 @@ class Place:
         files |= {path for folder in folders for path in folder.glob("*") if path.suffix in _CERTIFICATES}
         keys = {path for path in files if _holds_key(path)} | ({config.path(tls.key)} if tls.key else set())
         certificates = sorted(files - keys)
-        return Place(
+        return ZonePlace(
             config.data_folder,
             config.artifacts_folder,
             config.source,
@@ -98,9 +98,9 @@ class Place:
         )
 
     @staticmethod
-    def of_folder(data: Path) -> Place:
+    def of_folder(data: Path) -> ZonePlace:
         """Give the place of a data folder without a configuration."""
-        return Place(data, data / ARTIFACTS)
+        return ZonePlace(data, data / ARTIFACTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class Manifest:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class BackupOptions:
     """How a backup is made; what never changes is taken from ``base``, an earlier one, by links."""
 
     base: Path | None = None
@@ -150,7 +150,7 @@ class Options:
 
 
 def back_up(
-    place: Place, target: Path, options: Options, now_unix_ms: Callable[[], int], progress: Progress
+    place: ZonePlace, target: Path, options: BackupOptions, now_unix_ms: Callable[[], int], progress: Progress
 ) -> Manifest:
     """Copy a zone into a new folder and check the copy; whatever fails leaves nothing behind."""
     _check(place, target, options)
@@ -181,7 +181,7 @@ def _make(partial: Path) -> None:
         raise FileExists(f"{partial} is already there", hint=hint) from None
 
 
-def _check(place: Place, target: Path, options: Options) -> None:
+def _check(place: ZonePlace, target: Path, options: BackupOptions) -> None:
     if not (place.data / "bsfg.json").is_file():
         raise NotAFolder(f"there is no bsfg.json in {place.data}")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -197,11 +197,11 @@ class _Backup:
     """One backup being made."""
 
     def __init__(
-        self, place: Place, target: Path, options: Options, now_unix_ms: Callable[[], int], progress: Progress
+        self, place: ZonePlace, target: Path, options: BackupOptions, now_unix_ms: Callable[[], int], progress: Progress
     ) -> None:
         self._place, self._target, self._options, self._now = place, target, options, now_unix_ms
         self._data, self._artifacts = DiskFiles(place.data), ArtifactFiles(place.artifacts)
-        self._meter = Meter(progress, "copying", size_of(self._data) + copying.size_of(self._artifacts))
+        self._meter = Meter(progress, "copying", size_of(self._data) + size_of_artifacts(self._artifacts))
 
     def run(self) -> Manifest:
         """Copy everything, artifacts after the facts that name them, then check, then say what it is."""
@@ -210,10 +210,10 @@ class _Backup:
         lacking: list[dict[str, Any]] = []
 
         def lacks(where: str, what: str) -> None:
-            lacking.append(asdict(Finding("log_damaged", where, f"not in the backup: {what}")))
+            lacking.append(asdict(DamageFinding("log_damaged", where, f"not in the backup: {what}")))
 
         logs = copy_folder(self._data, target, reuse=self._reuse(DATA), copied=self._meter, lacks=lacks)
-        artifacts = copying.copy_artifacts(
+        artifacts = copy_artifacts(
             self._artifacts,
             ArtifactFiles(self._target / ARTIFACTS),
             reuse=self._reuse(ARTIFACTS),
@@ -249,7 +249,7 @@ class _Backup:
             return
         try:
             # Here, because the core alone makes backups too.
-            from bsfg.node.signed import signature_of
+            from bsfg.node.manifest import signature_of
         except ModuleNotFoundError as error:
             if ExtraMissing.behind(error) is None:
                 raise
@@ -324,8 +324,8 @@ def verified(backup: Path, progress: Progress) -> tuple[dict[tuple[str, str], st
     report = verify(backup / DATA, progress=lambda done, total: progress("", done, total))
     problems = [asdict(problem) for problem in report.problems]
     files = ArtifactFiles(backup / ARTIFACTS)
-    meter = Meter(progress, "", copying.size_of(files))
-    for path, words in copying.problems_of(files, meter):
+    meter = Meter(progress, "", size_of_artifacts(files))
+    for path, words in problems_of(files, meter):
         problems.append({"code": "digest_mismatch", "where": f"{ARTIFACTS}/{path}", "detail": words})
     return {(log.stream, log.buffer): log.chain_head for log in report.logs}, tuple(problems)
 

@@ -28,7 +28,7 @@ class Use(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenCertificate:
     """One certificate as it stands now; ``file`` is named as in the configuration."""
 
     use: Use
@@ -64,7 +64,7 @@ class Certificates:
         self._seen: list[dict[str, Any]] = []
         self._seen_ms: int | None = None
 
-    def own(self) -> list[Seen]:
+    def own(self) -> list[SeenCertificate]:
         """Look at the node's certificate and its authorities now; of a file with several, at the first to end.
 
         Raises `CertificateInvalid` for a file that cannot be read.
@@ -83,7 +83,7 @@ class Certificates:
             self._seen_ms, self._seen = now_ms, [seen.to_dict() for seen in self._all()]
         return self._seen
 
-    def _all(self) -> Iterator[Seen]:
+    def _all(self) -> Iterator[SeenCertificate]:
         for use, path in (*self._files(), *self._callers()):
             try:
                 certificates = load_certificates(self._path(path))
@@ -107,8 +107,8 @@ class Certificates:
     def _path(self, path: PurePath) -> Path:
         return self._config.path(path)
 
-    def _look(self, use: Use, path: PurePath, certificate: Any) -> Seen:
+    def _look(self, use: Use, path: PurePath, certificate: Any) -> SeenCertificate:
         now = datetime.fromtimestamp(self._clock.now_unix_ms() / 1000, UTC)
         life = lifetime(certificate, now, self._config.tls.expiry_warning_seconds)
         ends_unix_ms = int(certificate.not_valid_after_utc.timestamp() * 1000)
-        return Seen(use, str(path), str(names_of(certificate)), ends_unix_ms, life)
+        return SeenCertificate(use, str(path), str(names_of(certificate)), ends_unix_ms, life)

@@ -1,23 +1,67 @@
-"""The node's log: one JSON object per line on standard error, with event names that stay.
-
-Events are names for machines; ``EVENTS`` says what each means. What other libraries log goes the same way, as the
-event ``library``.
-"""
+"""The node's log: one JSON object per line on standard error, with event names that stay; what repeats is counted."""
 
 from __future__ import annotations
 
 import errno
 import logging
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 import orjson
 import structlog
 
 from bsfg.clock import SystemClock
-from bsfg.node.repeats import Repeats
-from bsfg.printable import one_line, printable, printable_json, printable_values
+from bsfg.ports import Clock
+from bsfg.wording import one_line, printable, printable_json, printable_values
+
+FREE = 5
+"""So many lines of one kind are written in a minute."""
+
+QUIET_MS = 60_000
+KINDS_MAX = 128
+"""So many kinds are told apart; the rest is one kind."""
+
+OTHERS = ("others",)
+
+
+@dataclass(slots=True)
+class _Kind:
+    """A kind of line: since when it is counted, and how many came."""
+
+    since_ms: int
+    count: int = 0
+
+
+class Repeats:
+    """Decides which lines are written, and how many were not."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._kinds: dict[tuple[str, ...], _Kind] = {}
+
+    def tell(self, kind: tuple[str, ...], write: Callable[[int], None]) -> None:
+        """Write a line of a kind, or only count it; ``write`` is given how many were left out before it."""
+        now_ms = self._clock.monotonic_ms()
+        if kind not in self._kinds and len(self._kinds) >= KINDS_MAX:
+            self._forget(now_ms)
+            kind = kind if len(self._kinds) < KINDS_MAX else OTHERS
+        found = self._kinds.get(kind)
+        left_out = 0
+        if found is None or now_ms - found.since_ms >= QUIET_MS:
+            left_out = max(0, found.count - FREE) if found is not None else 0
+            found = self._kinds[kind] = _Kind(now_ms)
+        found.count += 1
+        if found.count <= FREE:
+            write(left_out)
+
+    def _forget(self, now_ms: int) -> None:
+        """Forget kinds of which nothing is left to tell."""
+        for kind, found in list(self._kinds.items()):
+            if now_ms - found.since_ms >= QUIET_MS and found.count <= FREE:
+                del self._kinds[kind]
+
 
 EVENTS: dict[str, str] = {
     "access_not_reloaded": "A changed file of who may call cannot be used; the node goes on with what it had.",

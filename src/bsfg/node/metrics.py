@@ -13,7 +13,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from bsfg.gate import Mode
-from bsfg.node.oldest import Unconfirmed
+from bsfg.node.ages import Unconfirmed
 from bsfg.ports import Buffer, BufferStats, Receipt, Result
 from bsfg.wire.limits import Admission
 

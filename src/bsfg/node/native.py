@@ -1,4 +1,4 @@
-"""The native engine: the handoff of a link in the node's own event loop, without Spark."""
+"""The native engine: the handoff of a link in the node's own event loop, and where its loops report."""
 
 from __future__ import annotations
 
@@ -10,16 +10,73 @@ from dataclasses import dataclass, field
 from bsfg.config import Link
 from bsfg.config.kinds import ANY
 from bsfg.errors import LeaseHeld, LeaseLost
+from bsfg.gate import RECEIVER, Event, Gate, Mode
 from bsfg.journey.backfill import ReadRange, make_good, put_again
-from bsfg.journey.handoff import Handoff, Note, Way
+from bsfg.journey.handoff import Handoff, Note, SenderWay
 from bsfg.journey.link import Fetched, FetchRequest, PeerLink, PeerMemory
 from bsfg.journey.pull import Flow
-from bsfg.journey.receive import BeforePut, Progress
+from bsfg.journey.receive import BeforePut, PullProgress
 from bsfg.journey.verify import LinkRules
 from bsfg.node.alerts import AlertBoard
-from bsfg.node.desk import BoardDesk
-from bsfg.node.parts import Parts
-from bsfg.ports import Frame
+from bsfg.node.parts import NodeContext
+from bsfg.ports import Buffer, Frame
+from bsfg.wire.service import LinkReport
+
+
+class BoardDesk:
+    """The desk of the native engine, in the same process as the board; ``lease`` is set while the engine holds it."""
+
+    def __init__(self, link: str, parts: NodeContext, alerts: AlertBoard | None = None) -> None:
+        self._link, self._parts, self._alerts = link, parts, alerts
+        self.lease: str | None = None
+
+    def may_move(self) -> bool:
+        """Tell whether the engine holds the lease."""
+        return self.lease is not None
+
+    def gate(self) -> Gate:
+        """Give the receiver's gate."""
+        return self._parts.board.gate(self._link).gate
+
+    def tell(self, event: Event, reason: str = "") -> None:
+        """Tell what happened to the gate."""
+        self._parts.board.on(self._link, RECEIVER, event, reason)
+
+    def hold(self, reason: str, stream: str = "", log_id: str = "") -> None:
+        """Close the gate; an operator's own hold keeps his reason, and what is wrong shows again at its release."""
+        if self.gate().mode != Mode.HELD:
+            self._parts.board.hold(self._link, RECEIVER, by="bsfg", reason=reason, stream=stream, log_id=log_id)
+
+    def report(self, stream: str, progress: PullProgress) -> None:
+        """Count what a turn achieved and show it on the board."""
+        metrics = self._parts.metrics
+        metrics.put(stream, Buffer.FORWARD, inserted=progress.inserted, repeated=progress.repeated)
+        metrics.link_backlog.labels(self._link, stream).set(progress.backlog)
+        if progress.lag_seconds is not None:
+            metrics.lagged(self._link, stream, progress.lag_seconds)
+        report = LinkReport(
+            link=self._link,
+            stream=stream,
+            backlog=progress.backlog,
+            inserted=progress.inserted,
+            repeated=progress.repeated,
+            refused=progress.refused_facts,
+            lag_seconds=progress.lag_seconds,
+            lease=self.lease,
+        )
+        with suppress(LeaseLost):
+            self._parts.board.report(report)
+
+    def failed(self, code: str) -> None:
+        """Count a turn that failed."""
+        self._parts.board.spoke(self._link)
+        self._parts.metrics.link_failures.labels(self._link, code).inc()
+
+    def distrust(self, text: str | None) -> None:
+        """Raise or clear the alert."""
+        if self._alerts is not None:
+            self._alerts.update("peer_certificate", self._link, text)
+
 
 HOLDER = "native"
 LEASE_TTL_MS = 15_000
@@ -35,7 +92,7 @@ class StreamPull:
     memory: PeerMemory
     rules: LinkRules
     before_put: BeforePut
-    parts: Parts
+    parts: NodeContext
     read: ReadRange | None = None
     _flow: Flow = field(init=False)
 
@@ -47,18 +104,18 @@ class StreamPull:
         """How much the forward buffer holds in all."""
         return self.parts.settings.lane(self.stream).forward_policy.capacity_bytes
 
-    async def turn(self, request: FetchRequest) -> Progress:
+    async def turn(self, request: FetchRequest) -> PullProgress:
         """Make one turn."""
         forward = await self.parts.forward(self.stream)
         return await self._flow.turn(forward, request, clock_trusted=self.parts.steady.trusted)
 
-    async def make_good(self) -> Progress | None:
+    async def make_good(self) -> PullProgress | None:
         """Act upon an operator's release."""
         if self.read is None:
             return None
         forward, clock = await self.parts.forward(self.stream), self.parts.steady
 
-        async def put(frame: Frame, fetched: Fetched) -> Progress:
+        async def put(frame: Frame, fetched: Fetched) -> PullProgress:
             return await put_again(frame, fetched, self.peer.zone, self.rules, forward, clock, self.before_put)
 
         return await make_good(self.peer, self.memory, self.read, put)
@@ -74,12 +131,12 @@ class NativeHandoff:
     def __init__(
         self,
         link: Link,
-        parts: Parts,
+        parts: NodeContext,
         pulls: list[StreamPull],
         *,
         note: Note,
         alerts: AlertBoard | None = None,
-        way: Way | None = None,
+        way: SenderWay | None = None,
         rng: random.Random | None = None,
     ) -> None:
         self._link, self._parts, self._note = link.name, parts, note
@@ -143,7 +200,7 @@ class EveryZone(frozenset[str]):
         return True
 
 
-def rules_of(link: Link, parts: Parts, stream: str) -> LinkRules:
+def rules_of(link: Link, parts: NodeContext, stream: str) -> LinkRules:
     """Give what a link may bring into a stream of this zone: what its peer's row in the configuration allows."""
     lane = parts.settings.lane(stream)
     max_age_seconds = lane.max_age_seconds

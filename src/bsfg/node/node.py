@@ -16,35 +16,32 @@ from typing import Any, TypeVar
 import structlog
 
 import bsfg
-from bsfg.clock import SystemClock
+from bsfg.clock import JumpGuardedClock, SystemClock
 from bsfg.config import Engine, IdentityFrom, Link, ZoneConfig, consumer_name, doubts_of
 from bsfg.disk import ACCESS
 from bsfg.errors import BsfgError, ForeignLog, FrameInvalid, StreamUnavailable
-from bsfg.gate import Gate, Mode
+from bsfg.gate import RECEIVER, SENDER, Gate, Mode
 from bsfg.journey.recover import recover
 from bsfg.node.administration import Administration
 from bsfg.node.alerts import AlertBoard, alert_gate
-from bsfg.node.authorize import Decision, Matrix
-from bsfg.node.board import RECEIVER, SENDER, Board
-from bsfg.node.bringing import Bringing
+from bsfg.node.authorize import Decision, Guard, Matrix
 from bsfg.node.certificates import Certificates
 from bsfg.node.dashboard import Dashboard
-from bsfg.node.guard import Guard
-from bsfg.node.ids import check_ids
+from bsfg.node.links import LinkRegistry
+from bsfg.node.logs import Repeats
 from bsfg.node.metrics import Metrics
 from bsfg.node.native import NativeHandoff, StreamPull, rules_of
-from bsfg.node.parts import Parts, Settings
+from bsfg.node.objects import ArtifactFetcher
+from bsfg.node.parts import NodeContext, NodeSettings
 from bsfg.node.reload import Reload, digest_of, trust_of
-from bsfg.node.repeats import Repeats
 from bsfg.node.scrub import Pace, Scrub
 from bsfg.node.service import NodeService
-from bsfg.node.state import NodeState
+from bsfg.node.state import NodeState, check_ids
 from bsfg.node.status import Rates
 from bsfg.node.trail import AuditTrail
 from bsfg.node.upkeep import Upkeep
 from bsfg.node.watching import DamageWatch
 from bsfg.ports import Buffer, Clock, ConsumerSpec, Frame, StartAt
-from bsfg.steady import SteadyClock
 from bsfg.stores.artifacts.folder import ArtifactFolder
 from bsfg.stores.log.files import DiskFiles
 from bsfg.stores.log.reserve import Reserve
@@ -58,7 +55,7 @@ from bsfg.wire.client import BoundaryClient, ClientLink
 from bsfg.wire.connection import PEER_MESSAGE_BYTES, Connection
 from bsfg.wire.listeners import Listeners
 from bsfg.wire.peer import PeerNames
-from bsfg.wire.reach import Reach
+from bsfg.wire.reach import ConnectionDiagnosis
 from bsfg.wire.service import Caller, GateView
 from bsfg.wire.tls import Material, TlsFiles, Watched
 
@@ -83,7 +80,7 @@ class Node:
     def __init__(self, config: ZoneConfig, *, clock: Clock | None = None) -> None:
         self.config = config
         self.clock = clock or SystemClock()
-        self.parts: Parts
+        self.parts: NodeContext
         self.pages: Dashboard | None = None
         self.grpc_port = self.http_port = 0
         self._reload: Reload | None = None
@@ -142,8 +139,8 @@ class Node:
             is_full=lambda: storage.reserve.short and _same_disk(config.data_folder, config.artifacts_folder),
         )
         self._stack.push_async_callback(artifacts.close)
-        given = (Settings.of(config), guard, self.clock, board, metrics, artifacts, state.peer, self.trail)
-        self.parts = Parts(storage, *given)
+        given = (NodeSettings.of(config), guard, self.clock, board, metrics, artifacts, state.peer, self.trail)
+        self.parts = NodeContext(storage, *given)
         self.damage = DamageWatch(self.parts, self.alerts, log.error)
         await self._recover([*state.problems, *trail_problems])
         await check_ids(self.parts, config.zone.name)
@@ -168,7 +165,7 @@ class Node:
         files_bytes = min(FILE_BYTES, max(64 << 10, table.max_size_bytes // 8))
         keeping = Keeping(table.retention_seconds, table.max_size_bytes, files_bytes)
         writer = TrailWriter(DiskFiles(config.data_folder), keeping, reserve)
-        steady = SteadyClock.begun(self.clock)
+        steady = JumpGuardedClock.begun(self.clock)
         # A clock that has jumped forward must not make all records look old.
         trail = AuditTrail(writer, self.clock, lambda: steady.now_unix_ms() if steady.trusted else None)
         problems, zone = trail.start(), config.zone.name
@@ -260,7 +257,7 @@ class Node:
 
     # Gates.
 
-    def _board(self, state: NodeState, metrics: Metrics) -> Board:
+    def _board(self, state: NodeState, metrics: Metrics) -> LinkRegistry:
         def on_move(view: GateView, before: Gate) -> None:
             if _accepts(view, before):
                 state.accept(view.link, before)
@@ -279,7 +276,7 @@ class Node:
                 reason=view.gate.reason,
             )
 
-        board = Board(self.clock, on_move)
+        board = LinkRegistry(self.clock, on_move)
         held = state.held_gates()
         lost = Gate(Mode.HELD, self.clock.now_unix_ms(), _STATE_LOST, held_by="node") if state.is_lost else None
         sides = [(name, RECEIVER) for name in self.config.links] + [(zone, SENDER) for zone in self.config.serve]
@@ -396,7 +393,7 @@ class Node:
             matrix = self.parts.guard.matrix
             matrix.vouching.check_server(names, matrix.identities[link.expected_server], self.clock.now_unix_ms())
 
-        reach = Reach(
+        reach = ConnectionDiagnosis(
             link.address.host,
             link.address.port,
             link.expected_server,
@@ -413,7 +410,7 @@ class Node:
     def _stream_pull(self, link: Link, stream: str, client: BoundaryClient, state: NodeState) -> StreamPull:
         consumer = consumer_name(self.config.zone.name, stream, link.buffer)
         peer = ClientLink(link.zone, consumer, client, link.carry_only)
-        bringing = Bringing(self.parts, link.name, stream, client)
+        bringing = ArtifactFetcher(self.parts, link.name, stream, client)
 
         def read(first: int, end: int) -> AsyncIterator[Frame]:
             return client.read_offsets(stream, first, end, buffer=link.buffer, carry_only=link.carry_only)

@@ -7,23 +7,23 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
+from bsfg.clock import JumpGuardedClock
 from bsfg.config import Link, Stream, ZoneConfig
+from bsfg.digest import SHA256, Hasher, hasher_named
 from bsfg.errors import StorageClosed, StreamUnavailable, UnknownStream
-from bsfg.hashing import SHA256, Hasher, hasher_named
 from bsfg.journey.append import Plausibility
+from bsfg.journey.artifacts import References
 from bsfg.journey.link import PeerMemory, SessionMemory
-from bsfg.journey.references import References
-from bsfg.keys import EXPLICIT, MessageIds
 from bsfg.model import DEFAULT_LIMITS, Limits
-from bsfg.node.board import Board
-from bsfg.node.guard import Guard
+from bsfg.node.ages import Oldest
+from bsfg.node.authorize import Guard
+from bsfg.node.links import LinkRegistry
 from bsfg.node.metrics import Metrics
-from bsfg.node.oldest import Oldest
 from bsfg.node.trail import AuditTrail
 from bsfg.ports import ArtifactStore, Buffer, Clock, ForwardBuffer, Storage, StoreBuffer
 from bsfg.retention import Policy
+from bsfg.sealing import EXPLICIT, MessageIds
 from bsfg.signatures import NO_KEYS, TrustedKeys
-from bsfg.steady import SteadyClock
 from bsfg.wire.limits import WireLimits
 
 FACT_ROOM_BYTES = 1 << 20
@@ -31,7 +31,7 @@ FACT_ROOM_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class StreamSettings:
     """The settings of one stream; ``max_age_seconds`` is None where nothing expires."""
 
     store_policy: Policy = field(default_factory=Policy)
@@ -41,11 +41,11 @@ class Lane:
     max_age_seconds: float | None = None
 
     @staticmethod
-    def of(stream: Stream) -> Lane:
+    def of(stream: Stream) -> StreamSettings:
         """Derive a lane from its table in the configuration."""
         past, future = stream.plausible_past_seconds, stream.plausible_future_seconds
         policy = stream.store_policy
-        return Lane(
+        return StreamSettings(
             store_policy=policy,
             forward_policy=stream.forward_policy,
             limits=stream.fact_limits,
@@ -74,11 +74,11 @@ def _message_bytes(stream: Stream) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class NodeSettings:
     """What the services go by."""
 
     zone: str
-    lanes: Mapping[str, Lane]
+    lanes: Mapping[str, StreamSettings]
     ids: MessageIds = EXPLICIT
     hasher: Hasher = SHA256
     links: Mapping[str, Link] = field(default_factory=dict)
@@ -86,12 +86,12 @@ class Settings:
     signing: TrustedKeys = NO_KEYS
 
     @staticmethod
-    def of(config: ZoneConfig) -> Settings:
+    def of(config: ZoneConfig) -> NodeSettings:
         """Derive the settings from a configuration."""
         limits = config.limits
-        return Settings(
+        return NodeSettings(
             zone=config.zone.name,
-            lanes={name: Lane.of(stream) for name, stream in config.streams.items()},
+            lanes={name: StreamSettings.of(stream) for name, stream in config.streams.items()},
             ids=config.zone.ids,
             hasher=hasher_named(config.zone.hasher),
             links=config.links,
@@ -109,7 +109,7 @@ class Settings:
             ),
         )
 
-    def lane(self, stream: str) -> Lane:
+    def lane(self, stream: str) -> StreamSettings:
         """Give the settings of a stream, or raise `UnknownStream`."""
         lane = self.lanes.get(stream)
         if lane is None:
@@ -123,19 +123,19 @@ Memories = Callable[[str, str], PeerMemory]
 
 
 @dataclass(slots=True)
-class Parts:
+class NodeContext:
     """The parts of a running node."""
 
     storage: Storage
-    settings: Settings
+    settings: NodeSettings
     guard: Guard
     clock: Clock
-    board: Board
+    board: LinkRegistry
     metrics: Metrics = field(default_factory=Metrics)
     artifacts: ArtifactStore | None = None
     memory: Memories = lambda link, stream: SessionMemory()
     trail: AuditTrail = field(default_factory=AuditTrail)
-    steady: SteadyClock = field(init=False)
+    steady: JumpGuardedClock = field(init=False)
     oldest: Oldest = field(init=False)
     references: References = field(init=False)
     """Which artifacts the facts of each buffer name: who may read those may read these."""
@@ -145,7 +145,7 @@ class Parts:
     """The buffers that could not be opened or closed themselves; they are tried again when taken out of here."""
 
     def __post_init__(self) -> None:
-        self.steady = SteadyClock.begun(self.clock)
+        self.steady = JumpGuardedClock.begun(self.clock)
         self.oldest = Oldest(self)
         self.references = References(getattr(self.artifacts, "references", None))
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 import structlog
 
 from bsfg.batch import EntryBatch
-from bsfg.config.words import Action
+from bsfg.config.kinds import Action
 from bsfg.errors import BufferFull, ForeignLog, ZoneNotAllowed
 from bsfg.journey.link import Fetched, PeerPosition
-from bsfg.journey.receive import Progress, receive
+from bsfg.journey.receive import PullProgress, receive
 from bsfg.journey.verify import LinkRules
+from bsfg.node.ages import zones_of
 from bsfg.node.authorize import Request
 from bsfg.node.objects import Objects
-from bsfg.node.parts import Parts
-from bsfg.node.spans import zones_of
+from bsfg.node.parts import NodeContext
 from bsfg.offload import by_size
 from bsfg.ports import Buffer, Frame, GapRecord, GapSet
 from bsfg.wire.service import Caller, PutCall, PutOutcome
@@ -28,7 +28,7 @@ log = structlog.get_logger("bsfg.node")
 class Putting:
     """Puts frames for pipelines."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: NodeContext) -> None:
         self._parts = parts
         self._objects = Objects(parts)
 
@@ -71,7 +71,7 @@ class Putting:
             return None
         return f"the sender's log is {call.log_id}, it was {known.log_id}"
 
-    def _outcome(self, call: PutCall, progress: Progress) -> PutOutcome:
+    def _outcome(self, call: PutCall, progress: PullProgress) -> PutOutcome:
         if isinstance(progress.paused, BufferFull):
             raise progress.paused
         if progress.held is not None:

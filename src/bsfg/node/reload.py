@@ -19,12 +19,12 @@ from bsfg.config.checks import problems_of
 from bsfg.errors import BsfgError, ConfigInvalid
 from bsfg.node.alerts import AlertBoard, Note
 from bsfg.node.authorize import Matrix
-from bsfg.node.parts import Parts
+from bsfg.node.parts import NodeContext
 from bsfg.trail import FAILED, NODE, TrailEvent
 from bsfg.wire.tls import TlsFiles, file_stamp
 
 if TYPE_CHECKING:
-    from bsfg.wire.authorities import Trust
+    from bsfg.wire.certs import Trust
 
 LOOK_SECONDS = 1.0
 TAKEN = ("authorities", "identities", "tokens")
@@ -39,7 +39,7 @@ class Reload:
     def __init__(
         self,
         config: ZoneConfig,
-        parts: Parts,
+        parts: NodeContext,
         alerts: AlertBoard,
         note: Note,
         files: TlsFiles | None = None,
@@ -135,7 +135,7 @@ class Reload:
 
 def trust_of(config: ZoneConfig, files: TlsFiles | None, before: Trust | None = None) -> Trust | None:
     """Read the authorities and revocation lists of a configuration; None without TLS."""
-    from bsfg.wire.authorities import load_trust
+    from bsfg.wire.certs import load_trust
 
     crl = config.tls.crl
     return None if files is None else load_trust(files, None if crl is None else config.path(crl), before)

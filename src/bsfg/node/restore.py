@@ -28,28 +28,28 @@ from bsfg.node.backup import (
     ZONE,
     Manifest,
     Meter,
-    Place,
     Progress,
+    ZonePlace,
     is_signed,
     parsed,
     read_document,
     verified,
 )
-from bsfg.node.contents import HINT, UNSIGNED_HINT, check_plain, differences, open_plain
+from bsfg.node.manifest import HINT, UNSIGNED_HINT, check_plain, differences, open_plain
 from bsfg.node.state import NodeState
-from bsfg.printable import one_line
-from bsfg.stores.artifacts import copying
-from bsfg.stores.artifacts.files import DiskFiles as ArtifactFiles
-from bsfg.stores.log.backup import copy_folder, size_of
+from bsfg.stores.artifacts.files import ArtifactDiskFiles as ArtifactFiles
+from bsfg.stores.artifacts.folder import copy_artifacts
+from bsfg.stores.artifacts.folder import size_of as size_of_artifacts
+from bsfg.stores.log.backup import RestoredLog, begin_new_histories, copy_folder, size_of
 from bsfg.stores.log.files import DiskFiles, translated
-from bsfg.stores.log.restoring import RestoredLog, begin_new_histories
+from bsfg.wording import one_line
 
 STAGING = ".restoring"
 _PRIVATE = b"PRIVATE KEY-----"
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class RestoreOptions:
     """How a backup is restored.
 
     ``moved`` keeps the history, ``accept_damage`` takes what is left of a damaged one, ``take_config`` also takes the
@@ -84,7 +84,7 @@ class Restored:
 
 
 def restore(
-    backup: Path, folder: Path, options: Options, now_unix_ms: Callable[[], int], progress: Progress
+    backup: Path, folder: Path, options: RestoreOptions, now_unix_ms: Callable[[], int], progress: Progress
 ) -> Restored:
     """Restore a backup into the folder of its zone; without a configuration the folder becomes the data folder."""
     document = read_document(backup, MANIFEST)
@@ -93,7 +93,7 @@ def restore(
     signed_by = None if options.accept_unsigned else _check_signed(backup, document, manifest, own, options)
     _check_contents(backup, manifest, options, progress)
     config = own if own is not None else _taken_config(backup, folder, manifest, options)
-    place = Place.of(config) if config is not None else Place.of_folder(folder)
+    place = ZonePlace.of(config) if config is not None else ZonePlace.of_folder(folder)
     for path in (place.data, place.artifacts):
         _check_free(folder, path)
     _check_sound(backup, manifest, options, progress)
@@ -124,9 +124,11 @@ def _own_config(folder: Path, manifest: Manifest) -> ZoneConfig | None:
     return config
 
 
-def _check_signed(backup: Path, document: bytes, manifest: Manifest, own: ZoneConfig | None, options: Options) -> str:
+def _check_signed(
+    backup: Path, document: bytes, manifest: Manifest, own: ZoneConfig | None, options: RestoreOptions
+) -> str:
     """Give the name of the zone's certificate that signed a backup, or raise `BackupUntrusted`."""
-    from bsfg.node.signed import check_signature
+    from bsfg.node.manifest import check_signature
     from bsfg.wire.certcheck import names_in_file
 
     if not is_signed(backup):
@@ -146,7 +148,7 @@ def _check_signed(backup: Path, document: bytes, manifest: Manifest, own: ZoneCo
     )
 
 
-def _check_contents(backup: Path, manifest: Manifest, options: Options, progress: Progress) -> None:
+def _check_contents(backup: Path, manifest: Manifest, options: RestoreOptions, progress: Progress) -> None:
     """Hold every file against the manifest; one of an earlier version lists none, and only its kinds are looked at."""
     found = check_plain(backup, PARTS)
     if not manifest.contents:
@@ -167,7 +169,7 @@ def _damaged(found: list[str]) -> LogDamaged:
     return LogDamaged(one_line(f"the backup is damaged: {'; '.join(found[:5])}"), hint=hint, problems=len(found))
 
 
-def _check_sound(backup: Path, manifest: Manifest, options: Options, progress: Progress) -> None:
+def _check_sound(backup: Path, manifest: Manifest, options: RestoreOptions, progress: Progress) -> None:
     """Read every byte of a backup before anything relies on it."""
     heads, problems = verified(backup, lambda _, done, total: progress("verifying", done, total))
     found = [f"{each['where']}: {each['detail']}" for each in replace(manifest, problems=problems).damage]
@@ -183,7 +185,7 @@ def _check_sound(backup: Path, manifest: Manifest, options: Options, progress: P
 # Where it goes.
 
 
-def _taken_config(backup: Path, folder: Path, manifest: Manifest, options: Options) -> ZoneConfig | None:
+def _taken_config(backup: Path, folder: Path, manifest: Manifest, options: RestoreOptions) -> ZoneConfig | None:
     """Give the configuration in the backup, for a folder that has none, when its owner wants it."""
     if manifest.config is None:
         return None
@@ -238,11 +240,16 @@ class _Restore:
     """One restore being made: all of it is undone unless all of it succeeds."""
 
     def __init__(
-        self, backup: Path, place: Place, options: Options, now_unix_ms: Callable[[], int], progress: Progress
+        self,
+        backup: Path,
+        place: ZonePlace,
+        options: RestoreOptions,
+        now_unix_ms: Callable[[], int],
+        progress: Progress,
     ) -> None:
         self._backup, self._place, self._options, self._now = backup, place, options, now_unix_ms
         self._data, self._artifacts = DiskFiles(backup / DATA), ArtifactFiles(backup / ARTIFACTS)
-        self._meter = Meter(progress, "restoring", size_of(self._data) + copying.size_of(self._artifacts))
+        self._meter = Meter(progress, "restoring", size_of(self._data) + size_of_artifacts(self._artifacts))
 
     def run(
         self, folder: Path, manifest: Manifest, config: ZoneConfig | None
@@ -261,7 +268,7 @@ class _Restore:
             copy_folder(self._data, files, copied=self._meter)
             if not inside:
                 undo.callback(clear_away, artifacts)
-            copying.copy_artifacts(self._artifacts, ArtifactFiles(artifacts), copied=self._meter)
+            copy_artifacts(self._artifacts, ArtifactFiles(artifacts), copied=self._meter)
             logs = [] if self._options.moved else begin_new_histories(files, self._now())
             if config is not None and not self._options.moved:
                 distrust(data, config)

@@ -17,15 +17,13 @@ import orjson
 from bsfg.disk import clear_away, without_writer
 from bsfg.errors import DigestMismatch, FileExists, InvalidArgument, NotAFolder
 from bsfg.node.backup import ARTIFACTS, Meter, Progress
-from bsfg.stores.artifacts import copying
-from bsfg.stores.artifacts.contents import CONTENT, Shards
-from bsfg.stores.artifacts.files import DiskFiles as ArtifactFiles
+from bsfg.stores.artifacts import folder
+from bsfg.stores.artifacts.contents import CONTENT, NAMES, SUFFIX, Shards, decoded
+from bsfg.stores.artifacts.files import ArtifactDiskFiles as ArtifactFiles
 from bsfg.stores.artifacts.folder import FORMAT, MARK
-from bsfg.stores.artifacts.names import NAMES, SUFFIX, decoded
-from bsfg.stores.log.atomic import write_whole
 from bsfg.stores.log.backup import size_of
 from bsfg.stores.log.damage import is_damage
-from bsfg.stores.log.files import DiskFiles, translated
+from bsfg.stores.log.files import DiskFiles, translated, write_whole
 from bsfg.stores.log.frame import Damaged
 from bsfg.stores.log.salvage import Missing, SalvagedData, salvage_data
 
@@ -95,7 +93,7 @@ def _size(source: Path, artifacts: ArtifactFiles) -> int:
     with suppress(OSError):
         total += size_of(DiskFiles(source))
     with suppress(OSError):
-        total += copying.size_of(artifacts)
+        total += folder.size_of(artifacts)
     return total
 
 

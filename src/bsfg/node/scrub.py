@@ -19,7 +19,7 @@ from bsfg.node.alerts import AlertBoard, Note
 from bsfg.node.state import NodeState
 from bsfg.ports import Clock
 from bsfg.stores.log.files import Files
-from bsfg.stores.log.scrub import CHUNK_BYTES, Log, Rot, Step, sealed_bytes, walk
+from bsfg.stores.log.scrub import CHUNK_BYTES, Log, Rot, ScrubStep, sealed_bytes, walk
 
 TURN_SECONDS = 1.0
 SLOWEST_BYTES_PER_SECOND = 16 << 10
@@ -158,7 +158,7 @@ class Scrub:
         rot = {path: [asdict(each) for each in found[:1]] for path, found in list(self._rot.items())[:LISTED]}
         await self._in_thread(self._state.put, "scrub", "pass", {**self._kept, "rot": rot})
 
-    async def _checked(self, step: Step) -> None:
+    async def _checked(self, step: ScrubStep) -> None:
         """Take note of a file that was read to its end."""
         assert step.rot is not None
         self._kept["after"] = step.path
@@ -191,9 +191,9 @@ class Scrub:
             self._tell(path)
 
 
-def _take(steps: Iterator[Step], max_bytes: int) -> tuple[list[Step], bool]:
+def _take(steps: Iterator[ScrubStep], max_bytes: int) -> tuple[list[ScrubStep], bool]:
     """Take steps up to a number of bytes; tell whether there may be more."""
-    taken: list[Step] = []
+    taken: list[ScrubStep] = []
     size = 0
     for step in steps:
         taken.append(step)

@@ -1,8 +1,4 @@
-"""The boundary of a zone as a service: who may, which step of the journey, and what is counted.
-
-It knows nothing of gRPC or HTTP; the listeners of `bsfg.wire` call it. Each operation decides first whether the caller
-may, as far as that can be known, and only then looks at what he sent.
-"""
+"""The boundary of a zone as a service: who may, which step of the journey, and what is counted."""
 
 from __future__ import annotations
 
@@ -11,27 +7,23 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Generator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from bsfg.batch import FactBatch
 from bsfg.config.access import Identity
-from bsfg.config.words import Action
+from bsfg.config.kinds import Action
+from bsfg.digest import LogHistory
 from bsfg.errors import BsfgError, FactNotFound, InvalidArgument, UnknownConsumer
 from bsfg.fact import Entry, Key
-from bsfg.journey.answers import AppendOutcome
 from bsfg.journey.append import ANYTHING, AppendRules, commit, prepare
-from bsfg.journey.carriage import Carriage
 from bsfg.journey.confirm import confirm_receipt
-from bsfg.journey.link import Fetched, FetchRequest, Refusal
+from bsfg.journey.link import AppendOutcome, Carriage, Fetched, FetchRequest, Refusal
 from bsfg.journey.serve import GivenGaps, serve, serve_range
-from bsfg.keys import IdStrategy
-from bsfg.node.authorize import Request, speaks_for
-from bsfg.node.evidence import gather
-from bsfg.node.guard import is_peer, speaker_of
+from bsfg.node.ages import offsets_of_span, zones_of
+from bsfg.node.authorize import Request, is_peer, speaker_of, speaks_for
 from bsfg.node.objects import Objects
-from bsfg.node.parts import Parts
+from bsfg.node.parts import NodeContext
 from bsfg.node.putting import Putting
-from bsfg.node.spans import offsets_of_span, zones_of
 from bsfg.offload import by_size
 from bsfg.ports import (
     Buffer,
@@ -40,12 +32,48 @@ from bsfg.ports import (
     ConsumerState,
     ForwardBuffer,
     Frame,
+    GapSet,
     Receipt,
     StoreBuffer,
 )
+from bsfg.retention import GapReason
+from bsfg.sealing import IdStrategy
 from bsfg.signatures import SIGNATURE_WEIGHT_BYTES, TrustedKeys
-from bsfg.wire.evidence import LogEvidence
+from bsfg.wire.convert import LogEvidence
 from bsfg.wire.service import Caller, ObjectInfo, Prepared, PutCall, PutOutcome, Reading
+
+
+@runtime_checkable
+class Historical(Protocol):
+    """A buffer with a hash chain, which can show its past; a storage need not have one."""
+
+    async def history(self, heads: Sequence[bytes] = ()) -> LogHistory:
+        """Give what was kept of what was removed, and where the log had some chain heads."""
+        ...
+
+
+async def gather(parts: NodeContext, row: Identity, stream: str, buffer: Buffer, heads: Sequence[bytes]) -> LogEvidence:
+    """Gather the evidence of one log for one caller."""
+    cursors = [
+        state
+        for state in await parts.storage.cursors.consumers()
+        if (state.spec.stream, state.spec.buffer) == (stream, buffer)
+        and row.owns_consumer(state.spec.name, stream, buffer)
+    ]
+    found = await parts.buffer(stream, buffer)
+    is_ours = row.zone == parts.settings.zone
+    gaps = [gap for gap in await found.gap_sets() if is_ours or _concerns(gap, row, stream, buffer)]
+    history = await found.history(heads) if isinstance(found, Historical) else LogHistory()
+    stats = await found.stats()
+    return LogEvidence(stats.log_id, stats.start, stats.end, stats.chain_head, gaps, history, cursors)
+
+
+def _concerns(gap: GapSet, row: Identity, stream: str, buffer: Buffer) -> bool:
+    whose = gap.detail.partition(":")[0]
+    if gap.reason == GapReason.RETIRED:
+        return row.owns_consumer(whose, stream, buffer)
+    return gap.reason != GapReason.QUARANTINED or whose == speaker_of(row)
+
 
 FETCH_FACTS_MAX = 100_000
 
@@ -53,7 +81,7 @@ FETCH_FACTS_MAX = 100_000
 class NodeService:
     """The operations of producers, consumers, peers and pipelines; see `bsfg.wire.service.BoundaryService`."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: NodeContext) -> None:
         self._parts = parts
         self._putting = Putting(parts)
         self._objects = Objects(parts)

@@ -1,21 +1,307 @@
-"""The status of a node as one document: what operators look at first."""
+"""The status of a node as one document, what of it somebody sees, and which of its values need somebody."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any
 
+from prometheus_client import Metric
+
 import bsfg
+from bsfg.config.access import Identity
+from bsfg.config.kinds import ANY
 from bsfg.errors import StorageClosed, StreamUnavailable
+from bsfg.gate import RECEIVER, SENDER, Mode
 from bsfg.journey.recover import RecoveredBuffer, look_at
-from bsfg.node.board import RECEIVER
-from bsfg.node.oldest import Unconfirmed
-from bsfg.node.parts import Parts
-from bsfg.ports import BufferStats, ConsumerState
+from bsfg.node.ages import Unconfirmed
+from bsfg.node.authorize import Matrix
+from bsfg.node.parts import NodeContext
+from bsfg.ports import Buffer, BufferStats, ConsumerState
 from bsfg.wire.service import ConsumerView, GateView
+from bsfg.wording import count_text, duration_text, hours_text, percent_text, shown_seconds
+
+LAG_WARNING_SECONDS, LAG_ALERT_SECONDS = 0.1, 1.0
+BACKLOG_WARNING, BACKLOG_ALERT = 100, 10_000
+REPORT_FRESH_MS = 60_000
+AUTONOMY_WARNING_HOURS = 24.0
+
+Document = Mapping[str, Any]
+
+
+class HealthLevel(StrEnum):
+    """How a value counts; `worst` gives the highest."""
+
+    OK = "ok"
+    WARNING = "warning"
+    ALERT = "alert"
+
+
+@dataclass(frozen=True, slots=True)
+class HealthFinding:
+    """Something that needs attention: what kind, about what, and in words."""
+
+    level: HealthLevel
+    alert: str
+    about: str
+    says: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkNow:
+    """What is known of a link at present: the lag of what came in the last minute, and what the sender has left.
+
+    A lag is None where nothing came; both are None where nobody can know: what a link said before it stood still is not
+    so any more. ``told_unix_ms`` is when it last said something, None when it did not since the start.
+    """
+
+    lag_seconds: float | None
+    lag: HealthLevel | None
+    to_come: int | None
+    told_unix_ms: int | None
+
+
+def findings(document: Document) -> list[HealthFinding]:
+    """List what is not as it should be, the worst first: what the node itself raised, and what its values show."""
+    raised = list(_raised(document))
+    away = {each.about for each in raised if each.alert in ("link_dead", "peer_absent")}
+    found = {
+        (each.alert, each.about): each
+        for each in _seen(document)
+        if not (each.alert == f"link_{Mode.AUTONOMOUS}" and each.about in away)
+    }
+    # The node knows the thresholds of its configuration, so its word stands.
+    found |= {(each.alert, each.about): each for each in raised}
+    return sorted(found.values(), key=lambda each: (each.level != HealthLevel.ALERT, each.alert, each.about))
+
+
+def worst(found: list[HealthFinding]) -> HealthLevel:
+    """Give the highest level among findings."""
+    levels = {each.level for each in found}
+    return next((level for level in (HealthLevel.ALERT, HealthLevel.WARNING) if level in levels), HealthLevel.OK)
+
+
+def autonomy(document: Document) -> tuple[str, float] | None:
+    """Give the stream whose store buffer is full first, and in how many hours at the rate of the last minute."""
+    left = [
+        (float(buffer["hours_left"]), str(buffer["stream"]))
+        for buffer in document["buffers"]
+        if buffer["buffer"] == Buffer.STORE and buffer["hours_left"] is not None
+    ]
+    if not left:
+        return None
+    hours, stream = min(left)
+    return stream, hours
+
+
+def as_json(document: Document) -> dict[str, Any]:
+    """Give the document with what it means."""
+    found, soonest = findings(document), autonomy(document)
+    return {
+        **document,
+        "links": [{**link, **asdict(link_now(link, document))} for link in document["links"]],
+        "health": str(worst(found)),
+        "findings": [asdict(each) for each in found],
+        "autonomy_hours": None if soonest is None else soonest[1],
+    }
+
+
+def lag_level(seconds: float) -> HealthLevel:
+    """Judge the time from the sender's append to here."""
+    if seconds > LAG_ALERT_SECONDS:
+        return HealthLevel.ALERT
+    return HealthLevel.WARNING if seconds >= LAG_WARNING_SECONDS else HealthLevel.OK
+
+
+def backlog_level(count: int) -> HealthLevel:
+    """Judge how much a consumer has not confirmed."""
+    if count > BACKLOG_ALERT:
+        return HealthLevel.ALERT
+    return HealthLevel.WARNING if count > BACKLOG_WARNING else HealthLevel.OK
+
+
+def mode_level(mode: str) -> HealthLevel:
+    """Judge the mode of a gate: a held one waits for an operator, an autonomous one for the other side."""
+    if mode == Mode.HELD:
+        return HealthLevel.ALERT
+    return HealthLevel.OK if mode == Mode.NORMAL else HealthLevel.WARNING
+
+
+def link_now(link: Document, document: Document) -> LinkNow:
+    """Tell what is known of a link at present; the lag that is given is the one that is judged and shown."""
+    told = _told(link, document)
+    lags = [shown_seconds(report["lag_seconds"]) for report in told if report["lag_seconds"] is not None]
+    return LinkNow(
+        lag_seconds=max(lags, default=None),
+        lag=lag_level(max(lags)) if lags else None,
+        to_come=sum(report["backlog"] for report in told) if told else None,
+        told_unix_ms=max((report["at_unix_ms"] for report in link["reports"]), default=None),
+    )
+
+
+def _told(link: Document, document: Document) -> list[Document]:
+    """Give the reports of a link that speak of the present: it must be moved, and they must be new."""
+    stands = link["mode"] in (Mode.HELD, Mode.AUTONOMOUS) or link.get("trouble") or link["lease"] is None
+    if link["side"] != RECEIVER or stands:
+        return []
+    return [each for each in link["reports"] if document["now_unix_ms"] - each["at_unix_ms"] <= REPORT_FRESH_MS]
+
+
+def _raised(document: Document) -> Iterator[HealthFinding]:
+    for alert in document.get("alerts", ()):
+        level = HealthLevel.WARNING if alert["severity"] == HealthLevel.WARNING else HealthLevel.ALERT
+        yield HealthFinding(level, str(alert["alert"]), str(alert["about"]), str(alert["text"]))
+
+
+def _seen(document: Document) -> Iterator[HealthFinding]:
+    for buffer in document["buffers"]:
+        yield from _buffer(buffer)
+    for consumer in document["consumers"]:
+        level = backlog_level(consumer["backlog"])
+        if level != HealthLevel.OK and consumer["retired_reason"] is None:
+            says = f"{consumer['name']} has {count_text(consumer['backlog'])} facts to confirm"
+            yield HealthFinding(level, "consumer_backlog", consumer["name"], says)
+    for link in document["links"]:
+        yield from _link(link, document)
+    yield from _autonomy(document)
+
+
+def _buffer(buffer: Document) -> Iterator[HealthFinding]:
+    about = f"{buffer['stream']}/{buffer['buffer']}"
+    if buffer["fill"] != "healthy":
+        level = HealthLevel.WARNING if buffer["fill"] == "warning" else HealthLevel.ALERT
+        yield HealthFinding(level, "buffer_fill", about, f"{about} is {percent_text(buffer['fill_percent'])} full")
+    if buffer.get("expiry_near"):
+        says = f"the oldest unconfirmed fact of {about} expires soon"
+        yield HealthFinding(HealthLevel.ALERT, "expiry_near", about, says)
+    if buffer.get("quarantine_full"):
+        says = f"the quarantine of {about} is full: links that bring more refused facts pause"
+        yield HealthFinding(HealthLevel.ALERT, "quarantine_full", about, says)
+    elif buffer["quarantined"]:
+        says = f"{count_text(buffer['quarantined'])} facts wait in quarantine for a decision, in {about}"
+        yield HealthFinding(HealthLevel.ALERT, "quarantine", about, says)
+
+
+def _link(link: Document, document: Document) -> Iterator[HealthFinding]:
+    about, mode = f"{link['link']}/{link['side']}", link["mode"]
+    if mode == Mode.HELD:
+        yield HealthFinding(
+            HealthLevel.ALERT, "gate_held", about, f"{link['link']} is held by {link['held_by']}: {link['reason']}"
+        )
+    elif mode != Mode.NORMAL:
+        reason = f": {link['reason']}" if link["reason"] else ""
+        yield HealthFinding(HealthLevel.WARNING, f"link_{mode}", about, f"{link['link']} is in {mode}{reason}")
+    for report in _told(link, document):
+        lag_seconds = report["lag_seconds"]
+        if lag_seconds is None or (level := lag_level(shown_seconds(lag_seconds))) == HealthLevel.OK:
+            continue
+        says = f"{report['stream']} over {link['link']} lags {duration_text(lag_seconds)}"
+        yield HealthFinding(level, "replication_lag", f"{link['link']}/{report['stream']}", says)
+
+
+def _autonomy(document: Document) -> Iterator[HealthFinding]:
+    """The end of autonomy is news only while somebody who should pull is away."""
+    away = any(link["side"] == SENDER and link["mode"] in (Mode.AUTONOMOUS, Mode.HELD) for link in document["links"])
+    soonest = autonomy(document)
+    if away and soonest is not None and soonest[1] < AUTONOMY_WARNING_HOURS:
+        stream, hours = soonest
+        says = f"the store buffer of {stream} is full in {hours_text(hours)} at the rate of the last minute"
+        yield HealthFinding(HealthLevel.WARNING, "autonomy", stream, says)
+
+
+_OF_THE_NODE = ("certificate_expiry", "crl_stale")
+"""Alerts about files that have nothing to do with streams."""
+
+
+@dataclass(frozen=True, slots=True)
+class VisibleStreams:
+    """The streams that somebody may see; None means all, and everything of the node besides."""
+
+    streams: frozenset[str] | None = None
+
+    @staticmethod
+    def of(row: Identity) -> VisibleStreams:
+        """Give what a row may see."""
+        return VisibleStreams(None if ANY in row.streams else frozenset(row.streams))
+
+    def sees(self, streams: Iterable[str]) -> bool:
+        """Tell whether one of some streams may be seen."""
+        return self.streams is None or not self.streams.isdisjoint(streams)
+
+    def document(self, whole: Document, matrix: Matrix) -> dict[str, Any]:
+        """Give the part of a status document that may be seen."""
+        if self.streams is None:
+            return dict(whole)
+        consumers = [each for each in whole["consumers"] if each["stream"] in self.streams]
+        links = [
+            {**each, "reports": [report for report in each["reports"] if report["stream"] in self.streams]}
+            for each in whole["links"]
+            if self.sees(matrix.gate_streams(each["link"], each["side"]))
+        ]
+        known = {str(each["name"]) for each in consumers} | {str(each["link"]) for each in links}
+        alerts = [each for each in whole["alerts"] if self._sees_alert(each, known | {whole["zone"]})]
+        return {
+            **whole,
+            "buffers": [each for each in whole["buffers"] if each["stream"] in self.streams],
+            "consumers": consumers,
+            "links": links,
+            "alerts": alerts,
+            "artifacts": None,
+            "scrub": None,
+        }
+
+    def _sees_alert(self, alert: Document, known: set[str]) -> bool:
+        """Tell whether an alert is about something that may be seen; what nobody can tell is not shown."""
+        about = str(alert["about"])
+        name, _, tail = about.rpartition("/")
+        of_a_stream = name if tail in tuple(map(str, Buffer)) else about
+        seen = of_a_stream in (self.streams or ()) or about in known or name in known
+        return seen or alert["alert"] in _OF_THE_NODE
+
+    def series(self, series: tuple[str, ...], seen: Document) -> bool:
+        """Tell whether a series of the dashboard's history belongs to a document that may be seen."""
+        if self.streams is None:
+            return True
+        match series:
+            case ("end" | "fill", stream, _):
+                return stream in self.streams
+            case ("left" | "lag", _, stream):
+                return stream in self.streams
+            case ("frontier" | "backlog", consumer):
+                return any(each["name"] == consumer for each in seen["consumers"])
+        return False
+
+
+EVERYTHING = VisibleStreams()
+
+
+@dataclass(frozen=True, slots=True)
+class SeenMetrics:
+    """The metrics of a registry without the samples about streams, consumers and links that may not be seen."""
+
+    registry: Any
+    seen: Document
+
+    def collect(self) -> Iterator[Metric]:
+        """Give the metrics with what is left of their samples."""
+        names = {
+            "stream": {str(each["stream"]) for each in self.seen["buffers"]},
+            "consumer": {str(each["name"]) for each in self.seen["consumers"]},
+            "link": {str(each["link"]) for each in self.seen["links"]},
+        }
+        for metric in self.registry.collect():
+            samples = [
+                sample
+                for sample in metric.samples
+                if all(sample.labels[label] in known for label, known in names.items() if label in sample.labels)
+            ]
+            left = Metric(metric.name, metric.documentation, metric.type, metric.unit)
+            left.samples = samples
+            yield left
+
 
 RATE_WINDOW_MS = 60_000
 RATE_MINIMUM_MS = 1_000
@@ -52,7 +338,7 @@ def hours_left(stats: BufferStats, facts_per_second: float | None) -> float | No
     return max(0, stats.capacity_bytes - stats.used_bytes) / bytes_per_second / 3600
 
 
-async def all_stats(parts: Parts) -> list[BufferStats]:
+async def all_stats(parts: NodeContext) -> list[BufferStats]:
     """Look at every buffer of a configured stream that exists and is in service.
 
     A buffer that closed itself, say after a failed sync, is from then on alone out of service.
@@ -69,7 +355,7 @@ async def all_stats(parts: Parts) -> list[BufferStats]:
     return found
 
 
-async def consumer_views(parts: Parts, stats: list[BufferStats]) -> list[ConsumerView]:
+async def consumer_views(parts: NodeContext, stats: list[BufferStats]) -> list[ConsumerView]:
     """Give all consumers with their backlogs."""
     by_name = {(each.stream, each.buffer): each for each in stats}
     states = await parts.storage.cursors.consumers()
@@ -84,7 +370,7 @@ def backlog_of(state: ConsumerState, stats: BufferStats | None) -> int:
 
 
 async def unconfirmed_of(
-    parts: Parts, stats: Sequence[BufferStats], views: Sequence[ConsumerView]
+    parts: NodeContext, stats: Sequence[BufferStats], views: Sequence[ConsumerView]
 ) -> list[Unconfirmed]:
     """Look at the oldest unconfirmed entry of every buffer, and note its age in the metrics."""
     states = [view.state for view in views]
@@ -95,7 +381,7 @@ async def unconfirmed_of(
 
 
 async def document(
-    parts: Parts,
+    parts: NodeContext,
     rates: Rates,
     started_unix_ms: int,
     alerts: Sequence[Mapping[str, Any]] = (),
@@ -115,7 +401,7 @@ async def document(
         "now_unix_ms": parts.clock.now_unix_ms(),
         "started_unix_ms": started_unix_ms,
         "buffers": [
-            _buffer(each, rates.facts_per_second(each, now_ms), oldest)
+            _buffer_document(each, rates.facts_per_second(each, now_ms), oldest)
             for each, oldest in zip(stats, unconfirmed, strict=True)
         ],
         "consumers": [_consumer(parts, view) for view in views],
@@ -127,7 +413,7 @@ async def document(
     }
 
 
-def _buffer(stats: BufferStats, facts_per_second: float | None, unconfirmed: Unconfirmed) -> dict[str, Any]:
+def _buffer_document(stats: BufferStats, facts_per_second: float | None, unconfirmed: Unconfirmed) -> dict[str, Any]:
     return {
         "stream": stats.stream,
         "buffer": str(stats.buffer),
@@ -155,7 +441,7 @@ def _buffer(stats: BufferStats, facts_per_second: float | None, unconfirmed: Unc
     }
 
 
-def _consumer(parts: Parts, view: ConsumerView) -> dict[str, Any]:
+def _consumer(parts: NodeContext, view: ConsumerView) -> dict[str, Any]:
     state = view.state
     last_fetch = parts.board.last_fetch(state.spec.name)
     parts.metrics.backlog.labels(state.spec.name).set(view.backlog)
@@ -172,7 +458,7 @@ def _consumer(parts: Parts, view: ConsumerView) -> dict[str, Any]:
     }
 
 
-def _links(parts: Parts) -> list[dict[str, Any]]:
+def _links(parts: NodeContext) -> list[dict[str, Any]]:
     board = parts.board
     reports: dict[str, list[dict[str, Any]]] = {}
     for at_unix_ms, report in board.reports():
@@ -207,13 +493,13 @@ def _links(parts: Parts) -> list[dict[str, Any]]:
     ]
 
 
-def _engine_of(parts: Parts, view: GateView) -> str | None:
+def _engine_of(parts: NodeContext, view: GateView) -> str | None:
     """Give what is meant to move a link; the other side decides that where this one serves."""
     link = parts.settings.links.get(view.link) if view.side == RECEIVER else None
     return str(link.engine) if link is not None else None
 
 
-def _zone_of(parts: Parts, view: GateView) -> str:
+def _zone_of(parts: NodeContext, view: GateView) -> str:
     """Give the zone at the other end; the sender's gates are named after it."""
     link = parts.settings.links.get(view.link) if view.side == RECEIVER else None
     return link.zone if link is not None else view.link

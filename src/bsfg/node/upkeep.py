@@ -12,13 +12,12 @@ from dataclasses import asdict
 
 from bsfg.config import ZoneConfig, consumer_name
 from bsfg.errors import BsfgError, StorageClosed, StreamUnavailable
-from bsfg.journey.artifacts import collect_orphans
-from bsfg.journey.references import all_buffers
+from bsfg.journey.artifacts import all_buffers, collect_orphans
 from bsfg.journey.truncate import InStep, truncate
+from bsfg.node.ages import LatestWatch
 from bsfg.node.alerts import AlertBoard, Note, alert_gate
 from bsfg.node.certificates import Certificates
-from bsfg.node.latest import LatestWatch
-from bsfg.node.parts import Parts
+from bsfg.node.parts import NodeContext
 from bsfg.node.status import Rates, all_stats, consumer_views, hours_left, unconfirmed_of
 from bsfg.node.watching import DamageWatch, LinkWatch, RecordWatch
 from bsfg.ports import Buffer, BufferStats
@@ -37,7 +36,7 @@ class Upkeep:
     def __init__(
         self,
         config: ZoneConfig,
-        parts: Parts,
+        parts: NodeContext,
         alerts: AlertBoard,
         note: Note,
         rates: Rates | None = None,

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 from bsfg.config import Engine, Link, Serve
 from bsfg.errors import StreamUnavailable
-from bsfg.gate import Event, Mode
+from bsfg.gate import RECEIVER, SENDER, Event, Mode
 from bsfg.journey.receive import HASH_COLLISION
 from bsfg.node.alerts import AlertBoard
-from bsfg.node.board import RECEIVER, SENDER, Board
+from bsfg.node.links import LinkRegistry
 from bsfg.node.metrics import Metrics
-from bsfg.node.parts import Parts
+from bsfg.node.parts import NodeContext
 from bsfg.ports import Buffer, BufferStats
 from bsfg.retention import GapReason
 from bsfg.stores.log.damage import is_torn_end
@@ -50,7 +50,7 @@ class _Watched:
 class LinkWatch:
     """Looks at the receiver's side of every link, and at every peer that is served."""
 
-    def __init__(self, board: Board, alerts: AlertBoard, metrics: Metrics) -> None:
+    def __init__(self, board: LinkRegistry, alerts: AlertBoard, metrics: Metrics) -> None:
         self._board, self._alerts, self._metrics = board, alerts, metrics
         self._watched: dict[str, _Watched] = {}
         self._served_since_ms: dict[str, int] = {}
@@ -148,7 +148,7 @@ def _absent(serve: Serve, streams: list[str]) -> str | None:
 class RecordWatch:
     """Looks at what every buffer keeps aside, and at what it lacks."""
 
-    def __init__(self, parts: Parts, alerts: AlertBoard) -> None:
+    def __init__(self, parts: NodeContext, alerts: AlertBoard) -> None:
         self._parts, self._alerts = parts, alerts
         self._looks = 0
         self._aside: dict[str, tuple[int, int]] = {}
@@ -201,7 +201,7 @@ class DamageWatch:
     crash leaves it, was never acknowledged: it is told and no more.
     """
 
-    def __init__(self, parts: Parts, alerts: AlertBoard, note: Callable[..., object]) -> None:
+    def __init__(self, parts: NodeContext, alerts: AlertBoard, note: Callable[..., object]) -> None:
         self._parts, self._alerts, self._note = parts, alerts, note
         self._told: dict[str, set[str]] = {}
         self._damage: dict[str, list[str]] = {}

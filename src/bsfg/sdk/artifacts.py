@@ -144,7 +144,7 @@ class AsyncArtifacts:
         return file.path
 
 
-class Artifacts:
+class ArtifactReader:
     """The artifacts of a zone, for ordinary, blocking programs."""
 
     def __init__(self, get: Callable[[str], Iterator[bytes]]) -> None:
@@ -192,7 +192,7 @@ class NodeArtifacts:
         """End the connection."""
         await self._link.close()
 
-    def blocking(self, thread: LoopThread) -> Artifacts:
+    def blocking(self, thread: LoopThread) -> ArtifactReader:
         """Give the same to programs outside of the event loop that runs in a thread."""
 
         def get(digest: str) -> Iterator[bytes]:
@@ -205,10 +205,10 @@ class NodeArtifacts:
                 with contextlib.suppress(StorageClosed):
                     thread.run(pieces.aclose())
 
-        return Artifacts(get)
+        return ArtifactReader(get)
 
 
-class ArtifactClient(Artifacts):
+class ArtifactClient(ArtifactReader):
     """Reads artifacts from a node, for programs that have a digest and no consumer; use it as a context manager.
 
     ``endpoint`` is an `Endpoint`, or ``host:port`` on loopback, or None to take it from the environment.

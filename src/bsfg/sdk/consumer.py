@@ -29,10 +29,9 @@ from bsfg.errors import BsfgError, InvalidArgument, StorageClosed
 from bsfg.fact import Entry
 from bsfg.journey.link import Refusal
 from bsfg.ports import GapRecord
-from bsfg.sdk.artifacts import Artifacts, AsyncArtifacts, NodeArtifacts
-from bsfg.sdk.consuming import ConsumerCore, ConsumerOptions, ConsumerSettings, Item
+from bsfg.sdk.artifacts import ArtifactReader, AsyncArtifacts, NodeArtifacts
+from bsfg.sdk.consuming import ConsumerCore, ConsumerFeed, ConsumerOptions, ConsumerSettings, Item, NodeFeed
 from bsfg.sdk.endpoint import Endpoint
-from bsfg.sdk.feed import Feed, NodeFeed
 from bsfg.sdk.inbox import InboxFeed
 from bsfg.sdk.sender import NodeLink
 from bsfg.sdk.thread import LoopThread, close_forgotten
@@ -43,7 +42,7 @@ CLOSE_SECONDS = 10.0
 
 
 def _core(endpoint: Endpoint, name: str, options: ConsumerOptions) -> ConsumerCore:
-    feed: Feed = NodeFeed(
+    feed: ConsumerFeed = NodeFeed(
         NodeLink(endpoint),
         name,
         carry_only=options.carry_only,
@@ -334,7 +333,7 @@ class Consumer:
         self._thread.run(self._core.flush(), timeout_seconds)
 
     @property
-    def artifacts(self) -> Artifacts:
+    def artifacts(self) -> ArtifactReader:
         """The artifacts that entries refer to: ``consumer.artifacts.read(entry)``."""
         return self._node.blocking(self._thread)
 

@@ -1,4 +1,4 @@
-"""The engine of a producer, in one event loop: lanes, senders, the outbox, and how they start and end."""
+"""The engine of a producer, in one event loop: intake, senders, the outbox, and how they start and end."""
 
 from __future__ import annotations
 
@@ -7,26 +7,125 @@ import contextlib
 import logging
 import math
 import os
+import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypedDict
 
 from bsfg.artifacts import DEFAULT_MEDIA_TYPE
 from bsfg.batch import FactBatch
-from bsfg.errors import BsfgError, InvalidArgument, StorageClosed, StorageUnreadable
-from bsfg.fact import ArtifactRef
-from bsfg.keys import EXPLICIT, MessageIds
+from bsfg.errors import BsfgError, InvalidArgument, StorageClosed, StorageUnreadable, unforeseen
+from bsfg.fact import SHA256_NAME, ArtifactRef
 from bsfg.sdk.endpoint import Endpoint
 from bsfg.sdk.futures import Outcome
-from bsfg.sdk.intake import BatchLimits, Intake, Lane
-from bsfg.sdk.lanes import Keeper, Straight
+from bsfg.sdk.intake import BatchLimits, OpenBatch, Packed, Packer, ProducerIntake, StreamIntake
 from bsfg.sdk.outbox import OnRefused, Outbox, OutboxLane
-from bsfg.sdk.packing import Packer
-from bsfg.sdk.sender import NodeLink, Sender, SendOptions
+from bsfg.sdk.sender import NodeLink, Sender, SendOptions, Shipment
 from bsfg.sdk.signing import Signer
-from bsfg.sealmark import SHA256_NAME
+from bsfg.sealing import EXPLICIT, MessageIds
 from bsfg.wire.service import ObjectInfo
+
+GROUP_BATCHES, GROUP_BYTES = 64, 4 << 20
+"""At most so much shares a sync of the outbox."""
+
+_FULL_PAUSE_SECONDS = 0.25
+
+
+class Straight:
+    """A source of shipments that takes them from the intake; nothing is kept on disk."""
+
+    def __init__(self, intake: ProducerIntake, lane: StreamIntake, packer: Packer) -> None:
+        self._intake, self._lane, self._packer = intake, lane, packer
+
+    async def next(self) -> Shipment | None:
+        """Give the next shipment that has any fact in it."""
+        while (gathering := await self._intake.next(self._lane)) is not None:
+            packed = await packed_or_failed(self._packer, gathering, self._lane.stream)
+            if packed is None:
+                self._intake.finish(gathering.outcome, gathering.size_bytes)
+                continue
+            shipment = packed.shipment(self._lane.stream)
+            shipment.on_over = partial(self._over, packed)
+            return shipment
+        return None
+
+    def _over(self, packed: Packed, _: Shipment) -> None:
+        self._intake.finish(packed.outcome, packed.size_bytes)
+
+    def expire(self, error: BsfgError) -> None:
+        """Give up what waited too long without ever being sent."""
+        self._intake.expire(self._lane, error)
+
+
+class Keeper:
+    """Moves facts from the intake into the outbox; many batches share a sync."""
+
+    def __init__(
+        self,
+        intake: ProducerIntake,
+        lane: StreamIntake,
+        packer: Packer,
+        outbox: OutboxLane,
+        on_problem: Callable[[BsfgError], None],
+    ) -> None:
+        self._intake, self._lane, self._packer, self._outbox = intake, lane, packer, outbox
+        self._on_problem = on_problem
+
+    async def run(self) -> None:
+        """Keep until the producer is closed and everything is in the outbox."""
+        while (gathering := await self._intake.next(self._lane)) is not None:
+            group, size_bytes = [gathering], gathering.size_bytes
+            while len(group) < GROUP_BATCHES and size_bytes < GROUP_BYTES:
+                more, _ = self._intake.take(self._lane)
+                if more is None:
+                    break
+                group.append(more)
+                size_bytes += more.size_bytes
+            packed = [await packed_or_failed(self._packer, each, self._lane.stream) for each in group]
+            whole = [each for each in packed if each is not None]
+            if whole:
+                await self._keep(whole)
+            for each in group:
+                self._intake.finish(each.outcome, each.size_bytes)
+
+    async def _keep(self, group: list[Packed]) -> None:
+        """Keep a group; while the disk or the outbox is full, try again for as long as the facts have time."""
+        while group:
+            try:
+                await self._outbox.keep(group)
+            except BsfgError as error:
+                self._on_problem(error)
+                if error.code not in ("buffer_full", "quarantine_full", "disk_full"):
+                    _fail(group, error)
+                    return
+                now = time.monotonic()
+                _fail([each for each in group if each.ends is not None and each.ends <= now], error)
+                group = [each for each in group if each.ends is None or each.ends > now]
+                await asyncio.sleep(_FULL_PAUSE_SECONDS)
+            except Exception as error:
+                _fail(group, unforeseen(error, "keeping the facts"))
+                return
+            else:
+                return
+
+
+def _fail(group: list[Packed], error: BsfgError) -> None:
+    for each in group:
+        each.outcome.fail(error)
+
+
+async def packed_or_failed(packer: Packer, gathering: OpenBatch, stream: str) -> Packed | None:
+    """Pack a gathering; None when nothing of it can be sent, and its futures have failed."""
+    try:
+        packed = await packer.pack(gathering, stream)
+    except Exception as error:
+        # Also what nobody foresaw: the facts must not wait for ever because of it.
+        gathering.outcome.fail(unforeseen(error, "packing the facts"))
+        return None
+    return packed if len(packed.facts) else None
+
 
 log = logging.getLogger("bsfg.producer")
 
@@ -115,7 +214,7 @@ class ProducerCore:
     def __init__(self, endpoint: Endpoint, options: ProducerOptions) -> None:
         self._options = options
         self._link = NodeLink(endpoint)
-        self.intake = Intake(options.limits, asyncio.get_running_loop(), deadline_seconds=options.deadline)
+        self.intake = ProducerIntake(options.limits, asyncio.get_running_loop(), deadline_seconds=options.deadline)
         self._packer = Packer(options.signer, options.ids, options.hasher)
         self._send = SendOptions(max_in_flight=options.max_in_flight, hold=options.outbox is not None)
         self._outbox: Outbox | None = None
@@ -142,7 +241,7 @@ class ProducerCore:
 
     # Lanes.
 
-    def _begin(self, lane: Lane) -> None:
+    def _begin(self, lane: StreamIntake) -> None:
         if self._outbox is None:
             source = Straight(self.intake, lane, self._packer)
             sender = Sender(self._link, lane.stream, source, self._send, self._note)
@@ -150,7 +249,7 @@ class ProducerCore:
         else:
             self._keepers.append(asyncio.create_task(self._keep(lane)))
 
-    async def _keep(self, lane: Lane) -> None:
+    async def _keep(self, lane: StreamIntake) -> None:
         try:
             outbox = await self._outbox_lane(lane.stream)
         except BsfgError as error:
@@ -159,7 +258,7 @@ class ProducerCore:
         self._start_sender(outbox)
         await Keeper(self.intake, lane, self._packer, outbox, self._note).run()
 
-    async def _refuse_lane(self, lane: Lane, error: BsfgError) -> None:
+    async def _refuse_lane(self, lane: StreamIntake, error: BsfgError) -> None:
         """Let everything fail that is sent to a stream whose outbox cannot be opened."""
         while (gathering := await self.intake.next(lane)) is not None:
             gathering.outcome.fail(error)

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bsfg.columns import DIGEST_BYTES
 from bsfg.errors import BsfgError, ConflictingDuplicate, InvalidArgument, TimedOut
-from bsfg.journey.answers import AppendedFact
+from bsfg.fact import SHA256_NAME
+from bsfg.journey.link import AppendedFact
 from bsfg.ports import Receipt, Result
-from bsfg.schema import DIGEST_BYTES
-from bsfg.sealmark import SHA256_NAME
 
 if TYPE_CHECKING:
-    from bsfg.wire.clientstreams import Appended
+    from bsfg.wire.streams import Appended
 
 log = logging.getLogger("bsfg.producer")
 

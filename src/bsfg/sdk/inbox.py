@@ -18,8 +18,8 @@ from bsfg.errors import BsfgError, ForeignLog, unforeseen
 from bsfg.journey.link import Fetched, FetchRequest, Refusal
 from bsfg.ports import Confirmation, Frame, GapRecord
 from bsfg.retention import GapReason
-from bsfg.sdk.feed import Feed
-from bsfg.sdk.packing import LOOSE
+from bsfg.sdk.consuming import ConsumerFeed
+from bsfg.sdk.intake import LOOSE
 from bsfg.sdk.spool import Spool, Spooled, segment_size
 from bsfg.stores.log.journal import Record
 
@@ -32,7 +32,7 @@ class InboxFeed:
 
     def __init__(
         self,
-        node: Feed,
+        node: ConsumerFeed,
         consumer: str,
         folder: str | os.PathLike[str],
         *,

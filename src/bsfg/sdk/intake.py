@@ -1,7 +1,4 @@
-"""The entrance of a producer: facts become rows of an open batch, in bounded memory, from any thread.
-
-The work per fact is kept tiny on purpose; everything else is done once per batch, later, by the producer's loop.
-"""
+"""The entrance of a producer: facts become rows of an open batch, in bounded memory, from any thread."""
 
 from __future__ import annotations
 
@@ -11,12 +8,25 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bsfg.batch import FactBatch
-from bsfg.errors import BsfgError, InvalidArgument, StorageClosed, TimedOut
-from bsfg.rows import Row
+import numpy as np
+
+from bsfg.batch import SMALL_BATCH_FACTS, FactBatch
+from bsfg.digest import Hasher, hasher_named
+from bsfg.errors import BsfgError, FactTooLarge, InvalidArgument, InvalidFact, StorageClosed, TimedOut
+from bsfg.fact import SHA256_NAME
+from bsfg.model import Limits
+from bsfg.offload import THREAD_BYTES, by_size
+from bsfg.rows import Row, is_plain, record_batch_of
+from bsfg.rules import check, judge
 from bsfg.sdk.futures import FactFuture, Outcome
+from bsfg.sdk.sender import Shipment, ShipmentPart
+from bsfg.sealing import EXPLICIT, MessageIds, seal
+
+if TYPE_CHECKING:
+    from bsfg.sdk.signing import Signer
+
 
 ROW_BYTES = 512
 """What a queued fact costs beside its object."""
@@ -36,7 +46,7 @@ class BatchLimits:
             raise InvalidArgument("a batch holds at least one fact and one byte, and lingers no negative time")
 
 
-class Gathering:
+class OpenBatch:
     """A batch that is being gathered: rows of single facts, or one batch that a caller made himself."""
 
     __slots__ = ("due", "ends", "facts", "outcome", "rows", "size_bytes", "stream")
@@ -47,7 +57,7 @@ class Gathering:
         self.facts: FactBatch | None = None
         self.size_bytes = 0
 
-    def complete(self) -> Gathering:
+    def complete(self) -> OpenBatch:
         """Note that nothing is added any more."""
         if self.facts is None:
             self.outcome.close([row[0] for row in self.rows])
@@ -71,20 +81,20 @@ class _Ids(Sequence[str | None]):
         return self._facts.column("message_id")[row].as_py()
 
 
-class Lane:
+class StreamIntake:
     """What is gathered for one stream, oldest first; the last one may still be open."""
 
     __slots__ = ("changed", "closed", "hurried", "open", "stream")
 
     def __init__(self, stream: str) -> None:
         self.stream = stream
-        self.open: Gathering | None = None
-        self.closed: deque[Gathering] = deque()
+        self.open: OpenBatch | None = None
+        self.closed: deque[OpenBatch] = deque()
         self.hurried = False
         self.changed = asyncio.Event()
 
 
-class Intake:
+class ProducerIntake:
     """All lanes of one producer, and the memory they share."""
 
     def __init__(self, limits: BatchLimits, loop: asyncio.AbstractEventLoop, *, deadline_seconds: float | None) -> None:
@@ -95,10 +105,10 @@ class Intake:
             limits.max_bytes,
             limits.max_queued_bytes,
         )
-        self.lanes: dict[str, Lane] = {}
+        self.lanes: dict[str, StreamIntake] = {}
         self.queued_bytes = 0
         self.closing = False
-        self.on_new_lane: Callable[[Lane], None] = lambda lane: None
+        self.on_new_lane: Callable[[StreamIntake], None] = lambda lane: None
         self._live: dict[Outcome, int] = {}
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
@@ -167,33 +177,33 @@ class Intake:
             self._room_waiters.append(waiter)
             await waiter
 
-    def _new_lane(self, stream: str) -> Lane:
+    def _new_lane(self, stream: str) -> StreamIntake:
         if self.closing:
             raise StorageClosed("the producer is closed", hint="Make a new producer.")
-        lane = self.lanes[stream] = Lane(stream)
+        lane = self.lanes[stream] = StreamIntake(stream)
         self._call_in_loop(self.on_new_lane, lane)
         return lane
 
-    def _opened(self, lane: Lane) -> Gathering:
+    def _opened(self, lane: StreamIntake) -> OpenBatch:
         if self.closing:
             raise StorageClosed("the producer is closed", hint="Make a new producer.")
         now = time.monotonic()
         ends = None if self._deadline_seconds is None else now + self._deadline_seconds
         outcome = Outcome(self._loop, lambda: self._hurry(lane))
         self._live[outcome] = 0
-        return Gathering(lane.stream, outcome, now + self.limits.linger_seconds, ends)
+        return OpenBatch(lane.stream, outcome, now + self.limits.linger_seconds, ends)
 
-    def _close(self, lane: Lane) -> None:
+    def _close(self, lane: StreamIntake) -> None:
         if lane.open is not None:
             lane.closed.append(lane.open.complete())
             lane.open = None
 
-    def _hurry(self, lane: Lane) -> None:
+    def _hurry(self, lane: StreamIntake) -> None:
         if not lane.hurried:
             lane.hurried = True
             self._wake(lane)
 
-    def _wake(self, lane: Lane) -> None:
+    def _wake(self, lane: StreamIntake) -> None:
         self._call_in_loop(_set, lane.changed)
 
     def _call_in_loop(self, call: Callable[..., None], *args: object) -> None:
@@ -212,7 +222,7 @@ class Intake:
 
     # Going out, in the producer's loop.
 
-    async def next(self, lane: Lane) -> Gathering | None:
+    async def next(self, lane: StreamIntake) -> OpenBatch | None:
         """Give the next batch of a lane once it is complete or has lingered; None when the producer is closing."""
         while True:
             lane.changed.clear()
@@ -227,7 +237,7 @@ class Intake:
             except TimeoutError:
                 continue
 
-    def take(self, lane: Lane) -> tuple[Gathering | None, float | None]:
+    def take(self, lane: StreamIntake) -> tuple[OpenBatch | None, float | None]:
         """Give the next batch of a lane if one is ready, else when it will be; None when there is none at all."""
         with self._lock:
             if lane.closed:
@@ -241,7 +251,7 @@ class Intake:
                 return gathering.complete(), None
             return None, gathering.due
 
-    def expire(self, lane: Lane, error: BsfgError) -> None:
+    def expire(self, lane: StreamIntake, error: BsfgError) -> None:
         """Give up what has waited too long to be sent at all."""
         now = time.monotonic()
         with self._lock:
@@ -298,3 +308,107 @@ def _set(event: asyncio.Event) -> None:
 def _resolve(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
         waiter.set_result(None)
+
+
+LOOSE = Limits(max_object_bytes=1 << 30, max_batch_facts=1 << 30, max_batch_bytes=1 << 40)
+"""Only the node knows how large its streams allow facts to be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A gathered batch, ready to travel: which of its rows are in it (None for all), and whose outcome it is."""
+
+    facts: FactBatch
+    outcome: Outcome
+    size_bytes: int
+    ends: float | None = None
+    divisible: bool = True
+    rows: np.ndarray | None = None
+
+    def shipment(self, stream: str) -> Shipment:
+        """Make a shipment of it."""
+        part = ShipmentPart(self.outcome, 0, 0, self.outcome.count)
+        return Shipment(stream, self.facts, (part,), self.size_bytes, self.divisible, self.ends, self.rows)
+
+
+Failures = dict[int, BsfgError]
+
+
+class Packer:
+    """Makes batches of what was gathered: checks them, and signs them when there is a signer."""
+
+    def __init__(self, signer: Signer | None = None, ids: MessageIds = EXPLICIT, hasher: str = SHA256_NAME) -> None:
+        self._signer, self._ids, self._hasher = signer, ids, hasher_named(hasher)
+
+    async def pack(self, gathering: OpenBatch, stream: str) -> Packed:
+        """Pack a gathering of a stream; rows that break a rule fail at once."""
+        # A signature takes long, however small the fact is.
+        size_bytes = gathering.size_bytes if self._signer is None else THREAD_BYTES
+        facts, rows, failures = await by_size(size_bytes, self._pack, gathering, stream)
+        for row, error in failures.items():
+            gathering.outcome.fail(error, [row])
+        divisible = gathering.facts is None
+        gathering.rows = []
+        return Packed(facts, gathering.outcome, gathering.size_bytes, gathering.ends, divisible, rows)
+
+    def _pack(self, gathering: OpenBatch, stream: str) -> tuple[FactBatch, np.ndarray | None, Failures]:
+        if gathering.facts is not None:
+            if self._signer is None:
+                return gathering.facts, None, {}
+            sealed = seal(gathering.facts, hasher=self._hasher, ids=self._ids, limits=LOOSE)
+            return self._signer.sign(sealed, stream), None, {}
+        facts, rows, failures = _checked(gathering.rows)
+        if self._signer is None or not len(facts):
+            return facts, rows, failures
+        sealed, kept, worse = _sealed(facts, self._ids, self._hasher)
+        if kept is not None:
+            rows = np.arange(len(facts)) if rows is None else rows
+            failures |= {int(rows[at]): error for at, error in worse.items()}
+            rows = rows[kept]
+        return self._signer.sign(sealed, stream), rows, failures
+
+
+def _checked(rows: list[Row]) -> tuple[FactBatch, np.ndarray | None, Failures]:
+    """Make a batch of rows; give which rows are in it (None for all) and why the others are not."""
+    try:
+        small = len(rows) <= SMALL_BATCH_FACTS and all(map(is_plain, rows))
+        batch = FactBatch.of_rows(rows) if small else FactBatch(record_batch_of(rows))
+        check(batch, LOOSE)
+    except (InvalidFact, FactTooLarge):
+        return _checked_one_by_one(rows)
+    return batch, None, {}
+
+
+def _checked_one_by_one(rows: list[Row]) -> tuple[FactBatch, np.ndarray | None, Failures]:
+    failures: Failures = {}
+    for number, row in enumerate(rows):
+        try:
+            judge(number, FactBatch(record_batch_of([row])).rows()[0], LOOSE)
+        except (InvalidFact, FactTooLarge) as error:
+            failures[number] = _for_one_fact(error)
+    kept = [number for number in range(len(rows)) if number not in failures]
+    return FactBatch(record_batch_of([rows[number] for number in kept])), np.array(kept, dtype=np.int64), failures
+
+
+def _sealed(batch: FactBatch, ids: MessageIds, hasher: Hasher) -> tuple[FactBatch, np.ndarray | None, Failures]:
+    """Seal a batch; give which rows are in it (None for all) and why the others are not."""
+    try:
+        return seal(batch, hasher=hasher, ids=ids, limits=LOOSE), None, {}
+    except (InvalidFact, FactTooLarge):
+        pass
+    sealed, kept, failures = [], [], {}
+    for number in range(len(batch)):
+        try:
+            sealed.append(seal(batch.slice(number, 1), hasher=hasher, ids=ids, limits=LOOSE))
+            kept.append(number)
+        except (InvalidFact, FactTooLarge) as error:
+            failures[number] = _for_one_fact(error)
+    return FactBatch.concat(sealed), np.array(kept, dtype=np.int64), failures
+
+
+def _for_one_fact(error: BsfgError) -> BsfgError:
+    """Give the error without the number of a row that its reader cannot know."""
+    name, rule = error.details.get("field"), error.details.get("rule")
+    text = f"{name}: {rule}" if name and rule else error.message
+    details = {key: value for key, value in error.details.items() if key != "row"}
+    return type(error)(text, hint="Correct the named field and send the fact again; it was not sent.", **details)

@@ -24,8 +24,8 @@ from bsfg.errors import BsfgError, StorageClosed
 from bsfg.fact import Message
 from bsfg.rules import check_name
 from bsfg.sdk.futures import Outcome
-from bsfg.sdk.packing import LOOSE, Packed
-from bsfg.sdk.shipment import Part, Shipment
+from bsfg.sdk.intake import LOOSE, Packed
+from bsfg.sdk.sender import Shipment, ShipmentPart
 from bsfg.sdk.spool import Spool, Spooled
 from bsfg.stores.log.files import DiskFiles, translated
 from bsfg.stores.log.journal import Journal, Record, read_journal
@@ -176,7 +176,7 @@ class OutboxLane:
             outcome, kept = self._outcomes.get(record.number), self._kept.pop(record.number, None)
             count = len(facts) if outcome is None else outcome.count
             rows.append(at + (kept if kept is not None and outcome is not None else np.arange(len(facts))))
-            parts.append(Part(outcome, 0, at, count))
+            parts.append(ShipmentPart(outcome, 0, at, count))
             at += count
         numbers = range(self._next, records[-1].number + 1)
         self._next = numbers.stop

@@ -22,12 +22,12 @@ from bsfg.artifacts import DEFAULT_MEDIA_TYPE
 from bsfg.batch import FactBatch
 from bsfg.errors import BsfgError, InvalidArgument, InvalidFact
 from bsfg.fact import JSON_MEDIA_TYPE, ArtifactRef, Envelope, Fact, Message
-from bsfg.journey.answers import AppendedFact
+from bsfg.journey.link import AppendedFact
 from bsfg.rows import Row, row_of
 from bsfg.sdk.core import Content, ProducerCore, ProducerOptions, ProducerSettings
 from bsfg.sdk.endpoint import Endpoint
 from bsfg.sdk.futures import BatchFuture, FactFuture
-from bsfg.sdk.intake import Intake
+from bsfg.sdk.intake import ProducerIntake
 from bsfg.sdk.thread import LoopThread, close_forgotten
 
 
@@ -124,7 +124,7 @@ class AsyncProducer:
         self._options = ProducerOptions(**options)
         self._address = _Address(stream, from_zone, to_zone)
         self._core: ProducerCore | None = None
-        self._intake: Intake | None = None
+        self._intake: ProducerIntake | None = None
 
     async def start(self) -> None:
         """Begin; entering the context does it."""

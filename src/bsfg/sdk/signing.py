@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from bsfg.batch import FactBatch
+from bsfg.digest import hasher_named
 from bsfg.errors import CertificateInvalid, FileExists, InvalidArgument
-from bsfg.fact import Envelope, Message
-from bsfg.hashing import hasher_named
-from bsfg.keys import EXPLICIT, MessageIds
+from bsfg.fact import SHA256_NAME, Envelope, Message, function_in
 from bsfg.rows import message_of
 from bsfg.rules import STREAM, check_name
-from bsfg.sealing import seal
-from bsfg.sealmark import SHA256_NAME, function_in
+from bsfg.sealing import EXPLICIT, MessageIds, seal
 from bsfg.signatures import V1, V2, TrustedKeys, checked_key_id, key_text, public_key, signed_bytes
 
 if TYPE_CHECKING:

@@ -30,8 +30,7 @@ from bsfg.errors import (
     OutcomeUnknown,
     StorageClosed,
 )
-from bsfg.stores.log.atomic import write_whole
-from bsfg.stores.log.files import DiskFiles, Files, OpenFile, is_refusal, translated
+from bsfg.stores.log.files import DiskFiles, Files, OpenFile, is_refusal, translated, write_whole
 from bsfg.stores.log.journal import Record, decode_all, encode
 
 MARK = "spool.json"

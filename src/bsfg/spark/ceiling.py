@@ -23,7 +23,7 @@ FORMAT = "bsfg-ceiling"
 
 
 @dataclass(frozen=True)
-class Frames(InputPartition):
+class EqualFrames(InputPartition):
     """So many frames of the same size."""
 
     count: int
@@ -39,7 +39,7 @@ def _frame(size_bytes: int) -> bytes:
 class CeilingReader(DataSourceReader):
     """Makes frames that hold nothing, of the size that real ones have."""
 
-    def __init__(self, frames: Frames) -> None:
+    def __init__(self, frames: EqualFrames) -> None:
         self._frames = frames
 
     def partitions(self) -> list[InputPartition]:
@@ -48,7 +48,7 @@ class CeilingReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Give frame after frame."""
-        assert isinstance(partition, Frames)
+        assert isinstance(partition, EqualFrames)
         for number in range(partition.count):
             first = number * partition.facts
             yield frame_to_spark(first, first + partition.facts - 1, _frame(partition.size_bytes), None, "0" * 32)
@@ -79,7 +79,7 @@ class CeilingSource(DataSource):
     def reader(self, schema: StructType) -> CeilingReader:
         """Give the reader."""
         options = self.options
-        return CeilingReader(Frames(int(options["frames"]), int(options["facts"]), int(options["bytes"])))
+        return CeilingReader(EqualFrames(int(options["frames"]), int(options["facts"]), int(options["bytes"])))
 
     def writer(self, schema: StructType, overwrite: bool) -> CeilingWriter:
         """Give the writer."""

@@ -21,8 +21,8 @@ from bsfg.ports import Frame, Result
 from bsfg.spark.calls import BACKOFF_FIRST_SECONDS, BACKOFF_MAX_SECONDS
 
 if TYPE_CHECKING:
-    from bsfg.wire.clientstreams import Appended
     from bsfg.wire.service import PutOutcome
+    from bsfg.wire.streams import Appended
 
 WINDOW_FRAMES = 4
 PIECE_BYTES = 2 << 20
@@ -32,7 +32,7 @@ Batch = TypeVar("Batch", bound=FactBatch)
 
 
 @dataclass(slots=True)
-class Sums:
+class WriteSums:
     """What became of the facts that were written."""
 
     facts: int = 0
@@ -47,9 +47,9 @@ class Sums:
     chain_head: bytes = b""
 
     @staticmethod
-    def of(parts: Iterable[Sums]) -> Sums:
+    def of(parts: Iterable[WriteSums]) -> WriteSums:
         """Add up the sums of parts, given in order."""
-        whole = Sums()
+        whole = WriteSums()
         for part in parts:
             whole.facts += part.facts
             whole.inserted += part.inserted
@@ -76,8 +76,8 @@ class Sums:
         return found | {"refusals": refusals} | {name: value for name, value in positions.items() if value is not None}
 
 
-class Stream(Protocol):
-    """What a lane sends over: `bsfg.wire.clientstreams.AppendStream` or `PutStream`."""
+class SentStream(Protocol):
+    """What a lane sends over: `bsfg.wire.streams.AppendStream` or `PutStream`."""
 
     async def send(self, item: Any) -> asyncio.Future[Any]:
         """Send one item and give the future of its answer."""
@@ -88,7 +88,7 @@ class Stream(Protocol):
         ...
 
 
-class Lane:
+class OrderedSender:
     """Sends items in order over streams that may break; it lives in the event loop of the calls.
 
     With ``one_by_one`` an item is sent when the one before it was taken, so that no item overtakes another that is
@@ -97,7 +97,7 @@ class Lane:
 
     def __init__(
         self,
-        opening: Callable[[], Stream],
+        opening: Callable[[], SentStream],
         take: Callable[[Any, Any], None],
         retry_seconds: float,
         *,
@@ -105,7 +105,7 @@ class Lane:
     ) -> None:
         self._opening, self._take, self._retry_seconds = opening, take, retry_seconds
         self._one_by_one = one_by_one
-        self._stream: Stream | None = None
+        self._stream: SentStream | None = None
         self._unsent: deque[Any] = deque()
         self._under_way: deque[tuple[Any, asyncio.Future[Any]]] = deque()
         self._failing_since: float | None = None
@@ -182,7 +182,7 @@ def pieces(batch: Batch, max_bytes: int = PIECE_BYTES) -> list[Batch]:
     return pieces(batch.slice(0, middle), max_bytes) + pieces(batch.slice(middle), max_bytes)
 
 
-def take_append(sums: Sums, conflicts_fail: bool) -> Callable[[FactBatch, Appended], None]:
+def take_append(sums: WriteSums, conflicts_fail: bool) -> Callable[[FactBatch, Appended], None]:
     """Give what adds the answer to a batch to the sums, and refuses conflicts where they are to fail."""
 
     def take(facts: FactBatch, appended: Appended) -> None:
@@ -203,7 +203,7 @@ def take_append(sums: Sums, conflicts_fail: bool) -> Callable[[FactBatch, Append
     return take
 
 
-def take_put(sums: Sums) -> Callable[[Frame, PutOutcome], None]:
+def take_put(sums: WriteSums) -> Callable[[Frame, PutOutcome], None]:
     """Give what adds the answer to a frame of a link to the sums, and refuses one that was not taken whole."""
 
     def take(frame: Frame, outcome: PutOutcome) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from bsfg.errors import InvalidArgument
 from bsfg.model import STREAM, ZONE, check_name
 from bsfg.ports import Buffer
-from bsfg.spark.calls import Access
+from bsfg.spark.calls import NodeAccess
 from bsfg.spark.mapping import COLUMNS, FRAME_SCHEMA, SPARK_SCHEMA
 
 READ, READ_STREAM, WRITE, WRITE_STREAM = "read", "readStream", "write", "writeStream"
@@ -249,7 +249,7 @@ OPTIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class SourceOptions:
     """Checked options of one use, by name."""
 
     use: str
@@ -259,17 +259,17 @@ class Options:
         return self.values[name]
 
     @property
-    def access(self) -> Access:
+    def access(self) -> NodeAccess:
         """The way to the node."""
-        return Access(self["address"], self["ca"], self["cert"], self["key"], self["serverName"])
+        return NodeAccess(self["address"], self["ca"], self["cert"], self["key"], self["serverName"])
 
     @property
-    def confirm_access(self) -> Access | None:
+    def confirm_access(self) -> NodeAccess | None:
         """The way to the sender's node, None when nothing is confirmed."""
         if self["confirmAddress"] is None:
             return None
         ca, certificate, key = (self[f"confirm{name}"] or self[name.lower()] for name in ("Ca", "Cert", "Key"))
-        return Access(self["confirmAddress"], ca, certificate, key, self["confirmServerName"])
+        return NodeAccess(self["confirmAddress"], ca, certificate, key, self["confirmServerName"])
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -282,7 +282,7 @@ class Options:
         return (*COLUMNS, "gap") if self["gaps"] == "rows" else COLUMNS
 
 
-def parse(given: Mapping[str, str], *uses: str) -> Options:
+def parse(given: Mapping[str, str], *uses: str) -> SourceOptions:
     """Check options, or raise `InvalidArgument` naming the wrong one and all good ones.
 
     With two uses, which is how a source is asked for its columns, options of either are taken.
@@ -299,7 +299,7 @@ def parse(given: Mapping[str, str], *uses: str) -> Options:
     missing = [option.name for option in known.values() if option.required and values[option.name] is None]
     if missing:
         raise InvalidArgument(f"the option {missing[0]} is required", hint=_list(use, known.values()))
-    options = Options(use, values)
+    options = SourceOptions(use, values)
     _check_together(options)
     return options
 
@@ -326,7 +326,7 @@ def _list(use: str, known: Iterable[Option]) -> str:
     return f"The options of {use} are {', '.join(option.name for option in known)}."
 
 
-def _check_together(options: Options) -> None:
+def _check_together(options: SourceOptions) -> None:
     """Check what only several options together can get wrong."""
     values = options.values
     _ = options.access
@@ -339,7 +339,7 @@ def _check_together(options: Options) -> None:
         raise InvalidArgument("option endingOffsets cannot be earliest")
 
 
-def _check_reading(options: Options) -> None:
+def _check_reading(options: SourceOptions) -> None:
     if options["rows"] == "frames":
         if options["columns"] is not None:
             raise InvalidArgument('option columns belongs to rows = "facts": a frame is whole')
@@ -347,7 +347,7 @@ def _check_reading(options: Options) -> None:
         raise InvalidArgument('the column gap needs the option gaps = "rows"')
 
 
-def _check_writing(options: Options) -> None:
+def _check_writing(options: SourceOptions) -> None:
     put = options["mode"] == "put"
     if put and options["link"] is None:
         raise InvalidArgument("put needs the option link: the link that brought the facts")

@@ -1,57 +1,141 @@
-"""Writes DataFrames into a buffer, in order and once, whatever Spark does to its tasks.
-
-The first partition goes to the node at once. The others are written to files, side by side, and the commit sends
-them afterwards, one after the other. So facts get their offsets in the order of partitions and rows, and a DataFrame
-of one partition is sent while it is still being computed. docs/adr/0011-ordered-writes.md says why.
-"""
+"""Writes DataFrames into a buffer, in order and once, whatever Spark does to its tasks."""
 
 from __future__ import annotations
 
 import os
+import struct
+import tempfile
 import time
+import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any
 
 import orjson
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from bsfg.batch import EntryBatch, FactBatch
-from bsfg.errors import BsfgError, FrameInvalid, InvalidArgument
-from bsfg.ports import Confirmation, Frame
-from bsfg.spark.calls import Patience, calls
-from bsfg.spark.lane import WINDOW_FRAMES, Lane, Sums, pieces, take_append, take_put
+from bsfg.errors import BsfgError, FrameInvalid, InvalidArgument, SpoolNotShared
+from bsfg.ports import Confirmation, Frame, GapRecord
+from bsfg.retention import GapReason
+from bsfg.spark.calls import CallRetry, calls
+from bsfg.spark.errors import told
+from bsfg.spark.lane import WINDOW_FRAMES, OrderedSender, WriteSums, pieces, take_append, take_put
 from bsfg.spark.mapping import to_facts, to_frames
-from bsfg.spark.options import Options
-from bsfg.spark.spool import PartWriter, read_part, remove_part, spool_folder
-from bsfg.spark.told import told
+from bsfg.spark.options import SourceOptions
 
 if TYPE_CHECKING:
-    from bsfg.spark.lane import Stream
+    from bsfg.spark.lane import SentStream
+
+
+SUFFIX = ".part"
+FORGOTTEN_SECONDS = 24 * 3600.0
+"""After this time a part belongs to nobody any more: its task was killed."""
+
+_HEADER = struct.Struct("<cqqqq")
+_FACTS, _ENTRIES, _GAP = b"F", b"E", b"G"
+
+
+def spool_folder(given: str | None) -> Path:
+    """Give the folder for parts, made if need be; nobody else may read it."""
+    folder = Path(given) if given else Path(tempfile.gettempdir()) / f"bsfg-spool-{os.getuid()}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if given is None and ((found := folder.lstat()).st_uid != os.getuid() or found.st_mode & 0o077):
+        raise PermissionError(f"{folder} is not a private folder of this user")
+    return folder
+
+
+class PartWriter:
+    """Writes one part; a part that is not finished is removed."""
+
+    def __init__(self, folder: Path) -> None:
+        remove_forgotten(folder)
+        self.path = folder / f"{uuid.uuid4().hex}{SUFFIX}"
+        self._file: IO[bytes] = os.fdopen(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+
+    def write(self, item: FactBatch | Frame) -> None:
+        """Add facts, or a frame of a link."""
+        if isinstance(item, FactBatch):
+            self._add(_FACTS, 0, 0, item.to_ipc())
+        elif item.entries is not None:
+            self._add(_ENTRIES, item.first, item.last, item.entries.to_ipc())
+        elif (gap := item.gap) is not None:
+            payload = f"{gap.reason}\n{gap.detail}".encode()
+            self._add(_GAP, item.first, item.last, payload, gap.at_unix_ms)
+
+    def _add(self, kind: bytes, first: int, last: int, payload: bytes | pa.Buffer, at_unix_ms: int = 0) -> None:
+        view = memoryview(payload)
+        self._file.write(_HEADER.pack(kind, first, last, at_unix_ms, view.nbytes))
+        self._file.write(view)
+
+    def __enter__(self) -> PartWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        if kind is not None:
+            self.path.unlink(missing_ok=True)
+
+
+def read_part(path: Path) -> Iterator[FactBatch | Frame]:
+    """Give what a part holds, in order; raises `SpoolNotShared` when it is not there."""
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise SpoolNotShared(f"the part {path} cannot be read here: {error.strerror}") from None
+    with file:
+        while header := file.read(_HEADER.size):
+            kind, first, last, at_unix_ms, size = _HEADER.unpack(header)
+            yield _item(kind, first, last, at_unix_ms, file.read(size))
+
+
+def _item(kind: bytes, first: int, last: int, at_unix_ms: int, payload: bytes) -> FactBatch | Frame:
+    if kind == _FACTS:
+        return FactBatch.from_ipc(payload)
+    if kind == _ENTRIES:
+        return Frame(first, last, EntryBatch.from_ipc(payload))
+    reason, _, detail = payload.decode().partition("\n")
+    return Frame(first, last, gap=GapRecord(first, last, GapReason(reason), at_unix_ms, detail))
+
+
+def remove_part(path: Path) -> None:
+    """Remove a part that is published or not wanted; one that is gone already does no harm."""
+    with suppress(OSError):
+        path.unlink()
+
+
+def remove_forgotten(folder: Path) -> None:
+    """Remove the parts of tasks that were killed long ago."""
+    oldest = time.time() - FORGOTTEN_SECONDS
+    for path in folder.glob(f"*{SUFFIX}"):
+        with suppress(OSError):
+            if path.stat().st_mtime < oldest:
+                path.unlink()
+
 
 Item = FactBatch | Frame
 
 
 @dataclass(slots=True)
-class Part(WriterCommitMessage):
+class WrittenPart(WriterCommitMessage):
     """What one task did: its sums if it sent its rows itself, else the file where they wait."""
 
     partition: int
-    sums: Sums = field(default_factory=Sums)
+    sums: WriteSums = field(default_factory=WriteSums)
     path: str | None = None
 
 
 class FactsWriting:
     """What both writers have in common; picklable, connects in the process that writes."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SourceOptions) -> None:
         self.options = options
 
     @property
@@ -64,16 +148,16 @@ class FactsWriting:
         """Write one partition: to the node when it is the first or order does not matter, else to a file."""
         context = TaskContext.get()
         partition = context.partitionId() if context is not None else 0
-        sums = Sums()
+        sums = WriteSums()
         items = self._items(iterator, sums)
         if partition == 0 or not self.options["ordered"]:
-            return Part(partition, self._send(items, sums))
+            return WrittenPart(partition, self._send(items, sums))
         with PartWriter(spool_folder(self.options["spool"])) as part:
             for item in items:
                 part.write(item)
-        return Part(partition, sums, str(part.path))
+        return WrittenPart(partition, sums, str(part.path))
 
-    def _items(self, batches: Iterator[pa.RecordBatch], sums: Sums) -> Iterator[Item]:
+    def _items(self, batches: Iterator[pa.RecordBatch], sums: WriteSums) -> Iterator[Item]:
         """Make of Spark's rows what is sent, in order."""
         for batch in batches:
             if self.puts:
@@ -84,9 +168,9 @@ class FactsWriting:
             else:
                 yield from pieces(to_facts(batch))
 
-    def _send(self, items: Iterator[Item], sums: Sums) -> Sums:
+    def _send(self, items: Iterator[Item], sums: WriteSums) -> WriteSums:
         """Send items over a lane of their own, and add up what became of them."""
-        lane: Lane | None = None
+        lane: OrderedSender | None = None
         try:
             for item in items:
                 lane = lane or self._lane(sums)
@@ -106,22 +190,22 @@ class FactsWriting:
         access = self.options.confirm_access
         if access is None or entries.column("artifact").null_count == len(entries):
             return
-        from bsfg.spark.replicate.carrying import Artifacts
+        from bsfg.spark.replicate.carrying import ArtifactCourier
         from bsfg.wire.client import BoundaryClient
 
         async def work() -> None:
             sender, own = (BoundaryClient(calls().connection(each)) for each in (access, self.options.access))
-            await Artifacts(sender, own, self.options["link"]).bring(entries)
+            await ArtifactCourier(sender, own, self.options["link"]).bring(entries)
 
-        Patience(self.options["retrySeconds"]).insist(lambda: calls().run(work()))
+        CallRetry(self.options["retrySeconds"]).insist(lambda: calls().run(work()))
 
-    def _lane(self, sums: Sums) -> Lane:
+    def _lane(self, sums: WriteSums) -> OrderedSender:
         from bsfg.wire.client import BoundaryClient
 
         options = self.options
         client = BoundaryClient(calls().connection(options.access))
 
-        def opening() -> Stream:
+        def opening() -> SentStream:
             if not self.puts:
                 return client.append_stream(options["stream"], window_frames=WINDOW_FRAMES)
             return client.put_stream(
@@ -136,21 +220,21 @@ class FactsWriting:
         take = take_put(sums) if self.puts else take_append(sums, options["conflicts"] == "fail")
         # A node refuses the rest of a put when it refuses a frame of it; appends are each for itself.
         one_by_one = options["ordered"] and not self.puts
-        return Lane(opening, take, options["retrySeconds"], one_by_one=one_by_one)
+        return OrderedSender(opening, take, options["retrySeconds"], one_by_one=one_by_one)
 
     # What the driver does when all tasks are done.
 
-    def publish(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None) -> Sums:
+    def publish(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None) -> WriteSums:
         """Send the parts that wait, in order, confirm to the sender where that is asked for, and tell the sums."""
-        parts = sorted((part for part in messages if isinstance(part, Part)), key=lambda part: part.partition)
+        parts = sorted((part for part in messages if isinstance(part, WrittenPart)), key=lambda part: part.partition)
         if self.puts:
             _check_whole(parts)
         for part in parts:
             if part.path is not None:
-                fresh = Sums(first=part.sums.first, last=part.sums.last, log_id=part.sums.log_id)
+                fresh = WriteSums(first=part.sums.first, last=part.sums.last, log_id=part.sums.log_id)
                 part.sums = self._send(read_part(Path(part.path)), fresh)
                 remove_part(Path(part.path))
-        whole = Sums.of(part.sums for part in parts)
+        whole = WriteSums.of(part.sums for part in parts)
         self._confirm(whole)
         self._tell(whole, batch_id)
         return whole
@@ -158,10 +242,10 @@ class FactsWriting:
     def discard(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Remove the parts of a write that failed; what the node has got it keeps, and will know again."""
         for part in messages:
-            if isinstance(part, Part) and part.path is not None:
+            if isinstance(part, WrittenPart) and part.path is not None:
                 remove_part(Path(part.path))
 
-    def _confirm(self, sums: Sums) -> None:
+    def _confirm(self, sums: WriteSums) -> None:
         access = self.options.confirm_access
         if access is None or sums.last is None:
             return
@@ -183,9 +267,9 @@ class FactsWriting:
             advanced_to = await sender.confirm(options["confirmConsumer"], confirmation, sums.refusals)
             await memory.remember(replace(known, acknowledged=min(advanced_to, through)))
 
-        Patience(options["retrySeconds"]).insist(lambda: calls().run(work()))
+        CallRetry(options["retrySeconds"]).insist(lambda: calls().run(work()))
 
-    def _tell(self, sums: Sums, batch_id: int | None) -> None:
+    def _tell(self, sums: WriteSums, batch_id: int | None) -> None:
         if self.options["results"] is None:
             return
         record: dict[str, Any] = {"at_unix_ms": time.time_ns() // 1_000_000, "batch_id": batch_id, **sums.to_dict()}
@@ -231,7 +315,7 @@ def _frame_pieces(frame: Frame) -> Iterator[Frame]:
         yield Frame(int(offsets[0]), int(offsets[-1]), piece)
 
 
-def _note_range(frame: Frame, sums: Sums) -> None:
+def _note_range(frame: Frame, sums: WriteSums) -> None:
     """Note how far the rows of a task reach; rows that do not follow each other are refused."""
     if sums.first is None:
         sums.first = frame.first
@@ -240,7 +324,7 @@ def _note_range(frame: Frame, sums: Sums) -> None:
     sums.last = frame.last
 
 
-def _note_log(batch: pa.RecordBatch, sums: Sums, given: str | None) -> None:
+def _note_log(batch: pa.RecordBatch, sums: WriteSums, given: str | None) -> None:
     """Note which log of the sender the rows are of; there can be only one."""
     found = {given} if given is not None else set()
     if "log_id" in batch.schema.names:
@@ -253,7 +337,7 @@ def _note_log(batch: pa.RecordBatch, sums: Sums, given: str | None) -> None:
     sums.log_id = found.pop()
 
 
-def _check_whole(parts: Sequence[Part]) -> None:
+def _check_whole(parts: Sequence[WrittenPart]) -> None:
     """Refuse parts that do not follow each other, before any of them is sent."""
     last: int | None = None
     logs = {part.sums.log_id for part in parts if part.sums.log_id is not None}

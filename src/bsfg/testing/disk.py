@@ -16,7 +16,7 @@ from threading import RLock
 
 from bsfg.errors import FolderLocked
 from bsfg.stores.log.files import Bytes, NotBegun, SyncFailed
-from bsfg.testing.durability import Change, File, Folder, NameChange, copied_tree, names_of, surviving_tree
+from bsfg.testing.durability import DurableFile, FileChange, Folder, NameChange, copied_tree, names_of, surviving_tree
 
 FAILING = (
     "create",
@@ -44,7 +44,7 @@ class PowerLoss(BaseException):
 class SimulatedFile:
     """A file of a simulated disk, opened for appending."""
 
-    def __init__(self, disk: SimulatedDisk, path: str, file: File, *, idle: bool = False) -> None:
+    def __init__(self, disk: SimulatedDisk, path: str, file: DurableFile, *, idle: bool = False) -> None:
         self._disk, self._path, self._file = disk, path, file
         self._open, self._idle = True, idle
 
@@ -73,7 +73,7 @@ class SimulatedFile:
         with self._disk._operation("truncate", self._path):
             size = len(self._file.live)
             more = bytes(max(0, size_bytes - size))
-            self._file.change(Change(size, more) if more else Change(size_bytes, None))
+            self._file.change(FileChange(size, more) if more else FileChange(size_bytes, None))
             self._disk._release(size - size_bytes)
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class SimulatedFile:
 class SimulatedSlot:
     """A memory map of a file of a simulated disk."""
 
-    def __init__(self, disk: SimulatedDisk, path: str, file: File) -> None:
+    def __init__(self, disk: SimulatedDisk, path: str, file: DurableFile) -> None:
         self._disk, self._path, self._file = disk, path, file
 
     def store(self, data: bytes) -> None:
@@ -205,7 +205,7 @@ class SimulatedDisk:
         if any(first < end and start < after for first, after in bad):
             raise OSError(errno.EIO, os.strerror(errno.EIO), path)
 
-    def _check_named(self, path: str, file: File) -> None:
+    def _check_named(self, path: str, file: DurableFile) -> None:
         with self._lock:
             if self._root.file(path) is not file:
                 raise NotBegun(errno.ESTALE, os.strerror(errno.ESTALE), path)
@@ -223,7 +223,7 @@ class SimulatedDisk:
             folder, name = self._root.parent_of(path)
             if name in folder.live:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-            file = File()
+            file = DurableFile()
             folder.change(NameChange({name: file}))
             return SimulatedFile(self, path, file)
 
@@ -320,7 +320,7 @@ class SimulatedDisk:
         with self._operation("slot", path):
             folder, name = self._root.parent_of(path)
             if name not in folder.live:
-                folder.change(NameChange({name: File()}))
+                folder.change(NameChange({name: DurableFile()}))
             file = self._root.file(path)
             file.live = file.live[:size_bytes].ljust(size_bytes, b"\0")
             file.store(bytes(file.live))
@@ -334,9 +334,9 @@ class SimulatedDisk:
             if self._free_bytes is not None and size_bytes - size > self._free_bytes:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
             if name not in folder.live:
-                folder.change(NameChange({name: File()}))
+                folder.change(NameChange({name: DurableFile()}))
             more = bytes(max(0, size_bytes - size))
-            self._root.file(path).change(Change(size, more) if more else Change(size_bytes, None))
+            self._root.file(path).change(FileChange(size, more) if more else FileChange(size_bytes, None))
             self._release(size - size_bytes)
 
     def lock(self, path: str) -> Callable[[], None]:
@@ -346,7 +346,7 @@ class SimulatedDisk:
             if path in self._locked:
                 raise FolderLocked(f"{path} is being written by another storage", pid="simulated")
             if name not in folder.live:
-                folder.change(NameChange({name: File()}))
+                folder.change(NameChange({name: DurableFile()}))
             self._locked.add(path)
             return lambda: self._locked.discard(path)
 
@@ -397,10 +397,10 @@ class SimulatedDisk:
         self._calls[kind] = call = self._calls.get(kind, 0) + 1
         return next((error for at, error in self._faults.get(kind, ()) if at == call), None)
 
-    def _write(self, path: str, file: File, data: bytes) -> None:
+    def _write(self, path: str, file: DurableFile, data: bytes) -> None:
         def write(count: int) -> None:
             if count:
-                file.change(Change(len(file.live), data[:count]))
+                file.change(FileChange(len(file.live), data[:count]))
 
         with self._operation("write", path, on_fault=lambda: write(self._random.randrange(len(data) + 1))):
             room = len(data) if self._free_bytes is None else min(len(data), self._free_bytes)
@@ -414,3 +414,61 @@ class SimulatedDisk:
     def _release(self, count: int) -> None:
         if self._free_bytes is not None:
             self._free_bytes += count
+
+
+class SimulatedReadFile:
+    """A file of a simulated disk as it was when it was opened."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, 0
+
+    def read(self, count: int) -> bytes:
+        """Give the next bytes."""
+        piece = self._data[self._at : self._at + count]
+        self._at += len(piece)
+        return piece
+
+    def close(self) -> None:
+        """Release the file."""
+
+
+class SimulatedArtifactDisk(SimulatedDisk):
+    """A disk that forgets what was not synced, for artifact folders."""
+
+    def __init__(self, seed: int | str = 0, disk: SimulatedDisk | None = None) -> None:
+        super().__init__(seed, None if disk is None else disk._root)
+        self._times: dict[str, int] = dict(disk._times) if isinstance(disk, SimulatedArtifactDisk) else {}
+
+    def after_power_loss(self, random: Random) -> SimulatedArtifactDisk:
+        """Give the disk as it may be found after losing power at this moment."""
+        return self._with_times(SimulatedArtifactDisk(self._seed, self.crash(random)))
+
+    def after_kill(self) -> SimulatedArtifactDisk:
+        """Give the disk as the next process finds it when this one is killed."""
+        return self._with_times(SimulatedArtifactDisk(self._seed, self.killed()))
+
+    def prepare(self) -> None:
+        """Do nothing: the folder itself is always there."""
+
+    def open_read(self, path: str) -> SimulatedReadFile:
+        """Open a file for reading."""
+        return SimulatedReadFile(bytes(self.read(path)))
+
+    def touched_unix_ms(self, path: str) -> int:
+        """Give the time that was set last."""
+        self.size(path)
+        return self._times.get(path, 0)
+
+    def touch(self, path: str, unix_ms: int) -> None:
+        """Set the time of a file."""
+        if self.exists(path):
+            self._times[path] = unix_ms
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename a file, which keeps its time."""
+        super().rename(old, new)
+        self._times[new] = self._times.pop(old, 0)
+
+    def _with_times(self, other: SimulatedArtifactDisk) -> SimulatedArtifactDisk:
+        other._times = dict(self._times)
+        return other

@@ -17,7 +17,7 @@ SECTORS_BYTES = (512, 4096)
 SLOT_VALUES_MAX = 32
 
 
-class Standing(Enum):
+class ChangeStanding(Enum):
     """How far a change of a file has come."""
 
     PENDING = "not synced yet"
@@ -26,17 +26,17 @@ class Standing(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Change:
+class FileChange:
     """A write at ``start``, or a cut to ``start`` bytes when there is no data."""
 
     start: int
     data: bytes | None
-    standing: Standing = Standing.PENDING
+    standing: ChangeStanding = ChangeStanding.PENDING
 
     @property
     def settled(self) -> bool:
         """Whether a power loss cannot undo it."""
-        return self.standing is Standing.DURABLE
+        return self.standing is ChangeStanding.DURABLE
 
     def apply(self, content: bytearray, count: int | None = None) -> None:
         """Make the change, or only the first ``count`` bytes of it; a hole before it reads as zeros."""
@@ -48,7 +48,7 @@ class Change:
             content.extend(bytes(self.start - len(content)))
         content[self.start : self.start + len(data)] = data
 
-    def pieces(self, sector_bytes: int) -> Iterator[Change]:
+    def pieces(self, sector_bytes: int) -> Iterator[FileChange]:
         """Split a write where the sectors of the file meet."""
         if self.data is None:
             yield self
@@ -56,12 +56,12 @@ class Change:
         at, end = self.start, self.start + len(self.data)
         while at < end:
             stop = min(end, (at // sector_bytes + 1) * sector_bytes)
-            yield Change(at, self.data[at - self.start : stop - self.start], self.standing)
+            yield FileChange(at, self.data[at - self.start : stop - self.start], self.standing)
             at = stop
 
 
 @dataclass(slots=True, eq=False)
-class File:
+class DurableFile:
     """A file: what every process sees (``live``), and what is certain to survive (``settled``).
 
     ``slot_values`` are the contents a memory map has had; a map is never synced, so any of them may be found later.
@@ -69,20 +69,20 @@ class File:
 
     live: bytearray = field(default_factory=bytearray)
     settled: bytearray = field(default_factory=bytearray)
-    changes: list[Change] = field(default_factory=list)
+    changes: list[FileChange] = field(default_factory=list)
     slot_values: list[bytes] = field(default_factory=list)
 
-    def change(self, change: Change) -> None:
+    def change(self, change: FileChange) -> None:
         """Make a change that all processes see and a power loss may undo."""
         change.apply(self.live)
         self.changes.append(change)
 
     def sync(self) -> None:
         """Make everything durable except what a failed sync has left in doubt."""
-        if any(change.standing is Standing.DOUBTFUL for change in self.changes):
+        if any(change.standing is ChangeStanding.DOUBTFUL for change in self.changes):
             for change in self.changes:
-                if change.standing is Standing.PENDING:
-                    change.standing = Standing.DURABLE
+                if change.standing is ChangeStanding.PENDING:
+                    change.standing = ChangeStanding.DURABLE
             return
         for change in self.changes:
             change.apply(self.settled)
@@ -91,8 +91,8 @@ class File:
     def fail_sync(self) -> None:
         """Leave what was not synced in doubt for good: it is seen, it counts as written, and it may not be there."""
         for change in self.changes:
-            if change.standing is Standing.PENDING:
-                change.standing = Standing.DOUBTFUL
+            if change.standing is ChangeStanding.PENDING:
+                change.standing = ChangeStanding.DOUBTFUL
 
     def store(self, data: bytes) -> None:
         """Change the content through a memory map."""
@@ -101,15 +101,15 @@ class File:
             del self.slot_values[SLOT_VALUES_MAX // 2]
         self.slot_values.append(bytes(self.live))
 
-    def copy(self) -> File:
+    def copy(self) -> DurableFile:
         """Give an independent copy with the same doubts."""
         changes = [replace(change) for change in self.changes]
-        return File(bytearray(self.live), bytearray(self.settled), changes, list(self.slot_values))
+        return DurableFile(bytearray(self.live), bytearray(self.settled), changes, list(self.slot_values))
 
-    def surviving(self, random: Random) -> File:
+    def surviving(self, random: Random) -> DurableFile:
         """Give the file as it may be found after a power loss; all that is found then is durable."""
         content = self._surviving_slot(random) if self.slot_values else self._surviving_content(random)
-        return File(bytearray(content), content)
+        return DurableFile(bytearray(content), content)
 
     def _surviving_slot(self, random: Random) -> bytearray:
         one, other = random.choice(self.slot_values), random.choice(self.slot_values)
@@ -123,7 +123,7 @@ class File:
         return how(self, random)
 
 
-def _nothing(file: File, random: Random) -> bytearray:
+def _nothing(file: DurableFile, random: Random) -> bytearray:
     """Lose every change that was not synced."""
     del random
     content = bytearray(file.settled)
@@ -133,13 +133,13 @@ def _nothing(file: File, random: Random) -> bytearray:
     return content
 
 
-def _everything(file: File, random: Random) -> bytearray:
+def _everything(file: DurableFile, random: Random) -> bytearray:
     """Lose nothing: the system had written it all before anyone asked."""
     del random
     return bytearray(file.live)
 
 
-def _prefix(file: File, random: Random) -> bytearray:
+def _prefix(file: DurableFile, random: Random) -> bytearray:
     """Keep the changes up to one of them, which is torn at any byte."""
     content = bytearray(file.settled)
     torn = random.randrange(len(file.changes))
@@ -151,13 +151,13 @@ def _prefix(file: File, random: Random) -> bytearray:
     return content
 
 
-def _sectors(file: File, random: Random) -> bytearray:
+def _sectors(file: DurableFile, random: Random) -> bytearray:
     """Keep any sectors of what was written; new sectors that were lost read as zeros or as old rubbish."""
     content = bytearray(file.settled)
     sector_bytes = random.choice(SECTORS_BYTES)
     kept_part = random.choice((0.1, 0.5, 0.9))
     rubbish = random.random() < 0.3 and not any(change.settled for change in file.changes)
-    lost: list[Change] = []
+    lost: list[FileChange] = []
     for change in file.changes:
         for piece in change.pieces(sector_bytes):
             if change.settled or random.random() < kept_part:
@@ -171,7 +171,7 @@ def _sectors(file: File, random: Random) -> bytearray:
     return content
 
 
-def _fill_with_rubbish(content: bytearray, lost: list[Change], random: Random) -> None:
+def _fill_with_rubbish(content: bytearray, lost: list[FileChange], random: Random) -> None:
     """Let blocks that were allocated and never written show what was on the medium before."""
     for piece in lost:
         end = min(len(content), piece.start + len(piece.data or b""))
@@ -179,7 +179,7 @@ def _fill_with_rubbish(content: bytearray, lost: list[Change], random: Random) -
             content[piece.start : end] = random.randbytes(end - piece.start)
 
 
-def _garbled(file: File, random: Random) -> bytearray:
+def _garbled(file: DurableFile, random: Random) -> bytearray:
     """Keep everything, with a few bits of what was not synced turned over."""
     content = bytearray(file.live)
     unsynced = [change for change in file.changes if change.data and not change.settled]
@@ -190,7 +190,7 @@ def _garbled(file: File, random: Random) -> bytearray:
     return content
 
 
-def _is_settled(file: File, change: Change, at: int) -> bool:
+def _is_settled(file: DurableFile, change: FileChange, at: int) -> bool:
     """Tell whether a byte was written again, and synced, after a change."""
     later = file.changes[file.changes.index(change) + 1 :]
     return any(
@@ -207,7 +207,7 @@ class NameChange:
     ``forced`` says that the change survives although its own folder was not synced.
     """
 
-    names: dict[str, File | Folder | None]
+    names: dict[str, DurableFile | Folder | None]
     needs: NameChange | None = None
     forced: bool = False
 
@@ -216,8 +216,8 @@ class NameChange:
 class Folder:
     """A folder: the names that every process sees, those certain to survive, and the changes between the two."""
 
-    live: dict[str, File | Folder] = field(default_factory=dict)
-    settled: dict[str, File | Folder] = field(default_factory=dict)
+    live: dict[str, DurableFile | Folder] = field(default_factory=dict)
+    settled: dict[str, DurableFile | Folder] = field(default_factory=dict)
     changes: list[NameChange] = field(default_factory=list)
 
     def change(self, change: NameChange) -> None:
@@ -233,15 +233,15 @@ class Folder:
                 change.needs.forced = True
         self.changes.clear()
 
-    def nodes(self) -> list[File | Folder]:
+    def nodes(self) -> list[DurableFile | Folder]:
         """List everything that is, was or may again be in the folder."""
         found = [*self.live.values(), *self.settled.values()]
         found += [node for change in self.changes for node in change.names.values() if node is not None]
         return list({id(node): node for node in found}.values())
 
-    def at(self, path: str) -> File | Folder:
+    def at(self, path: str) -> DurableFile | Folder:
         """Give what every process sees at a path below this folder, or the operating system's error."""
-        node: File | Folder = self
+        node: DurableFile | Folder = self
         for name in names_of(path):
             if not isinstance(node, Folder):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
@@ -250,7 +250,7 @@ class Folder:
             node = node.live[name]
         return node
 
-    def file(self, path: str) -> File:
+    def file(self, path: str) -> DurableFile:
         """Give the file at a path."""
         node = self.at(path)
         if isinstance(node, Folder):
@@ -260,7 +260,7 @@ class Folder:
     def folder(self, path: str) -> Folder:
         """Give the folder at a path."""
         node = self.at(path)
-        if isinstance(node, File):
+        if isinstance(node, DurableFile):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
         return node
 
@@ -269,10 +269,10 @@ class Folder:
         *parents, name = names_of(path)
         return self.folder("/".join(parents)), name
 
-    def files(self, prefix: str = "") -> Iterator[tuple[str, File]]:
+    def files(self, prefix: str = "") -> Iterator[tuple[str, DurableFile]]:
         """Give every file that a process sees, by path."""
         for name, node in sorted(self.live.items()):
-            if isinstance(node, File):
+            if isinstance(node, DurableFile):
                 yield prefix + name, node
             else:
                 yield from node.files(f"{prefix}{name}/")
@@ -283,7 +283,7 @@ def names_of(path: str) -> list[str]:
     return [name for name in path.split("/") if name not in ("", ".")]
 
 
-def _apply_names(names: dict[str, File | Folder], change: NameChange) -> None:
+def _apply_names(names: dict[str, DurableFile | Folder], change: NameChange) -> None:
     for name, node in change.names.items():
         if node is None:
             names.pop(name, None)
@@ -299,10 +299,10 @@ def surviving_tree(root: Folder, random: Random) -> Folder:
             kept[id(change)] = change
             if change.needs is not None:
                 kept[id(change.needs)] = change.needs
-    files: dict[int, File] = {}
+    files: dict[int, DurableFile] = {}
 
-    def found(node: File | Folder) -> File | Folder:
-        if isinstance(node, File):
+    def found(node: DurableFile | Folder) -> DurableFile | Folder:
+        if isinstance(node, DurableFile):
             if id(node) not in files:
                 files[id(node)] = node.surviving(random)
             return files[id(node)]
@@ -337,12 +337,12 @@ def _folders(root: Folder) -> Iterator[Folder]:
 
 def copied_tree(root: Folder) -> Folder:
     """Give an independent copy of a tree with all its doubts, as a process finds it that comes after another."""
-    copies: dict[int, File | Folder] = {}
+    copies: dict[int, DurableFile | Folder] = {}
     changes: dict[int, NameChange] = {}
 
-    def of_node(node: File | Folder) -> File | Folder:
+    def of_node(node: DurableFile | Folder) -> DurableFile | Folder:
         if id(node) not in copies:
-            if isinstance(node, File):
+            if isinstance(node, DurableFile):
                 copies[id(node)] = node.copy()
             else:
                 copies[id(node)] = folder = Folder()

@@ -8,8 +8,8 @@ from dataclasses import replace
 from random import Random
 
 from bsfg.batch import FactBatch
+from bsfg.digest import DIGEST_BYTES, Hasher, Sha256
 from bsfg.fact import Envelope, Fact, Key, Message
-from bsfg.hashing import DIGEST_BYTES, Hasher, Sha256
 from bsfg.sealing import seal
 from bsfg.testing.clock import START_UNIX_MS
 

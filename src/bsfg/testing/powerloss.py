@@ -25,10 +25,8 @@ from bsfg.stores.log.verify import verify
 from bsfg.stores.log.writer import LogOptions
 from bsfg.testing.clock import FakeClock
 from bsfg.testing.disk import FAILING, SimulatedDisk
-from bsfg.testing.driver import Driver, MediumFailed, RefusedToOpen
-from bsfg.testing.ledger import Ledger
-from bsfg.testing.observed import BrokenPromise, expect
-from bsfg.testing.workload import script, work
+from bsfg.testing.ledger import BrokenPromise, Ledger, expect
+from bsfg.testing.workload import Driver, MediumFailed, RefusedToOpen, script, work
 
 SEGMENT_BYTES = 16_384
 RESERVE_BYTES = 32_768

@@ -12,7 +12,6 @@ from bsfg.gaps import listed
 from bsfg.gate import Event
 from bsfg.ports import Buffer, ConsumerSpec, StartAt
 from bsfg.wire import admin_pb2 as pb
-from bsfg.wire.calls import Calls, Unary
 from bsfg.wire.convert import (
     buffer_number,
     buffer_of,
@@ -23,7 +22,8 @@ from bsfg.wire.convert import (
     release_of,
 )
 from bsfg.wire.frames import encode
-from bsfg.wire.methods import ADMIN, ADMIN_SERVICE, snake
+from bsfg.wire.grpc_calls import GrpcHandlers, Unary
+from bsfg.wire.messages import ADMIN, ADMIN_SERVICE, snake
 from bsfg.wire.service import (
     AdminService,
     Caller,
@@ -41,7 +41,7 @@ LEASE_WAIT_SECONDS_MAX = 10.0
 class AdminServicer:
     """Answers the methods of the administration."""
 
-    def __init__(self, service: AdminService, calls: Calls) -> None:
+    def __init__(self, service: AdminService, calls: GrpcHandlers) -> None:
         self._service, self._calls = service, calls
 
     def handlers(self) -> tuple[str, dict[str, Any]]:

@@ -10,30 +10,27 @@ from typing import Any
 from bsfg.artifacts import verified
 from bsfg.batch import FactBatch
 from bsfg.errors import BsfgError, DigestMismatch, FactNotFound, FrameInvalid, RemoteError
-from bsfg.fact import Entry, Key, Message
-from bsfg.journey.answers import AppendedFact
-from bsfg.journey.link import Fetched, FetchRequest, Refusal
+from bsfg.fact import SHA256_NAME, Entry, Key, Message
+from bsfg.journey.link import AppendedFact, Fetched, FetchRequest, Refusal
 from bsfg.model import Limits
 from bsfg.offload import by_size
 from bsfg.ports import Buffer, Confirmation, Frame, GapRecord, Result
-from bsfg.sealmark import SHA256_NAME
 from bsfg.wire import boundary_pb2 as pb
-from bsfg.wire.clientstreams import Appended, AppendStream, PutStream
 from bsfg.wire.connection import MESSAGE_BYTES, Connection, unreadable
-from bsfg.wire.conversation import Conversations, is_unimplemented
 from bsfg.wire.convert import (
+    LogEvidence,
     buffer_number,
     confirm_request,
     entry_of,
     envelope_message,
+    evidence_of,
     fact_message,
     gap_of,
     refusal_message,
 )
-from bsfg.wire.evidence import LogEvidence, evidence_of
-from bsfg.wire.frames import hashers_here, read_frame, read_head
-from bsfg.wire.objects import CHUNK_BYTES, description_message, read_download
+from bsfg.wire.frames import CHUNK_BYTES, description_message, hashers_here, read_download, read_frame, read_head
 from bsfg.wire.service import ObjectInfo
+from bsfg.wire.streams import Appended, AppendStream, Conversations, PutStream, is_unimplemented
 
 WAIT_MARGIN_SECONDS = 5.0
 """How much longer than the wait that it asks for a fetch may take."""

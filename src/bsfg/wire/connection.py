@@ -13,7 +13,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bsfg.errors import BsfgError, FrameInvalid, PeerUnreachable
-from bsfg.wire.methods import ADMIN, BOUNDARY, Method
+from bsfg.wire.messages import ADMIN, BOUNDARY, Method
 from bsfg.wire.status import from_rpc_error, was_not_begun
 from bsfg.wire.tls import Watched, grpc_channel_credentials, grpc_channel_options
 

@@ -1,26 +1,29 @@
-"""Frames on the wire: batches as Arrow streams of bounded size, and acks as packed columns."""
+"""Frames on the wire: batches as Arrow streams of bounded size with an answer each, and artifacts in chunks."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import aclosing
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from bsfg.arrays import fixed_rows
+from bsfg.artifacts import DEFAULT_MEDIA_TYPE
 from bsfg.batch import EntryBatch, FactBatch
-from bsfg.errors import FrameInvalid, HasherUnknown
-from bsfg.hashing import known_hashers
-from bsfg.journey.answers import AppendOutcome
-from bsfg.journey.link import Fetched
+from bsfg.columns import DIGEST_BYTES, fixed_rows
+from bsfg.digest import known_hashers
+from bsfg.errors import FrameInvalid, HasherUnknown, InvalidArgument, Overloaded, TimedOut
+from bsfg.fact import SHA256_NAME
+from bsfg.journey.link import AppendOutcome, Fetched
 from bsfg.model import DEFAULT_LIMITS, Limits
 from bsfg.offload import by_size
 from bsfg.ports import Frame, Receipt, Result
-from bsfg.schema import DIGEST_BYTES
 from bsfg.sealing import functions_of
-from bsfg.sealmark import SHA256_NAME
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.convert import gap_message, gap_of, gap_set_message, gap_set_of
+from bsfg.wire.grpc_calls import IncomingRequests
+from bsfg.wire.service import BoundaryService, Caller, ObjectInfo
 
 _INT64 = np.dtype("<i8")
 
@@ -225,3 +228,204 @@ def read_ack(ack: pb.AppendAck) -> tuple[Receipt, np.ndarray]:
         raise FrameInvalid("an ack holds an unknown result")
     digests = np.frombuffer(ack.digests, dtype=np.uint8).reshape(count, DIGEST_BYTES)
     return Receipt(offsets, results, ack.chain_head, ack.appended_at_unix_ms), digests
+
+
+Request = TypeVar("Request")
+Answer = TypeVar("Answer")
+
+Frame_co = TypeVar("Frame_co", covariant=True)
+Release = Callable[[], None]
+
+Begin = Callable[[Request], Awaitable[Awaitable[Answer]]]
+"""Does the ordered part of a frame's work and gives what is to be waited for, which is under way; neither may raise.
+
+A future is left alone when nobody waits any more. A coroutine is where only the waiting is left to be done: it runs
+when its turn to be answered comes, without a task of its own, and is dropped when nobody waits.
+"""
+
+
+def given(answer: Answer) -> asyncio.Future[Answer]:
+    """Give what need not be waited for; a finished future costs the loop nothing, a coroutine would be a task."""
+    future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    future.set_result(answer)
+    return future
+
+
+class IncomingFrames(Protocol[Frame_co]):
+    """The frames of a stream; the bytes of the last one are held until somebody takes them over and releases them."""
+
+    async def __anext__(self) -> Frame_co:
+        """Give the next frame."""
+        ...
+
+    def take_over(self) -> Release:
+        """Leave the bytes of the last frame to the caller of this."""
+        ...
+
+
+class Pipelined(Generic[Request, Answer]):
+    """Answers the frames of one stream."""
+
+    def __init__(self, begin: Begin[Request, Answer], *, window_frames: int) -> None:
+        self._begin = begin
+        self._queue: asyncio.Queue[tuple[Awaitable[Answer], Release] | None] = asyncio.Queue(window_frames)
+        self._failure: Exception | None = None
+
+    async def answers(self, requests: IncomingFrames[Request]) -> AsyncIterator[Answer]:
+        """Give the answers in the order of the requests, until those end or fall silent."""
+        reader = asyncio.create_task(self._read(requests))
+        try:
+            while (item := await self._queue.get()) is not None:
+                work, release = item
+                try:
+                    answer = await _waited(work)
+                finally:
+                    release()
+                yield answer
+            if self._failure is not None:
+                raise self._failure
+        finally:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+            self._discard()
+
+    async def _read(self, requests: IncomingFrames[Request]) -> None:
+        try:
+            await self._read_all(requests)
+        except Exception as error:
+            self._failure = error
+        await self._queue.put(None)
+
+    async def _read_all(self, requests: IncomingFrames[Request]) -> None:
+        while True:
+            try:
+                request = await requests.__anext__()
+            except StopAsyncIteration:
+                return
+            release = requests.take_over()
+            try:
+                work = await self._begin(request)
+            except BaseException:
+                release()
+                raise
+            await self._put(work, release)
+
+    async def _put(self, work: Awaitable[Answer], release: Release) -> None:
+        try:
+            await self._queue.put((work, release))
+        except asyncio.CancelledError:
+            release()
+            _forget(work)
+            raise
+
+    def _discard(self) -> None:
+        while not self._queue.empty():
+            item = self._queue.get_nowait()
+            if item is not None:
+                _forget(item[0])
+                item[1]()
+
+
+async def _waited(work: Awaitable[Answer]) -> Answer:
+    if not isinstance(work, asyncio.Future):
+        return await work
+    # What was begun is finished also when nobody waits for the answer any more.
+    return work.result() if work.done() else await asyncio.shield(work)
+
+
+def _forget(work: Awaitable[Answer]) -> None:
+    """Let work end on its own; what becomes of it nobody needs to know."""
+    if isinstance(work, asyncio.Future):
+        work.add_done_callback(lambda done: done.cancelled() or done.exception())
+    elif isinstance(work, Coroutine):
+        work.close()
+
+
+CHUNK_BYTES = 256 << 10
+
+
+def description_message(info: ObjectInfo) -> pb.ObjectDescription:
+    """Write the description of an artifact."""
+    return pb.ObjectDescription(
+        bucket=info.bucket,
+        key=info.key,
+        media_type=info.media_type,
+        file_name=info.file_name,
+        digest=info.digest,
+        size_bytes=info.size_bytes,
+        link=info.link,
+    )
+
+
+def object_info(found: pb.ObjectDescription) -> ObjectInfo:
+    """Read the description of an artifact."""
+    return ObjectInfo(
+        bucket=found.bucket,
+        key=found.key,
+        media_type=found.media_type or DEFAULT_MEDIA_TYPE,
+        file_name=found.file_name if found.HasField("file_name") else None,
+        digest=found.digest if found.HasField("digest") else None,
+        size_bytes=found.size_bytes if found.HasField("size_bytes") else None,
+        link=found.link if found.HasField("link") else None,
+    )
+
+
+async def upload(service: BoundaryService, requests: IncomingRequests, caller: Caller) -> pb.PutObjectResponse:
+    """Take an upload; a caller that falls silent in the middle gets `timed_out`, and nothing is stored."""
+
+    async def next_part() -> pb.PutObjectRequest | None:
+        part: pb.PutObjectRequest | None = await anext(requests, None)
+        if part is None and requests.fell_silent:
+            if requests.is_given_up:
+                raise Overloaded("too many messages are on their way to the node", limit="awaited_messages")
+            raise TimedOut("the upload fell silent before its end")
+        return part
+
+    async def chunks() -> AsyncIterator[bytes]:
+        while (part := await next_part()) is not None:
+            if part.WhichOneof("part") != "chunk":
+                raise InvalidArgument("an upload has one description, then chunks")
+            yield part.chunk
+
+    first = await next_part()
+    if first is None or first.WhichOneof("part") != "description":
+        raise InvalidArgument("an upload begins with its description")
+    stored = await service.put_object(caller, object_info(first.description), chunks())
+    return pb.PutObjectResponse(
+        digest=stored.digest or "", size_bytes=stored.size_bytes or 0, already_exists=stored.already_exists
+    )
+
+
+async def read_download(
+    answers: AsyncGenerator[pb.GetObjectResponse, None], idle_timeout_seconds: float
+) -> tuple[ObjectInfo, AsyncGenerator[bytes, None]]:
+    """Give the description of a download and its bytes; a node that falls silent gets `timed_out`."""
+
+    async def next_part() -> pb.GetObjectResponse | None:
+        try:
+            async with asyncio.timeout(idle_timeout_seconds):
+                return await anext(answers, None)
+        except TimeoutError:
+            raise TimedOut(f"an artifact did not go on within {idle_timeout_seconds:g} s") from None
+
+    async def chunks() -> AsyncGenerator[bytes, None]:
+        async with aclosing(answers):
+            while (part := await next_part()) is not None:
+                yield part.chunk
+
+    first = await next_part()
+    if first is None or first.WhichOneof("part") != "description":
+        raise FrameInvalid("a download begins with its description")
+    return object_info(first.description), chunks()
+
+
+async def download(
+    service: BoundaryService, request: pb.GetObjectRequest, caller: Caller
+) -> AsyncIterator[pb.GetObjectResponse]:
+    """Give an artifact: its description, then its bytes."""
+    digest = request.digest if request.HasField("digest") else None
+    info, data = await service.get_object(caller, request.bucket, request.key, digest)
+    yield pb.GetObjectResponse(description=description_message(info))
+    async for piece in data:
+        for start in range(0, len(piece), CHUNK_BYTES):
+            yield pb.GetObjectResponse(chunk=piece[start : start + CHUNK_BYTES])

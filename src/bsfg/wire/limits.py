@@ -1,8 +1,4 @@
-"""How much callers may ask for at once: places for requests, bytes under way, and messages that have not come yet.
-
-Whoever has a row in the configuration has places and bytes of his own, and some of them whatever others do. Everybody
-else (strangers, revoked and expired certificates, callers without one) shares a few places that nobody else needs.
-"""
+"""How much callers may ask for at once: places, bytes under way, and patience with those who err again and again."""
 
 from __future__ import annotations
 
@@ -14,10 +10,69 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from bsfg.errors import Overloaded
+from bsfg.errors import BsfgError, Overloaded
 from bsfg.journey.link import Fetched
-from bsfg.offload import STEP_FACTS, THREAD_BYTES, Turns, by_size
-from bsfg.wire.patience import Patience
+from bsfg.offload import STEP_FACTS, THREAD_BYTES, LoopTurns, by_size
+
+BLAMED = frozenset(
+    {
+        "artifact_missing",
+        "certificate_invalid",
+        "digest_mismatch",
+        "fact_too_large",
+        "frame_invalid",
+        "identity_revoked",
+        "identity_unknown",
+        "implausible_time",
+        "invalid_argument",
+        "invalid_fact",
+        "message_too_large",
+        "offset_out_of_range",
+        "permission_denied",
+        "sign_in_required",
+        "signature_invalid",
+        "signature_missing",
+        "unknown_consumer",
+        "unknown_link",
+        "unknown_service",
+        "unknown_stream",
+        "zone_not_allowed",
+    }
+)
+"""Errors that the caller could have known before."""
+
+FREE_FAULTS = 20.0
+DELAY_SECONDS_PER_FAULT = 0.02
+DELAY_SECONDS_MAX = 2.0
+FORGIVEN_PER_SECOND = 10.0
+CALLERS_MAX = 10_000
+
+
+class FaultThrottle:
+    """Counts the faults of each caller and says how long the answer to the next one waits."""
+
+    def __init__(self, now_seconds: Callable[[], float] = time.monotonic) -> None:
+        self._now_seconds = now_seconds
+        self._faults: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def delay_seconds(self, caller: str, error: Exception) -> float:
+        """Take note of an error and give how long its answer is held back."""
+        if not isinstance(error, BsfgError) or error.code not in BLAMED:
+            return 0.0
+        return self.asked(caller)
+
+    def asked(self, caller: str) -> float:
+        """Take note of a request that its caller need not make often, and give how long its answer is held back."""
+        now = self._now_seconds()
+        faults, since = self._faults.pop(caller, (0.0, now))
+        faults = max(0.0, faults - FORGIVEN_PER_SECOND * (now - since)) + 1.0
+        # Beyond this more faults would only take longer to forgive.
+        faults = min(faults, FREE_FAULTS + DELAY_SECONDS_MAX / DELAY_SECONDS_PER_FAULT)
+        self._faults[caller] = (faults, now)
+        if len(self._faults) > CALLERS_MAX:
+            self._faults.popitem(last=False)
+        return min(DELAY_SECONDS_MAX, max(0.0, faults - FREE_FAULTS) * DELAY_SECONDS_PER_FAULT)
+
 
 STRANGERS = 32
 """Places for all callers without a row together."""
@@ -96,7 +151,7 @@ class Admission:
 
     def __init__(self, limits: WireLimits, observer: Observer | None = None) -> None:
         self._limits, self._observer = limits, observer
-        self._patience = Patience()
+        self._patience = FaultThrottle()
         if observer is not None:
             observer.watch(self)
         self._by_caller: Counter[str] = Counter()
@@ -106,7 +161,7 @@ class Admission:
         self.answering = ByteBudget(limits.answer_bytes, owner_bytes=max(1, limits.answer_bytes // 2))
         self.sending = ByteBudget(limits.sending_bytes, owner_bytes=max(1, limits.sending_bytes // 2))
         self.awaited = Awaited(limits.awaited_messages)
-        self.turns = Turns()
+        self.turns = LoopTurns()
         self.serving = 0
         self.refused = 0
         self.sleeping = 0
@@ -337,7 +392,7 @@ class ByteBudget:
 
 
 class AnswerRoom:
-    """What the answers of one call take of a budget; see `bsfg.journey.answers.Room`.
+    """What the answers of one call take of a budget; see `bsfg.journey.link.Room`.
 
     A caller who asks for much and reads nothing has so much of the node's memory and no more: his next call waits.
     """

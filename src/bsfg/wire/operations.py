@@ -1,15 +1,14 @@
-"""The terms of every operation of both listeners: who may call it at all, how much it may bring, and what it costs.
-
-One table drives the handlers of gRPC, the routes of HTTP and the reference page. A caller is judged by it before a byte
-of his request is read: whether anybody, any certificate, any identity of the configuration or only some roles may ask.
-What the request then names, a stream or a consumer, is judged by the node when it is known.
-"""
+"""The terms of every operation of both listeners: who may call it, what it may bring and cost, and its route."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
+
+import bsfg
+from bsfg.wire.status import STATUSES
 
 HEALTH_SERVICE = "grpc.health.v1.Health"
 REFLECTION_SERVICE = "grpc.reflection.v1alpha.ServerReflection"
@@ -174,3 +173,296 @@ TERMS: Mapping[tuple[str, str], Terms] = {(each.service, each.name): each for ea
 def terms_of(service: str, name: str) -> Terms:
     """Give the terms of an operation; there is none without."""
     return TERMS[service, name]
+
+
+JSON = "application/json"
+JSON_LINES = "application/x-ndjson"
+PROBLEM = "application/problem+json"
+BYTES = "application/octet-stream"
+TEXT = "text/plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter in the query of a request."""
+
+    name: str
+    says: str
+    kind: str = "integer"
+    default: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation: where it is, what it does, what it takes and gives.
+
+    ``bodies`` and ``answers`` map media types to the name of a schema. Who may call it, and how much it takes, stands
+    in `bsfg.wire.operations`.
+    """
+
+    name: str
+    method: str
+    path: str
+    says: str
+    parameters: tuple[Parameter, ...] = ()
+    bodies: tuple[tuple[str, str], ...] = ()
+    answers: tuple[tuple[str, str], ...] = ((JSON, "Object"),)
+
+    @property
+    def template(self) -> str:
+        """The path as OpenAPI writes it."""
+        return self.path.replace(":path}", "}")
+
+    @property
+    def path_names(self) -> list[str]:
+        """The names in the path."""
+        return [part[1:].split("}")[0].split(":")[0] for part in self.path.split("/") if part.startswith("{")]
+
+
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        "append",
+        "POST",
+        "/v1/streams/{stream}/facts",
+        "Append one fact as JSON, or many as JSON Lines, and answer when they are durable. Many are appended as a "
+        "whole; a conflicting one is answered as such among the results.",
+        bodies=((JSON, "Message"), (JSON_LINES, "Messages")),
+        answers=((JSON, "Appended"),),
+    ),
+    Operation(
+        "get",
+        "GET",
+        "/v1/streams/{stream}/facts/{from_zone}/{message_id:path}",
+        "Give the fact of a key.",
+        parameters=(Parameter("buffer", "store or forward.", "string", "forward"),),
+        answers=((JSON, "Entry"),),
+    ),
+    Operation(
+        "fetch",
+        "GET",
+        "/v1/consumers/{consumer}/facts",
+        "Give what follows the last offset that a durable consumer confirmed. As JSON Lines: an entry a line, and a "
+        'line {"gap": …} for every range that is not there.',
+        parameters=(
+            Parameter("limit", "At most this many facts.", default=100),
+            Parameter("wait_ms", "How long to wait when there is nothing yet.", default=0),
+            Parameter("max_bytes", "At most about this many bytes, but at least one fact.", default=1 << 20),
+            Parameter("gaps_after", "The gaps_token of the last answer; the node counts when left out.", "string"),
+        ),
+        answers=((JSON, "Fetched"), (JSON_LINES, "Entries")),
+    ),
+    Operation(
+        "confirm",
+        "POST",
+        "/v1/consumers/{consumer}/confirm",
+        "Confirm what was handled: everything through an offset, and ranges beyond it.",
+        bodies=((JSON, "Confirmation"),),
+        answers=((JSON, "Confirmed"),),
+    ),
+    Operation(
+        "put_object",
+        "PUT",
+        "/v1/objects/{bucket}/{key:path}",
+        "Upload an artifact; the media type is the request's.",
+        parameters=(Parameter("digest", 'What the content must have: "sha256:" and 64 digits.', "string"),),
+        bodies=((BYTES, "Bytes"),),
+        answers=((JSON, "StoredObject"),),
+    ),
+    Operation(
+        "get_object",
+        "GET",
+        "/v1/objects/{bucket}/{key:path}",
+        "Download what this zone calls by a name; its digest is the ETag. What another zone's fact refers to may have "
+        "another name here: give its digest, or ask for it by that.",
+        parameters=(Parameter("digest", "The content that is meant, whatever the name stands for.", "string"),),
+        answers=((BYTES, "Bytes"),),
+    ),
+    Operation(
+        "get_artifact",
+        "GET",
+        "/v1/artifacts/{digest}",
+        'Download an artifact by its digest ("sha256:" and 64 digits); HEAD tells its size.',
+        answers=((BYTES, "Bytes"),),
+    ),
+    Operation(
+        "get_fact_artifact",
+        "GET",
+        "/v1/streams/{stream}/artifacts/{from_zone}/{message_id:path}",
+        "Download the artifact that the fact of a key refers to.",
+        parameters=(Parameter("buffer", "store or forward.", "string", "forward"),),
+        answers=((BYTES, "Bytes"),),
+    ),
+    Operation("status", "GET", "/v1/status", "Streams, consumers, links and artifacts at this moment."),
+    Operation("healthz", "GET", "/healthz", "200 while the process works."),
+    Operation("readyz", "GET", "/readyz", "200 when the node serves, 503 otherwise."),
+    Operation("metrics", "GET", "/metrics", "The metrics in the form of Prometheus.", answers=((TEXT, "Text"),)),
+    Operation("openapi", "GET", "/openapi.json", "This document."),
+)
+
+_INTEGER: dict[str, Any] = {"type": "integer"}
+_STRING: dict[str, Any] = {"type": "string"}
+_ENVELOPE: dict[str, Any] = {
+    "type": "object",
+    "required": ["to_zone", "produced_at_unix_ms"],
+    "properties": {
+        "message_id": {**_STRING, "description": "Left out where the zone derives ids."},
+        "from_zone": {**_STRING, "description": "The node's zone when left out."},
+        "to_zone": _STRING,
+        "produced_at_unix_ms": _INTEGER,
+        "correlation_id": _STRING,
+        "causation_id": _STRING,
+        "labels": {"type": "object", "additionalProperties": _STRING},
+        "object_media_type": {
+            **_STRING,
+            "default": JSON,
+            "description": "Of the object; another type than JSON beside object or object_json is the artifact's.",
+        },
+        "object_schema": _STRING,
+        "signature": _STRING,
+    },
+}
+_FACT: dict[str, Any] = {
+    "type": "object",
+    "required": ["subject", "predicate"],
+    "properties": {
+        "subject": _STRING,
+        "predicate": _STRING,
+        "object": {"description": "Any JSON value; its numbers keep their literals."},
+        "object_json": {**_STRING, "description": "The same as a text."},
+        "object_base64": {**_STRING, "description": "Bytes of another media type."},
+        "artifact_digest": {**_STRING, "description": "Refers to an artifact, and is enough."},
+        "artifact": {
+            "type": "object",
+            "description": "What else is known of it; what is left out is filled in.",
+            "properties": {
+                "bucket": _STRING,
+                "key": _STRING,
+                "digest": _STRING,
+                "size_bytes": _INTEGER,
+                "media_type": _STRING,
+                "file_name": _STRING,
+            },
+        },
+    },
+}
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties}
+
+
+def _ref(name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _list(items: Any) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+_DIGEST = {**_STRING, "example": "sha256:" + 64 * "0"}
+_RESULT = {"enum": ["inserted", "already_exists", "conflict"]}
+SCHEMAS: dict[str, Any] = {
+    "Object": {"type": "object"},
+    "Bytes": {**_STRING, "format": "binary"},
+    "Text": _STRING,
+    "Envelope": _ENVELOPE,
+    "Fact": _FACT,
+    "Message": _object(envelope=_ref("Envelope"), fact=_ref("Fact")) | {"required": ["fact"]},
+    "Messages": {**_STRING, "description": "One Message per line."},
+    "Entry": _object(
+        offset=_INTEGER,
+        appended_at_unix_ms=_INTEGER,
+        digest=_DIGEST,
+        origin=_object(zone=_STRING, offset=_INTEGER, appended_at_unix_ms=_INTEGER, age_ms=_INTEGER),
+        envelope=_ref("Envelope"),
+        fact=_ref("Fact"),
+    ),
+    "Entries": {**_STRING, "description": 'One Entry per line, or {"gap": GapRecord}.'},
+    "Appended": _object(
+        results=_list(_object(result=_RESULT, offset=_INTEGER, message_id=_STRING, digest=_DIGEST)),
+        chain_head=_STRING,
+        appended_at_unix_ms=_INTEGER,
+    ),
+    "GapRecord": _object(
+        first=_INTEGER, last=_INTEGER, reason=_STRING, at_unix_ms=_INTEGER, detail=_STRING, origin_zone=_STRING
+    ),
+    "Fetched": _object(
+        entries=_list(_ref("Entry")),
+        gaps={
+            **_list(_ref("GapRecord")),
+            "description": "Records of other zones (origin_zone), given until confirmed; then ranges without entries.",
+        },
+        start=_INTEGER,
+        next_offset={**_INTEGER, "description": "Confirm through next_offset - 1."},
+        end=_INTEGER,
+        log_id=_STRING,
+        gaps_token={**_STRING, "description": "Names the last gap record of another zone, for gaps_after."},
+    ),
+    "Confirmation": _object(
+        through=_INTEGER,
+        ranges=_list({**_list(_INTEGER), "minItems": 2, "maxItems": 2}),
+        refusals=_list(_object(first=_INTEGER, last=_INTEGER, reason=_STRING, detail=_STRING)),
+        log_id=_STRING,
+    ),
+    "Confirmed": _object(cursor_advanced_to=_INTEGER),
+    "StoredObject": _object(
+        bucket=_STRING, key=_STRING, digest=_DIGEST, size_bytes=_INTEGER, already_exists={"type": "boolean"}
+    ),
+    "Problem": _object(
+        type=_STRING,
+        title=_STRING,
+        status=_INTEGER,
+        detail=_STRING,
+        code={"enum": sorted(STATUSES)},
+        retryable={"type": "boolean"},
+        hint=_STRING,
+        details={"type": "object"},
+    ),
+}
+
+
+def openapi() -> dict[str, Any]:
+    """Write the OpenAPI document of all operations."""
+    paths: dict[str, Any] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.template, {})[operation.method.lower()] = _described(operation)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "BSFG",
+            "version": bsfg.__version__,
+            "description": "The boundary of a zone as JSON over HTTP. Callers show a client certificate, or a token.",
+        },
+        "paths": paths,
+        "components": {"schemas": SCHEMAS},
+    }
+
+
+def _described(operation: Operation) -> dict[str, Any]:
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": _STRING} for name in operation.path_names
+    ] + [
+        {
+            "name": each.name,
+            "in": "query",
+            "description": each.says,
+            "schema": {"type": each.kind} | ({"default": each.default} if each.default is not None else {}),
+        }
+        for each in operation.parameters
+    ]
+    described: dict[str, Any] = {
+        "operationId": operation.name,
+        "summary": operation.says,
+        "parameters": parameters,
+        "responses": {
+            "200": {"description": "Done.", "content": _content(operation.answers)},
+            "default": {"description": "An error.", "content": _content(((PROBLEM, "Problem"),))},
+        },
+    }
+    if operation.bodies:
+        described["requestBody"] = {"required": True, "content": _content(operation.bodies)}
+    return described
+
+
+def _content(kinds: tuple[tuple[str, str], ...]) -> dict[str, Any]:
+    return {media_type: {"schema": _ref(name)} for media_type, name in kinds}

@@ -22,7 +22,7 @@ from bsfg.wire.tls import Watched
 PROBE_SECONDS = 3.0
 
 
-class Reach:
+class ConnectionDiagnosis:
     """Looks at the server of one link after a call has failed."""
 
     def __init__(

@@ -7,31 +7,37 @@ from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
 from typing import Any
 
 from bsfg.errors import BsfgError, FrameInvalid, InvalidArgument, NotReady
-from bsfg.fact import Key
-from bsfg.journey.answers import AppendOutcome
-from bsfg.journey.link import Fetched, FetchRequest, Refusal
+from bsfg.fact import SHA256_NAME, Key
+from bsfg.journey.link import AppendOutcome, Fetched, FetchRequest, Refusal
 from bsfg.offload import STEP_FACTS, THREAD_BYTES, by_size
 from bsfg.ports import Buffer, Confirmation, Frame, Result
-from bsfg.sealmark import SHA256_NAME
 from bsfg.wire import boundary_pb2 as pb
-from bsfg.wire.calls import Calls, Stream, Unary
 from bsfg.wire.convert import (
     buffer_of,
     confirmation_of,
     entry_message,
+    evidence_message,
     gap_message,
     gap_of,
     gap_set_of,
+    heads_of,
     refusal_message,
     refusal_of,
     single_fact,
 )
-from bsfg.wire.evidence import evidence_message, heads_of
-from bsfg.wire.frames import ack_message, check_hashers, frame_messages, frames_response, head_message
-from bsfg.wire.incoming import Incoming
-from bsfg.wire.methods import BOUNDARY, BOUNDARY_SERVICE, snake
-from bsfg.wire.objects import download, upload
-from bsfg.wire.pipelined import Pipelined, given
+from bsfg.wire.frames import (
+    Pipelined,
+    ack_message,
+    check_hashers,
+    download,
+    frame_messages,
+    frames_response,
+    given,
+    head_message,
+    upload,
+)
+from bsfg.wire.grpc_calls import GrpcHandlers, IncomingRequests, Stream, Unary
+from bsfg.wire.messages import BOUNDARY, BOUNDARY_SERVICE, snake
 from bsfg.wire.service import BoundaryService, Caller, PutCall, PutOutcome, Reading
 from bsfg.wire.status import error_message
 
@@ -47,7 +53,7 @@ Frames = AsyncIterator[pb.FetchFrame | bytes]
 class BoundaryServicer:
     """Answers the methods of the boundary."""
 
-    def __init__(self, service: BoundaryService, calls: Calls) -> None:
+    def __init__(self, service: BoundaryService, calls: GrpcHandlers) -> None:
         self._service, self._calls = service, calls
         self._limits = calls.limits
 
@@ -63,7 +69,7 @@ class BoundaryServicer:
             outcome = await self._service.commit(prepared)
         return append_response(outcome)
 
-    def append_facts(self, requests: Incoming, caller: Caller) -> AsyncIterator[pb.AppendAck]:
+    def append_facts(self, requests: IncomingRequests, caller: Caller) -> AsyncIterator[pb.AppendAck]:
         """Append batches, many in flight."""
 
         async def begin(frame: pb.AppendFrame) -> Awaitable[pb.AppendAck]:
@@ -203,7 +209,7 @@ class BoundaryServicer:
         """Record one confirmation after the other."""
         return self._calls.one_by_one("ConfirmReceipt", self.confirm_receipt, requests, caller)
 
-    def put_facts(self, requests: Incoming, caller: Caller) -> AsyncIterator[pb.PutAck]:
+    def put_facts(self, requests: IncomingRequests, caller: Caller) -> AsyncIterator[pb.PutAck]:
         """Put what a link brought, frame by frame: order matters here more than overlap.
 
         After a frame that was not taken whole the rest of the call is refused: its frames are on their way already,
@@ -229,7 +235,7 @@ class BoundaryServicer:
 
         return Pipelined(begin, window_frames=self._limits.window_frames).answers(requests)
 
-    async def put_object(self, requests: Incoming, caller: Caller) -> pb.PutObjectResponse:
+    async def put_object(self, requests: IncomingRequests, caller: Caller) -> pb.PutObjectResponse:
         """Upload an artifact."""
         return await upload(self._service, requests, caller)
 

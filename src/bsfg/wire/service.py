@@ -14,8 +14,7 @@ from bsfg.artifacts import DEFAULT_MEDIA_TYPE
 from bsfg.batch import FactBatch
 from bsfg.fact import Entry, Key
 from bsfg.gate import Event, Gate
-from bsfg.journey.answers import AppendOutcome, Room
-from bsfg.journey.link import Fetched, FetchRequest, PeerPosition, Refusal, Release
+from bsfg.journey.link import AppendOutcome, Fetched, FetchRequest, PeerPosition, Refusal, Release, Room
 from bsfg.ports import (
     Buffer,
     Confirmation,
@@ -29,7 +28,7 @@ from bsfg.ports import (
     Result,
     StoreBuffer,
 )
-from bsfg.wire.evidence import LogEvidence
+from bsfg.wire.convert import LogEvidence
 from bsfg.wire.peer import PeerNames
 
 

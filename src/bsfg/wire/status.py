@@ -21,8 +21,8 @@ from bsfg.errors import (
     ServerIdentityMismatch,
     TimedOut,
 )
-from bsfg.printable import one_line
 from bsfg.wire import boundary_pb2 as pb
+from bsfg.wording import one_line
 
 ERROR_METADATA = "bsfg-error-bin"
 ERROR_BYTES_MAX = 4_096

@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Any
 
 from bsfg.errors import BsfgError, CertificateInvalid
-from bsfg.wire.hardening import require_hardened
+from bsfg.wire import require_hardened
 
 _REFUSALS = {
     7: "its signature does not fit",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.cli.operating.conftest import Cli
 
-from bsfg.cli.connection import Choice, resolve
+from bsfg.cli.connection import NodeChoice, resolve
 from bsfg.errors import BsfgError, InvalidArgument
 from bsfg.wire.certs import create_authority, issue
 
@@ -59,7 +59,7 @@ def zone(tmp_path: Path) -> Path:
     return path
 
 
-def refusal(choice: Choice, *roles: str) -> BsfgError:
+def refusal(choice: NodeChoice, *roles: str) -> BsfgError:
     """Give the error that a choice ends in."""
     with pytest.raises(InvalidArgument) as caught:
         resolve(choice, roles or ("operator",))
@@ -68,7 +68,7 @@ def refusal(choice: Choice, *roles: str) -> BsfgError:
 
 def test_the_file_says_where_the_node_is_and_whose_certificate_is_meant(zone: Path) -> None:
     """The first fitting identity in force that has a certificate beside the node's is taken."""
-    target = resolve(Choice(config=zone), ("operator",))
+    target = resolve(NodeChoice(config=zone), ("operator",))
     assert target.address == "127.0.0.1:9443"
     assert target.server_name == "plant-a-bsfg"
     assert target.files is not None
@@ -78,14 +78,14 @@ def test_the_file_says_where_the_node_is_and_whose_certificate_is_meant(zone: Pa
 
 def test_roles_are_tried_in_order(zone: Path) -> None:
     """A command that a viewer may give is given as one, also where an operator stands first in the file."""
-    target = resolve(Choice(config=zone), ("viewer", "operator"))
+    target = resolve(NodeChoice(config=zone), ("viewer", "operator"))
     assert target.files is not None
     assert target.files.certificate.name == "eyes.crt"
 
 
 def test_options_go_before_the_file(zone: Path) -> None:
     """What an option says replaces what the file says, and leaves the rest."""
-    choice = Choice(
+    choice = NodeChoice(
         config=zone, address="10.0.0.7:9000", ca=Path("a"), cert=Path("b"), key=Path("c"), server_name="other"
     )
     target = resolve(choice, ("operator",))
@@ -96,24 +96,24 @@ def test_options_go_before_the_file(zone: Path) -> None:
 
 def test_an_identity_can_be_named(zone: Path) -> None:
     """A named identity is used whatever its roles are: the node decides what it may."""
-    target = resolve(Choice(config=zone, identity="eyes"), ("operator",))
+    target = resolve(NodeChoice(config=zone, identity="eyes"), ("operator",))
     assert target.files is not None
     assert target.files.certificate.name == "eyes.crt"
 
 
 def test_an_unknown_identity_gets_a_suggestion(zone: Path) -> None:
     """A misspelt identity is answered with the one that was probably meant, and with all there are."""
-    error = refusal(Choice(config=zone, identity="ops1"))
+    error = refusal(NodeChoice(config=zone, identity="ops1"))
     assert "did you mean 'ops-1'?" in error.message
     assert "eyes" in error.hint
 
 
 def test_a_missing_certificate_says_how_to_make_one(zone: Path) -> None:
     """Without a certificate the hint is the command that issues it."""
-    error = refusal(Choice(config=zone, identity="ops-1"))
+    error = refusal(NodeChoice(config=zone, identity="ops-1"))
     assert "no certificate of the identity ops-1" in error.message
     assert "certs ops-1 --role-hint operator" in error.hint
-    error = refusal(Choice(config=zone), "consumer")
+    error = refusal(NodeChoice(config=zone), "consumer")
     assert "an identity with the role consumer" in error.message
     assert "[identities.plant-a-consumer]" in error.hint
 
@@ -121,45 +121,45 @@ def test_a_missing_certificate_says_how_to_make_one(zone: Path) -> None:
 def test_without_any_word_the_file_here_is_meant(zone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A zone.toml in the current folder is used by itself; where there is none, all ways are named."""
     monkeypatch.chdir(zone.parent)
-    assert resolve(Choice(), ("operator",)).address == "127.0.0.1:9443"
+    assert resolve(NodeChoice(), ("operator",)).address == "127.0.0.1:9443"
     monkeypatch.chdir(zone.parent / "certs")
-    assert "--address" in refusal(Choice()).hint
+    assert "--address" in refusal(NodeChoice()).hint
 
 
 def test_an_address_alone_is_plaintext_on_loopback_only() -> None:
     """Without a certificate only this machine can be called."""
-    assert resolve(Choice(address="127.0.0.1:9443"), ()).files is None
-    assert resolve(Choice(address="[::1]:9443"), ()).address == "[::1]:9443"
-    assert "a certificate is needed" in refusal(Choice(address="plant-a.example:9443")).message
+    assert resolve(NodeChoice(address="127.0.0.1:9443"), ()).files is None
+    assert resolve(NodeChoice(address="[::1]:9443"), ()).address == "[::1]:9443"
+    assert "a certificate is needed" in refusal(NodeChoice(address="plant-a.example:9443")).message
 
 
 @pytest.mark.parametrize("address", ["plant-a", ":9443", "host:port", "::1:9443", "host:70000", ""])
 def test_an_address_has_a_host_and_a_port(address: str) -> None:
     """Anything else is refused with the form that is expected."""
     assert (
-        '"host:port"' in refusal(Choice(address=address)).message
-        or "must not be empty" in refusal(Choice(address=address)).message
+        '"host:port"' in refusal(NodeChoice(address=address)).message
+        or "must not be empty" in refusal(NodeChoice(address=address)).message
     )
 
 
 def test_tls_needs_all_three_files() -> None:
     """The files that are missing are named."""
-    error = refusal(Choice(address="127.0.0.1:1", ca=Path("ca.crt")))
+    error = refusal(NodeChoice(address="127.0.0.1:1", ca=Path("ca.crt")))
     assert error.message == "--cert and --key are missing"
-    assert refusal(Choice(address="127.0.0.1:1", ca=Path("a"), cert=Path("b"))).message == "--key is missing"
+    assert refusal(NodeChoice(address="127.0.0.1:1", ca=Path("a"), cert=Path("b"))).message == "--key is missing"
 
 
 def test_a_node_on_any_free_port_needs_an_address(zone: Path) -> None:
     """Port 0 in the file says nothing about where the node is."""
     zone.write_text(FILE.replace(":9443", ":0"))
-    assert "--address" in refusal(Choice(config=zone)).hint
+    assert "--address" in refusal(NodeChoice(config=zone)).hint
 
 
 def test_a_plaintext_zone_is_called_without_a_certificate(zone: Path) -> None:
     """A zone for trials needs no files."""
     plain = '"127.0.0.1:9443"\nhttp_enabled = false\nplaintext = true\nplaintext_identity = "eyes"'
     zone.write_text(FILE.replace('"0.0.0.0:9443"', plain))
-    target = resolve(Choice(config=zone), ("operator",))
+    target = resolve(NodeChoice(config=zone), ("operator",))
     assert (target.address, target.files) == ("127.0.0.1:9443", None)
 
 

@@ -14,12 +14,9 @@ import pytest
 from tests.cli.operating.conftest import Cli, Outcome
 from tests.e2e.zones import Zone, free_port, link_to, pair, peer
 
-from bsfg.cli.doctor.clock import clock, kernel_synchronised
-from bsfg.cli.doctor.disk import disk, file_system, measure_syncs
-from bsfg.cli.doctor.findings import Finding, Level, Subject
-from bsfg.cli.doctor.folder import folder
-from bsfg.cli.doctor.limits import limits
-from bsfg.cli.doctor.ports import command_of, listener_of
+from bsfg.cli.doctor.findings import DoctorFinding, DoctorLevel, Subject
+from bsfg.cli.doctor.machine import clock, disk, file_system, kernel_synchronised, limits, measure_syncs
+from bsfg.cli.doctor.zone import command_of, folder, listener_of
 from bsfg.config import load
 from bsfg.ports import Buffer
 from bsfg.stores.log.storage import LogStorage
@@ -314,7 +311,7 @@ def test_a_folder_is_gathered_once_and_verified_with_progress(cli: Cli, plant: Z
     asyncio.run(_stored(plant.data))
     told: list[tuple[int, int]] = []
     looked = Subject(load(plant.folder / "zone.toml"), datetime.now(UTC), progress=lambda *bytes_: told.append(bytes_))
-    assert worst(clock(looked))[0] != Level.PROBLEM
+    assert worst(clock(looked))[0] != DoctorLevel.PROBLEM
     known = looked.data
     assert "every byte verified" in worst(folder(looked))[1]
     assert looked.data is known
@@ -327,10 +324,10 @@ async def _stored(data: Path) -> None:
     await storage.close()
 
 
-def worst(found: Iterator[Finding]) -> tuple[Level, str]:
+def worst(found: Iterator[DoctorFinding]) -> tuple[DoctorLevel, str]:
     """Give the worst level of some findings, and all their words."""
     rows = list(found)
-    order = [Level.PROBLEM, Level.WARNING, Level.OK]
+    order = [DoctorLevel.PROBLEM, DoctorLevel.WARNING, DoctorLevel.OK]
     return min((row.level for row in rows), key=order.index), " ".join(f"{row.says} {row.do}" for row in rows)
 
 
@@ -375,30 +372,30 @@ def test_file_systems_that_do_not_keep_data_are_warned_about(
     plant: Zone, monkeypatch: pytest.MonkeyPatch, kind: str, words: str
 ) -> None:
     """Memory, networks and container layers are named, with what to use instead."""
-    monkeypatch.setattr("bsfg.cli.doctor.disk.file_system", lambda path: kind)
+    monkeypatch.setattr("bsfg.cli.doctor.machine.file_system", lambda path: kind)
     level, text = worst(disk(subject(plant)))
-    assert level == Level.WARNING
+    assert level == DoctorLevel.WARNING
     assert words in text
 
 
 @pytest.mark.parametrize(
     ("free_percent", "level", "words"),
     [
-        (50.0, Level.OK, "may grow by"),
-        (4.0, Level.WARNING, "before the disk is full"),
-        (0.0001, Level.PROBLEM, "disk_full"),
+        (50.0, DoctorLevel.OK, "may grow by"),
+        (4.0, DoctorLevel.WARNING, "before the disk is full"),
+        (0.0001, DoctorLevel.PROBLEM, "disk_full"),
     ],
 )
 def test_free_space_is_compared_with_capacities(
-    plant: Zone, monkeypatch: pytest.MonkeyPatch, free_percent: float, level: Level, words: str
+    plant: Zone, monkeypatch: pytest.MonkeyPatch, free_percent: float, level: DoctorLevel, words: str
 ) -> None:
     """A disk that is nearly full is a warning, one that is full a problem."""
     blocks = 1 << 20
     free = int(blocks * free_percent / 100)
     stats = os.statvfs_result((4096, 4096, blocks, free, free, 0, 0, 0, 0, 255))
-    monkeypatch.setattr("bsfg.cli.doctor.disk.file_system", lambda path: "ext4")
-    monkeypatch.setattr("bsfg.cli.doctor.disk.os.statvfs", lambda path: stats)
-    monkeypatch.setattr("bsfg.cli.doctor.disk.measure_syncs", lambda path: measured(1.0, 2.0))
+    monkeypatch.setattr("bsfg.cli.doctor.machine.file_system", lambda path: "ext4")
+    monkeypatch.setattr("bsfg.cli.doctor.machine.os.statvfs", lambda path: stats)
+    monkeypatch.setattr("bsfg.cli.doctor.machine.measure_syncs", lambda path: measured(1.0, 2.0))
     found, text = worst(disk(subject(plant)))
     assert found == level
     assert words in text
@@ -408,14 +405,14 @@ def test_capacities_beyond_the_disk_are_a_warning(plant: Zone, monkeypatch: pyte
     """What the buffers may grow to is compared with what is free, before the disk is full."""
     plant.streams = STREAMS.replace('store_capacity = "2MiB"', 'store_capacity = "4PiB"')
     plant.write()
-    monkeypatch.setattr("bsfg.cli.doctor.disk.measure_syncs", lambda path: measured(1.0, 2.0))
+    monkeypatch.setattr("bsfg.cli.doctor.machine.measure_syncs", lambda path: measured(1.0, 2.0))
     _, text = worst(disk(subject(plant)))
     assert "data and artifacts may grow by" in text and "Lower store_capacity" in text
 
 
 def measured(p50_ms: float, p99_ms: float) -> Any:
     """Give a measurement."""
-    from bsfg.cli.doctor.disk import Syncs
+    from bsfg.cli.doctor.machine import Syncs
 
     return Syncs(p50_ms, p99_ms)
 
@@ -423,18 +420,18 @@ def measured(p50_ms: float, p99_ms: float) -> Any:
 @pytest.mark.parametrize(
     ("p50_ms", "p99_ms", "level", "words"),
     [
-        (1.0, 5.0, Level.OK, "at most 1,000 times a second"),
-        (25.0, 30.0, Level.WARNING, "faster disk"),
-        (1.0, 600.0, Level.WARNING, "faster disk"),
-        (0.001, 0.002, Level.WARNING, "write cache"),
+        (1.0, 5.0, DoctorLevel.OK, "at most 1,000 times a second"),
+        (25.0, 30.0, DoctorLevel.WARNING, "faster disk"),
+        (1.0, 600.0, DoctorLevel.WARNING, "faster disk"),
+        (0.001, 0.002, DoctorLevel.WARNING, "write cache"),
     ],
 )
 def test_what_a_sync_takes_is_explained(
-    plant: Zone, monkeypatch: pytest.MonkeyPatch, p50_ms: float, p99_ms: float, level: Level, words: str
+    plant: Zone, monkeypatch: pytest.MonkeyPatch, p50_ms: float, p99_ms: float, level: DoctorLevel, words: str
 ) -> None:
     """Slow disks and disks that are too fast to be true are named, with what the median means for a producer."""
-    monkeypatch.setattr("bsfg.cli.doctor.disk.file_system", lambda path: "ext4")
-    monkeypatch.setattr("bsfg.cli.doctor.disk.measure_syncs", lambda path: measured(p50_ms, p99_ms))
+    monkeypatch.setattr("bsfg.cli.doctor.machine.file_system", lambda path: "ext4")
+    monkeypatch.setattr("bsfg.cli.doctor.machine.measure_syncs", lambda path: measured(p50_ms, p99_ms))
     found, text = worst(disk(subject(plant)))
     assert found == level
     assert words in text
@@ -452,34 +449,38 @@ def test_syncs_are_measured_and_leave_nothing(tmp_path: Path) -> None:
 def test_a_clock_of_another_age_is_a_problem(plant: Zone) -> None:
     """A machine that came up in 1970 is told so before certificates fail in strange ways."""
     level, text = worst(clock(subject(plant, datetime(1970, 1, 2, tzinfo=UTC))))
-    assert level == Level.PROBLEM
+    assert level == DoctorLevel.PROBLEM
     assert "1970-01-02" in text
 
 
 def test_a_clock_behind_the_newest_fact_is_a_warning(plant: Zone, monkeypatch: pytest.MonkeyPatch) -> None:
     """Facts from the future show that the clock was wrong, now or then."""
     asyncio.run(fill(plant.data))
-    monkeypatch.setattr("bsfg.cli.doctor.clock.kernel_synchronised", lambda: True)
-    assert worst(clock(subject(plant)))[0] == Level.OK
+    monkeypatch.setattr("bsfg.cli.doctor.machine.kernel_synchronised", lambda: True)
+    assert worst(clock(subject(plant)))[0] == DoctorLevel.OK
     level, text = worst(clock(subject(plant, datetime.now(UTC) - timedelta(minutes=5))))
-    assert level == Level.WARNING
+    assert level == DoctorLevel.WARNING
     assert "the newest stored fact is of" in text
 
 
-@pytest.mark.parametrize(("state", "level"), [(True, Level.OK), (None, Level.OK), (False, Level.WARNING)])
+@pytest.mark.parametrize(
+    ("state", "level"), [(True, DoctorLevel.OK), (None, DoctorLevel.OK), (False, DoctorLevel.WARNING)]
+)
 def test_a_clock_that_nobody_keeps_is_a_warning(
-    plant: Zone, monkeypatch: pytest.MonkeyPatch, state: bool | None, level: Level
+    plant: Zone, monkeypatch: pytest.MonkeyPatch, state: bool | None, level: DoctorLevel
 ) -> None:
     """The kernel knows whether a time service is at work; where it does not say, nobody is alarmed."""
-    monkeypatch.setattr("bsfg.cli.doctor.clock.kernel_synchronised", lambda: state)
+    monkeypatch.setattr("bsfg.cli.doctor.machine.kernel_synchronised", lambda: state)
     assert worst(clock(subject(plant)))[0] == level
     assert kernel_synchronised() in (True, False, None)
 
 
-@pytest.mark.parametrize(("allowed", "level"), [(276, Level.OK), (275, Level.WARNING), (-1, Level.OK)])
+@pytest.mark.parametrize(
+    ("allowed", "level"), [(276, DoctorLevel.OK), (275, DoctorLevel.WARNING), (-1, DoctorLevel.OK)]
+)
 def test_too_few_open_files_are_a_warning(
-    plant: Zone, monkeypatch: pytest.MonkeyPatch, allowed: int, level: Level
+    plant: Zone, monkeypatch: pytest.MonkeyPatch, allowed: int, level: DoctorLevel
 ) -> None:
     """What the configuration may need is compared with what the system allows."""
-    monkeypatch.setattr("bsfg.cli.doctor.limits.resource.getrlimit", lambda kind: (allowed, allowed))
+    monkeypatch.setattr("bsfg.cli.doctor.machine.resource.getrlimit", lambda kind: (allowed, allowed))
     assert worst(limits(subject(plant)))[0] == level

@@ -13,7 +13,7 @@ from typer.main import get_command
 from bsfg.cli.app import app
 from bsfg.cli.doctor import _checks
 from bsfg.errors import BsfgError
-from bsfg.node import health
+from bsfg.node import status
 
 GUIDE = (Path(__file__).parents[3] / "docs" / "guides" / "operating.md").read_text(encoding="utf-8")
 BLOCKS = "\n".join(re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL)).replace("\\\n", " ")
@@ -50,9 +50,9 @@ def test_the_guide_names_every_check_of_the_doctor() -> None:
 
 def test_the_guide_states_the_limits_of_health() -> None:
     """Lag, backlog and autonomy are judged by the numbers of the guide."""
-    assert f"from {1000 * health.LAG_WARNING_SECONDS:.0f} ms | above {health.LAG_ALERT_SECONDS:.0f} s" in GUIDE
-    assert f"above {health.BACKLOG_WARNING} | above {health.BACKLOG_ALERT:,}" in GUIDE
-    assert f"under {health.AUTONOMY_WARNING_HOURS:.0f} h" in GUIDE
+    assert f"from {1000 * status.LAG_WARNING_SECONDS:.0f} ms | above {status.LAG_ALERT_SECONDS:.0f} s" in GUIDE
+    assert f"above {status.BACKLOG_WARNING} | above {status.BACKLOG_ALERT:,}" in GUIDE
+    assert f"under {status.AUTONOMY_WARNING_HOURS:.0f} h" in GUIDE
 
 
 def test_the_guide_speaks_of_errors_that_exist() -> None:

@@ -25,7 +25,7 @@ from tests.cli.operating.conftest import Cli
 from tests.e2e.zones import SETTLE_SECONDS, Zone, pair, until
 
 from bsfg.jsonform import message_from_json, message_to_dict
-from bsfg.node.health import findings
+from bsfg.node.status import findings
 from bsfg.ports import Buffer, OriginSpan
 from bsfg.stores.log.storage import LogStorage
 from bsfg.testing.facts import altered, batch, messages, sealed

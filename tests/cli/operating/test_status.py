@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import bsfg
 from bsfg.cli.output import CleanConsole
-from bsfg.cli.status.view import bar, render
-from bsfg.figures import duration_text, hours_text
-from bsfg.node.health import Level, as_json, autonomy, findings, worst
+from bsfg.cli.status import bar, render
+from bsfg.node.status import HealthLevel, as_json, autonomy, findings, worst
+from bsfg.wording import duration_text, hours_text
 
 NOW = 1_800_000_000_000
 
@@ -113,7 +113,7 @@ def drawn(found: dict[str, Any], width: int) -> str:
 def test_a_healthy_node_has_no_findings() -> None:
     """A node that is as it should be needs nobody."""
     assert findings(document()) == []
-    assert worst([]) == Level.OK
+    assert worst([]) == HealthLevel.OK
     assert as_json(document())["health"] == "ok"
 
 
@@ -158,8 +158,8 @@ def test_the_nodes_own_word_stands() -> None:
     ]
     found = findings(document(buffer__fill="warning", alerts=raised))
     assert [(each.alert, each.level, each.says) for each in found] == [
-        ("buffer_fill", Level.ALERT, "full"),
-        ("aaa", Level.WARNING, "hm"),
+        ("buffer_fill", HealthLevel.ALERT, "full"),
+        ("aaa", HealthLevel.WARNING, "hm"),
     ]
 
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from bsfg.batch import FactBatch
 from bsfg.cli.bench.workload import BATCH_FACTS, FROM_ZONE, OBJECT_BYTES, PRODUCED_AT_UNIX_MS, batch_of, batches_of
+from bsfg.digest import Sha256
 from bsfg.errors import StorageFailed
-from bsfg.hashing import Sha256
 from bsfg.ports import OriginSpan, Receipt, Result
 from bsfg.sealing import reseal, seal
 from bsfg.stores.log.buffer import LogForwardBuffer, LogStoreBuffer

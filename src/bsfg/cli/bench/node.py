@@ -1,4 +1,4 @@
-"""`bsfg bench node`: two real nodes and their producers against this machine's SHA-256, its disk and its loopback."""
+"""`bsfg bench node`: two real nodes and their producers against this machine's SHA-256, disk and loopback."""
 
 from __future__ import annotations
 
@@ -9,12 +9,64 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any
 
 import typer
 
+from bsfg.cli.bench.node_measure import NodeSamples
+from bsfg.cli.bench.results import Aim, finished, percentile
 from bsfg.cli.bench.store import temporary, verdict, warn_of_memory
 from bsfg.cli.output import console, examples, print_json, progress_bar, table
+
+RATES = ("append_batches", "append_facts", "handoff")
+
+
+def results(samples: NodeSamples, folder: Path, seconds: float) -> dict[str, Any]:
+    """Give every number of one run by its stable name."""
+    plan, rates = samples.plan, samples.rates
+    sha256 = median(samples.sha256_rates)
+    floor_ms, fdatasync_ms = percentile(samples.floor_ms, 50), percentile(samples.fdatasync_ms, 50)
+    numbers: dict[str, Any] = {
+        "facts": plan.facts,
+        "object_bytes": plan.object_bytes,
+        "clients": plan.clients,
+        "rate": plan.rate,
+        "sha256_per_second": sha256,
+        **{f"{name}_per_second": rates[name].per_second for name in RATES},
+        "append_ms_p50": percentile(samples.append_ms, 50),
+        "append_ms_p99": percentile(samples.append_ms, 99),
+        "rpc_floor_ms_p50": floor_ms,
+        "fdatasync_ms_p50": fdatasync_ms,
+        "lag_ms_p50": percentile(samples.lag_ms, 50),
+        "lag_ms_p99": percentile(samples.lag_ms, 99),
+        "bystander_ms_p50": percentile(samples.bystander_ms, 50),
+        "bystander_ms_p99": percentile(samples.bystander_ms, 99),
+        "bystander_large_facts": samples.crowd["large"],
+        "bystander_confirmations": samples.crowd["confirmations"],
+        "bystander_removed_facts": samples.crowd["removed"],
+        **{f"{name}_ratio": rates[name].per_second / sha256 for name in RATES},
+        "append_limit_ms": 1.5 * (floor_ms + fdatasync_ms),
+        **{
+            f"{name}_{who}_cpu_us_per_fact": rate.cpu_us_per_fact(who)
+            for name, rate in rates.items()
+            for who in rate.cpu_seconds
+        },
+    }
+    return finished(numbers, aims_of, folder, seconds)
+
+
+def aims_of(numbers: dict[str, Any]) -> list[Aim]:
+    """Hold the numbers against what is hoped for."""
+    return [
+        Aim("append_batches_ratio", numbers["append_batches_ratio"], 0.15, "of SHA-256"),
+        Aim("append_facts_ratio", numbers["append_facts_ratio"], 0.06, "of SHA-256"),
+        Aim("append_ms_p50", numbers["append_ms_p50"], numbers["append_limit_ms"], "ms", False),
+        Aim("handoff_ratio", numbers["handoff_ratio"], 0.12, "of SHA-256"),
+        Aim("lag_ms_p99", numbers["lag_ms_p99"], 20.0, "ms", False),
+        Aim("bystander_ms_p99", numbers["bystander_ms_p99"], 50.0, "ms", False),
+    ]
+
 
 DEFAULT_FACTS = 400_000
 OBJECT_BYTES, OBJECT_BYTES_MIN = 200, 64
@@ -52,10 +104,9 @@ def node(
     8,000 ranges at a time and remove all facts of the run so far: what it waits is the bystander's time. Everything
     is removed at the end.
     """
-    from bsfg.cli.bench.node_measure import Plan
-    from bsfg.cli.bench.node_results import results
+    from bsfg.cli.bench.node_measure import BenchPlan
 
-    plan = Plan(facts=facts, seconds=seconds, rate=rate, clients=clients, object_bytes=size)
+    plan = BenchPlan(facts=facts, seconds=seconds, rate=rate, clients=clients, object_bytes=size)
     started = time.perf_counter()
     with ended_by_signals():
         place = temporary(folder)
@@ -86,9 +137,9 @@ def ended_by_signals() -> Iterator[None]:
 
 def _measured(place: Path, plan: Any) -> Any:
     from bsfg.cli.bench.node_measure import run
-    from bsfg.cli.bench.node_zones import Site
+    from bsfg.cli.bench.node_zones import BenchSite
 
-    site = Site(place)
+    site = BenchSite(place)
     with progress_bar("starting") as bar:
         task = bar.task_ids[0]
         bar.update(task, total=PHASES)
@@ -100,7 +151,6 @@ def _measured(place: Path, plan: Any) -> Any:
 
 def show(numbers: dict[str, Any]) -> None:
     """Print what was measured beside what is hoped for."""
-    from bsfg.cli.bench.node_results import RATES, aims_of
 
     out = console()
     rates = table("", "facts/s", "of SHA-256", "processor time per fact", right=("facts/s", "of SHA-256"))

@@ -1,7 +1,7 @@
 """A producer of the benchmark, as a process of its own: it prepares, says that it is ready, and goes when it is told.
 
-Started as a module with a `Job` as JSON; the answer is one line of JSON. Times are of the monotonic clock, which all
-processes of a machine share.
+Started as a module with a `BenchJob` as JSON; the answer is one line of JSON. Times are of the monotonic clock, which
+all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PROBE_BYTES = 1500
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BenchJob:
     """What a producer does: which kind of work, on which facts, against which node."""
 
     kind: str
@@ -71,7 +71,7 @@ class Job:
 class Client:
     """The caller's side of one producer process."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: BenchJob) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "bsfg.cli.bench.node_client", orjson.dumps(asdict(job)).decode()],
             stdin=subprocess.PIPE,
@@ -111,7 +111,7 @@ class Client:
         return line
 
 
-def measured(jobs: Sequence[Job]) -> list[dict[str, Any]]:
+def measured(jobs: Sequence[BenchJob]) -> list[dict[str, Any]]:
     """Run jobs at the same time and give what each measured."""
     clients: list[Client] = []
     try:
@@ -142,7 +142,7 @@ def _done(began: tuple[float, float], **more: Any) -> dict[str, Any]:
     return {"started": began[0], "ended": time.monotonic(), "cpu_seconds": time.process_time() - began[1], **more}
 
 
-async def append_batches(job: Job) -> dict[str, Any]:
+async def append_batches(job: BenchJob) -> dict[str, Any]:
     """Append prebuilt batches, as many in flight as the window allows, and wait for all receipts."""
     batches = list(batches_of(job.first, job.count, job.object_bytes))
     async with job.endpoint.connect() as client, client.append_stream(job.stream) as stream:
@@ -154,7 +154,7 @@ async def append_batches(job: Job) -> dict[str, Any]:
         return _done(began)
 
 
-async def append_facts(job: Job) -> dict[str, Any]:
+async def append_facts(job: BenchJob) -> dict[str, Any]:
     """Give single facts to a producer and wait for the future of each."""
     from bsfg.sdk.producer import AsyncProducer
 
@@ -172,7 +172,7 @@ async def append_facts(job: Job) -> dict[str, Any]:
         return _done(began)
 
 
-async def append_singles(job: Job) -> dict[str, Any]:
+async def append_singles(job: BenchJob) -> dict[str, Any]:
     """Append one fact after the other, each beside a call that does nothing and a bare fdatasync on the same disk."""
     from bsfg.sdk.producer import AsyncProducer
 
@@ -200,7 +200,7 @@ async def append_singles(job: Job) -> dict[str, Any]:
     return _done(began, append_ms=append_ms, floor_ms=floor_ms, fdatasync_ms=fdatasync_ms)
 
 
-async def append_live(job: Job) -> dict[str, Any]:
+async def append_live(job: BenchJob) -> dict[str, Any]:
     """Give facts to a producer at a steady rate, late ones at once, as machines do that do not wait for an answer."""
     from bsfg.sdk.producer import AsyncProducer
 
@@ -219,7 +219,7 @@ async def append_live(job: Job) -> dict[str, Any]:
         return _done(began)
 
 
-async def append_beside(job: Job) -> dict[str, Any]:
+async def append_beside(job: BenchJob) -> dict[str, Any]:
     """Append one fact after the other for a time, while others keep the node busy, and note how long each took."""
     from bsfg.sdk.producer import AsyncProducer
 
@@ -236,7 +236,7 @@ async def append_beside(job: Job) -> dict[str, Any]:
     return _done(began, append_ms=append_ms)
 
 
-async def crowd(job: Job) -> dict[str, Any]:
+async def crowd(job: BenchJob) -> dict[str, Any]:
     """Keep a node busy for a time with large facts, confirmations of many ranges, and a removal of ``count`` facts."""
     from bsfg.wire.adminclient import AdminClient
 
@@ -252,7 +252,7 @@ async def crowd(job: Job) -> dict[str, Any]:
         return _done(began, large=sum(large), confirmations=confirmations)
 
 
-async def _large_facts(client: BoundaryClient, job: Job, number: int, ends: float) -> int:
+async def _large_facts(client: BoundaryClient, job: BenchJob, number: int, ends: float) -> int:
     """Append the largest facts that are allowed, one after the other; tell how many."""
     sent = 0
     while not sent or time.monotonic() < ends:
@@ -264,7 +264,7 @@ async def _large_facts(client: BoundaryClient, job: Job, number: int, ends: floa
     return sent
 
 
-async def _confirmations(client: BoundaryClient, job: Job, ends: float) -> int:
+async def _confirmations(client: BoundaryClient, job: BenchJob, ends: float) -> int:
     """Confirm a stretch of facts one by one in one call, then the next stretch; tell how often."""
     ranges, sent = min(RANGES, job.count), 0
     while not sent or time.monotonic() < ends:
@@ -276,7 +276,7 @@ async def _confirmations(client: BoundaryClient, job: Job, ends: float) -> int:
     return sent
 
 
-async def _removal(admin: AdminClient, job: Job, ends: float) -> None:
+async def _removal(admin: AdminClient, job: BenchJob, ends: float) -> None:
     """Remove the facts of all phases before, as soon as the other zone has confirmed them."""
     while True:
         try:
@@ -299,7 +299,7 @@ JOBS = {
 }
 
 
-def _messages(job: Job, more: int = 0) -> list[Message]:
+def _messages(job: BenchJob, more: int = 0) -> list[Message]:
     """Make the facts of a job, and some more to open the connection with."""
     return batch_of(job.first, job.count + more, job.object_bytes).to_messages()
 
@@ -317,7 +317,7 @@ def _expect_one(appended: Any) -> None:
 
 def main() -> None:
     """Do the job of the command line."""
-    job = Job(**orjson.loads(sys.argv[1]))
+    job = BenchJob(**orjson.loads(sys.argv[1]))
     try:
         result = asyncio.run(JOBS[job.kind](job))
     except BsfgError as error:

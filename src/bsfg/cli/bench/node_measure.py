@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bsfg.cli.bench.measure import sha256_per_second
-from bsfg.cli.bench.node_client import Job, measured
-from bsfg.cli.bench.node_zones import CROWD, PRODUCER, STREAM, Site, wait_until
+from bsfg.cli.bench.node_client import BenchJob, measured
+from bsfg.cli.bench.node_zones import CROWD, PRODUCER, STREAM, BenchSite, wait_until
 from bsfg.cli.bench.workload import OBJECT_BYTES
 from bsfg.ports import Buffer
 
 if TYPE_CHECKING:
-    from bsfg.cli.bench.pipeline_measure import PipelinePlan
-    from bsfg.cli.bench.pipeline_zones import PipelineSite
+    from bsfg.cli.bench.pipeline_measure import PipelinePlan, PipelineSite
 
 SINGLES = 400
 HANDOFF_SECONDS_MAX = 600.0
@@ -40,7 +39,7 @@ Step = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BenchPlan:
     """How much is to be measured."""
 
     facts: int
@@ -73,7 +72,7 @@ class Rate:
 class NodeSamples:
     """What was measured, before it is summed up."""
 
-    plan: Plan
+    plan: BenchPlan
     sha256_rates: list[float] = field(default_factory=list)
     append_ms: list[float] = field(default_factory=list)
     floor_ms: list[float] = field(default_factory=list)
@@ -84,7 +83,7 @@ class NodeSamples:
     crowd: dict[str, Any] = field(default_factory=dict)
 
 
-def run(site: Site, plan: Plan, step: Step) -> NodeSamples:
+def run(site: BenchSite, plan: BenchPlan, step: Step) -> NodeSamples:
     """Measure everything; whoever calls stops the nodes."""
     samples = NodeSamples(plan)
     step("starting a node")
@@ -112,9 +111,11 @@ def _yardstick(samples: NodeSamples) -> None:
     samples.sha256_rates += [sha256_per_second(samples.plan.object_bytes) for _ in range(2)]
 
 
-def job_of(site: Site | PipelineSite, plan: Plan | PipelinePlan, kind: str, first: int, count: int) -> Job:
+def job_of(
+    site: BenchSite | PipelineSite, plan: BenchPlan | PipelinePlan, kind: str, first: int, count: int
+) -> BenchJob:
     """Give the job of a producer of the sender."""
-    return Job(
+    return BenchJob(
         kind=kind,
         address=f"127.0.0.1:{site.sender.port}",
         certs=str(site.certs),
@@ -128,13 +129,13 @@ def job_of(site: Site | PipelineSite, plan: Plan | PipelinePlan, kind: str, firs
     )
 
 
-def _singles(site: Site, samples: NodeSamples) -> None:
+def _singles(site: BenchSite, samples: NodeSamples) -> None:
     [found] = measured([job_of(site, samples.plan, "singles", _SINGLES_FROM, samples.plan.singles)])
     samples.append_ms, samples.floor_ms = found["append_ms"], found["floor_ms"]
     samples.fdatasync_ms = found["fdatasync_ms"]
 
 
-def _append(site: Site, samples: NodeSamples, kind: str, first: int, count: int) -> None:
+def _append(site: BenchSite, samples: NodeSamples, kind: str, first: int, count: int) -> None:
     """Let all clients append at the same time, each its share."""
     clients = samples.plan.clients
     share = -(-count // clients)
@@ -149,7 +150,7 @@ def _append(site: Site, samples: NodeSamples, kind: str, first: int, count: int)
     samples.rates[f"append_{kind}"] = Rate(share * clients, seconds, cpu_seconds)
 
 
-def _handoff(site: Site, samples: NodeSamples) -> None:
+def _handoff(site: BenchSite, samples: NodeSamples) -> None:
     """Start the receiver and watch its forward buffer fill with what the sender has."""
     total = site.sender.end(Buffer.STORE)
     site.start_receiver()
@@ -160,20 +161,20 @@ def _handoff(site: Site, samples: NodeSamples) -> None:
     samples.rates["handoff"] = Rate(left or total, seconds, _cpu_seconds_since(site, before))
 
 
-def _handed_off(site: Site, count: int) -> float:
+def _handed_off(site: BenchSite, count: int) -> float:
     wait_until(lambda: site.receiver.end(Buffer.FORWARD) >= count, HANDOFF_SECONDS_MAX, 0.001)
     return time.monotonic()
 
 
-def _cpu_seconds(site: Site) -> dict[str, float]:
+def _cpu_seconds(site: BenchSite) -> dict[str, float]:
     return {"sender": site.sender.cpu_seconds(), "receiver": site.receiver.cpu_seconds()}
 
 
-def _cpu_seconds_since(site: Site, before: dict[str, float]) -> dict[str, float]:
+def _cpu_seconds_since(site: BenchSite, before: dict[str, float]) -> dict[str, float]:
     return {name: after - before[name] for name, after in _cpu_seconds(site).items()}
 
 
-def _live(site: Site, samples: NodeSamples) -> None:
+def _live(site: BenchSite, samples: NodeSamples) -> None:
     """Append at a steady rate and see when each fact is durable here and there."""
     plan = samples.plan
     count = max(1, int(plan.rate * (plan.seconds + WARM_UP_SECONDS)))
@@ -182,7 +183,7 @@ def _live(site: Site, samples: NodeSamples) -> None:
     with (
         site.sender.published_end(Buffer.STORE) as end_here,
         site.receiver.published_end(Buffer.FORWARD) as end_there,
-        Watch(end_here, end_there) as watch,
+        BufferWatch(end_here, end_there) as watch,
     ):
         [found] = measured([job_of(site, plan, "live", _LIVE_FROM, count)])
         total = site.sender.end(Buffer.STORE)
@@ -192,7 +193,7 @@ def _live(site: Site, samples: NodeSamples) -> None:
     samples.lag_ms = (1000 * np.maximum(0.0, watch.times(1, offsets) - watch.times(0, offsets))).tolist()
 
 
-def _bystander(site: Site, samples: NodeSamples) -> None:
+def _bystander(site: BenchSite, samples: NodeSamples) -> None:
     """Let one producer append single facts while others send large ones, confirm many ranges, and remove all before."""
     plan = samples.plan
     seconds = min(plan.seconds, BYSTANDER_SECONDS)
@@ -204,7 +205,7 @@ def _bystander(site: Site, samples: NodeSamples) -> None:
     samples.crowd["removed"] = others.count
 
 
-class Watch:
+class BufferWatch:
     """Notes when buffers grow, by looking at what their writers publish all the time; no node is asked."""
 
     def __init__(self, *ends: Callable[[], int]) -> None:
@@ -228,7 +229,7 @@ class Watch:
             if end > seen[-1][0]:
                 seen.append((end, now))
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> BufferWatch:
         self._thread.start()
         return self
 

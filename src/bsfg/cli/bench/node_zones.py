@@ -20,8 +20,8 @@ from bsfg.cli.bench.workload import FROM_ZONE, TO_ZONE
 from bsfg.errors import PeerUnreachable, TimedOut
 from bsfg.ports import Buffer
 from bsfg.stores.log.files import DiskFiles
+from bsfg.stores.log.notes import WATERMARK, read_watermark
 from bsfg.stores.log.storage import log_folder
-from bsfg.stores.log.watermark import WATERMARK, read_watermark
 from bsfg.wire.certs import create_authority, issue
 
 STREAM = "bench"
@@ -75,7 +75,7 @@ engine = "native"
 
 
 @dataclass(slots=True)
-class Zone:
+class BenchZone:
     """One zone: its folder and, while it runs, its node."""
 
     name: str
@@ -153,15 +153,15 @@ class Zone:
 
 
 @dataclass(slots=True)
-class Site:
+class BenchSite:
     """A sender and a receiver that pulls from it, under one certificate authority."""
 
     root: Path
-    sender: Zone = field(init=False)
-    receiver: Zone = field(init=False)
+    sender: BenchZone = field(init=False)
+    receiver: BenchZone = field(init=False)
 
     def __post_init__(self) -> None:
-        self.sender, self.receiver = (Zone(name, self.root / name) for name in (FROM_ZONE, TO_ZONE))
+        self.sender, self.receiver = (BenchZone(name, self.root / name) for name in (FROM_ZONE, TO_ZONE))
         now = datetime.now(UTC)
         create_authority(self.certs, name="bsfg bench", days=2, now=now)
         for zone in (self.sender, self.receiver):
@@ -190,7 +190,7 @@ class Site:
         self.receiver.stop()
         self.sender.stop()
 
-    def _write(self, zone: Zone, other: Zone, rest: str) -> None:
+    def _write(self, zone: BenchZone, other: BenchZone, rest: str) -> None:
         values: dict[str, Any] = {
             "zone": zone.name,
             "other": other.name,

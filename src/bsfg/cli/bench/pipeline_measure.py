@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,16 +16,115 @@ import numpy as np
 
 from bsfg.cli.bench.measure import sha256_per_second
 from bsfg.cli.bench.node_client import measured
-from bsfg.cli.bench.node_measure import LOOK_SECONDS, WARM_UP_SECONDS, Rate, Watch, job_of
-from bsfg.cli.bench.node_zones import STREAM, Zone, wait_until
-from bsfg.cli.bench.pipeline_zones import LINK, PipelineSite
-from bsfg.cli.bench.workload import BATCH_FACTS, OBJECT_BYTES, batch_of
+from bsfg.cli.bench.node_measure import LOOK_SECONDS, WARM_UP_SECONDS, BufferWatch, Rate, job_of
+from bsfg.cli.bench.node_zones import PRODUCER, STREAM, BenchZone, wait_until
+from bsfg.cli.bench.workload import BATCH_FACTS, FROM_ZONE, OBJECT_BYTES, TO_ZONE, batch_of
 from bsfg.ports import Buffer
+from bsfg.spark.calls import NodeAccess
+from bsfg.wire.certs import create_authority, issue
+from bsfg.wire.tls import TlsFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from bsfg.spark.replicate.driver import Replication
+
+
+LAKE = "lake"
+LINK = f"from-{FROM_ZONE}"
+
+_COMMON = """
+[zone]
+name = "{zone}"
+[listen]
+grpc = "127.0.0.1:{port}"
+http_enabled = false
+[tls]
+ca = "{certs}/ca.crt"
+certificate = "{certs}/{zone}-bsfg.crt"
+key = "{certs}/{zone}-bsfg.key"
+[log]
+level = "warning"
+[streams.{stream}]
+store_capacity = "100GiB"
+forward_capacity = "100GiB"
+[identities.{zone}-pipeline]
+zone = "{zone}"
+roles = ["pipeline"]
+streams = ["*"]
+"""
+_PEER = """
+[identities.{other}-bsfg]
+zone = "{other}"
+roles = ["peer"]
+streams = ["*"]
+"""
+_SERVE = """
+[serve.{other}]
+"""
+_LINK = """
+[links.{link}]
+zone = "{other}"
+address = "127.0.0.1:{other_port}"
+engine = "{engine}"
+"""
+
+
+@dataclass(slots=True)
+class PipelineSite:
+    """The sender and its two receivers under one certificate authority."""
+
+    root: Path
+    sender: BenchZone = field(init=False)
+    native: BenchZone = field(init=False)
+    lake: BenchZone = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sender, self.native, self.lake = (BenchZone(name, self.root / name) for name in (FROM_ZONE, TO_ZONE, LAKE))
+        now = datetime.now(UTC)
+        create_authority(self.certs, name="bsfg bench", days=2, now=now)
+        for zone in (self.sender, self.native, self.lake):
+            zone.folder.mkdir()
+            issue(self.certs, f"{zone.name}-bsfg", days=1, now=now)
+            issue(self.certs, f"{zone.name}-pipeline", days=1, now=now, serves=False)
+        issue(self.certs, PRODUCER, days=1, now=now, serves=False)
+
+    @property
+    def certs(self) -> Path:
+        """Where the certificates are."""
+        return (self.root / "certs").absolute()
+
+    def start_sender(self) -> None:
+        """Start the zone that producers append to."""
+        rest = "".join((_PEER + _SERVE).format(other=zone.name) for zone in (self.native, self.lake))
+        rest += f'[identities.{PRODUCER}]\nzone = "{self.sender.name}"\nroles = ["producer"]\nstreams = ["*"]\n'
+        self._write(self.sender, rest)
+        self.sender.start()
+
+    def start(self, receiver: BenchZone) -> None:
+        """Start a zone that pulls from the sender."""
+        engine = "native" if receiver is self.native else "spark"
+        rest = (_PEER + _LINK).format(other=self.sender.name, link=LINK, other_port=self.sender.port, engine=engine)
+        self._write(receiver, rest)
+        receiver.start()
+        # Whoever reads the configuration later finds the node by it.
+        self._write(receiver, rest, receiver.port)
+
+    def access(self, zone: BenchZone) -> NodeAccess:
+        """Give the way of a zone's own pipeline to its node."""
+        name = f"{zone.name}-pipeline"
+        files = TlsFiles(self.certs / "ca.crt", self.certs / f"{name}.crt", self.certs / f"{name}.key")
+        return NodeAccess.of(f"127.0.0.1:{zone.port}", files, f"{zone.name}-bsfg")
+
+    def stop(self) -> None:
+        """End all nodes."""
+        for zone in (self.lake, self.native, self.sender):
+            zone.stop()
+
+    def _write(self, zone: BenchZone, rest: str, port: int = 0) -> None:
+        common = _COMMON.format(zone=zone.name, certs=self.certs, stream=STREAM, port=port)
+        (zone.folder / "zone.toml").write_text(common + rest, encoding="utf-8")
+
 
 SECONDS_MAX = 3_600.0
 WARM_FACTS = 200_000
@@ -98,7 +198,7 @@ def _native(site: PipelineSite, samples: PipelineSamples) -> None:
     site.native.stop()
 
 
-def _reached(zone: Zone, count: int) -> float:
+def _reached(zone: BenchZone, count: int) -> float:
     wait_until(lambda: zone.end(Buffer.FORWARD) >= count, SECONDS_MAX, 0.001)
     return time.monotonic()
 
@@ -160,7 +260,7 @@ def _live(site: PipelineSite, spark: SparkSession, samples: PipelineSamples) -> 
         with (
             site.sender.published_end(Buffer.STORE) as end_here,
             site.lake.published_end(Buffer.FORWARD) as end_there,
-            Watch(end_here, end_there) as watch,
+            BufferWatch(end_here, end_there) as watch,
         ):
             measured([job_of(site, plan, "live", _LIVE_FROM, count)])
             _reached(site.lake, site.sender.end(Buffer.STORE))
@@ -174,9 +274,9 @@ def _live(site: PipelineSite, spark: SparkSession, samples: PipelineSamples) -> 
 
 def _land(site: PipelineSite, spark: SparkSession, samples: PipelineSamples) -> None:
     from bsfg.spark.land.lander import land_available
-    from bsfg.spark.land.settings import Settings
+    from bsfg.spark.land.state import LandSettings
 
-    settings = Settings(site.root / "landed", site.access(site.lake), STREAM, "forward", compact=False)
+    settings = LandSettings(site.root / "landed", site.access(site.lake), STREAM, "forward", compact=False)
     landed = land_available(spark, settings)
     samples.rates["land"] = Rate(landed.facts, landed.seconds, {})
 
@@ -185,7 +285,7 @@ def _audit(site: PipelineSite, spark: SparkSession, samples: PipelineSamples) ->
     from bsfg.config import load
     from bsfg.errors import FactsMissing
     from bsfg.spark.audit import audit
-    from bsfg.spark.audit.planning import Wish, plan_link
+    from bsfg.spark.audit.case import Wish, plan_link
 
     plan = plan_link(load(site.lake.folder / "zone.toml"), LINK, site.access(site.lake), Wish())
     verdict = audit(spark, plan)

@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from bsfg.cli.ending import orderly_end, run
+from bsfg.cli.common import orderly_end, run
 from bsfg.cli.output import console, examples, print_json, progress_bar, table
 from bsfg.errors import InvalidArgument
 

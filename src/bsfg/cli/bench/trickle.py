@@ -18,7 +18,7 @@ from bsfg.cli.bench.measure import STREAM
 from bsfg.cli.bench.reopen import opened_seconds
 from bsfg.cli.bench.workload import BATCH_FACTS, OBJECT_BYTES, batches_of
 from bsfg.errors import StorageFailed
-from bsfg.retention import Standing
+from bsfg.retention import ConsumerStanding
 from bsfg.sealing import seal
 from bsfg.stores.log.files import DiskFile, DiskFiles
 from bsfg.stores.log.storage import LogStorage
@@ -62,7 +62,7 @@ async def append_and_die(folder: str, count: int) -> None:
     store = await (await LogStorage.open(_UnsyncedFiles(folder))).store(STREAM)
     for batch in batches_of(0, count):
         for row in seal(batch).rows():
-            store._writer.append_group([AppendItem(FactBatch.of_rows([row], sealed=True))], Standing)
+            store._writer.append_group([AppendItem(FactBatch.of_rows([row], sealed=True))], ConsumerStanding)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from bsfg.batch import FactBatch
+from bsfg.columns import FACT_SCHEMA
 from bsfg.fact import JSON_MEDIA_TYPE
-from bsfg.schema import FACT_SCHEMA
 
 BATCH_FACTS = 2_000
 OBJECT_BYTES, OBJECT_BYTES_MIN = 200, 64

@@ -22,7 +22,7 @@ EPILOG = examples(
 app = typer.Typer()
 
 
-class Engine(StrEnum):
+class DemoEngine(StrEnum):
     """What moves the facts."""
 
     SPARK = "spark"
@@ -36,8 +36,8 @@ def demo(
         bool, typer.Option("--three-zones", help="Put an IDMZ between the two, which relays both ways.")
     ] = False,
     engine: Annotated[
-        Engine, typer.Option(help="What moves the facts: a Spark pipeline per zone, or the nodes themselves.")
-    ] = Engine.SPARK,
+        DemoEngine, typer.Option(help="What moves the facts: a Spark pipeline per zone, or the nodes themselves.")
+    ] = DemoEngine.SPARK,
     seconds: Annotated[
         float,
         typer.Option(
@@ -62,8 +62,8 @@ def demo(
 
     Everything happens on this machine, on free ports of loopback and in a temporary folder, which is removed.
     """
-    from bsfg.cli.demo.performance import Wanted, perform
+    from bsfg.cli.demo.director import WantedDemo, perform
 
-    wanted = Wanted(three_zones, engine == Engine.SPARK, QUICK_SECONDS if quick else seconds, keep, json)
+    wanted = WantedDemo(three_zones, engine == DemoEngine.SPARK, QUICK_SECONDS if quick else seconds, keep, json)
     if not perform(wanted):
         raise typer.Exit(1)

@@ -19,7 +19,7 @@ def verdicts(root: Path, links: list[str], spark: Any = None) -> list[dict[str, 
     """Audit links one after the other, from the data folders, so that the hash chains are verified, too."""
     from bsfg.config import load
     from bsfg.spark.audit import audit, audit_with
-    from bsfg.spark.audit.planning import Wish, plan_link
+    from bsfg.spark.audit.case import Wish, plan_link
     from bsfg.spark.audit.runner import LocalRunner
 
     found = []

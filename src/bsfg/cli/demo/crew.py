@@ -6,13 +6,62 @@ import asyncio
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 import sys
+import time
 from asyncio.subprocess import PIPE, Process
 from pathlib import Path
 from types import TracebackType
 
-from bsfg.cli.demo import janitor
+MARK = "BSFG_DEMO_RUN"
+"""The environment variable that all processes of a run have."""
+
+TRIES, TRY_SECONDS = 200, 0.05
+
+
+def marked(run: str) -> list[int]:
+    """List the processes of a run that are alive."""
+    mark, found = f"{MARK}={run}".encode(), []
+    try:
+        names = [name for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []  # a system without /proc: the processes end by themselves when the demo does
+    for name in names:
+        try:
+            if mark in Path("/proc", name, "environ").read_bytes().split(b"\0"):
+                found.append(int(name))
+        except OSError:
+            continue
+    return found
+
+
+def clear(folder: Path, run: str) -> None:
+    """End the processes of a run and remove its folder."""
+    for _ in range(TRIES):
+        alive = marked(run)
+        for pid in alive:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                continue
+        if not alive:
+            break
+        time.sleep(TRY_SECONDS)
+    for _ in range(TRIES):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(TRY_SECONDS)
+
+
+if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    while os.read(0, 1024):
+        pass
+    clear(Path(sys.argv[1]), sys.argv[2])
+
 
 LINE_BYTES = 1 << 22
 CLEAR_SECONDS = 20.0
@@ -35,7 +84,7 @@ class Crew:
 
     async def __aenter__(self) -> Crew:
         self._janitor = await asyncio.create_subprocess_exec(
-            *[sys.executable, "-I", janitor.__file__, str(self.folder), self.run],
+            *[sys.executable, "-I", __file__, str(self.folder), self.run],
             stdin=PIPE,
             start_new_session=True,
         )
@@ -93,7 +142,7 @@ class Crew:
             for name, value in os.environ.items()
             if name in _INHERITED or not name.startswith(_NOT_INHERITED)
         }
-        return kept | {janitor.MARK: self.run, "TMPDIR": str(self.temporary), "GRPC_VERBOSITY": "NONE"}
+        return kept | {MARK: self.run, "TMPDIR": str(self.temporary), "GRPC_VERBOSITY": "NONE"}
 
 
 async def killed(process: Process) -> None:

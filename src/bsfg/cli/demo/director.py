@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import shutil
+import tempfile
 import time
 from asyncio.subprocess import Process
 from collections.abc import Coroutine
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import orjson
+from rich.console import Console
 
+from bsfg.cli.common import orderly_end, run
 from bsfg.cli.demo import referee
 from bsfg.cli.demo.crew import Crew, killed
-from bsfg.cli.demo.site import CAUGHT_UP, EVENTS, ORDERS, Link, Site, Zone
-from bsfg.cli.demo.stage import Stage, Step
-from bsfg.cli.demo.verdict import Verdict
-from bsfg.cli.demo.watch import Watch
+from bsfg.cli.demo.picture import Show, Silent, StoryLines, introduce, show_keeping, show_on, show_verdict
+from bsfg.cli.demo.referee import DemoVerdict
+from bsfg.cli.demo.site import CAUGHT_UP, EVENTS, ORDERS, DemoLink, DemoSite, DemoZone
+from bsfg.cli.demo.stage import DemoStage, DemoStep, StageWatch
+from bsfg.cli.output import console, print_json
 from bsfg.errors import BsfgError, PeerUnreachable, SparkFailed
 from bsfg.gate import Mode
 
@@ -29,22 +37,22 @@ SOCKET_PATH_MAX = 60
 """Above this length of the folder's name there is no room for the names of sockets in it."""
 
 
-def steps_of(site: Site) -> list[Step]:
+def steps_of(site: DemoSite) -> list[DemoStep]:
     """Give the story, step by step."""
     number = {2: "Two", 3: "Three"}[len(site.zones)]
     between = "Plant A and the IDMZ" if site.three_zones else "the two zones"
     joined = "A Spark pipeline in each zone begins to pull" if site.spark else "The nodes begin to pull"
     return [
-        Step("start", f"{number} zones start, each with a certificate of its own"),
-        Step("join", joined),
-        Step("normal", "Normal: facts cross as they come"),
-        Step("cut", f"The network between {between} is cut"),
-        Step("kill", "The node of Plant A is killed (SIGKILL)"),
-        Step("restart", "It is started again"),
-        Step("heal", "The network heals: reconciliation"),
-        Step("after", "Normal again"),
-        Step("settle", "The producers pause, the last facts arrive"),
-        Step("audit", "Audit: both ends of every link, fact by fact"),
+        DemoStep("start", f"{number} zones start, each with a certificate of its own"),
+        DemoStep("join", joined),
+        DemoStep("normal", "Normal: facts cross as they come"),
+        DemoStep("cut", f"The network between {between} is cut"),
+        DemoStep("kill", "The node of Plant A is killed (SIGKILL)"),
+        DemoStep("restart", "It is started again"),
+        DemoStep("heal", "The network heals: reconciliation"),
+        DemoStep("after", "Normal again"),
+        DemoStep("settle", "The producers pause, the last facts arrive"),
+        DemoStep("audit", "Audit: both ends of every link, fact by fact"),
     ]
 
 
@@ -58,10 +66,10 @@ class Times:
     pause: int = 0
 
 
-class Director:
+class DemoDirector:
     """One performance."""
 
-    def __init__(self, site: Site, stage: Stage, crew: Crew, seconds: float) -> None:
+    def __init__(self, site: DemoSite, stage: DemoStage, crew: Crew, seconds: float) -> None:
         self.site, self.stage, self.crew, self.seconds = site, stage, crew, seconds
         self._nodes: dict[str, Process] = {}
         self._producers: dict[str, Process] = {}
@@ -70,7 +78,7 @@ class Director:
         self._tasks: list[asyncio.Task[None]] = []
         self._times = Times()
 
-    async def play(self) -> Verdict:
+    async def play(self) -> DemoVerdict:
         """Play the whole piece and give the verdict; processes are left to the crew."""
         started = time.monotonic()
         await self._start()
@@ -83,7 +91,7 @@ class Director:
         audits = await self._audit()
         ways = await asyncio.to_thread(referee.ways_of, self.site, self._told())
         times = self._times
-        return Verdict(
+        return DemoVerdict(
             engine="spark" if self.site.spark else "native",
             ways=ways,
             audits=audits,
@@ -123,7 +131,7 @@ class Director:
                 await asyncio.gather(*(self._start_pipeline(zone) for zone in self.site.zones))
             self.stage.note = "the nodes"
             await asyncio.gather(*(self._start_node(zone) for zone in self.site.zones))
-            self._follow(Watch(self.site, self.stage).run())
+            self._follow(StageWatch(self.site, self.stage).run())
             await self._start_producer(self.site.plant, self.site.enterprise, "machines", EVENTS)
             await self._start_producer(self.site.enterprise, self.site.plant, "orders", ORDERS)
             await self.stage.until(
@@ -144,7 +152,7 @@ class Director:
         with self.stage.step("normal") as step:
             await self._cross(NORMAL_SHARE * self.seconds, step)
 
-    async def _cross(self, seconds: float, step: Step) -> None:
+    async def _cross(self, seconds: float, step: DemoStep) -> None:
         """Watch facts cross for a while."""
         before, began = self.stage.received, time.monotonic()
         await self.stage.during(seconds)
@@ -236,7 +244,7 @@ class Director:
         seen = self.stage.links.values()
         return all(each.mode == Mode.NORMAL and each.backlog <= CAUGHT_UP[each.link.stream] for each in seen)
 
-    def _is_apart(self, links: list[Link]) -> bool:
+    def _is_apart(self, links: list[DemoLink]) -> bool:
         """Tell whether both sides of some links know that the other is away."""
         seen = [self.stage.links[link.key] for link in links]
         return all(each.mode == each.sender_mode == Mode.AUTONOMOUS for each in seen)
@@ -251,7 +259,7 @@ class Director:
 
     # The processes.
 
-    async def _start_node(self, zone: Zone) -> None:
+    async def _start_node(self, zone: DemoZone) -> None:
         ready = zone.folder / "ready"
         ready.unlink(missing_ok=True)
         process = await self.crew.start(
@@ -268,14 +276,14 @@ class Director:
         self.stage.zones[zone.name].pid = process.pid
         self._follow(self._guard(process, zone))
 
-    async def _guard(self, process: Process, zone: Zone) -> None:
+    async def _guard(self, process: Process, zone: DemoZone) -> None:
         """Notice when a node ends that nobody has killed."""
         await process.wait()
         if self._nodes.get(zone.name) is process:
             words = self.crew.last_words(zone.name)
             self.stage.fail(PeerUnreachable(f"the node of {zone.title} ended by itself", hint=f"It said: {words}"))
 
-    async def _start_pipeline(self, zone: Zone) -> None:
+    async def _start_pipeline(self, zone: DemoZone) -> None:
         name = f"pipeline-{zone.name}"
         settings = [f"--conf={key}={value}" for key, value in self._spark_settings(zone.name).items()]
         command = ["pipeline", "replicate", "-c", "zone.toml", "--json", *settings]
@@ -283,7 +291,7 @@ class Director:
         self._pipelines[zone.name] = process
         self._follow(self._listen_to_pipeline(process, zone, name))
 
-    async def _listen_to_pipeline(self, process: Process, zone: Zone, name: str) -> None:
+    async def _listen_to_pipeline(self, process: Process, zone: DemoZone, name: str) -> None:
         assert process.stdout is not None
         async for _ in process.stdout:
             self._ready.add(zone.name)
@@ -292,7 +300,7 @@ class Director:
         words = self.crew.last_words(name)
         self.stage.fail(SparkFailed(f"the pipeline of {zone.title} ended by itself", hint=f"It said: {words}"))
 
-    async def _start_producer(self, zone: Zone, target: Zone, kind: str, stream: str) -> None:
+    async def _start_producer(self, zone: DemoZone, target: DemoZone, kind: str, stream: str) -> None:
         endpoint = {key: str(value) for key, value in asdict(zone.endpoint("producer")).items() if key in _ENDPOINT}
         settings = {
             "endpoint": endpoint,
@@ -305,7 +313,7 @@ class Director:
         self._producers[zone.name] = process
         self._follow(self._listen_to_producer(process, zone, kind))
 
-    async def _listen_to_producer(self, process: Process, zone: Zone, kind: str) -> None:
+    async def _listen_to_producer(self, process: Process, zone: DemoZone, kind: str) -> None:
         assert process.stdout is not None
         seen = self.stage.producing[zone.name]
         async for line in process.stdout:
@@ -357,3 +365,72 @@ def _facts(count: int) -> str:
 
 def _now_unix_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class WantedDemo:
+    """What the user asked for."""
+
+    three_zones: bool
+    spark: bool
+    seconds: float
+    keep: bool
+    json: bool
+
+
+def perform(wanted: WantedDemo) -> bool:
+    """Play, show and judge; tell whether every promise was kept."""
+    # gRPC reads this when it is loaded; what it says of connections that the demo itself breaks is of no use.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    if wanted.spark and find_spec("pyspark") is None:
+        raise ModuleNotFoundError("No module named 'pyspark'", name="pyspark")
+    screen = console(stderr=wanted.json)
+    show = show_on(screen, as_json=wanted.json)
+    with orderly_end():
+        folder = Path(tempfile.mkdtemp(prefix="bsfg-demo-"))
+        try:
+            site = DemoSite(folder, wanted.three_zones, wanted.spark)
+            if not isinstance(show, Silent):
+                introduce(screen, site)
+            return run(_Performance(wanted, site, screen, show).play()).ok
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Performance:
+    """What happens on and around the stage."""
+
+    def __init__(self, wanted: WantedDemo, site: DemoSite, screen: Console, show: Show) -> None:
+        self._wanted, self._site, self._screen, self._show = wanted, site, screen, show
+
+    async def play(self) -> DemoVerdict:
+        stage = DemoStage(self._site, steps_of(self._site), lambda step: self._show.on_step(stage, step))
+        async with Crew(self._site.root) as crew:
+            director = DemoDirector(self._site, stage, crew, self._wanted.seconds)
+            try:
+                self._show.begin(stage)
+                try:
+                    verdict = await director.play()
+                finally:
+                    self._show.end()
+                self._tell(verdict)
+                if self._wanted.keep:
+                    await self._keep(director, stage)
+            finally:
+                self._show.end()
+                await director.end()
+        return verdict
+
+    def _tell(self, verdict: DemoVerdict) -> None:
+        if self._wanted.json:
+            print_json(verdict.to_dict())
+        else:
+            show_verdict(self._screen, verdict)
+
+    async def _keep(self, director: DemoDirector, stage: DemoStage) -> None:
+        """Go on until Ctrl-C, which is how this is meant to end."""
+        show_keeping(self._screen, self._site)
+        if not isinstance(self._show, StoryLines):
+            self._show.begin(stage, told=False)
+        with contextlib.suppress(asyncio.CancelledError):
+            await director.linger()

@@ -1,21 +1,25 @@
-"""The demo as a picture: the zones with their buffers and gates, the network between them, and the story below."""
+"""The demo as people see it: a live picture on a terminal, lines anywhere else, and the verdict."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 from rich import box
 from rich.align import Align
 from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from bsfg.cli.demo.stage import LinkSeen, Progress, Stage, Step, ZoneSeen
-from bsfg.cli.output import count_text
-from bsfg.figures import duration_text
+from bsfg.cli.demo.referee import DemoVerdict, DirectionTally, Lag
+from bsfg.cli.demo.site import DemoSite
+from bsfg.cli.demo.stage import DemoStage, DemoStep, LinkSeen, StepProgress, ZoneSeen
+from bsfg.cli.output import count_text, table
+from bsfg.wording import duration_text
 
 ZONE_COLUMNS = 40
 """A zone beside another needs so much; with less, zones stand below each other."""
@@ -51,10 +55,10 @@ ASCII = Glyphs("+", ">", ".", "x", "*", "#", "-", "=", "<>", "x", "._-~=+*#", ".
 WIRE_COLUMNS = 12
 
 
-class Picture:
+class StagePicture:
     """Draws the stage whenever the terminal asks for it, as wide as that is."""
 
-    def __init__(self, stage: Stage, *, told: bool = True) -> None:
+    def __init__(self, stage: DemoStage, *, told: bool = True) -> None:
         self._stage, self._told = stage, told
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
@@ -219,9 +223,9 @@ def sparkline(link: LinkSeen, glyphs: Glyphs, width: int) -> Text:
     return text
 
 
-def story(steps: Sequence[Step], glyphs: Glyphs, width: int, note: str = "", lines: int = 100) -> Iterator[Text]:
+def story(steps: Sequence[DemoStep], glyphs: Glyphs, width: int, note: str = "", lines: int = 100) -> Iterator[Text]:
     """Tell the steps, each with a tick when it is done; when there is little room, those around the present one."""
-    now = next((at for at, step in enumerate(steps) if step.progress != Progress.DONE), len(steps) - 1)
+    now = next((at for at, step in enumerate(steps) if step.progress != StepProgress.DONE), len(steps) - 1)
     longest = max(len(step.title) for step in steps)
     aligned = longest if width - longest >= DETAIL_COLUMNS else 0
     told = {step.key: list(_told(step, glyphs, width, note, aligned)) for step in steps}
@@ -231,18 +235,18 @@ def story(steps: Sequence[Step], glyphs: Glyphs, width: int, note: str = "", lin
         yield from told[step.key]
 
 
-def _told(step: Step, glyphs: Glyphs, width: int, note: str, aligned: int) -> Iterator[Text]:
+def _told(step: DemoStep, glyphs: Glyphs, width: int, note: str, aligned: int) -> Iterator[Text]:
     """Tell one step; its detail stands beside it where it fits, and what is waited for else below."""
     signs = {
-        Progress.AHEAD: (glyphs.ahead, "dim", "dim"),
-        Progress.NOW: (glyphs.now, "bold yellow", "bold"),
-        Progress.DONE: (glyphs.done, "green", ""),
-        Progress.FAILED: (glyphs.failed, "bold red", "red"),
+        StepProgress.AHEAD: (glyphs.ahead, "dim", "dim"),
+        StepProgress.NOW: (glyphs.now, "bold yellow", "bold"),
+        StepProgress.DONE: (glyphs.done, "green", ""),
+        StepProgress.FAILED: (glyphs.failed, "bold red", "red"),
     }
     sign, sign_style, style = signs[step.progress]
     text = Text.assemble(" ", (sign, sign_style), " ", (step.title, style))
     detail = step.detail
-    if step.progress == Progress.NOW and note:
+    if step.progress == StepProgress.NOW and note:
         detail = f"waiting for {note} {glyphs.dots}"
     space = " " * (2 + max(0, aligned - len(step.title)))
     if text.cell_len + len(space) + len(detail) > width:
@@ -251,5 +255,188 @@ def _told(step: Step, glyphs: Glyphs, width: int, note: str, aligned: int) -> It
     if detail and fits:
         text.append(space + detail, "dim")
     yield text
-    if detail and not fits and step.progress == Progress.NOW:
+    if detail and not fits and step.progress == StepProgress.NOW:
         yield Text(f"   {detail}", "dim", overflow="ellipsis", no_wrap=True)
+
+
+REFRESHES_PER_SECOND = 5
+
+
+class Show(Protocol):
+    """What shows a stage."""
+
+    def begin(self, stage: DemoStage, *, told: bool = True) -> None:
+        """Begin to show a stage."""
+        ...
+
+    def on_step(self, stage: DemoStage, step: DemoStep) -> None:
+        """Show that a step has begun, or is over."""
+        ...
+
+    def end(self) -> None:
+        """Stop showing it; repeats are harmless."""
+        ...
+
+
+class Silent:
+    """Shows nothing."""
+
+    def begin(self, stage: DemoStage, *, told: bool = True) -> None:
+        """Nothing."""
+
+    def on_step(self, stage: DemoStage, step: DemoStep) -> None:
+        """Nothing."""
+
+    def end(self) -> None:
+        """Nothing."""
+
+
+class StoryLines:
+    """Tells the story line by line: a step when it begins, and how it went."""
+
+    def __init__(self, screen: Console) -> None:
+        self._screen = screen
+
+    def begin(self, stage: DemoStage, *, told: bool = True) -> None:
+        """Nothing: lines come with the steps."""
+
+    def on_step(self, stage: DemoStage, step: DemoStep) -> None:
+        """Write a line."""
+        text = step.title if step.progress == StepProgress.NOW else f"  {step.detail}"
+        self._screen.print(Text(f"{stage.seconds:6.1f} s  {text}"), soft_wrap=True)
+
+    def end(self) -> None:
+        """Nothing."""
+
+
+class Screen:
+    """Draws the picture several times a second; the story stays when it ends."""
+
+    def __init__(self, screen: Console) -> None:
+        self._screen = screen
+        self._live: Live | None = None
+        self._stage: DemoStage | None = None
+
+    def begin(self, stage: DemoStage, *, told: bool = True) -> None:
+        """Begin to draw."""
+        self._stage = stage if told else None
+        picture = StagePicture(stage, told=told)
+        self._live = Live(
+            picture,
+            console=self._screen,
+            refresh_per_second=REFRESHES_PER_SECOND,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._live.start()
+
+    def on_step(self, stage: DemoStage, step: DemoStep) -> None:
+        """Nothing: the picture shows it by itself."""
+
+    def end(self) -> None:
+        """Take the picture away and leave the story."""
+        if self._live is None:
+            return
+        self._live.stop()
+        self._live = None
+        if self._stage is not None:
+            glyphs = ASCII if self._screen.options.ascii_only else SIGNS
+            for line in story(self._stage.steps, glyphs, self._screen.width):
+                self._screen.print(line)
+
+
+def show_on(screen: Console, *, as_json: bool) -> Show:
+    """Choose what fits: a picture needs a terminal that can move its cursor, and colours to be worth it."""
+    if screen.is_terminal and not screen.is_dumb_terminal and not os.environ.get("NO_COLOR"):
+        return Screen(screen)
+    return Silent() if as_json else StoryLines(screen)
+
+
+Count = Callable[[DirectionTally], int]
+
+COUNTS: tuple[tuple[str, Count, bool], ...] = (
+    ("sent", lambda way: way.sent, False),
+    ("received", lambda way: way.received, False),
+    ("lost", lambda way: way.lost, True),
+    ("twice", lambda way: way.twice, True),
+    ("altered", lambda way: way.altered + way.artifacts_bad, True),
+    ("out of order", lambda way: way.out_of_order, True),
+)
+"""The rows of the verdict, and whether anything but 0 is bad."""
+
+
+def introduce(screen: Console, site: DemoSite) -> None:
+    """Say what is about to happen."""
+    over = " over an IDMZ" if site.three_zones else ""
+    moved = "A Spark pipeline in each zone pulls from the next." if site.spark else "Each node pulls from the next."
+    screen.print(
+        f"Plant A sends machine events to Enterprise{over} and gets work orders with PDFs back. {moved} "
+        "Then the network is cut and a node is killed. At the end every fact is counted."
+    )
+    screen.print()
+
+
+def show_verdict(screen: Console, verdict: DemoVerdict) -> None:
+    """Print the count and what it means."""
+    screen.print(_table(verdict))
+    for name, words in _sentences(verdict):
+        screen.print(Text.assemble((f"{name}: ", "bold"), words))
+    screen.print()
+    if verdict.ok:
+        screen.print(Text("Nothing was lost, and nothing is there twice.", "bold green"))
+        return
+    for audit in verdict.audits:
+        if not audit["clean"]:
+            screen.print(Text(f"The audit of {audit['link']} found {audit['counts']}.", "red"))
+    screen.print(Text("A promise was broken; this is a defect. Please report it with the lines above.", "bold red"))
+
+
+def _table(verdict: DemoVerdict) -> Table:
+    titles = ("machine events", "work orders", "all")
+    rows = table("", *titles, right=titles)
+    for name, count, is_bad in COUNTS:
+        values = [count(way) for way in verdict.ways]
+        shown = [Text(count_text(value), "bold red" if is_bad and value else "") for value in (*values, sum(values))]
+        rows.add_row(name, *shown)
+    return rows
+
+
+def _sentences(verdict: DemoVerdict) -> Iterator[tuple[str, str]]:
+    yield "lag before the cut", _lag(verdict.before)
+    yield "lag after it healed", _lag(verdict.after)
+    if verdict.overall is not None:
+        yield "longest way through the outage", _span(verdict.overall.most)
+    yield (
+        "longest append",
+        f"{_span(verdict.append_ms_max)} until the fact was on disk, in the middle {_span(verdict.append_ms_p50)}",
+    )
+    yield "longest wait for a node's answer", f"{_span(verdict.answer_ms_max)}, its restart included"
+    yield "gates were", ", ".join(verdict.modes_seen)
+    yield "artifacts", f"{count_text(verdict.artifacts)} PDFs arrived with their orders"
+    checks = [state for audit in verdict.audits for state in audit["checks"].values()]
+    passed, facts = checks.count("passed"), sum(audit["facts"] for audit in verdict.audits)
+    links = f"{len(verdict.audits)} links, {count_text(facts)} facts compared"
+    yield "audit", f"{links}, {passed} of {len(checks)} checks passed, hash chains verified"
+    yield "took", f"{verdict.seconds:.0f} s"
+
+
+def _lag(lag: Lag | None) -> str:
+    return "not measured" if lag is None else f"{_span(lag.p50)} in the middle, {_span(lag.p99)} for one in a hundred"
+
+
+def _span(milliseconds: float) -> str:
+    return f"{milliseconds:.1f} ms" if milliseconds < 10 else duration_text(milliseconds / 1000)
+
+
+def show_keeping(screen: Console, site: DemoSite) -> None:
+    """Say where to look while everything goes on running."""
+    screen.print()
+    screen.print(Text("It goes on. Open a dashboard, and sign in with the token:", "bold"))
+    for zone in site.zones:
+        screen.print(Text(f"  {zone.title:<11} https://127.0.0.1:{zone.http_port}/dashboard/"), soft_wrap=True)
+    screen.print(Text(f"  token       {site.token}"), soft_wrap=True)
+    screen.print("Your browser does not know the authority of this run, and will ask whether to go on.")
+    screen.print(Text(f"Or: bsfg status --config {site.plant.config}"), soft_wrap=True)
+    screen.print(Text("Ctrl-C ends everything and removes it.", "bold"))
+    screen.print()

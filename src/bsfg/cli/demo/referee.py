@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 
-from bsfg.cli.demo.site import EVENTS, ORDERS, Site, Zone
+from bsfg.cli.demo.site import EVENTS, ORDERS, DemoSite, DemoZone
 from bsfg.ports import Buffer
 from bsfg.stores.log.reader import open_folder
 
@@ -61,7 +61,7 @@ def missing(data: Path, stream: str, zone: str, told: dict[str, int]) -> int:
 
 
 @dataclass(slots=True)
-class Way:
+class DirectionTally:
     """What became of the facts of one direction, from the zone that said them to the one they are meant for."""
 
     source: str
@@ -84,7 +84,7 @@ class Way:
         return not (self.lost + self.twice + self.altered + self.out_of_order + self.artifacts_bad)
 
 
-def judge(source: Zone, target: Zone, stream: str, told: dict[str, int]) -> Way:
+def judge(source: DemoZone, target: DemoZone, stream: str, told: dict[str, int]) -> DirectionTally:
     """Compare what one zone said with what another has."""
     said = read(source.data, stream, Buffer.STORE, source.name)
     has = read(target.data, stream, Buffer.FORWARD, source.name)
@@ -99,7 +99,7 @@ def judge(source: Zone, target: Zone, stream: str, told: dict[str, int]) -> Way:
     order = np.array([places[id_] for id_ in first if id_ in places], dtype=np.int64)
     crossed = [id_ for id_ in first if id_ in sent_at]
     artifacts = [digest for digest in said.artifacts if digest is not None]
-    return Way(
+    return DirectionTally(
         source=source.name,
         target=target.name,
         stream=stream,
@@ -135,7 +135,7 @@ class Lag:
     most: float
 
     @staticmethod
-    def of(ways: Iterable[Way], span_unix_ms: tuple[int, int] | None = None) -> Lag | None:
+    def of(ways: Iterable[DirectionTally], span_unix_ms: tuple[int, int] | None = None) -> Lag | None:
         """Measure the facts that were appended in a span of time; None when there are none."""
         found = []
         for way in ways:
@@ -148,7 +148,7 @@ class Lag:
         return Lag(round(float(p50), 1), round(float(p99), 1), round(float(lags.max()), 1))
 
 
-def ways_of(site: Site, told: dict[str, dict[str, int]]) -> list[Way]:
+def ways_of(site: DemoSite, told: dict[str, dict[str, int]]) -> list[DirectionTally]:
     """Judge both directions."""
     plant, enterprise = site.plant, site.enterprise
     return [
@@ -157,7 +157,7 @@ def ways_of(site: Site, told: dict[str, dict[str, int]]) -> list[Way]:
     ]
 
 
-def modes_of(site: Site) -> dict[str, list[str]]:
+def modes_of(site: DemoSite) -> dict[str, list[str]]:
     """Give the modes that every link has gone through at its receiver, as the nodes logged them."""
     found: dict[str, list[str]] = {}
     for link in site.links:
@@ -176,3 +176,110 @@ def _logged(path: Path, event: str) -> Sequence[dict[str, Any]]:
         if record.get("event") == event:
             records.append(record)
     return records
+
+
+@dataclass(frozen=True, slots=True)
+class DemoVerdict:
+    """What the demo proved, or failed to.
+
+    ``append_ms`` are sorted: how long producers waited until their facts were on disk, in the outbox beside them or at
+    the node. ``answer_ms_max`` is the longest time until the zone's node had a fact, its restart included.
+    """
+
+    engine: str
+    ways: list[DirectionTally]
+    audits: list[dict[str, Any]]
+    modes: dict[str, list[str]]
+    before: Lag | None
+    after: Lag | None
+    overall: Lag | None
+    append_ms: list[float]
+    answer_ms_max: float
+    seconds: float
+
+    @property
+    def sent(self) -> int:
+        """All facts of both directions."""
+        return sum(way.sent for way in self.ways)
+
+    @property
+    def received(self) -> int:
+        """Those that are where they were meant for."""
+        return sum(way.received for way in self.ways)
+
+    @property
+    def lost(self) -> int:
+        """Those that are not."""
+        return sum(way.lost for way in self.ways)
+
+    @property
+    def twice(self) -> int:
+        """Those that are there again."""
+        return sum(way.twice for way in self.ways)
+
+    @property
+    def altered(self) -> int:
+        """Those that are not what was said, artifacts included."""
+        return sum(way.altered + way.artifacts_bad for way in self.ways)
+
+    @property
+    def out_of_order(self) -> int:
+        """How often a fact came before one that was said earlier."""
+        return sum(way.out_of_order for way in self.ways)
+
+    @property
+    def artifacts(self) -> int:
+        """The files that travelled with facts."""
+        return sum(way.artifacts for way in self.ways)
+
+    @property
+    def modes_seen(self) -> list[str]:
+        """All modes that a gate was in."""
+        return sorted({mode for modes in self.modes.values() for mode in modes})
+
+    @property
+    def append_ms_max(self) -> float:
+        """The longest append."""
+        return self.append_ms[-1] if self.append_ms else 0.0
+
+    @property
+    def append_ms_p50(self) -> float:
+        """The append in the middle."""
+        return self.append_ms[len(self.append_ms) // 2] if self.append_ms else 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether every promise was kept."""
+        whole = all(way.ok for way in self.ways) and all(each["clean"] for each in self.audits)
+        return whole and self.sent == self.received > 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the JSON form."""
+        return {
+            "ok": self.ok,
+            "engine": self.engine,
+            "sent": self.sent,
+            "received": self.received,
+            "lost": self.lost,
+            "twice": self.twice,
+            "altered": self.altered,
+            "out_of_order": self.out_of_order,
+            "artifacts": self.artifacts,
+            "append_ms_p50": self.append_ms_p50,
+            "append_ms_max": self.append_ms_max,
+            "answer_ms_max": round(self.answer_ms_max, 1),
+            "lag_ms_p50": self.before.p50 if self.before is not None else None,
+            "lag_ms": {
+                "before": asdict(self.before) if self.before is not None else None,
+                "after": asdict(self.after) if self.after is not None else None,
+                "overall": asdict(self.overall) if self.overall is not None else None,
+            },
+            "modes": self.modes,
+            "modes_seen": self.modes_seen,
+            "ways": [
+                {name: getattr(way, name) for name in DirectionTally.__slots__ if name not in ("sent_at_ms", "lag_ms")}
+                for way in self.ways
+            ],
+            "audits": self.audits,
+            "seconds": round(self.seconds, 1),
+        }

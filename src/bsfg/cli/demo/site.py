@@ -1,7 +1,9 @@
-"""The site of the demo: its zones, the links between them, and the files that describe all that to the nodes."""
+"""The site of the demo: its zones, the network between them, and the files that describe all that to the nodes."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import random
 import socket
 from collections.abc import Iterator
@@ -11,14 +13,81 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
-from bsfg.cli.demo.network import Wire
 from bsfg.config.access import consumer_name
-from bsfg.node.dashboard.tokens import hash_of, make
+from bsfg.node.dashboard.sessions import hash_of, make
 from bsfg.ports import Buffer
 from bsfg.sdk.endpoint import Endpoint
 from bsfg.wire.certs import create_authority, issue
 from bsfg.wire.connection import Connection
 from bsfg.wire.tls import TlsFiles, Watched
+
+PIECE_BYTES = 64 << 10
+
+
+class Wire:
+    """Carries connections to a port of this machine.
+
+    While it is cut it breaks every connection, also new ones. Its own port stays taken, so that nobody else gets it.
+    """
+
+    def __init__(self, target_port: int) -> None:
+        self._target_port = target_port
+        self._server: asyncio.Server | None = None
+        self._ends: set[asyncio.StreamWriter] = set()
+        self._is_cut = False
+        self.port = 0
+
+    async def open(self) -> None:
+        """Take a free port and begin to carry."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = int(self._server.sockets[0].getsockname()[1])
+
+    def cut(self) -> None:
+        """Break all connections, and every new one."""
+        self._is_cut = True
+        for end in list(self._ends):
+            end.transport.abort()
+
+    def mend(self) -> None:
+        """Carry again."""
+        self._is_cut = False
+
+    def close(self) -> None:
+        """End everything."""
+        self.cut()
+        if self._server is not None:
+            self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._is_cut:
+            writer.transport.abort()
+            return
+        try:
+            there, back = await asyncio.open_connection("127.0.0.1", self._target_port)
+        except OSError:
+            writer.transport.abort()
+            return
+        ends = {writer, back}
+        self._ends |= ends
+        ways = [asyncio.create_task(_carry(reader, back)), asyncio.create_task(_carry(there, writer))]
+        try:
+            # One that came while the wire was being cut must not slip through.
+            if not self._is_cut:
+                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            for end in ends:
+                end.transport.abort()
+            self._ends -= ends
+
+
+async def _carry(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await source.read(PIECE_BYTES):
+            target.write(data)
+            await target.drain()
+
 
 EVENTS, ORDERS = "operational", "documents"
 """The streams: machine events go from the plant to the enterprise, work orders the other way."""
@@ -36,7 +105,7 @@ ROLES = ("producer", "pipeline", "operator", "viewer")
 
 
 @dataclass(slots=True)
-class Zone:
+class DemoZone:
     """One zone: its folder and where its node listens."""
 
     name: str
@@ -79,12 +148,12 @@ class Zone:
 
 
 @dataclass(slots=True)
-class Link:
+class DemoLink:
     """One inbound link: who pulls what from whom, and the wire that it goes over."""
 
     name: str
-    sender: Zone
-    receiver: Zone
+    sender: DemoZone
+    receiver: DemoZone
     stream: str
     buffer: Buffer
     wire: Wire
@@ -101,42 +170,42 @@ class Link:
 
 
 @dataclass(slots=True)
-class Site:
+class DemoSite:
     """Two zones, or three with one in the middle; the first is the plant and the last the enterprise."""
 
     root: Path
     three_zones: bool
     spark: bool
-    zones: list[Zone] = field(init=False)
-    links: list[Link] = field(init=False)
+    zones: list[DemoZone] = field(init=False)
+    links: list[DemoLink] = field(init=False)
     token: str = field(default_factory=make)
 
     def __post_init__(self) -> None:
         names = [("plant-a", "Plant A"), ("idmz", "IDMZ"), ("enterprise", "Enterprise")]
         if not self.three_zones:
             del names[1]
-        self.zones = [Zone(name, title, self.root) for name, title in names]
+        self.zones = [DemoZone(name, title, self.root) for name, title in names]
         ports = _free_ports()
         for zone in self.zones:
             zone.port, zone.http_port = next(ports), next(ports)
         self.links = [*_way(self.zones, EVENTS), *_way(self.zones[::-1], ORDERS)]
 
     @property
-    def plant(self) -> Zone:
+    def plant(self) -> DemoZone:
         """Where machines are."""
         return self.zones[0]
 
     @property
-    def enterprise(self) -> Zone:
+    def enterprise(self) -> DemoZone:
         """Where orders come from."""
         return self.zones[-1]
 
     @property
-    def cut_links(self) -> list[Link]:
+    def cut_links(self) -> list[DemoLink]:
         """The links that the cut concerns: those of the plant, in both directions."""
         return [link for link in self.links if self.plant in (link.sender, link.receiver)]
 
-    def inbound(self, zone: Zone) -> list[Link]:
+    def inbound(self, zone: DemoZone) -> list[DemoLink]:
         """Give the links that a zone pulls."""
         return [link for link in self.links if link.receiver is zone]
 
@@ -151,7 +220,7 @@ class Site:
             zone.folder.mkdir()
             zone.config.write_text("".join(self._text(zone)), encoding="utf-8")
 
-    def _text(self, zone: Zone) -> Iterator[str]:
+    def _text(self, zone: DemoZone) -> Iterator[str]:
         yield _ZONE.format(zone=zone, certs=self.root / "certs", token=hash_of(self.token))
         for role in ROLES:
             yield _IDENTITY.format(name=f"{zone.name}-{role}", zone=zone.name, role=role, relay="[]")
@@ -171,12 +240,12 @@ class Site:
                 yield _SERVE.format(zone=other.name, streams=_listed(streams), buffers=_listed(buffers))
 
 
-def _way(zones: list[Zone], stream: str) -> Iterator[Link]:
+def _way(zones: list[DemoZone], stream: str) -> Iterator[DemoLink]:
     """Give the links by which a stream travels: the first pulls what a zone has produced, another what it relays."""
     for number, (sender, receiver) in enumerate(pairwise(zones)):
         buffer = Buffer.FORWARD if number else Buffer.STORE
         name = f"over-{sender.name}" if number else f"from-{sender.name}"
-        yield Link(name, sender, receiver, stream, buffer, Wire(sender.port))
+        yield DemoLink(name, sender, receiver, stream, buffer, Wire(sender.port))
 
 
 def _listed(names: list[str] | set[str]) -> str:

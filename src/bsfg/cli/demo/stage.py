@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
-from bsfg.cli.demo.site import Link, Site, Zone
-from bsfg.errors import TimedOut
+from bsfg.cli.demo.site import DemoLink, DemoSite, DemoZone
+from bsfg.errors import BsfgError, TimedOut
+from bsfg.gate import Mode
+from bsfg.ports import Buffer
+from bsfg.wire.adminclient import AdminClient
+from bsfg.wire.connection import Connection
 
 WAIT_SECONDS = 300.0
 """How long something that must happen may take, on a very busy machine, before the demo gives up."""
@@ -19,7 +25,7 @@ WAIT_SECONDS = 300.0
 LAGS_SHOWN = 150
 
 
-class Progress(StrEnum):
+class StepProgress(StrEnum):
     """Where a step of the story stands."""
 
     AHEAD = "ahead"
@@ -29,12 +35,12 @@ class Progress(StrEnum):
 
 
 @dataclass(slots=True)
-class Step:
+class DemoStep:
     """One step of the story; the detail tells how it went."""
 
     key: str
     title: str
-    progress: Progress = Progress.AHEAD
+    progress: StepProgress = StepProgress.AHEAD
     detail: str = ""
     began: float = 0.0
     seconds: float = 0.0
@@ -44,7 +50,7 @@ class Step:
 class ZoneSeen:
     """A zone as its node describes it; the counts stay as they were while the node is away."""
 
-    zone: Zone
+    zone: DemoZone
     alive: bool = False
     seen: bool = False
     appended: int = 0
@@ -59,7 +65,7 @@ class ZoneSeen:
 class LinkSeen:
     """A link as both its ends describe it."""
 
-    link: Link
+    link: DemoLink
     mode: str = "autonomous"
     sender_mode: str = "autonomous"
     backlog: int = 0
@@ -81,12 +87,12 @@ class Producing:
 
 
 @dataclass(slots=True)
-class Stage:
+class DemoStage:
     """The whole picture; ``on_step`` is told when a step begins and when it is over."""
 
-    site: Site
-    steps: list[Step]
-    on_step: Callable[[Step], None] = lambda step: None
+    site: DemoSite
+    steps: list[DemoStep]
+    on_step: Callable[[DemoStep], None] = lambda step: None
     zones: dict[str, ZoneSeen] = field(default_factory=dict)
     links: dict[str, LinkSeen] = field(default_factory=dict)
     producing: dict[str, Producing] = field(default_factory=dict)
@@ -122,20 +128,20 @@ class Stage:
         return max((value for each in self.producing.values() for value in each.append_ms), default=0.0)
 
     @contextmanager
-    def step(self, key: str) -> Iterator[Step]:
+    def step(self, key: str) -> Iterator[DemoStep]:
         """Run a step of the story; what the block writes into its detail is shown when it is over."""
         step = next(each for each in self.steps if each.key == key)
-        step.progress, step.began = Progress.NOW, time.monotonic()
+        step.progress, step.began = StepProgress.NOW, time.monotonic()
         self.on_step(step)
         try:
             yield step
-            step.progress = Progress.DONE
+            step.progress = StepProgress.DONE
         except BaseException:
-            step.progress = Progress.FAILED
+            step.progress = StepProgress.FAILED
             raise
         finally:
             step.seconds, self.note = time.monotonic() - step.began, ""
-            if step.progress == Progress.DONE:
+            if step.progress == StepProgress.DONE:
                 self.on_step(step)
 
     # Waiting.
@@ -180,3 +186,87 @@ class Stage:
                 await asyncio.wait_for(self._news.wait(), left_seconds)
             except TimeoutError:
                 return
+
+
+LOOK_SECONDS = 0.4
+CALL_SECONDS = 5.0
+
+Document = dict[str, Any]
+
+
+class StageWatch:
+    """Keeps a stage up to date from what the nodes say of themselves."""
+
+    def __init__(self, site: DemoSite, stage: DemoStage) -> None:
+        self._site, self._stage = site, stage
+        self._connections: dict[str, Connection] = {}
+        self._documents: dict[str, Document] = {}
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        self._connections = {zone.name: zone.connection("viewer") for zone in self._site.zones}
+        try:
+            while True:
+                await asyncio.gather(*(self._look(zone) for zone in self._site.zones))
+                for link in self._site.links:
+                    self._take_link(link)
+                self._stage.tell()
+                await asyncio.sleep(LOOK_SECONDS)
+        finally:
+            for connection in self._connections.values():
+                with contextlib.suppress(Exception):
+                    await connection.close()
+
+    async def _look(self, zone: DemoZone) -> None:
+        connection, seen = self._connections[zone.name], self._stage.zones[zone.name]
+        if not seen.pid:
+            seen.alive = False
+            return
+        try:
+            found = await asyncio.wait_for(AdminClient(connection).status(), CALL_SECONDS)
+        except (BsfgError, TimeoutError):
+            connection.reconnect()
+            seen.alive = False
+            return
+        self._documents[zone.name] = found
+        seen.alive = seen.seen = bool(seen.pid)
+        mine = [link for link in self._site.links if link.sender is zone]
+        seen.appended = sum(each["end"] for each in found["buffers"] if each["buffer"] == Buffer.STORE)
+        seen.received = sum(each["end"] for each in found["buffers"] if each["buffer"] == Buffer.FORWARD)
+        seen.backlog = sum(_consumer(found, link).get("backlog", 0) for link in mine)
+        seen.forwarded = sum(_consumer(found, link).get("committed", -1) + 1 for link in mine)
+        seen.artifacts = (found["artifacts"] or {}).get("artifacts", 0)
+
+    def _take_link(self, link: DemoLink) -> None:
+        seen = self._stage.links[link.key]
+        sender, receiver = self._documents.get(link.sender.name), self._documents.get(link.receiver.name)
+        if receiver is not None:
+            gate = _gate(receiver, link.name, "receiver")
+            seen.mode, seen.moved_by = gate.get("mode", seen.mode), gate.get("lease")
+        if sender is not None:
+            seen.sender_mode = _gate(sender, link.receiver.name, "sender").get("mode", seen.sender_mode)
+            seen.backlog = _consumer(sender, link).get("backlog", 0)
+        seen.lag_ms = self._lag_ms(link, seen.mode)
+        seen.lags_ms.append(seen.lag_ms)
+
+    def _lag_ms(self, link: DemoLink, mode: str) -> float | None:
+        """Give how far behind a link is: what the last fact took, or how long the oldest has waited already."""
+        sender, receiver = self._documents.get(link.sender.name), self._documents.get(link.receiver.name)
+        if mode != Mode.NORMAL and sender is not None:
+            for buffer in sender["buffers"]:
+                if (buffer["stream"], buffer["buffer"]) == (link.stream, link.buffer):
+                    waited = buffer["oldest_unconfirmed_seconds"]
+                    return None if waited is None else 1000 * float(waited)
+        reports = _gate(receiver, link.name, "receiver").get("reports", []) if receiver is not None else []
+        lags = [each["lag_seconds"] for each in reports if each["stream"] == link.stream]
+        return 1000 * float(lags[0]) if lags and lags[0] is not None else None
+
+
+def _gate(document: Document, link: str, side: str) -> Document:
+    found: list[Document] = [each for each in document["links"] if (each["link"], each["side"]) == (link, side)]
+    return found[0] if found else {}
+
+
+def _consumer(document: Document, link: DemoLink) -> Document:
+    found: list[Document] = [each for each in document["consumers"] if each["name"] == link.consumer]
+    return found[0] if found else {}

@@ -16,7 +16,7 @@ from bsfg.cli.output import advance, console, examples, print_json, progress_bar
 from bsfg.errors import BsfgError, ConfigInvalid
 
 if TYPE_CHECKING:
-    from bsfg.cli.doctor.findings import Finding, Subject
+    from bsfg.cli.doctor.findings import DoctorFinding, Subject
 
 app = typer.Typer()
 
@@ -41,7 +41,7 @@ def doctor(
     ports and folder are expected to be its. The disk check writes and syncs a small temporary file. Of the clocks of
     peers it sees only what their certificates show. The exit code is 1 if there is a problem; warnings do not count.
     """
-    found: list[Finding] = []
+    found: list[DoctorFinding] = []
     for name, findings in examine(config, lambda done, total: advance(bar, done, total)):
         with progress_bar(f"checking {name}") as bar:
             new = list(findings)
@@ -57,17 +57,19 @@ def doctor(
         raise typer.Exit(1)
 
 
-def examine(path: Path, progress: Callable[[int, int], None] | None = None) -> Iterator[tuple[str, Iterator[Finding]]]:
+def examine(
+    path: Path, progress: Callable[[int, int], None] | None = None
+) -> Iterator[tuple[str, Iterator[DoctorFinding]]]:
     """Give every check by name, to be run in order; those that need what failed before are left out.
 
     ``progress`` is told how many bytes of the data folder were verified, and how many there are.
     """
-    from bsfg.cli.doctor.findings import Level
-    from bsfg.cli.doctor.setup import software
+    from bsfg.cli.doctor.findings import DoctorLevel
+    from bsfg.cli.doctor.zone import software
 
     found = list(software())
     yield "software", iter(found)
-    if any(finding.level == Level.PROBLEM for finding in found):
+    if any(finding.level == DoctorLevel.PROBLEM for finding in found):
         return
     try:
         subject = _subject(path, progress)
@@ -78,7 +80,7 @@ def examine(path: Path, progress: Callable[[int, int], None] | None = None) -> I
         yield name, _guarded(name, check(subject))
 
 
-def _invalid(path: Path, error: ConfigInvalid) -> Iterator[Finding]:
+def _invalid(path: Path, error: ConfigInvalid) -> Iterator[DoctorFinding]:
     """Give a finding for every line that is wrong, or for the file as a whole."""
     from bsfg.cli.doctor.findings import Says
 
@@ -102,14 +104,8 @@ def _subject(path: Path, progress: Callable[[int, int], None] | None) -> Subject
 
 
 def _checks() -> list[tuple[str, Any]]:
-    from bsfg.cli.doctor.certificates import certificates
-    from bsfg.cli.doctor.clock import clock
-    from bsfg.cli.doctor.disk import disk
-    from bsfg.cli.doctor.folder import folder
-    from bsfg.cli.doctor.limits import limits
-    from bsfg.cli.doctor.peers import peers
-    from bsfg.cli.doctor.ports import ports
-    from bsfg.cli.doctor.setup import configuration
+    from bsfg.cli.doctor.machine import clock, disk, limits
+    from bsfg.cli.doctor.zone import certificates, configuration, folder, peers, ports
 
     return [
         ("configuration", configuration),
@@ -123,7 +119,7 @@ def _checks() -> list[tuple[str, Any]]:
     ]
 
 
-def _guarded(name: str, findings: Iterator[Finding]) -> Iterator[Finding]:
+def _guarded(name: str, findings: Iterator[DoctorFinding]) -> Iterator[DoctorFinding]:
     """Let a check that cannot go on be a finding, so that the others still run."""
     from bsfg.cli.doctor.findings import Says
 
@@ -137,7 +133,7 @@ def _guarded(name: str, findings: Iterator[Finding]) -> Iterator[Finding]:
         )
 
 
-def _line(finding: Finding) -> Table:
+def _line(finding: DoctorFinding) -> Table:
     line = Table.grid(padding=(0, 1))
     line.add_column(width=7)
     line.add_column(width=13)
@@ -149,7 +145,7 @@ def _line(finding: Finding) -> Table:
     return line
 
 
-def _summary(found: list[Finding]) -> Text:
+def _summary(found: list[DoctorFinding]) -> Text:
     from bsfg.cli.doctor.findings import counted
 
     counts = Counter(str(finding.level) for finding in found)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bsfg.wire.tls import TlsFiles
 
 
-class Level(StrEnum):
+class DoctorLevel(StrEnum):
     """How a finding counts; only a problem keeps a node from doing its work."""
 
     OK = "ok"
@@ -25,10 +25,10 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DoctorFinding:
     """One thing that was looked at: what was found and, unless it is right, what to do next."""
 
-    level: Level
+    level: DoctorLevel
     check: str
     says: str
     do: str = ""
@@ -68,7 +68,7 @@ class Subject:
         return TlsFiles(config.path(tls.ca), config.path(tls.certificate), config.path(tls.key))
 
 
-Check = Callable[[Subject], Iterator[Finding]]
+Check = Callable[[Subject], Iterator[DoctorFinding]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +77,17 @@ class Says:
 
     check: str
 
-    def ok(self, says: str) -> Finding:
+    def ok(self, says: str) -> DoctorFinding:
         """Say that something is right."""
-        return Finding(Level.OK, self.check, says)
+        return DoctorFinding(DoctorLevel.OK, self.check, says)
 
-    def warning(self, says: str, do: str) -> Finding:
+    def warning(self, says: str, do: str) -> DoctorFinding:
         """Say that something works but should be looked at."""
-        return Finding(Level.WARNING, self.check, says, do)
+        return DoctorFinding(DoctorLevel.WARNING, self.check, says, do)
 
-    def problem(self, says: str, do: str) -> Finding:
+    def problem(self, says: str, do: str) -> DoctorFinding:
         """Say that something does not work."""
-        return Finding(Level.PROBLEM, self.check, says, do)
+        return DoctorFinding(DoctorLevel.PROBLEM, self.check, says, do)
 
 
 def existing_parent(path: Path) -> Path:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from bsfg.cli.folder import checked_folder
+from bsfg.cli.common import checked_folder
 from bsfg.cli.output import advance, examples, print_json, progress_bar
 from bsfg.errors import InvalidArgument
 
@@ -27,7 +27,7 @@ EPILOG = examples(
 )
 
 
-class BufferName(StrEnum):
+class InspectedBuffer(StrEnum):
     """The two buffers of a stream."""
 
     store = "store"
@@ -42,7 +42,7 @@ def inspect(
     ],
     *,
     stream: Annotated[str | None, typer.Option(metavar="S", help="Only this stream.")] = None,
-    buffer: Annotated[BufferName | None, typer.Option(help="Only this buffer.")] = None,
+    buffer: Annotated[InspectedBuffer | None, typer.Option(help="Only this buffer.")] = None,
     first: Annotated[
         int | None, typer.Option("--from", metavar="N", min=0, help="Show entries from this offset on.")
     ] = None,
@@ -70,7 +70,7 @@ def inspect(
     entries instead of the overview; --export writes them all, one JSON object a line. A range that is not there is a
     line {"gap": …} that says why, never silence.
     """
-    from bsfg.cli.inspect import entries
+    from bsfg.cli.inspect import view
     from bsfg.cli.inspect.gather import gather
     from bsfg.cli.inspect.view import show
     from bsfg.ports import Buffer
@@ -78,17 +78,17 @@ def inspect(
 
     checked_folder(folder)
     chosen = Buffer(buffer.value) if buffer is not None else None
-    choice = entries.Choice(first, last, subject, predicate, from_zone)
+    choice = view.EntryChoice(first, last, subject, predicate, from_zone)
     if facts and not export:
         raise InvalidArgument("--facts says how to export", hint="Add --export.")
     if export or choice:
-        log = entries.the_log(open_folder(folder), stream, chosen)
+        log = view.the_log(open_folder(folder), stream, chosen)
         if export:
-            entries.export(log, choice, with_gaps=not facts)
+            view.export(log, choice, with_gaps=not facts)
         elif json:
-            print_json(entries.as_dicts(log, choice))
+            print_json(view.as_dicts(log, choice))
         else:
-            entries.show(log, choice)
+            view.show_entries(log, choice)
         return
     with progress_bar("reading") as bar:
         info = gather(folder, stream, chosen, progress=lambda done, total: advance(bar, done, total))

@@ -11,7 +11,7 @@ from typing import Any
 from bsfg.errors import BsfgError
 from bsfg.ports import Buffer, GapRecord, Quarantined
 from bsfg.stores.log import keysegments
-from bsfg.stores.log.cursors import CURSORS, Cursor, cursor_from
+from bsfg.stores.log.cursors import CURSORS, ConsumerCursor, cursor_from
 from bsfg.stores.log.files import DiskFiles, Files, translated
 from bsfg.stores.log.identity import read_identity
 from bsfg.stores.log.index import decode_run
@@ -260,7 +260,7 @@ def _size(files: Files, path: str) -> int:
 def _consumers(files: Files, info: FolderInfo) -> list[ConsumerInfo]:
     records, _, problems = read_journal(files, CURSORS)
     info.problems += [f"{CURSORS}: {text}" for text in problems]
-    cursors: dict[str, Cursor] = {}
+    cursors: dict[str, ConsumerCursor] = {}
     for record in records:
         cursor = cursor_from(record)
         cursors[cursor.spec.name] = cursor
@@ -272,7 +272,7 @@ def _consumers(files: Files, info: FolderInfo) -> list[ConsumerInfo]:
     ]
 
 
-def _consumer(cursor: Cursor, log: LogInfo) -> ConsumerInfo:
+def _consumer(cursor: ConsumerCursor, log: LogInfo) -> ConsumerInfo:
     missing = cursor.frontier.missing(log.end)
     return ConsumerInfo(
         cursor.spec.name,

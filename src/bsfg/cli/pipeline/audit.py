@@ -6,23 +6,103 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
+from bsfg.cli.common import checked_folder
 from bsfg.cli.complete import streams
-from bsfg.cli.connection import DEFAULT_CONFIG, Choice, resolve
-from bsfg.cli.folder import checked_folder
-from bsfg.cli.output import examples, print_json, progress_bar
-from bsfg.cli.pipeline.audited import show
+from bsfg.cli.connection import DEFAULT_CONFIG, NodeChoice, resolve
+from bsfg.cli.output import console, count_text, examples, print_json, progress_bar, range_text, table
 from bsfg.cli.pipeline.running import Conf, Master, ends_on_signals, settings_of, spark_session
 from bsfg.errors import InvalidArgument
 from bsfg.ports import Buffer
+from bsfg.wording import counted, one_line
 
 if TYPE_CHECKING:
-    from bsfg.spark.audit import LinkPlan, Verdict
-    from bsfg.spark.audit.planning import Wish
+    from bsfg.spark.audit import AuditedLink
+    from bsfg.spark.audit.case import Wish
     from bsfg.spark.audit.runner import Progress
+    from bsfg.spark.audit.verdict import AuditFinding, StreamVerdict, Verdict
+
+
+FINDINGS_MAX = 20
+MARKS = {"passed": ("✓", "green"), "failed": ("✗", "bold red"), "not_checked": ("–", "yellow")}
+
+
+def show(verdict: Verdict, report: Path | None) -> None:
+    """Print the verdict: checks, what is wrong, what is rightly not there, and the sum of it."""
+    out = console()
+    for stream in verdict.streams:
+        out.print(Text(f"{verdict.link}: {stream.stream}", "bold"))
+        _checks(stream)
+        _absences(stream)
+        _findings(stream)
+    if report is not None:
+        out.print(Text(f"The report is {report}.", "dim"))
+    facts, seconds = counted(verdict.facts, "fact"), f"{verdict.seconds:,.1f} s"
+    rate = f"{count_text(round(verdict.facts_per_second))} facts/s"
+    if verdict.clean:
+        out.print(Text.assemble(("clean", "bold green"), f": {facts}, the same at both ends ({seconds}, {rate})"))
+        return
+    kinds = ", ".join(f"{kind} ×{count_text(count)}" for kind, count in sorted(verdict.counts.items()))
+    out.print(Text.assemble(("not clean", "bold red"), f": {kinds} among {facts} ({seconds}, {rate})"))
+
+
+def _checks(stream: StreamVerdict) -> None:
+    for check in stream.checks:
+        mark, style = MARKS[str(check.state)]
+        text = Text.assemble("  ", (mark, style), " ", check.name)
+        if check.detail:
+            text.append(f"  {one_line(check.detail)}", "dim")
+        console().print(text, soft_wrap=True)
+    console().print()
+
+
+def _absences(stream: StreamVerdict) -> None:
+    from bsfg.spark.audit.report import REASONS
+
+    absent = sorted(stream.absent.items(), key=lambda each: -each[1])
+    if absent:
+        rows: Any = table("rightly not there", "facts", right=("facts",))
+        for reason, count in absent:
+            rows.add_row(REASONS.get(reason, reason), count_text(count))
+        console().print(rows)
+
+
+def _findings(stream: StreamVerdict) -> None:
+    from bsfg.spark.audit.verdict import MEANINGS
+
+    if not stream.findings:
+        return
+    rows: Any = table("finding", "where", "offset", "at receiver", "from_zone", "message_id", "fields", "")
+    for finding in stream.findings[:FINDINGS_MAX]:
+        rows.add_row(*_row(finding))
+    out = console()
+    out.print(rows)
+    more = len(stream.findings) - FINDINGS_MAX
+    if more > 0:
+        out.print(Text(f"  and {count_text(more)} more; --json and --report name them", "dim"))
+    for kind in dict.fromkeys(finding.kind for finding in stream.findings):
+        says, hint = MEANINGS[kind]
+        out.print(Text.assemble((f"  {kind}: ", "bold"), f"{says} ", (hint, "dim")), soft_wrap=True)
+    out.print()
+
+
+def _row(finding: AuditFinding) -> list[Any]:
+    last = finding.offset if finding.last is None else finding.last
+    return [
+        Text(str(finding.kind), "red"),
+        finding.side,
+        range_text(finding.offset, last),
+        "" if finding.receiver_offset is None else str(finding.receiver_offset),
+        Text(finding.from_zone or ""),
+        Text(finding.message_id or ""),
+        ", ".join(finding.fields),
+        Text(finding.detail),
+    ]
+
 
 FOLDERS = "Folders instead of nodes"
 
@@ -109,7 +189,7 @@ def audit(
     do not. With data folders in place of nodes the hash chains of the logs are verified, too.
     """
     from bsfg.spark.audit import audit as run
-    from bsfg.spark.audit.planning import Folders, Wish, plan_folders
+    from bsfg.spark.audit.case import Folders, Wish, plan_folders
     from bsfg.spark.session import is_local
 
     for folder in (sender, receiver):
@@ -131,19 +211,19 @@ def audit(
         raise typer.Exit(1)
 
 
-def _of_config(path: Path, link: str | None, identity: str | None, address: str | None, wish: Wish) -> LinkPlan:
+def _of_config(path: Path, link: str | None, identity: str | None, address: str | None, wish: Wish) -> AuditedLink:
     """Plan the audit of a link of a zone, whose own node is asked as its pipeline."""
     from bsfg.config import load
-    from bsfg.spark.audit.planning import plan_link
-    from bsfg.spark.calls import Access
+    from bsfg.spark.audit.case import plan_link
+    from bsfg.spark.calls import NodeAccess
 
     if not path.is_file():
         hint = "Give --config zone.toml and --link, or --sender and --receiver with two data folders."
         raise InvalidArgument(f"there is no configuration {path}", hint=hint)
     own = None
     if wish.receiver is None:
-        target = resolve(Choice(config=path, identity=identity, address=address), ("pipeline",))
-        own = Access.of(target.address, target.files, target.server_name)
+        target = resolve(NodeChoice(config=path, identity=identity, address=address), ("pipeline",))
+        own = NodeAccess.of(target.address, target.files, target.server_name)
     return plan_link(load(path), link, own, wish)
 
 

@@ -7,25 +7,173 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import orjson
 import typer
+from rich.text import Text
 
+from bsfg.cli.common import Json
 from bsfg.cli.complete import streams as known_streams
 from bsfg.cli.connection import Target, connects, told_once
-from bsfg.cli.groups import Json
-from bsfg.cli.output import count_text, examples, progress_bar
-from bsfg.cli.pipeline import ingested
+from bsfg.cli.output import console, count_text, examples, print_json, progress_bar
 from bsfg.cli.pipeline.running import Conf, Master, ends_on_signals, settings_of, spark_session
 from bsfg.errors import BsfgError, InvalidArgument
 
 if TYPE_CHECKING:
-    from bsfg.spark.ingest.files import Source, Sources
-    from bsfg.spark.ingest.plan import Plan
-    from bsfg.spark.ingest.run import Settings, Watch
-    from bsfg.spark.ingest.work import Counts, Work
+    from bsfg.spark.ingest.dryrun import Look
+    from bsfg.spark.ingest.plan import IngestPlan
+    from bsfg.spark.ingest.run import IngestSettings, IngestWatch
+    from bsfg.spark.ingest.survey import SourceFile, Sources
+    from bsfg.spark.ingest.work import Counts, IngestWork
     from bsfg.wire.connection import Connection
+
+
+SHOWN_REJECTS, SHOWN_FILES = 5, 5
+
+
+def report(job: IngestWork, sources: Sources, stream: str, seconds: float | None, json: bool) -> Counts:
+    """Tell what became of the files since the last report, and note that it was told."""
+    counts, files = job.progress.counts, job.open_files()
+    first = list(islice(_rejects(job.rejects, job.progress.reported_bytes), SHOWN_REJECTS))
+    if json:
+        print_json({**_document(job, sources, stream), "seconds": None if seconds is None else round(seconds, 1)})
+    else:
+        known = len(sources.files) - len(files)
+        _tell(job, counts, known, first)
+        _tell_left_out(sources)
+    job.report()
+    return counts
+
+
+def tell_stopped(job: IngestWork) -> None:
+    """Tell how far it came when something stops it."""
+    done, left = job.progress.counts.rows, sum(chunk.rows for _, _, chunk in job.ahead())
+    text = (
+        f"Stopped: {count_text(done)} of {count_text(done + left)} rows are done. The same command goes on from there."
+    )
+    console(stderr=True).print(Text(text), soft_wrap=True)
+
+
+def _document(job: IngestWork, sources: Sources, stream: str) -> dict[str, Any]:
+    progress = job.progress
+    counts = {name: getattr(progress.counts, name) for name in progress.counts.__slots__}
+    files = [
+        {
+            "path": each.path,
+            "rows": each.rows,
+            "rejected": progress.rejected.get(each.path, 0),
+            "digest": f"sha256:{each.digest}" if each.digest else None,
+            "problem": each.problem,
+        }
+        for each in job.open_files()
+    ]
+    known = max(0, len(sources.files) - len(files))
+    kept = {"work": str(job.folder), "rejects": str(job.rejects) if counts["rejected"] else None}
+    return {"stream": stream, **counts, **kept, "known_files": known, "left_out": sources.left_out, "files": files}
+
+
+def _tell(job: IngestWork, counts: Counts, known: int, first: list[dict[str, Any]]) -> None:
+    files = job.open_files()
+    if not files:
+        say(f"Nothing new: {count_text(known)} file{_s(known)} known, all ingested before. --again sends them again.")
+        return
+    parts = [f"{count_text(counts.inserted)} stored"]
+    parts += [f"{count_text(counts.already_exists)} were there already"] if counts.already_exists else []
+    parts += [f"{count_text(counts.rejected)} rejected"] if counts.rejected else []
+    among = f", {count_text(counts.conflicts)} of them because their id is taken" if counts.conflicts else ""
+    say(f"{count_text(len(files))} file{_s(len(files))}, {count_text(counts.rows)} rows: {', '.join(parts)}{among}.")
+    if known > 0:
+        say(f"{count_text(known)} file{_s(known)} were ingested before.")
+    if counts.rejected:
+        for reject in first:
+            say(f"  {reject_line(reject)}")
+        more = counts.rejected - sum(reject.get("rows", 1) for reject in first)
+        others = f"And {count_text(more)} more. " if more > 0 else ""
+        say(f"{others}All rejected rows, with reasons: {_near(job.rejects)}")
+
+
+def _tell_left_out(sources: Sources) -> None:
+    left = sources.left_out
+    if left:
+        names = ", ".join(_near(Path(path)) for path in left[:SHOWN_FILES])
+        more = f" and {len(left) - SHOWN_FILES} more" if len(left) > SHOWN_FILES else ""
+        say(f"Left out, because no format fits their names: {names}{more}.")
+
+
+def reject_line(reject: dict[str, Any]) -> str:
+    """Give a reject in one line."""
+    place = _near(Path(reject["file"]))
+    place += f":{reject['line']}" if "line" in reject else f" row {reject['row']}" if "row" in reject else ""
+    field = f"{reject['field']}: " if "field" in reject else ""
+    rows = f"{count_text(reject['rows'])} rows: " if "rows" in reject else ""
+    return f"{place}  {reject['code']}  {rows}{field}{reject['reason']}"
+
+
+def show_look(seen: Look, sources: Sources, plan: IngestPlan, json: bool) -> None:
+    """Tell what a dry run saw."""
+    rejects = [reject.to_dict() for reject in seen.first_rejects]
+    if json:
+        repeated = {"count": seen.repeated_ids, "first": seen.first_repeated} if seen.repeated_ids else None
+        print_json(
+            {
+                "dry_run": True,
+                "stream": plan.stream,
+                "whole": seen.whole,
+                "rows": seen.rows,
+                "facts": seen.facts,
+                "rejected": seen.rejected,
+                "first_facts": seen.first_facts,
+                "first_rejects": rejects,
+                "repeated_ids": repeated,
+                "left_out": sources.left_out,
+            }
+        )
+        return
+    for fact in seen.first_facts[:1]:
+        say(orjson.dumps(fact, option=orjson.OPT_INDENT_2).decode())
+    for fact in seen.first_facts[1:]:
+        say(orjson.dumps(fact).decode())
+    looked = "" if seen.whole else "the first "
+    say(f"Of {looked}{count_text(seen.rows)} rows {count_text(seen.facts)} would become facts of {plan.stream}.")
+    if seen.rejected:
+        say(f"{count_text(seen.rejected)} would be rejected:")
+        for reject in rejects:
+            say(f"  {reject_line(reject)}")
+    if seen.first_repeated is not None:
+        id, before, after = seen.first_repeated
+        say(
+            f"{count_text(seen.repeated_ids)} rows have an id that an earlier row has, the first is {id!r} in {before} "
+            f"and {after}: such a row is not stored again, and rejected if it says something else."
+        )
+    _tell_left_out(sources)
+    say("Nothing was sent." if seen.whole else "Nothing was sent. --limit 0 looks at all rows.")
+
+
+def say(text: str) -> None:
+    """Print a line as it is."""
+    console().print(Text(text), soft_wrap=True)
+
+
+def _rejects(path: Path, start: int) -> Any:
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        file.seek(start)
+        for line in file:
+            yield orjson.loads(line)
+
+
+def _near(path: Path) -> str:
+    """Give a path as it is seen from here, when that is shorter."""
+    return min(os.path.relpath(path), str(path), key=len)
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"
+
 
 EXIT_REJECTED = 3
 CONFLICTS = ("reject", "fail")
@@ -222,9 +370,9 @@ def ingest(
     A mapping file says the same as the options: stream, to_zone, id and object at the top, and tables [map], [set],
     [types], [time] (format, zone) and [csv] (delimiter, encoding, decimal, columns).
     """
-    from bsfg.spark.ingest.asked import Asked, from_file, pairs
-    from bsfg.spark.ingest.files import find
-    from bsfg.spark.ingest.work import CHANGED, Work
+    from bsfg.spark.ingest.options import Asked, from_file, pairs
+    from bsfg.spark.ingest.survey import find
+    from bsfg.spark.ingest.work import CHANGED, IngestWork
 
     given = Asked(
         stream=stream,
@@ -260,9 +408,9 @@ def ingest(
         step_bytes=_size(step, "--step") or 0,
     )
     folder = work.absolute() / f"{plan.stream}-{plan.fingerprint(settings.access.address)[:12]}"
-    with ends_on_signals(), Work.opened(folder, plan, again=again) as job:
+    with ends_on_signals(), IngestWork.opened(folder, plan, again=again) as job:
         seconds = _run(node, job, plan, settings, job.new_sources(sources.files, changed), (master, settings_of(conf)))
-        counts = ingested.report(job, sources, plan.stream, seconds, json)
+        counts = report(job, sources, plan.stream, seconds, json)
     if rejects is not None and job.rejects.exists():
         shutil.copyfile(job.rejects, rejects)
     raise typer.Exit(EXIT_REJECTED if counts.rejected else 0)
@@ -277,27 +425,32 @@ def _size(text: str | None, option: str) -> int | None:
         raise InvalidArgument(f"{option} {problem}") from None
 
 
-def _look(sources: Sources, plan: Plan, rows_max: int | None, json: bool) -> int:
+def _look(sources: Sources, plan: IngestPlan, rows_max: int | None, json: bool) -> int:
     """Show what would happen, and tell how many rows would be rejected."""
     from bsfg.spark.ingest.dryrun import look
 
     with progress_bar("looking") as bar:
         seen = look(sources.files, plan, rows_max, lambda rows: bar.update(bar.task_ids[0], advance=rows))
-    ingested.show_look(seen, sources, plan, json)
+    show_look(seen, sources, plan, json)
     return seen.rejected
 
 
-def _settings(node: Target, master: str) -> Settings:
-    from bsfg.spark.calls import Access
-    from bsfg.spark.ingest.run import Settings
+def _settings(node: Target, master: str) -> IngestSettings:
+    from bsfg.spark.calls import NodeAccess
+    from bsfg.spark.ingest.run import IngestSettings
     from bsfg.spark.session import is_local
 
-    access = Access.of(node.address, node.files, node.server_name)
-    return Settings(access if is_local(master) else access.with_contents())
+    access = NodeAccess.of(node.address, node.files, node.server_name)
+    return IngestSettings(access if is_local(master) else access.with_contents())
 
 
 def _run(
-    node: Target, job: Work, plan: Plan, settings: Settings, fresh: list[Source], session: tuple[str, dict[str, str]]
+    node: Target,
+    job: IngestWork,
+    plan: IngestPlan,
+    settings: IngestSettings,
+    fresh: list[SourceFile],
+    session: tuple[str, dict[str, str]],
 ) -> float | None:
     """Ingest what is new or unfinished, and tell how long that took; Spark is started only when there is something."""
     if not fresh and not job.ahead():
@@ -312,7 +465,7 @@ def _run(
         try:
             run.run()
         except (BsfgError, KeyboardInterrupt):
-            ingested.tell_stopped(job)
+            tell_stopped(job)
             raise
         return run.seconds
 
@@ -330,9 +483,9 @@ def _knock(node: Target, stream: str) -> None:
 
 
 @contextmanager
-def _shown() -> Iterator[Watch]:
+def _shown() -> Iterator[IngestWatch]:
     """Show how far it is, while a block runs."""
-    from bsfg.spark.ingest.run import Watch
+    from bsfg.spark.ingest.run import IngestWatch
 
     with progress_bar("") as bar:
         task = bar.add_task("looking through the files", total=None)
@@ -351,4 +504,4 @@ def _shown() -> Iterator[Watch]:
             bar.update(task, description=f"waiting: {error.code}")
             tell(error)
 
-        yield Watch(planned, done, waiting)
+        yield IngestWatch(planned, done, waiting)

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,16 +21,144 @@ from bsfg.cli.complete import consumers as known_consumers
 from bsfg.cli.complete import streams
 from bsfg.cli.connection import Target, connects
 from bsfg.cli.output import console, count_text, examples, print_json, say, size_text
-from bsfg.cli.pipeline.landing import told, watched
 from bsfg.cli.pipeline.running import Conf, Master, ends_on_signals, passing_log, settings_of
-from bsfg.errors import CertificateInvalid, InvalidArgument, PeerUnreachable
+from bsfg.errors import BsfgError, CertificateInvalid, InvalidArgument, PeerUnreachable, SparkFailed
 from bsfg.ports import Buffer
-from bsfg.printable import counted
+from bsfg.wording import counted
 
 if TYPE_CHECKING:
-    from bsfg.spark.land.lander import Lander
-    from bsfg.spark.land.needed import SparkWhenNeeded
-    from bsfg.spark.land.settings import Landed, Settings
+    from bsfg.spark.land.lander import Lander, SparkWhenNeeded
+    from bsfg.spark.land.state import Landed, LandSettings
+
+
+LOOK_SECONDS = 0.25
+LINE_SECONDS = 10.0
+"""How often a line is written where there is no terminal to keep one up to date."""
+
+RATE_SECONDS = 20.0
+GONE_SECONDS = 2.0
+"""How long a JVM that does not answer any more may take until it is known to have ended."""
+
+END_SECONDS = 9.0
+"""After this time a landing that was asked to end is left as it is, which harms nothing."""
+
+
+class LandingProgress:
+    """How far a landing is: facts, rate over the last seconds, what is left, and how long that will take."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def text(self, landed: int, backlog: int) -> str:
+        """Describe the moment in one line; the calls of the last seconds give the rate."""
+        now = self._now()
+        self._seen.append((now, landed))
+        while now - self._seen[0][0] > RATE_SECONDS:
+            self._seen.popleft()
+        since, before = self._seen[0]
+        rate = (landed - before) / (now - since) if now > since else 0.0
+        parts = [f"{counted(landed, 'fact')} landed"]
+        if rate >= 1:
+            parts.append(f"{count_text(round(rate))}/s")
+        parts.append(f"{count_text(backlog)} waiting" if backlog else "nothing waiting")
+        if backlog and rate >= 1:
+            parts.append(f"{_duration(backlog / rate)} left")
+        return " · ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def watched(lander: Lander, spark: SparkWhenNeeded, work: Callable[[], None], *, shown: bool) -> bool:
+    """Do the work of a landing in a thread of its own; tell whether a signal ended it."""
+    from bsfg.spark.land.lander import Interrupted
+
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except Interrupted:
+            return
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run, name="bsfg-landing", daemon=True)
+    progress = LandingProgress()
+    with _asked_to_end() as asked, _line(shown) as show:
+        thread.start()
+        while thread.is_alive():
+            thread.join(LOOK_SECONDS)
+            if asked.is_set() or spark.has_ended():
+                lander.end()
+            elif shown:
+                show(_text(lander, spark, progress))
+    if asked.is_set():
+        return True
+    if spark.has_ended(GONE_SECONDS if failures and isinstance(failures[0], SparkFailed) else 0.0):
+        from bsfg.spark.session import failed
+
+        raise failed("the Java of Spark has ended")
+    if failures:
+        raise failures[0]
+    return False
+
+
+def told(error: BsfgError) -> None:
+    """Tell on stderr what is waited for."""
+    say(f"waiting: {error.message}")
+
+
+def _text(lander: Lander, spark: SparkWhenNeeded, progress: LandingProgress) -> str:
+    if spark.is_starting:
+        return "Starting Spark …"
+    if not lander.has_joined:
+        return "Merging small files …" if spark.is_started else "Looking at the node …"
+    under_way = lander.under_way()
+    return progress.text(lander.done.facts + under_way, max(0, lander.done.backlog - under_way))
+
+
+@contextmanager
+def _line(shown: bool) -> Iterator[Callable[[str], None]]:
+    """Give what keeps a text on stderr: as a line that stays in place, or as a line of its own every few seconds."""
+    if shown and sys.stderr.isatty():
+        with console(stderr=True).status("Looking at the node …") as status:
+            yield status.update
+        return
+    due, last = time.monotonic() + LINE_SECONDS, ""
+
+    def show(text: str) -> None:
+        nonlocal due, last
+        if time.monotonic() >= due and text != last:
+            due, last = time.monotonic() + LINE_SECONDS, text
+            say(text)
+
+    yield show
+
+
+@contextmanager
+def _asked_to_end() -> Iterator[threading.Event]:
+    """Give an event that Ctrl-C and SIGTERM set; whatever hangs then, the process ends some seconds later."""
+    asked = threading.Event()
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if not asked.is_set():
+            asked.set()
+            timer = threading.Timer(END_SECONDS, os._exit, [128 + number])
+            timer.daemon = True
+            timer.start()
+
+    before = [(number, signal.signal(number, ask)) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        yield asked
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
 
 FILES = "Files"
 GAPS = "_gaps.jsonl"
@@ -128,9 +265,8 @@ def land(
 
     Without --once it follows the buffer until it is stopped, and waits for a node that is away.
     """
-    from bsfg.spark.land.lander import landing
-    from bsfg.spark.land.needed import SparkWhenNeeded
-    from bsfg.spark.land.settings import folder_of
+    from bsfg.spark.land.lander import SparkWhenNeeded, landing
+    from bsfg.spark.land.state import folder_of
 
     if compact_only and not (out / "_bsfg" / "state.json").is_file():
         raise InvalidArgument(
@@ -185,26 +321,25 @@ def _settings(
     starting: str | None,
     consumer: str | None,
     compact_only: bool,
-) -> Settings:
+) -> LandSettings:
     """Check what was said of the buffer and of how it is landed."""
     from bsfg.model import check_name
-    from bsfg.spark.calls import Access
-    from bsfg.spark.land.columns import By
-    from bsfg.spark.land.settings import Settings
+    from bsfg.spark.calls import NodeAccess
+    from bsfg.spark.land.state import By, LandSettings
     from bsfg.spark.options import position
 
     if by not in list(By):
         raise InvalidArgument(f"--by {by!r} is not a time of facts", hint=f"There are {' and '.join(By)}.")
     if compact_only or node is None:
-        return Settings(Path(), Access("localhost:0"), "")
+        return LandSettings(Path(), NodeAccess("localhost:0"), "")
     if stream is None:
         raise InvalidArgument("which stream is not said", hint="Give --stream; `bsfg status` lists them.")
     try:
         wanted = None if starting is None else position(starting)
     except ValueError as problem:
         raise InvalidArgument(f"--from {starting!r} {problem}") from None
-    access = Access.of(node.address, node.files, node.server_name)
-    return Settings(Path(), access, check_name("stream", stream), str(buffer), By(by), consumer, wanted)
+    access = NodeAccess.of(node.address, node.files, node.server_name)
+    return LandSettings(Path(), access, check_name("stream", stream), str(buffer), By(by), consumer, wanted)
 
 
 def _size(text: str) -> int:
@@ -216,7 +351,7 @@ def _size(text: str) -> int:
         raise InvalidArgument(f"--file-size {problem}") from None
 
 
-def _told(done: Landed, settings: Settings, *, json: bool, landed: bool) -> None:
+def _told(done: Landed, settings: LandSettings, *, json: bool, landed: bool) -> None:
     """Tell what was done."""
     if json:
         print_json({"out": str(settings.out), **done.to_dict()})
@@ -228,7 +363,7 @@ def _told(done: Landed, settings: Settings, *, json: bool, landed: bool) -> None
         say(f"warning: {gone}; {settings.out / GAPS} says why.")
 
 
-def _lines(done: Landed, settings: Settings, *, landed: bool) -> list[str]:
+def _lines(done: Landed, settings: LandSettings, *, landed: bool) -> list[str]:
     lines = []
     if landed:
         rate = f", {count_text(round(done.facts_per_second))} facts/s" if done.facts >= FACTS_FOR_A_RATE else ""

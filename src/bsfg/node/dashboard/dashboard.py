@@ -1,9 +1,13 @@
-"""The routes of the dashboard, and the parts behind them."""
+"""The routes of the dashboard, the files it serves, and what an operator decides on its pages."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -16,22 +20,199 @@ from starlette.routing import BaseRoute, Route
 import bsfg
 from bsfg.config import Token, ZoneConfig
 from bsfg.errors import BsfgError, IdentityUnknown, InvalidArgument, SignInRequired
+from bsfg.gate import RECEIVER, SENDER
 from bsfg.node.dashboard import records
-from bsfg.node.dashboard.actions import Actions, parsed
-from bsfg.node.dashboard.door import ACT, VIEW, Door
-from bsfg.node.dashboard.feed import EventStream, Feed
-from bsfg.node.dashboard.pages import SAFE_HEADERS, Files
-from bsfg.node.dashboard.sessions import Session, SessionFile, Sessions
-from bsfg.node.dashboard.tokens import Tokens
-from bsfg.node.dashboard.watch import Look, Watch
-from bsfg.node.parts import Parts
-from bsfg.node.seen import Scope
-from bsfg.wire.answering import Endpoint, Handler, Refused, caller_of, endpoint, problem
+from bsfg.node.dashboard.feed import BrowserFeed, EventStream, Look, NodeWatch
+from bsfg.node.dashboard.sessions import ACT, VIEW, Door, Session, SessionFile, Sessions, Tokens
+from bsfg.node.parts import NodeContext
+from bsfg.node.status import VisibleStreams
+from bsfg.ports import Buffer, Clock
+from bsfg.wire.http_server import Endpoint, Handler, Refused, caller_of, endpoint, problem
 from bsfg.wire.limits import Admission
-from bsfg.wire.operations import PAGE_BODY_BYTES, PAGES, SIGN_IN_BYTES, terms_of
-from bsfg.wire.routes import JSON, JSON_LINES
+from bsfg.wire.operations import JSON, JSON_LINES, PAGE_BODY_BYTES, PAGES, SIGN_IN_BYTES, terms_of
 from bsfg.wire.service import AdminService, Caller
 from bsfg.wire.status import http_status
+from bsfg.wording import markup
+
+MEDIA_TYPES = {
+    "css": "text/css; charset=utf-8",
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "form-action 'self'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+        # No script of ours ever makes markup out of text; with this none can.
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+
+SAFE_HEADERS = {
+    "content-security-policy": POLICY,
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
+    # Not `no-referrer`: with that a browser hides the origin of our own form.
+    "referrer-policy": "same-origin",
+    "x-frame-options": "DENY",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DashboardFile:
+    """One file, read once."""
+
+    data: bytes
+    media_type: str
+    etag: str
+
+
+class DashboardFiles:
+    """All files of the dashboard, by their path below ``static``; nothing else can be asked for."""
+
+    def __init__(self) -> None:
+        self._files = dict(_found(files("bsfg.node.dashboard") / "static", ""))
+
+    def get(self, path: str) -> DashboardFile | None:
+        """Give a file, None when there is none."""
+        return self._files.get(path)
+
+    def answer(self, request: Request, path: str) -> Response:
+        """Answer with a file; a browser that has it keeps it, but asks each time whether it is still the same."""
+        file = self._files.get(path)
+        if file is None or path.endswith(".html"):
+            return Response(status_code=404, headers=SAFE_HEADERS)
+        headers = {**SAFE_HEADERS, "cache-control": "no-cache", "etag": file.etag}
+        if request.headers.get("if-none-match") == file.etag:
+            return Response(status_code=304, headers=headers)
+        return Response(file.data, headers=headers, media_type=file.media_type)
+
+    def page(self, name: str, status: int = 200, **texts: str) -> Response:
+        """Answer with a page, in which ``{{name}}`` stands for a text."""
+        content = self._files[name].data.decode()
+        for key, text in texts.items():
+            content = content.replace("{{" + key + "}}", markup(text))
+        headers = {**SAFE_HEADERS, "cache-control": "no-store"}
+        return Response(content, status, headers, media_type=MEDIA_TYPES["html"])
+
+
+def _found(folder: Traversable, prefix: str) -> list[tuple[str, DashboardFile]]:
+    found = []
+    for each in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        path = f"{prefix}{each.name}"
+        kind = MEDIA_TYPES.get(each.name.rpartition(".")[2])
+        if each.is_dir():
+            found += _found(each, f"{path}/")
+        elif kind is not None:
+            data = each.read_bytes()
+            found.append((path, DashboardFile(data, kind, f'"{hashlib.sha256(data).hexdigest()[:24]}"')))
+    return found
+
+
+REASON_CHARACTERS_MAX = 500
+HOLD_SECONDS_MAX = 366 * 86_400
+
+Act = Callable[[Caller, dict[str, Any]], Awaitable[dict[str, Any]]]
+
+
+class Actions:
+    """The acts of the page, by the name in their path."""
+
+    def __init__(self, admin: AdminService, clock: Clock) -> None:
+        self._admin, self._clock = admin, clock
+        self.table: dict[str, Act] = {
+            "hold": self.hold,
+            "release": self.release,
+            "retry": self.retry,
+            "drop": self.drop,
+        }
+
+    async def hold(self, caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
+        """Close a gate, for a while or until it is released."""
+        seconds = given.get("for_seconds")
+        until = None
+        if seconds is not None:
+            until = self._clock.now_unix_ms() + 1000 * _whole(given, "for_seconds", 1, HOLD_SECONDS_MAX)
+        view = await self._admin.hold_gate(caller, _text(given, "link"), _side(given), _reason(given), until)
+        return {"mode": str(view.gate.mode)}
+
+    async def release(self, caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
+        """Open a held gate."""
+        view = await self._admin.release_gate(caller, _text(given, "link"), _side(given), _reason(given))
+        return {"mode": str(view.gate.mode)}
+
+    async def retry(self, caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
+        """Put a quarantined fact again."""
+        stream, buffer, id, reason = _place(given)
+        settled, result = await self._admin.retry_quarantined(caller, stream, buffer, id, reason)
+        return {"settled": settled, "result": result.name.lower()}
+
+    async def drop(self, caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
+        """Give up a quarantined fact."""
+        await self._admin.drop_quarantined(caller, *_place(given))
+        return {"settled": True}
+
+
+def parsed(body: bytes) -> dict[str, Any]:
+    """Read the body of a request."""
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        found = None
+    if not isinstance(found, dict):
+        raise InvalidArgument("the body must be a JSON object")
+    return found
+
+
+def _place(given: dict[str, Any]) -> tuple[str, Buffer, int, str]:
+    try:
+        buffer = Buffer(_text(given, "buffer"))
+    except ValueError:
+        raise InvalidArgument("buffer must be store or forward") from None
+    return _text(given, "stream"), buffer, _whole(given, "id", 0, 1 << 62), _reason(given)
+
+
+def _side(given: dict[str, Any]) -> str:
+    side = _text(given, "side")
+    if side not in (RECEIVER, SENDER):
+        raise InvalidArgument("side must be receiver or sender")
+    return side
+
+
+def _text(given: dict[str, Any], name: str) -> str:
+    value = given.get(name)
+    if not isinstance(value, str) or not value.strip():
+        raise InvalidArgument(f"{name} must be a text")
+    return value
+
+
+def _reason(given: dict[str, Any]) -> str:
+    """Take the reason: one line, whatever was typed, and not without end, because it is shown and kept for long."""
+    value = given.get("reason")
+    reason = " ".join(value.split()) if isinstance(value, str) else ""
+    if not reason:
+        raise InvalidArgument("a reason is needed", hint="Say why, for those who read the record later.")
+    if len(reason) > REASON_CHARACTERS_MAX:
+        raise InvalidArgument(f"the reason has more than {REASON_CHARACTERS_MAX} characters")
+    return reason
+
+
+def _whole(given: dict[str, Any], name: str, least: int, most: int) -> int:
+    value = given.get(name)
+    if type(value) is not int or not least <= value <= most:
+        raise InvalidArgument(f"{name} must be a whole number from {least} to {most}")
+    return value
+
 
 log = structlog.get_logger("bsfg.node")
 
@@ -43,7 +224,7 @@ BODY_SECONDS = 10.0
 class Dashboard:
     """The pages of one node; see `bsfg.wire.http.Pages`."""
 
-    def __init__(self, config: ZoneConfig, parts: Parts, admin: AdminService, look: Look) -> None:
+    def __init__(self, config: ZoneConfig, parts: NodeContext, admin: AdminService, look: Look) -> None:
         self._parts, self._admin = parts, admin
         self._tokens = Tokens(config.tokens)
         self._opened_to_tokens = bool(self._tokens)
@@ -51,9 +232,9 @@ class Dashboard:
         self._sessions = Sessions(parts.clock, *times, SessionFile(config.data_folder))
         self._sessions.load(self._tokens.mark_of, lambda caller: parts.guard.allows(caller, ACT))
         self._door = Door(parts, self._tokens, self._sessions)
-        self._files = Files()
-        self._feed = Feed(config.dashboard.watchers)
-        self._watch = Watch(look, self._feed, parts)
+        self._files = DashboardFiles()
+        self._feed = BrowserFeed(config.dashboard.watchers)
+        self._watch = NodeWatch(look, self._feed, parts)
         self._actions = Actions(admin, parts.clock)
 
     @property
@@ -224,8 +405,8 @@ class Dashboard:
         watcher.offer(greeting)
         return EventStream(self._feed, watcher)
 
-    def _scope(self, session: Session) -> Scope:
-        return Scope.of(self._parts.guard.check(session.caller, VIEW))
+    def _scope(self, session: Session) -> VisibleStreams:
+        return VisibleStreams.of(self._parts.guard.check(session.caller, VIEW))
 
     async def _gaps(self, request: Request, caller: Caller) -> Response:
         caller = self._door.session(request).caller

@@ -9,11 +9,11 @@ from typing import Any
 
 import orjson
 
-from bsfg.config.words import Action
+from bsfg.config.kinds import Action
 from bsfg.fact import Message, is_json
 from bsfg.jsonform import message_to_dict
 from bsfg.node.authorize import Request
-from bsfg.node.parts import Parts
+from bsfg.node.parts import NodeContext
 from bsfg.node.trail import AuditTrail
 from bsfg.ports import GapRecord
 from bsfg.trail import TrailRecord
@@ -24,7 +24,7 @@ OBJECT_CHARACTERS_MAX = 2_000
 
 
 async def gaps(
-    admin: AdminService, parts: Parts, caller: Caller, at_most: int | None = None
+    admin: AdminService, parts: NodeContext, caller: Caller, at_most: int | None = None
 ) -> tuple[list[dict[str, Any]], int]:
     """List the gap records of all buffers that the caller may see, the newest first; tell how many there are in all."""
     found, total = [], 0

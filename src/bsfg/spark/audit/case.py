@@ -1,32 +1,94 @@
-"""One stream of a link under audit: both ends at one moment, what the first pass found, and what follows from it."""
+"""One stream of a link under audit: planned from a configuration or two folders, both ends at one moment."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bsfg.spark.audit.evidence import End, Evidence
-from bsfg.spark.audit.excuses import Excuses, for_absent
-from bsfg.spark.audit.judging import Totals, let_go_before, own_gaps, totals
-from bsfg.spark.audit.narrowing import window_of
+from bsfg.errors import InvalidArgument
+from bsfg.ports import Buffer
+from bsfg.spark.audit.ends import FolderEnd, NodeEnd
+from bsfg.spark.audit.judging import Excuses, Totals, for_absent, let_go_before, own_gaps, totals
 from bsfg.spark.audit.runner import Runner
-from bsfg.spark.audit.scope import NO_END, RANGE_FACTS, RECEIVER, SENDER, Scope
-from bsfg.spark.audit.sibling import Sibling
-from bsfg.spark.audit.sums import Summing
+from bsfg.spark.audit.scope import NO_END, RANGE_FACTS, RECEIVER, SENDER, AuditScope, End, Evidence, received
+from bsfg.spark.audit.sums import Sibling, Summing
+from bsfg.spark.calls import NodeAccess
+from bsfg.stores.log.reader import LogFolder, open_folder
+
+if TYPE_CHECKING:
+    from bsfg.config import Link, ZoneConfig
+
+
+_LOOK_FACTS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The part of the receiver's log to be read (``end`` exclusive), and the lowest offset that the log has at all."""
+
+    first: int
+    end: int
+    lowest: int | None = None
+
+
+def window_of(log: End, evidence: Evidence, scope: AuditScope) -> Window:
+    """Find the part of a receiver's log that holds the window of a scope."""
+    if scope.first == 0 and scope.end == NO_END:
+        return Window(evidence.start, evidence.end)
+    looking = _Looking(log, evidence, replace(scope, first=0, end=NO_END))
+    begin = looking.first_from(evidence.start)
+    first = looking.place_of(scope.first)
+    end = evidence.end if scope.end == NO_END else looking.place_of(scope.end)
+    return Window(first, end, begin[1] if begin is not None else None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Looking:
+    log: End
+    evidence: Evidence
+    scope: AuditScope
+
+    def place_of(self, offset: int) -> int:
+        """Give the first place from which on no entry of the link has a lower offset."""
+        low, high = self.evidence.start, self.evidence.end
+        while low < high:
+            middle = (low + high) // 2
+            found = self.first_from(middle)
+            if found is None or found[1] >= offset:
+                high = middle
+            else:
+                low = found[0] + 1
+        return low
+
+    def first_from(self, place: int) -> tuple[int, int] | None:
+        """Give place and offset of the first entry of the link at a place or after it."""
+        size = _LOOK_FACTS
+        while place < self.evidence.end:
+            stop = min(place + size, self.evidence.end)
+            for frame in self.log.frames(place, stop, self.evidence.log_id):
+                if frame.entries is not None:
+                    rows = received(frame.entries, self.scope)
+                    if len(rows):
+                        return int(rows.places[0]), int(rows.offsets[0])
+            place, size = stop, 2 * size
+        return None
+
 
 STRETCH_RANGES = 4
 """How many ranges one task reads."""
 
 
 @dataclass(frozen=True, slots=True)
-class StreamPlan:
+class AuditedStream:
     """One stream of a link that is to be audited: both ends, and what the link carries.
 
     ``first`` and ``last`` bound the sender's offsets, both inclusive. ``sibling`` is the sender's other buffer, when
-    another link of the receiver pulls that. The other words are those of `Scope`.
+    another link of the receiver pulls that. The other words are those of `AuditScope`.
     """
 
     stream: str
@@ -42,10 +104,10 @@ class StreamPlan:
     deep: bool = True
     range_facts: int = RANGE_FACTS
 
-    def scope(self) -> Scope:
+    def scope(self) -> AuditScope:
         """Give what is compared, with a secret of its own."""
         end = NO_END if self.last is None else self.last + 1
-        return Scope(
+        return AuditScope(
             self.zone,
             secrets.token_bytes(32),
             self.first,
@@ -60,13 +122,13 @@ class StreamPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkPlan:
+class AuditedLink:
     """A link that is to be audited: its name, its two zones, and the streams."""
 
     link: str
     sender_zone: str
     receiver_zone: str
-    streams: Sequence[StreamPlan]
+    streams: Sequence[AuditedStream]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +140,8 @@ class Case:
     ``lowest`` is the lowest of the sender's offsets that the receiver has, inside the window or before it.
     """
 
-    plan: StreamPlan
-    scope: Scope
+    plan: AuditedStream
+    scope: AuditScope
     sender: Evidence
     receiver: Evidence
     totals: Totals
@@ -107,7 +169,7 @@ class Case:
         return (position.chain_head,) if position is not None and position.chain_head else ()
 
 
-def open_case(plan: StreamPlan, runner: Runner) -> Case:
+def open_case(plan: AuditedStream, runner: Runner) -> Case:
     """Look at both ends and read both logs once."""
     sender, receiver = _look(plan)
     scope = plan.scope()
@@ -127,14 +189,14 @@ def open_case(plan: StreamPlan, runner: Runner) -> Case:
     return Case(plan, scope, sender, receiver, found, repeated, frontier, excuses, end, lowest, _sibling(plan))
 
 
-def _sibling(plan: StreamPlan) -> Sibling | None:
+def _sibling(plan: AuditedStream) -> Sibling | None:
     if plan.sibling is None:
         return None
     evidence = plan.sibling.evidence()
     return Sibling(plan.sibling, evidence.log_id, evidence.end)
 
 
-def _look(plan: StreamPlan) -> tuple[Evidence, Evidence]:
+def _look(plan: AuditedStream) -> tuple[Evidence, Evidence]:
     """Look at both ends, what is confirmed first and what there is to confirm last, so that neither seems behind."""
     before = plan.sender.evidence()
     told = [before.cursor.peer_head] if before.cursor is not None and before.cursor.peer_head else []
@@ -144,7 +206,7 @@ def _look(plan: StreamPlan) -> tuple[Evidence, Evidence]:
     return replace(plan.sender.evidence(heads), cursor=before.cursor), receiver
 
 
-def stretches(side: str, log: End, evidence: Evidence, bounds: tuple[int, int], scope: Scope) -> Iterator[Summing]:
+def stretches(side: str, log: End, evidence: Evidence, bounds: tuple[int, int], scope: AuditScope) -> Iterator[Summing]:
     """Cut what is to be read of a log into steps; what it has let go is one step, since there is nothing to read."""
     first, end = bounds
     cuts = list(range(max(first, evidence.start), end, STRETCH_RANGES * scope.range_facts))
@@ -154,7 +216,7 @@ def stretches(side: str, log: End, evidence: Evidence, bounds: tuple[int, int], 
         yield Summing(side, log, evidence.log_id, start, stop, scope)
 
 
-def _must_have(sender: Evidence, receiver: Evidence, found: Totals, scope: Scope) -> int:
+def _must_have(sender: Evidence, receiver: Evidence, found: Totals, scope: AuditScope) -> int:
     """Give the last offset that the receiver must have: what was confirmed, or else the last that it has.
 
     While facts are on their way, a fact can be there already and the record of a refused one before it not yet.
@@ -167,3 +229,149 @@ def _must_have(sender: Evidence, receiver: Evidence, found: Totals, scope: Scope
         return max(known)
     told = [gap.last for gap in receiver.gaps if gap.origin_zone == scope.zone]
     return max([-1 if found.highest is None else found.highest, *told])
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is to be audited of a link: some of its streams, some of its offsets (both ends inclusive), how deeply.
+
+    With folders, the ends are read from there instead of from the nodes.
+    """
+
+    streams: Sequence[str] = ()
+    first: int = 0
+    last: int | None = None
+    deep: bool = True
+    sender: Path | None = None
+    receiver: Path | None = None
+    shipped: bool = False
+
+    def __post_init__(self) -> None:
+        if self.first < 0 or (self.last is not None and self.last < self.first):
+            raise InvalidArgument(f"{self.first} to {self.last} is not a range of offsets")
+
+
+def plan_link(config: ZoneConfig, name: str | None, own: NodeAccess | None, wish: Wish) -> AuditedLink:
+    """Plan the audit of a link of a zone; ``own`` calls the zone's node, None when its folder is read."""
+    link = _chosen(config, name)
+    known = config.streams_of(link)
+    streams = [_known(stream, known, link.name) for stream in wish.streams] or list(known)
+    return AuditedLink(
+        link.name,
+        link.zone,
+        config.zone.name,
+        [_stream(config, link, stream, own, wish) for stream in streams],
+    )
+
+
+def _chosen(config: ZoneConfig, name: str | None) -> Link:
+    names = ", ".join(config.links) or "none"
+    if name is None and len(config.links) == 1:
+        return next(iter(config.links.values()))
+    if name is None:
+        raise InvalidArgument("which link is not said", hint=f"Give --link; {config.source} has {names}.")
+    if name not in config.links:
+        raise InvalidArgument(f"{config.source} has no link {name!r}", hint=f"There are {names}.")
+    return config.links[name]
+
+
+def _known(stream: str, known: Sequence[str], where: str) -> str:
+    if stream not in known:
+        hint = f"There are {', '.join(known) or 'none'}."
+        raise InvalidArgument(f"{where} has no stream {stream!r}", hint=hint)
+    return stream
+
+
+def _stream(config: ZoneConfig, link: Link, stream: str, own: NodeAccess | None, wish: Wish) -> AuditedStream:
+    other = Buffer.STORE if link.buffer == Buffer.FORWARD else Buffer.FORWARD
+    shared = any(
+        each.zone == link.zone and each.buffer == other and stream in config.streams_of(each)
+        for each in config.links.values()
+    )
+    return AuditedStream(
+        stream,
+        _sender(config, link, stream, link.buffer, wish),
+        _receiver(link, stream, own, wish),
+        link.zone,
+        config.zone.name,
+        frozenset(link.carry_only),
+        link.buffer == Buffer.FORWARD,
+        _sender(config, link, stream, other, wish) if shared else None,
+        wish.first,
+        wish.last,
+        wish.deep,
+    )
+
+
+def _sender(config: ZoneConfig, link: Link, stream: str, buffer: Buffer, wish: Wish) -> End:
+    from bsfg.config.access import consumer_name
+    from bsfg.spark.replicate.plan import peer_access
+
+    consumer = consumer_name(config.zone.name, stream, buffer)
+    if wish.sender is not None:
+        return FolderEnd(str(wish.sender.absolute()), stream, buffer, consumer=consumer)
+    access = peer_access(config, link)
+    return NodeEnd(access.with_contents() if wish.shipped else access, stream, buffer, consumer=consumer)
+
+
+def _receiver(link: Link, stream: str, own: NodeAccess | None, wish: Wish) -> End:
+    if wish.receiver is not None:
+        return FolderEnd(str(wish.receiver.absolute()), stream, Buffer.FORWARD, link=link.name)
+    assert own is not None
+    return NodeEnd(own.with_contents() if wish.shipped else own, stream, Buffer.FORWARD, link=link.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """Two data folders without a configuration: whose they are, and which of the sender's buffers was pulled."""
+
+    sender: Path
+    receiver: Path
+    zone: str | None = None
+    receiver_zone: str | None = None
+    buffer: Buffer = Buffer.STORE
+    carry_only: frozenset[str] = frozenset()
+
+
+def plan_folders(folders: Folders, wish: Wish) -> AuditedLink:
+    """Plan the audit of two folders; all streams that both have are meant unless some are named."""
+    mine = {log.stream: log for log in open_folder(folders.receiver) if log.buffer == Buffer.FORWARD}
+    theirs = [log.stream for log in open_folder(folders.sender) if log.buffer == folders.buffer]
+    known = [stream for stream in theirs if stream in mine]
+    streams = [_known(stream, known, "the pair of folders") for stream in wish.streams] or known
+    if not streams:
+        raise InvalidArgument(f"no stream has a {folders.buffer} buffer in {folders.sender} and is forwarded to")
+    zone = folders.zone or _only_origin([mine[stream] for stream in streams])
+    plans = [
+        AuditedStream(
+            stream,
+            FolderEnd(str(folders.sender.absolute()), stream, folders.buffer),
+            FolderEnd(str(folders.receiver.absolute()), stream, Buffer.FORWARD),
+            zone,
+            folders.receiver_zone,
+            folders.carry_only,
+            folders.buffer == Buffer.FORWARD,
+            None,
+            wish.first,
+            wish.last,
+            wish.deep,
+        )
+        for stream in streams
+    ]
+    return AuditedLink(f"{folders.sender.name} to {folders.receiver.name}", zone, folders.receiver_zone or "", plans)
+
+
+def _only_origin(logs: Sequence[LogFolder]) -> str:
+    """Find out whose facts a folder holds, when they are all of one zone as far as the first of them tell."""
+    zones: set[str] = set()
+    for log in logs:
+        for frame in log.frames():
+            if frame.entries is not None:
+                zones |= {zone for zone in frame.entries.column("origin_zone").unique().to_pylist() if zone}
+                break
+    if len(zones) == 1:
+        return zones.pop()
+    found = f"it holds facts from {', '.join(sorted(zones))}" if zones else "it holds no facts"
+    raise InvalidArgument(
+        f"whose folder the sender's is cannot be told from the receiver's: {found}", hint="Give --zone."
+    )

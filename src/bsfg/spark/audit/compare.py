@@ -11,14 +11,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bsfg.batch import FACT_SCHEMA
-from bsfg.rangedigest import Restore
+from bsfg.digest import Restore
 from bsfg.sealing import digest_mismatches
-from bsfg.spark.audit.entryhash import EntryHash
-from bsfg.spark.audit.excuses import GIVEN_BACK, NONE, Excuses
-from bsfg.spark.audit.scope import RECEIVER, SENDER, Rows, Scope
-from bsfg.spark.audit.sibling import Sibling, same_keys
-from bsfg.spark.audit.sums import NAMED_MAX, Named, named
-from bsfg.spark.audit.verdict import Absence, Finding, Kind
+from bsfg.spark.audit.judging import GIVEN_BACK, NONE, Excuses
+from bsfg.spark.audit.scope import RECEIVER, SENDER, AuditScope, LinkRows
+from bsfg.spark.audit.sums import NAMED_MAX, EntryHash, Named, Sibling, named, same_keys
+from bsfg.spark.audit.verdict import Absence, AuditFinding, FindingKind
 
 BODY = ("subject", "predicate", "object", "artifact_digest")
 FIELDS = tuple(FACT_SCHEMA.names)
@@ -53,7 +51,7 @@ class Detail:
 
     number: int
     compared: int = 0
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[AuditFinding] = field(default_factory=list)
     pairs: list[Pair] = field(default_factory=list)
     strays: list[Stray] = field(default_factory=list)
     absent: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
@@ -80,7 +78,9 @@ class Known:
     restores: tuple[Restore, ...] = ()
 
 
-def compare(number: int, sender: Rows, left_out: np.ndarray, receiver: Rows, scope: Scope, known: Known) -> Detail:
+def compare(
+    number: int, sender: LinkRows, left_out: np.ndarray, receiver: LinkRows, scope: AuditScope, known: Known
+) -> Detail:
     """Compare a range entry by entry; ``left_out`` marks rows of the sender that it does not send."""
     return _Comparison(number, sender, left_out, receiver, scope, known).run()
 
@@ -89,7 +89,7 @@ class _Comparison:
     """One range while it is compared."""
 
     def __init__(
-        self, number: int, sender: Rows, left_out: np.ndarray, receiver: Rows, scope: Scope, known: Known
+        self, number: int, sender: LinkRows, left_out: np.ndarray, receiver: LinkRows, scope: AuditScope, known: Known
     ) -> None:
         self._scope, self._known, self._left_out = scope, known, left_out
         order = np.lexsort((receiver.places, receiver.offsets))
@@ -181,7 +181,9 @@ class _Comparison:
         if len(rest):
             first, last = int(self._sender.offsets[rest[0]]), int(self._sender.offsets[rest[-1]])
             detail = "more facts of the range differ, which are not named"
-            self.found.findings.append(Finding(Kind.ALTERED, RECEIVER, first, last, detail=detail, count=len(rest)))
+            self.found.findings.append(
+                AuditFinding(FindingKind.ALTERED, RECEIVER, first, last, detail=detail, count=len(rest))
+            )
 
     def _look_at(self, row: int, theirs: range) -> None:
         chosen = max(theirs, key=lambda at: self._likeness(row, at))
@@ -202,7 +204,7 @@ class _Comparison:
         entry = self._name(self._receiver, at)
         if self._keys[0][row] == self._keys[1][at]:
             detail = f"the receiver has the fact of offset {entry.offset} more than once"
-            self.found.findings.append(_finding(Kind.DUPLICATED, RECEIVER, entry, detail=detail))
+            self.found.findings.append(_finding(FindingKind.DUPLICATED, RECEIVER, entry, detail=detail))
             return
         digests = [rows.entries.column("digest")[n].as_py() for rows, n in self._sides(row, at)]
         self.found.strays.append(Stray(entry, int(self._keys[1][at]), digests[0] == digests[1]))
@@ -224,11 +226,11 @@ class _Comparison:
         for side, altered in ((SENDER, here), (RECEIVER, there)):
             if altered:
                 fields = self._different(row, at, BODY) or ("body",)
-                self.found.findings.append(_finding(Kind.BODY_ALTERED, side, entry, fields))
+                self.found.findings.append(_finding(FindingKind.BODY_ALTERED, side, entry, fields))
         if self._hashes[0][row] != self._hashes[1][at]:
             ignored = BODY if here or there else ()
             fields = self._different(row, at, tuple(name for name in FIELDS if name not in ignored))
-            self.found.findings.append(_finding(Kind.ALTERED, RECEIVER, entry, fields))
+            self.found.findings.append(_finding(FindingKind.ALTERED, RECEIVER, entry, fields))
 
     def _different(self, row: int, at: int, names: tuple[str, ...]) -> tuple[str, ...]:
         """Name the fields in which two entries differ."""
@@ -241,7 +243,7 @@ class _Comparison:
             fields.append("origin_appended_at_unix_ms")
         return tuple(fields)
 
-    def _sides(self, row: int, at: int) -> tuple[tuple[Rows, int], tuple[Rows, int]]:
+    def _sides(self, row: int, at: int) -> tuple[tuple[LinkRows, int], tuple[LinkRows, int]]:
         return (self._sender, row), (self._receiver, at)
 
     # What the receiver has beyond.
@@ -267,7 +269,9 @@ class _Comparison:
         if len(rest):
             bounds = int(self._receiver.offsets[rest[0]]), int(self._receiver.offsets[rest[-1]])
             detail = "more entries that the sender does not have, which are not named"
-            self.found.findings.append(Finding(Kind.EXTRA, RECEIVER, *bounds, detail=detail, count=len(rest)))
+            self.found.findings.append(
+                AuditFinding(FindingKind.EXTRA, RECEIVER, *bounds, detail=detail, count=len(rest))
+            )
 
     def _ahead(self, rows: np.ndarray) -> None:
         if not len(rows):
@@ -276,8 +280,17 @@ class _Comparison:
         entry = self._name(self._receiver, int(rows[0]))
         detail = f"the sender's log ends before {self._known.end}"
         self.found.findings.append(
-            Finding(
-                Kind.AHEAD, RECEIVER, first, last, entry.place, entry.from_zone, entry.message_id, (), detail, len(rows)
+            AuditFinding(
+                FindingKind.AHEAD,
+                RECEIVER,
+                first,
+                last,
+                entry.place,
+                entry.from_zone,
+                entry.message_id,
+                (),
+                detail,
+                len(rows),
             )
         )
 
@@ -286,7 +299,7 @@ class _Comparison:
         again = rows[1:][np.diff(self._receiver.offsets[rows]) == 0]
         for entry in named(self._receiver, again[:NAMED_MAX]):
             detail = f"the receiver has the offset {entry.offset} more than once"
-            self.found.findings.append(_finding(Kind.DUPLICATED, RECEIVER, entry, detail=detail))
+            self.found.findings.append(_finding(FindingKind.DUPLICATED, RECEIVER, entry, detail=detail))
 
     def _unrecorded(self) -> None:
         """Report what the sender lost and the receiver neither has nor knows to be lost."""
@@ -294,20 +307,24 @@ class _Comparison:
             missing = np.setdiff1d(np.arange(first, last + 1), self._receiver.offsets)
             if len(missing):
                 bounds = int(missing[0]), int(missing[-1])
-                self.found.findings.append(Finding(Kind.GAP_UNRECORDED, RECEIVER, *bounds, count=len(missing)))
+                self.found.findings.append(
+                    AuditFinding(FindingKind.GAP_UNRECORDED, RECEIVER, *bounds, count=len(missing))
+                )
 
-    def _name(self, rows: Rows, row: int) -> Named:
+    def _name(self, rows: LinkRows, row: int) -> Named:
         return named(rows, np.array([row]))[0]
 
 
-def _finding(kind: Kind, side: str, entry: Named, fields: tuple[str, ...] = (), detail: str = "") -> Finding:
+def _finding(
+    kind: FindingKind, side: str, entry: Named, fields: tuple[str, ...] = (), detail: str = ""
+) -> AuditFinding:
     """Name a finding by the receiver's entry."""
-    return Finding(
+    return AuditFinding(
         kind, side, entry.offset, None, entry.place, entry.from_zone, entry.message_id, fields=fields, detail=detail
     )
 
 
-def _altered(rows: Rows, scope: Scope) -> np.ndarray:
+def _altered(rows: LinkRows, scope: AuditScope) -> np.ndarray:
     """Mark the rows whose body is not what the digest was made of."""
     result = np.zeros(len(rows), dtype=bool)
     if scope.deep and len(rows):

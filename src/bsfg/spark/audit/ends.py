@@ -13,14 +13,13 @@ from bsfg.errors import ForeignLog, LogDamaged, UnknownStream
 from bsfg.gaps import listed
 from bsfg.journey.link import PeerPosition
 from bsfg.ports import Buffer, ConsumerState, Frame, Quarantined
-from bsfg.spark.audit.evidence import Cursor, End, Evidence, SetAside
-from bsfg.spark.calls import Access, Patience, calls
-from bsfg.spark.fetching import Source
+from bsfg.spark.audit.scope import End, Evidence, LinkCursor, SetAside
+from bsfg.spark.calls import BufferSource, CallRetry, NodeAccess, calls
 from bsfg.stores.log import keysegments
 from bsfg.stores.log.cursors import CURSORS, cursor_from
-from bsfg.stores.log.history import kept_ranges, restores_of
 from bsfg.stores.log.journal import read_journal
 from bsfg.stores.log.reader import LogFolder, open_folder
+from bsfg.stores.log.view import kept_ranges, restores_of
 
 if TYPE_CHECKING:
     from bsfg.stores.log.view import LogView
@@ -101,13 +100,13 @@ class FolderEnd:
             return found.get(self.link)
         return next(iter(found.values())) if len(found) == 1 else None
 
-    def _cursor(self, folder: LogFolder) -> Cursor | None:
+    def _cursor(self, folder: LogFolder) -> LinkCursor | None:
         """Find the consumer by which the receiver pulls."""
         found = {}
         for record in read_journal(folder.files, CURSORS)[0]:
             cursor = cursor_from(record)
             if (cursor.spec.stream, cursor.spec.buffer) == (self.stream, self.buffer):
-                found[cursor.spec.name] = Cursor(
+                found[cursor.spec.name] = LinkCursor(
                     cursor.spec.name,
                     cursor.frontier.committed,
                     str(cursor.spec.start),
@@ -149,7 +148,7 @@ class NodeEnd:
     With ``link`` it is the receiver's, whose administration the caller may see.
     """
 
-    access: Access
+    access: NodeAccess
     stream: str
     buffer: Buffer
     retry_seconds: float = 60.0
@@ -162,8 +161,8 @@ class NodeEnd:
         return self.access.address
 
     @property
-    def _source(self) -> Source:
-        return Source(self.access, self.stream, str(self.buffer), self.retry_seconds)
+    def _source(self) -> BufferSource:
+        return BufferSource(self.access, self.stream, str(self.buffer), self.retry_seconds)
 
     def frames(self, first: int, end: int, log_id: str) -> Iterator[Frame]:
         """Read a range, trying again for as long as the node cannot be reached."""
@@ -174,7 +173,7 @@ class NodeEnd:
 
     def evidence(self, heads: Sequence[bytes] = ()) -> Evidence:
         """Ask the node; what it remembers of the sender is asked before what it has."""
-        return Patience(self.retry_seconds).insist(lambda: calls().run(self._asked(heads)))
+        return CallRetry(self.retry_seconds).insist(lambda: calls().run(self._asked(heads)))
 
     async def _asked(self, heads: Sequence[bytes]) -> Evidence:
         from bsfg.wire.adminclient import AdminClient
@@ -205,11 +204,13 @@ class NodeEnd:
             restores=found.history.restores,
         )
 
-    def _cursor(self, found: Sequence[ConsumerState]) -> Cursor | None:
+    def _cursor(self, found: Sequence[ConsumerState]) -> LinkCursor | None:
         for state in found:
             if state.spec.name == self.consumer:
                 spec = state.spec
-                return Cursor(spec.name, state.checkpoint.committed, str(spec.start), spec.start_value, state.peer_head)
+                return LinkCursor(
+                    spec.name, state.checkpoint.committed, str(spec.start), spec.start_value, state.peer_head
+                )
         return None
 
 

@@ -1,25 +1,266 @@
-"""The audit of one stream of a link, from the first look at both ends to the verdict."""
+"""The audit of one stream of a link: its chains, its questions, from the first look at both ends to the verdict."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from bsfg.spark.audit import chains, judging
-from bsfg.spark.audit.case import Case, StreamPlan, open_case, stretches
-from bsfg.spark.audit.checks import checks_of, exchanged, range_states
+from bsfg.retention import GapReason
+from bsfg.spark.audit import judging
+from bsfg.spark.audit.case import AuditedStream, Case, open_case, stretches
 from bsfg.spark.audit.compare import Detail
 from bsfg.spark.audit.ends import FolderEnd
-from bsfg.spark.audit.excuses import IN_FLIGHT
-from bsfg.spark.audit.letgo import check_let_go
-from bsfg.spark.audit.ranges import compare_ranges
+from bsfg.spark.audit.judging import IN_FLIGHT
+from bsfg.spark.audit.removed_ranges import KeptDetail, check_let_go, let_go_by_receiver, let_go_by_sender
 from bsfg.spark.audit.runner import Runner
-from bsfg.spark.audit.scope import RECEIVER, SENDER
-from bsfg.spark.audit.settle import Place, Searching, duplicates, open_keys, settle
-from bsfg.spark.audit.verdict import QUARANTINE_MAX, EndState, Finding, Kind, StreamVerdict, merged_absences
+from bsfg.spark.audit.scope import RECEIVER, SENDER, Evidence
+from bsfg.spark.audit.settle import ReceiverPlace, Searching, compare_ranges, duplicates, open_keys, settle
+from bsfg.spark.audit.verdict import (
+    QUARANTINE_MAX,
+    AuditFinding,
+    Check,
+    CheckState,
+    EndState,
+    FindingKind,
+    RangeState,
+    StreamVerdict,
+    merged_absences,
+)
+from bsfg.stores.log.frame import genesis
+from bsfg.stores.log.segments import scan_segment
 
 
-def audit_stream(plan: StreamPlan, runner: Runner) -> StreamVerdict:
+@dataclass(frozen=True, slots=True)
+class SegmentChain:
+    """What was found in one segment; ``heads`` are the chain values that were looked for, with the offset they precede.
+
+    ``chain_after`` is empty when damage at the end hides it.
+    """
+
+    base: int
+    end: int
+    chain_before: bytes
+    chain_after: bytes
+    breaks: tuple[tuple[int, int], ...] = ()
+    heads: dict[bytes, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Verifying:
+    """Verifies the chain inside one segment."""
+
+    log: FolderEnd
+    base: int
+    heads: tuple[bytes, ...] = ()
+
+    def __call__(self) -> SegmentChain | None:
+        """Do it, in whichever process this is; None when the segment has been truncated meanwhile."""
+        view = self.log.folder().view()
+        segment = next((each for each in view.segments if each.base == self.base), None)
+        try:
+            data = bytes(segment.files.read(segment.path)) if segment is not None else b""
+        except FileNotFoundError:
+            segment = None
+        if segment is None:
+            return None
+        scan = scan_segment(data, segment.header, tail_may_be_torn=segment is view.segments[-1])
+        scan.forget_from(view.end)
+        values = [(ref.header.chain_before, ref.base) for ref in scan.frames]
+        values += [(segment.header.chain_before, segment.base), (scan.chain, max(scan.end, segment.base))]
+        return SegmentChain(
+            segment.base,
+            max(scan.end, segment.base),
+            segment.header.chain_before,
+            scan.chain,
+            tuple((hole.first, hole.last) for hole in scan.holes if "chain" in hole.why),
+            {value: offset for value, offset in values if value in self.heads},
+        )
+
+
+def segments_of(log: FolderEnd) -> list[int]:
+    """Give the bases of the segments that a log consists of now."""
+    view = log.folder().view()
+    return [segment.base for segment in view.segments]
+
+
+def broken(side: str, evidence: Evidence, segments: Sequence[SegmentChain]) -> list[AuditFinding]:
+    """Find where the chain of a log does not go on."""
+    found = []
+    before = _anchored(evidence, segments[0].base) if segments else b""
+    for segment in segments:
+        if before and segment.chain_before != before:
+            detail = f"the segment that begins at {segment.base} does not follow the one before it"
+            found.append(_break(side, segment.base, segment.base, detail))
+        for first, last in segment.breaks:
+            found.append(_break(side, first, last, "the frame before was replaced"))
+        before = segment.chain_after
+    return found
+
+
+def _anchored(evidence: Evidence, base: int) -> bytes:
+    """Give the chain value that the first segment must begin with, empty when it is not known."""
+    if base == 0:
+        # A restored log goes on from the chain of the one that it was until then.
+        oldest = next((each.was_log_id for each in evidence.restores if each.first > 0), evidence.log_id)
+        return genesis(bytes.fromhex(oldest))
+    return next((kept.chain_after for kept in evidence.kept if kept.last + 1 == base), b"")
+
+
+def _break(side: str, first: int, last: int, detail: str) -> AuditFinding:
+    if side == RECEIVER:
+        return AuditFinding(
+            FindingKind.CHAIN_BROKEN, side, receiver_offset=first, detail=f"{first} to {last}: {detail}"
+        )
+    return AuditFinding(FindingKind.CHAIN_BROKEN, side, first, last, detail=detail)
+
+
+def known_heads(
+    evidence: Evidence, segments: Sequence[SegmentChain], heads: Sequence[bytes]
+) -> dict[bytes, int | None]:
+    """Say for each head where the log had it, None when it is nowhere in what is left of the log."""
+    found: dict[bytes, int | None] = dict.fromkeys(heads)
+    for kept in evidence.kept:
+        for value, offset in ((kept.chain_before, kept.first), (kept.chain_after, kept.last + 1)):
+            if value in found:
+                found[value] = offset
+    for segment in segments:
+        found.update(segment.heads)
+    return found
+
+
+QUESTIONS: tuple[tuple[str, tuple[FindingKind, ...]], ...] = (
+    ("Every fact that the receiver must have is there", (FindingKind.MISSING,)),
+    (
+        "No fact is there twice, and none that was not sent",
+        (FindingKind.DUPLICATED, FindingKind.EXTRA, FindingKind.AHEAD),
+    ),
+    ("Envelopes and digests are the same at both ends", (FindingKind.ALTERED,)),
+    ("Bodies are those that the digests were made of", (FindingKind.BODY_ALTERED,)),
+    ("Facts stand in the order of the sender", (FindingKind.OUT_OF_ORDER,)),
+    ("What was lost before it was sent is on record at the receiver", (FindingKind.GAP_UNRECORDED,)),
+    ("What the receiver refused is on record at the sender", (FindingKind.UNREPORTED,)),
+    ("Both logs can be read in full", (FindingKind.LOG_DAMAGED, FindingKind.UNREADABLE)),
+    ("The sender's log is the one that the receiver knows", (FindingKind.FOREIGN_LOG,)),
+)
+
+CHAIN = {SENDER: "The sender's hash chain is unbroken", RECEIVER: "The receiver's hash chain is unbroken"}
+KEPT = "What one end has let go agrees with the digests that it kept"
+HEADS = "The chain heads that the ends exchanged are in their logs"
+
+
+def checks_of(
+    case: Case, verdict: StreamVerdict, kept: Sequence[KeptDetail], chained: Sequence[str], heads: Check
+) -> list[Check]:
+    """Answer all questions; ``chained`` are the sides whose chains were verified."""
+    result = [_asked(name, kinds, verdict, case) for name, kinds in QUESTIONS]
+    result.append(_kept(case, verdict, kept))
+    result += [_chain(side, verdict, chained) for side in (SENDER, RECEIVER)]
+    return [*result, heads]
+
+
+def _asked(name: str, kinds: tuple[FindingKind, ...], verdict: StreamVerdict, case: Case) -> Check:
+    count = sum(verdict.finding_counts.get(kind, 0) for kind in kinds)
+    if count:
+        return Check(name, CheckState.FAILED, f"{count:,} found")
+    why = _not_asked(kinds, case)
+    return Check(name, CheckState.NOT_CHECKED, why) if why else Check(name, CheckState.PASSED)
+
+
+def _not_asked(kinds: tuple[FindingKind, ...], case: Case) -> str:
+    """Say why a question could not be asked, empty when it was."""
+    if FindingKind.BODY_ALTERED in kinds and not case.scope.deep:
+        return "bodies were not hashed again"
+    if FindingKind.UNREPORTED in kinds and not case.sender.knows_gaps:
+        return "the sender's gap records are not at hand"
+    if FindingKind.GAP_UNRECORDED in kinds and not case.receiver.knows_gaps:
+        return "the receiver's gap records are not at hand"
+    if FindingKind.FOREIGN_LOG in kinds and (case.receiver.position is None or case.receiver.position.log_id is None):
+        return "what the receiver remembers of the sender is not at hand"
+    return ""
+
+
+def _kept(case: Case, verdict: StreamVerdict, kept: Sequence[KeptDetail]) -> Check:
+    failed = verdict.finding_counts.get(FindingKind.KEPT_DIGEST, 0)
+    if failed:
+        return Check(KEPT, CheckState.FAILED, f"{failed:,} facts of ranges that differ")
+    gone = let_go_by_sender(case) + let_go_by_receiver(case)
+    proven = f"{verdict.by_digest:,} of {gone:,} facts agree"
+    if gone <= verdict.by_digest:
+        return Check(KEPT, CheckState.PASSED, proven if gone else "nothing was let go")
+    reasons = sorted({each.why for each in kept if each.why}) or ["both ends, or parts of their ranges, are gone"]
+    return Check(KEPT, CheckState.NOT_CHECKED, f"{proven}; the others cannot be compared: {'; '.join(reasons)}")
+
+
+def _chain(side: str, verdict: StreamVerdict, chained: Sequence[str]) -> Check:
+    count = sum(finding.kind == FindingKind.CHAIN_BROKEN and finding.side == side for finding in verdict.findings)
+    if count:
+        return Check(CHAIN[side], CheckState.FAILED, f"broken at {count} places")
+    if side not in chained:
+        return Check(CHAIN[side], CheckState.NOT_CHECKED, "only a data folder shows it; run bsfg verify in its zone")
+    return Check(CHAIN[side], CheckState.PASSED)
+
+
+def exchanged(case: Case, known: dict[str, dict[bytes, int | None]]) -> tuple[Check, list[AuditFinding]]:
+    """Judge the heads that were exchanged, given per side where each was found."""
+    asked = ((SENDER, case.told_to_receiver), (RECEIVER, case.told_to_sender))
+    found, notes, looked = [], [], 0
+    for side, heads in asked:
+        evidence = case.side(side)[1]
+        for head in heads:
+            if head not in known.get(side, {}):
+                continue
+            looked += 1
+            place = known[side][head]
+            if place is not None:
+                notes.append(f"{side} at {place:,}")
+            elif _may_be_gone(evidence):
+                notes.append(f"{side}: in what was let go, or rewritten")
+            else:
+                found.append(
+                    AuditFinding(
+                        FindingKind.HEAD_UNKNOWN, side, detail=f"the head {head.hex()[:16]}… is not in its log"
+                    )
+                )
+    if found:
+        return Check(HEADS, CheckState.FAILED, f"{len(found)} of {looked}"), found
+    if not looked or any("rewritten" in note for note in notes):
+        return Check(HEADS, CheckState.NOT_CHECKED, "; ".join(notes) or "none are at hand"), found
+    return Check(HEADS, CheckState.PASSED, "; ".join(notes)), found
+
+
+def _may_be_gone(evidence: Evidence) -> bool:
+    """Tell whether a head may belong to a part of the log that is not there any more."""
+    lost = (GapReason.DAMAGED, GapReason.LOST, GapReason.TORN)
+    return evidence.start > 0 or any(gap.reason in lost and gap.origin_zone is None for gap in evidence.gaps)
+
+
+def range_states(case: Case, states: dict[int, str], findings: Sequence[AuditFinding]) -> list[RangeState]:
+    """Give every range of the window its colour: what the sums said, or that a finding lies in it."""
+    size = case.scope.range_facts
+    wrong = {
+        number
+        for finding in findings
+        if finding.offset is not None
+        for number in range(finding.offset // size, (finding.last or finding.offset) // size + 1)
+    }
+    result = []
+    top = max([case.end - 1, *(number * size for number in case.totals.receiver)])
+    for number in range(case.scope.first // size, top // size + 1) if top >= case.scope.first else ():
+        first, end = case.scope.bounds(number)
+        state = "finding" if number in wrong else _shown(states.get(number), end <= case.sender.start)
+        counts = [side[number].count if number in side else 0 for side in (case.totals.sender, case.totals.receiver)]
+        result.append(RangeState(first, end - 1, state, *counts))
+    return result
+
+
+def _shown(state: str | None, let_go: bool) -> str:
+    if state is None or state == "empty":
+        return "truncated" if let_go else "gap"
+    return "excused" if state == "differs" else state
+
+
+def audit_stream(plan: AuditedStream, runner: Runner) -> StreamVerdict:
     """Audit one stream of a link."""
     started = time.monotonic()
     case = open_case(plan, runner)
@@ -74,7 +315,7 @@ def _end_state(case: Case, side: str) -> EndState:
 def _settle(case: Case, verdict: StreamVerdict, details: Sequence[Detail], runner: Runner) -> None:
     """Search the receiver's whole log for what is open, and for keys that it has more than once."""
     wanted = open_keys(details, case.repeated)
-    places: list[Place] = []
+    places: list[ReceiverPlace] = []
     if len(wanted):
         bounds = case.receiver.start, case.receiver.end
         steps = [
@@ -87,14 +328,14 @@ def _settle(case: Case, verdict: StreamVerdict, details: Sequence[Detail], runne
     verdict.compared += settled.compared
     verdict.absences += settled.absences
     verdict.add(settled.findings)
-    known = {finding.receiver_offset for finding in verdict.findings if finding.kind == Kind.DUPLICATED}
+    known = {finding.receiver_offset for finding in verdict.findings if finding.kind == FindingKind.DUPLICATED}
     repeated = set(case.repeated.tolist())
     verdict.add(duplicates([place for place in places if place.key in repeated], known, case.scope))
 
 
 def _add_rest(case: Case, verdict: StreamVerdict) -> None:
     """Add what needs no comparison: order, bodies, damage, records, histories."""
-    misplaced = (Kind.DUPLICATED, Kind.EXTRA, Kind.OUT_OF_ORDER)
+    misplaced = (FindingKind.DUPLICATED, FindingKind.EXTRA, FindingKind.OUT_OF_ORDER)
     known = {finding.receiver_offset for finding in verdict.findings if finding.kind in misplaced}
     verdict.add(judging.order_findings(case.totals.side(RECEIVER), case.excuses, known, case.sibling))
     verdict.add(judging.body_findings(case.totals.stretches, _named_bodies(verdict.findings)))
@@ -106,12 +347,12 @@ def _add_rest(case: Case, verdict: StreamVerdict) -> None:
     verdict.add(judging.histories(case.sender, case.receiver))
 
 
-def _named_bodies(findings: Sequence[Finding]) -> set[tuple[str, int]]:
+def _named_bodies(findings: Sequence[AuditFinding]) -> set[tuple[str, int]]:
     """Give side and place of the altered bodies that are named already."""
     places = set()
     for finding in findings:
         place = finding.offset if finding.side == SENDER else finding.receiver_offset
-        if finding.kind == Kind.BODY_ALTERED and place is not None:
+        if finding.kind == FindingKind.BODY_ALTERED and place is not None:
             places.add((finding.side, place))
     return places
 
@@ -124,10 +365,10 @@ def _chains(case: Case, verdict: StreamVerdict, runner: Runner) -> tuple[list[st
     for side, heads in wanted.items():
         log, evidence = case.side(side)
         if isinstance(log, FolderEnd):
-            steps = [chains.Verifying(log, base, heads) for base in chains.segments_of(log)]
+            steps = [Verifying(log, base, heads) for base in segments_of(log)]
             results = runner.each(f"{case.plan.stream}: verifying the {side}'s chain", steps)
             segments = [result for result in results if result is not None]
-            verdict.add(chains.broken(side, evidence, segments))
-            known[side] = chains.known_heads(evidence, segments, heads)
+            verdict.add(broken(side, evidence, segments))
+            known[side] = known_heads(evidence, segments, heads)
             chained.append(side)
     return chained, known

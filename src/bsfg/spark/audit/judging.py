@@ -1,19 +1,148 @@
-"""What the sums of the first pass and the evidence of both ends say: which ranges differ, and what else is wrong."""
+"""What sums and evidence say: which ranges differ, why a fact need not be there, and what else is wrong."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from bsfg.journey import carriage
+import numpy as np
+
+from bsfg.journey import link
 from bsfg.ports import GapRecord
 from bsfg.retention import GapReason
-from bsfg.spark.audit.evidence import Evidence
-from bsfg.spark.audit.excuses import NONE, Excuse, Excuses, of_gaps
-from bsfg.spark.audit.scope import NOT_CARRIED, RECEIVER, RETURNING, SENDER, Scope
-from bsfg.spark.audit.sibling import Sibling
-from bsfg.spark.audit.sums import Descent, Named, RangeSum, Sums, merge_sum
-from bsfg.spark.audit.verdict import Absence, Finding, Kind
+from bsfg.spark.audit.scope import NO_END, NOT_CARRIED, RECEIVER, RETURNING, SENDER, AuditScope, Evidence
+from bsfg.spark.audit.sums import Descent, Named, RangeSum, RangeSums, Sibling, merge_sum
+from bsfg.spark.audit.verdict import Absence, AuditFinding, FindingKind
+
+IN_FLIGHT = "in_flight"
+BEFORE_THE_LINK = "before_the_link"
+OTHER_PATH = "other_path"
+PUT_AGAIN = "put_again"
+RECEIVER_TRUNCATED = "receiver_truncated"
+GIVEN_BACK = "given_back"
+"""Reasons beside those of gap records and of what a link leaves out."""
+
+NONE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Excuse:
+    """A range of the sender's offsets (both ends inclusive) that need not be there, and why."""
+
+    first: int
+    last: int
+    reason: str
+    side: str
+    detail: str = ""
+    at_unix_ms: int | None = None
+
+    def absence(self, first: int, last: int, count: int) -> Absence:
+        """Give the part of it that was used."""
+        return Absence(self.reason, self.side, first, last, count, self.detail, self.at_unix_ms)
+
+
+class Excuses:
+    """Excuses in the order of their weight; for each offset the first one that covers it counts."""
+
+    def __init__(self, excuses: Iterable[Excuse]) -> None:
+        self.all = [excuse for excuse in excuses if excuse.first <= excuse.last]
+        edges = {edge for excuse in self.all for edge in (excuse.first, excuse.last + 1)}
+        self._edges = np.array(sorted(edges), dtype=np.int64)
+        self._owners = np.full(len(edges), NONE, dtype=np.int64)
+        for number in range(len(self.all) - 1, -1, -1):
+            start, stop = np.searchsorted(self._edges, (self.all[number].first, self.all[number].last + 1))
+            self._owners[start:stop] = number
+
+    def of(self, offsets: np.ndarray) -> np.ndarray:
+        """Give the number of the excuse of each offset, -1 where there is none."""
+        if not len(self._edges):
+            return np.full(len(offsets), NONE, dtype=np.int64)
+        at = np.searchsorted(self._edges, offsets, side="right") - 1
+        return np.where(at >= 0, self._owners[np.maximum(at, 0)], NONE)
+
+    def of_bounds(self, first: int, last: int) -> set[int]:
+        """Give the numbers of all excuses that a range (both ends inclusive) has, -1 for parts without."""
+        inner = self._edges[(self._edges > first) & (self._edges <= last)]
+        return set(self.of(np.concatenate([[first], inner])).tolist())
+
+    def covers(self, offset: int) -> bool:
+        """Tell whether an offset is excused."""
+        return self.of_bounds(offset, offset) != {NONE}
+
+    def within(self, first: int, end: int) -> Excuses:
+        """Give those that say something about a range (``end`` exclusive)."""
+        return Excuses(excuse for excuse in self.all if excuse.first < end and excuse.last >= first)
+
+    def uncovered(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Give the parts of a range (both ends inclusive) that no excuse covers."""
+        inner = self._edges[(self._edges > first) & (self._edges <= last)]
+        starts = np.concatenate([[first], inner])
+        owners = self.of(starts)
+        ends = np.append(starts[1:] - 1, last)
+        return [(int(a), int(b)) for a, b, owner in zip(starts, ends, owners, strict=True) if owner == NONE]
+
+
+def for_absent(scope: AuditScope, sender: Evidence, receiver: Evidence, frontier: int, lowest: int | None) -> Excuses:
+    """Give what excuses that the receiver lacks something that the sender has.
+
+    ``lowest`` is the lowest offset that the receiver still has of the link: what it let go was in order, too.
+    """
+    told = [gap for gap in receiver.gaps if gap.origin_zone == scope.zone]
+    excuses = [_recorded(gap) for gap in told if gap.reason == GapReason.QUARANTINED]
+    excuses += [_recorded(gap) for gap in told if gap.reason != GapReason.QUARANTINED and _counts(gap, scope)]
+    begin = _begin(sender, lowest)
+    if begin > 0:
+        excuses.append(Excuse(0, begin - 1, BEFORE_THE_LINK, SENDER, "the receiver's consumer was created later"))
+    if receiver.start > 0:
+        gone = frontier if lowest is None else lowest - 1
+        detail = f"the receiver's buffer begins at {receiver.start}{_removed(receiver)}"
+        excuses.append(Excuse(0, gone, RECEIVER_TRUNCATED, RECEIVER, detail))
+    excuses.append(Excuse(frontier + 1, NO_END, IN_FLIGHT, SENDER, "not confirmed yet"))
+    return Excuses(excuses)
+
+
+def _removed(receiver: Evidence) -> str:
+    """Say what the receiver's own records tell of what is gone below its start; plain retention leaves none."""
+    removed: dict[str, int] = {}
+    for gap in receiver.gaps:
+        if gap.origin_zone is None and gap.first < receiver.start:
+            gone = min(gap.last + 1, receiver.start) - gap.first
+            removed[str(gap.reason)] = removed.get(str(gap.reason), 0) + gone
+    told = ", ".join(f"{count:,} {reason}" for reason, count in sorted(removed.items()))
+    return f", on record: {told}" if told else ""
+
+
+def for_gaps(scope: AuditScope, receiver: Evidence, others: Excuses) -> Excuses:
+    """Give what excuses that the receiver has neither a fact nor, of its absence at the sender, any other record."""
+    told = [_recorded(gap) for gap in receiver.gaps if gap.origin_zone == scope.zone]
+    return Excuses([*told, *others.all])
+
+
+def of_gaps(gaps: Sequence[GapRecord]) -> Excuses:
+    """Give the gaps of a sender's log as excuses for entries that the receiver alone has."""
+    return Excuses(
+        Excuse(gap.first, gap.last, str(gap.reason), SENDER, gap.detail, gap.at_unix_ms or None) for gap in gaps
+    )
+
+
+def _recorded(gap: GapRecord) -> Excuse:
+    return Excuse(gap.first, gap.last, str(gap.reason), RECEIVER, gap.detail, gap.at_unix_ms)
+
+
+def _counts(gap: GapRecord, scope: AuditScope) -> bool:
+    """One record may stand for several stretches that return; who knows the receiver's zone sees that by itself."""
+    return scope.receiver_zone is None or not gap.detail.startswith(link.RETURNING)
+
+
+def _begin(sender: Evidence, lowest: int | None) -> int:
+    """Give the first offset that the receiver was to get."""
+    cursor = sender.cursor
+    if cursor is None or cursor.start == "earliest":
+        return 0
+    if cursor.start == "offset":
+        return cursor.start_value
+    return cursor.committed + 1 if lowest is None else lowest
+
 
 EQUAL, DIFFERS, EXCUSED, TRUNCATED, EMPTY = "equal", "differs", "excused", "truncated", "empty"
 """What the sums say of a range."""
@@ -28,9 +157,9 @@ class Totals:
     sender: dict[int, RangeSum] = field(default_factory=dict)
     receiver: dict[int, RangeSum] = field(default_factory=dict)
     spans: dict[int, list[Span]] = field(default_factory=dict)
-    stretches: list[Sums] = field(default_factory=list)
+    stretches: list[RangeSums] = field(default_factory=list)
 
-    def side(self, side: str) -> list[Sums]:
+    def side(self, side: str) -> list[RangeSums]:
         """Give the stretches of one log, in order."""
         return [each for each in self.stretches if each.side == side]
 
@@ -50,7 +179,7 @@ class Totals:
         return set().union(*(each.paths for each in self.stretches)) if self.stretches else set()
 
 
-def totals(stretches: Iterable[Sums]) -> Totals:
+def totals(stretches: Iterable[RangeSums]) -> Totals:
     """Put stretches together."""
     result = Totals(stretches=sorted(stretches, key=lambda each: (each.side, each.first)))
     for stretch in result.stretches:
@@ -62,7 +191,9 @@ def totals(stretches: Iterable[Sums]) -> Totals:
     return result
 
 
-def state_of(number: int, found: Totals, scope: Scope, sender: Evidence, excuses: Excuses) -> tuple[str, Excuse | None]:
+def state_of(
+    number: int, found: Totals, scope: AuditScope, sender: Evidence, excuses: Excuses
+) -> tuple[str, Excuse | None]:
     """Say what the sums tell of a range, and by which one excuse all of it may be absent."""
     ours, theirs = found.sender.get(number), found.receiver.get(number)
     first, end = scope.bounds(number)
@@ -78,7 +209,7 @@ def state_of(number: int, found: Totals, scope: Scope, sender: Evidence, excuses
     return DIFFERS, None
 
 
-def own_gaps(stretches: Sequence[Sums]) -> list[GapRecord]:
+def own_gaps(stretches: Sequence[RangeSums]) -> list[GapRecord]:
     """Give the ranges of a log that hold no entries, as the log itself explained them."""
     return [gap for stretch in stretches for gap in stretch.gaps]
 
@@ -103,7 +234,7 @@ def unrecorded(gaps: Sequence[GapRecord], recorded: Excuses, frontier: int) -> l
     return result
 
 
-def by_range(spans: Iterable[Span], scope: Scope) -> dict[int, list[Span]]:
+def by_range(spans: Iterable[Span], scope: AuditScope) -> dict[int, list[Span]]:
     """Cut spans of offsets at the borders of ranges."""
     result: dict[int, list[Span]] = {}
     for first, last in spans:
@@ -114,7 +245,7 @@ def by_range(spans: Iterable[Span], scope: Scope) -> dict[int, list[Span]]:
     return result
 
 
-def gap_absences(gaps: Sequence[GapRecord], stretches: Sequence[Sums]) -> list[Absence]:
+def gap_absences(gaps: Sequence[GapRecord], stretches: Sequence[RangeSums]) -> list[Absence]:
     """List what a sender does not have or leaves out, one line per gap record and per reason to leave out."""
     result = [
         Absence(
@@ -123,7 +254,7 @@ def gap_absences(gaps: Sequence[GapRecord], stretches: Sequence[Sums]) -> list[A
         for gap in gaps
         if not is_left_out(gap)
     ]
-    details = {RETURNING: carriage.RETURNING, NOT_CARRIED: carriage.NOT_CARRIED}
+    details = {RETURNING: link.RETURNING, NOT_CARRIED: link.NOT_CARRIED}
     for reason, detail in details.items():
         skipped = [gap for gap in gaps if is_left_out(gap) and gap.detail == detail]
         count = sum(gap.last - gap.first + 1 for gap in skipped) + sum(
@@ -135,7 +266,7 @@ def gap_absences(gaps: Sequence[GapRecord], stretches: Sequence[Sums]) -> list[A
     return result
 
 
-def damage(side: str, evidence: Evidence, gaps: Sequence[GapRecord]) -> list[Finding]:
+def damage(side: str, evidence: Evidence, gaps: Sequence[GapRecord]) -> list[AuditFinding]:
     """Report ranges of a log that are damaged or lost without a record of it."""
     if not evidence.knows_gaps:
         return []
@@ -148,14 +279,16 @@ def damage(side: str, evidence: Evidence, gaps: Sequence[GapRecord]) -> list[Fin
     return found
 
 
-def _damaged(side: str, first: int, last: int, detail: str) -> Finding:
+def _damaged(side: str, first: int, last: int, detail: str) -> AuditFinding:
     count = last - first + 1
     if side == SENDER:
-        return Finding(Kind.LOG_DAMAGED, side, first, last, detail=detail, count=count)
-    return Finding(Kind.LOG_DAMAGED, side, receiver_offset=first, detail=f"{first} to {last}: {detail}", count=count)
+        return AuditFinding(FindingKind.LOG_DAMAGED, side, first, last, detail=detail, count=count)
+    return AuditFinding(
+        FindingKind.LOG_DAMAGED, side, receiver_offset=first, detail=f"{first} to {last}: {detail}", count=count
+    )
 
 
-def descents(stretches: Sequence[Sums]) -> tuple[list[Descent], int]:
+def descents(stretches: Sequence[RangeSums]) -> tuple[list[Descent], int]:
     """Give the entries of the receiver that stand behind a higher offset, and how many more there are."""
     named: list[Descent] = []
     count, before = 0, None  # type: int, Named | None
@@ -172,8 +305,8 @@ def descents(stretches: Sequence[Sums]) -> tuple[list[Descent], int]:
 
 
 def order_findings(
-    stretches: Sequence[Sums], excuses: Excuses, known: set[int | None], sibling: Sibling | None
-) -> list[Finding]:
+    stretches: Sequence[RangeSums], excuses: Excuses, known: set[int | None], sibling: Sibling | None
+) -> list[AuditFinding]:
     """Report what is out of order, unless it was taken out of quarantine, is of another link or reported already."""
     named, more = descents(stretches)
     quarantined = Excuses(each for each in excuses.all if each.reason == GapReason.QUARANTINED)
@@ -183,45 +316,51 @@ def order_findings(
         other = sibling is not None and (sibling.has(entry) or sibling.has(descent.behind))
         if entry.place not in known and not other and not quarantined.covers(entry.offset):
             detail = f"it stands behind the offset {descent.behind.offset}"
-            found.append(_of_entry(Kind.OUT_OF_ORDER, RECEIVER, entry, detail=detail))
+            found.append(_of_entry(FindingKind.OUT_OF_ORDER, RECEIVER, entry, detail=detail))
     if more:
-        found.append(Finding(Kind.OUT_OF_ORDER, RECEIVER, detail="more facts, which are not named", count=more))
+        found.append(
+            AuditFinding(FindingKind.OUT_OF_ORDER, RECEIVER, detail="more facts, which are not named", count=more)
+        )
     return found
 
 
-def body_findings(stretches: Sequence[Sums], known: set[tuple[str, int]]) -> list[Finding]:
+def body_findings(stretches: Sequence[RangeSums], known: set[tuple[str, int]]) -> list[AuditFinding]:
     """Report altered bodies that no comparison has named; ``known`` are side and place."""
     found = []
     for stretch in stretches:
         for entry in stretch.altered:
             if (stretch.side, entry.place) not in known:
-                found.append(_of_entry(Kind.BODY_ALTERED, stretch.side, entry, ("body",)))
+                found.append(_of_entry(FindingKind.BODY_ALTERED, stretch.side, entry, ("body",)))
         more = stretch.altered_count - len(stretch.altered)
         if more:
             detail = f"more facts between {stretch.first} and {stretch.end - 1}, which are not named"
-            found.append(Finding(Kind.BODY_ALTERED, stretch.side, detail=detail, count=more))
+            found.append(AuditFinding(FindingKind.BODY_ALTERED, stretch.side, detail=detail, count=more))
     return found
 
 
-def unreadable(stretches: Sequence[Sums]) -> list[Finding]:
+def unreadable(stretches: Sequence[RangeSums]) -> list[AuditFinding]:
     """Report stretches that could not be read to their end."""
     found = []
     for stretch in stretches:
         for first, last, why in stretch.unreadable:
             detail, count = f"{first} to {last}: {why}", last - first + 1
             if stretch.side == SENDER:
-                found.append(Finding(Kind.UNREADABLE, SENDER, first, last, detail=detail, count=count))
+                found.append(AuditFinding(FindingKind.UNREADABLE, SENDER, first, last, detail=detail, count=count))
             else:
-                found.append(Finding(Kind.UNREADABLE, RECEIVER, receiver_offset=first, detail=detail, count=count))
+                found.append(
+                    AuditFinding(FindingKind.UNREADABLE, RECEIVER, receiver_offset=first, detail=detail, count=count)
+                )
     return found
 
 
-def _of_entry(kind: Kind, side: str, entry: Named, fields: tuple[str, ...] = (), detail: str = "") -> Finding:
+def _of_entry(
+    kind: FindingKind, side: str, entry: Named, fields: tuple[str, ...] = (), detail: str = ""
+) -> AuditFinding:
     place = entry.place if side == RECEIVER else None
-    return Finding(kind, side, entry.offset, None, place, entry.from_zone, entry.message_id, fields, detail)
+    return AuditFinding(kind, side, entry.offset, None, place, entry.from_zone, entry.message_id, fields, detail)
 
 
-def reports(scope: Scope, sender: Evidence, receiver: Evidence, frontier: int) -> list[Finding]:
+def reports(scope: AuditScope, sender: Evidence, receiver: Evidence, frontier: int) -> list[AuditFinding]:
     """Report what the receiver refused and the sender does not know to be refused."""
     if not sender.knows_gaps:
         return []
@@ -232,18 +371,20 @@ def reports(scope: Scope, sender: Evidence, receiver: Evidence, frontier: int) -
             for first, last in told.uncovered(gap.first, min(gap.last, frontier)):
                 if scope.first <= first and last < scope.end and first >= sender.start:
                     count = last - first + 1
-                    found.append(Finding(Kind.UNREPORTED, SENDER, first, last, detail=gap.detail, count=count))
+                    found.append(
+                        AuditFinding(FindingKind.UNREPORTED, SENDER, first, last, detail=gap.detail, count=count)
+                    )
     return found
 
 
-def histories(sender: Evidence, receiver: Evidence) -> list[Finding]:
+def histories(sender: Evidence, receiver: Evidence) -> list[AuditFinding]:
     """Report a sender's log that is not the one, or not as long, as the receiver remembers."""
     position = receiver.position
     if position is None or position.log_id is None:
         return []
     if position.log_id != sender.log_id:
-        return [Finding(Kind.FOREIGN_LOG, SENDER, detail=f"the receiver knows the log {position.log_id}")]
+        return [AuditFinding(FindingKind.FOREIGN_LOG, SENDER, detail=f"the receiver knows the log {position.log_id}")]
     if position.end > sender.end:
         detail = f"it ends before {sender.end}, and ended before {position.end} when the receiver last asked"
-        return [Finding(Kind.FOREIGN_LOG, SENDER, detail=detail)]
+        return [AuditFinding(FindingKind.FOREIGN_LOG, SENDER, detail=detail)]
     return []

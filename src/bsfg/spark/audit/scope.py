@@ -1,15 +1,20 @@
-"""Which entries of the two logs belong to a link, and under which offsets they are compared."""
+"""Which entries of the two logs belong to a link, and what an end of it says of itself beside them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bsfg.arrays import constant_value
 from bsfg.batch import EntryBatch
+from bsfg.columns import constant_value
+from bsfg.digest import KeptRange, Restore
+from bsfg.journey.link import PeerPosition
+from bsfg.ports import Frame, GapRecord
 
 SENDER, RECEIVER = "sender", "receiver"
 RANGE_FACTS = 65_536
@@ -23,7 +28,7 @@ RETURNING, NOT_CARRIED = "returning", "not_carried"
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class AuditScope:
     """One stream of a link: whose facts, which of the sender's offsets (``end`` exclusive), and how to compare them.
 
     ``zone`` is the sender's, which stands as origin in the receiver's forward buffer. ``relayed`` says that the link
@@ -49,7 +54,7 @@ class Scope:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class LinkRows:
     """Entries of the link: their offsets and times at the sender, and their places in the log they were read from."""
 
     entries: EntryBatch
@@ -60,25 +65,25 @@ class Rows:
     def __len__(self) -> int:
         return len(self.offsets)
 
-    def take(self, rows: np.ndarray) -> Rows:
+    def take(self, rows: np.ndarray) -> LinkRows:
         """Give some of the rows, in that order."""
-        return Rows(self.entries.take(rows), self.offsets[rows], self.times[rows], self.places[rows])
+        return LinkRows(self.entries.take(rows), self.offsets[rows], self.times[rows], self.places[rows])
 
     @staticmethod
-    def concat(parts: list[Rows]) -> Rows:
+    def concat(parts: list[LinkRows]) -> LinkRows:
         """Put rows one after the other."""
         if len(parts) == 1:
             return parts[0]
         empty = np.empty(0, dtype=np.int64)
         columns = [np.concatenate([empty, *found]) for found in zip(*map(_arrays, parts), strict=True)] or [empty] * 3
-        return Rows(EntryBatch.concat([part.entries for part in parts]), *columns)
+        return LinkRows(EntryBatch.concat([part.entries for part in parts]), *columns)
 
 
-def _arrays(rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _arrays(rows: LinkRows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return rows.offsets, rows.times, rows.places
 
 
-def sent(entries: EntryBatch, scope: Scope) -> tuple[Rows, dict[str, int]]:
+def sent(entries: EntryBatch, scope: AuditScope) -> tuple[LinkRows, dict[str, int]]:
     """Give what a sender sends of some entries, and count by reason what it leaves out."""
     left_out: dict[str, int] = {}
     if scope.carry_only:
@@ -90,12 +95,12 @@ def sent(entries: EntryBatch, scope: Scope) -> tuple[Rows, dict[str, int]]:
     return sender_rows(entries), left_out
 
 
-def sender_rows(entries: EntryBatch) -> Rows:
+def sender_rows(entries: EntryBatch) -> LinkRows:
     """Give entries of a sender with their own offsets and times."""
-    return Rows(entries, entries.offsets, _numbers(entries.column("appended_at_unix_ms")), entries.offsets)
+    return LinkRows(entries, entries.offsets, _numbers(entries.column("appended_at_unix_ms")), entries.offsets)
 
 
-def received(entries: EntryBatch, scope: Scope) -> Rows:
+def received(entries: EntryBatch, scope: AuditScope) -> LinkRows:
     """Give those entries of a forward buffer that the link brought, by the offsets they have at the sender."""
     offsets = _numbers(entries.column("origin_offset"))
     mine = _is_in(entries.column("origin_zone"), frozenset({scope.zone}))
@@ -104,7 +109,7 @@ def received(entries: EntryBatch, scope: Scope) -> Rows:
         own = _is_in(entries.column("from_zone"), frozenset({scope.zone}))
         mine &= ~own if scope.relayed else own
     times = _numbers(entries.column("origin_appended_at_unix_ms"))
-    rows = Rows(entries, offsets, times, entries.offsets)
+    rows = LinkRows(entries, offsets, times, entries.offsets)
     return rows if mine.all() else rows.take(np.flatnonzero(mine))
 
 
@@ -126,3 +131,73 @@ def _is_in(column: pa.Array, values: frozenset[str]) -> np.ndarray:
 def _numbers(column: pa.Array) -> np.ndarray:
     """Give a column of whole numbers, -1 where there is none."""
     return np.asarray(pc.fill_null(column, -1) if column.null_count else column)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCursor:
+    """The durable consumer by which the receiver pulls, as the sender keeps it.
+
+    ``peer_head`` is the chain head that the receiver told with its last confirmation.
+    """
+
+    name: str
+    committed: int
+    start: str = "earliest"
+    start_value: int = 0
+    peer_head: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """A fact in quarantine: its key, why, and its offset at the sender where that is known."""
+
+    reason: str
+    from_zone: str
+    message_id: str
+    at_unix_ms: int
+    detail: str = ""
+    origin_offset: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One end at one moment.
+
+    ``position`` is what a receiver remembers of the sender, ``cursor`` what a sender keeps of the receiver; None where
+    it is not known. ``heads`` says for each chain head that was asked for the offset before which the log had it, None
+    when it is not in what is left of the log; without an answer the head could not be looked for.
+    """
+
+    log_id: str
+    start: int
+    end: int
+    chain_head: bytes = b""
+    gaps: Sequence[GapRecord] = ()
+    kept: Sequence[KeptRange] = ()
+    set_aside: Sequence[SetAside] = ()
+    position: PeerPosition | None = None
+    cursor: LinkCursor | None = None
+    heads: dict[bytes, int | None] = field(default_factory=dict)
+    restores: Sequence[Restore] = ()
+    knows_gaps: bool = True
+
+
+class End(Protocol):
+    """One log of a link, to be read from any process; it is picklable and opens nothing before it is asked."""
+
+    @property
+    def name(self) -> str:
+        """How a reader of the report recognises it: a folder, or a node's address."""
+        ...
+
+    def evidence(self, heads: Sequence[bytes] = ()) -> Evidence:
+        """Tell what there is at this moment, and which of some chain heads are in the log."""
+        ...
+
+    def frames(self, first: int, end: int, log_id: str) -> Iterator[Frame]:
+        """Read a range (``end`` exclusive) as it stands; raises `ForeignLog` when it is another log by now."""
+        ...
+
+    def kept_keys(self, first: int, last: int) -> pa.RecordBatch | None:
+        """Give offset, from_zone, message_id and digest of entries that have left; None when they are not at hand."""
+        ...

@@ -1,31 +1,153 @@
-"""The last look: what seems missing, strange or doubled in its range is searched for in all of the receiver's log.
-
-A fact that the link found there already came by another path and is no loss. One that stands under another offset is
-out of order and not missing. Only what is nowhere is missing.
-"""
+"""Every range of a stream: equal, excused as a whole, or compared, and a last look for what seems missing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from bsfg.batch import EntryBatch
-from bsfg.spark.audit.compare import Detail, Pair, Stray
-from bsfg.spark.audit.ends import End
-from bsfg.spark.audit.entryhash import EntryHash
-from bsfg.spark.audit.excuses import OTHER_PATH, PUT_AGAIN
-from bsfg.spark.audit.scope import RECEIVER, SENDER, Scope
-from bsfg.spark.audit.sums import Named
-from bsfg.spark.audit.verdict import Absence, Finding, Kind
+from bsfg.ports import GapRecord
+from bsfg.spark.audit import judging
+from bsfg.spark.audit.case import Case
+from bsfg.spark.audit.compare import Detail, Known, Pair, Stray, compare
+from bsfg.spark.audit.judging import OTHER_PATH, PUT_AGAIN, RECEIVER_TRUNCATED, Excuse, Excuses, for_gaps, of_gaps
+from bsfg.spark.audit.runner import Runner
+from bsfg.spark.audit.scope import RECEIVER, SENDER, AuditScope, End, LinkRows, received, sender_rows, sent
+from bsfg.spark.audit.sums import EntryHash, Named
+from bsfg.spark.audit.verdict import Absence, AuditFinding, FindingKind
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparing:
+    """Reads a range that differs at both ends and compares it entry by entry."""
+
+    number: int
+    sender: End
+    sender_log: str
+    receiver: End
+    receiver_log: str
+    spans: tuple[Span, ...]
+    scope: AuditScope
+    known: Known
+
+    def __call__(self) -> Detail:
+        """Do it, in whichever process this is."""
+        first, end = self.scope.bounds(self.number)
+        ours, left_out, gaps = [], [np.empty(0, dtype=bool)], list[GapRecord]()
+        # A sender that was restored may end before what the receiver has of it.
+        last = min(end, self.known.end)
+        for frame in self.sender.frames(first, last, self.sender_log) if first < last else ():
+            if frame.entries is not None:
+                rows = sender_rows(frame.entries)
+                ours.append(rows)
+                left_out.append(~np.isin(rows.offsets, sent(frame.entries, self.scope)[0].offsets))
+            elif frame.gap is not None:
+                gaps.append(replace(frame.gap, first=frame.first, last=frame.last))
+        theirs, let_go = self._received(first, end)
+        known = self._known_now(first, end, gaps, let_go)
+        return compare(self.number, LinkRows.concat(ours), np.concatenate(left_out), theirs, self.scope, known)
+
+    def _received(self, first: int, end: int) -> tuple[LinkRows, bool]:
+        """Give the receiver's entries of the range, and whether some of what was there has been let go since."""
+        # What shares its offsets with another link is told apart by key, which needs the rows of both.
+        scope, parts, gaps = replace(self.scope, shared=False), [], list[GapRecord]()
+        for start, last in self.spans:
+            for frame in self.receiver.frames(start, last + 1, self.receiver_log):
+                if frame.entries is not None:
+                    rows = received(frame.entries, scope)
+                    parts.append(rows.take(np.flatnonzero((rows.offsets >= first) & (rows.offsets < end))))
+                elif frame.gap is not None:
+                    gaps.append(frame.gap)
+        return LinkRows.concat(parts), judging.let_go_before(gaps) > 0
+
+    def _known_now(self, first: int, end: int, gaps: Sequence[GapRecord], let_go: bool) -> Known:
+        """Add to what is known what has changed since the first pass: both ends may let go what is being read."""
+        known = replace(self.known, gaps=Excuses([*self.known.gaps.all, *of_gaps(gaps).all]))
+        if not let_go:
+            return known
+        excuse = Excuse(first, end - 1, RECEIVER_TRUNCATED, RECEIVER, "let go while it was read")
+        return replace(known, absent=Excuses([*known.absent.all, excuse]))
+
+
+@dataclass(slots=True)
+class Compared:
+    """What came of all ranges: what the sums said of each, the details of those that differ, and the numbers."""
+
+    states: dict[int, str] = field(default_factory=dict)
+    details: list[Detail] = field(default_factory=list)
+    absences: list[Absence] = field(default_factory=list)
+    compared: int = 0
+
+
+def compare_ranges(case: Case, runner: Runner) -> Compared:
+    """Compare all ranges, reading again only those that differ."""
+    gaps = judging.own_gaps(case.totals.side(SENDER))
+    unrecorded = _unrecorded(case, gaps)
+    altered = {entry.offset // case.scope.range_facts for stretch in case.totals.stretches for entry in stretch.altered}
+    found = Compared()
+    chosen = sorted(_judged(case, found, unrecorded.keys() | altered))
+    excuses = of_gaps(gaps)
+    steps = [_comparing(case, number, excuses, unrecorded.get(number, ())) for number in chosen]
+    found.details = runner.each(f"{case.plan.stream}: comparing what differs", steps)
+    for detail in found.details:
+        found.compared += detail.compared
+        found.absences += detail.absences
+    found.absences += judging.gap_absences(gaps, case.totals.side(SENDER))
+    return found
+
+
+def _unrecorded(case: Case, gaps: Sequence[GapRecord]) -> dict[int, list[Span]]:
+    if not case.receiver.knows_gaps:
+        return {}
+    recorded = for_gaps(case.scope, case.receiver, case.excuses)
+    return judging.by_range(judging.unrecorded(gaps, recorded, case.frontier), case.scope)
+
+
+def _judged(case: Case, found: Compared, suspect: set[int]) -> set[int]:
+    """Take note of what the sums say of every range, and give those that must be read again."""
+    chosen = set(suspect)
+    for number in sorted({*case.totals.sender, *case.totals.receiver}):
+        state, excuse = judging.state_of(number, case.totals, case.scope, case.sender, case.excuses)
+        found.states[number] = state if excuse is None else excuse.reason
+        if state == judging.DIFFERS:
+            chosen.add(number)
+        elif number in suspect:
+            continue
+        elif state == judging.EQUAL:
+            found.compared += case.totals.sender[number].count
+        elif excuse is not None:
+            first, end = case.scope.bounds(number)
+            count = case.totals.sender[number].count
+            found.absences.append(excuse.absence(first, min(end, case.end) - 1, count))
+    return chosen
+
+
+def _comparing(case: Case, number: int, gaps: Excuses, unrecorded: Sequence[Span]) -> Comparing:
+    first, end = case.scope.bounds(number)
+    excuses = case.excuses.within(first, end), gaps.within(first, end)
+    known = Known(*excuses, tuple(unrecorded), case.sender.end, case.sibling, tuple(case.sender.restores))
+    return Comparing(
+        number,
+        case.plan.sender,
+        case.sender.log_id,
+        case.plan.receiver,
+        case.receiver.log_id,
+        tuple(case.totals.spans.get(number, ())),
+        case.scope,
+        known,
+    )
+
 
 RUN_MIN = 16
 """From how many neighbours on missing facts are named together."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ReceiverPlace:
     """Where the receiver has a key: the place in its log, and where that entry came from."""
 
     key: int
@@ -44,10 +166,10 @@ class Searching:
     log_id: str
     first: int
     end: int
-    scope: Scope
+    scope: AuditScope
     wanted: np.ndarray
 
-    def __call__(self) -> list[Place]:
+    def __call__(self) -> list[ReceiverPlace]:
         """Do it, in whichever process this is."""
         hasher, found = EntryHash(self.scope.secret), []
         for frame in self.log.frames(self.first, self.end, self.log_id):
@@ -55,7 +177,7 @@ class Searching:
                 found += self._places(frame.entries, hasher.keys(frame.entries))
         return found
 
-    def _places(self, entries: EntryBatch, keys: np.ndarray) -> list[Place]:
+    def _places(self, entries: EntryBatch, keys: np.ndarray) -> list[ReceiverPlace]:
         at = np.minimum(np.searchsorted(self.wanted, keys), len(self.wanted) - 1)
         rows = np.flatnonzero(self.wanted[at] == keys)
         if not len(rows):
@@ -63,14 +185,14 @@ class Searching:
         part = entries.take(rows)
         names = ("offset", "origin_zone", "origin_offset", "from_zone", "message_id")
         columns = zip(keys[rows].tolist(), *(part.values(name) for name in names), strict=True)
-        return [Place(*row) for row in columns]
+        return [ReceiverPlace(*row) for row in columns]
 
 
 @dataclass(slots=True)
 class Settled:
     """What became of everything that was open."""
 
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[AuditFinding] = field(default_factory=list)
     absences: list[Absence] = field(default_factory=list)
     compared: int = 0
 
@@ -84,7 +206,9 @@ def open_keys(details: Sequence[Detail], repeated: np.ndarray) -> np.ndarray:
     return np.unique(np.concatenate([repeated, *absent, np.array(pairs, dtype=np.uint64)]))
 
 
-def settle(details: Sequence[Detail], places: Sequence[Place], repeated: np.ndarray, scope: Scope) -> Settled:
+def settle(
+    details: Sequence[Detail], places: Sequence[ReceiverPlace], repeated: np.ndarray, scope: AuditScope
+) -> Settled:
     """Decide about all that is open, given where the receiver has the keys that were searched for.
 
     Strays whose keys are among the ``repeated`` are left to `duplicates`.
@@ -95,10 +219,12 @@ def settle(details: Sequence[Detail], places: Sequence[Place], repeated: np.ndar
 class _Settling:
     """What is open, and what is decided of it."""
 
-    def __init__(self, details: Sequence[Detail], places: Sequence[Place], repeated: np.ndarray, scope: Scope) -> None:
+    def __init__(
+        self, details: Sequence[Detail], places: Sequence[ReceiverPlace], repeated: np.ndarray, scope: AuditScope
+    ) -> None:
         self._details, self._scope = details, scope
         self._strays = _strays_by_key(details)
-        self._places: dict[int, list[Place]] = {}
+        self._places: dict[int, list[ReceiverPlace]] = {}
         for place in places:
             self._places.setdefault(place.key, []).append(place)
         self._repeated: set[int] = set(repeated.tolist())
@@ -133,7 +259,7 @@ class _Settling:
             return True
         return False
 
-    def _found_at(self, offset: int, place: Place) -> None:
+    def _found_at(self, offset: int, place: ReceiverPlace) -> None:
         if place.origin_zone != self._scope.zone:
             self._elsewhere.append((offset, OTHER_PATH))
         elif place.origin_offset is None or place.origin_offset < 0:
@@ -146,8 +272,8 @@ class _Settling:
         else:
             detail = f"the sender has the same key at {place.origin_offset} and {offset}"
             self._done.findings.append(
-                Finding(
-                    Kind.DUPLICATED,
+                AuditFinding(
+                    FindingKind.DUPLICATED,
                     SENDER,
                     offset,
                     None,
@@ -163,7 +289,9 @@ class _Settling:
     ) -> None:
         key = entry.from_zone, entry.message_id
         self._done.findings.append(
-            Finding(Kind.OUT_OF_ORDER, RECEIVER, offset, None, entry.place, *key, fields=fields, detail=detail)
+            AuditFinding(
+                FindingKind.OUT_OF_ORDER, RECEIVER, offset, None, entry.place, *key, fields=fields, detail=detail
+            )
         )
 
     def _lost_or_altered(self, pair: Pair, missing: list[tuple[int, Named | None]]) -> None:
@@ -175,8 +303,8 @@ class _Settling:
         self._used.add(place)
         detail = f"the receiver has {pair.receiver.message_id!r} of {pair.receiver.from_zone!r} in its place"
         self._done.findings.append(
-            Finding(
-                Kind.ALTERED,
+            AuditFinding(
+                FindingKind.ALTERED,
                 RECEIVER,
                 entry.offset,
                 None,
@@ -195,7 +323,7 @@ class _Settling:
                 self._done.findings += map(_stray_finding, left)
 
 
-def missing_findings(missing: Sequence[tuple[int, Named | None]]) -> Iterator[Finding]:
+def missing_findings(missing: Sequence[tuple[int, Named | None]]) -> Iterator[AuditFinding]:
     """Name missing facts one by one, and long runs of neighbours together."""
     at = 0
     while at < len(missing):
@@ -210,18 +338,20 @@ def missing_findings(missing: Sequence[tuple[int, Named | None]]) -> Iterator[Fi
         at = stop
 
 
-def _missing(each: tuple[int, Named | None], last: int | None = None, count: int = 1) -> Finding:
+def _missing(each: tuple[int, Named | None], last: int | None = None, count: int = 1) -> AuditFinding:
     offset, entry = each
     key = (entry.from_zone, entry.message_id) if entry is not None else (None, None)
     detail = "the key is that of the first" if last is not None else ""
-    return Finding(Kind.MISSING, RECEIVER, offset, last, None, *key, detail=detail, count=count)
+    return AuditFinding(FindingKind.MISSING, RECEIVER, offset, last, None, *key, detail=detail, count=count)
 
 
-def _stray_finding(stray: Stray) -> Finding:
+def _stray_finding(stray: Stray) -> AuditFinding:
     entry = stray.entry
-    kind = Kind.DUPLICATED if stray.same_body else Kind.EXTRA
+    kind = FindingKind.DUPLICATED if stray.same_body else FindingKind.EXTRA
     detail = f"the body of offset {entry.offset} a second time, under another key" if stray.same_body else ""
-    return Finding(kind, RECEIVER, entry.offset, None, entry.place, entry.from_zone, entry.message_id, detail=detail)
+    return AuditFinding(
+        kind, RECEIVER, entry.offset, None, entry.place, entry.from_zone, entry.message_id, detail=detail
+    )
 
 
 def _strays_by_key(details: Sequence[Detail]) -> dict[int, list[Stray]]:
@@ -240,7 +370,7 @@ def _pairs(details: Sequence[Detail]) -> Iterator[Pair]:
         yield from detail.pairs
 
 
-def _grouped(elsewhere: list[tuple[int, str]], scope: Scope) -> Iterator[Absence]:
+def _grouped(elsewhere: list[tuple[int, str]], scope: AuditScope) -> Iterator[Absence]:
     """Give what came otherwise, one absence per reason and range."""
     words = {
         OTHER_PATH: "the receiver has them from another zone",
@@ -253,9 +383,9 @@ def _grouped(elsewhere: list[tuple[int, str]], scope: Scope) -> Iterator[Absence
         yield Absence(reason, RECEIVER, min(offsets), max(offsets), len(offsets), words[reason])
 
 
-def duplicates(places: Sequence[Place], known: set[int | None], scope: Scope) -> list[Finding]:
+def duplicates(places: Sequence[ReceiverPlace], known: set[int | None], scope: AuditScope) -> list[AuditFinding]:
     """Report keys that stand at two places of the receiver's log; ``known`` places are reported already."""
-    by_key: dict[int, list[Place]] = {}
+    by_key: dict[int, list[ReceiverPlace]] = {}
     for place in places:
         by_key.setdefault(place.key, []).append(place)
     found = []
@@ -267,13 +397,13 @@ def duplicates(places: Sequence[Place], known: set[int | None], scope: Scope) ->
     return found
 
 
-def _duplicate(first: Place, other: Place, scope: Scope) -> Finding:
+def _duplicate(first: ReceiverPlace, other: ReceiverPlace, scope: AuditScope) -> AuditFinding:
     offset = other.origin_offset if other.origin_zone == scope.zone else None
     detail = f"the receiver has the same key at {first.place} and {other.place}"
     if other.origin_zone != first.origin_zone:
         detail += f", from {first.origin_zone} and {other.origin_zone}"
-    return Finding(
-        Kind.DUPLICATED,
+    return AuditFinding(
+        FindingKind.DUPLICATED,
         RECEIVER,
         offset,
         None,

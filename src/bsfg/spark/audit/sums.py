@@ -1,24 +1,156 @@
-"""The first pass: both logs are read once, and every range of offsets becomes a count and two sums.
-
-A range that has the same three numbers at both ends holds the same facts there. The order of entries, the bodies
-against their digests and the keys are looked at on the way.
-"""
+"""The first pass: both logs are read once, and every range of offsets becomes a count and two sums."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from bsfg.arrays import constant_value
 from bsfg.batch import EntryBatch
+from bsfg.columns import DIGEST_BYTES, byte_lengths, constant_value, fixed_rows
+from bsfg.digest import KeyHash
 from bsfg.errors import FrameInvalid
 from bsfg.ports import GapRecord
 from bsfg.sealing import digest_mismatches
 from bsfg.spark.audit.ends import End
-from bsfg.spark.audit.entryhash import EntryHash, lanes
-from bsfg.spark.audit.scope import RECEIVER, SENDER, Rows, Scope, received, sent
+from bsfg.spark.audit.scope import RECEIVER, SENDER, AuditScope, LinkRows, received, sender_rows, sent
+
+TEXTS = (
+    "message_id",
+    "from_zone",
+    "to_zone",
+    "correlation_id",
+    "causation_id",
+    "labels",
+    "object_media_type",
+    "object_schema",
+    "signature",
+    "artifact",
+)
+"""The columns of the envelope that hold text; the body is covered by its digest."""
+
+_LONG_BYTES = 256
+_NUMBER_WORDS = 2
+_NULL = np.uint64(0x9E3779B97F4A7C15)
+_LANES = (np.uint64(0), np.uint64(0xC2B2AE3D27D4EB4F))
+
+
+class EntryHash:
+    """The keyed hash of entries and of their keys; the same secret gives the same numbers everywhere."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._texts = {name: KeyHash(_derived(secret, name)) for name in TEXTS}
+        self._keys = KeyHash(_derived(secret, "key"))
+        words = DIGEST_BYTES // 4 + 3 * _NUMBER_WORDS
+        raw = b"".join(_derived(secret, f"number {at}")[:16] for at in range(words + 1))
+        self._coefficients = np.frombuffer(raw, dtype="<u8").reshape(-1, 2)
+
+    def of(self, entries: EntryBatch, offsets: np.ndarray, times: np.ndarray) -> np.ndarray:
+        """Hash entries with the offsets and times that they have at the sender."""
+        result = self._numbers(entries, offsets, times)
+        for name, hasher in self._texts.items():
+            result ^= _text_terms(hasher, entries.column(name))
+        return mixed(result)
+
+    def keys(self, entries: EntryBatch) -> np.ndarray:
+        """Hash the keys of entries."""
+        return self.keys_of(entries.column("from_zone"), entries.column("message_id"))
+
+    def keys_of(self, from_zone: pa.Array, message_id: pa.Array) -> np.ndarray:
+        """Hash keys that stand in two columns."""
+        return np.asarray(self._keys.of(_filled(from_zone), _filled(message_id)))
+
+    def _numbers(self, entries: EntryBatch, offsets: np.ndarray, times: np.ndarray) -> np.ndarray:
+        """Hash what has a fixed width: offset, both times and the digest."""
+        produced, missing = _whole_numbers(entries.column("produced_at_unix_ms"))
+        digests, unsealed = _digest_words(entries.column("digest"))
+        words = np.empty((len(entries), len(self._coefficients)), dtype=np.uint64)
+        words[:, 0] = 1
+        for at, column in enumerate((offsets, times, produced)):
+            split = np.ascontiguousarray(column, dtype=np.int64).view(np.uint32).reshape(-1, _NUMBER_WORDS)
+            words[:, 1 + at * _NUMBER_WORDS : 1 + (at + 1) * _NUMBER_WORDS] = split
+        words[:, 1 + 3 * _NUMBER_WORDS :] = digests
+        sums = words @ self._coefficients
+        high = np.uint64(0xFFFFFFFF00000000)
+        result = np.asarray((sums[:, 0] & high) | (sums[:, 1] >> np.uint64(32)))
+        for absent, place in ((missing, 1), (unsealed, 2)):
+            if absent is not None:
+                result[absent] ^= _NULL * np.uint64(2 * place + 1)
+        return result
+
+
+def mixed(values: np.ndarray) -> np.ndarray:
+    """Spread numbers so that sums tell them apart: else exchanging a field between two entries would not show."""
+    result = values.astype(np.uint64, copy=True)
+    result ^= result >> np.uint64(33)
+    result *= np.uint64(0xFF51AFD7ED558CCD)
+    result ^= result >> np.uint64(33)
+    result *= np.uint64(0xC4CEB9FE1A85EC53)
+    result ^= result >> np.uint64(33)
+    return result
+
+
+def lanes(hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Give two independent numbers per hash, to be summed up side by side."""
+    first, second = (mixed(hashes ^ lane) for lane in _LANES)
+    return first, second
+
+
+def _derived(secret: bytes, what: str) -> bytes:
+    return hashlib.blake2b(what.encode(), digest_size=32, key=secret, person=b"audit").digest()
+
+
+def _text_terms(hasher: KeyHash, column: pa.Array) -> np.ndarray | np.uint64:
+    """Hash a column of texts; a null is not the empty text."""
+    if column.null_count == len(column):
+        return _NULL
+    single = constant_value(column)
+    if single is not None:
+        return np.uint64(hasher.of_one("", _short(single)))
+    texts = _short_all(_filled(column))
+    terms = np.asarray(hasher.of(pa.repeat(pa.scalar("", pa.string()), len(texts)), texts))
+    if column.null_count:
+        terms = np.where(np.asarray(column.is_valid()), terms, _NULL)
+    return terms
+
+
+def _filled(column: pa.Array) -> pa.Array:
+    return pc.fill_null(column, "") if column.null_count else column
+
+
+def _short(text: str) -> str:
+    data = text.encode()
+    return text if len(data) <= _LONG_BYTES else f"\x01{hashlib.sha256(data).hexdigest()}"
+
+
+def _short_all(texts: pa.Array) -> pa.Array:
+    """Replace long texts by their digests: the hash lays all rows out as wide as the widest."""
+    long = np.flatnonzero(byte_lengths(texts) > _LONG_BYTES)
+    if not len(long):
+        return texts
+    values = texts.to_pylist()
+    for row in long.tolist():
+        values[row] = _short(values[row])
+    return pa.array(values, type=pa.string())
+
+
+def _whole_numbers(column: pa.Array) -> tuple[np.ndarray, np.ndarray | None]:
+    """Give a column of numbers, and which of them are missing if any are."""
+    if not column.null_count:
+        return np.asarray(column), None
+    return np.asarray(pc.fill_null(column, 0)), np.asarray(column.is_null())
+
+
+def _digest_words(column: pa.Array) -> tuple[np.ndarray, np.ndarray | None]:
+    missing = None
+    if column.null_count:
+        missing = np.asarray(column.is_null())
+        column = pc.fill_null(column, bytes(DIGEST_BYTES))
+    return np.ascontiguousarray(fixed_rows(column)).view("<u4"), missing
+
 
 NAMED_MAX = 1_000
 """How many entries of one kind a task names; more are counted."""
@@ -59,7 +191,7 @@ class Descent:
 
 
 @dataclass(slots=True)
-class Sums:
+class RangeSums:
     """What was found in one stretch of one log, from ``first`` up to ``end``."""
 
     side: str
@@ -92,9 +224,9 @@ class Summing:
     log_id: str
     first: int
     end: int
-    scope: Scope
+    scope: AuditScope
 
-    def __call__(self) -> tuple[Sums, np.ndarray]:
+    def __call__(self) -> tuple[RangeSums, np.ndarray]:
         """Do it, in whichever process this is."""
         return _Reading(self).run()
 
@@ -105,10 +237,10 @@ class _Reading:
     def __init__(self, item: Summing) -> None:
         self._item, self._scope = item, item.scope
         self._hash = EntryHash(item.scope.secret)
-        self._found = Sums(item.side, item.first, item.end)
+        self._found = RangeSums(item.side, item.first, item.end)
         self._keys: list[np.ndarray] = [np.empty(0, dtype=np.uint64)]
 
-    def run(self) -> tuple[Sums, np.ndarray]:
+    def run(self) -> tuple[RangeSums, np.ndarray]:
         item, found, at = self._item, self._found, self._item.first
         try:
             for frame in item.log.frames(item.first, item.end, item.log_id):
@@ -138,7 +270,7 @@ class _Reading:
             self._check(rows)
             add_up(found.ranges, rows, self._hash.of(rows.entries, rows.offsets, rows.times), self._scope.range_facts)
 
-    def _check(self, rows: Rows) -> None:
+    def _check(self, rows: LinkRows) -> None:
         found = self._found
         if self._scope.deep:
             wrong = digest_mismatches(rows.entries)
@@ -147,7 +279,7 @@ class _Reading:
         if found.side == RECEIVER:
             self._check_order(rows)
 
-    def _check_order(self, rows: Rows) -> None:
+    def _check_order(self, rows: LinkRows) -> None:
         found, offsets = self._found, rows.offsets
         first, last = named(rows, np.array([0, len(rows) - 1]))
         if found.last_entry is not None and first.offset <= found.last_entry.offset:
@@ -163,7 +295,7 @@ class _Reading:
         found.highest = high if found.highest is None else max(high, found.highest)
 
 
-def named(rows: Rows, chosen: np.ndarray) -> list[Named]:
+def named(rows: LinkRows, chosen: np.ndarray) -> list[Named]:
     """Name some of the rows."""
     if not len(chosen):
         return []
@@ -173,7 +305,7 @@ def named(rows: Rows, chosen: np.ndarray) -> list[Named]:
     return [Named(place, offset, *key) for (place, offset), key in zip(places, keys, strict=True)]
 
 
-def add_up(ranges: dict[int, RangeSum], rows: Rows, hashes: np.ndarray, range_facts: int) -> None:
+def add_up(ranges: dict[int, RangeSum], rows: LinkRows, hashes: np.ndarray, range_facts: int) -> None:
     """Add rows to the sums of their ranges."""
     numbers = rows.offsets // range_facts
     if len(numbers) > 1 and (np.diff(numbers) < 0).any():
@@ -219,3 +351,36 @@ def _paths(entries: EntryBatch) -> set[tuple[str | None, str | None]]:
         return {(single[0], single[1])}
     pairs = pa.table(columns, names=["origin", "source"]).group_by(["origin", "source"]).aggregate([])
     return set(zip(*(pairs.column(name).to_pylist() for name in ("origin", "source")), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Sibling:
+    """The sender's other buffer, which another link pulls; only a key tells which link brought an entry."""
+
+    log: End
+    log_id: str
+    end: int
+
+    def has(self, entry: Named) -> bool:
+        """Tell whether an entry of the receiver is the one that this buffer has at its offset."""
+        if not 0 <= entry.offset < self.end:
+            return False
+        rows = self.rows(entry.offset, entry.offset + 1)
+        keys = zip(rows.entries.values("from_zone"), rows.entries.values("message_id"), strict=True)
+        return (entry.from_zone, entry.message_id) in keys
+
+    def rows(self, first: int, end: int) -> LinkRows:
+        """Read a range of offsets."""
+        end = min(end, self.end)
+        frames = self.log.frames(first, end, self.log_id) if first < end else iter(())
+        return LinkRows.concat([sender_rows(frame.entries) for frame in frames if frame.entries is not None])
+
+
+def same_keys(offsets: np.ndarray, keys: np.ndarray, known_offsets: np.ndarray, known_keys: np.ndarray) -> np.ndarray:
+    """Mark the rows whose key is the one that some sorted offsets are known to have."""
+    at = np.searchsorted(known_offsets, offsets)
+    result = np.zeros(len(offsets), dtype=bool)
+    inside = np.flatnonzero(at < len(known_offsets))
+    found = at[inside]
+    result[inside] = (known_offsets[found] == offsets[inside]) & (known_keys[found] == keys[inside])
+    return result

@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from bsfg.spark.audit.evidence import SetAside
+from bsfg.spark.audit.scope import SetAside
 
 QUARANTINE_MAX = 200
 FINDINGS_MAX = 1_000
 """How many findings a verdict names; all are counted."""
 
 
-class Kind(StrEnum):
+class FindingKind(StrEnum):
     """What is wrong."""
 
     MISSING = "missing"
@@ -35,64 +35,64 @@ class Kind(StrEnum):
     UNREADABLE = "unreadable"
 
 
-MEANINGS: dict[Kind, tuple[str, str]] = {
-    Kind.MISSING: (
+MEANINGS: dict[FindingKind, tuple[str, str]] = {
+    FindingKind.MISSING: (
         "The sender has the fact, the receiver does not, and nothing on record says why.",
         "Have the receiver read the range again from the sender, and find out who removed it.",
     ),
-    Kind.EXTRA: (
+    FindingKind.EXTRA: (
         "The receiver has an entry that the sender does not have.",
         "Find out what wrote into the receiver's buffer beside the link.",
     ),
-    Kind.DUPLICATED: (
+    FindingKind.DUPLICATED: (
         "One fact is stored twice.",
         "BSFG never does this: find out what else wrote into the folder.",
     ),
-    Kind.ALTERED: (
+    FindingKind.ALTERED: (
         "The two ends hold different versions of one fact.",
         "Compare with a backup or with the producer to see which end is right.",
     ),
-    Kind.BODY_ALTERED: (
+    FindingKind.BODY_ALTERED: (
         "The body is not the one that its digest was made of: it was changed where it lies.",
         "Restore it from the other end or from a backup, and find out who can write to the disk.",
     ),
-    Kind.OUT_OF_ORDER: (
+    FindingKind.OUT_OF_ORDER: (
         "The receiver holds the facts in another order than the sender.",
         "Find out what wrote into the receiver's buffer beside the link.",
     ),
-    Kind.AHEAD: (
+    FindingKind.AHEAD: (
         "The receiver has facts from beyond the end of the sender's log.",
         "The sender was probably restored from an older copy: bring the facts back before it goes on.",
     ),
-    Kind.GAP_UNRECORDED: (
+    FindingKind.GAP_UNRECORDED: (
         "The sender lost facts before they were sent, and the receiver has no record of it.",
         "Record the gap at the receiver, so that its consumers know.",
     ),
-    Kind.UNREPORTED: (
+    FindingKind.UNREPORTED: (
         "The receiver refused facts, and the sender has no record of it.",
         "Tell the zone that produced them; see bsfg quarantine list at the receiver.",
     ),
-    Kind.KEPT_DIGEST: (
+    FindingKind.KEPT_DIGEST: (
         "What is left of a range does not have the digest that was kept when the other end let it go.",
         "Compare the range with a backup of the end that let it go.",
     ),
-    Kind.CHAIN_BROKEN: (
+    FindingKind.CHAIN_BROKEN: (
         "A frame of the log is not followed by the one that was written after it.",
         "Files were replaced or mixed: compare with a backup and find out who wrote here.",
     ),
-    Kind.LOG_DAMAGED: (
+    FindingKind.LOG_DAMAGED: (
         "Frames of the log fail their checksums or are missing.",
         "Run bsfg verify on the folder; restore it from a backup or from the other end.",
     ),
-    Kind.HEAD_UNKNOWN: (
+    FindingKind.HEAD_UNKNOWN: (
         "A chain head that one end told the other is not in its log: its history was rewritten.",
         "Compare the log with a backup from the time of the last confirmation.",
     ),
-    Kind.FOREIGN_LOG: (
+    FindingKind.FOREIGN_LOG: (
         "The log is not the one that the other end knows.",
         "Find out whether the folder was exchanged or made anew; bsfg gate shows whether the link is held.",
     ),
-    Kind.UNREADABLE: (
+    FindingKind.UNREADABLE: (
         "Entries could not be read, so nothing can be said about them.",
         "Run bsfg verify on the folder.",
     ),
@@ -101,14 +101,14 @@ MEANINGS: dict[Kind, tuple[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class AuditFinding:
     """One thing that is wrong.
 
     ``offset`` counts the sender's buffer, up to ``last`` for a range, and ``receiver_offset`` the forward buffer.
     ``fields`` are those that differ. ``count`` is how many facts are concerned.
     """
 
-    kind: Kind
+    kind: FindingKind
     side: str
     offset: int | None = None
     last: int | None = None
@@ -146,7 +146,7 @@ def merged_absences(absences: Iterable[Absence]) -> list[Absence]:
     return list(result.values())
 
 
-class State(StrEnum):
+class CheckState(StrEnum):
     """How a check ended."""
 
     PASSED = "passed"
@@ -159,7 +159,7 @@ class Check:
     """One question that the audit asked, and its answer."""
 
     name: str
-    state: State
+    state: CheckState
     detail: str = ""
 
 
@@ -212,7 +212,7 @@ class StreamVerdict:
     by_digest: int = 0
     in_flight: int = 0
     seconds: float = 0.0
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[AuditFinding] = field(default_factory=list)
     finding_counts: dict[str, int] = field(default_factory=dict)
     absences: list[Absence] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
@@ -232,7 +232,7 @@ class StreamVerdict:
             counts[absence.reason] += absence.count
         return dict(counts)
 
-    def add(self, findings: Iterable[Finding]) -> None:
+    def add(self, findings: Iterable[AuditFinding]) -> None:
         """Take findings: all are counted, the first of them are named."""
         for finding in findings:
             kind = str(finding.kind)
@@ -263,7 +263,7 @@ class Verdict:
         return sum(stream.compared + stream.by_digest for stream in self.streams)
 
     @property
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[AuditFinding]:
         """All findings that are named."""
         return [finding for stream in self.streams for finding in stream.findings]
 
@@ -302,6 +302,6 @@ def _stream_dict(stream: StreamVerdict) -> dict[str, Any]:
     return {"stream": found.pop("stream"), "clean": stream.clean, "absent": stream.absent, **found}
 
 
-def _finding_dict(finding: Finding) -> dict[str, Any]:
+def _finding_dict(finding: AuditFinding) -> dict[str, Any]:
     says, hint = MEANINGS[finding.kind]
     return {**asdict(finding), "says": says, "hint": hint}

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bsfg.jsonform import message_to_dict
-from bsfg.spark.ingest.files import Source
 from bsfg.spark.ingest.mapped import Mapped, to_mapped
-from bsfg.spark.ingest.plan import Plan
+from bsfg.spark.ingest.plan import IngestPlan
 from bsfg.spark.ingest.reading import Reject, read_chunk
-from bsfg.spark.ingest.survey import PARQUET, FileSurvey, survey
+from bsfg.spark.ingest.survey import PARQUET, FileSurvey, SourceFile, survey
 from bsfg.spark.mapping import to_facts
 
 SHOWN_FACTS, SHOWN_REJECTS = 3, 10
@@ -34,7 +33,10 @@ class Look:
 
 
 def look(
-    sources: Sequence[Source], plan: Plan, rows_max: int | None, advance: Callable[[int], None] = lambda rows: None
+    sources: Sequence[SourceFile],
+    plan: IngestPlan,
+    rows_max: int | None,
+    advance: Callable[[int], None] = lambda rows: None,
 ) -> Look:
     """Read and map the first rows; ``rows_max`` None means all."""
     seen = Look()

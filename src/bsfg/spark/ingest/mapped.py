@@ -11,21 +11,29 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bsfg.arrays import constant_value
 from bsfg.batch import FactBatch
-from bsfg.canonical import canonicalize_all
+from bsfg.canonical import canonicalize_all, unproven
+from bsfg.columns import constant_value
 from bsfg.errors import BsfgError, FactTooLarge, InvalidFact
 from bsfg.fact import is_json
 from bsfg.model import Limits
-from bsfg.rules import judge
-from bsfg.skeleton import unproven
+from bsfg.rules import judge, suspects
 from bsfg.spark.ingest.columns import STRING, Column, constant
-from bsfg.spark.ingest.plan import CONTENT, DIGEST, FILE, ROW, Plan, Template
-from bsfg.spark.ingest.reading import Reject, Rows
-from bsfg.spark.ingest.times import UNIX_UNITS, microseconds, stamped_times, text_times, zone_of
-from bsfg.spark.mapping import TIME, schema_of, to_facts
-from bsfg.spark.nested import LABELS
-from bsfg.suspects import suspects
+from bsfg.spark.ingest.plan import (
+    CONTENT,
+    DIGEST,
+    FILE,
+    ROW,
+    UNIX_UNITS,
+    IngestPlan,
+    Template,
+    microseconds,
+    stamped_times,
+    text_times,
+    zone_of,
+)
+from bsfg.spark.ingest.reading import FileRows, Reject
+from bsfg.spark.mapping import LABELS, TIME, schema_of, to_facts
 
 ID_DIGITS = 32
 _BINARY = pa.binary()
@@ -54,12 +62,12 @@ class Mapped:
     """Facts in Spark's columns, the numbers of their rows, and what could not become a fact."""
 
     facts: pa.RecordBatch
-    rows: Rows
+    rows: FileRows
     at: np.ndarray
     rejects: list[Reject]
 
 
-def fact_columns(plan: Plan) -> list[str]:
+def fact_columns(plan: IngestPlan) -> list[str]:
     """Name the columns that the facts of a plan have in Spark."""
     optional = ("message_id", "correlation_id", "causation_id", "object_media_type", "object_schema")
     used = [name for name in optional if name in plan.fields]
@@ -75,12 +83,12 @@ def fact_columns(plan: Plan) -> list[str]:
     ]
 
 
-def fact_schema(plan: Plan) -> pa.Schema:
+def fact_schema(plan: IngestPlan) -> pa.Schema:
     """Give the schema of the facts of a plan."""
     return schema_of(fact_columns(plan))
 
 
-def to_mapped(rows: Rows, plan: Plan) -> Mapped:
+def to_mapped(rows: FileRows, plan: IngestPlan) -> Mapped:
     """Make facts of rows; a row is a fact or a reject, never neither and never both."""
     if not len(rows):
         empty = pa.RecordBatch.from_pylist([], schema=fact_schema(plan))
@@ -101,7 +109,7 @@ def to_mapped(rows: Rows, plan: Plan) -> Mapped:
 class _Columns:
     """The columns of facts, made one after the other; what is wrong is noted on the way."""
 
-    def __init__(self, rows: Rows, plan: Plan, problems: Problems) -> None:
+    def __init__(self, rows: FileRows, plan: IngestPlan, problems: Problems) -> None:
         self.rows, self.plan, self.problems = rows, plan, problems
         self._known: dict[str, Column | None] = {}
 
@@ -273,7 +281,7 @@ def _rows(mask: pa.Array) -> list[int]:
 
 
 def _without_rule_breakers(
-    batch: pa.RecordBatch, at: np.ndarray, plan: Plan, problems: Problems
+    batch: pa.RecordBatch, at: np.ndarray, plan: IngestPlan, problems: Problems
 ) -> tuple[pa.RecordBatch, np.ndarray]:
     """Take out rows that are bad already and those that the judge of the message model convicts."""
     if len(at) != batch.num_rows:

@@ -1,11 +1,9 @@
-"""Chunks of files as rows: columns of what could be read, and a reject for each record that could not.
-
-Nothing of a chunk gets lost: every record is either a row or a reject, which is checked against the survey.
-"""
+"""Chunks of CSV, JSON Lines and Parquet as rows, and a reject for each record that could not be read."""
 
 from __future__ import annotations
 
 import base64
+import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -14,15 +12,240 @@ from typing import Any
 import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
+from bsfg.canonical import NotJson, canonicalize, parse_literals
 from bsfg.errors import FileChanged, FileUnreadable, RowUnreadable
-from bsfg.spark.ingest.columns import Column, of_arrow
-from bsfg.spark.ingest.csvrows import csv_columns
-from bsfg.spark.ingest.jsonrows import json_columns
-from bsfg.spark.ingest.plan import Plan
-from bsfg.spark.ingest.records import Block, are_blank, record_ends
-from bsfg.spark.ingest.survey import CSV, OPEN_QUOTE, PARQUET, REFUSED, TOO_LONG, Chunk, FileSurvey, stamp_of
+from bsfg.spark.ingest.columns import STRING, Column, of_arrow, of_json_values
+from bsfg.spark.ingest.plan import CsvFormat, IngestPlan
+from bsfg.spark.ingest.survey import (
+    CSV,
+    OPEN_QUOTE,
+    PARQUET,
+    REFUSED,
+    TOO_LONG,
+    Chunk,
+    FileSurvey,
+    TextRecords,
+    are_blank,
+    field_counts,
+    record_ends,
+    split_fields,
+    stamp_of,
+)
+
+
+@dataclass(slots=True)
+class CsvRecords:
+    """What a block of records holds: which records are rows, their columns, and why the others are not."""
+
+    records: np.ndarray
+    columns: dict[str, Any]
+    unreadable: dict[int, str]
+    whole: None = None
+
+    def get(self, name: str) -> Column | None:
+        """Give a column."""
+        found = self.columns.get(name)
+        return Column(found) if found is not None else None
+
+
+def csv_columns(block: TextRecords, names: list[str], delimiter: str, csv: CsvFormat) -> CsvRecords:
+    """Read records as columns of text; an empty field without quotes is null."""
+    if not len(block):
+        return CsvRecords(np.arange(0), {name: pa.array([], STRING) for name in names}, {})
+    return _csv_at_once(block, names, delimiter, csv.encoding) or _csv_one_by_one(block, names, delimiter, csv.encoding)
+
+
+def _csv_at_once(block: TextRecords, names: list[str], delimiter: str, encoding: str) -> CsvRecords | None:
+    """Read a regular block; None when it is not as regular as it seemed."""
+    if not block.regular or block.data.count(b"\r") != block.data.count(b"\r\n"):
+        return None
+    counts = field_counts(block.data, block.ends, delimiter)
+    fitting = counts == len(names)
+    records = np.flatnonzero(fitting)
+    unreadable = {int(at): _wrong_width(int(counts[at]), len(names)) for at in np.flatnonzero(~fitting)}
+    if not len(records):
+        return CsvRecords(records, {name: pa.array([], STRING) for name in names}, unreadable)
+    try:
+        data = _as_utf8(block, records, encoding)
+    except UnicodeDecodeError:
+        return None
+    keys = [str(number) for number in range(len(names))]
+    table = pa_csv.read_csv(
+        io.BytesIO(data),
+        read_options=pa_csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=keys),
+        parse_options=pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, ignore_empty_lines=False),
+        convert_options=pa_csv.ConvertOptions(
+            column_types=dict.fromkeys(keys, STRING),
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+            check_utf8=False,
+        ),
+    )
+    if table.num_rows != len(records):
+        return None
+    columns = {name: table.column(at).combine_chunks() for at, name in enumerate(names)}
+    return CsvRecords(records, columns, unreadable)
+
+
+def _as_utf8(block: TextRecords, records: np.ndarray, encoding: str) -> bytes:
+    """Give some records of a block, and nothing between them, as UTF-8."""
+    data = block.data
+    if int((block.ends - block.starts)[records].sum()) != len(data):
+        data = b"".join(map(block.record, records.tolist()))
+    if not data.endswith(b"\n"):
+        data += b"\n"  # without it Arrow takes an empty last field for a quoted one
+    if encoding == "utf-8":
+        data.decode()
+        return data
+    return data.decode(encoding).encode()
+
+
+def _wrong_width(fields: int, columns: int) -> str:
+    return f"has {fields} field{'s' if fields != 1 else ''}, and there are {columns} columns"
+
+
+def _csv_one_by_one(block: TextRecords, names: list[str], delimiter: str, encoding: str) -> CsvRecords:
+    rows: list[list[str | None]] = []
+    records: list[int] = []
+    unreadable: dict[int, str] = {}
+    for at in range(len(block)):
+        fields = split_fields(block.record(at), delimiter)
+        if len(fields) != len(names):
+            unreadable[at] = _wrong_width(len(fields), len(names))
+            continue
+        try:
+            rows.append([None if each is None else each.decode(encoding) for each in fields])
+            records.append(at)
+        except UnicodeDecodeError as error:
+            unreadable[at] = f"is not {encoding}: the byte 0x{error.object[error.start]:02x} is no text there"
+    values = zip(*rows, strict=True) if rows else ([] for _ in names)
+    columns = {name: pa.array(list(column), STRING) for name, column in zip(names, values, strict=True)}
+    return CsvRecords(np.array(records, dtype=np.int64), columns, unreadable)
+
+
+_TOGETHER = 64
+"""How many lines are compared at once with what they were read as."""
+
+
+@dataclass(slots=True)
+class JsonRecords:
+    """What a block of lines holds: which of them are rows, the rows, and why the others are not."""
+
+    records: np.ndarray
+    rows: list[dict[str, Any]]
+    lines: list[bytes]
+    unreadable: dict[int, str]
+
+    def get(self, name: str) -> Column | None:
+        """Give a column: the value of a key, or of a path of keys with dots between them."""
+        try:
+            return of_json_values([row[name] for row in self.rows])
+        except KeyError:
+            path = name.split(".")
+            return of_json_values([row[name] if name in row else _at_path(row, path) for row in self.rows])
+
+    def whole(self) -> pa.Array:
+        """Give the lines themselves."""
+        return pa.array(self.lines, pa.binary())
+
+
+def json_columns(block: TextRecords) -> JsonRecords:
+    """Read lines as JSON objects."""
+    lines = _lines(block)
+    found = _json_at_once(lines) or _json_one_by_one(lines)
+    _keep_as_written(found)
+    return found
+
+
+def _lines(block: TextRecords) -> list[bytes]:
+    lines = block.data.removesuffix(b"\n").split(b"\n")
+    if len(lines) != len(block) or b"\r" in block.data:
+        return [block.record(at).strip(b" \t\r\n") for at in range(len(block))]
+    return lines
+
+
+def _json_at_once(lines: list[bytes]) -> JsonRecords | None:
+    """Read lines that are all objects; None when one of them is not."""
+    try:
+        rows = list(map(orjson.loads, lines))
+    except (ValueError, RecursionError):
+        return None
+    if set(map(type, rows)) != {dict}:
+        return None
+    return JsonRecords(np.arange(len(rows)), rows, lines, {})
+
+
+def _json_one_by_one(lines: list[bytes]) -> JsonRecords:
+    found = JsonRecords(np.arange(0), [], [], {})
+    records: list[int] = []
+    for at, line in enumerate(lines):
+        try:
+            row = orjson.loads(line)
+        except (ValueError, RecursionError):
+            found.unreadable[at] = _reason(line)
+            continue
+        if type(row) is not dict:
+            found.unreadable[at] = f"is JSON, but not an object: {line[:40].decode('utf-8', 'replace')}"
+            continue
+        found.rows.append(row)
+        found.lines.append(line)
+        records.append(at)
+    found.records = np.array(records, dtype=np.int64)
+    return found
+
+
+def _reason(line: bytes) -> str:
+    try:
+        canonicalize(line)
+    except NotJson as problem:
+        return str(problem)
+    return "not valid JSON"
+
+
+def _keep_as_written(found: JsonRecords) -> None:
+    """Read lines again that lost something when they were read: digits of numbers, or keys that appear twice."""
+    bad: list[int] = []
+    rows, lines = found.rows, found.lines
+    for start in range(0, len(rows), _TOGETHER):
+        part = slice(start, start + _TOGETHER)
+        joined, compact = b",".join(lines[part]), orjson.dumps(rows[part])[1:-1]
+        # The usual ways to write JSON have no spaces, or one behind colons and commas.
+        if joined in (compact, b"") or joined.replace(b'": ', b'":').replace(b', "', b',"') == compact:
+            continue
+        for at in range(start, min(start + _TOGETHER, len(rows))):
+            if _squeezed(lines[at]) != orjson.dumps(rows[at]):
+                try:
+                    rows[at] = parse_literals(canonicalize(lines[at]))
+                except NotJson as problem:
+                    found.unreadable[int(found.records[at])] = str(problem)
+                    bad.append(at)
+    if bad:
+        kept = np.setdiff1d(np.arange(len(rows)), bad, assume_unique=True)
+        found.rows, found.lines = [rows[at] for at in kept], [lines[at] for at in kept]
+        found.records = found.records[kept]
+
+
+def _squeezed(data: bytes) -> bytes:
+    """Take spaces out of valid JSON, where they are easily told from those in strings; else give it as it is."""
+    if b"\\" in data:
+        return data
+    parts = data.split(b'"')
+    parts[::2] = [part.translate(None, delete=b" \t\r\n") for part in parts[::2]]
+    return b'"'.join(parts)
+
+
+def _at_path(row: dict[str, Any], path: list[str]) -> Any:
+    value: Any = row
+    for name in path:
+        if not isinstance(value, dict):
+            return None
+        value = value.get(name)
+    return value
+
 
 BATCH_ROWS = 16_384
 """How many rows of Parquet are read at once."""
@@ -58,7 +281,7 @@ class Reject:
 
 
 @dataclass(slots=True)
-class Rows:
+class FileRows:
     """Rows of a file as columns; ``rejects`` are the records among them that could not be read."""
 
     file: FileSurvey
@@ -88,7 +311,7 @@ class Rows:
         return Reject(self.file.path, int(self.numbers[at]), code, reason, field, **self.describe(at))
 
 
-def read_chunk(file: FileSurvey, chunk: Chunk, plan: Plan) -> Iterator[Rows]:
+def read_chunk(file: FileSurvey, chunk: Chunk, plan: IngestPlan) -> Iterator[FileRows]:
     """Read the rows of a chunk; raises `FileChanged` when the file is not what it was."""
     _check_unchanged(file)
     if chunk.kind == REFUSED:
@@ -111,14 +334,14 @@ def _check_unchanged(file: FileSurvey) -> None:
         raise FileChanged(f"{file.path} changed while it was being ingested")
 
 
-def _without_rows(file: FileSurvey, rejects: list[Reject]) -> Rows:
-    return Rows(file, np.empty(0, dtype=np.int64), lambda name: None, [], lambda at: {}, rejects=rejects)
+def _without_rows(file: FileSurvey, rejects: list[Reject]) -> FileRows:
+    return FileRows(file, np.empty(0, dtype=np.int64), lambda name: None, [], lambda at: {}, rejects=rejects)
 
 
 # Text files.
 
 
-def _read_text(file: FileSurvey, chunk: Chunk, plan: Plan) -> Rows:
+def _read_text(file: FileSurvey, chunk: Chunk, plan: IngestPlan) -> FileRows:
     with open(file.path, "rb") as source:
         source.seek(chunk.start)
         data = source.read(chunk.size_bytes if chunk.kind != TOO_LONG else RECORD_BYTES_MAX)
@@ -128,7 +351,7 @@ def _read_text(file: FileSurvey, chunk: Chunk, plan: Plan) -> Rows:
     ends = record_ends(data, delimiter, final=True)
     starts = np.concatenate(([0], ends.at[:-1])).astype(np.int64)
     kept = ~are_blank(data, starts, ends.at)
-    block = Block(data, starts[kept], ends.at[kept], ends.regular)
+    block = TextRecords(data, starts[kept], ends.at[kept], ends.regular)
     if len(block) != chunk.rows or ends.covered != chunk.size_bytes:
         raise FileChanged(f"{file.path} changed while it was being ingested")
     found = (
@@ -147,7 +370,7 @@ def _read_text(file: FileSurvey, chunk: Chunk, plan: Plan) -> Rows:
         for record, reason in sorted(found.unreadable.items())
     ]
     at = found.records
-    return Rows(
+    return FileRows(
         file,
         numbers[at],
         found.get,
@@ -158,7 +381,7 @@ def _read_text(file: FileSurvey, chunk: Chunk, plan: Plan) -> Rows:
     )
 
 
-def _broken(file: FileSurvey, chunk: Chunk, data: bytes, plan: Plan) -> Reject:
+def _broken(file: FileSurvey, chunk: Chunk, data: bytes, plan: IngestPlan) -> Reject:
     if chunk.kind == TOO_LONG:
         reason = f"has {chunk.size_bytes} bytes, the limit is {plan.max_row_bytes}"
     else:
@@ -178,7 +401,7 @@ def _shown(record: bytes, size_bytes: int, encoding: str) -> dict[str, Any]:
 # Parquet.
 
 
-def _read_parquet(file: FileSurvey, chunk: Chunk, plan: Plan) -> Iterator[Rows]:
+def _read_parquet(file: FileSurvey, chunk: Chunk, plan: IngestPlan) -> Iterator[FileRows]:
     done = 0
     try:
         with pq.ParquetFile(file.path) as source:
@@ -196,12 +419,12 @@ def _read_parquet(file: FileSurvey, chunk: Chunk, plan: Plan) -> Iterator[Rows]:
         raise FileChanged(f"{file.path} changed while it was being ingested")
 
 
-def _needed(plan: Plan, columns: list[str]) -> list[str]:
+def _needed(plan: IngestPlan, columns: list[str]) -> list[str]:
     """Name the columns of the file that the plan needs; a path needs the column that it begins in."""
     return list(dict.fromkeys(name if name in columns else name.partition(".")[0] for name in plan.columns()))
 
 
-def _parquet_rows(file: FileSurvey, batch: pa.RecordBatch, chunk: Chunk, done: int) -> Rows:
+def _parquet_rows(file: FileSurvey, batch: pa.RecordBatch, chunk: Chunk, done: int) -> FileRows:
     def array(name: str) -> pa.Array | None:
         if name in batch.schema.names:
             return batch.column(name)
@@ -224,7 +447,7 @@ def _parquet_rows(file: FileSurvey, batch: pa.RecordBatch, chunk: Chunk, done: i
 
     numbers = chunk.first_row + done + np.arange(batch.num_rows)
     describe = partial(_described, file, chunk.start, done)
-    return Rows(file, numbers, column, list(batch.schema.names), describe, raw=raw)
+    return FileRows(file, numbers, column, list(batch.schema.names), describe, raw=raw)
 
 
 @lru_cache(maxsize=1)

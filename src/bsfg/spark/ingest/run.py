@@ -20,17 +20,16 @@ import orjson
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from bsfg.errors import BsfgError, InvalidArgument, SpoolNotShared
-from bsfg.spark.calls import Access
-from bsfg.spark.ingest.failed import told_by_spark
-from bsfg.spark.ingest.files import Source
+from bsfg.spark.calls import NodeAccess
+from bsfg.spark.errors import told_by_spark
 from bsfg.spark.ingest.mapped import fact_schema
-from bsfg.spark.ingest.plan import Plan
-from bsfg.spark.ingest.survey import Chunk, FileSurvey
+from bsfg.spark.ingest.plan import IngestPlan
+from bsfg.spark.ingest.survey import Chunk, FileSurvey, SourceFile
 from bsfg.spark.ingest.task import (
     OF_ITS_ZONE,
     OF_ONE_ROW,
     SURVEY_SCHEMA,
-    Job,
+    IngestJob,
     Left,
     Step,
     appending,
@@ -38,7 +37,7 @@ from bsfg.spark.ingest.task import (
     mapping,
     surveying,
 )
-from bsfg.spark.ingest.work import Counts, Work
+from bsfg.spark.ingest.work import Counts, IngestWork
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -54,10 +53,10 @@ Piece = tuple[int, int, Chunk]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class IngestSettings:
     """How to run: where the node is, how long to wait for it, and what to do about taken ids."""
 
-    access: Access
+    access: NodeAccess
     wait_seconds: float = 300.0
     conflicts_fail: bool = False
     tasks: int = 1
@@ -66,7 +65,7 @@ class Settings:
 
 
 @dataclass(slots=True)
-class Watch:
+class IngestWatch:
     """Who is told how it goes."""
 
     planned: Callable[[int], None] = lambda rows: None
@@ -77,7 +76,9 @@ class Watch:
 class Ingest:
     """One run of a job."""
 
-    def __init__(self, spark: SparkSession, work: Work, plan: Plan, settings: Settings, watch: Watch) -> None:
+    def __init__(
+        self, spark: SparkSession, work: IngestWork, plan: IngestPlan, settings: IngestSettings, watch: IngestWatch
+    ) -> None:
         self._spark, self._work, self._plan = spark, work, plan
         self._settings, self._watch = settings, watch
         self._careful = False
@@ -88,7 +89,7 @@ class Ingest:
         """How long the run has worked so far."""
         return time.monotonic() - self._began
 
-    def survey(self, sources: Sequence[Source]) -> None:
+    def survey(self, sources: Sequence[SourceFile]) -> None:
         """Look through new files and take them up; raises `InvalidArgument` when the plan fits none of them."""
         if not sources:
             self._work.take_up([])
@@ -172,15 +173,15 @@ class Ingest:
         self._told(lambda: self._over(len(step), 1, work, SURVEY_SCHEMA).collect())
         return self._collected(job, 1)
 
-    def _job(self, step: Sequence[Piece]) -> tuple[Job, int]:
+    def _job(self, step: Sequence[Piece]) -> tuple[IngestJob, int]:
         # A folder of its own for each try: a task of an earlier one may still run and must not interfere.
         shutil.rmtree(self._work.parts, ignore_errors=True)
         folder = self._work.parts / uuid.uuid4().hex
         folder.mkdir(parents=True)
         chunks = [(_bare(self._work.files[file]), chunk) for file, _, chunk in step]
-        return Job(chunks, self._plan, str(folder)), min(self._settings.tasks, len(step))
+        return IngestJob(chunks, self._plan, str(folder)), min(self._settings.tasks, len(step))
 
-    def _collected(self, job: Job, tasks: int) -> Left:
+    def _collected(self, job: IngestJob, tasks: int) -> Left:
         left = collect(Path(job.folder), tasks)
         if left is None:
             hint = "Name a folder that all machines share with --work; the files themselves must be seen by all too."

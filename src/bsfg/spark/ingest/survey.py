@@ -1,15 +1,14 @@
-"""The first look at a file: its digest, its rows, and the chunks in which they are read later.
-
-A chunk is a few megabytes of whole records, or a row group of Parquet. What cannot be read as a record (a line that is
-too long, a quote that never closes) is a chunk of its own, so that the records behind it are found again.
-"""
+"""The first look at files: which are meant, where their records begin, and the chunks in which they are read later."""
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
-from collections.abc import Callable, Generator, Iterator
+import re
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,9 +16,164 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bsfg.errors import FileChanged, FileUnreadable
-from bsfg.spark.ingest.plan import Plan
-from bsfg.spark.ingest.records import are_blank, record_ends, split_fields
+from bsfg.errors import FileChanged, FileUnreadable, InvalidArgument
+from bsfg.spark.ingest.plan import IngestPlan
+
+NEWLINE, RETURN, QUOTE = 10, 13, 34
+_NO_ENDS = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Where the whole records of a block end, each just behind its line break.
+
+    ``regular`` says that all quotes are where they must be, so that any reader of CSV agrees about the fields.
+    """
+
+    at: np.ndarray
+    regular: bool = True
+
+    @property
+    def covered(self) -> int:
+        """How many bytes belong to whole records."""
+        return int(self.at[-1]) if len(self.at) else 0
+
+
+@dataclass
+class TextRecords:
+    """Records of a text file: the bytes, and where each record begins and ends; empty lines lie between them."""
+
+    data: bytes
+    starts: np.ndarray
+    ends: np.ndarray
+    regular: bool
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @cached_property
+    def _breaks(self) -> np.ndarray:
+        return np.flatnonzero(np.frombuffer(self.data, dtype=np.uint8) == NEWLINE)
+
+    def lines_before(self, at: int) -> int:
+        """Count the line breaks before a place."""
+        return int(np.searchsorted(self._breaks, at))
+
+    def record(self, at: int) -> bytes:
+        """Give one record with its line break."""
+        return self.data[int(self.starts[at]) : int(self.ends[at])]
+
+
+def record_ends(data: bytes, delimiter: str | None, *, final: bool) -> Ends:
+    """Find the ends of all whole records; ``delimiter`` is None for JSON Lines.
+
+    With ``final`` the data ends where the file or chunk does, so that the last record needs no line break; but a quote
+    that is still open there never ends a record.
+    """
+    array = np.frombuffer(data, dtype=np.uint8)
+    breaks = np.flatnonzero(array == NEWLINE)
+    if delimiter is None or b'"' not in data:
+        return Ends(_with_rest(breaks + 1, len(data), final))
+    quotes = np.flatnonzero(array == QUOTE)
+    if not _are_regular(array, quotes, ord(delimiter)):
+        return Ends(_line_by_line(data, delimiter, final), regular=False)
+    outside = np.searchsorted(quotes, breaks) % 2 == 0
+    open_at_end = len(quotes) % 2 == 1
+    return Ends(_with_rest(breaks[outside] + 1, len(data), final and not open_at_end))
+
+
+def _with_rest(ends: np.ndarray, size: int, rest_is_record: bool) -> np.ndarray:
+    if rest_is_record and size > (int(ends[-1]) if len(ends) else 0):
+        return np.append(ends, size)
+    return ends
+
+
+def _are_regular(array: np.ndarray, quotes: np.ndarray, delimiter: int) -> bool:
+    """Tell whether every quote that opens stands at the start of a field and every one that closes at its end.
+
+    Two quotes in a row close and open again, which is how a quote inside a quoted field is written.
+    """
+    opening, closing = quotes[0::2], quotes[1::2]
+    before = array[opening[opening > 0] - 1]
+    starts = (before == delimiter) | (before == NEWLINE) | (before == QUOTE)
+    behind = array[closing[closing < len(array) - 1] + 1]
+    stops = (behind == delimiter) | (behind == NEWLINE) | (behind == RETURN) | (behind == QUOTE)
+    return bool(starts.all() and stops.all())
+
+
+@cache
+def _fields(delimiter: str) -> re.Pattern[bytes]:
+    """Give the expression for one field and what ends it: the delimiter, a line break or the end of the data."""
+    stop = re.escape(delimiter.encode())
+    # The inside of quotes is atomic: without its last quote a field stays open, and is not cut at an earlier pair.
+    return re.compile(
+        rb'(?:"((?>[^"]*(?:""[^"]*)*))"([^' + stop + rb"\n]*)|([^" + stop + rb"\n]*))(" + stop + rb"|\n|\Z)"
+    )
+
+
+def _line_by_line(data: bytes, delimiter: str, final: bool) -> np.ndarray:
+    ends: list[int] = []
+    at, size = 0, len(data)
+    while at < size:
+        line_end = data.find(b"\n", at) + 1 or size
+        if data.find(b'"', at, line_end) >= 0:
+            found = _end_of_quoted(data, at, delimiter)
+            if found is None:
+                break
+            line_end = found
+        if data[line_end - 1] != NEWLINE and not final:
+            break
+        ends.append(line_end)
+        at = line_end
+    return np.array(ends, dtype=np.int64) if ends else _NO_ENDS
+
+
+def _end_of_quoted(data: bytes, at: int, delimiter: str) -> int | None:
+    """Find the end of a record that begins at ``at``; None when a quote stays open."""
+    field = _fields(delimiter)
+    while True:
+        found = field.match(data, at)
+        assert found is not None
+        if found.group(3) is not None and found.group(3).startswith(b'"'):
+            return None  # it opens a quote, and yet was not read as a quoted field
+        at = found.end()
+        if found.group(4) != delimiter.encode():
+            return at
+
+
+def split_fields(record: bytes, delimiter: str) -> list[bytes | None]:
+    """Split one record into fields; a field that is empty without quotes is None."""
+    field, result, at = _fields(delimiter), [], 0
+    record = record.removesuffix(b"\n").removesuffix(b"\r")
+    while True:
+        found = field.match(record, at)
+        assert found is not None
+        quoted, behind, plain, end = found.groups()
+        value = plain if quoted is None else quoted.replace(b'""', b'"') + behind
+        result.append(value if value or quoted is not None else None)
+        at = found.end()
+        if not end:
+            return result
+
+
+def are_blank(data: bytes, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Tell which records are empty lines: nothing but their line break."""
+    array = np.frombuffer(data, dtype=np.uint8)
+    sizes = ends - starts
+    first = array[np.minimum(starts, max(len(array) - 1, 0))] if len(array) else np.empty(0, dtype=np.uint8)
+    only_break = (sizes == 1) & ((first == NEWLINE) | (first == RETURN))
+    return np.asarray(only_break | ((sizes == 2) & (first == RETURN) & (array[ends - 1] == NEWLINE)))
+
+
+def field_counts(data: bytes, ends: np.ndarray, delimiter: str) -> np.ndarray:
+    """Count the fields of the records of a regular block."""
+    array = np.frombuffer(data, dtype=np.uint8)
+    marks = np.flatnonzero(array == ord(delimiter))
+    if b'"' in data:
+        quotes = np.flatnonzero(array == QUOTE)
+        marks = marks[np.searchsorted(quotes, marks) % 2 == 0]
+    return np.diff(np.searchsorted(marks, ends), prepend=0) + 1
+
 
 CSV, JSONL, PARQUET = "csv", "jsonl", "parquet"
 FORMATS = (CSV, JSONL, PARQUET)
@@ -97,7 +251,7 @@ def digest_of(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def survey(path: str, format: str, plan: Plan, rows_max: int | None = None) -> FileSurvey:
+def survey(path: str, format: str, plan: IngestPlan, rows_max: int | None = None) -> FileSurvey:
     """Look through a file; one that cannot be used has a ``problem`` and one chunk that stands for all of it.
 
     With ``rows_max`` the look ends after about so many rows; then there is no digest unless it came to the end.
@@ -123,7 +277,7 @@ def _refuse(found: FileSurvey, reason: str) -> None:
 # Text files.
 
 
-def _survey_jsonl(found: FileSurvey, plan: Plan, rows_max: int | None) -> None:
+def _survey_jsonl(found: FileSurvey, plan: IngestPlan, rows_max: int | None) -> None:
     with open(found.path, "rb") as file:
         start = file.read(4)
         _check_start(start)
@@ -135,7 +289,7 @@ def _survey_jsonl(found: FileSurvey, plan: Plan, rows_max: int | None) -> None:
         _take(found, file, scan, rows_max)
 
 
-def _survey_csv(found: FileSurvey, plan: Plan, rows_max: int | None) -> None:
+def _survey_csv(found: FileSurvey, plan: IngestPlan, rows_max: int | None) -> None:
     csv = plan.csv
     delimiter = csv.separator(found.path)
     with open(found.path, "rb") as file:
@@ -180,7 +334,7 @@ def _header(head: bytes, delimiter: str, encoding: str) -> tuple[list[str], int,
     return names, end, head.count(b"\n", 0, end)
 
 
-def check_columns(columns: list[str], plan: Plan, *, paths: bool = False) -> None:
+def check_columns(columns: list[str], plan: IngestPlan, *, paths: bool = False) -> None:
     """Raise `FileUnreadable` when a file lacks a column that the plan names, or has it twice.
 
     With ``paths`` a name with dots may be that of a value inside a column.
@@ -283,7 +437,7 @@ def _take(found: FileSurvey, file: BinaryIO, scan: _Scan, rows_max: int | None) 
 # Parquet.
 
 
-def _survey_parquet(found: FileSurvey, plan: Plan, rows_max: int | None) -> None:
+def _survey_parquet(found: FileSurvey, plan: IngestPlan, rows_max: int | None) -> None:
     found.digest = digest_of(found.path) if rows_max is None else ""
     try:
         with pq.ParquetFile(found.path) as file:
@@ -298,3 +452,86 @@ def _survey_parquet(found: FileSurvey, plan: Plan, rows_max: int | None) -> None
     except (pa.ArrowException, OSError, ValueError) as error:
         raise FileUnreadable(f"is not a whole Parquet file: {str(error).splitlines()[0]}"[:300]) from None
     check_columns(found.columns, plan, paths=True)
+
+
+EXTENSIONS = {
+    ".csv": CSV,
+    ".tsv": CSV,
+    ".jsonl": JSONL,
+    ".ndjson": JSONL,
+    ".json": JSONL,
+    ".parquet": PARQUET,
+    ".pq": PARQUET,
+}
+_PATTERN = "*?["
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file, by its whole path, and the format in which it is read."""
+
+    path: str
+    format: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The files in the order in which they are ingested, and those in folders that no format fits."""
+
+    files: list[SourceFile]
+    left_out: list[str]
+
+
+def find(given: Sequence[str], format: str | None = None) -> Sources:
+    """Find files: as they were given, and by name inside each folder and pattern; each file once.
+
+    In folders hidden files and those that begin with an underscore are left out, as Spark itself leaves them out.
+    """
+    if format is not None and format not in FORMATS:
+        raise InvalidArgument(f"the format must be one of {', '.join(FORMATS)}, not {format!r}")
+    files: dict[str, SourceFile] = {}
+    left_out: list[str] = []
+    for text in given:
+        for path, by_name in _expanded(text):
+            found = format or EXTENSIONS.get(Path(path).suffix.lower())
+            if found is not None:
+                files.setdefault(path, SourceFile(path, found))
+            elif by_name:
+                hint = "Say it with --format csv, jsonl or parquet."
+                raise InvalidArgument(f"the format of {path} does not show in its name", hint=hint)
+            else:
+                left_out.append(path)
+    if not files:
+        raise InvalidArgument(f"there is no file to ingest in {', '.join(given)}")
+    return Sources(list(files.values()), left_out)
+
+
+def _expanded(text: str) -> list[tuple[str, bool]]:
+    """Give the files that a text means, each with whether it was named itself."""
+    path = Path(text)
+    if path.is_dir():
+        return [(found, False) for found in _in_folder(path)]
+    if path.exists():
+        return [(_checked(path), True)]
+    if any(mark in text for mark in _PATTERN):
+        matches = sorted(glob.glob(text, recursive=True))
+        if not matches:
+            raise InvalidArgument(f"no file matches {text!r}")
+        named = [(os.path.abspath(match), True) for match in matches if os.path.isfile(match)]
+        return named or [(found, False) for match in matches for found in _in_folder(Path(match))]
+    raise InvalidArgument(f"there is no file {text!r}", hint="Give paths, folders or patterns such as 'in/*.csv'.")
+
+
+def _checked(path: Path) -> str:
+    if not path.is_file():
+        hint = "It must be possible to read it again: write what a pipe gives to a file first."
+        raise InvalidArgument(f"{path} is not a regular file", hint=hint)
+    return os.path.abspath(path)
+
+
+def _in_folder(folder: Path) -> list[str]:
+    found = []
+    for where, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name[0] not in "._")
+        found += [os.path.abspath(os.path.join(where, name)) for name in names if name[0] not in "._"]
+    return sorted(path for path in found if os.path.isfile(path))

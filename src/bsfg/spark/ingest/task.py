@@ -21,15 +21,15 @@ import pyarrow as pa
 from bsfg.batch import FactBatch
 from bsfg.errors import BsfgError, ConflictingDuplicate, InvalidArgument
 from bsfg.ports import Result
-from bsfg.spark.calls import Access, Patience, calls
+from bsfg.spark.calls import CallRetry, NodeAccess, calls
+from bsfg.spark.errors import told
 from bsfg.spark.ingest.mapped import Mapped, to_mapped
-from bsfg.spark.ingest.plan import Plan
+from bsfg.spark.ingest.plan import IngestPlan
 from bsfg.spark.ingest.reading import Reject, read_chunk
 from bsfg.spark.ingest.survey import Chunk, FileSurvey, survey
 from bsfg.spark.ingest.work import Counts
 from bsfg.spark.lane import pieces
 from bsfg.spark.mapping import to_facts
-from bsfg.spark.told import told
 
 Batches = Iterator[pa.RecordBatch]
 Step = Callable[[Batches], Batches]
@@ -59,7 +59,7 @@ OF_ITS_ZONE = frozenset({"permission_denied", "zone_not_allowed"})
 """What it refuses because of a zone that a fact names: of one row when zones come from columns, else of all."""
 
 
-def surveying(sources: Sequence[tuple[str, str]], plan: Plan) -> Step:
+def surveying(sources: Sequence[tuple[str, str]], plan: IngestPlan) -> Step:
     """Give the step that looks through the files whose numbers it gets."""
 
     @told
@@ -72,15 +72,15 @@ def surveying(sources: Sequence[tuple[str, str]], plan: Plan) -> Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class IngestJob:
     """The chunks of a step, with the files that they are of, the plan, and where what is found is left."""
 
     chunks: Sequence[tuple[FileSurvey, Chunk]]
-    plan: Plan
+    plan: IngestPlan
     folder: str
 
 
-def mapping(job: Job) -> Step:
+def mapping(job: IngestJob) -> Step:
     """Give the step that makes facts of the chunks whose numbers it gets, and leaves the rejects in a file."""
 
     @told
@@ -96,7 +96,7 @@ def mapping(job: Job) -> Step:
     return work
 
 
-def appending(job: Job, access: Access, retry_seconds: float, conflicts_fail: bool) -> Step:
+def appending(job: IngestJob, access: NodeAccess, retry_seconds: float, conflicts_fail: bool) -> Step:
     """Give the step that appends by itself, batch by batch and in order, and finds out which rows a node refuses."""
 
     @told
@@ -118,7 +118,7 @@ def _numbers(batches: Batches) -> Iterator[int]:
         yield from batch.column(0).to_pylist()
 
 
-def _mapped(job: Job, number: int) -> Iterator[Mapped]:
+def _mapped(job: IngestJob, number: int) -> Iterator[Mapped]:
     file, chunk = job.chunks[number]
     for rows in read_chunk(file, chunk, job.plan):
         yield to_mapped(rows, job.plan)
@@ -204,9 +204,9 @@ def collect(folder: Path, tasks: int) -> Left | None:
 class _Appending:
     """Appends facts in order, one batch at a time, and splits off those that the node refuses."""
 
-    def __init__(self, access: Access, plan: Plan, retry_seconds: float, conflicts_fail: bool) -> None:
+    def __init__(self, access: NodeAccess, plan: IngestPlan, retry_seconds: float, conflicts_fail: bool) -> None:
         self._access, self._stream, self._conflicts_fail = access, plan.stream, conflicts_fail
-        self._patience = Patience(retry_seconds)
+        self._patience = CallRetry(retry_seconds)
         self._refused = 0
         fixed = all(plan.fields[name].value is not None for name in ("from_zone", "to_zone"))
         self._bearable = OF_ONE_ROW if fixed else OF_ONE_ROW | OF_ITS_ZONE

@@ -19,9 +19,8 @@ from typing import Any
 import orjson
 
 from bsfg.errors import FileChanged, FolderLocked, FormatUnsupported
-from bsfg.spark.ingest.files import Source
-from bsfg.spark.ingest.plan import Plan
-from bsfg.spark.ingest.survey import Chunk, FileSurvey, digest_of, stamp_of
+from bsfg.spark.ingest.plan import IngestPlan
+from bsfg.spark.ingest.survey import Chunk, FileSurvey, SourceFile, digest_of, stamp_of
 from bsfg.stores.log.files import translated
 
 VERSION = 1
@@ -47,7 +46,7 @@ class Counts:
 
 
 @dataclass(slots=True)
-class Progress:
+class IngestProgress:
     """How far a job is: files before ``file`` are done, and of that one the chunks before ``chunk``.
 
     ``counts`` are those of the files from ``reported`` on, about which no summary has been given yet; their rejects
@@ -63,13 +62,13 @@ class Progress:
     rejected: dict[str, int] = field(default_factory=dict)
 
 
-class Work:
+class IngestWork:
     """One job's part of a work folder; `opened` gives it to one process at a time."""
 
-    def __init__(self, folder: Path, plan: Plan) -> None:
+    def __init__(self, folder: Path, plan: IngestPlan) -> None:
         self.folder, self._plan = folder, plan
         self.files: list[FileSurvey] = []
-        self.progress = Progress()
+        self.progress = IngestProgress()
 
     @property
     def rejects(self) -> Path:
@@ -83,7 +82,7 @@ class Work:
 
     @staticmethod
     @contextmanager
-    def opened(folder: Path, plan: Plan, *, again: bool = False) -> Iterator[Work]:
+    def opened(folder: Path, plan: IngestPlan, *, again: bool = False) -> Iterator[IngestWork]:
         """Open the folder of a job, made if need be; ``again`` forgets what an earlier run did."""
         with _told(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -94,7 +93,7 @@ class Work:
             except OSError:
                 hint = "Wait for the other run, or stop it; it is safe to run this again afterwards."
                 raise FolderLocked(f"another `bsfg pipeline ingest` works in {folder}", hint=hint) from None
-            work = Work(folder, plan)
+            work = IngestWork(folder, plan)
             with _told(folder):
                 if again:
                     work._forget()
@@ -115,7 +114,7 @@ class Work:
             self.files = [FileSurvey.from_dict(each) for each in job["files"]]
         found = _read(self.folder / "progress.json")
         if found is not None:
-            self.progress = Progress(**{**found, "counts": Counts(**found["counts"])})
+            self.progress = IngestProgress(**{**found, "counts": Counts(**found["counts"])})
         self._cut_rejects()
 
     def _cut_rejects(self) -> None:
@@ -128,7 +127,7 @@ class Work:
 
     # The files.
 
-    def new_sources(self, sources: Iterable[Source], changed: str) -> list[Source]:
+    def new_sources(self, sources: Iterable[SourceFile], changed: str) -> list[SourceFile]:
         """Give the files that must be surveyed: those that are new, and changed ones that are to be taken again.
 
         Raises `FileChanged` for a known file that is not what it was, unless ``changed`` says what to do about it.
@@ -154,7 +153,7 @@ class Work:
         survey.size_bytes, survey.mtime_ns = stamp
         return True
 
-    def _changed(self, number: int, source: Source | None, changed: str) -> list[Source]:
+    def _changed(self, number: int, source: SourceFile | None, changed: str) -> list[SourceFile]:
         survey = self.files[number]
         exists = os.path.exists(survey.path)
         if survey.problem is not None and source is not None:

@@ -1,27 +1,199 @@
-"""A landing folder: commits that happen once, and what an interrupted one left undone.
-
-A commit replaces the state, which moves the position and names the staged files and their places. Only then are they
-moved. Whatever ends the process in between, opening the folder moves the rest; staged files that no commit named are
-removed. So no plain reader of the folder ever sees a file of a failed attempt, and no fact is landed twice.
-"""
+"""A landing folder: commits that happen once, files that change places, and what an interrupted one left undone."""
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import os
+import shutil
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import orjson
 
 from bsfg.errors import FolderLocked, FrameInvalid, InvalidArgument, LandingDamaged
-from bsfg.spark.land.disk import Disk
-from bsfg.spark.land.layout import GAPS, LOCK, STAGING, STATE, SWAP, WORK, file_name
-from bsfg.spark.land.replacing import make_durable_folders, replace_files
-from bsfg.spark.land.state import Add, Change, Origin, Pending, State
-from bsfg.stores.log.atomic import write_whole
-from bsfg.stores.log.files import translated
+from bsfg.spark.land.state import (
+    GAPS,
+    LOCK,
+    STAGING,
+    STATE,
+    SWAP,
+    WORK,
+    Add,
+    LandedOrigin,
+    LandedState,
+    PartitionChange,
+    Pending,
+    file_name,
+)
+from bsfg.stores.log.files import DiskFile, DiskFiles, Files, translated, write_whole
+
+UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EXDEV, errno.EPERM, errno.EMLINK})
+"""What a file system answers that cannot link files or exchange folders."""
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+class Disk(Files, Protocol):
+    """A landing folder; paths are relative to it and use forward slashes."""
+
+    def link(self, old: str, new: str) -> None:
+        """Give a file a second name. Durable after `sync_folder`."""
+        ...
+
+    def exchange(self, one: str, other: str) -> None:
+        """Let two folders change their names at one instant; `OSError` where the file system cannot do that."""
+        ...
+
+    def is_folder(self, path: str) -> bool:
+        """Tell whether there is a folder of this name."""
+        ...
+
+    def copy_rights(self, old: str, new: str) -> None:
+        """Give a folder the owner, group and rights of another, as far as this process may."""
+        ...
+
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder with all that is in it; a missing one is fine."""
+        ...
+
+
+class LocalDisk(DiskFiles):
+    """A landing folder of the local file system, or of one that is mounted."""
+
+    def __str__(self) -> str:
+        return str(self.root)
+
+    def create(self, path: str) -> DiskFile:
+        """Make a new, empty file that everybody may read whom the user's mask allows to."""
+        return DiskFile(os.open(self.root / path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666))
+
+    def link(self, old: str, new: str) -> None:
+        """Give a file a second name."""
+        os.link(self.root / old, self.root / new)
+
+    def exchange(self, one: str, other: str) -> None:
+        """Let two folders change their names, which Linux does at one instant."""
+        exchange(self.root / one, self.root / other)
+
+    def is_folder(self, path: str) -> bool:
+        """Tell whether there is a folder of this name."""
+        return (self.root / path).is_dir()
+
+    def copy_rights(self, old: str, new: str) -> None:
+        """Give a folder the owner, group and rights of another."""
+        shutil.copystat(self.root / old, self.root / new)
+        state = (self.root / old).stat()
+        try:
+            os.chown(self.root / new, state.st_uid, state.st_gid)
+        except PermissionError:
+            return
+
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder with all that is in it."""
+        if (self.root / path).is_dir():
+            shutil.rmtree(self.root / path)
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Let two paths of one file system change their names at one instant."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    rename = getattr(libc, "renameat2", None)
+    if rename is None:
+        raise OSError(errno.ENOSYS, "this system cannot exchange two folders", str(one))
+    if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(one))
+
+
+def replace_files(disk: Disk, change: PartitionChange, swap: str) -> None:
+    """Do a change of a partition, or what is left of it; ``swap`` is the folder that it may use."""
+    make_durable_folders(disk, [change.partition])
+    if not _is_done(disk, change):
+        try:
+            _exchange(disk, change, swap)
+        except OSError as error:
+            if error.errno not in UNSUPPORTED:
+                raise
+            disk.remove_folder(swap)
+            _one_by_one(disk, change)
+    disk.sync_folder(change.partition)
+    _rescue(disk, change, swap)
+    for add in change.adds:
+        disk.remove(add.staged)
+    disk.remove_folder(swap)
+
+
+def make_durable_folders(disk: Disk, paths: Sequence[str]) -> None:
+    """Make folders that are sure to stay, before anything is moved into them."""
+    above: set[str] = set()
+    for path in paths:
+        disk.make_folder(path)
+        while path:
+            path = _parent(path)
+            above.add(path)
+    for path in sorted(above):
+        disk.sync_folder(path)
+
+
+def _is_done(disk: Disk, change: PartitionChange) -> bool:
+    names = set(disk.list(change.partition))
+    return names >= {add.name for add in change.adds} and not names & set(change.removes)
+
+
+def _exchange(disk: Disk, change: PartitionChange, swap: str) -> None:
+    names = disk.list(change.partition)
+    if any(disk.is_folder(f"{change.partition}/{name}") for name in names):
+        raise OSError(errno.ENOTSUP, "a partition that holds folders is not exchanged")
+    disk.remove_folder(swap)
+    disk.make_folder(swap)
+    coming = {add.name: _source(disk, change, add.staged, add.name) for add in change.adds}
+    staying = {name: f"{change.partition}/{name}" for name in names if name not in change.removes}
+    for name, source in {**staying, **coming}.items():
+        disk.link(source, f"{swap}/{name}")
+    disk.copy_rights(change.partition, swap)
+    disk.sync_folder(swap)
+    disk.exchange(swap, change.partition)
+    for folder in (_parent(change.partition), SWAP):
+        disk.sync_folder(folder)
+
+
+def _one_by_one(disk: Disk, change: PartitionChange) -> None:
+    for add in change.adds:
+        source = _source(disk, change, add.staged, add.name)
+        if source == add.staged:
+            disk.rename(source, f"{change.partition}/{add.name}")
+    # The old files must not go before the new ones are sure to stay.
+    disk.sync_folder(change.partition)
+    for name in change.removes:
+        disk.remove(f"{change.partition}/{name}")
+
+
+def _source(disk: Disk, change: PartitionChange, staged: str, name: str) -> str:
+    """Find a file that comes: it is staged, or in its place already."""
+    for path in (staged, f"{change.partition}/{name}"):
+        if disk.exists(path):
+            return path
+    raise LandingDamaged(f"{change.partition}/{name} was committed and is neither there nor staged")
+
+
+def _rescue(disk: Disk, change: PartitionChange, swap: str) -> None:
+    """Keep what somebody else put into the partition while it was being exchanged."""
+    known = {*disk.list(change.partition), *change.removes}
+    strays = [name for name in disk.list(swap) if name not in known]
+    for name in strays:
+        disk.rename(f"{swap}/{name}", f"{change.partition}/{name}")
+    if strays:
+        disk.sync_folder(change.partition)
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +226,7 @@ class LandingFolder:
 
     def __init__(self, disk: Disk, release: Callable[[], None]) -> None:
         self.disk, self._release = disk, release
-        self._state: State | None = None
+        self._state: LandedState | None = None
         self.run = f"{STAGING}/{uuid.uuid4().hex[:12]}"
         """Where tasks stage their files; another process has another folder."""
 
@@ -84,7 +256,7 @@ class LandingFolder:
         return self._state is None
 
     @property
-    def state(self) -> State:
+    def state(self) -> LandedState:
         """The folder at its last commit."""
         if self._state is None:
             raise InvalidArgument("nothing was landed in this folder yet")
@@ -95,7 +267,7 @@ class LandingFolder:
         with _told("opening the landing folder"):
             self._state = None
             if self.disk.exists(STATE):
-                state = State.from_json(bytes(self.disk.read(STATE)))
+                state = LandedState.from_json(bytes(self.disk.read(STATE)))
                 # A killed process may have left it where a power loss still takes it back, and its files must not stay.
                 self.disk.sync_folder(WORK)
                 self._finish(state)
@@ -106,12 +278,12 @@ class LandingFolder:
             for path in (STAGING, WORK, ""):
                 self.disk.sync_folder(path)
 
-    def begin(self, origin: Origin, start: int) -> None:
+    def begin(self, origin: LandedOrigin, start: int) -> None:
         """Write the first state of a new folder: whose facts it will hold, from which offset on."""
         with _told("writing the first state"):
-            self._write(State(origin, start, start))
+            self._write(LandedState(origin, start, start))
 
-    def commit(self, batch: Batch) -> State:
+    def commit(self, batch: Batch) -> LandedState:
         """Land a batch; when this returns, its facts are in their places and survive a power loss."""
         state = self.state
         _check_whole(state, batch)
@@ -132,13 +304,13 @@ class LandingFolder:
             )
             return self._commit(new)
 
-    def replace(self, partition: str, files: Sequence[Staged], removes: Sequence[str]) -> State:
+    def replace(self, partition: str, files: Sequence[Staged], removes: Sequence[str]) -> LandedState:
         """Put files into a partition in place of others that hold the same facts."""
         state = self.state
         sequence = state.sequence + 1
         adds = [Add(file.path, file_name(file.first, file.last, sequence)) for file in files]
         with _told("replacing small files"):
-            pending = Pending([Change(partition, adds, list(removes))])
+            pending = Pending([PartitionChange(partition, adds, list(removes))])
             return self._commit(replace(state, sequence=sequence, pending=pending))
 
     def discard_staged(self) -> None:
@@ -154,7 +326,7 @@ class LandingFolder:
             self.disk.remove_folder(self.run)
         release()
 
-    def _commit(self, new: State) -> State:
+    def _commit(self, new: LandedState) -> LandedState:
         # What is not known to have happened is looked up again: see `recover`.
         self._state = None
         self.disk.sync_folder(self.run)
@@ -162,11 +334,11 @@ class LandingFolder:
         self._finish(new)
         return self.state
 
-    def _write(self, state: State) -> None:
+    def _write(self, state: LandedState) -> None:
         write_whole(self.disk, STATE, state.to_json())
         self._state = state
 
-    def _finish(self, state: State) -> None:
+    def _finish(self, state: LandedState) -> None:
         """Do what a state promises, unless that is done, and note that it is."""
         self._state = state
         if state.pending is None:
@@ -178,7 +350,7 @@ class LandingFolder:
         self._add_gaps(state.pending)
         self._write(replace(state, pending=None))
 
-    def _add(self, changes: Sequence[Change]) -> None:
+    def _add(self, changes: Sequence[PartitionChange]) -> None:
         make_durable_folders(self.disk, [change.partition for change in changes])
         for change in changes:
             for add in change.adds:
@@ -223,14 +395,14 @@ class _told:
             raise translated(error, f"{self._doing}{where}") from None
 
 
-def _changes(files: Sequence[Staged], sequence: int) -> list[Change]:
+def _changes(files: Sequence[Staged], sequence: int) -> list[PartitionChange]:
     found: dict[str, list[Add]] = {}
     for file in files:
         found.setdefault(file.partition, []).append(Add(file.path, file_name(file.first, file.last, sequence)))
-    return [Change(partition, adds) for partition, adds in sorted(found.items())]
+    return [PartitionChange(partition, adds) for partition, adds in sorted(found.items())]
 
 
-def _check_whole(state: State, batch: Batch) -> None:
+def _check_whole(state: LandedState, batch: Batch) -> None:
     """Refuse a batch that does not follow what is landed, or that does not hold all it should."""
     if batch.first != state.next:
         raise FrameInvalid(f"a batch from offset {batch.first} on was staged, {state.next} is to be landed next")

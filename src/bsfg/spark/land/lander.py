@@ -3,30 +3,192 @@
 from __future__ import annotations
 
 import math
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from bsfg.errors import BsfgError, SparkFailed
-from bsfg.spark.calls import Patience
-from bsfg.spark.fetching import Source
-from bsfg.spark.land.compacting import Compactor
-from bsfg.spark.land.compaction import Merge
-from bsfg.spark.land.disk import LocalDisk
-from bsfg.spark.land.folder import Batch, LandingFolder, Staged
-from bsfg.spark.land.joining import check_consumer, check_history, first_origin, received_gaps
-from bsfg.spark.land.settings import Landed, Settings, folder_of
-from bsfg.spark.land.staging import Receipt, Work
+from bsfg.errors import BsfgError, ForeignLog, InvalidArgument, SparkFailed
+from bsfg.spark.calls import BufferSource, CallRetry
+from bsfg.spark.land.folder import Batch, LandingFolder, LocalDisk, Staged
+from bsfg.spark.land.staging import Merge, StagedRange, StagingWork, gap_reason, partitions, plan, small_files
+from bsfg.spark.land.state import Landed, LandedOrigin, LandedState, LandSettings, folder_of
 from bsfg.spark.land.tasks import grouped, merge_all, stage_all, staged_so_far
-from bsfg.spark.session import is_local
+from bsfg.spark.options import EARLIEST, Position
+from bsfg.spark.session import end, is_local, started, without_tracebacks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from bsfg.journey.link import Fetched
+
+
+class SparkWhenNeeded:
+    """A Spark session that is started when it is first asked for: a landing with nothing to do needs none."""
+
+    def __init__(self, app: str, master: str, conf: dict[str, str], log: Path | None = None) -> None:
+        self._given = app, master, conf, log
+        self._session: SparkSession | None = None
+        self.is_starting = False
+
+    @property
+    def is_started(self) -> bool:
+        """Whether there is a session."""
+        return self._session is not None
+
+    def has_ended(self, within_seconds: float = 0.0) -> bool:
+        """Tell whether Spark runs in a process of its own and that has ended, or ends within some time."""
+        if self._session is None:
+            return False
+        gateway: Any = self._session.sparkContext._gateway
+        process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
+        if process is None:
+            return False
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(within_seconds)
+        return process.poll() is not None
+
+    def __call__(self) -> SparkSession:
+        """Give the session."""
+        if self._session is None:
+            self.is_starting = True
+            without_tracebacks()
+            try:
+                self._session = started(*self._given)
+            finally:
+                self.is_starting = False
+        return self._session
+
+    def __enter__(self) -> SparkWhenNeeded:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._session is not None:
+            end(self._session)
+
+
+HINT = (
+    "The node was replaced, or restored from an older copy. Its facts need a folder of their own: give another --out."
+)
+
+
+def first_origin(source: BufferSource, settings: LandSettings) -> tuple[LandedOrigin, int]:
+    """Give whose facts a new folder will hold, and from which offset on."""
+    head = _start(source, settings)
+    start = head.start
+    if settings.starting is not None and settings.starting.offset is not None:
+        start = settings.starting.offset
+        if start > head.end:
+            raise InvalidArgument(f"the buffer ends at offset {head.end}, and {start} is to be the first")
+    return LandedOrigin(settings.stream, settings.buffer, head.log_id, str(settings.by)), start
+
+
+def _start(source: BufferSource, settings: LandSettings) -> Fetched:
+    wanted = settings.starting
+    if wanted is None and settings.consumer is not None:
+        return source.consumer_head(settings.consumer)
+    wanted = wanted or Position(word=EARLIEST)
+    if wanted.unix_ms is not None or wanted.word == EARLIEST:
+        return source.head(unix_ms=max(0, wanted.unix_ms or 0))
+    head = source.head()
+    return replace(head, start=head.end)
+
+
+def check_history(source: BufferSource, settings: LandSettings, state: LandedState, head: Fetched) -> None:
+    """Refuse a folder that holds other facts than those the node has, or that was made in another way."""
+    origin = state.origin
+    for name, given in (("stream", settings.stream), ("buffer", settings.buffer), ("by", str(settings.by))):
+        if getattr(origin, name) != given:
+            raise InvalidArgument(
+                f"{settings.out} was made with --{name} {getattr(origin, name)}, not {given}",
+                hint="What is in a folder cannot be changed afterwards: give another --out.",
+            )
+    if head.log_id != origin.log_id:
+        raise ForeignLog(
+            f"{settings.out} holds facts of the log {origin.log_id}, the node's is {head.log_id}", hint=HINT
+        )
+    if head.end < state.next:
+        raise ForeignLog(f"the node's log ends at offset {head.end}, facts up to {state.next} are landed", hint=HINT)
+    if state.tail_offset is None:
+        return
+    for frame in source.frames(state.tail_offset, state.tail_offset + 1, origin.log_id):
+        digests = [] if frame.entries is None else frame.entries.digests()
+        if digests and digests[0].hex() != state.tail_digest:
+            raise ForeignLog(f"the fact at offset {state.tail_offset} is another one than was landed", hint=HINT)
+
+
+def check_consumer(source: BufferSource, settings: LandSettings, head: Fetched) -> None:
+    """Refuse a consumer of another buffer, and one that is not there or not ours, before anything is landed."""
+    assert settings.consumer is not None
+    if source.consumer_head(settings.consumer).log_id != head.log_id:
+        raise InvalidArgument(
+            f"the consumer {settings.consumer} reads another buffer than {settings.stream}/{settings.buffer}",
+            hint="`bsfg consumers list` shows what each reads.",
+        )
+
+
+def received_gaps(
+    source: BufferSource, settings: LandSettings, log_id: str, token: str
+) -> tuple[list[dict[str, Any]], str]:
+    """Give the gap records that came from other zones since the last commit, and the token for the next."""
+    assert settings.consumer is not None
+    head = source.consumer_head(settings.consumer, gaps_after=token)
+    place = {"stream": settings.stream, "buffer": settings.buffer, "log_id": log_id}
+    lines = [
+        {"first": gap.first, "last": gap.last, **gap_reason(gap), "origin_zone": gap.origin_zone, **place}
+        for gap in head.gaps
+    ]
+    return lines, head.gaps_token
+
+
+MergeAll = Callable[[list[Merge]], list[Staged | str]]
+"""Merges files, and gives in the place of a result the name of a file that is not ours."""
+
+MERGES_AT_ONCE = 32
+
+
+class Compactor:
+    """Merges small files, of the partitions that were touched or of all; ``done`` is told what it did."""
+
+    def __init__(self, merge_all: MergeAll, folder: LandingFolder, file_size_bytes: int, done: Landed) -> None:
+        self.touched: set[str] = set()
+        self._merge_all, self._folder = merge_all, folder
+        self._file_size_bytes, self._done = file_size_bytes, done
+        self._looked_at_all = False
+        self._not_ours: set[str] = set()
+
+    def run(self, *, thorough: bool = False) -> None:
+        """Merge what is worth it; the first time all partitions are looked at, later those that were touched."""
+        if not self._looked_at_all or thorough:
+            self.touched.update(partitions(self._folder.disk))
+            self._looked_at_all = True
+        began = time.monotonic()
+        merges = [merge for partition in sorted(self.touched) for merge in self._plan(partition, thorough)]
+        for start in range(0, len(merges), MERGES_AT_ONCE):
+            self._merge(merges[start : start + MERGES_AT_ONCE])
+        self.touched.clear()
+        self._done.merging_seconds += time.monotonic() - began
+
+    def _plan(self, partition: str, thorough: bool) -> list[Merge]:
+        files = small_files(self._folder.disk, partition, self._file_size_bytes)
+        ours = [small for small in files if f"{partition}/{small.name}" not in self._not_ours]
+        return plan(partition, ours, self._file_size_bytes, thorough=thorough)
+
+    def _merge(self, merges: list[Merge]) -> None:
+        results = self._merge_all(merges)
+        for merge, result in zip(merges, results, strict=True):
+            if isinstance(result, Staged):
+                self._folder.replace(merge.partition, [result], merge.names)
+                self._done.merged_files += len(merge.names)
+                self._done.merged_into += 1
+            else:
+                self._not_ours.add(f"{merge.partition}/{result}")
+        self._folder.discard_staged()
+
 
 T = TypeVar("T")
 Spark = Callable[[], "SparkSession"]
@@ -54,7 +216,7 @@ class Lander:
     def __init__(
         self,
         spark: Spark,
-        settings: Settings,
+        settings: LandSettings,
         folder: LandingFolder,
         on_problem: Callable[[BsfgError], None] = lambda error: None,
     ) -> None:
@@ -62,7 +224,7 @@ class Lander:
         self.done = Landed()
         self._spark, self._group = spark, f"bsfg-{folder.run.rpartition('/')[2]}"
         self._session: SparkSession | None = None
-        self._source = Source(settings.access, settings.stream, settings.buffer, 0.0)
+        self._source = BufferSource(settings.access, settings.stream, settings.buffer, 0.0)
         self._ending = threading.Event()
         self._on_problem = on_problem
         self._confirmed = -1
@@ -158,7 +320,7 @@ class Lander:
         self.done.seconds += time.monotonic() - began
         self._noted()
 
-    def _staged(self, first: int, end: int) -> list[Receipt]:
+    def _staged(self, first: int, end: int) -> list[StagedRange]:
         spark = self._started()
         with grouped(spark, self._group):
             return stage_all(spark, self._work(), self._cuts(first, end))
@@ -168,7 +330,7 @@ class Lander:
         with grouped(spark, self._group):
             return merge_all(spark, str(self.settings.out), self.folder.run, merges)
 
-    def _commit(self, first: int, end: int, receipts: list[Receipt]) -> None:
+    def _commit(self, first: int, end: int, receipts: list[StagedRange]) -> None:
         state = self.folder.state
         gaps = [gap for receipt in receipts for gap in receipt.gaps]
         token = state.gaps_token
@@ -208,13 +370,15 @@ class Lander:
         self.done.next = self.folder.state.next
         self.done.backlog = max(0, self._buffer_end - self.done.next)
 
-    def _work(self) -> Work:
+    def _work(self) -> StagingWork:
         settings, origin = self.settings, self.folder.state.origin
         # Other machines do not have the certificate's files; read again each time, they may have been renewed.
         here = is_local(self._started().sparkContext.master or "")
         access = settings.access if here else settings.access.with_contents()
-        source = Source(access, settings.stream, settings.buffer, settings.retry_seconds)
-        return Work(source, origin.log_id, settings.by, str(settings.out), self.folder.run, settings.file_size_bytes)
+        source = BufferSource(access, settings.stream, settings.buffer, settings.retry_seconds)
+        return StagingWork(
+            source, origin.log_id, settings.by, str(settings.out), self.folder.run, settings.file_size_bytes
+        )
 
     def _cuts(self, first: int, end: int) -> list[int]:
         """Cut a range into as many parts as there are cores, unless they would be small."""
@@ -256,12 +420,12 @@ class Lander:
                 failed = True
                 raise
 
-        return Patience(math.inf if for_ever else self.settings.retry_seconds, sleep=sleep).insist(told)
+        return CallRetry(math.inf if for_ever else self.settings.retry_seconds, sleep=sleep).insist(told)
 
 
 @contextmanager
 def landing(
-    spark: Spark, settings: Settings, on_problem: Callable[[BsfgError], None] = lambda error: None
+    spark: Spark, settings: LandSettings, on_problem: Callable[[BsfgError], None] = lambda error: None
 ) -> Iterator[Lander]:
     """Open a landing folder for a block; it is the folder's one writer."""
     folder = LandingFolder.open(LocalDisk(folder_of(settings.out)))
@@ -271,7 +435,7 @@ def landing(
         folder.close()
 
 
-def land_available(spark: SparkSession, settings: Settings) -> Landed:
+def land_available(spark: SparkSession, settings: LandSettings) -> Landed:
     """Land everything that a buffer holds now, and tell what was done."""
     with landing(lambda: spark, settings) as lander:
         lander.join()

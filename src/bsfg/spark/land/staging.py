@@ -1,23 +1,121 @@
-"""What a task does: it reads a range of a buffer and stages one Parquet file, or several, for each partition in it."""
+"""What a task does: it reads a range of a buffer and stages Parquet files that nobody sees yet."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from bsfg.batch import EntryBatch
 from bsfg.errors import SpoolNotShared
 from bsfg.ports import Frame, GapRecord
-from bsfg.spark.fetching import Source
-from bsfg.spark.land.columns import By, by_partition, chosen_rows, landed
-from bsfg.spark.land.folder import Staged
-from bsfg.spark.land.layout import Partition
-from bsfg.spark.land.parquet import ROW_GROUP_BYTES, StagedFile
-from bsfg.spark.mapping import Place
+from bsfg.spark.calls import BufferSource
+from bsfg.spark.land.folder import Disk, Staged
+from bsfg.spark.land.state import (
+    LANDED_SCHEMA,
+    REPEATING,
+    STAGED_SUFFIX,
+    By,
+    Partition,
+    by_partition,
+    chosen_rows,
+    file_range,
+    is_date_folder,
+    is_predicate_folder,
+    landed,
+)
+from bsfg.spark.mapping import EntryPlace
+
+COMPRESSION = "zstd"
+ROW_GROUP_BYTES = 128 << 20
+"""How much a row group holds before it is compressed, about."""
+
+METADATA = "bsfg"
+"""The key in a file's metadata under which it tells what it is, wherever it is taken."""
+
+
+class StagedFile:
+    """One Parquet file in the making; rows come in batches, and leave in row groups."""
+
+    def __init__(self, root: Path, run: str, partition: Partition) -> None:
+        self.partition = partition
+        self._run, self._root = run, root
+        self._name = f"{uuid.uuid4().hex}{STAGED_SUFFIX}"
+        self._path = root / run / self._name
+        self._writer: pq.ParquetWriter | None = None
+        self._sink: pa.OSFile | None = None
+        self._waiting: list[pa.RecordBatch] = []
+        self.waiting_bytes = 0
+        self._facts, self._first, self._last = 0, -1, -1
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something of it is on the disk."""
+        return self._writer is not None
+
+    @property
+    def size_bytes(self) -> int:
+        """How much of it is on the disk."""
+        return int(self._sink.tell()) if self._sink is not None else 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take rows, which stay in memory until `flush`."""
+        self._waiting.append(batch)
+        self.waiting_bytes += batch.nbytes
+        self._facts += batch.num_rows
+        ends = pc.min_max(batch.column("offset"))
+        first, last = ends["min"].as_py(), ends["max"].as_py()
+        self._first = first if self._first < 0 else min(self._first, first)
+        self._last = max(self._last, last)
+
+    def flush(self) -> None:
+        """Write what waits as a row group."""
+        if not self._waiting:
+            return
+        if self._writer is None:
+            self._sink = pa.OSFile(str(self._path), "wb")
+            self._writer = pq.ParquetWriter(
+                self._sink, LANDED_SCHEMA, compression=COMPRESSION, use_dictionary=list(REPEATING)
+            )
+        table = pa.Table.from_batches(self._waiting)
+        self._writer.write_table(table, row_group_size=max(1, table.num_rows))
+        self._waiting, self.waiting_bytes = [], 0
+
+    def finish(self) -> Staged:
+        """Write what is left, and sync the file."""
+        self.flush()
+        assert self._writer is not None
+        assert self._sink is not None
+        about = {**self.partition._asdict(), "first": self._first, "last": self._last, "facts": self._facts}
+        self._writer.add_key_value_metadata({METADATA: orjson.dumps(about).decode()})
+        self._writer.close()
+        self._sink.close()
+        descriptor = os.open(self._path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+            size_bytes = os.fstat(descriptor).st_size
+        finally:
+            os.close(descriptor)
+        path = f"{self._run}/{self._name}"
+        return Staged(path, self.partition.path, self._first, self._last, self._facts, size_bytes)
+
+
+def partition_of(file: pq.ParquetFile) -> Partition | None:
+    """Give the partition that a file says it belongs to, or None when it is not one of ours."""
+    metadata = (file.metadata.metadata or {}).get(METADATA.encode())
+    if metadata is None or not file.schema_arrow.remove_metadata().equals(LANDED_SCHEMA):
+        return None
+    about = orjson.loads(metadata)
+    return Partition(about["date"], about["predicate"])
+
 
 MEMORY_BYTES = 256 << 20
 """How much a task keeps in memory, over all partitions, before it writes."""
@@ -26,10 +124,10 @@ OPEN_FILES_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StagingWork:
     """What all tasks of a batch need to know; picklable."""
 
-    source: Source
+    source: BufferSource
     log_id: str
     by: By
     root: str
@@ -49,7 +147,7 @@ class Work:
 class Stager:
     """Sorts facts into files by partition, with a bound on what it keeps in memory."""
 
-    work: Work
+    work: StagingWork
     done: list[Staged] = field(default_factory=list)
     _files: dict[Partition, StagedFile] = field(default_factory=dict)
     _waiting_bytes: int = 0
@@ -57,7 +155,7 @@ class Stager:
     def add(self, entries: EntryBatch) -> None:
         """Take facts."""
         work = self.work
-        rows = landed(entries, Place(work.source.stream, work.source.buffer, work.log_id))
+        rows = landed(entries, EntryPlace(work.source.stream, work.source.buffer, work.log_id))
         for partition, chosen in by_partition(entries, work.by):
             self._add(partition, rows if chosen is None else chosen_rows(rows, chosen))
         if self._waiting_bytes > work.memory_bytes:
@@ -104,7 +202,7 @@ class Stager:
 
 
 @dataclass(frozen=True, slots=True)
-class Receipt:
+class StagedRange:
     """What one task staged of its range."""
 
     first: int
@@ -115,7 +213,7 @@ class Receipt:
     tail: tuple[int, str] | None
 
 
-def stage(work: Work, first: int, end: int, note: Callable[[int], None]) -> Receipt:
+def stage(work: StagingWork, first: int, end: int, note: Callable[[int], None]) -> StagedRange:
     """Stage a range of offsets (``end`` exclusive); ``note`` is told how many of them are done."""
     stager, missing = Stager(work), 0
     gaps: list[dict[str, Any]] = []
@@ -128,10 +226,10 @@ def stage(work: Work, first: int, end: int, note: Callable[[int], None]) -> Rece
             gaps.append(gap_line(frame, work))
             missing += frame.last - frame.first + 1
         note(frame.last + 1 - first)
-    return Receipt(first, end, stager.finish(), gaps, missing, tail)
+    return StagedRange(first, end, stager.finish(), gaps, missing, tail)
 
 
-def gap_line(frame: Frame, work: Work) -> dict[str, Any]:
+def gap_line(frame: Frame, work: StagingWork) -> dict[str, Any]:
     """Describe a range of facts that are missing, for the list of gaps."""
     assert frame.gap is not None
     return {"first": frame.first, "last": frame.last, **gap_reason(frame.gap), **_place(work)}
@@ -142,5 +240,107 @@ def gap_reason(gap: GapRecord) -> dict[str, Any]:
     return {"reason": str(gap.reason), "at_unix_ms": gap.at_unix_ms, "detail": gap.detail}
 
 
-def _place(work: Work) -> dict[str, Any]:
+def _place(work: StagingWork) -> dict[str, Any]:
     return {"stream": work.source.stream, "buffer": work.source.buffer, "log_id": work.log_id}
+
+
+MANY_FILES = 8
+"""So many files of about the same size are merged although they do not fill a file yet."""
+
+SMALLEST_BYTES = 64 << 10
+MERGED_FILES_MAX = 1_000
+ROWS_AT_ONCE = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Small:
+    """A landed file that may be merged with others."""
+
+    name: str
+    first: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Files of one partition that are to become one; ``partition`` is its folder."""
+
+    partition: str
+    names: Sequence[str]
+    size_bytes: int
+
+
+def partitions(disk: Disk) -> Iterator[str]:
+    """Give the folders of all partitions."""
+    for date in filter(is_date_folder, disk.list("")):
+        for predicate in filter(is_predicate_folder, disk.list(date)):
+            yield f"{date}/{predicate}"
+
+
+def small_files(disk: Disk, partition: str, file_size_bytes: int) -> list[Small]:
+    """Give the files of a partition that are smaller than half of what they should be, in the order of offsets."""
+    found = []
+    for name in disk.list(partition):
+        offsets = file_range(name)
+        if offsets is None:
+            continue
+        size = disk.size(f"{partition}/{name}")
+        if size < file_size_bytes // 2:
+            found.append(Small(name, offsets[0], size))
+    return sorted(found, key=lambda small: (small.first, small.name))
+
+
+def plan(partition: str, files: Sequence[Small], file_size_bytes: int, *, thorough: bool) -> list[Merge]:
+    """Choose what is merged; a thorough plan leaves no two small files that could be one."""
+    merges = []
+    for group in _groups(files, file_size_bytes):
+        fills = sum(small.size_bytes for small in group) >= file_size_bytes // 2
+        chosen = group if thorough or fills else _many_alike(group)
+        if len(chosen) > 1:
+            total = sum(small.size_bytes for small in chosen)
+            merges.append(Merge(partition, [small.name for small in chosen], total))
+    return merges
+
+
+def _groups(files: Sequence[Small], file_size_bytes: int) -> Iterator[list[Small]]:
+    """Cut files into runs that fill a file each; the last run may be smaller."""
+    group: list[Small] = []
+    total = 0
+    for small in files:
+        if group and (total + small.size_bytes > file_size_bytes or len(group) >= MERGED_FILES_MAX):
+            yield group
+            group, total = [], 0
+        group.append(small)
+        total += small.size_bytes
+    if group:
+        yield group
+
+
+def _many_alike(group: Sequence[Small]) -> list[Small]:
+    """Give the smallest files of a group when there are many of about one size; larger ones are left alone."""
+    tiers = [max(small.size_bytes // SMALLEST_BYTES, 1).bit_length() // 3 for small in group]
+    for tier in sorted(set(tiers)):
+        if tiers.count(tier) >= MANY_FILES:
+            return [small for small, each in zip(group, tiers, strict=True) if each <= tier]
+    return []
+
+
+class NotOurs(Exception):
+    """A file has the name of a landed one, and another content."""
+
+
+def merge(root: Path, run: str, work: Merge) -> Staged:
+    """Stage one file with the facts of several; raises `NotOurs` with the name of one that is not of our making."""
+    target: StagedFile | None = None
+    for name in work.names:
+        with pq.ParquetFile(root / work.partition / name) as source:
+            partition = partition_of(source)
+            if partition is None or partition.path != work.partition:
+                raise NotOurs(name)
+            target = target or StagedFile(root, run, partition)
+            for batch in source.iter_batches(ROWS_AT_ONCE, use_threads=False):
+                target.add(batch)
+                if target.waiting_bytes >= ROW_GROUP_BYTES:
+                    target.flush()
+    assert target is not None
+    return target.finish()

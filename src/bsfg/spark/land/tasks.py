@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from bsfg.errors import BsfgError, SparkFailed
-from bsfg.spark.land.compaction import Merge, NotOurs, merge
 from bsfg.spark.land.folder import Staged
-from bsfg.spark.land.staging import Receipt, Work, stage
+from bsfg.spark.land.staging import Merge, NotOurs, StagedRange, StagingWork, merge, stage
 from bsfg.spark.session import failed
 from bsfg.stores.log.files import translated
 
@@ -47,7 +46,7 @@ def grouped(spark: SparkSession, group: str) -> Iterator[None]:
             context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
 
 
-def stage_all(spark: SparkSession, work: Work, cuts: Sequence[int]) -> list[Receipt]:
+def stage_all(spark: SparkSession, work: StagingWork, cuts: Sequence[int]) -> list[StagedRange]:
     """Stage the ranges between the cuts, side by side, and give their receipts in order."""
     ranges = list(pairwise(cuts))
 
@@ -112,14 +111,14 @@ def _answer(one: Callable[[int], dict[str, Any]], number: int) -> str:
     return orjson.dumps(answer).decode()
 
 
-def _receipt(form: dict[str, Any]) -> Receipt:
+def _receipt(form: dict[str, Any]) -> StagedRange:
     tail = form["tail"]
     files = [Staged(**file) for file in form["files"]]
-    return Receipt(**{**form, "files": files, "tail": None if tail is None else (tail[0], tail[1])})
+    return StagedRange(**{**form, "files": files, "tail": None if tail is None else (tail[0], tail[1])})
 
 
 @contextmanager
-def _noting(work: Work, number: int) -> Iterator[Callable[[int], None]]:
+def _noting(work: StagingWork, number: int) -> Iterator[Callable[[int], None]]:
     """Give what notes how far a task is, in a file that the driver reads for its progress."""
     path = Path(work.root) / work.run / f"{number}{NOTE_SUFFIX}"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)

@@ -26,17 +26,17 @@ from bsfg.fact import ArtifactRef
 from bsfg.journey.artifacts import named_artifacts
 from bsfg.journey.backfill import make_good
 from bsfg.journey.link import Fetched, FetchRequest, PeerLink, PeerPosition, Release
-from bsfg.journey.pull import HOLDING, Turns
-from bsfg.journey.receive import Progress, Stored
+from bsfg.journey.pull import HOLDING, LinkTurns
+from bsfg.journey.receive import PullProgress, StoredAnswer
 from bsfg.journey.verify import Decision, LinkHeld, Put, check_history, check_order
 from bsfg.ports import Frame, Gap
-from bsfg.spark.replicate.plan import LinkPlan, StreamPlan
+from bsfg.spark.replicate.plan import LinkTaskPlan, StreamTaskPlan
 
 if TYPE_CHECKING:
     from bsfg.wire.adminclient import AdminClient
     from bsfg.wire.client import BoundaryClient
-    from bsfg.wire.clientstreams import PutStream
     from bsfg.wire.service import PutOutcome
+    from bsfg.wire.streams import PutStream
 
 WINDOW_FRAMES = 8
 CONFIRM_EVERY_SECONDS = 0.1
@@ -54,7 +54,7 @@ class Carried(Put):
     relayed: Sequence[Gap] = ()
 
 
-class Carrying(Turns["Courier"]):
+class RemotePull(LinkTurns["Courier"]):
     """The turns of one stream, its facts given to a courier."""
 
     stores_at_once = 3
@@ -79,7 +79,7 @@ class Carrying(Turns["Courier"]):
             relayed=[*fetched.gaps, *fetched.gap_sets],
         )
 
-    async def hand_over(self, put: Put, target: Courier, clock_trusted: bool) -> Coroutine[Any, Any, Stored]:
+    async def hand_over(self, put: Put, target: Courier, clock_trusted: bool) -> Coroutine[Any, Any, StoredAnswer]:
         """Send every frame to the node, which puts them in order."""
         assert isinstance(put, Carried)
         at, served_at = put.through + 1, put.served_at_unix_ms
@@ -102,7 +102,7 @@ class Courier:
         self._bring = bring
         self._open: tuple[str, PutStream] | None = None
 
-    async def carry(self, log_id: str, frames: Sequence[Frame], served_at_unix_ms: int | None) -> Stored:
+    async def carry(self, log_id: str, frames: Sequence[Frame], served_at_unix_ms: int | None) -> StoredAnswer:
         """Put frames and tell what became of them."""
         return await (await self.send(log_id, frames, served_at_unix_ms=served_at_unix_ms))
 
@@ -114,7 +114,7 @@ class Courier:
         *,
         at: int = 0,
         served_at_unix_ms: int | None = None,
-    ) -> Coroutine[Any, Any, Stored]:
+    ) -> Coroutine[Any, Any, StoredAnswer]:
         """Send frames, and with the first one the gap records that the sender relays; give the wait for the outcome."""
         for frame in frames:
             if frame.entries is not None:
@@ -134,8 +134,8 @@ class Courier:
 
     async def _outcome(
         self, calls: PutStream, answers: Sequence[tuple[Frame, asyncio.Future[PutOutcome]]], log_id: str
-    ) -> Stored:
-        stored = Stored()
+    ) -> StoredAnswer:
+        stored = StoredAnswer()
         try:
             for frame, answer in answers:
                 _add(stored, frame, await answer, log_id)
@@ -168,7 +168,7 @@ class Courier:
             self._open = None
 
 
-def _add(stored: Stored, frame: Frame, outcome: PutOutcome, log_id: str) -> None:
+def _add(stored: StoredAnswer, frame: Frame, outcome: PutOutcome, log_id: str) -> None:
     if outcome.held_code:
         kind = _HOLDING.get(outcome.held_code, FrameInvalid)
         raise kind(outcome.held_detail, log_id=log_id)
@@ -181,7 +181,7 @@ def _add(stored: Stored, frame: Frame, outcome: PutOutcome, log_id: str) -> None
     stored.chain_head = outcome.chain_head or stored.chain_head
 
 
-class Artifacts:
+class ArtifactCourier:
     """Copies artifacts of a link from the sender's node to this zone's; ``came`` is called for every piece."""
 
     def __init__(
@@ -251,15 +251,15 @@ class RemoteMemory:
 class CarriedPull:
     """The turns of one stream, as the loops of a handoff take them."""
 
-    plan: LinkPlan
-    of: StreamPlan
+    plan: LinkTaskPlan
+    of: StreamTaskPlan
     peer: BoundaryClient
     own: BoundaryClient
     admin: AdminClient
     lease: str | None
     came: Callable[[], None] = lambda: None
     _source: PeerLink = field(init=False)
-    _turns: Carrying = field(init=False)
+    _turns: RemotePull = field(init=False)
     _courier: Courier = field(init=False)
     _memory: RemoteMemory = field(init=False)
 
@@ -269,10 +269,10 @@ class CarriedPull:
         link = self.plan.link
         self._source = ClientLink(link.zone, self.of.consumer, self.peer, link.carry_only)
         self._memory = RemoteMemory(self.admin, link.name, self.stream, self.lease)
-        self._turns = Carrying(
+        self._turns = RemotePull(
             self._source, self._memory, clock=SystemClock(), confirm_every_seconds=CONFIRM_EVERY_SECONDS
         )
-        bring = Artifacts(self.peer, self.own, link.name, self.came).bring
+        bring = ArtifactCourier(self.peer, self.own, link.name, self.came).bring
         self._courier = Courier(self.own, link.name, self.stream, self.lease, bring)
 
     @property
@@ -285,20 +285,20 @@ class CarriedPull:
         """How much the forward buffer holds in all."""
         return self.of.capacity_bytes
 
-    async def turn(self, request: FetchRequest) -> Progress:
+    async def turn(self, request: FetchRequest) -> PullProgress:
         """Make one turn."""
         return await self._turns.turn(self._courier, request)
 
-    async def make_good(self) -> Progress | None:
+    async def make_good(self) -> PullProgress | None:
         """Act upon an operator's release."""
 
         def read(first: int, end: int) -> AsyncIterator[Frame]:
             link = self.plan.link
             return self.peer.read_offsets(self.stream, first, end, buffer=link.buffer, carry_only=link.carry_only)
 
-        async def put(frame: Frame, fetched: Fetched) -> Progress:
+        async def put(frame: Frame, fetched: Fetched) -> PullProgress:
             stored = await self._courier.carry(fetched.log_id, [frame], fetched.served_at_unix_ms)
-            return Progress(inserted=stored.inserted, repeated=stored.repeated)
+            return PullProgress(inserted=stored.inserted, repeated=stored.repeated)
 
         return await make_good(self._source, self._memory, read, put)
 

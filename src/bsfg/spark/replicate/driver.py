@@ -1,31 +1,28 @@
-"""The driver: starts the live queries of every link, switches to replay for backlogs, and stops without loss.
-
-Only whoever holds the lease of a link moves it: one of its two live tasks, or the driver while it replays. The driver
-takes the lease when it needs it, at once, and the live tasks wait. A stopped query would go on working for a while,
-so the driver takes the lease before it stops one.
-"""
+"""The driver: starts the live queries of every link, switches to replay for backlogs, and stops without loss."""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
+import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from bsfg.errors import BsfgError, LeaseHeld, LeaseLost, SparkFailed, WorkersUnfit
 from bsfg.gate import Mode
 from bsfg.journey.link import FetchRequest
-from bsfg.spark.calls import Access, calls
-from bsfg.spark.replicate.live import FORMAT, LiveSource
-from bsfg.spark.replicate.plan import LEASE_TTL_MS, LinkPlan
+from bsfg.spark.calls import NodeAccess, calls
+from bsfg.spark.replicate.plan import LEASE_TTL_MS, LinkTaskPlan
 from bsfg.spark.replicate.replay import asked, ended, live_failure, start_replay
+from bsfg.spark.replicate.turn import FORMAT, LiveSource
 from bsfg.spark.session import activate, failed, hush
 
 if TYPE_CHECKING:
@@ -33,6 +30,55 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from bsfg.wire.service import LeaseView
+
+
+RUNS, LOCK = "runs", "lock"
+
+
+@contextmanager
+def run_folder(work: Path) -> Iterator[Path]:
+    """Give a new folder under ``work`` to a block, and remove it afterwards, with those of runs that are dead."""
+    runs = work / RUNS
+    runs.mkdir(parents=True, exist_ok=True)
+    # Nobody looks for dead runs while one is being born: its folder is there before its lock is.
+    with (runs / LOCK).open("ab") as door:
+        fcntl.flock(door, fcntl.LOCK_EX)
+        remove_dead(runs)
+        folder = runs / f"{os.getpid()}-{os.urandom(4).hex()}"
+        folder.mkdir()
+        lock = _locked(folder)
+    assert lock is not None
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        lock.close()
+
+
+def remove_dead(runs: Path) -> None:
+    """Remove the folders of runs whose process is gone."""
+    for folder in runs.iterdir():
+        if folder.is_dir():
+            with suppress(OSError):
+                lock = _locked(folder)
+                if lock is not None:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    lock.close()
+
+
+def _locked(folder: Path) -> IO[bytes] | None:
+    """Lock a folder, None when another process has it."""
+    file = (folder / LOCK).open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    except OSError:
+        file.close()
+        raise
+    return file
+
 
 PAIR = ("a", "b")
 LOOK_SECONDS = 0.25
@@ -62,7 +108,7 @@ TASK_ATTEMPTS = 50
 """A task that is killed is simply started again; one that cannot work at all ends its query, which is mended."""
 
 
-class Engine(StrEnum):
+class MovingEngine(StrEnum):
     """What moves a link at the moment."""
 
     LIVE = "live"
@@ -94,10 +140,10 @@ class LiveQuery:
 class LinkState:
     """One link as the driver sees it."""
 
-    plan: LinkPlan
+    plan: LinkTaskPlan
     folder: Path
     queries: dict[str, LiveQuery] = field(default_factory=dict)
-    engine: Engine = Engine.LIVE
+    engine: MovingEngine = MovingEngine.LIVE
     board_mode: str = str(Mode.AUTONOMOUS)
     reason: str = ""
     lease: str | None = None
@@ -166,7 +212,7 @@ class Replication:
     """The handoff of some links of one zone, on one Spark session."""
 
     def __init__(
-        self, spark: SparkSession, own: Access, plans: Sequence[LinkPlan], work: Path, replay_backlog: int
+        self, spark: SparkSession, own: NodeAccess, plans: Sequence[LinkTaskPlan], work: Path, replay_backlog: int
     ) -> None:
         self._spark, self._own, self._replay_backlog = spark, own, replay_backlog
         self.links = [LinkState(plan, work / plan.name) for plan in plans]
@@ -242,7 +288,7 @@ class Replication:
     def _wants_replay(self, link: LinkState) -> bool:
         # A link with a rate limit has nothing to gain from bulk.
         limited = link.plan.link.rate_limit > 0
-        if link.engine == Engine.REPLAY or link.mode != Mode.RECONCILIATION or self.node_away or limited:
+        if link.engine == MovingEngine.REPLAY or link.mode != Mode.RECONCILIATION or self.node_away or limited:
             return False
         ours = link.lease == link.plan.holder
         return ours and (link.backlog or 0) >= self._replay_backlog and time.monotonic() >= link.no_replay_before
@@ -303,7 +349,7 @@ class Replication:
 
     def replay(self, link: LinkState) -> None:
         """Take the lease from the live tasks and move in bulk what the sender has left."""
-        link.engine = Engine.REPLAY
+        link.engine = MovingEngine.REPLAY
         activate(self._spark)
         try:
             lease = self._take(link, LEASE_SECONDS)
@@ -320,7 +366,7 @@ class Replication:
             link.problem = f"{type(error).__name__}: {error}"[:300]
             link.no_replay_before = time.monotonic() + REPLAY_AGAIN_SECONDS
         finally:
-            link.engine = Engine.LIVE
+            link.engine = MovingEngine.LIVE
 
     def _replay_stream(self, link: LinkState, of: Any, lease: LeaseView) -> None:
         replay = start_replay(self._spark, link.plan, of, lease.token, link.folder / f"replay-{of.stream}")

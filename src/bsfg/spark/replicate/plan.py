@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from bsfg.errors import InvalidArgument
 from bsfg.ports import Buffer
-from bsfg.spark.calls import Access
+from bsfg.spark.calls import NodeAccess
 
 if TYPE_CHECKING:
     from bsfg.config import Authority, Identity, Link, ZoneConfig
@@ -22,7 +22,7 @@ LEASE_TTL_MS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
-class StreamPlan:
+class StreamTaskPlan:
     """One stream of a link: the sender's consumer, and how much the forward buffer holds."""
 
     stream: str
@@ -42,14 +42,14 @@ class Voucher:
         """Read the authorities, and give what raises for a server that they do not stand for."""
         from bsfg.clock import SystemClock
         from bsfg.config.vouching import Vouching
-        from bsfg.wire.authorities import load_trust
+        from bsfg.wire.certs import load_trust
 
         vouching, clock = Vouching(load_trust(files, self.crl), self.authorities), SystemClock()
         return lambda names: vouching.check_server(names, self.row, clock.now_unix_ms())
 
 
 @dataclass(frozen=True, slots=True)
-class LinkPlan:
+class LinkTaskPlan:
     """One inbound link: how to reach both nodes, and under which name its lease is held.
 
     ``own`` calls this zone's node as its pipeline, ``peer`` the sender's as this zone's node does.
@@ -57,9 +57,9 @@ class LinkPlan:
 
     zone: str
     link: Link
-    streams: tuple[StreamPlan, ...]
-    own: Access
-    peer: Access
+    streams: tuple[StreamTaskPlan, ...]
+    own: NodeAccess
+    peer: NodeAccess
     holder: str
     by_alternative_name: bool = False
     voucher: Voucher | None = None
@@ -80,7 +80,7 @@ class LinkPlan:
             return lambda names: None
         return self.voucher.vouch(watched.files)
 
-    def shipped(self) -> LinkPlan:
+    def shipped(self) -> LinkTaskPlan:
         """Give the plan with the certificates themselves instead of their paths, for tasks on other machines."""
         return replace(self, own=self.own.with_contents(), peer=self.peer.with_contents())
 
@@ -93,18 +93,18 @@ class LinkPlan:
             pickle.dump(self, file)
 
     @staticmethod
-    def read(path: Path) -> LinkPlan:
+    def read(path: Path) -> LinkTaskPlan:
         """Read a plan that this user's own driver wrote."""
         with path.open("rb") as file:
             plan = pickle.load(file)
-        assert isinstance(plan, LinkPlan)
+        assert isinstance(plan, LinkTaskPlan)
         return plan
 
 
-def plan_of(config: ZoneConfig, name: str, own: Access, holder: str) -> LinkPlan:
+def plan_of(config: ZoneConfig, name: str, own: NodeAccess, holder: str) -> LinkTaskPlan:
     """Make the plan of one link of a zone's configuration."""
     from bsfg.config.access import consumer_name
-    from bsfg.config.words import IdentityFrom
+    from bsfg.config.kinds import IdentityFrom
 
     link = config.links.get(name)
     if link is None:
@@ -112,7 +112,7 @@ def plan_of(config: ZoneConfig, name: str, own: Access, holder: str) -> LinkPlan
             f"{config.source} has no link {name!r}", hint=f"There are {', '.join(config.links) or 'none'}."
         )
     streams = tuple(
-        StreamPlan(
+        StreamTaskPlan(
             stream,
             consumer_name(config.zone.name, stream, link.buffer),
             config.streams[stream].forward_policy.capacity_bytes,
@@ -123,13 +123,13 @@ def plan_of(config: ZoneConfig, name: str, own: Access, holder: str) -> LinkPlan
     by_alternative_name = config.tls.identity == IdentityFrom.SAN
     crl = None if config.tls.crl is None else config.path(config.tls.crl).absolute()
     voucher = Voucher(config.identities[link.expected_server], config.authorities, crl)
-    return LinkPlan(config.zone.name, link, streams, own, peer, holder, by_alternative_name, voucher)
+    return LinkTaskPlan(config.zone.name, link, streams, own, peer, holder, by_alternative_name, voucher)
 
 
-def peer_access(config: ZoneConfig, link: Link) -> Access:
+def peer_access(config: ZoneConfig, link: Link) -> NodeAccess:
     """Give the way to the sender of a link, with the certificate of this zone's node."""
     tls, address = config.tls, str(link.address)
     if config.listen.plaintext or tls.ca is None or tls.certificate is None or tls.key is None:
-        return Access(address)
+        return NodeAccess(address)
     ca, certificate, key = (str(config.path(path).absolute()) for path in (tls.ca, tls.certificate, tls.key))
-    return Access(address, ca, certificate, key, link.expected_server)
+    return NodeAccess(address, ca, certificate, key, link.expected_server)

@@ -13,8 +13,8 @@ from bsfg.clock import SystemClock
 from bsfg.errors import BsfgError, FrameInvalid
 from bsfg.journey.link import FetchRequest, PeerPosition
 from bsfg.journey.verify import check_history
-from bsfg.spark.calls import Access, calls
-from bsfg.spark.replicate.plan import LinkPlan, StreamPlan
+from bsfg.spark.calls import NodeAccess, calls
+from bsfg.spark.replicate.plan import LinkTaskPlan, StreamTaskPlan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,8 +39,8 @@ UNFIT = (
 class Replay:
     """One replay of one stream: what was there when it began."""
 
-    plan: LinkPlan
-    of: StreamPlan
+    plan: LinkTaskPlan
+    of: StreamTaskPlan
     lease: str
     start: int
     end: int
@@ -52,7 +52,9 @@ class Replay:
         return self.end - self.start
 
 
-def start_replay(spark: SparkSession, plan: LinkPlan, of: StreamPlan, lease: str, folder: Path) -> Replay | None:
+def start_replay(
+    spark: SparkSession, plan: LinkTaskPlan, of: StreamTaskPlan, lease: str, folder: Path
+) -> Replay | None:
     """Begin to move what the sender has left of a stream, None when there is nothing.
 
     Raises what the link's own history forbids, as the live engine would.
@@ -103,7 +105,9 @@ def even_batch(facts: int) -> int:
     return max(1, -(-facts // parts))
 
 
-async def asked(plan: LinkPlan, of: StreamPlan, request: FetchRequest, carry_only: Sequence[str] = ()) -> Fetched:
+async def asked(
+    plan: LinkTaskPlan, of: StreamTaskPlan, request: FetchRequest, carry_only: Sequence[str] = ()
+) -> Fetched:
     """Ask a sender once. No call is left open: a connection has room for few, and others share it."""
     from bsfg.wire.client import BoundaryClient
 
@@ -114,7 +118,7 @@ async def asked(plan: LinkPlan, of: StreamPlan, request: FetchRequest, carry_onl
         peer.hang_up()
 
 
-async def _head(plan: LinkPlan, of: StreamPlan) -> Fetched:
+async def _head(plan: LinkTaskPlan, of: StreamTaskPlan) -> Fetched:
     """Ask the sender where it goes on, and refuse a history that is not the one that is known."""
     from bsfg.wire.adminclient import AdminClient
 
@@ -126,7 +130,7 @@ async def _head(plan: LinkPlan, of: StreamPlan) -> Fetched:
     return fetched
 
 
-def _access(access: Access, *, confirm: bool = False) -> dict[str, str]:
+def _access(access: NodeAccess, *, confirm: bool = False) -> dict[str, str]:
     names = {
         "address": access.address,
         "ca": access.ca,

@@ -1,22 +1,23 @@
-"""The contents of an artifact folder: one file per digest, plain bytes, so that `sha256sum` can check them.
-
-Everything here blocks and runs in the threads of `bsfg.stores.artifacts.folder`. A file's time of modification says
-when its content was last needed; a collection goes by that.
-"""
+"""The contents of an artifact folder and the names that point to them: how they are kept, and how orphans leave."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import re
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
-from bsfg.artifacts import StoredContent
-from bsfg.errors import OutcomeUnknown
+import orjson
+
+from bsfg.artifacts import Collected, StoredArtifact, StoredContent
+from bsfg.disk import is_damage
+from bsfg.errors import ArtifactConflict, DigestMismatch, OutcomeUnknown
 from bsfg.ports import Clock
-from bsfg.stores.artifacts.files import Files, give_place, move_away
+from bsfg.stores.artifacts.files import ArtifactFiles, give_place, move_away, translating
 
 CONTENT = "content"
 INCOMING = "incoming"
@@ -58,7 +59,7 @@ class Shards:
     still take back. So a folder is synced once before the first answer out of it.
     """
 
-    def __init__(self, files: Files, top: str) -> None:
+    def __init__(self, files: ArtifactFiles, top: str) -> None:
         self._files, self.top = files, top
         self._settled: set[str] = set()
 
@@ -121,7 +122,7 @@ class Shards:
 class Contents:
     """All contents of a folder, how much room they take, and who needs them now."""
 
-    files: Files
+    files: ArtifactFiles
     clock: Clock
     durable: bool = True
     artifacts: int = 0
@@ -228,3 +229,184 @@ class Contents:
         with self._counting:
             self.artifacts += artifacts
             self.used_bytes += size_bytes
+
+
+NAMES = "names"
+SUFFIX = ".json"
+RECORD_BYTES_MAX = 64 << 10
+
+WriteWhole = Callable[[str, bytes, Callable[[], None]], None]
+"""Makes a file with this content durable and gives it its place; the folder is synced by the function given."""
+
+
+def hashed(bucket: str, key: str) -> str:
+    """Give the digits that a name's file is called by; a bucket has no NUL, so joining by it is unambiguous."""
+    return hashlib.sha256(f"{bucket}\0{key}".encode()).hexdigest()
+
+
+class Names:
+    """All names of a folder."""
+
+    def __init__(self, files: ArtifactFiles, write_whole: WriteWhole, *, durable: bool = True) -> None:
+        self.shards = Shards(files, NAMES)
+        self._files, self._write_whole, self._durable = files, write_whole, durable
+        self._stripes = Stripes()
+
+    def read(self, bucket: str, key: str) -> StoredArtifact | None:
+        """Give what a name stands for, None when nothing; raises `DigestMismatch` for a damaged record."""
+        digits = hashed(bucket, key)
+        with self._stripes.of(digits):
+            return self._read(digits)
+
+    def check_free(self, bucket: str, key: str, digest: str) -> None:
+        """Raise `ArtifactConflict` when a name stands for another digest."""
+        existing = self._standing(hashed(bucket, key))
+        if existing is not None and existing.digest != digest:
+            raise _conflict(existing, digest)
+
+    def bind(self, artifact: StoredArtifact) -> StoredArtifact:
+        """Let a name stand for a digest, and give what it stands for; the first one wins."""
+        digits = hashed(artifact.bucket, artifact.key)
+        with self._stripes.of(digits):
+            existing = self._standing(digits)
+            if existing is None:
+                self.shards.make(digits)
+                path = self.shards.path(digits, SUFFIX)
+                self._write_whole(path, encoded(artifact), lambda: self.shards.sync(digits))
+                return artifact
+        if existing.digest != artifact.digest:
+            raise _conflict(existing, artifact.digest)
+        return existing
+
+    def all(self) -> Iterator[tuple[str, StoredArtifact]]:
+        """Give every undamaged record with the digits of its file."""
+        for digits in self.shards.files(SUFFIX):
+            artifact = self._standing(digits)
+            if artifact is not None:
+                yield digits, artifact
+
+    def remove(self, digits: str, digest: str) -> bool:
+        """Remove a record that still stands for a digest; the caller syncs the folder."""
+        with self._stripes.of(digits):
+            existing = self._standing(digits)
+            if existing is None or existing.digest != digest:
+                return False
+            self._files.remove(self.shards.path(digits, SUFFIX))
+            return True
+
+    def _standing(self, digits: str) -> StoredArtifact | None:
+        """Give a record; a damaged one stands for nothing, and whoever has the content may write it anew."""
+        try:
+            return self._read(digits)
+        except DigestMismatch:
+            return None
+
+    def _read(self, digits: str) -> StoredArtifact | None:
+        if self._durable:
+            self.shards.settle(digits)
+        try:
+            file = self._files.open_read(self.shards.path(digits, SUFFIX))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except IsADirectoryError:
+            return decoded(b"", digits)  # which says that it is damaged
+        try:
+            data = b"".join(iter(lambda: file.read(RECORD_BYTES_MAX), b""))
+        except OSError as error:
+            if not is_damage(error):
+                raise
+            data = b""
+        finally:
+            file.close()
+        return decoded(data, digits)
+
+
+def encoded(artifact: StoredArtifact) -> bytes:
+    """Give the content of a record's file: the record, and a line with its digest."""
+    record = orjson.dumps(asdict(artifact), option=orjson.OPT_SORT_KEYS)
+    return record + b"\n" + hashlib.sha256(record).hexdigest().encode() + b"\n"
+
+
+def decoded(data: bytes, digits: str) -> StoredArtifact:
+    """Read a record, or raise `DigestMismatch` when it is not as it was written or not in its place."""
+    record, _, check = data.partition(b"\n")
+    if check.strip() == hashlib.sha256(record).hexdigest().encode():
+        artifact = StoredArtifact(**orjson.loads(record))
+        if hashed(artifact.bucket, artifact.key) == digits:
+            return artifact
+    raise DigestMismatch(
+        f"the record {NAMES}/{digits[:2]}/{digits}{SUFFIX} is damaged",
+        hint="Upload the artifact again under its name, or restore the file from a backup.",
+    )
+
+
+def _conflict(existing: StoredArtifact, digest: str) -> ArtifactConflict:
+    return ArtifactConflict(
+        f"{existing.bucket}/{existing.key} stands for {existing.digest}, not for {digest}",
+        bucket=existing.bucket,
+        key=existing.key,
+        digest=existing.digest,
+    )
+
+
+class Collector:
+    """Removes what nobody needs; ``in_use`` are the paths of uploads under way."""
+
+    def __init__(self, files: ArtifactFiles, contents: Contents, names: Names, in_use: AbstractSet[str]) -> None:
+        self._files, self._contents, self._names, self._in_use = files, contents, names, in_use
+        self._looked_for_empty_names = False
+
+    def clear_incoming(self) -> None:
+        """Remove what uploads that ended badly could not remove themselves."""
+        for name in self._files.list(INCOMING):
+            path = f"{INCOMING}/{name}"
+            if path not in self._in_use:
+                with contextlib.suppress(IsADirectoryError):  # is none of ours
+                    self._files.remove(path)
+
+    def collect(self, referenced: AbstractSet[str], grace: Grace) -> Collected:
+        """Remove every content that is not referenced and not needed, its names first."""
+        with translating("collecting artifacts"):
+            self.clear_incoming()
+            victims = self._contents.victims(referenced, grace)
+            by_digest = self._names_of(victims, referenced)
+            freed, removed, changed = 0, [], set()
+            names_removed: list[str] = []
+            for digits in sorted({*victims, *by_digest}):
+
+                def remove_names(digits: str = digits) -> None:
+                    found = by_digest.get(digits, ())
+                    names_removed.extend(name for name in found if self._names.remove(name, f"sha256:{digits}"))
+
+                size = self._contents.remove(digits, grace, remove_names)
+                if size is not None:
+                    freed += size
+                    removed.append(f"sha256:{digits}")
+                    changed.add(digits[:2])
+            self._sync({name[:2] for name in names_removed}, changed)
+            self._contents.forget_claims(grace)
+        return Collected(tuple(removed), len(names_removed), freed)
+
+    def _names_of(self, victims: list[str], referenced: AbstractSet[str]) -> dict[str, list[str]]:
+        """Find the names of victims, and those whose content is gone although no fact names it.
+
+        Reading every record takes its time, so it is done only when something is to go, and once after a start:
+        names without content are what a power loss during a collection, or a careless hand, leaves.
+        """
+        by_digest: dict[str, list[str]] = defaultdict(list)
+        if self._looked_for_empty_names and not victims:
+            return by_digest
+        chosen = set(victims)
+        for name, artifact in self._names.all():
+            digits = artifact.digest.removeprefix("sha256:")
+            if digits in chosen or (artifact.digest not in referenced and not self._contents.exists(digits)):
+                by_digest[digits].append(name)
+        self._looked_for_empty_names = True
+        return by_digest
+
+    def _sync(self, name_shards: set[str], content_shards: set[str]) -> None:
+        # Names first: a name without content is worse to find than content without a name.
+        for shard in sorted(name_shards):
+            self._names.shards.sync(shard)
+        for shard in sorted(content_shards):
+            self._contents.shards.sync(shard)

@@ -48,7 +48,7 @@ class ReadFile(Protocol):
         ...
 
 
-class Files(Protocol):
+class ArtifactFiles(Protocol):
     """A folder tree with the durability rules of POSIX."""
 
     def prepare(self) -> None:
@@ -118,7 +118,7 @@ _HINTS = {
 }
 
 
-def move_away(files: Files, path: str) -> str:
+def move_away(files: ArtifactFiles, path: str) -> str:
     """Move what stands in the place of one of ours out of the way; give its new path."""
     number = 1
     while files.exists(target := f"{path}.{number}.unusable"):
@@ -127,7 +127,7 @@ def move_away(files: Files, path: str) -> str:
     return target
 
 
-def give_place(files: Files, old: str, new: str) -> None:
+def give_place(files: ArtifactFiles, old: str, new: str) -> None:
     """Rename a file, replacing any other; a folder in its place is moved away."""
     try:
         files.rename(old, new)
@@ -204,7 +204,7 @@ class DiskReadFile:
             SPARES.close(fd)
 
 
-class DiskFiles:
+class ArtifactDiskFiles:
     """A folder of the local file system."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:

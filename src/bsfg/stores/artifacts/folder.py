@@ -1,14 +1,4 @@
-"""`ArtifactFolder`: the artifacts of a zone in one folder, written by one process.
-
-::
-
-    artifacts.json         the format
-    lock                   who writes
-    incoming/              uploads under way; what a crash left here goes at the next start
-    content/ab/ab12...     one plain file per digest
-    names/cd/cd34....json  one record per bucket and key
-    references             what is known of the facts that name artifacts
-"""
+"""`ArtifactFolder`: the artifacts of a zone in one folder, written by one process, copied while uploads go on."""
 
 from __future__ import annotations
 
@@ -16,9 +6,10 @@ import asyncio
 import contextlib
 import hashlib
 import os
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Self, TypeVar
 
 import orjson
@@ -49,12 +40,20 @@ from bsfg.errors import (
     StorageReadOnly,
 )
 from bsfg.ports import Clock
-from bsfg.stores.artifacts.collection import Collector
-from bsfg.stores.artifacts.contents import CONTENT, INCOMING, Contents, Grace
-from bsfg.stores.artifacts.files import DiskFiles, Files, move_away, translated, translating
-from bsfg.stores.artifacts.intake import Announced, Intake, closing
-from bsfg.stores.artifacts.names import NAMES, Names
-from bsfg.stores.artifacts.transfer import Incoming, Outgoing
+from bsfg.stores.artifacts.contents import (
+    CONTENT,
+    INCOMING,
+    NAMES,
+    SUFFIX,
+    Collector,
+    Contents,
+    Grace,
+    Names,
+    Shards,
+    decoded,
+)
+from bsfg.stores.artifacts.files import ArtifactDiskFiles, ArtifactFiles, move_away, translated, translating
+from bsfg.stores.artifacts.transfer import Announced, ArtifactUpload, ContentIntake, Outgoing, closing
 
 FORMAT = 1
 MARK = "artifacts.json"
@@ -70,7 +69,7 @@ class ArtifactFolder:
 
     def __init__(
         self,
-        files: Files,
+        files: ArtifactFiles,
         *,
         clock: Clock,
         max_artifact_bytes: int | None,
@@ -96,7 +95,7 @@ class ArtifactFolder:
     @classmethod
     async def open(
         cls,
-        where: str | os.PathLike[str] | Files,
+        where: str | os.PathLike[str] | ArtifactFiles,
         *,
         clock: Clock = SYSTEM_CLOCK,
         max_artifact_bytes: int | None = None,
@@ -109,7 +108,7 @@ class ArtifactFolder:
         While ``is_full`` says so nothing new is taken, because the disk's last room is needed for something else. One
         process writes (`FolderLocked`); any number may read with ``read_only``, whether a writer lives or not.
         """
-        files = DiskFiles(where) if isinstance(where, (str, os.PathLike)) else where
+        files = ArtifactDiskFiles(where) if isinstance(where, (str, os.PathLike)) else where
         limits = {"max_artifact_bytes": max_artifact_bytes, "capacity_bytes": capacity_bytes}
         store = cls(files, clock=clock, read_only=read_only, is_full=is_full, **limits)
         try:
@@ -271,7 +270,7 @@ class ArtifactFolder:
 
     def _write_whole(self, path: str, data: bytes, sync_folder: Callable[[], None]) -> None:
         """Make a small file durable, replacing any other of that name."""
-        incoming = Incoming(self._files, self._in_use)
+        incoming = ArtifactUpload(self._files, self._in_use)
         try:
             incoming.place_whole(path, data, sync_folder)
         finally:
@@ -287,9 +286,9 @@ class ArtifactFolder:
     # What happens in the event loop.
 
     async def _add(self, pieces: AsyncIterator[bytes], announced: Announced) -> StoredContent:
-        intake = Intake(announced, self._max_bytes)
+        intake = ContentIntake(announced, self._max_bytes)
         known = announced.digest is not None and await self.exists(announced.digest)
-        incoming = Incoming(self._files, self._in_use)
+        incoming = ArtifactUpload(self._files, self._in_use)
         reserved = 0
         try:
             async for piece in pieces:
@@ -321,7 +320,7 @@ class ArtifactFolder:
         artifact = StoredArtifact(bucket, key, content.digest, content.size_bytes, media_type, now_unix_ms)
         return await self._write(lambda: self._names.bind(artifact))
 
-    async def _discard(self, incoming: Incoming) -> None:
+    async def _discard(self, incoming: ArtifactUpload) -> None:
         if self._closed or incoming.placed:
             incoming.discard()
         else:
@@ -394,3 +393,113 @@ class FolderMemory:
                 return None
         check, data = whole[:32], whole[32:]
         return data if hashlib.sha256(data).digest() == check else None
+
+
+CHUNK_BYTES = 1 << 20
+
+Reuse = Callable[[str, int], bool]
+"""Puts a file of this path and size that never changes again into the copy without copying it; False if it cannot."""
+
+Copied = Callable[[int], None]
+"""Told the number of bytes that were just copied or checked."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedArtifacts:
+    """What is in a copy."""
+
+    contents: int
+    names: int
+    size_bytes: int
+
+
+def copy_artifacts(
+    source: ArtifactFiles,
+    target: ArtifactFiles,
+    *,
+    reuse: Reuse = lambda path, size: False,
+    copied: Copied = lambda size: None,
+) -> CopiedArtifacts | None:
+    """Copy a folder of artifacts, used meanwhile or not, into an empty one; None when there is none."""
+    with translating("copying artifacts"):
+        if not source.exists(MARK):
+            return None
+        target.prepare()
+        names = sum(_copy(source, target, path, reuse, copied) is not None for path in _paths(source, NAMES))
+        sizes = [_copy(source, target, path, reuse, copied) for path in _paths(source, CONTENT)]
+        there = [size for size in sizes if size is not None]
+        for top in (NAMES, CONTENT):
+            target.make_folder(top)
+            for shard in target.list(top):
+                target.sync_folder(f"{top}/{shard}")
+            target.sync_folder(top)
+        _copy(source, target, MARK, lambda path, size: False, copied)
+        target.sync_folder("")
+        return CopiedArtifacts(len(there), names, sum(there))
+
+
+def size_of(files: ArtifactFiles) -> int:
+    """Give about how many bytes `copy_artifacts` will copy."""
+    total = 0
+    for path in _paths(files, CONTENT):
+        try:
+            total += files.size(path)
+        except FileNotFoundError:
+            continue
+    return total
+
+
+def problems_of(files: ArtifactFiles, checked: Copied = lambda size: None) -> list[tuple[str, str]]:
+    """Check every content and name of a folder that nobody writes; give path and words for what is damaged."""
+    found = []
+    for path in _paths(files, CONTENT):
+        digest = hashlib.sha256()
+        for chunk in _chunks(files, path):
+            digest.update(chunk)
+            checked(len(chunk))
+        if digest.hexdigest() != path.rpartition("/")[2]:
+            found.append((path, "the content has another digest than its name says"))
+    for path in _paths(files, NAMES):
+        try:
+            decoded(b"".join(_chunks(files, path)), path.rpartition("/")[2].removesuffix(SUFFIX))
+        except DigestMismatch as error:
+            found.append((path, error.message))
+    return found
+
+
+def _paths(files: ArtifactFiles, top: str) -> Iterator[str]:
+    suffix = SUFFIX if top == NAMES else ""
+    shards = Shards(files, top)
+    return (shards.path(digits, suffix) for digits in shards.files(suffix))
+
+
+def _copy(source: ArtifactFiles, target: ArtifactFiles, path: str, reuse: Reuse, copied: Copied) -> int | None:
+    """Copy one file and give its size; None when it was collected meanwhile."""
+    target.make_folder(path.rpartition("/")[0])
+    try:
+        size = source.size(path)
+        if reuse(path, size):
+            copied(size)
+            return size
+        reading = source.open_read(path)
+    except FileNotFoundError:
+        return None
+    file = target.create(path)
+    try:
+        while chunk := reading.read(CHUNK_BYTES):
+            file.write([chunk])
+            copied(len(chunk))
+        file.sync()
+    finally:
+        reading.close()
+        file.close()
+    return size
+
+
+def _chunks(files: ArtifactFiles, path: str) -> Iterator[bytes]:
+    file = files.open_read(path)
+    try:
+        while chunk := file.read(CHUNK_BYTES):
+            yield chunk
+    finally:
+        file.close()

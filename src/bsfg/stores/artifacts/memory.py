@@ -28,7 +28,7 @@ from bsfg.errors import (
     StorageClosed,
 )
 from bsfg.ports import Clock
-from bsfg.stores.artifacts.intake import PIECE_BYTES, Announced, Intake, closing
+from bsfg.stores.artifacts.transfer import PIECE_BYTES, Announced, ContentIntake, closing
 
 SYSTEM_CLOCK = SystemClock()
 
@@ -190,7 +190,7 @@ class MemoryArtifacts:
 
     async def _add(self, pieces: AsyncIterator[bytes], announced: Announced) -> StoredContent:
         self._check_open()
-        intake = Intake(announced, self._max_bytes)
+        intake = ContentIntake(announced, self._max_bytes)
         data, reserved = bytearray(), 0
         try:
             async for piece in pieces:

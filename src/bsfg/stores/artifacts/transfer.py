@@ -1,4 +1,4 @@
-"""Files on their way into and out of an artifact folder, one blocking step at a time."""
+"""Files on their way into and out of an artifact folder, counted and digested as they pass."""
 
 from __future__ import annotations
 
@@ -6,26 +6,123 @@ import contextlib
 import hashlib
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 
-from bsfg.artifacts import StoredContent, check_digest
+from bsfg.artifacts import Bytes, StoredContent, check_digest
 from bsfg.disk import is_damage
-from bsfg.errors import ArtifactMissing, DigestMismatch
+from bsfg.errors import ArtifactMissing, ArtifactTooLarge, DigestMismatch, InvalidArgument
 from bsfg.stores.artifacts.contents import ABSENT, CONTENT, INCOMING, Contents, Shards
-from bsfg.stores.artifacts.files import DiskFiles, Files, ReadFile, WriteFile, give_place, translating
-from bsfg.stores.artifacts.intake import PIECE_BYTES, Intake
+from bsfg.stores.artifacts.files import ArtifactDiskFiles, ArtifactFiles, ReadFile, WriteFile, give_place, translating
+
+PIECE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """What an upload says of itself before it begins; None is left open."""
+
+    digest: str | None = None
+    size_bytes: int | None = None
+
+    def check(self, max_bytes: int | None) -> None:
+        """Raise `InvalidArgument` for what cannot be, and `ArtifactTooLarge` for what may not."""
+        if self.digest is not None:
+            check_digest(self.digest)
+        if self.size_bytes is not None:
+            if self.size_bytes < 0:
+                raise InvalidArgument(f"size_bytes {self.size_bytes} is negative", size_bytes=self.size_bytes)
+            check_size(self.size_bytes, max_bytes)
+
+
+def check_size(size_bytes: int, max_bytes: int | None) -> None:
+    """Raise `ArtifactTooLarge` when a size exceeds the limit; None is no limit."""
+    if max_bytes is not None and size_bytes > max_bytes:
+        raise ArtifactTooLarge(
+            f"the content has at least {size_bytes} bytes, the limit is {max_bytes}", max_bytes=max_bytes
+        )
+
+
+class ContentIntake:
+    """Counts and digests content as it arrives, and stops it as soon as it is wrong."""
+
+    def __init__(self, announced: Announced, max_bytes: int | None) -> None:
+        announced.check(max_bytes)
+        self._announced, self._max_bytes = announced, max_bytes
+        self._sha256 = hashlib.sha256()
+        self.size_bytes = 0
+
+    def count(self, piece: Bytes) -> None:
+        """Count a piece before it is written; raises `DigestMismatch` and `ArtifactTooLarge`."""
+        self.size_bytes += len(piece)
+        announced = self._announced.size_bytes
+        if announced is not None and self.size_bytes > announced:
+            raise _other_size(f"more than the {announced} bytes announced", self._announced)
+        check_size(self.size_bytes, self._max_bytes)
+
+    def digest(self, piece: Bytes) -> None:
+        """Take a piece into the digest."""
+        self._sha256.update(piece)
+
+    def finish(self) -> StoredContent:
+        """Give what arrived, or raise `DigestMismatch` when it is not what was announced."""
+        announced = self._announced
+        if announced.size_bytes is not None and self.size_bytes < announced.size_bytes:
+            raise _other_size(f"{self.size_bytes} bytes, {announced.size_bytes} were announced", announced)
+        digest = f"sha256:{self._sha256.hexdigest()}"
+        if announced.digest is not None and digest != announced.digest:
+            raise DigestMismatch(
+                f"the content has the digest {digest}, {announced.digest} was announced",
+                digest=digest,
+                announced=announced.digest,
+            )
+        return StoredContent(digest, self.size_bytes)
+
+
+def _other_size(says: str, announced: Announced) -> DigestMismatch:
+    return DigestMismatch(f"the content has {says}", announced=announced.digest, announced_bytes=announced.size_bytes)
+
+
+async def pieces(content: AsyncIterable[Bytes]) -> AsyncGenerator[bytes, None]:
+    """Give content in pieces of at most `PIECE_BYTES`, copied, because its source may use its memory again."""
+    waiting = bytearray()
+    async for part in content:
+        view = memoryview(part).cast("B")
+        while len(waiting) + len(view) >= PIECE_BYTES:
+            room = PIECE_BYTES - len(waiting)
+            waiting += view[:room]
+            yield bytes(waiting)
+            waiting.clear()
+            view = view[room:]
+        waiting += view
+    if waiting:
+        yield bytes(waiting)
+
+
+@asynccontextmanager
+async def closing(content: AsyncIterable[Bytes]) -> AsyncIterator[AsyncIterator[bytes]]:
+    """Give the `pieces` of content, and close its source however the upload ends."""
+    try:
+        async with aclosing(pieces(content)) as given:
+            yield given
+    finally:
+        close = getattr(content, "aclose", None)
+        if close is not None:
+            await close()
+
 
 SYNC_EVERY_BYTES = 64 << 20
 """How much may wait to be written at most: the disk starts early, and a full or broken one is noticed early."""
 
 
-class Incoming:
+class ArtifactUpload:
     """An upload under way: a file that nobody sees until it is complete, synced and given its place.
 
     While it is under way its path is among ``in_use``, so that a collection leaves it alone.
     """
 
-    def __init__(self, files: Files, in_use: set[str]) -> None:
+    def __init__(self, files: ArtifactFiles, in_use: set[str]) -> None:
         # The name is never used again, so a late `discard` cannot hit the file of somebody else.
         self.path = f"{INCOMING}/{secrets.token_hex(16)}"
         self._files, self._in_use = files, in_use
@@ -34,7 +131,7 @@ class Incoming:
         self._unsynced_bytes = 0
         self.placed = False
 
-    def write(self, piece: bytes, intake: Intake) -> None:
+    def write(self, piece: bytes, intake: ContentIntake) -> None:
         """Digest a piece and write it."""
         intake.digest(piece)
         self._write(piece)
@@ -99,7 +196,7 @@ def stored_pieces(folder: str | os.PathLike[str], digest: str) -> Iterator[bytes
 
     Nothing is written and no lock is taken. Raises `ArtifactMissing`, and `DigestMismatch` in place of the last piece.
     """
-    files = DiskFiles(folder)
+    files = ArtifactDiskFiles(folder)
     outgoing = Outgoing(files, Shards(files, CONTENT).path(check_digest(digest)), digest)
     try:
         outgoing.open()
@@ -112,7 +209,7 @@ def stored_pieces(folder: str | os.PathLike[str], digest: str) -> Iterator[bytes
 class Outgoing:
     """A download under way: pieces of a file, the last of which is held back until the digest is known to be right."""
 
-    def __init__(self, files: Files, path: str, digest: str) -> None:
+    def __init__(self, files: ArtifactFiles, path: str, digest: str) -> None:
         self._files, self._path, self._digest = files, path, digest
         self._file: ReadFile | None = None
         self._sha256 = hashlib.sha256()

@@ -1,16 +1,4 @@
-"""Copying a data folder while its writer goes on: a beginning of everything, whole and in order.
-
-Entries are only ever added at the end and leave at the start, so a copy needs no lock. It needs the right order:
-
-1. What the node knows of its senders, before the forward buffers. A position that is too old makes a restored zone read
-   something again; one that is too new would make it skip what it lacks.
-2. Each log: its entries up to where it was durable when the copying began, then the keys of what has left, then its
-   notes. What leaves meanwhile is in the notes and in the keys before its file is gone. Notes that speak of later
-   entries are cut to the copied range.
-3. The cursors, last and cut likewise: they never point below what was truncated, nor beyond what was copied.
-
-The key index is derived and is not copied. The mark of the folder comes at the very end.
-"""
+"""Copying a data folder while its writer goes on, and making a restored copy a history of its own."""
 
 from __future__ import annotations
 
@@ -20,23 +8,24 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bsfg.errors import StorageFailed
+from bsfg.errors import LogDamaged, StorageFailed
 from bsfg.frontier import Frontier
+from bsfg.ports import Buffer
 from bsfg.stores.log import keysegments
-from bsfg.stores.log.atomic import write_whole
-from bsfg.stores.log.cursors import CURSORS, Cursor, cursor_from
-from bsfg.stores.log.files import Files, translated
-from bsfg.stores.log.frame import Damaged
-from bsfg.stores.log.identity import read_identity
+from bsfg.stores.log.cursors import CURSORS, ConsumerCursor, cursor_from
+from bsfg.stores.log.damage import readable
+from bsfg.stores.log.files import Files, translated, write_whole
+from bsfg.stores.log.frame import Damaged, SegmentHeader, encode_segment_header, genesis
+from bsfg.stores.log.identity import LogIdentity, read_identity, write_identity
 from bsfg.stores.log.journal import BEGINNING, decode_all, encode, read_journal
-from bsfg.stores.log.latest import read_latest, write_latest
 from bsfg.stores.log.notes import Notes
 from bsfg.stores.log.quarantine import Quarantine, copy_quarantine
-from bsfg.stores.log.reader import LogFolder
-from bsfg.stores.log.segments import SegmentFile, segment_bases, segment_name
+from bsfg.stores.log.reader import LogFolder, open_folder
+from bsfg.stores.log.segments import SegmentFile, scan_segment, segment_bases, segment_name
 from bsfg.stores.log.storage import MARK, STREAMS, listed_logs, read_mark
 from bsfg.stores.log.trailfile import copy_trail, trail_bytes
-from bsfg.stores.log.view import LogView
+from bsfg.stores.log.view import LogView, read_latest, write_latest
+from bsfg.stores.log.writer import FORWARD_SCHEMA, STORE_SCHEMA
 
 NODE = "node"
 CHUNK_BYTES = 4 << 20
@@ -264,7 +253,73 @@ def _copy_cursors(source: Files, target: Files, ends: dict[tuple[str, str], int]
     write_whole(target, CURSORS, b"".join(encode(cursor.record()) for cursor in kept) or BEGINNING)
 
 
-def _cut(cursor: Cursor, end: int) -> Cursor:
+def _cut(cursor: ConsumerCursor, end: int) -> ConsumerCursor:
     frontier = cursor.frontier
     ranges = [(first, min(last, end - 1)) for first, last in frontier.ranges if first < end]
     return replace(cursor, frontier=Frontier(min(frontier.committed, end - 1), ranges))
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredLog:
+    """A log that goes on under a new id; ``newest_unix_ms`` is when its last entry became durable."""
+
+    stream: str
+    buffer: str
+    log_id: str
+    was_log_id: str
+    start: int
+    end: int
+    newest_unix_ms: int | None
+
+
+def begin_new_histories(files: Files, now_unix_ms: int) -> list[RestoredLog]:
+    """Give every log of a copy that nobody has opened a new id, and its consumers with it."""
+    try:
+        restored = [_restore(folder, now_unix_ms) for folder in open_folder(files)]
+        _move_cursors(files, {each.was_log_id: each.log_id for each in restored})
+    except OSError as error:
+        raise translated(error, "restoring the folder") from None
+    return restored
+
+
+def _restore(folder: LogFolder, now_unix_ms: int) -> RestoredLog:
+    old = read_identity(folder.files, folder.path)
+    if old is None:
+        raise LogDamaged(f"{folder.path}/log.json is missing or damaged")
+    view = folder.view()
+    new = old.restored(view.end, now_unix_ms)
+    header = _next_header(folder, new, view.end)
+    path = f"{folder.path}/{segment_name(view.end)}"
+    write_whole(folder.files, path, encode_segment_header(header))
+    write_identity(folder.files, folder.path, new)
+    return RestoredLog(
+        folder.stream,
+        str(folder.buffer),
+        new.log_id.hex(),
+        old.log_id.hex(),
+        view.start,
+        view.end,
+        header.time_before_unix_ms or None,
+    )
+
+
+def _next_header(folder: LogFolder, identity: LogIdentity, end: int) -> SegmentHeader:
+    """Give the header of the first segment of the new history; an empty one of the old is replaced by it."""
+    segments = folder.view().segments
+    schema = STORE_SCHEMA if folder.buffer == Buffer.STORE else FORWARD_SCHEMA
+    if not segments:
+        return SegmentHeader(identity.log_id, end, -1, genesis(identity.log_id), 0, schema)
+    last = segments[-1]
+    if last.base == end:
+        return replace(last.header, log_id=identity.log_id)
+    scan = scan_segment(readable(folder.files, last.path)[0], last.header, tail_may_be_torn=True)
+    newest = max([last.header.time_before_unix_ms, *(ref.header.appended_at_unix_ms for ref in scan.frames[-1:])])
+    return SegmentHeader(identity.log_id, end, last.base, scan.chain or last.header.chain_before, newest, schema)
+
+
+def _move_cursors(files: Files, new_ids: dict[str, str]) -> None:
+    """Bind the consumers to the new histories: what they confirmed of the old ones is the same in these."""
+    latest = {record.head["name"]: record for record in read_journal(files, CURSORS)[0]}
+    cursors = [cursor_from(record) for record in latest.values()]
+    moved = [replace(cursor, log_id=new_ids.get(cursor.log_id, cursor.log_id)) for cursor in cursors]
+    write_whole(files, CURSORS, b"".join(encode(cursor.record()) for cursor in moved) or BEGINNING)

@@ -9,7 +9,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import numpy as np
+import pyarrow as pa
+
 from bsfg.batch import EntryBatch, FactBatch
+from bsfg.digest import LogHistory
 from bsfg.errors import (
     BsfgError,
     BufferFull,
@@ -34,23 +38,71 @@ from bsfg.ports import (
     Quarantined,
     Receipt,
 )
-from bsfg.rangedigest import History
-from bsfg.retention import Age, GapReason, Removal, Standing, ordered_before, removable_before
-from bsfg.stores.log.committer import Committer, Workers
+from bsfg.retention import Age, ConsumerStanding, GapReason, Removal, ordered_before, removable_before
+from bsfg.stores.log.committer import Committer, Waiters, Workers, settle
 from bsfg.stores.log.files import is_refusal, translated
 from bsfg.stores.log.frame import Damaged
-from bsfg.stores.log.history import history_of, restores_of
-from bsfg.stores.log.latest import read_latest
-from bsfg.stores.log.lookup import find_key
-from bsfg.stores.log.removing import Removing
-from bsfg.stores.log.waiters import Waiters, settle
+from bsfg.stores.log.keysegments import Departure
+from bsfg.stores.log.segments import SegmentFile
+from bsfg.stores.log.view import history_of, read_latest, restores_of
 from bsfg.stores.log.writer import AppendItem, LogWriter
+
+
+def find_key(writer: LogWriter, key: Key) -> Entry | None:
+    """Give the entry of a key while its bytes are retained."""
+    hashes = writer.hash_of(pa.array([key.from_zone], pa.string()), pa.array([key.message_id], pa.string()))
+    _, offsets = writer.index.keys.candidates(hashes)
+    view = writer.view()
+    for offset in np.unique(offsets).tolist():
+        rows = view.rows_at(offset)
+        if rows is not None:
+            entry = rows.to_entries()[0]
+            if entry.key == key:
+                return entry
+    return None
+
+
+class Removing:
+    """One removal that is under way; ``decide`` is asked in every turn, because consumers come and go between them."""
+
+    def __init__(self, writer: LogWriter, decide: Callable[[], Removal]) -> None:
+        self._writer, self._decide = writer, decide
+        self._wanted: list[tuple[SegmentFile, SegmentFile]] = []
+        self._ready: list[Departure] = []
+        self._failed: tuple[SegmentFile, OSError] | None = None
+
+    def turn(self) -> bool:
+        """Let go what was gathered and may still go; tell whether there is more to gather. Runs as the writer."""
+        ready, self._ready = self._ready, []
+        failed, self._failed = self._failed, None
+        try:
+            # What can no longer be read because somebody else removed it needs no reading.
+            if failed is not None and failed[0] in self._writer.segments:
+                raise failed[1]
+            removal = self._decide()
+            self._writer.seal_for(removal)
+            self._writer.depart(removal, ready)
+        except BaseException:
+            self._writer.forgo(ready)
+            raise
+        self._wanted = self._writer.next_to_leave(removal)
+        return bool(self._wanted)
+
+    def gather(self) -> None:
+        """Read what the next turn needs; an error is kept for it."""
+        for segment, following in self._wanted:
+            try:
+                self._ready.append(self._writer.gather(segment, following))
+            except OSError as error:
+                self._failed = segment, error
+                return
+
 
 Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class WriterStep:
     """Something other than an append that the writer does in its turn."""
 
     run: Callable[[], Any]
@@ -68,7 +120,7 @@ class LogBuffer:
         self._closed = False
         self._gathering = threading.Lock()
         self._oldest: tuple[int, int | None] | None = None
-        self._committer: Committer[AppendItem | Step, Any] = Committer(
+        self._committer: Committer[AppendItem | WriterStep, Any] = Committer(
             workers,
             self._process,
             weight=self._weight,
@@ -123,14 +175,14 @@ class LogBuffer:
 
     # Writing.
 
-    def _weight(self, item: AppendItem | Step) -> int:
+    def _weight(self, item: AppendItem | WriterStep) -> int:
         """Count an item in bytes, a fact for no fewer than its part of the largest number in one group."""
-        if isinstance(item, Step):
+        if isinstance(item, WriterStep):
             return 1
         options = self._writer.options
         return max(len(item.batch) * options.max_group_bytes // options.max_group_facts, item.batch.weight_bytes)
 
-    def _submit(self, item: AppendItem | Step) -> asyncio.Future[Any]:
+    def _submit(self, item: AppendItem | WriterStep) -> asyncio.Future[Any]:
         if self._closed:
             raise StorageClosed(f"{self.stream}/{self.buffer} is closed")
         return self._committer.submit(item)
@@ -140,7 +192,7 @@ class LogBuffer:
             raise InvalidArgument("a buffer takes sealed batches only; see bsfg.sealing.seal")
         return self._submit(AppendItem(batch.facts if isinstance(batch, EntryBatch) else batch, origin))
 
-    def _process(self, items: Sequence[AppendItem | Step]) -> list[Any]:
+    def _process(self, items: Sequence[AppendItem | WriterStep]) -> list[Any]:
         outcomes: list[Any] = []
         group: list[AppendItem] = []
         for item in items:
@@ -200,10 +252,10 @@ class LogBuffer:
 
     async def relieve(self) -> None:
         """Let one piece go that every required consumer has confirmed, because the disk is full."""
-        await self._submit(Step(lambda: self._writer.relieve(self._standing())))
+        await self._submit(WriterStep(lambda: self._writer.relieve(self._standing())))
 
-    def _standing(self) -> Standing:
-        of = Standing.of_store if self.buffer == Buffer.STORE else Standing.of_forward
+    def _standing(self) -> ConsumerStanding:
+        of = ConsumerStanding.of_store if self.buffer == Buffer.STORE else ConsumerStanding.of_forward
         return of(self._required_frontier())
 
     # Reading.
@@ -237,7 +289,7 @@ class LogBuffer:
             at = frame.last + 1
 
     async def _record_damage(self, gap: GapRecord) -> None:
-        await self._submit(Step(lambda: self._writer.record_damage(gap)))
+        await self._submit(WriterStep(lambda: self._writer.record_damage(gap)))
 
     async def _record_seen(self) -> None:
         """Record the damage that was come across; what cannot be recorded now is at the next look."""
@@ -283,7 +335,7 @@ class LogBuffer:
     async def enforce_retention(self, *, link_open: bool, keys_as_of_unix_ms: int | None = None) -> None:
         """Remove what age allows and record what expired unconfirmed."""
         await self._remove_in_steps(lambda: self._aged(link_open))
-        while await self._submit(Step(lambda: self._forget_keys(keys_as_of_unix_ms))):
+        while await self._submit(WriterStep(lambda: self._forget_keys(keys_as_of_unix_ms))):
             pass
 
     def _aged(self, link_open: bool) -> Removal:
@@ -304,7 +356,7 @@ class LogBuffer:
     async def _remove_in_steps(self, decide: Callable[[], Removal]) -> None:
         """Let go what a decision allows, a few segments at a time: whoever appends meanwhile waits for no more."""
         removing = Removing(self._writer, decide)
-        while await self._submit(Step(removing.turn)):
+        while await self._submit(WriterStep(removing.turn)):
             await asyncio.to_thread(self._gather, removing)
 
     def _gather(self, removing: Removing) -> None:
@@ -337,7 +389,7 @@ class LogBuffer:
         """Make gap records durable with one sync."""
         check_gaps(gaps, self.end)
         if gaps:
-            await self._submit(Step(lambda: self._writer.notes.add_gaps(list(gaps))))
+            await self._submit(WriterStep(lambda: self._writer.notes.add_gaps(list(gaps))))
 
     async def quarantine(
         self, after: int | None = None, limit: int = QUARANTINE_PAGE, *, newest_first: bool = False
@@ -357,7 +409,7 @@ class LogBuffer:
         """Quarantine facts that were never put."""
         if not facts.sealed:
             raise InvalidArgument("a buffer takes sealed batches only; see bsfg.sealing.seal")
-        await self._submit(Step(lambda: self._set_aside(facts, reason, detail, origin)))
+        await self._submit(WriterStep(lambda: self._set_aside(facts, reason, detail, origin)))
 
     def _set_aside(self, facts: FactBatch, reason: str, detail: str, origin: OriginSpan | None) -> None:
         notes, now = self._writer.notes, self._writer.clock.now_unix_ms()
@@ -373,7 +425,7 @@ class LogBuffer:
     async def release_quarantined(self, id: int, reason: str) -> None:
         """Drop one quarantined fact by an operator's decision."""
         now = self._writer.clock.now_unix_ms()
-        await self._submit(Step(lambda: self._writer.notes.release(id, reason, now)))
+        await self._submit(WriterStep(lambda: self._writer.notes.release(id, reason, now)))
 
     async def stats(self) -> BufferStats:
         """Describe the buffer at this moment."""
@@ -405,12 +457,12 @@ class LogBuffer:
             quarantine_full=writer.notes.quarantine.full,
         )
 
-    async def history(self, heads: Sequence[bytes] = ()) -> History:
+    async def history(self, heads: Sequence[bytes] = ()) -> LogHistory:
         """Give what was kept of what was removed, and where the log had some chain heads."""
         self._check_open()
         writer = self._writer
 
-        def look() -> History:
+        def look() -> LogHistory:
             found = history_of(writer.view(), writer.notes, writer.chain, heads)
             return replace(found, restores=restores_of(writer.files, writer.folder))
 

@@ -70,7 +70,7 @@ Resolve = Callable[[str, Buffer], Awaitable[Positions]]
 
 
 @dataclass(slots=True)
-class Cursor:
+class ConsumerCursor:
     """One consumer in memory."""
 
     spec: ConsumerSpec
@@ -117,7 +117,7 @@ class Cursor:
         return Record(head)
 
 
-def cursor_from(record: Record) -> Cursor:
+def cursor_from(record: Record) -> ConsumerCursor:
     """Read a cursor from its record."""
     head = record.head
     spec = ConsumerSpec(
@@ -130,19 +130,19 @@ def cursor_from(record: Record) -> Cursor:
     )
     frontier = Frontier(head["committed"], [(first, last) for first, last in head["ranges"]])
     peer_head = bytes.fromhex(head["peer_head"]) if head["peer_head"] else None
-    return Cursor(
+    return ConsumerCursor(
         spec, frontier, head["log_id"], head["created_unix_ms"], head["retired_reason"], peer_head,
         frontier.committed + 1,
     )  # fmt: skip
 
 
 @dataclass(slots=True)
-class Change:
+class CursorChange:
     """A change that waits to be made durable: it is applied to a copy, and the copy shows only after the sync."""
 
     name: str
-    apply: Callable[[Cursor | None], Cursor]
-    result: Cursor | None = field(default=None)
+    apply: Callable[[ConsumerCursor | None], ConsumerCursor]
+    result: ConsumerCursor | None = field(default=None)
 
 
 class LogCursors:
@@ -153,11 +153,11 @@ class LogCursors:
         self._resolve = resolve
         self._reserve = reserve
         # It is exchanged as a whole when a consumer is added, and only ever changed by the committer's thread.
-        self._cursors: dict[str, Cursor] = {}
+        self._cursors: dict[str, ConsumerCursor] = {}
         self._journal = Journal(files, CURSORS, self._snapshot, begins=True)
         # A thread of its own: nobody who confirms waits for the facts of others.
         self._workers: Workers | None = None
-        self._committer: Committer[Change, Cursor] | None = None
+        self._committer: Committer[CursorChange, ConsumerCursor] | None = None
         self._unread: list[Record] = []
         self.are_lost = False
         """Whether consumers or their confirmations may have been lost: nobody knows then what they still need."""
@@ -181,7 +181,7 @@ class LogCursors:
         """What was wrong with the journal when it was opened."""
         return [f"{CURSORS}: {text}" for text in self._journal.problems]
 
-    def bound_to(self, stream: str, buffer: Buffer) -> list[Cursor]:
+    def bound_to(self, stream: str, buffer: Buffer) -> list[ConsumerCursor]:
         """Give the consumers of one buffer that are not retired."""
         return [
             cursor
@@ -213,8 +213,10 @@ class LogCursors:
         if existing is None:
             buffer = await self._resolve(spec.stream, spec.buffer)
             first = await _first_offset(spec, buffer)
-            fresh = Cursor(spec, Frontier(first - 1), buffer.log_id, self._clock.now_unix_ms(), next_to_send=first)
-            existing = await self._submit(Change(spec.name, lambda there: there or fresh))
+            fresh = ConsumerCursor(
+                spec, Frontier(first - 1), buffer.log_id, self._clock.now_unix_ms(), next_to_send=first
+            )
+            existing = await self._submit(CursorChange(spec.name, lambda there: there or fresh))
         if existing.retired_reason is not None:
             raise ConsumerRetired(f"consumer {spec.name} was retired: {existing.retired_reason}")
         if existing.spec != spec:
@@ -234,7 +236,7 @@ class LogCursors:
             for first, last in cursor.frontier.missing(buffer.end)
         ]
         await buffer.record_gaps(gaps)
-        await self._submit(Change(name, lambda there: replace(_there(there), retired_reason=reason)))
+        await self._submit(CursorChange(name, lambda there: replace(_there(there), retired_reason=reason)))
         return gaps
 
     async def commit(self, name: str, confirmation: Confirmation) -> Checkpoint:
@@ -250,7 +252,7 @@ class LogCursors:
         highest = max([confirmation.through or 0, *(last for _, last in confirmation.ranges)])
         if highest >= buffer.end and (confirmation.through is not None or confirmation.ranges):
             raise OffsetOutOfRange(f"offset {highest} is beyond the end {buffer.end}", end=buffer.end)
-        confirmed = await self._submit(Change(name, lambda there: _confirmed(_there(there), confirmation)))
+        confirmed = await self._submit(CursorChange(name, lambda there: _confirmed(_there(there), confirmation)))
         return confirmed.checkpoint()
 
     async def commit_one(self, name: str, offset: int, key: Key) -> Checkpoint:
@@ -300,7 +302,7 @@ class LogCursors:
             self._workers.close()
             self._journal.close()
 
-    def _known(self, name: str) -> Cursor:
+    def _known(self, name: str) -> ConsumerCursor:
         if self._committer is None:
             raise StorageClosed("the storage is closed")
         cursor = self._cursors.get(name)
@@ -310,15 +312,15 @@ class LogCursors:
             raise ConsumerRetired(f"consumer {name} was retired: {cursor.retired_reason}", consumer=name)
         return cursor
 
-    async def _submit(self, change: Change) -> Cursor:
+    async def _submit(self, change: CursorChange) -> ConsumerCursor:
         if self._committer is None:
             raise StorageClosed("the storage is closed")
         return await self._committer.submit(change)
 
-    def _write(self, changes: Sequence[Change]) -> list[Cursor | BaseException]:
+    def _write(self, changes: Sequence[CursorChange]) -> list[ConsumerCursor | BaseException]:
         """Apply changes to copies, make the copies durable, then show them; each caller gets what became of its own."""
-        fresh: dict[str, Cursor] = {}
-        outcomes: list[Cursor | BaseException] = []
+        fresh: dict[str, ConsumerCursor] = {}
+        outcomes: list[ConsumerCursor | BaseException] = []
         for change in changes:
             there = fresh.get(change.name, self._cursors.get(change.name))
             try:
@@ -350,7 +352,7 @@ class LogCursors:
             yield self._cursors[name].record()
 
 
-def _there(cursor: Cursor | None) -> Cursor:
+def _there(cursor: ConsumerCursor | None) -> ConsumerCursor:
     if cursor is None:
         raise UnknownConsumer("the consumer is gone")
     if cursor.retired_reason is not None:
@@ -358,7 +360,7 @@ def _there(cursor: Cursor | None) -> Cursor:
     return cursor
 
 
-def _confirmed(cursor: Cursor, confirmation: Confirmation) -> Cursor:
+def _confirmed(cursor: ConsumerCursor, confirmation: Confirmation) -> ConsumerCursor:
     frontier = cursor.frontier.copy()
     changed = False
     if confirmation.through is not None:

@@ -14,8 +14,7 @@ from typing import TypeVar
 from bsfg.disk import is_damage, is_folder
 from bsfg.ports import GapRecord
 from bsfg.retention import GapReason
-from bsfg.stores.log.atomic import write_whole
-from bsfg.stores.log.files import Files
+from bsfg.stores.log.files import Files, write_whole
 
 __all__ = [
     "ABSENT",
@@ -57,7 +56,7 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DamageFinding:
     """One thing that is not as it was written: a stable code, where, what is wrong, and which entries or records."""
 
     code: str

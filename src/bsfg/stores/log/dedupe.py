@@ -1,25 +1,27 @@
-"""Deciding for each fact of a batch whether it is new, a repeat or a conflict.
-
-Nearly all batches are wholly new, and that is settled by the index alone. Only candidates are compared: first the key,
-then the digest, then, while they are retained, the bytes. Digests by different functions say nothing about each other:
-where they differ, the body at hand is held against the stored digest by every function that is known.
-"""
+"""Deciding for each fact of a batch whether it is new, a repeat or a conflict, and what is stored beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bsfg.arrays import fixed_rows
 from bsfg.batch import FactBatch
-from bsfg.hashing import is_digest_of
-from bsfg.ports import Result
+from bsfg.columns import STORED_SCHEMA, fixed_rows, int64_array, nulls
+from bsfg.digest import is_digest_of
+from bsfg.ports import OriginSpan, Result
+from bsfg.rows import Row
 from bsfg.sealing import bodies, functions_of
+from bsfg.stores.log.files import Files
+from bsfg.stores.log.frame import Damaged, Torn
 from bsfg.stores.log.index import KeyIndex
+from bsfg.stores.log.keysegments import KeySegmentName, KeySegments, as_facts, read
+from bsfg.stores.log.view import LogView
 
 Fetch = Callable[[np.ndarray], tuple[FactBatch, np.ndarray, np.ndarray]]
 """Give the stored facts at some offsets, which offsets were found, and which still have their bytes."""
@@ -31,7 +33,7 @@ _BYTES = ("subject", "predicate", "object", "artifact_digest")
 
 
 @dataclass(slots=True)
-class Verdict:
+class BatchJudgement:
     """What each row is; ``offsets`` holds the existing offset of repeats and conflicts, else -1."""
 
     results: np.ndarray
@@ -50,10 +52,10 @@ class Verdict:
 
 def judge(
     batch: FactBatch, hashes: np.ndarray, order: np.ndarray, index: KeyIndex, fetch: Fetch, gone: Gone
-) -> Verdict:
+) -> BatchJudgement:
     """Judge all rows of a batch; ``order`` sorts the hashes."""
     count = len(batch)
-    verdict = Verdict(np.zeros(count, dtype=np.int8), np.full(count, -1, dtype=np.int64))
+    verdict = BatchJudgement(np.zeros(count, dtype=np.int8), np.full(count, -1, dtype=np.int64))
     ranked = hashes[order]
     positions, offsets = index.candidates(ranked)
     if len(positions):
@@ -64,7 +66,7 @@ def judge(
 
 
 def _against_stored(
-    batch: FactBatch, rows: np.ndarray, offsets: np.ndarray, fetch: Fetch, gone: Gone, verdict: Verdict
+    batch: FactBatch, rows: np.ndarray, offsets: np.ndarray, fetch: Fetch, gone: Gone, verdict: BatchJudgement
 ) -> None:
     by_offset = np.argsort(offsets, kind="stable")
     rows, offsets = rows[by_offset], offsets[by_offset]
@@ -99,7 +101,7 @@ def _against_stored(
     verdict.collisions.update(rows[collision].tolist())
 
 
-def _settle(verdict: Verdict, rows: np.ndarray, offsets: np.ndarray, result: Result) -> None:
+def _settle(verdict: BatchJudgement, rows: np.ndarray, offsets: np.ndarray, result: Result) -> None:
     verdict.results[rows] = result
     verdict.offsets[rows] = offsets
 
@@ -114,7 +116,7 @@ def _equal(left: FactBatch, right: FactBatch, name: str) -> np.ndarray:
     return np.asarray(equal.to_numpy(zero_copy_only=False))
 
 
-def _against_batch(batch: FactBatch, order: np.ndarray, ranked: np.ndarray, verdict: Verdict) -> None:
+def _against_batch(batch: FactBatch, order: np.ndarray, ranked: np.ndarray, verdict: BatchJudgement) -> None:
     """Find keys that appear more than once in the batch itself: the first is stored, the others answer to it."""
     same = ranked[1:] == ranked[:-1]
     suspects = np.zeros(len(ranked), dtype=bool)
@@ -141,3 +143,117 @@ def _against_batch(batch: FactBatch, order: np.ndarray, ranked: np.ndarray, verd
         verdict.results[row] = Result.CONFLICT
         if same_function and digests[earlier] == digests[at]:
             verdict.collisions.add(row)
+
+
+_Rows = tuple[FactBatch, np.ndarray]
+"""Facts, and which of the offsets that were asked for they belong to."""
+
+
+def stored_facts(view: LogView, keys: KeySegments) -> Fetch:
+    """Give the function that fetches facts at sorted offsets."""
+
+    def fetch(offsets: np.ndarray) -> tuple[FactBatch, np.ndarray, np.ndarray]:
+        found = np.zeros(len(offsets), dtype=bool)
+        parts: list[FactBatch] = []
+        retained: list[np.ndarray] = []
+        at = 0
+        while at < len(offsets):
+            rows, count, kept = _fetch_from(view, keys, offsets, at)
+            if rows is not None:
+                facts, mask = rows
+                found[at : at + count] = mask
+                parts.append(facts)
+                retained.append(np.full(len(facts), kept))
+            at += count
+        if not parts:
+            return FactBatch.empty(), found, np.zeros(0, dtype=bool)
+        return FactBatch.concat(parts), found, np.concatenate(retained)
+
+    return fetch
+
+
+def _fetch_from(view: LogView, keys: KeySegments, offsets: np.ndarray, at: int) -> tuple[_Rows | None, int, bool]:
+    """Fetch all offsets that lie in the same frame or key segment as the one at ``at``."""
+    offset = int(offsets[at])
+    name = keys.covering(offset)
+    if name is not None:
+        count = int(np.searchsorted(offsets, name.last, side="right")) - at
+        rows = keys.rows(name, offsets[at : at + count])
+        return ((as_facts(rows[0]), rows[1]) if rows else None), count, False
+    frame = view.frame_at(offset)
+    if frame is None:
+        return None, 1, False
+    facts, base, end = frame
+    count = int(np.searchsorted(offsets, end, side="left")) - at
+    return (facts.take(offsets[at : at + count] - base), np.ones(count, dtype=bool)), count, True
+
+
+def keys_between(
+    view: LogView, files: Files, folder: str, names: Sequence[KeySegmentName], first: int, last: int
+) -> Iterator[tuple[FactBatch, np.ndarray]]:
+    """Give the facts of a range of offsets, both ends included, with the offsets; what cannot be read is left out."""
+    for name in names:
+        table = read(files, folder, name) if name.first <= last and name.last >= first else None
+        if table is not None:
+            offsets = table.column("offset").to_numpy()
+            inside = np.flatnonzero((offsets >= first) & (offsets <= last))
+            yield as_facts(table).take(inside), offsets[inside]
+    for segment in view.segments:
+        if segment.base > last:
+            break
+        for ref in segment.frames:
+            if ref.end <= first or ref.base > last:
+                continue
+            try:
+                facts = segment.entries(ref).facts
+            except (Torn, Damaged):
+                continue
+            start, stop = max(first, ref.base), min(last + 1, ref.end)
+            yield facts.slice(start - ref.base, stop - start), np.arange(start, stop)
+
+
+def origins_of(fresh: np.ndarray, spans: Sequence[OriginSpan | None], lengths: Sequence[int]) -> list[Row]:
+    """Give the origins of a few facts, one by one; see `with_origins`."""
+    result: list[Row] = []
+    ends = list(accumulate(lengths))
+    for row in fresh.tolist():
+        at = bisect_right(ends, row)
+        result.append(_origin(spans[at], row - ends[at] + lengths[at]))
+    return result
+
+
+def _origin(span: OriginSpan | None, at: int) -> Row:
+    if span is None:
+        return (None, None, None, None)
+    age = None if span.ages_ms is None else int(span.ages_ms[at])
+    return span.zone, int(span.offsets[at]), int(span.appended_at_unix_ms[at]), age
+
+
+def with_origins(
+    facts: pa.RecordBatch, fresh: np.ndarray, spans: Sequence[OriginSpan | None], lengths: Sequence[int]
+) -> pa.RecordBatch:
+    """Put origins to facts: each span is that of so many rows, of which only the fresh ones are among the facts."""
+    span = spans[0]
+    if len(spans) == 1 and span is not None:
+        zone = pa.repeat(pa.scalar(span.zone, pa.string()), len(fresh))
+        ages = nulls(len(fresh), pa.int64()) if span.ages_ms is None else int64_array(span.ages_ms[fresh])
+        columns = [zone, int64_array(span.offsets[fresh]), int64_array(span.appended_at_unix_ms[fresh]), ages]
+    else:
+        columns = _of_many(fresh, spans, lengths)
+    return pa.RecordBatch.from_arrays([*facts.columns, *columns], schema=STORED_SCHEMA)
+
+
+def _of_many(fresh: np.ndarray, spans: Sequence[OriginSpan | None], lengths: Sequence[int]) -> list[pa.Array]:
+    zones = pa.array([span.zone if span else None for span in spans], type=pa.string())
+    zone = zones.take(pa.array(np.repeat(np.arange(len(spans)), lengths)[fresh]))
+    pairs = list(zip(spans, lengths, strict=True))
+    offsets = np.concatenate([span.offsets if span else np.zeros(n) for span, n in pairs])
+    times = np.concatenate([span.appended_at_unix_ms if span else np.zeros(n) for span, n in pairs])
+    missing = zone.is_null().to_numpy(zero_copy_only=False)
+    ages = np.concatenate([np.zeros(n) if span is None or span.ages_ms is None else span.ages_ms for span, n in pairs])
+    ageless = np.repeat([span is None or span.ages_ms is None for span in spans], lengths)[fresh]
+    return [
+        zone,
+        *(pa.array(values[fresh].astype(np.int64), mask=missing) for values in (offsets, times)),
+        pa.array(ages[fresh].astype(np.int64), mask=ageless),
+    ]

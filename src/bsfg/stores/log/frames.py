@@ -43,7 +43,7 @@ class FrameRef:
         return self.base + self.count
 
 
-class Frames(Sequence[FrameRef]):
+class FrameList(Sequence[FrameRef]):
     """Frames in the order of their offsets, kept as the bytes of their headers: a sixth of what objects would take."""
 
     __slots__ = ("_bases", "_headers", "_positions")
@@ -105,7 +105,9 @@ class Frames(Sequence[FrameRef]):
         return chain
 
 
-def follow(data: Bytes, at: int, expected: int, log_id: bytes, chain: bytes, found: Frames) -> tuple[int, int, bytes]:
+def follow(
+    data: Bytes, at: int, expected: int, log_id: bytes, chain: bytes, found: FrameList
+) -> tuple[int, int, bytes]:
     """Add frames as long as each is whole, sound, in its place and chained to the one before it.
 
     Gives the position, the offset and the chain value where that ends. What is there is for others to judge: this does
@@ -131,7 +133,7 @@ def follow(data: Bytes, at: int, expected: int, log_id: bytes, chain: bytes, fou
     return at, expected, chain
 
 
-def hop(data: Bytes, at: int, expected: int, until: int, log_id: bytes, found: Frames) -> tuple[int, int]:
+def hop(data: Bytes, at: int, expected: int, until: int, log_id: bytes, found: FrameList) -> tuple[int, int]:
     """Add frames as long as each has a sound header in its place; nothing is asked of what stands behind it.
 
     ``data`` is what a file holds at the position ``at``, and may end anywhere. Gives the position and the offset where

@@ -16,11 +16,10 @@ from itertools import pairwise
 import crc32c
 import orjson
 
+from bsfg.columns import FACT_SCHEMA
 from bsfg.errors import FormatUnsupported
-from bsfg.schema import FACT_SCHEMA
-from bsfg.stores.log.atomic import write_whole
 from bsfg.stores.log.damage import is_damage, readable
-from bsfg.stores.log.files import Files
+from bsfg.stores.log.files import Files, write_whole
 from bsfg.stores.log.frame import Damaged, Torn
 from bsfg.stores.log.segments import read_segment_header, segment_bases, segment_name, stand_in
 

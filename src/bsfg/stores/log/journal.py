@@ -19,9 +19,8 @@ import crc32c
 import orjson
 
 from bsfg.errors import BsfgError, OutcomeUnknown, StorageClosed
-from bsfg.stores.log.atomic import write_whole
 from bsfg.stores.log.damage import TORN_CUT, is_damage, is_folder, keep_aside, put_aside, readable
-from bsfg.stores.log.files import Files, NotBegun, OpenFile, is_refusal, translated
+from bsfg.stores.log.files import Files, NotBegun, OpenFile, is_refusal, translated, write_whole
 
 _HEAD = struct.Struct("<4sIII")
 _MAGIC = b"JRN1"

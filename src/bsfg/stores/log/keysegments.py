@@ -17,11 +17,10 @@ import numpy as np
 import pyarrow as pa
 
 from bsfg.batch import EntryBatch, FactBatch
-from bsfg.latest import Gathering
-from bsfg.rangedigest import RangeDigest
-from bsfg.stores.log.atomic import write_aside
+from bsfg.digest import RangeDigest
+from bsfg.latest import LatestEntries
 from bsfg.stores.log.damage import is_damage, patiently
-from bsfg.stores.log.files import Files
+from bsfg.stores.log.files import Files, write_aside
 from bsfg.stores.log.frame import MAX_NAMED_OFFSET
 from bsfg.stores.log.notes import Anchor
 from bsfg.stores.log.segments import Hole, SegmentFile, joined
@@ -120,7 +119,7 @@ class Departure:
 
 def gathered(keys: KeySegments, segment: SegmentFile, following: SegmentFile, latest_most: int) -> Departure:
     """Read a full segment, whose file changes no more, and stage its keys."""
-    latest = Gathering(EntryBatch.empty(), latest_most)
+    latest = LatestEntries(EntryBatch.empty(), latest_most)
     table, digest, lacking = keys_of(segment, latest.add) if latest_most else keys_of(segment)
     staged = None
     if following.base > segment.base:

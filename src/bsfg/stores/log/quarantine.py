@@ -26,9 +26,8 @@ from bsfg.errors import InvalidArgument, QuarantineFull
 from bsfg.fact import Key, Origin
 from bsfg.ports import UNREADABLE, Quarantined
 from bsfg.sealing import bodies
-from bsfg.stores.log.atomic import write_whole
 from bsfg.stores.log.damage import PAUSE_SECONDS, READS, is_damage, readable
-from bsfg.stores.log.files import Files
+from bsfg.stores.log.files import Files, write_whole
 from bsfg.stores.log.journal import Journal, Record, encode, record_at, sound_after
 
 SEGMENT_BYTES = 4 << 20

@@ -18,8 +18,7 @@ from bsfg.stores.log.damage import is_damage, readable
 from bsfg.stores.log.files import DiskFiles, Files, translated
 from bsfg.stores.log.frame import Damaged, SegmentHeader, Torn
 from bsfg.stores.log.identity import LogIdentity, read_identity
-from bsfg.stores.log.latest import read_latest
-from bsfg.stores.log.notes import Notes
+from bsfg.stores.log.notes import Notes, boot_id, read_watermark
 from bsfg.stores.log.segments import (
     SegmentFile,
     check_owner,
@@ -30,8 +29,7 @@ from bsfg.stores.log.segments import (
     stand_in,
 )
 from bsfg.stores.log.storage import listed_logs, log_folder, read_mark
-from bsfg.stores.log.view import LogView
-from bsfg.stores.log.watermark import boot_id, read_watermark
+from bsfg.stores.log.view import LogView, read_latest
 from bsfg.stores.log.writer import FORWARD_SCHEMA, STORE_SCHEMA
 
 _LOOKS = 10

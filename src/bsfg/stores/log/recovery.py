@@ -11,13 +11,12 @@ import numpy as np
 import pyarrow as pa
 
 from bsfg.batch import FactBatch
-from bsfg.hashing import KeyHash
+from bsfg.digest import KeyHash
 from bsfg.ports import Buffer, Clock, GapRecord
 from bsfg.retention import GapReason
 from bsfg.rows import Row
-from bsfg.stores.log.atomic import write_whole
 from bsfg.stores.log.damage import TORN_CUT, is_damage, is_folder, keep_aside, put_aside, readable, uncovered
-from bsfg.stores.log.files import Bytes, Files
+from bsfg.stores.log.files import Bytes, Files, write_whole
 from bsfg.stores.log.frame import (
     FRAME_MAGIC,
     ROWS,
@@ -30,12 +29,11 @@ from bsfg.stores.log.frame import (
     genesis,
     padded,
 )
-from bsfg.stores.log.frames import FrameRef, Frames
+from bsfg.stores.log.frames import FrameList, FrameRef
 from bsfg.stores.log.identity import LogIdentity, identity_from_segments, read_identity, write_identity
 from bsfg.stores.log.indexstore import IndexStore
 from bsfg.stores.log.keysegments import KeySegmentName, KeySegments, as_facts, listed
-from bsfg.stores.log.latest import read_latest
-from bsfg.stores.log.notes import Notes
+from bsfg.stores.log.notes import Notes, boot_id, read_watermark
 from bsfg.stores.log.segments import (
     Hole,
     Scan,
@@ -48,9 +46,8 @@ from bsfg.stores.log.segments import (
     segment_name,
     stand_in,
 )
-from bsfg.stores.log.state import LogState
-from bsfg.stores.log.watermark import boot_id, read_watermark
-from bsfg.stores.log.writer import FORWARD_SCHEMA, STORE_SCHEMA, LogOptions
+from bsfg.stores.log.view import read_latest
+from bsfg.stores.log.writer import FORWARD_SCHEMA, STORE_SCHEMA, LogOptions, LogState
 
 _DAMAGED = GapReason.DAMAGED
 _KEYS_AT_ONCE, _HELD_BYTES = 4_096, 16 << 20
@@ -405,7 +402,7 @@ def _end_of(segment: SegmentFile) -> int:
 class _Adding:
     """Adds the keys of frames to the index, those of small frames together."""
 
-    def __init__(self, store: IndexStore, hasher: KeyHash, frames: Frames, head: bytes) -> None:
+    def __init__(self, store: IndexStore, hasher: KeyHash, frames: FrameList, head: bytes) -> None:
         self._store, self._hasher, self._frames, self._head = store, hasher, frames, head
         self._zones: list[pa.Array] = []
         self._ids: list[pa.Array] = []

@@ -10,8 +10,18 @@ import crc32c
 import numpy as np
 
 from bsfg.stores.log.files import Bytes, Files
-from bsfg.stores.log.index import HEADER, Filter, Head, Run, decode_head, filter_bytes, filter_pieces, filter_shift
-from bsfg.stores.log.storedrun import PAGE_KEYS, StoredRun
+from bsfg.stores.log.index import (
+    HEADER,
+    PAGE_KEYS,
+    Filter,
+    Head,
+    Run,
+    StoredRun,
+    decode_head,
+    filter_bytes,
+    filter_pieces,
+    filter_shift,
+)
 
 PART = ".part"
 """What ends the name of a file that is not a run yet; a crash may leave it, and the next start removes it."""

@@ -11,16 +11,15 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from bsfg.digest import Sha256
 from bsfg.errors import BsfgError, FormatUnsupported, InvalidArgument, NotAFolder
-from bsfg.hashing import Sha256
 from bsfg.ports import Buffer, GapRecord
 from bsfg.retention import GapReason
 from bsfg.rules import check_name
 from bsfg.stores.log import keysegments
-from bsfg.stores.log.atomic import write_whole
-from bsfg.stores.log.cursors import CURSORS, Cursor, cursor_from
+from bsfg.stores.log.cursors import CURSORS, ConsumerCursor, cursor_from
 from bsfg.stores.log.damage import is_damage, readable, uncovered
-from bsfg.stores.log.files import Bytes, Files, OpenFile
+from bsfg.stores.log.files import Bytes, Files, OpenFile, write_whole
 from bsfg.stores.log.frame import (
     FRAME_HEADER_BYTES,
     MAX_OFFSET,
@@ -35,8 +34,7 @@ from bsfg.stores.log.frame import (
 from bsfg.stores.log.frames import FrameRef
 from bsfg.stores.log.identity import FORMAT, LogIdentity, checked, read_identity, write_identity
 from bsfg.stores.log.journal import BEGINNING, Record, encode, read_journal
-from bsfg.stores.log.latest import read_latest, write_latest
-from bsfg.stores.log.notes import Notes
+from bsfg.stores.log.notes import Notes, read_watermark
 from bsfg.stores.log.quarantine import Quarantine, copy_quarantine
 from bsfg.stores.log.segments import (
     read_segment_header,
@@ -48,7 +46,7 @@ from bsfg.stores.log.segments import (
 from bsfg.stores.log.storage import MARK, STREAMS, listed_logs, log_folder, read_mark
 from bsfg.stores.log.trailcheck import check_trail
 from bsfg.stores.log.trailfile import copy_trail
-from bsfg.stores.log.watermark import read_watermark
+from bsfg.stores.log.view import read_latest, write_latest
 from bsfg.stores.log.writer import FORWARD_SCHEMA, STORE_SCHEMA
 
 NODE = "node"
@@ -183,13 +181,13 @@ def _copy_journal(files: Files, target: Files, path: str, found: SalvagedData) -
     write_whole(target, path, b"".join(map(encode, records)) or BEGINNING)
 
 
-def _cursors(files: Files, found: SalvagedData) -> list[Cursor]:
+def _cursors(files: Files, found: SalvagedData) -> list[ConsumerCursor]:
     records, _, problems = read_journal(files, CURSORS)
     if not files.exists(CURSORS):
         found.miss(CURSORS, "missing: consumers and what they confirmed are not known any more")
     for text in problems:
         found.miss(CURSORS, f"{text}: consumers, or what they confirmed, may be missing")
-    latest: dict[str, Cursor] = {}
+    latest: dict[str, ConsumerCursor] = {}
     for record in records:
         cursor = _cursor(record)
         if cursor is None:
@@ -199,14 +197,14 @@ def _cursors(files: Files, found: SalvagedData) -> list[Cursor]:
     return list(latest.values())
 
 
-def _cursor(record: Record) -> Cursor | None:
+def _cursor(record: Record) -> ConsumerCursor | None:
     try:
         return cursor_from(record)
     except (KeyError, ValueError, TypeError, AttributeError):
         return None
 
 
-def _logs(files: Files, cursors: Sequence[Cursor], found: SalvagedData) -> list[tuple[str, Buffer]]:
+def _logs(files: Files, cursors: Sequence[ConsumerCursor], found: SalvagedData) -> list[tuple[str, Buffer]]:
     """List the logs: those that are there, and those whose folder is gone but of which a consumer confirmed entries."""
     logs = dict.fromkeys(listed_logs(files))
     logs.update(dict.fromkeys((cursor.spec.stream, cursor.spec.buffer) for cursor in cursors))
@@ -221,7 +219,7 @@ def _logs(files: Files, cursors: Sequence[Cursor], found: SalvagedData) -> list[
     return result
 
 
-def _write_cursors(target: Files, cursors: Sequence[Cursor], found: SalvagedData) -> None:
+def _write_cursors(target: Files, cursors: Sequence[ConsumerCursor], found: SalvagedData) -> None:
     """Bind the consumers to the new histories, in which their offsets mean the same."""
     ids = {(log.stream, log.buffer): log.log_id for log in found.logs}
     kept = [

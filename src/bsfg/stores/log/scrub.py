@@ -49,7 +49,7 @@ class Rot:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ScrubStep:
     """Some bytes of a file that were read; the last step of a file has ``rot``, which is empty for a sound one."""
 
     path: str
@@ -61,7 +61,7 @@ class Step:
 _Reading = Generator[int, None, list[Rot]]
 
 
-def walk(files: Files, artifacts: Files, after: str = "") -> Iterator[Step]:
+def walk(files: Files, artifacts: Files, after: str = "") -> Iterator[ScrubStep]:
     """Re-read everything that is sealed whose path follows another one, in the order of paths.
 
     A folder that cannot be listed is damage, too, and keeps nobody from reading the others.
@@ -117,19 +117,19 @@ def _found(rot: Rot) -> _Reading:
     return [rot]
 
 
-def _steps(path: str, log: Log | None, reading: _Reading) -> Iterator[Step]:
+def _steps(path: str, log: Log | None, reading: _Reading) -> Iterator[ScrubStep]:
     """Turn the reading of a file into steps; a file that has left meanwhile is sound."""
     try:
         while True:
-            yield Step(path, next(reading), log)
+            yield ScrubStep(path, next(reading), log)
     except StopIteration as ended:
-        yield Step(path, 0, log, tuple(ended.value))
+        yield ScrubStep(path, 0, log, tuple(ended.value))
     except FileNotFoundError:
-        yield Step(path, 0, log, ())
+        yield ScrubStep(path, 0, log, ())
     except OSError as error:
         if not is_damage(error):
             raise
-        yield Step(path, 0, log, (Rot(path, 0, f"cannot be read: {error.strerror}"),))
+        yield ScrubStep(path, 0, log, (Rot(path, 0, f"cannot be read: {error.strerror}"),))
 
 
 def _contents(artifacts: Files) -> Iterator[tuple[str, Rot | None]]:

@@ -33,10 +33,11 @@ from bsfg.stores.log.frame import (
     decode_rows,
     decode_segment_header,
     encode_segment_header,
+    entries_of,
+    entry_rows,
     padded,
 )
-from bsfg.stores.log.frames import FrameRef, Frames, follow, hop
-from bsfg.stores.log.rowform import entries_of, entry_rows
+from bsfg.stores.log.frames import FrameList, FrameRef, follow, hop
 
 _FIRST_READ_BYTES = 16_384
 _LOOKING_SECONDS = 0.25
@@ -64,7 +65,7 @@ class Hole:
 class Scan:
     """What a walk through a segment found: sound frames, holes between them, and the end of what is sound."""
 
-    frames: Frames = field(default_factory=Frames)
+    frames: FrameList = field(default_factory=FrameList)
     holes: list[Hole] = field(default_factory=list)
     unchained: list[Hole] = field(default_factory=list)
     """Frames that are sound, but not chained to the one before them."""
@@ -348,7 +349,7 @@ class SegmentFile:
         """Whether the file was found to be gone although nobody may remove it."""
         self.until: int | None = None
         """Entries from here on are not to be seen, because they may not be durable; None means all of them are."""
-        self._frames: Frames | None = None
+        self._frames: FrameList | None = None
         self._recent: dict[int, tuple[Bytes, FactBatch | None]] = {}
         self._recent_bytes = 0
         self.holes: list[Hole] = []
@@ -364,7 +365,7 @@ class SegmentFile:
 
     def know_empty(self) -> None:
         """Take note that the segment was just made."""
-        self._frames = Frames()
+        self._frames = FrameList()
 
     def add(self, base: int, header: Bytes, payload: Bytes, facts: FactBatch | None = None) -> None:
         """Take note of a frame that was just made durable; the newest stay at hand for those who follow the log.
@@ -388,15 +389,15 @@ class SegmentFile:
         self._recent, self._recent_bytes = {}, 0
 
     @property
-    def frames(self) -> Frames:
+    def frames(self) -> FrameList:
         """All frames, in order."""
         if self._frames is None:
             self._frames = self._find_frames()
         return self._frames
 
-    def _find_frames(self) -> Frames:
+    def _find_frames(self) -> FrameList:
         """Hop from header to header; only when one is wrong is the whole segment read."""
-        found, is_dense = Frames(), False
+        found, is_dense = FrameList(), False
         at, expected = self.header.size_bytes, self.base
         until = MAX_OFFSET + 1 if self.until is None else self.until
         while at < self.size_bytes and expected < until:
@@ -421,14 +422,14 @@ class SegmentFile:
                 raise
             return b""
 
-    def _scanned_frames(self) -> Frames:
+    def _scanned_frames(self) -> FrameList:
         try:
             data = readable(self.files, self.path)[0]
         except FileNotFoundError as error:
             if not self._is_damage(error):
                 raise
             self.holes = [Hole(self.base, self.base - 1, 0, 0, f"the segment cannot be read: {error.strerror}")]
-            return Frames()
+            return FrameList()
         scan = scan_segment(data, self.header, tail_may_be_torn=False)
         scan.forget_from(self.until)
         self.holes = scan.holes

@@ -11,6 +11,7 @@ from typing import Self
 import orjson
 
 from bsfg.clock import SystemClock
+from bsfg.digest import Hasher, Sha256
 from bsfg.errors import (
     BsfgError,
     FormatUnsupported,
@@ -20,16 +21,14 @@ from bsfg.errors import (
     StorageClosed,
     StreamUnavailable,
 )
-from bsfg.hashing import Hasher, Sha256
 from bsfg.ports import Buffer, Clock
 from bsfg.retention import Policy
 from bsfg.rules import check_name
-from bsfg.stores.log.atomic import write_whole
 from bsfg.stores.log.buffer import LogForwardBuffer, LogStoreBuffer
 from bsfg.stores.log.committer import Workers
 from bsfg.stores.log.cursors import CURSORS, LogCursors
 from bsfg.stores.log.damage import is_damage, is_folder, make_folder, put_aside, readable
-from bsfg.stores.log.files import DiskFiles, Files, translated
+from bsfg.stores.log.files import DiskFiles, Files, translated, write_whole
 from bsfg.stores.log.identity import FORMAT, checked, passes_check
 from bsfg.stores.log.recovery import Recovery
 from bsfg.stores.log.reserve import Reserve

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from bsfg.stores.log.damage import Finding, readable
+from bsfg.stores.log.damage import DamageFinding, readable
 from bsfg.stores.log.files import Files, translated
 from bsfg.stores.log.storage import has_begun
-from bsfg.stores.log.trailfile import FOLDER, HEAD, Found, file_name, file_numbers, read_head, walk
+from bsfg.stores.log.trailfile import FOLDER, HEAD, FoundRecord, file_name, file_numbers, read_head, walk
 from bsfg.trail import BEGINNING, TrailRecord, digest_of
 
 ALTERED, MISSING, REORDERED = "trail_altered", "trail_missing", "trail_reordered"
@@ -24,8 +24,8 @@ class TrailReport:
     last: int = 0
     files: int = 0
     head: str = ""
-    problems: list[Finding] = field(default_factory=list)
-    notes: list[Finding] = field(default_factory=list)
+    problems: list[DamageFinding] = field(default_factory=list)
+    notes: list[DamageFinding] = field(default_factory=list)
 
 
 def check_trail(files: Files) -> TrailReport:
@@ -78,7 +78,7 @@ class _Check:
         self._last: TrailRecord | None = None
         self._digest = ""
         self._seen: set[int] = set()
-        self._hole: tuple[str, Found] | None = None
+        self._hole: tuple[str, FoundRecord] | None = None
         self._trimmed: dict[str, Any] = {}
         self._first: TrailRecord | None = None
         self._at_head = ""
@@ -88,7 +88,7 @@ class _Check:
 
     def problem(self, code: str, where: str, detail: str, first: int | None = None, last: int | None = None) -> None:
         """Report something that is not as it was written."""
-        self.report.problems.append(Finding(code, where, detail, first, last))
+        self.report.problems.append(DamageFinding(code, where, detail, first, last))
 
     def left(self, number: int) -> None:
         """Take note of a file that left while others were read; only at the beginning may that be."""
@@ -105,7 +105,7 @@ class _Check:
                 self._record(where, record, found.head)
             elif found.is_end and is_last:
                 detail = f"the last {found.size_bytes} bytes are no record: torn by a crash, or the last was damaged"
-                self.report.notes.append(Finding(TORN, where, detail))
+                self.report.notes.append(DamageFinding(TORN, where, detail))
             else:
                 self._hole = self._hole or (where, found)
 
@@ -130,12 +130,14 @@ class _Check:
             self._trimmed = dict(record.event.details)
         elif record.event.action == DAMAGED_BEFORE:
             detail = f"record {record.number} says: {record.event.reason}"
-            self.report.notes.append(Finding(DAMAGED_BEFORE, where, detail, record.number, record.number))
+            self.report.notes.append(DamageFinding(DAMAGED_BEFORE, where, detail, record.number, record.number))
         self._last, self._digest = record, digest_of(head)
         if self._head.value is not None and record.number == self._head.value[0]:
             self._at_head = self._digest
 
-    def _follows(self, where: str, before: TrailRecord, record: TrailRecord, hole: tuple[str, Found] | None) -> None:
+    def _follows(
+        self, where: str, before: TrailRecord, record: TrailRecord, hole: tuple[str, FoundRecord] | None
+    ) -> None:
         """Check that a record follows the one before it in the file."""
         number = record.number
         if hole is not None:
@@ -146,7 +148,7 @@ class _Check:
             detail = f"record {number} does not follow record {before.number} as it stands: one of them was altered"
             self.problem(ALTERED, where, detail, before.number, number)
 
-    def _damaged(self, hole: tuple[str, Found], before: TrailRecord | None, after: TrailRecord) -> None:
+    def _damaged(self, hole: tuple[str, FoundRecord], before: TrailRecord | None, after: TrailRecord) -> None:
         where, found = hole
         place = f"{found.size_bytes} bytes at {found.position}"
         first, last = (before.number + 1 if before else None), after.number - 1
@@ -195,7 +197,7 @@ class _Check:
                 )
             elif last:
                 detail = "a power loss has left no head; whether records are missing at the end cannot be told"
-                self.report.notes.append(Finding(UNKNOWN_HEAD, HEAD, detail))
+                self.report.notes.append(DamageFinding(UNKNOWN_HEAD, HEAD, detail))
             return
         number, digest = self._head.value
         if number > last:

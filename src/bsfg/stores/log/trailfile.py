@@ -23,9 +23,8 @@ import crc32c
 import orjson
 
 from bsfg.errors import BsfgError, OutcomeUnknown
-from bsfg.stores.log.atomic import write_whole
 from bsfg.stores.log.damage import TORN_CUT, is_damage, make_folder, put_aside, readable
-from bsfg.stores.log.files import Files, Slot, translated
+from bsfg.stores.log.files import Files, Slot, translated, write_whole
 from bsfg.stores.log.journal import Journal, Record, apart, record_at, sound_after
 from bsfg.stores.log.reserve import Reserve
 from bsfg.stores.log.storage import has_begun, remember_begun
@@ -65,7 +64,7 @@ def file_numbers(files: Files) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundRecord:
     """One thing in a file: a record as it stands there, or, with ``head`` None, bytes that are no record."""
 
     position: int
@@ -80,7 +79,7 @@ class Found:
         return None if self.head is None else record_from(self.head)
 
 
-def walk(data: bytes) -> Iterator[Found]:
+def walk(data: bytes) -> Iterator[FoundRecord]:
     """Go through the bytes of a file."""
     at = 0
     while at < len(data):
@@ -91,17 +90,17 @@ def walk(data: bytes) -> Iterator[Found]:
             at += size
             continue
         following = sound_after(data, at + 1)
-        yield Found(at, (following or len(data)) - at, is_end=following is None)
+        yield FoundRecord(at, (following or len(data)) - at, is_end=following is None)
         at = following or len(data)
 
 
-def _heads(whole: Record, at: int, size: int) -> Iterator[Found]:
+def _heads(whole: Record, at: int, size: int) -> Iterator[FoundRecord]:
     """Give what was written together; a checksum says nothing of who wrote it."""
     try:
         heads = [each.head for each in apart(whole)]
     except (KeyError, TypeError, ValueError):
         heads = [{}]
-    yield from (Found(at, size, head if isinstance(head, dict) else {}) for head in heads)
+    yield from (FoundRecord(at, size, head if isinstance(head, dict) else {}) for head in heads)
 
 
 def records_in(files: Files, number: int) -> list[TrailRecord]:

@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow as pa
 
 from bsfg.batch import FactBatch
+from bsfg.digest import KeyHash
 from bsfg.errors import BsfgError, HasherUnknown
-from bsfg.hashing import KeyHash
 from bsfg.rows import Row
 from bsfg.sealing import digest_mismatches
 from bsfg.stores.log import keysegments
 from bsfg.stores.log.cursors import CURSORS, cursor_from
-from bsfg.stores.log.damage import Finding, readable
+from bsfg.stores.log.damage import DamageFinding, readable
 from bsfg.stores.log.files import DiskFiles, Files, translated
 from bsfg.stores.log.frame import FRAME_HEADER_BYTES, ROWS, Damaged, Torn, decode_payload, decode_rows, rows_batch
 from bsfg.stores.log.identity import read_identity
@@ -66,8 +66,8 @@ class Report:
 
     logs: list[LogReport] = field(default_factory=list)
     trail: TrailReport | None = None
-    problems: list[Finding] = field(default_factory=list)
-    notes: list[Finding] = field(default_factory=list)
+    problems: list[DamageFinding] = field(default_factory=list)
+    notes: list[DamageFinding] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -103,7 +103,7 @@ def _check_trail(files: Files, report: Report) -> None:
         trail = check_trail(files)
     except OSError as error:
         failure = translated(error, "reading")
-        report.problems.append(Finding(failure.code, TRAIL, failure.message))
+        report.problems.append(DamageFinding(failure.code, TRAIL, failure.message))
         return
     report.trail = trail if trail.files else None
     report.problems += trail.problems
@@ -135,7 +135,7 @@ class _LogCheck:
         self._hashes: list[tuple[int, np.ndarray]] = []
 
     def _problem(self, code: str, where: str, detail: str, first: int | None = None, last: int | None = None) -> None:
-        self._report.problems.append(Finding(code, where, detail, first, last))
+        self._report.problems.append(DamageFinding(code, where, detail, first, last))
 
     def run(self) -> Iterator[int]:
         """Check everything; give the sizes of the segments as they are done."""
@@ -150,7 +150,7 @@ class _LogCheck:
         identity = read_identity(folder.files, folder.path)
         if identity is None and not segment_bases(folder.files, folder.path):
             detail = "the log was being made when its writer stopped; nothing was stored in it yet"
-            self._report.notes.append(Finding("log_unfinished", folder.path, detail))
+            self._report.notes.append(DamageFinding("log_unfinished", folder.path, detail))
             return
         if identity is None:
             self._problem("log_damaged", f"{folder.path}/log.json", "the identity of the log is missing or damaged")
@@ -334,7 +334,7 @@ class _LogCheck:
 
     def _note(self, code: str, where: str, detail: str, run: Run | None = None) -> None:
         first, last = (run.first, run.last) if run is not None else (None, None)
-        self._report.notes.append(Finding(code, where, detail, first, last))
+        self._report.notes.append(DamageFinding(code, where, detail, first, last))
 
     def _duplicates(self, ordered: np.ndarray) -> None:
         """A key stored twice shows as a hash that appears twice (or, once in 2^64, as chance)."""
@@ -348,7 +348,7 @@ def _read_cursors(files: Files, report: Report) -> list[Record]:
         return _checked_journal(files, CURSORS, report)
     except OSError as error:
         failure = translated(error, "reading")
-        report.problems.append(Finding(failure.code, CURSORS, failure.message))
+        report.problems.append(DamageFinding(failure.code, CURSORS, failure.message))
         return []
 
 
@@ -359,10 +359,10 @@ def _checked_journal(files: Files, path: str, report: Report) -> list[Record]:
     if torn:
         records, again, problems = read_journal(files, path)
         torn = torn if again == sound else 0
-    report.problems += [Finding("log_damaged", path, text) for text in problems]
+    report.problems += [DamageFinding("log_damaged", path, text) for text in problems]
     if torn:
         detail = f"the last {torn} bytes are no record: torn by a crash, or the last record was damaged"
-        report.notes.append(Finding("torn_tail", path, detail))
+        report.notes.append(DamageFinding("torn_tail", path, detail))
     return records
 
 
@@ -372,4 +372,4 @@ def _check_cursors(records: list[Record], ends: dict[tuple[str, str], int], repo
         end = ends.get((cursor.spec.stream, str(cursor.spec.buffer)))
         if end is not None and cursor.frontier.committed >= end:
             detail = f"consumer {cursor.spec.name} has confirmed {cursor.frontier.committed}, the log ends at {end}"
-            report.notes.append(Finding("cursor_ahead", CURSORS, detail))
+            report.notes.append(DamageFinding("cursor_ahead", CURSORS, detail))

@@ -1,21 +1,29 @@
 """Reading a log: turning segments, their holes and the gap records into frames without hole or overlap.
 
-The writer's process and readers in other processes share this code; they differ only in who tells them where the
-log begins and ends.
+What a log can show of its past, and the newest entry of each subject and predicate that has left it, are read here too.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import crc32c
+import pyarrow as pa
+
 from bsfg.batch import FACT_SCHEMA, EntryBatch, FactBatch
+from bsfg.columns import ENTRY_SCHEMA
+from bsfg.digest import KeptRange, LogHistory, Restore
+from bsfg.latest import LatestEntries
 from bsfg.ports import Frame, GapRecord
 from bsfg.retention import GapReason
-from bsfg.stores.log.damage import ABSENT, uncovered
+from bsfg.stores.log.damage import ABSENT, is_damage, patiently, put_aside, uncovered
+from bsfg.stores.log.files import Files, write_whole
 from bsfg.stores.log.frame import Damaged, Torn
 from bsfg.stores.log.frames import FrameRef
+from bsfg.stores.log.identity import read_identity
+from bsfg.stores.log.notes import Notes
 from bsfg.stores.log.segments import SegmentFile
 
 _WORTH_A_STEP = 1_000
@@ -164,7 +172,7 @@ class LogView:
 
     def rows_at(self, offset: int) -> EntryBatch | None:
         """Read the one entry at an offset, or None when it is not there or damaged."""
-        found = self._frame_of(offset)
+        found = self._frame_of(offset) if self.start <= offset < self.end else None
         if found is None:
             return None
         segment, index = found
@@ -189,12 +197,15 @@ class LogView:
         return FactBatch(facts.select(FACT_SCHEMA.names), sealed=True), ref.base, ref.end
 
     def _frame_of(self, offset: int) -> tuple[SegmentFile, int] | None:
-        """Find the frame that holds an offset; where one should be and is none, that is told, unless it is known."""
-        if not self.start <= offset < self.end:
-            return None
+        """Find the frame that holds an offset; where one should be and is none, that is told, unless it is known.
+
+        What was truncated inside a segment still has its frame there, and nowhere else: repeats are judged by it.
+        """
         found = self._locate(offset)
         if found is not None and found[1] is not None:
             return found[0], found[1]
+        if not self.start <= offset < self.end:
+            return None
         gap = self._step(offset, self.end, 1).gap
         if gap is not None and not gap.at_unix_ms:
             self.on_damage(gap.first, gap.last, gap.detail, gap.reason)
@@ -225,3 +236,110 @@ class LogView:
 
 def _gap_frame(first: int, last: int, gap: GapRecord) -> Frame:
     return Frame(first, last, gap=GapRecord(first, last, gap.reason, gap.at_unix_ms, gap.detail, gap.origin_zone))
+
+
+def history_of(view: LogView, notes: Notes, chain: bytes, heads: Sequence[bytes] = ()) -> LogHistory:
+    """Describe the past of a log whose chain now ends with ``chain``; heads are searched from the end."""
+    kept = tuple(kept_ranges(notes))
+    found: dict[bytes, int | None] = dict.fromkeys(heads)
+    missing = set(heads)
+    for value, offset in _values(view, kept, chain) if missing else ():
+        if value in missing:
+            found[value] = offset
+            missing.discard(value)
+            if not missing:
+                break
+    return LogHistory(kept, found)
+
+
+def restores_of(files: Files, folder: str) -> tuple[Restore, ...]:
+    """Give the restores that a log has behind it."""
+    identity = read_identity(files, folder)
+    lineage = identity.lineage if identity is not None else ()
+    return tuple(Restore(each.end, each.restored_unix_ms, each.log_id.hex()) for each in lineage)
+
+
+def kept_ranges(notes: Notes) -> Iterator[KeptRange]:
+    """Give what was kept of removed segments."""
+    for anchor in notes.anchors:
+        chain = bytes.fromhex(anchor.chain_before), bytes.fromhex(anchor.chain_after)
+        yield KeptRange(anchor.first, anchor.last, anchor.range_digest, *chain)
+
+
+def _values(view: LogView, kept: Sequence[KeptRange], chain: bytes) -> Iterator[tuple[bytes, int]]:
+    """Give the chain values of a log from its end to its beginning, each with the offset that follows it."""
+    yield chain, view.end
+    for segment in reversed(view.segments):
+        for ref in reversed(segment.frames):
+            yield ref.header.chain_before, ref.base
+        yield segment.header.chain_before, segment.base
+    for each in reversed(kept):
+        yield each.chain_after, each.last + 1
+        yield each.chain_before, each.first
+
+
+NAME = "latest.entries"
+_MAGIC = b"BSFGLAT1"
+_HEAD_BYTES = 16
+
+
+def read_latest(files: Files, folder: str) -> EntryBatch:
+    """Read what was kept, none when nothing was; raises `Damaged`, or `OSError` for what may pass."""
+    path = f"{folder}/{NAME}"
+    if not files.exists(path):
+        return EntryBatch.empty()
+    try:
+        data = bytes(patiently(lambda: files.read(path)))
+    except OSError as error:
+        if not is_damage(error):
+            raise
+        raise Damaged(f"{path} cannot be read: {error.strerror}") from None
+    payload = data[_HEAD_BYTES:]
+    if data[:8] != _MAGIC or crc32c.crc32c(payload) != int.from_bytes(data[8:12], "little"):
+        raise Damaged(f"{path} fails its checksum")
+    try:
+        found = pa.ipc.read_record_batch(pa.py_buffer(payload), ENTRY_SCHEMA)
+        found.validate(full=True)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise Damaged(f"{path} cannot be decoded: {error}") from None
+    return EntryBatch(found, sealed=True)
+
+
+def write_latest(files: Files, folder: str, entries: EntryBatch) -> None:
+    """Make these entries durable in the place of those that were kept."""
+    payload = entries.record_batch.serialize()
+    head = _MAGIC + crc32c.crc32c(payload).to_bytes(4, "little") + bytes(4)
+    write_whole(files, f"{folder}/{NAME}", head + payload.to_pybytes())
+
+
+def keep_latest(
+    files: Files, folder: str, view: LogView, before: int, most: int, found: Mapping[int, EntryBatch]
+) -> None:
+    """Make the newest entries below an offset durable, together with those that were kept before.
+
+    ``found`` gives the newest ones of segments that were read already, by the base of these.
+    """
+    try:
+        known = read_latest(files, folder)
+    except Damaged:
+        # What cannot be read is kept aside, where the damage can be looked at, and does not keep the rest from staying.
+        put_aside(files, f"{folder}/{NAME}")
+        known = EntryBatch.empty()
+    gathering, changed = LatestEntries(known, most), False
+    for segment in view.segments:
+        if segment.base in found:
+            gathering.add(found[segment.base])
+            changed = True
+            continue
+        for ref in segment.frames if segment.base < before else ():
+            if ref.end <= view.start or ref.base >= before:
+                continue
+            try:
+                entries = segment.entries(ref)
+            except (Torn, Damaged):
+                continue
+            first = max(0, view.start - ref.base)
+            gathering.add(entries.slice(first, min(ref.end, before) - ref.base - first))
+            changed = True
+    if changed:
+        write_latest(files, folder, gathering.result())

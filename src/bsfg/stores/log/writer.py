@@ -1,51 +1,63 @@
-"""The one writer of a log: it judges, frames, writes, syncs, and only then lets anyone see.
-
-Everything here runs in one thread at a time. What readers may see is published at the end of each step by replacing
-whole values, so that they never see half of a change.
-"""
+"""What recovery hands over to the writer of a log."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 
 from bsfg.batch import FACT_SCHEMA, FactBatch
+from bsfg.clock import JumpGuardedClock
+from bsfg.columns import STORED_SCHEMA
+from bsfg.digest import KeyHash
 from bsfg.errors import BsfgError, BufferFull, DiskFull, OutcomeUnknown
 from bsfg.fact import Key
-from bsfg.hashing import KeyHash
 from bsfg.ports import Buffer, Clock, GapRecord, OriginSpan, Quarantined, Receipt, Result
-from bsfg.retention import GapReason, Piece, Policy, Removal, Standing, make_room
-from bsfg.schema import STORED_SCHEMA
-from bsfg.steady import SteadyClock
-from bsfg.stores.log.atomic import write_whole
+from bsfg.retention import ConsumerStanding, GapReason, Piece, Policy, Removal, make_room
 from bsfg.stores.log.damage import keep_aside, uncovered
-from bsfg.stores.log.dedupe import Verdict, judge
-from bsfg.stores.log.files import Files, NotBegun, OpenFile, is_refusal, translated
+from bsfg.stores.log.dedupe import BatchJudgement, judge, keys_between, origins_of, stored_facts, with_origins
+from bsfg.stores.log.files import Files, NotBegun, OpenFile, is_refusal, translated, write_whole
 from bsfg.stores.log.frame import (
     COLUMNS,
+    FACT_ROWS,
+    FEW_FACTS,
     FRAME_HEADER_BYTES,
     ROWS,
+    STORED_ROWS,
     VERSION,
     SegmentHeader,
     encode_frame,
     encode_segment_header,
     padded,
 )
-from bsfg.stores.log.keysegments import Departure, gathered
-from bsfg.stores.log.latest import keep_latest
-from bsfg.stores.log.origins import origins_of, with_origins
+from bsfg.stores.log.indexstore import IndexStore
+from bsfg.stores.log.keysegments import Departure, KeySegments, gathered
+from bsfg.stores.log.notes import Notes, Watermark
 from bsfg.stores.log.reserve import Reserve
-from bsfg.stores.log.rowform import FACT_ROWS, FEW_FACTS, STORED_ROWS
 from bsfg.stores.log.segments import Hole, SegmentFile, segment_name
-from bsfg.stores.log.state import LogState
-from bsfg.stores.log.stored import keys_between, stored_facts
-from bsfg.stores.log.view import LogView
-from bsfg.stores.log.watermark import Watermark
+from bsfg.stores.log.view import LogView, keep_latest
+
+
+@dataclass(slots=True)
+class LogState:
+    """What recovery found and the writer goes on with."""
+
+    folder: str
+    log_id: bytes
+    secret: bytes
+    segments: list[SegmentFile]
+    end: int
+    chain: bytes
+    newest_unix_ms: int
+    notes: Notes
+    keys: KeySegments
+    index: IndexStore
+    problems: list[str] = field(default_factory=list)
+
 
 STORE_SCHEMA = FACT_SCHEMA
 FORWARD_SCHEMA = STORED_SCHEMA
@@ -98,7 +110,7 @@ class LogWriter:
     ) -> None:
         self.files, self.stream, self.buffer = files, stream, buffer
         self.policy, self.options, self.clock = policy, options, clock
-        self.steady = SteadyClock.begun(clock)
+        self.steady = JumpGuardedClock.begun(clock)
         self.folder, self.log_id = state.folder, state.log_id
         self._now_has(state.segments)
         self.end, self.chain, self.newest_unix_ms = state.end, state.chain, state.newest_unix_ms
@@ -174,14 +186,14 @@ class LogWriter:
 
     # Appending.
 
-    def append_group(self, items: Sequence[AppendItem], standing: Callable[[], Standing]) -> list[Receipt]:
+    def append_group(self, items: Sequence[AppendItem], standing: Callable[[], ConsumerStanding]) -> list[Receipt]:
         """Store the batches of several callers with one frame and one sync; ``standing`` is asked if room is short."""
         batch = FactBatch.concat([item.batch for item in items])
         now, base = max(self.steady.now_unix_ms(), self.newest_unix_ms), self.end
         if (keys := self._new_keys(batch)) is not None:
             self._store(batch, np.arange(len(batch)), items, now, standing)
             self.index.add_few(keys, self.end, self.chain)
-            verdict = Verdict(np.zeros(len(batch), dtype=np.int8), np.arange(base, self.end))
+            verdict = BatchJudgement(np.zeros(len(batch), dtype=np.int8), np.arange(base, self.end))
             return self._receipts(items, verdict, now)
         hashes = self._key_hash.of_batch(batch)
         order = np.argsort(hashes, kind="stable")
@@ -215,7 +227,7 @@ class LogWriter:
         known = len(set(hashes)) < len(hashes) or any(map(self.index.keys.may_hold, hashes))
         return None if known else hashes
 
-    def _receipts(self, items: Sequence[AppendItem], verdict: Verdict, now: int) -> list[Receipt]:
+    def _receipts(self, items: Sequence[AppendItem], verdict: BatchJudgement, now: int) -> list[Receipt]:
         receipts, at = [], 0
         for item in items:
             rows = slice(at, at + len(item.batch))
@@ -230,7 +242,7 @@ class LogWriter:
         fresh: np.ndarray,
         items: Sequence[AppendItem],
         now: int,
-        standing: Callable[[], Standing],
+        standing: Callable[[], ConsumerStanding],
     ) -> None:
         chosen = batch if len(fresh) == len(batch) else batch.take(fresh)
         form, payload = self._payload(chosen, fresh, items)
@@ -306,7 +318,7 @@ class LogWriter:
         self.failure = OutcomeUnknown(f"{doing}: {error.strerror or error}; the log is closed until it is opened again")
         return self.failure
 
-    def _quarantine(self, batch: FactBatch, verdict: Verdict, now: int, appended: Sequence[AppendItem]) -> None:
+    def _quarantine(self, batch: FactBatch, verdict: BatchJudgement, now: int, appended: Sequence[AppendItem]) -> None:
         """Keep collisions, what cannot be compared, and in a forward buffer every conflict, before anyone is told."""
         conflicts = verdict.collisions
         if self.buffer == Buffer.FORWARD:
@@ -329,7 +341,7 @@ class LogWriter:
 
     # Space.
 
-    def relieve(self, standing: Standing) -> bool:
+    def relieve(self, standing: ConsumerStanding) -> bool:
         """Let the oldest piece go that every required consumer has confirmed; tell whether there was one."""
         if len(self.segments) == 1 and self.segments[0].frames and self.end - 1 <= standing.committed:
             self._roll()
@@ -339,7 +351,7 @@ class LogWriter:
         self.remove(Removal(oldest.last + 1))
         return True
 
-    def _make_room(self, incoming_bytes: int, standing: Callable[[], Standing]) -> None:
+    def _make_room(self, incoming_bytes: int, standing: Callable[[], ConsumerStanding]) -> None:
         if self.used_bytes + incoming_bytes <= self.policy.capacity_bytes:
             return
         if len(self.segments) == 1 and self.segments[0].frames:

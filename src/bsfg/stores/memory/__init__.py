@@ -6,7 +6,7 @@ the storage and not the process.
 
 from __future__ import annotations
 
-from bsfg.stores.memory.medium import Fault, Medium
+from bsfg.stores.memory.state import Fault, Medium
 from bsfg.stores.memory.storage import MemoryStorage
 
 __all__ = ["Fault", "Medium", "MemoryStorage"]

@@ -1,4 +1,4 @@
-"""Store and forward buffer in memory."""
+"""Store buffer, forward buffer and the positions of consumers, in memory."""
 
 from __future__ import annotations
 
@@ -10,13 +10,26 @@ import numpy as np
 import pyarrow as pa
 
 from bsfg.batch import FACT_SCHEMA, ORIGIN_FIELDS, EntryBatch, FactBatch
-from bsfg.errors import BufferFull, InvalidArgument, OffsetOutOfRange
+from bsfg.errors import (
+    BufferFull,
+    ConsumerExists,
+    ConsumerRetired,
+    ForeignLog,
+    InvalidArgument,
+    OffsetOutOfRange,
+    UnknownConsumer,
+)
 from bsfg.fact import Entry, Key
+from bsfg.frontier import Frontier
 from bsfg.gaps import RELAYED_RANGES_MAX, check_gaps, listed
 from bsfg.ports import (
     QUARANTINE_PAGE,
     Buffer,
     BufferStats,
+    Checkpoint,
+    Confirmation,
+    ConsumerSpec,
+    ConsumerState,
     Frame,
     Gap,
     GapRecord,
@@ -24,14 +37,26 @@ from bsfg.ports import (
     OriginSpan,
     Quarantined,
     Receipt,
+    StartAt,
 )
-from bsfg.retention import Age, Policy, Removal, Standing, make_room, ordered_before, removable_before
+from bsfg.retention import (
+    Age,
+    ConsumerStanding,
+    GapReason,
+    Policy,
+    Removal,
+    make_room,
+    ordered_before,
+    removable_before,
+)
 from bsfg.retention import Gap as RemovedRange
+from bsfg.rules import ZONE, check_name
 from bsfg.stores.memory.state import (
     KEY_OVERHEAD_BYTES,
-    Block,
     BufferState,
-    Plan,
+    ConsumerRecord,
+    WritePlan,
+    WrittenBlock,
     key_columns,
     not_yet_aside,
     plan,
@@ -40,6 +65,7 @@ from bsfg.stores.memory.state import (
 
 if TYPE_CHECKING:
     from bsfg.stores.memory.storage import MemoryStorage
+
 
 NO_OFFSET = -1
 
@@ -225,9 +251,9 @@ class MemoryBuffer:
             quarantine_full=state.quarantine_full,
         )
 
-    def _standing(self) -> Standing:
+    def _standing(self) -> ConsumerStanding:
         """Tell how far the required consumers are."""
-        of = Standing.of_store if self.buffer == Buffer.STORE else Standing.of_forward
+        of = ConsumerStanding.of_store if self.buffer == Buffer.STORE else ConsumerStanding.of_forward
         return of(self._storage.required_frontier(self.stream, self.buffer))
 
     async def _write(self, facts: FactBatch, origin: OriginSpan | None = None) -> Receipt:
@@ -253,7 +279,7 @@ class MemoryBuffer:
                 self.wake()
             return Receipt(found.offsets, found.results, state.chain_head, appended_at_unix_ms)
 
-    def _room_for(self, block: Block | None) -> Removal:
+    def _room_for(self, block: WrittenBlock | None) -> Removal:
         state, policy = self._state, self._policy
         incoming_bytes = sum(block.sizes_bytes) if block else 0
         if block is None or state.used_bytes + incoming_bytes <= policy.capacity_bytes:
@@ -326,7 +352,9 @@ def _plain(batch: FactBatch) -> FactBatch:
     return batch.facts if isinstance(batch, EntryBatch) else batch
 
 
-def _block(first: int, facts: FactBatch, found: Plan, origin: OriginSpan | None, at_unix_ms: int) -> Block | None:
+def _block(
+    first: int, facts: FactBatch, found: WritePlan, origin: OriginSpan | None, at_unix_ms: int
+) -> WrittenBlock | None:
     if not found.new_rows:
         return None
     rows = np.asarray(found.new_rows, dtype=np.int64)
@@ -341,8 +369,169 @@ def _block(first: int, facts: FactBatch, found: Plan, origin: OriginSpan | None,
         columns.append(pa.array(ages, type=pa.int64()))
     stored = pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
     entries = EntryBatch.of(stored, np.arange(first, first + len(rows)), at_unix_ms)
-    return Block(first, entries, found.new_bodies, row_sizes_bytes(new), at_unix_ms)
+    return WrittenBlock(first, entries, found.new_bodies, row_sizes_bytes(new), at_unix_ms)
 
 
 def _records(gaps: Sequence[RemovedRange], now_unix_ms: int) -> list[GapRecord]:
     return [GapRecord(gap.first, gap.last, gap.reason, now_unix_ms) for gap in gaps]
+
+
+class MemoryCursors:
+    """All consumers of a storage in memory; what was sent is known until the storage is closed."""
+
+    def __init__(self, storage: MemoryStorage) -> None:
+        self._storage = storage
+        self._next_to_send: dict[str, int] = {}
+
+    async def create(self, spec: ConsumerSpec) -> ConsumerState:
+        """Create a consumer, or give the one that is there."""
+        check_name("consumer", spec.name, ZONE)
+        buffer = await self._storage.state(spec.stream, spec.buffer)
+        async with self._storage.writing() as write:
+            there = self._storage.medium.consumers.get(spec.name)
+            if there is None:
+                there = self._new(spec, buffer)
+                await write(lambda: self._keep(there))
+            elif there.retired_reason is not None:
+                raise _retired(there)
+            elif there.spec != spec:
+                raise ConsumerExists(f"consumer {spec.name!r} exists with other settings", existing=str(there.spec))
+            return self._describe(there)
+
+    async def retire(self, name: str, reason: str) -> list[GapRecord]:
+        """End a consumer and record what it had not confirmed."""
+        async with self._storage.writing() as write:
+            record = self._active(name)
+            buffer = self._buffer(record)
+            now_unix_ms = self._storage.clock.now_unix_ms()
+            gaps = [
+                GapRecord(first, last, GapReason.RETIRED, now_unix_ms, f"{name}: {reason}")
+                for first, last in record.frontier.missing(buffer.end)
+            ]
+
+            def change() -> None:
+                buffer.add_gaps(gaps)
+                record.retired_reason = reason
+
+            await write(change)
+            return gaps
+
+    async def commit(self, name: str, confirmation: Confirmation) -> Checkpoint:
+        """Record what is confirmed, all of it or nothing."""
+        async with self._storage.writing() as write:
+            record = self._active(name)
+            if confirmation.log_id is not None and confirmation.log_id != record.log_id:
+                raise ForeignLog(
+                    f"consumer {name!r} stands in log {record.log_id}, the confirmation in {confirmation.log_id}"
+                )
+            _check_below_end(confirmation, self._buffer(record).end)
+            frontier = record.frontier.copy()
+            changed = confirmation.through is not None and frontier.confirm_through(confirmation.through)
+            changed = frontier.confirm(confirmation.ranges) or changed
+            peer_head = confirmation.peer_head if confirmation.peer_head is not None else record.peer_head
+
+            def change() -> None:
+                record.frontier, record.peer_head = frontier, peer_head
+
+            if changed or peer_head != record.peer_head:
+                await write(change)
+            return self._checkpoint(record)
+
+    async def commit_one(self, name: str, offset: int, key: Key) -> Checkpoint:
+        """Record that one entry is confirmed, if it has this key."""
+        self._storage.check_open()
+        buffer = self._buffer(self._active(name))
+        if offset < buffer.end and offset >= 0:
+            known = buffer.keys.get(key)
+            if known is None or known.offset != offset:
+                raise InvalidArgument(f"the entry at offset {offset} does not have the key {tuple(key)}")
+        return await self.commit(name, Confirmation(ranges=[(offset, offset)]))
+
+    async def sent(self, name: str, next_to_send: int) -> None:
+        """Note how far the consumer has been served."""
+        self._storage.check_open()
+        record = self._active(name)
+        if next_to_send < 0:
+            raise InvalidArgument(f"offset {next_to_send} is negative")
+        if next_to_send > self._buffer(record).end:
+            raise OffsetOutOfRange(f"offset {next_to_send} lies beyond the end {self._buffer(record).end}")
+        self._next_to_send[name] = next_to_send
+
+    async def checkpoint(self, name: str) -> Checkpoint:
+        """Give where a consumer stands."""
+        self._storage.check_open()
+        return self._checkpoint(self._known(name))
+
+    async def consumer(self, name: str) -> ConsumerState:
+        """Describe one consumer."""
+        self._storage.check_open()
+        return self._describe(self._known(name))
+
+    async def consumers(self) -> list[ConsumerState]:
+        """Describe all consumers by name."""
+        self._storage.check_open()
+        return [self._describe(record) for _, record in sorted(self._storage.medium.consumers.items())]
+
+    def _new(self, spec: ConsumerSpec, buffer: BufferState) -> ConsumerRecord:
+        begin = _begin(spec, buffer)
+        frontier = Frontier(begin - 1, max_ranges=self._storage.max_ranges)
+        return ConsumerRecord(spec, frontier, buffer.log_id, self._storage.clock.now_unix_ms())
+
+    def _keep(self, record: ConsumerRecord) -> None:
+        self._storage.medium.consumers[record.spec.name] = record
+
+    def _known(self, name: str) -> ConsumerRecord:
+        record = self._storage.medium.consumers.get(name)
+        if record is None:
+            raise UnknownConsumer(f"there is no consumer {name!r}", consumer=name)
+        return record
+
+    def _active(self, name: str) -> ConsumerRecord:
+        record = self._known(name)
+        if record.retired_reason is not None:
+            raise _retired(record)
+        return record
+
+    def _buffer(self, record: ConsumerRecord) -> BufferState:
+        return self._storage.medium.buffers[record.spec.stream, record.spec.buffer]
+
+    def _checkpoint(self, record: ConsumerRecord) -> Checkpoint:
+        committed = record.frontier.committed
+        return Checkpoint(max(self._next_to_send.get(record.spec.name, 0), committed + 1), committed)
+
+    def _describe(self, record: ConsumerRecord) -> ConsumerState:
+        return ConsumerState(
+            record.spec,
+            self._checkpoint(record),
+            tuple(record.frontier.ranges),
+            record.log_id,
+            record.created_unix_ms,
+            record.retired_reason,
+            record.peer_head,
+        )
+
+
+def _begin(spec: ConsumerSpec, buffer: BufferState) -> int:
+    """Give the first offset that a new consumer gets."""
+    if spec.start == StartAt.EARLIEST:
+        return buffer.start
+    if spec.start == StartAt.LATEST:
+        return buffer.end
+    if spec.start == StartAt.TIME:
+        return buffer.offset_at(spec.start_value)
+    if spec.start_value < 0:
+        raise InvalidArgument(f"offset {spec.start_value} is negative")
+    if spec.start_value > buffer.end:
+        raise OffsetOutOfRange(f"offset {spec.start_value} lies beyond the end {buffer.end}", end=buffer.end)
+    return spec.start_value
+
+
+def _check_below_end(confirmation: Confirmation, end: int) -> None:
+    through = -1 if confirmation.through is None else confirmation.through
+    highest = max([through, *(last for _, last in confirmation.ranges)])
+    if highest >= end:
+        raise OffsetOutOfRange(f"offset {highest} is confirmed, but the end is {end}", end=end)
+
+
+def _retired(record: ConsumerRecord) -> ConsumerRetired:
+    return ConsumerRetired(f"consumer {record.spec.name!r} was retired: {record.retired_reason}")

@@ -1,24 +1,28 @@
-"""What a buffer in memory consists of, and what it would do with a batch; nothing here waits or fails."""
+"""What a buffer in memory consists of, what it would do with a batch, and the medium that tests can hold or break."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
 
-from bsfg.arrays import byte_lengths
 from bsfg.batch import EntryBatch, FactBatch
-from bsfg.errors import QuarantineFull
+from bsfg.columns import byte_lengths
+from bsfg.digest import is_digest_of
+from bsfg.errors import DiskFull, OutcomeUnknown, QuarantineFull, StorageClosed, StorageFailed
 from bsfg.fact import Key
+from bsfg.frontier import Frontier
 from bsfg.gaps import Gap, GapBook
-from bsfg.hashing import is_digest_of
 from bsfg.latest import joined, newest
-from bsfg.ports import Buffer, Frame, GapRecord, OriginSpan, Quarantined, Result
+from bsfg.ports import Buffer, ConsumerSpec, Frame, GapRecord, OriginSpan, Quarantined, Result
 from bsfg.retention import GapReason, Piece
 from bsfg.sealing import bodies
 
@@ -41,7 +45,7 @@ class KnownKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class WrittenBlock:
     """The entries of one write."""
 
     first: int
@@ -55,16 +59,16 @@ class Block:
         """The offset of the last entry, inclusive."""
         return self.first + len(self.bodies) - 1
 
-    def since(self, offset: int) -> Block:
+    def since(self, offset: int) -> WrittenBlock:
         """Give what remains when everything below an offset is removed."""
         row = offset - self.first
-        return Block(
+        return WrittenBlock(
             offset, self.entries.slice(row), self.bodies[row:], self.sizes_bytes[row:], self.appended_at_unix_ms
         )
 
 
 @dataclass(slots=True)
-class Plan:
+class WritePlan:
     """What a batch would do: a result and an offset per row, the rows to insert and those to set aside."""
 
     results: np.ndarray
@@ -87,7 +91,7 @@ class BufferState:
     chain_head: bytes = bytes(32)
     newest_unix_ms: int = 0
     removed_unix_ms: int = 0
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[WrittenBlock] = field(default_factory=list)
     keys: dict[Key, KnownKey] = field(default_factory=dict)
     book: GapBook = field(default_factory=GapBook)
     quarantined: dict[int, Quarantined] = field(default_factory=dict)
@@ -98,7 +102,7 @@ class BufferState:
     next_quarantine_id: int = 0
     latest: EntryBatch | None = None
 
-    def block_at(self, offset: int) -> Block | None:
+    def block_at(self, offset: int) -> WrittenBlock | None:
         """Give the block that holds an offset, if it is retained."""
         if not self.start <= offset < self.end:
             return None
@@ -122,7 +126,7 @@ class BufferState:
             for row, size in enumerate(block.sizes_bytes)
         ]
 
-    def insert(self, block: Block) -> None:
+    def insert(self, block: WrittenBlock) -> None:
         """Add entries at the end."""
         digests = block.entries.digests()
         names = zip(*key_columns(block.entries), digests, strict=True)
@@ -216,10 +220,10 @@ def key_columns(facts: FactBatch) -> tuple[list[str], list[str]]:
 
 def plan(
     state: BufferState, facts: FactBatch, origin: OriginSpan | None, now_unix_ms: int, *, quarantine_conflicts: bool
-) -> Plan:
+) -> WritePlan:
     """Hold each row against what is there, earlier rows of the same batch included."""
     count = len(facts)
-    result = Plan(np.empty(count, dtype=np.int8), np.empty(count, dtype=np.int64), [], [], [])
+    result = WritePlan(np.empty(count, dtype=np.int8), np.empty(count, dtype=np.int64), [], [], [])
     fresh: dict[Key, tuple[int, bytes, bytes | None]] = {}
     rows = zip(*key_columns(facts), facts.digests(), bodies(facts), strict=True)
     for row, (zone, message_id, digest, body) in enumerate(rows):
@@ -290,3 +294,86 @@ def row_sizes_bytes(facts: FactBatch) -> list[int]:
             total += byte_lengths(column)
     result: list[int] = total.tolist()
     return result
+
+
+class Fault(StrEnum):
+    """How a medium can fail."""
+
+    NO_SPACE = "no_space"
+    SYNC_FAILS = "sync_fails"
+    IO_ERROR = "io_error"
+
+
+@dataclass(slots=True)
+class ConsumerRecord:
+    """What is kept of a consumer."""
+
+    spec: ConsumerSpec
+    frontier: Frontier
+    log_id: str
+    created_unix_ms: int
+    retired_reason: str | None = None
+    peer_head: bytes | None = None
+
+
+class Writer(Protocol):
+    """A storage that writes to a medium."""
+
+    def abandon(self) -> None:
+        """Stop, because another storage writes now."""
+        ...
+
+
+class Medium:
+    """The retained state of a storage, as a disk is: it stays when the storage is closed or abandoned.
+
+    One storage writes to it at a time; a new one takes it over, as after a crash. Every change goes through `write`,
+    so that nothing can be seen before it is kept.
+    """
+
+    def __init__(self, *, new_log_id: Callable[[], str] = lambda: uuid4().hex) -> None:
+        self.new_log_id = new_log_id
+        self.hasher_name: str | None = None
+        self.buffers: dict[tuple[str, Buffer], BufferState] = {}
+        self.consumers: dict[str, ConsumerRecord] = {}
+        self._writer: Writer | None = None
+        self._fault: Fault | None = None
+        self._kept = False
+        self._released: asyncio.Event | None = None
+
+    def take_over(self, writer: Writer) -> None:
+        """Make a storage the one writer, in place of the one before."""
+        if self._writer is not None:
+            self._writer.abandon()
+        self._writer = writer
+
+    def fail_next(self, fault: Fault | str, *, kept: bool = False) -> None:
+        """Make the next write fail; after a failed sync ``kept`` decides whether the change is there all the same."""
+        self._fault, self._kept = Fault(fault), kept
+
+    def hold(self) -> Callable[[], None]:
+        """Make writes wait until the function that this gives is called."""
+        self._released = released = asyncio.Event()
+
+        def release() -> None:
+            self._released = None
+            released.set()
+
+        return release
+
+    async def write(self, writer: Writer, change: Callable[[], None]) -> None:
+        """Make a change, or raise what the medium fails with."""
+        while self._released is not None:
+            await self._released.wait()
+        if self._writer is not writer:
+            raise StorageClosed("the storage was opened anew")
+        fault, self._fault = self._fault, None
+        if fault == Fault.NO_SPACE:
+            raise DiskFull("the medium has no space left")
+        if fault == Fault.IO_ERROR:
+            raise StorageFailed("the medium reported an input/output error")
+        if fault == Fault.SYNC_FAILS:
+            if self._kept:
+                change()
+            raise OutcomeUnknown("syncing failed; the change may or may not be there")
+        change()

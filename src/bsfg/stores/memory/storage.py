@@ -6,18 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from bsfg.clock import SystemClock
+from bsfg.clock import JumpGuardedClock, SystemClock
+from bsfg.digest import Hasher, Sha256
 from bsfg.errors import HasherMismatch, OutcomeUnknown, StorageClosed
 from bsfg.frontier import MAX_OPEN_RANGES
-from bsfg.hashing import Hasher, Sha256
 from bsfg.ports import Buffer, Clock, CursorTracker, Storage
 from bsfg.retention import Policy
 from bsfg.rules import check_name
-from bsfg.steady import SteadyClock
-from bsfg.stores.memory.buffers import MemoryForwardBuffer, MemoryStoreBuffer
-from bsfg.stores.memory.cursors import MemoryCursors
-from bsfg.stores.memory.medium import Medium
-from bsfg.stores.memory.state import BufferState
+from bsfg.stores.memory.buffers import MemoryCursors, MemoryForwardBuffer, MemoryStoreBuffer
+from bsfg.stores.memory.state import BufferState, Medium
 
 SYSTEM_CLOCK = SystemClock()
 SHA256 = Sha256()
@@ -47,7 +44,7 @@ class MemoryStorage:
         if self.medium.hasher_name not in (None, hasher.name):
             raise HasherMismatch(f"written with {self.medium.hasher_name}, opened with {hasher.name}")
         self.medium.hasher_name = hasher.name
-        self.steady = SteadyClock.begun(clock)
+        self.steady = JumpGuardedClock.begun(clock)
         self.cursors: CursorTracker = MemoryCursors(self)
         self._stores: dict[str, MemoryStoreBuffer] = {}
         self._forwards: dict[str, MemoryForwardBuffer] = {}

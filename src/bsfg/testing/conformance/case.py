@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar, cast
 import numpy as np
 
 from bsfg.batch import FactBatch
+from bsfg.digest import Hasher
 from bsfg.fact import Entry, Message
-from bsfg.hashing import Hasher
 from bsfg.ports import (
     Buffer,
     BufferStats,
@@ -61,7 +61,7 @@ class StorageCase(ABC):
         """
 
 
-class Lane:
+class BufferUnderTest:
     """A buffer under test with one way to write to it, whichever of the two it is."""
 
     def __init__(self, storage: Storage, buffer: StoreBuffer | ForwardBuffer) -> None:
@@ -162,19 +162,21 @@ class Rig:
         if self._storage is not None:
             await self._storage.close()
 
-    async def lane(self, policy: Policy | None = None, *, kind: Buffer | None = None, stream: str = STREAM) -> Lane:
+    async def lane(
+        self, policy: Policy | None = None, *, kind: Buffer | None = None, stream: str = STREAM
+    ) -> BufferUnderTest:
         """Open the buffer under test, in a new storage when there is none yet."""
         storage = self._storage or await self.open()
         if (kind or self.case.kind) == Buffer.STORE:
-            return Lane(storage, await storage.store(stream, policy))
-        return Lane(storage, await storage.forward(stream, policy))
+            return BufferUnderTest(storage, await storage.store(stream, policy))
+        return BufferUnderTest(storage, await storage.forward(stream, policy))
 
-    async def reopened(self, policy: Policy | None = None) -> Lane:
+    async def reopened(self, policy: Policy | None = None) -> BufferUnderTest:
         """Reopen the storage and give the buffer under test again."""
         await self.reopen()
         return await self.lane(policy)
 
-    async def across_restart(self, policy: Policy | None = None) -> AsyncIterator[Lane]:
+    async def across_restart(self, policy: Policy | None = None) -> AsyncIterator[BufferUnderTest]:
         """Give the buffer under test as it is, and then once more after a restart."""
         yield await self.lane(policy)
         yield await self.reopened(policy)

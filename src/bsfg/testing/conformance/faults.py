@@ -1,18 +1,24 @@
-"""What holds when the medium is slow or breaks: nothing is visible early, nothing acknowledged is lost."""
+"""What holds when the medium is slow or breaks, and under random operations held against a naive model."""
 
 from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Literal, get_args
+from dataclasses import dataclass, field
+from random import Random
+from typing import ClassVar, Literal, get_args
 
 import pytest
 
-from bsfg.errors import BsfgError, DiskFull, OutcomeUnknown, StorageClosed, StorageFailed
+from bsfg.errors import BsfgError, DiskFull, OutcomeUnknown, StorageClosed, StorageFailed, TruncateRefused
+from bsfg.fact import Key, Message
+from bsfg.frontier import Frontier
 from bsfg.ports import Buffer, Confirmation, Receipt, Result, Storage
-from bsfg.testing.conformance.case import READER, Lane, Rig, StorageCase, drain, scenario
-from bsfg.testing.facts import batch, key_of, messages
+from bsfg.retention import GapReason
+from bsfg.testing.conformance.case import READER, BufferUnderTest, Rig, StorageCase, drain, entries_of, scenario
+from bsfg.testing.conformance.writing import rows
+from bsfg.testing.facts import batch, key_of, message, messages
 
 MediumFault = Literal["no_space", "sync_fails", "io_error"]
 
@@ -43,7 +49,7 @@ class HeldMediumContract(StorageCase):
             assert results == [Result.INSERTED, Result.ALREADY_EXISTS, Result.ALREADY_EXISTS]
             assert await lane.messages() == messages(4)
 
-    async def _check_unseen(self, lane: Lane) -> None:
+    async def _check_unseen(self, lane: BufferUnderTest) -> None:
         assert (await lane.stats()).end == 2
         assert [frame.last for frame in await drain(lane.buffer.replay(0))][-1] == 1
         assert not await lane.buffer.wait_for(2, 0)
@@ -196,3 +202,165 @@ class BrokenMediumContract(StorageCase):
             with pytest.raises(BsfgError) as caught:
                 await lane.write(batch(1))
             assert caught.value.code and caught.value.hint
+
+
+@dataclass(slots=True)
+class BufferModel:
+    """One buffer with one required consumer: a list of messages and what is confirmed of it."""
+
+    entries: list[Message] = field(default_factory=list)
+    start: int = 0
+    frontier: Frontier = field(default_factory=Frontier)
+    refused: list[Message] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        """The offset that the next entry gets."""
+        return len(self.entries)
+
+    def write(self, facts: list[Message]) -> list[tuple[int, int]]:
+        """Give the result and the offset of each fact, and keep the new ones."""
+        return [self._write_one(fact) for fact in facts]
+
+    def _write_one(self, fact: Message) -> tuple[int, int]:
+        offset = self.offset_of(key_of(fact))
+        if offset is None:
+            self.entries.append(fact)
+            return int(Result.INSERTED), self.end - 1
+        if self.entries[offset].fact == fact.fact:
+            return int(Result.ALREADY_EXISTS), offset
+        if fact not in self.refused:
+            self.refused.append(fact)
+        return int(Result.CONFLICT), offset
+
+    def offset_of(self, key: Key) -> int | None:
+        """Find a key the slow way."""
+        return next((offset for offset, fact in enumerate(self.entries) if key_of(fact) == key), None)
+
+    def may_truncate(self, offset: int) -> bool:
+        """Tell whether a truncation is allowed."""
+        return offset <= max(self.start, self.frontier.committed + 1)
+
+    def retained(self, key: Key) -> Message | None:
+        """Give the message of a key if it was not truncated."""
+        offset = self.offset_of(key)
+        return None if offset is None or offset < self.start else self.entries[offset]
+
+
+class RandomOperationsContract(StorageCase):
+    """Sequences of writes, repeats, conflicts, confirmations, truncations and restarts, on both buffers.
+
+    ``seeds`` and ``steps`` set the length of the campaign; a failure names its seed and step.
+    """
+
+    seeds: ClassVar[range] = range(6)
+    steps: ClassVar[int] = 60
+
+    @scenario
+    async def test_random_operations_agree_with_a_naive_model(self, rig: Rig) -> None:
+        """Whatever the order of operations and restarts, the storage and the model give the same answers."""
+        for seed in self.seeds:
+            await rig.open()
+            kind = Buffer.STORE if seed % 2 else Buffer.FORWARD
+            run = RandomRun(rig, kind, Random(seed))
+            await run.begin()
+            for step in range(self.steps):
+                try:
+                    await run.step()
+                except Exception as error:
+                    error.add_note(f"seed {seed}, step {step}, {kind} buffer: {run.trace[-5:]}")
+                    raise
+
+
+class RandomRun:
+    """One sequence of random operations on one buffer."""
+
+    def __init__(self, rig: Rig, kind: Buffer, random: Random) -> None:
+        self.rig = rig
+        self.kind = kind
+        self.random = random
+        self.model = BufferModel()
+        self.trace: list[str] = []
+        self.lane: BufferUnderTest
+        self._fresh = 0
+
+    async def begin(self) -> None:
+        """Open the buffer and create its consumer."""
+        self.lane = await self.rig.lane(kind=self.kind)
+        await self.lane.create_reader()
+
+    async def step(self) -> None:
+        """Do one random thing and compare."""
+        operations = [self.write, self.write, self.write, self.confirm, self.truncate, self.replay, self.reopen]
+        operation = self.random.choice(operations)
+        self.trace.append(operation.__name__)
+        await operation()
+        self.rig.clock.advance(self.random.choice([0, 0, 1, 60]))
+        stats = await self.lane.stats()
+        assert (stats.start, stats.end, stats.keys) == (self.model.start, self.model.end, self.model.end)
+
+    async def write(self) -> None:
+        """Write a batch of new facts, repeats and conflicts, some of them twice."""
+        facts = [self._fact() for _ in range(self.random.randint(1, 8))]
+        facts += [fact for fact in facts if self.random.random() < 0.15]
+        receipt = await self.lane.write_messages(facts)
+        assert rows(receipt) == self.model.write(facts)
+        expected = len(self.model.refused) if self.kind == Buffer.FORWARD else 0
+        assert len(await self.lane.buffer.quarantine()) == expected
+
+    def _fact(self) -> Message:
+        zone = self.random.choice(["plant", "plant", "idmz"])
+        if self.model.entries and self.random.random() < 0.4:
+            old = self.random.choice(self.model.entries)
+            if self.random.random() < 0.6:
+                return old
+            return message(
+                key_of(old).message_id, {"altered": self.random.randrange(3)}, from_zone=key_of(old).from_zone
+            )
+        self._fresh += 1
+        return message(f"id-{self._fresh}", self.random.randrange(10), from_zone=zone)
+
+    async def confirm(self) -> None:
+        """Confirm ranges in any order, or everything through an offset."""
+        if not self.model.end:
+            return
+        first = self.random.randrange(self.model.end)
+        last = min(self.model.end - 1, first + self.random.randrange(6))
+        if self.random.random() < 0.4:
+            first = min(first, self.model.frontier.committed + 1)
+        self.model.frontier.confirm([(first, last)])
+        checkpoint = await self.rig.storage.cursors.commit(READER, Confirmation(ranges=[(first, last)]))
+        assert checkpoint.committed == self.model.frontier.committed
+
+    async def truncate(self) -> None:
+        """Truncate somewhere, allowed or not."""
+        offset = self.random.randint(0, self.model.end + 1)
+        if self.model.may_truncate(offset):
+            await self.lane.buffer.truncate_before(offset)
+            self.model.start = max(self.model.start, offset)
+        else:
+            with pytest.raises(TruncateRefused):
+                await self.lane.buffer.truncate_before(offset)
+
+    async def replay(self) -> None:
+        """Read from somewhere and look a key up."""
+        start = self.random.randint(0, self.model.end)
+        frames = await self.lane.frames(start, max_facts=self.random.choice([1, 3, 1000]))
+        found = [(entry.offset, entry.message) for entry in entries_of(frames)]
+        first = max(start, self.model.start)
+        assert found == list(enumerate(self.model.entries))[first:]
+        assert {frame.gap.reason for frame in frames if frame.gap} <= {GapReason.TRUNCATED}
+        if self.model.entries:
+            key = key_of(self.random.choice(self.model.entries))
+            entry = await self.lane.buffer.get(key)
+            assert (entry.message if entry else None) == self.model.retained(key)
+
+    async def reopen(self) -> None:
+        """Restart."""
+        await self.rig.reopen()
+        self.lane = await self.rig.lane(kind=self.kind)
+        state = await self.rig.storage.cursors.consumer(READER)
+        assert (state.checkpoint.committed, list(state.ranges)) == (
+            self.model.frontier.committed,
+            self.model.frontier.ranges,
+        )

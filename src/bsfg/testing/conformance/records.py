@@ -7,9 +7,8 @@ from random import Random
 import pytest
 
 from bsfg.errors import InvalidArgument, OffsetOutOfRange, QuarantineFull
-from bsfg.gaps import RELAYED_RANGES_MAX
+from bsfg.gaps import RELAYED_RANGES_MAX, RangeSet
 from bsfg.ports import GapRecord, GapSet, Result
-from bsfg.ranges import RangeSet
 from bsfg.retention import GapReason, Policy
 from bsfg.testing.conformance.case import Rig, StorageCase, origin, scenario
 from bsfg.testing.facts import WeakHasher, batch, message, messages

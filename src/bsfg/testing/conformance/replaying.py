@@ -11,7 +11,7 @@ from bsfg.errors import InvalidArgument, OffsetOutOfRange
 from bsfg.fact import Key
 from bsfg.ports import Frame
 from bsfg.retention import GapReason
-from bsfg.testing.conformance.case import Lane, Rig, StorageCase, check_cover, drain, entries_of, scenario
+from bsfg.testing.conformance.case import BufferUnderTest, Rig, StorageCase, check_cover, drain, entries_of, scenario
 from bsfg.testing.facts import batch, key_of, message, messages
 
 LONG_SECONDS = 60.0
@@ -195,7 +195,7 @@ class ReplayContract(StorageCase):
             assert sorted(seen) == sorted({one.envelope.message_id or "" for one in await lane.messages()})
             assert len(seen) == total
 
-    async def _race(self, lane: Lane, writer: int) -> None:
+    async def _race(self, lane: BufferUnderTest, writer: int) -> None:
         random = Random(writer)
         numbers = list(range(12 * 3))
         while numbers:
@@ -205,7 +205,7 @@ class ReplayContract(StorageCase):
             if random.random() < 0.3:
                 await asyncio.sleep(0)
 
-    async def _tail(self, lane: Lane, total: int) -> list[str]:
+    async def _tail(self, lane: BufferUnderTest, total: int) -> list[str]:
         seen: list[str] = []
         while len(seen) < total:
             assert await lane.buffer.wait_for(len(seen), LONG_SECONDS)

@@ -11,7 +11,7 @@ from bsfg.errors import InvalidArgument, PolicyInvalid, StorageClosed
 from bsfg.fact import Key
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec, GapRecord, Receipt, Result, Storage
 from bsfg.retention import Fill, GapReason, Policy
-from bsfg.testing.conformance.case import READER, STREAM, Lane, Rig, StorageCase, drain, scenario
+from bsfg.testing.conformance.case import READER, STREAM, BufferUnderTest, Rig, StorageCase, drain, scenario
 from bsfg.testing.conformance.replaying import LONG_SECONDS
 from bsfg.testing.facts import batch, messages
 
@@ -194,7 +194,7 @@ def _storage_calls(storage: Storage) -> list[Call]:
     ]
 
 
-def _buffer_calls(lane: Lane) -> list[Call]:
+def _buffer_calls(lane: BufferUnderTest) -> list[Call]:
     buffer = lane.buffer
     calls: list[Call] = [
         lambda: lane.write(batch(1)),

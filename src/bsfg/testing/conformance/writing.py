@@ -9,13 +9,13 @@ from random import Random
 import pytest
 
 from bsfg.batch import FactBatch
+from bsfg.digest import Hasher, hasher_named
 from bsfg.errors import InvalidArgument
 from bsfg.fact import Message
-from bsfg.hashing import Hasher, hasher_named
 from bsfg.ports import Buffer, Receipt, Result
 from bsfg.sealing import digest_mismatches
 from bsfg.testing.clock import START_UNIX_MS
-from bsfg.testing.conformance.case import Lane, Rig, StorageCase, scenario
+from bsfg.testing.conformance.case import BufferUnderTest, Rig, StorageCase, scenario
 from bsfg.testing.facts import WeakHasher, altered, batch, message, messages, sealed
 
 INSERTED, ALREADY_EXISTS, CONFLICT = int(Result.INSERTED), int(Result.ALREADY_EXISTS), int(Result.CONFLICT)
@@ -305,7 +305,7 @@ class WritingContract(StorageCase):
         await self._check_agreement(lane, facts, picks, receipts)
 
     async def _check_agreement(
-        self, lane: Lane, facts: list[Message], picks: list[list[int]], receipts: list[Receipt]
+        self, lane: BufferUnderTest, facts: list[Message], picks: list[list[int]], receipts: list[Receipt]
     ) -> None:
         entries = await lane.entries()
         at = {entry.message.envelope.message_id: entry.offset for entry in entries}
@@ -342,7 +342,7 @@ class WritingContract(StorageCase):
         await writer
         assert {end % 7 for end in ends} == {0}
 
-    async def _write_batches(self, lane: Lane, count: int) -> None:
+    async def _write_batches(self, lane: BufferUnderTest, count: int) -> None:
         for number in range(count):
             await lane.write(batch(7, first=7 * number))
 

@@ -1,0 +1,139 @@
+"""What commands share: groups and names, data folders, and ending in order when the system asks for it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import Coroutine, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, TypeVar
+
+import typer
+from typer.core import TyperGroup
+
+from bsfg.cli.output import say
+from bsfg.errors import InvalidArgument, NotAFolder, StorageUnreadable
+
+Result = TypeVar("Result")
+EXIT_TERMINATED = 128 + signal.SIGTERM
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    sys.exit(EXIT_TERMINATED)
+
+
+@contextmanager
+def orderly_end() -> Iterator[None]:
+    """Let SIGTERM end a block by an exception, with the exit code that a shell expects."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may say what a signal does
+        return
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def run(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine inside `orderly_end`; SIGTERM cancels it, so that it is not torn apart in mid-step."""
+    if threading.current_thread() is not threading.main_thread():
+        return asyncio.run(work)
+
+    async def cancellable() -> Result:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await work
+
+    try:
+        return asyncio.run(cancellable())
+    except asyncio.CancelledError:
+        sys.exit(EXIT_TERMINATED)
+    finally:
+        # The loop gave the signal back to the system when it closed.
+        signal.signal(signal.SIGTERM, _end)
+
+
+MARK = "bsfg.json"
+
+
+def checked_folder(path: Path) -> Path:
+    """Give the path of a data folder, or raise `NotAFolder` with the folder that was probably meant."""
+    try:
+        if (path / MARK).is_file():
+            return path
+        if not path.exists():
+            raise NotAFolder(f"there is no folder {path}")
+        if not path.is_dir():
+            raise NotAFolder(f"{path} is a file, not a folder")
+        empty = not os.listdir(path)
+    except OSError as error:
+        raise StorageUnreadable(f"{path} cannot be read: {error.strerror}") from None
+    near = next((folder for folder in _near(path) if (folder / MARK).is_file()), None)
+    hint = f"Did you mean {near}?" if near is not None else None
+    raise NotAFolder(f"{path} is empty" if empty else f"there is no {MARK} in {path}", hint=hint)
+
+
+def _near(path: Path) -> list[Path]:
+    """List the folders around a path: those that a user is likely to mix up with it."""
+    return [path / "data", *path.parents[:4]]
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Reason = Annotated[
+    str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; it is recorded with your name.", show_default=False)
+]
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking; needed where nobody can be asked.")]
+
+
+class ListsByDefault(TyperGroup):
+    """A group that lists when it is given no command: `bsfg gate --json` is `bsfg gate list --json`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the command ``list`` where there is none."""
+        only_options = bool(args) and args[0].startswith("-") and not {"--help", "-h"} & set(args)
+        # A shell that asks what can follow wants to hear the commands, so that nothing at all means nothing to it.
+        if only_options or not (args or ctx.resilient_parsing):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+def checked_reason(reason: str) -> str:
+    """Give a reason, or say that one is needed."""
+    if not reason.strip():
+        raise InvalidArgument(
+            "--reason is empty", hint="Say in a few words why; whoever looks at the record later will ask."
+        )
+    return reason.strip()
+
+
+def ask_first(what: str, yes: bool) -> None:
+    """Tell what is going to happen and cannot be undone, and go on only if that is wanted."""
+    if yes:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise InvalidArgument(f"{what} This cannot be undone", hint="Add --yes to do it without being asked.")
+    if not typer.confirm(f"{what} This cannot be undone. Go on?", err=True):
+        say("Nothing was done.")
+        raise typer.Exit(1)
+
+
+def suggestion(word: str, known: Iterable[str], what: str) -> str:
+    """Give a hint for a name that is not there: the one that was probably meant, and all there are if they are few."""
+    from bsfg.config.kinds import nearest
+
+    names = sorted(set(known))
+    if not names:
+        return f"There is no {what} here."
+    meant = nearest(word, names).removeprefix("; ").capitalize()
+    listed = f"There are {', '.join(names[:8])}{' and others' if len(names) > 8 else ''}."
+    if len(names) == 1:
+        listed = "" if meant else f"There is only {names[0]}."
+    return f"{meant} {listed}".strip()

@@ -1,0 +1,413 @@
+"""The registry of the links: the gate of each side, who holds the lease, and what was reported last."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from bsfg.config.access import consumer_name
+from bsfg.errors import GateHeld, InvalidArgument, LeaseHeld, LeaseLost, UnknownLink
+from bsfg.gate import RECEIVER, SENDER, Event, Gate, Mode
+from bsfg.ports import Buffer, Clock
+from bsfg.wire.service import GateView, LeaseView, LinkReport
+
+TTL_MS_MIN, TTL_MS_MAX = 1_000, 300_000
+SILENT_MS = 300
+"""How long a lease lasts whose holder has hung up; time enough to call again, if it was only the line."""
+
+
+ABOUT_MS = 3_000
+"""How long somebody who asked for a lease, or had it, counts as being about it: longer than he waits to ask again."""
+
+
+class LeaseWish(IntEnum):
+    """Who else of the holder's own waits for the lease."""
+
+    NOBODY = 0
+    TURN = 1
+    URGENT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A lease that was granted."""
+
+    holder: str
+    token: str
+    ends_ms: int
+
+
+@dataclass(slots=True)
+class Leases:
+    """The leases of all links of one node."""
+
+    clock: Clock
+    _held: dict[str, Lease] = field(default_factory=dict)
+    _waiting: Counter[tuple[str, str, bool]] = field(default_factory=Counter)
+    _news: dict[str, asyncio.Event] = field(default_factory=dict)
+    _about: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def acquire(self, link: str, holder: str, ttl_ms: int, *, urgent: bool = False) -> Lease:
+        """Take the lease of a link for a while, or raise `LeaseHeld`."""
+        check_ttl(ttl_ms)
+        self._saw(link, holder)
+        held = self.live(link)
+        if held is not None:
+            left_ms = held.ends_ms - self.clock.monotonic_ms()
+            raise LeaseHeld(
+                f"{held.holder} holds the lease of {link} for at most {left_ms} ms more",
+                holder=held.holder,
+                left_ms=left_ms,
+            )
+        if not urgent and self._waiting[link, holder, True]:
+            raise LeaseHeld(f"{holder} is about to take the lease of {link}", holder=holder, left_ms=SILENT_MS)
+        return self._grant(link, holder, secrets.token_hex(16), ttl_ms)
+
+    async def turn(self, link: str, holder: str, ttl_ms: int, wait_seconds: float, *, urgent: bool = False) -> Lease:
+        """Take the lease, waiting for it while it is another part of the same holder that has it."""
+        deadline = asyncio.get_running_loop().time() + wait_seconds
+        with self._waits(link, holder, urgent):
+            while True:
+                try:
+                    return self.acquire(link, holder, ttl_ms, urgent=urgent)
+                except LeaseHeld as held:
+                    left_seconds = deadline - asyncio.get_running_loop().time()
+                    if left_seconds <= 0 or held.details["holder"] != holder:
+                        raise
+                    await self._wait(link, min(left_seconds, held.details["left_ms"] / 1000 + 0.005))
+
+    def renew(self, link: str, token: str, ttl_ms: int) -> Lease:
+        """Keep a lease. After a restart of the node the first who asks with a token keeps his."""
+        check_ttl(ttl_ms)
+        held = self._held.get(link)
+        if held is not None and held.token != token:
+            raise LeaseLost(f"the lease of {link} is held by {held.holder}", holder=held.holder)
+        return self._grant(link, held.holder if held else "unknown", token, ttl_ms)
+
+    async def keep(self, link: str, token: str, ttl_ms: int, wait_seconds: float, seen: int) -> Lease:
+        """Renew a lease, and wait a while for somebody to want it more urgently than its holder has ``seen``.
+
+        When the holder hangs up meanwhile, which it also does by dying, the lease ends soon.
+        """
+        lease = self.renew(link, token, ttl_ms)
+        deadline = asyncio.get_running_loop().time() + min(wait_seconds, ttl_ms / 2000)
+        try:
+            while self.wanted(link, token) <= seen:
+                left_seconds = deadline - asyncio.get_running_loop().time()
+                if left_seconds <= 0:
+                    break
+                await self._wait(link, left_seconds)
+        except asyncio.CancelledError:
+            if self._held.get(link) == lease:
+                self._grant(link, lease.holder, token, SILENT_MS)
+                self._tell(link)
+            raise
+        return lease
+
+    def wanted(self, link: str, token: str) -> LeaseWish:
+        """Tell who waits for a lease that is held with a token."""
+        held = self._held.get(link)
+        if held is None or held.token != token:
+            return LeaseWish.NOBODY
+        if self._waiting[link, held.holder, True]:
+            return LeaseWish.URGENT
+        return LeaseWish.TURN if self._waiting[link, held.holder, False] else LeaseWish.NOBODY
+
+    def give_back(self, link: str, token: str) -> None:
+        """End a lease."""
+        held = self._held.get(link)
+        if held is not None and held.token == token:
+            self._saw(link, held.holder)
+            del self._held[link]
+            self._tell(link)
+
+    def check(self, link: str, token: str | None) -> None:
+        """Raise `LeaseLost` when somebody else holds the lease of a link."""
+        held = self.live(link)
+        if held is not None and held.token != token:
+            raise LeaseLost(f"the lease of {link} is held by {held.holder}", holder=held.holder)
+
+    def live(self, link: str) -> Lease | None:
+        """Give the lease of a link, None when nobody holds it."""
+        held = self._held.get(link)
+        return held if held is not None and held.ends_ms > self.clock.monotonic_ms() else None
+
+    def other(self, link: str, than: str) -> str | None:
+        """Say who else asks for the lease of a link, has it, or had it a moment ago; None when nobody does."""
+        held, since_ms = self.live(link), self.clock.monotonic_ms() - ABOUT_MS
+        if held is not None and held.holder != than:
+            return held.holder
+        about = self._about.get(link, {})
+        return next((holder for holder, at_ms in about.items() if holder != than and at_ms > since_ms), None)
+
+    def _saw(self, link: str, holder: str) -> None:
+        now_ms = self.clock.monotonic_ms()
+        fresh = {name: at_ms for name, at_ms in self._about.get(link, {}).items() if at_ms > now_ms - ABOUT_MS}
+        self._about[link] = fresh | {holder: now_ms}
+
+    def _grant(self, link: str, holder: str, token: str, ttl_ms: int) -> Lease:
+        lease = self._held[link] = Lease(holder, token, self.clock.monotonic_ms() + ttl_ms)
+        return lease
+
+    @contextmanager
+    def _waits(self, link: str, holder: str, urgent: bool) -> Iterator[None]:
+        self._waiting[link, holder, urgent] += 1
+        self._tell(link)
+        try:
+            yield
+        finally:
+            self._waiting[link, holder, urgent] -= 1
+            if not self._waiting[link, holder, urgent]:
+                del self._waiting[link, holder, urgent]
+            self._tell(link)
+
+    def _tell(self, link: str) -> None:
+        """Wake everybody who waits for news of a link."""
+        news = self._news.pop(link, None)
+        if news is not None:
+            news.set()
+
+    async def _wait(self, link: str, seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._news.setdefault(link, asyncio.Event()).wait(), seconds)
+
+
+def check_ttl(ttl_ms: int) -> None:
+    """Raise `InvalidArgument` unless a lease may last so long."""
+    if not TTL_MS_MIN <= ttl_ms <= TTL_MS_MAX:
+        raise InvalidArgument(f"a lease lasts {TTL_MS_MIN} to {TTL_MS_MAX} ms, not {ttl_ms}")
+
+
+LAG_MS = 60_000
+
+OnMove = Callable[[GateView, Gate], None]
+"""Is told every change of a gate: the gate as it is now, and as it was."""
+
+
+@dataclass(slots=True)
+class LinkRegistry:
+    """Gates, leases and reports of all links of one node."""
+
+    clock: Clock
+    on_move: OnMove = lambda view, before: None
+    _gates: dict[tuple[str, str], Gate] = field(default_factory=dict)
+    _fetched: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _came_ms: dict[str, int] = field(default_factory=dict)
+    _downloaded_ms: dict[str, int] = field(default_factory=dict)
+    _spoke_ms: dict[str, int] = field(default_factory=dict)
+    _troubles: dict[tuple[str, str], str] = field(default_factory=dict)
+    _waiting: Counter[str] = field(default_factory=Counter)
+    leases: Leases = field(init=False)
+    _reports: dict[tuple[str, str], tuple[int, LinkReport]] = field(default_factory=dict)
+    _reporters: dict[tuple[str, str], str | None] = field(default_factory=dict)
+    _lags: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.leases = Leases(self.clock)
+
+    def add(self, link: str, side: str = RECEIVER, gate: Gate | None = None) -> None:
+        """Put up a link's gate on one side; one that is there already stays as it is."""
+        self._gates.setdefault((link, side), gate or Gate(since_unix_ms=self.clock.now_unix_ms()))
+
+    def gates(self) -> list[GateView]:
+        """List all gates, holds that have ended let go first."""
+        return [self.gate(link, side) for link, side in sorted(self._gates)]
+
+    def gate(self, link: str, side: str = RECEIVER) -> GateView:
+        """Give one gate as it is now, or raise `UnknownLink`."""
+        found = self._gates.get((link, side))
+        if found is None:
+            raise UnknownLink(f"there is no link {link[:80]!r} on the {side[:80]}'s side", link=link[:80])
+        return self._moved(link, side, found.tick(self.clock.now_unix_ms()))
+
+    def on(self, link: str, side: str, event: Event, reason: str = "") -> GateView:
+        """Tell a gate what happened."""
+        gate = self.gate(link, side).gate
+        return self._moved(link, side, gate.on(event, self.clock.now_unix_ms(), reason))
+
+    def hold(
+        self,
+        link: str,
+        side: str,
+        *,
+        by: str,
+        reason: str,
+        until_unix_ms: int | None = None,
+        stream: str = "",
+        log_id: str = "",
+    ) -> GateView:
+        """Close a gate until it is released, or until a time; for a finding, with its stream and history."""
+        gate, now_unix_ms = self.gate(link, side).gate, self.clock.now_unix_ms()
+        held = gate.hold(now_unix_ms, by=by, reason=reason, until_unix_ms=until_unix_ms, stream=stream, log_id=log_id)
+        return self._moved(link, side, held)
+
+    def release(self, link: str, side: str, *, by: str, reason: str) -> GateView:
+        """Open a held gate."""
+        gate = self.gate(link, side).gate
+        return self._moved(link, side, gate.release(self.clock.now_unix_ms(), by=by, reason=reason))
+
+    def _moved(self, link: str, side: str, gate: Gate) -> GateView:
+        before, view = self._gates[link, side], GateView(link, side, gate)
+        if gate != before:
+            self._gates[link, side] = gate
+            self.on_move(view, before)
+        return view
+
+    def check_open(self, link: str) -> None:
+        """Raise `GateHeld` while an operator holds the receiver's gate of a link."""
+        gate = self.gate(link).gate
+        if not gate.allows_fetch:
+            raise GateHeld(f"the gate of {link} is held by {gate.held_by}: {gate.reason}", link=link)
+
+    # The sender's side: gates are named after the zone that pulls.
+
+    def check_serving(self, zone: str) -> None:
+        """Raise `GateHeld` while an operator holds the gate to a zone that pulls from here."""
+        if (zone, SENDER) in self._gates:
+            gate = self.gate(zone, SENDER).gate
+            if not gate.allows_fetch:
+                raise GateHeld(f"the gate to {zone} is held by {gate.held_by}: {gate.reason}", link=zone)
+
+    def modes(self, stream: str, buffer: Buffer) -> dict[str, Mode]:
+        """Give the mode of the gate to each zone that pulls, by the name of its consumer of a buffer."""
+        views = (view for view in self.gates() if view.side == SENDER)
+        return {consumer_name(view.link, stream, buffer): view.gate.mode for view in views}
+
+    def fetched(self, consumer: str, backlog: int) -> None:
+        """Note that a consumer has fetched, and how much it had left."""
+        self._fetched[consumer] = (self.clock.now_unix_ms(), backlog)
+        self._came_ms[consumer] = self.clock.monotonic_ms()
+
+    @contextmanager
+    def fetching(self, consumer: str) -> Iterator[None]:
+        """Count a consumer as being in touch for as long as it is being served, which may be a long wait."""
+        self._waiting[consumer] += 1
+        try:
+            yield
+        finally:
+            self._waiting[consumer] -= 1
+            self.fetched(consumer, self._fetched.get(consumer, (0, 0))[1])
+
+    def last_fetch(self, consumer: str) -> tuple[int, int] | None:
+        """Give when a consumer last fetched and how much it had left then, None when it did not since the start."""
+        known = self._fetched.get(consumer)
+        return (self.clock.now_unix_ms(), known[1] if known else 0) if self._waiting[consumer] else known
+
+    def came_ms(self, consumer: str) -> int | None:
+        """Give when a consumer last fetched, by the clock that nobody sets; None when it did not since the start."""
+        return self.clock.monotonic_ms() if self._waiting[consumer] else self._came_ms.get(consumer)
+
+    def downloads(self, zone: str) -> None:
+        """Note that a zone takes a piece of an artifact; it fetches no facts before it has the whole of it."""
+        self._downloaded_ms[zone] = self.clock.monotonic_ms()
+
+    def downloaded_ms(self, zone: str) -> int | None:
+        """Give when a zone last took a piece of an artifact, None when it did not since the start."""
+        return self._downloaded_ms.get(zone)
+
+    # What the node sees by itself, see `bsfg.node.watching`.
+
+    def spoke(self, link: str) -> None:
+        """Note that the engine of a link has done something, or tried to: no engine can look healthy by being dead."""
+        self._spoke_ms[link] = self.clock.monotonic_ms()
+
+    def spoke_ms(self, link: str) -> int | None:
+        """Give when an engine last did something for a link, None when none did since the start."""
+        return self._spoke_ms.get(link)
+
+    def say(self, link: str, side: str, trouble: str | None) -> None:
+        """Note what is wrong with a side of a link whatever its gate says, None when nothing is."""
+        if trouble is None:
+            self._troubles.pop((link, side), None)
+        else:
+            self._troubles[link, side] = trouble
+
+    def trouble(self, link: str, side: str) -> str | None:
+        """Give what is wrong with a side of a link."""
+        return self._troubles.get((link, side))
+
+    # Leases: one engine at a time moves a link.
+
+    def acquire(self, link: str, holder: str, ttl_ms: int) -> LeaseView:
+        """Take the lease of a link for a while, or raise `LeaseHeld`."""
+        self.gate(link)
+        return self._leased(link, self.leases.acquire(link, holder, ttl_ms), ttl_ms)
+
+    async def turn(
+        self, link: str, holder: str, ttl_ms: int, wait_seconds: float, *, urgent: bool = False
+    ) -> LeaseView:
+        """Take the lease of a link, waiting for its turn; see `Leases.turn`."""
+        self.gate(link)
+        return self._leased(link, await self.leases.turn(link, holder, ttl_ms, wait_seconds, urgent=urgent), ttl_ms)
+
+    def renew(self, link: str, token: str, ttl_ms: int) -> LeaseView:
+        """Keep a lease, or raise `LeaseLost`."""
+        self.gate(link)
+        return self._leased(link, self.leases.renew(link, token, ttl_ms), ttl_ms)
+
+    async def keep(self, link: str, token: str, ttl_ms: int, wait_seconds: float, seen: int) -> LeaseView:
+        """Keep a lease and wait for somebody to want it; see `Leases.keep`."""
+        self.gate(link)
+        return self._leased(link, await self.leases.keep(link, token, ttl_ms, wait_seconds, seen), ttl_ms)
+
+    def give_back(self, link: str, token: str) -> None:
+        """End a lease."""
+        self.leases.give_back(link, token)
+
+    def check_lease(self, link: str, token: str | None) -> None:
+        """Raise `LeaseLost` when somebody else holds the lease of a link."""
+        self.leases.check(link, token)
+
+    def holder(self, link: str) -> str | None:
+        """Say who holds the lease of a link."""
+        held = self.leases.live(link)
+        return held.holder if held else None
+
+    def other_engine(self, link: str, than: str) -> str | None:
+        """Say who else moves a link, or wants to; see `Leases.other`."""
+        return self.leases.other(link, than)
+
+    def _leased(self, link: str, lease: Lease, ttl_ms: int) -> LeaseView:
+        mode, wanted = str(self.gate(link).gate.mode), self.leases.wanted(link, lease.token)
+        return LeaseView(link, lease.holder, lease.token, ttl_ms, mode, wanted)
+
+    # Reports.
+
+    def report(self, report: LinkReport) -> GateView:
+        """Take what a pipeline tells of a link, and give the gate that follows from it."""
+        self.check_lease(report.link, report.lease)
+        view = self.gate(report.link)
+        # A report about nothing only asks after the gate: whoever sends it lives, but need not move anything.
+        if report.stream or report.event or report.hold_code or report.failure_code:
+            self.spoke(report.link)
+        if report.stream:
+            self._reports[report.link, report.stream] = (self.clock.now_unix_ms(), report)
+            self._reporters[report.link, report.stream] = self.holder(report.link)
+            if report.lag_seconds is not None:
+                self._lags[report.link, report.stream] = self.clock.monotonic_ms(), report.lag_seconds
+        if report.hold_code:
+            reason = f"{report.hold_code}: {report.hold_detail}".rstrip(": ")
+            stream, log_id = report.hold_stream, report.hold_log_id
+            return self.hold(report.link, RECEIVER, by="pipeline", reason=reason, stream=stream, log_id=log_id)
+        return self.on(report.link, RECEIVER, report.event, report.reason) if report.event else view
+
+    def reporter(self, link: str, stream: str) -> str | None:
+        """Say who held the lease of a link when the last report of a stream came."""
+        return self._reporters.get((link, stream))
+
+    def lag_seconds(self, link: str, stream: str) -> float | None:
+        """Give the lag of what last came of a stream, None when nothing came in the last minute.
+
+        A report that there is nothing new says nothing of the lag, so the one before it stands for a while.
+        """
+        at_ms, seconds = self._lags.get((link, stream), (0, None))
+        return seconds if self.clock.monotonic_ms() - at_ms <= LAG_MS else None
+
+    def reports(self) -> Iterable[tuple[int, LinkReport]]:
+        """Give the last report of every link and stream, with its time."""
+        return [self._reports[name] for name in sorted(self._reports)]

@@ -1,0 +1,289 @@
+"""Ranges that one end has let go: their entries at the other end are held against the digest that was kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from bsfg.batch import EntryBatch
+from bsfg.digest import KeptRange, RangeDigest
+from bsfg.retention import GapReason
+from bsfg.spark.audit.case import Case
+from bsfg.spark.audit.compare import Detail
+from bsfg.spark.audit.ends import End
+from bsfg.spark.audit.judging import NONE, Excuses, of_gaps, own_gaps
+from bsfg.spark.audit.runner import Runner
+from bsfg.spark.audit.scope import RECEIVER, SENDER, AuditScope, LinkRows, received, sent
+from bsfg.spark.audit.sums import NAMED_MAX, EntryHash, Named
+from bsfg.spark.audit.verdict import AuditFinding, FindingKind
+
+_DIGEST_FACTS = 10_000
+
+
+@dataclass(slots=True)
+class KeptDetail:
+    """What became of one range that an end has let go: how many facts were proven, or why they could not be."""
+
+    first: int
+    last: int
+    side: str
+    proven: int = 0
+    why: str = ""
+    detail: Detail | None = None
+    findings: list[AuditFinding] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class SenderKept:
+    """Holds the receiver's entries of a range against what the sender kept of it; ``spans`` say where they are."""
+
+    kept: KeptRange
+    sender: End
+    receiver: End
+    log_id: str
+    spans: tuple[tuple[int, int], ...]
+    scope: AuditScope
+    absent: Excuses
+    other_paths: bool
+
+    def __call__(self) -> KeptDetail:
+        """Do it, in whichever process this is."""
+        kept = self.kept
+        found = KeptDetail(kept.first, kept.last, SENDER)
+        rows = self._rows()
+        expected = np.arange(kept.first, kept.last + 1)
+        if np.array_equal(rows.offsets, expected) and digest_of(rows) == kept.range_digest:
+            found.proven = len(expected)
+            return found
+        keys = self.sender.kept_keys(kept.first, kept.last)
+        if keys is not None:
+            found.detail = self._by_keys(rows, keys)
+            found.findings = _differing(rows, keys) or self._envelopes(rows, expected)
+            return found
+        self._without_keys(found, rows, expected)
+        return found
+
+    def _rows(self) -> LinkRows:
+        parts = []
+        for first, last in self.spans:
+            for frame in self.receiver.frames(first, last + 1, self.log_id):
+                if frame.entries is not None:
+                    rows = received(frame.entries, self.scope)
+                    inside = (rows.offsets >= self.kept.first) & (rows.offsets <= self.kept.last)
+                    parts.append(rows.take(np.flatnonzero(inside)))
+        rows = LinkRows.concat(parts)
+        return rows.take(np.lexsort((rows.places, rows.offsets)))
+
+    def _by_keys(self, rows: LinkRows, keys: pa.RecordBatch) -> Detail:
+        """Find what the receiver lacks of the keys that were kept."""
+        offsets = np.asarray(keys.column("offset"))
+        lacking = np.flatnonzero(~np.isin(offsets, rows.offsets))
+        open_rows = lacking[self.absent.of(offsets[lacking]) == NONE]
+        part = keys.take(pa.array(open_rows))
+        detail = Detail(self.kept.first // self.scope.range_facts)
+        detail.absent = offsets[open_rows]
+        zones, ids = (part.column(name) for name in ("from_zone", "message_id"))
+        detail.absent_keys = EntryHash(self.scope.secret).keys_of(zones, ids)
+        named = zip(detail.absent.tolist(), zones.to_pylist(), ids.to_pylist(), strict=True)
+        detail.absent_names = {at: Named(at, at, zone, id) for at, zone, id in list(named)[:NAMED_MAX]}
+        return detail
+
+    def _envelopes(self, rows: LinkRows, expected: np.ndarray) -> list[AuditFinding]:
+        """Keys and digests agree: then it is an envelope that differs, if all is there to say so."""
+        if not np.array_equal(rows.offsets, expected):
+            return []
+        detail = "all keys and bodies agree with those kept, so a field of an envelope was altered"
+        return [_differs(self.kept.first, self.kept.last, SENDER, detail)]
+
+    def _without_keys(self, found: KeptDetail, rows: LinkRows, expected: np.ndarray) -> None:
+        lacking = np.setdiff1d(expected, rows.offsets)
+        open_offsets = lacking[self.absent.of(lacking) == NONE]
+        if len(lacking) == 0:
+            found.findings = [_differs(found.first, found.last, SENDER)]
+        elif len(open_offsets) == 0:
+            found.why = f"{len(lacking)} of the facts are not at the receiver, for reasons on record"
+        elif self.other_paths:
+            found.why = f"{len(open_offsets)} of the facts may have come to the receiver by another path"
+        else:
+            bounds = int(open_offsets[0]), int(open_offsets[-1])
+            detail = "the sender has let them go, so their keys are not known"
+            found.findings = [
+                AuditFinding(FindingKind.MISSING, RECEIVER, *bounds, detail=detail, count=len(open_offsets))
+            ]
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverKept:
+    """Holds the sender's entries against what the receiver kept of a range, whose offsets lie ``shift`` lower."""
+
+    kept: KeptRange
+    sender: End
+    log_id: str
+    shift: int
+    scope: AuditScope
+
+    def __call__(self) -> KeptDetail:
+        """Do it, in whichever process this is."""
+        first, last = self.kept.first + self.shift, self.kept.last + self.shift
+        found = KeptDetail(first, last, RECEIVER)
+        parts = []
+        for frame in self.sender.frames(first, last + 1, self.log_id):
+            if frame.entries is not None:
+                parts.append(sent(frame.entries, self.scope)[0])
+        rows = LinkRows.concat(parts)
+        if len(rows) != last - first + 1:
+            found.why = "the sender does not have all of the range"
+        elif digest_of(rows) == self.kept.range_digest:
+            found.proven = len(rows)
+        else:
+            found.findings = [_differs(first, last, RECEIVER)]
+        return found
+
+
+def digest_of(rows: LinkRows) -> str:
+    """Give the digest of entries in their order."""
+    digest = RangeDigest()
+    for at in range(0, len(rows), _DIGEST_FACTS):
+        digest.add(rows.entries.slice(at, _DIGEST_FACTS))
+    return digest.hexdigest()
+
+
+def both_kept(sender: Sequence[KeptRange], receiver: Sequence[KeptRange], shift: int) -> list[KeptDetail]:
+    """Compare the digests of ranges that both ends have let go, where they have the same borders."""
+    theirs = {(kept.first + shift, kept.last + shift): kept for kept in receiver}
+    result = []
+    for kept in sender:
+        other = theirs.get((kept.first, kept.last))
+        if other is not None:
+            found = KeptDetail(kept.first, kept.last, SENDER)
+            if other.range_digest == kept.range_digest:
+                found.proven = kept.last - kept.first + 1
+            else:
+                found.findings = [_differs(kept.first, kept.last, SENDER, "both ends have let the range go")]
+            result.append(found)
+    return result
+
+
+def _differs(first: int, last: int, side: str, detail: str = "") -> AuditFinding:
+    return AuditFinding(FindingKind.KEPT_DIGEST, side, first, last, detail=detail, count=last - first + 1)
+
+
+def _differing(rows: LinkRows, keys: pa.RecordBatch) -> list[AuditFinding]:
+    """Name the entries whose key or digest is not the one that was kept."""
+    offsets = np.asarray(keys.column("offset"))
+    at = np.searchsorted(offsets, rows.offsets)
+    inside = np.flatnonzero((at < len(offsets)) & (offsets[np.minimum(at, len(offsets) - 1)] == rows.offsets))
+    mine = rows.take(inside)
+    theirs = keys.take(pa.array(at[inside]))
+    wrong: dict[int, list[str]] = {}
+    for name in ("from_zone", "message_id", "digest"):
+        ours, kept = mine.entries.values(name), theirs.column(name).to_pylist()
+        for row in (row for row, (one, other) in enumerate(zip(ours, kept, strict=True)) if one != other):
+            wrong.setdefault(row, []).append(name)
+    return [_altered(mine.entries, mine, row, tuple(fields)) for row, fields in list(wrong.items())[:NAMED_MAX]]
+
+
+def _altered(entries: EntryBatch, rows: LinkRows, row: int, fields: tuple[str, ...]) -> AuditFinding:
+    return AuditFinding(
+        FindingKind.ALTERED,
+        RECEIVER,
+        int(rows.offsets[row]),
+        None,
+        int(rows.places[row]),
+        entries.column("from_zone")[row].as_py(),
+        entries.column("message_id")[row].as_py(),
+        fields=fields,
+        detail="compared with the key and digest that the sender kept",
+    )
+
+
+def check_let_go(case: Case, runner: Runner) -> list[KeptDetail]:
+    """Check all ranges of which one end, or both, kept no more than a digest."""
+    steps: list[SenderKept | ReceiverKept] = [*_sender_kept(case), *_receiver_kept(case)]
+    found: list[KeptDetail] = runner.each(f"{case.plan.stream}: what was let go", steps)
+    shift = _shift(case)
+    if shift is not None:
+        seen = {(each.first, each.last) for each in found}
+        pairs = both_kept(case.sender.kept, case.receiver.kept, shift)
+        found += [each for each in pairs if (each.first, each.last) not in seen]
+    return found
+
+
+def _sender_kept(case: Case) -> Iterator[SenderKept]:
+    zone, paths, lowest = case.scope.zone, case.totals.paths, case.lowest
+    brought = {source for origin, source in paths if origin == zone}
+    other_paths = any(origin != zone and source in brought for origin, source in paths)
+    for kept in case.sender.kept:
+        inside = case.scope.first <= kept.first <= kept.last < min(case.end, case.sender.start)
+        reached = case.receiver.start == 0 or (lowest is not None and lowest <= kept.first)
+        if inside and reached:
+            yield SenderKept(
+                kept,
+                case.plan.sender,
+                case.plan.receiver,
+                case.receiver.log_id,
+                _spans(case, kept.first, kept.last),
+                case.scope,
+                _excuses(case, kept),
+                other_paths,
+            )
+
+
+def _excuses(case: Case, kept: KeptRange) -> Excuses:
+    """Give why the receiver may lack something of a range: also that the sender dropped it before it was sent."""
+    gaps = [gap for gap in own_gaps(case.totals.side(SENDER)) if gap.reason != GapReason.TRUNCATED]
+    return Excuses([*case.excuses.all, *of_gaps(gaps).all]).within(kept.first, kept.last + 1)
+
+
+def _spans(case: Case, first: int, last: int) -> tuple[tuple[int, int], ...]:
+    """Give where the receiver has what lies in some ranges, overlaps joined."""
+    size = case.scope.range_facts
+    numbers = range(first // size, last // size + 1)
+    joined: list[tuple[int, int]] = []
+    for span in sorted(span for number in numbers for span in case.totals.spans.get(number, ())):
+        if joined and span[0] <= joined[-1][1] + 1:
+            joined[-1] = joined[-1][0], max(span[1], joined[-1][1])
+        else:
+            joined.append(span)
+    return tuple(joined)
+
+
+def _receiver_kept(case: Case) -> Iterator[ReceiverKept]:
+    shift = _shift(case)
+    if shift is None:
+        return
+    for kept in case.receiver.kept:
+        first, last = kept.first + shift, kept.last + shift
+        if max(case.sender.start, case.scope.first) <= first <= last < case.end:
+            yield ReceiverKept(kept, case.plan.sender, case.sender.log_id, shift, case.scope)
+
+
+def _shift(case: Case) -> int | None:
+    """Give how much higher the sender's offsets are than the receiver's, None when they do not run side by side.
+
+    In what the receiver has let go they did, if it holds nothing but this link's facts and nothing was left out.
+    """
+    first = next((each.first_entry for each in case.totals.side(RECEIVER) if each.first_entry is not None), None)
+    told = any(gap.origin_zone is not None for gap in case.receiver.gaps)
+    left_out = any(each.left_out for each in case.totals.stretches)
+    alone = {origin for origin, _ in case.totals.paths} == {case.scope.zone}
+    if first is None or told or left_out or not alone or case.scope.first > 0:
+        return None
+    return first.offset - first.place
+
+
+def let_go_by_sender(case: Case) -> int:
+    """Count the offsets of the window that the sender has let go."""
+    return max(0, min(case.sender.start, case.end) - case.scope.first)
+
+
+def let_go_by_receiver(case: Case) -> int:
+    """Count about how many facts of the window the receiver alone has let go."""
+    lowest = case.lowest
+    if case.receiver.start == 0:
+        return 0
+    gone = case.frontier + 1 if lowest is None else lowest
+    return max(0, min(gone, case.end) - max(case.sender.start, case.scope.first))
