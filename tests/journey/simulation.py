@@ -13,6 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
+from tests.journey.consuming import consume_once
 from tests.journey.zones import STREAM, Backend, Zone
 
 from bsfg.errors import BsfgError, PeerUnreachable, StorageClosed
@@ -20,7 +21,6 @@ from bsfg.fact import Entry, Message
 from bsfg.gate import Mode
 from bsfg.journey.append import append
 from bsfg.journey.confirm import confirm_receipt
-from bsfg.journey.consume import consume_once
 from bsfg.journey.link import Carriage, Fetched, FetchRequest, Refusal, SessionMemory
 from bsfg.journey.pull import Flow
 from bsfg.journey.receive import PullProgress

@@ -1,14 +1,14 @@
-"""Step 5, consume: entries in order, stop at the first failure, confirm what succeeded."""
+"""What an application gets of its zone: entries in order, a stop at the first failure, what succeeded confirmed."""
 
 import asyncio
 from collections.abc import Callable
 
 import pytest
+from tests.journey.consuming import consume_once
 from tests.journey.zones import STREAM, Zone, connect
 
 from bsfg.errors import ConsumerRetired
 from bsfg.fact import Entry
-from bsfg.journey.consume import consume_once
 from bsfg.ports import Buffer, ConsumerSpec, GapRecord, StartAt
 from bsfg.retention import GapReason
 from bsfg.testing.facts import messages
@@ -30,7 +30,7 @@ class Recorder:
             raise RuntimeError(f"cannot take {entry.offset}")
         self.seen.append(entry.offset)
 
-    async def gap(self, gap: GapRecord) -> None:
+    def gap(self, gap: GapRecord) -> None:
         """Take a gap record."""
         self.seen.append(gap)
 
@@ -86,8 +86,8 @@ async def test_resumes_after_restart(make_zone: MakeZone) -> None:
     assert handler.seen == list(range(5))
 
 
-async def test_cancelled_turn_confirms_nothing(make_zone: MakeZone) -> None:
-    """A turn that is cancelled leaves the cursor alone: the entries come again."""
+async def test_a_cancelled_turn_confirms_what_was_handled(make_zone: MakeZone) -> None:
+    """A turn that is cancelled confirms what its handler finished and no more: the entry under way comes again."""
     zone = await filled(make_zone, 3)
     started = asyncio.Event()
 
@@ -101,7 +101,7 @@ async def test_cancelled_turn_confirms_nothing(make_zone: MakeZone) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert await zone.committed(APP) == -1
+    assert await zone.committed(APP) == 1
 
 
 async def test_waits_for_new_entries(make_zone: MakeZone) -> None:
@@ -142,7 +142,7 @@ async def test_failing_gap_handler_stops_before_the_gap(make_zone: MakeZone) -> 
     await forward.truncate_before(4)
     await cursors.create(ConsumerSpec("late", STREAM, Buffer.FORWARD, StartAt.OFFSET, 0, required=False))
 
-    async def refuse(_: GapRecord) -> None:
+    def refuse(_: GapRecord) -> None:
         raise RuntimeError("no gaps here")
 
     stopped = await consume_once(forward, cursors, "late", Recorder(), on_gap=refuse)

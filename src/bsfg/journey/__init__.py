@@ -1,1 +1,1 @@
-"""One fact's journey, a step per file: append, serve, pull, confirm, consume, truncate, recover."""
+"""One fact's journey, a step per file: append, serve, pull, receive, confirm, truncate, handoff, backfill, recover."""
