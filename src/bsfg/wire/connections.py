@@ -13,7 +13,7 @@ import time
 from asyncio.sslproto import SSLProtocol
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -271,18 +271,21 @@ class GrpcHandshakes:
 def connected(port: int) -> set[str]:
     """Give the other ends of the open connections to a port of this machine; none where the system does not tell."""
     found = set()
+    local = f":{port:04X} "
     for path in TABLES:
         try:
-            lines = path.read_text("ascii").splitlines()[1:]
+            lines = path.read_text("ascii").splitlines()
         except OSError:
             continue
-        for fields in (line.split(maxsplit=4) for line in lines):
-            if fields[3] == _ESTABLISHED and int(fields[1].rpartition(":")[2], 16) == port:
+        # A flood makes the table long, and whoever reads it keeps all others from the interpreter meanwhile.
+        for fields in (line.split(maxsplit=4) for line in lines if local in line):
+            if fields[3] == _ESTABLISHED and fields[1].endswith(local[:-1]):
                 host, _, other = fields[2].rpartition(":")
                 found.add(f"{_address(host)}:{int(other, 16)}")
     return found
 
 
+@lru_cache(maxsize=1_024)
 def _address(text: str) -> str:
     """Read an address of the system's table: words of four bytes in the order of this machine."""
     words = [int(text[at : at + 8], 16) for at in range(0, len(text), 8)]
