@@ -290,9 +290,9 @@ class StoreBuffer(Replayable, Protocol):
         the same body again is `ALREADY_EXISTS` with the offset of the first; another body is `CONFLICT`, and
         nothing is stored for it. The body is what the digest covers (`bsfg.sealing.bodies`). Equal digests of
         different bodies, found while the first is retained, are a `CONFLICT` and are quarantined durably as
-        ``hash_collision``; a fact that is in quarantine already is not put there again. A known key that
-        cannot be read any more is `ALREADY_EXISTS`, too, and what came is quarantined as ``undecided``; a fact that is
-        on record as lost, whose key is known, is new.
+        ``hash_collision``; a fact that is in quarantine already is not put there again. A known key whose
+        fact the medium does not give now is `ALREADY_EXISTS`, too, and what came is quarantined as ``undecided``; a
+        fact that is on record as lost, whose key is known, is new.
         New facts get consecutive offsets in row order. Concurrent calls are coalesced, in the order in which they
         began; each gets its own receipt. Raises `InvalidArgument` for an unsealed batch and `BufferFull` when the
         policy rejects it: then nothing of the batch is stored. Repeats need no room. `OutcomeUnknown`: retry with the

@@ -226,6 +226,10 @@ class Damaged(Exception):
     """The bytes are complete but fail a check."""
 
 
+class Unreadable(Damaged):
+    """The medium does not give the bytes; it may do so again, where the path to it was away for a while."""
+
+
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
     """What a segment says of itself and of its predecessor."""

@@ -26,6 +26,7 @@ from bsfg.stores.log.frame import (
     Damaged,
     SegmentHeader,
     Torn,
+    Unreadable,
     chain_after,
     check_payload,
     decode_frame_header,
@@ -473,7 +474,8 @@ class SegmentFile:
         except OSError as error:
             if not self._is_damage(error):
                 raise
-            raise Damaged(f"the frame cannot be read: {error.strerror}") from None
+            gone = isinstance(error, FileNotFoundError)
+            raise (Damaged if gone else Unreadable)(f"the frame cannot be read: {error.strerror}") from None
 
     def payloads(self, refs: Iterable[FrameRef]) -> Iterator[tuple[FrameRef, Bytes | Torn | Damaged]]:
         """Give frames with their payloads, or what is wrong with them; of small ones many are read at a time."""

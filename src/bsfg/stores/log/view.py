@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import crc32c
 import pyarrow as pa
@@ -20,7 +20,7 @@ from bsfg.ports import Frame, GapRecord
 from bsfg.retention import GapReason
 from bsfg.stores.log.damage import ABSENT, is_damage, patiently, put_aside, uncovered
 from bsfg.stores.log.files import Files, write_whole
-from bsfg.stores.log.frame import Damaged, Torn
+from bsfg.stores.log.frame import Damaged, Torn, Unreadable
 from bsfg.stores.log.frames import FrameRef
 from bsfg.stores.log.identity import read_identity
 from bsfg.stores.log.notes import Notes
@@ -39,6 +39,8 @@ class LogView:
     end: int
     gaps: Sequence[GapRecord]
     on_damage: Callable[[int, int, str, GapReason], GapRecord]
+    refused: set[int] = field(default_factory=set)
+    """Offsets whose frames were looked up and not given by the medium; it may give them later."""
 
     def frames(self, first: int, end: int, max_facts: int) -> Iterator[Frame]:
         """Cover the range from ``first`` up to ``end`` with entries and gap records."""
@@ -192,6 +194,8 @@ class LogView:
         try:
             facts = found[0].read(ref)
         except (Torn, Damaged) as damage:
+            if isinstance(damage, Unreadable):
+                self.refused.update(range(ref.base, ref.end))
             self._met(found[0], found[1], str(damage))
             return None
         return FactBatch(facts.select(FACT_SCHEMA.names), sealed=True), ref.base, ref.end

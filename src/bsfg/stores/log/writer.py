@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -118,6 +119,7 @@ class LogWriter:
         self.index.source = self._keys_between
         self.index.has_room = self._has_room
         self.problems = state.problems
+        self._lost_before = self.notes.book.own()
         self.seen: list[GapRecord] = []
         """Damage that somebody came across and that is not recorded yet."""
         self.failure: BsfgError | None = None
@@ -197,7 +199,9 @@ class LogWriter:
             return self._receipts(items, verdict, now)
         hashes = self._key_hash.of_batch(batch)
         order = np.argsort(hashes, kind="stable")
-        verdict = judge(batch, hashes, order, self.index.keys, stored_facts(self.view(), self.keys), self._gone)
+        view = self.view()
+        gone = partial(self._gone, view)
+        verdict = judge(batch, hashes, order, self.index.keys, stored_facts(view, self.keys), gone)
         fresh = np.flatnonzero(verdict.results == _INSERTED)
         verdict.offsets[fresh] = np.arange(base, base + len(fresh))
         if len(fresh) < len(batch):
@@ -210,14 +214,18 @@ class LogWriter:
             self.index.add(hashes[order], verdict.offsets[order], self.end, self.chain)
         return self._receipts(items, verdict, now)
 
-    def _gone(self, offsets: np.ndarray) -> np.ndarray:
-        """Tell which offsets are lost for good, when their facts were just looked for in vain: on record they are."""
+    def _gone(self, view: LogView, offsets: np.ndarray) -> np.ndarray:
+        """Tell which offsets are lost for good, when their facts were just looked for in vain: on record they are.
+
+        What a medium did not give just now may be there again soon, and must not be there twice then. It counts as
+        lost when it was on record at the start already.
+        """
         for gap in list(self.seen):
             self.record_damage(gap)
-        own = [gap for gap in self.notes.book.own() if gap.reason in _LOST]
-        return np.array(
-            [any(gap.first <= offset <= gap.last for gap in own) for offset in offsets.tolist()], dtype=bool
-        )
+        lost = _covered(offsets, self.notes.book.own())
+        if view.refused and lost.any():
+            lost &= ~np.isin(offsets, list(view.refused)) | _covered(offsets, self._lost_before)
+        return lost
 
     def _new_keys(self, batch: FactBatch) -> list[int] | None:
         """Give the hashes of a few keys that are certainly new, None for others: most small batches need no more."""
@@ -565,3 +573,9 @@ class LogWriter:
         self._watermark.close()
         self.notes.close()
         self.index.close()
+
+
+def _covered(offsets: np.ndarray, gaps: Sequence[GapRecord]) -> np.ndarray:
+    """Tell which offsets are on record as damaged, lost or torn."""
+    lost = [(gap.first, gap.last) for gap in gaps if gap.reason in _LOST]
+    return np.array([any(first <= at <= last for first, last in lost) for at in offsets.tolist()], dtype=bool)
