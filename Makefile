@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed
 PYTEST = BSFG_SOAK=short $(BIN)/pytest -n $(WORKERS) --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: docs help venv lint format programs test campaigns planted soak house demo bench proto reference clean
+.PHONY: docs help venv lint format programs test campaigns planted soak house trace demo bench proto reference clean
 
 help: ## Show this help
 	@echo "BSFG: a bidirectional store-and-forward gateway."
@@ -64,6 +64,9 @@ soak: venv ## Run everything with a long form in it (hours, other seeds each tim
 
 house: venv ## Print the figures of the code base beside their bounds
 	@$(BIN)/python -m tools.house -v
+
+trace: venv ## Record which files and functions of the product one fact passes, leg by leg (about a minute)
+	@$(BIN)/python -m tools.trace -v
 
 demo: venv ## Cut two zones apart, kill a node, heal it all, and prove that nothing is lost or doubled
 	@$(BIN)/bsfg demo $(DEMO)
