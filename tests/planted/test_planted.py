@@ -48,7 +48,8 @@ def test_a_few_are_caught_and_a_harmless_one_is_not() -> None:
     bugs = load()
     source = hashlib.sha256("".join(sources().values()).encode()).digest()
     chosen = random.Random(source).sample(bugs, SAMPLE)
-    harmless = replace(chosen[0], name="harmless", new=f"{chosen[0].old}  # nobody sees this")
+    words = "The gate of one side of one link"
+    harmless = replace(chosen[0], name="harmless", old=words, new=words.lower())
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(escape, [*chosen, harmless]))
     assert found[:SAMPLE] == [""] * SAMPLE

@@ -83,6 +83,7 @@ def world(root: Path, before: Sequence[Message] = (), after: Sequence[Message] =
             await plant.say(0, facts=after)
         # What an operator's release does: the receiver asks the new history from where the sender has it.
         await inbound.memory.remember(PeerPosition())
+        inbound.begin_anew()
         await inbound.pull_all()
         await closed(plant, enterprise)
         return inbound
@@ -208,6 +209,7 @@ def test_a_restored_sender_without_what_it_had_said(tmp_path: Path) -> None:
         await restored(plant, backup)
         await plant.say(20, first=7_000)
         await inbound.memory.remember(PeerPosition())
+        inbound.begin_anew()
         await inbound.pull_all()
         await closed(plant, enterprise)
         return inbound
@@ -231,6 +233,7 @@ def test_a_restored_receiver_that_has_read_again(tmp_path: Path) -> None:
         await closed(plant, enterprise)
         await restored(enterprise, backup)
         await inbound.memory.remember(PeerPosition())
+        inbound.begin_anew()
         await inbound.pull_all()
         await closed(plant, enterprise)
         return inbound
