@@ -50,7 +50,7 @@ format: venv ## Rewrite the source in the house format
 programs: ## Install Chromium and curl for the tests, if they are not here (Debian, as root)
 	@sh tests/programs.sh
 
-test: venv lint programs ## Run lint and every test but the campaigns (about ten minutes on two cores)
+test: venv lint programs ## Run lint and every test but the campaigns (about twenty minutes on two cores)
 	$(PYTEST) -m 'not campaign' tests
 
 campaigns: venv programs ## Run what takes minutes each, in its short form: kills, attacks, clusters, pasted pages
