@@ -10,14 +10,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bsfg.cli.bench.node_measure import NodeSamples
 from bsfg.cli.bench.results import Aim, finished, percentile
 from bsfg.cli.bench.store import temporary, verdict, warn_of_memory
 from bsfg.cli.output import console, examples, print_json, progress_bar, table
+
+if TYPE_CHECKING:
+    # Its producers are processes of this package, which must not have loaded them already.
+    from bsfg.cli.bench.node_measure import NodeSamples
 
 RATES = ("append_batches", "append_facts", "handoff")
 

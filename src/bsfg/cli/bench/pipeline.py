@@ -6,20 +6,24 @@ import shutil
 import time
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bsfg.cli.bench.pipeline_measure import PipelineSamples, numbers_of
 from bsfg.cli.bench.results import Aim, finished, percentile
 from bsfg.cli.bench.store import temporary, verdict, warn_of_memory
 from bsfg.cli.output import console, examples, print_json, progress_bar, table
+
+if TYPE_CHECKING:
+    from bsfg.cli.bench.pipeline_measure import PipelineSamples
 
 RATES = ("native_handoff", "spark_ceiling", "replay", "land", "audit")
 
 
 def results(samples: PipelineSamples, folder: Path, seconds: float) -> dict[str, Any]:
     """Give every number of one run by its stable name."""
+    from bsfg.cli.bench.pipeline_measure import numbers_of
+
     plan = samples.plan
     numbers: dict[str, Any] = {
         "facts": plan.facts,
