@@ -7,12 +7,14 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import structlog
 from tests.journey.consuming import Enough, LocalConsumer
 from tests.simulated.checks import Witness, expect
 from tests.simulated.clockwork import VirtualClock, VirtualLoop
+from tests.simulated.pipeline import Pipeline
 from tests.simulated.world import CONFIG, STREAM, ZONES, Machine, Network, SimulatedNode, Weather, caller
 
 from bsfg.batch import FactBatch
@@ -22,6 +24,7 @@ from bsfg.gate import RECEIVER, SENDER, Mode
 from bsfg.journey.link import Fetched, FetchRequest, Refusal
 from bsfg.node import upkeep
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec, Result
+from bsfg.spark.replicate import turn
 from bsfg.testing.disk import PowerLoss
 from bsfg.testing.facts import altered, messages
 
@@ -130,6 +133,7 @@ class Campaign:
             *(self._producing(each) for each in self.producers),
             *(self._consuming(each) for each in self.witnesses),
             *(self._watching(each) for each in self.witnesses),
+            *(self._piping(each) for each in self.witnesses),
             self._trouble(),
         ]
         chores = {asyncio.create_task(job) for job in jobs}
@@ -224,7 +228,7 @@ class Campaign:
                     raise Enough
                 witness.took(entry)
 
-            application = LocalConsumer(Feed(witness.receiver))  # type: ignore[arg-type]
+            application = LocalConsumer(Feed(witness.receiver), lambda gap: None)  # type: ignore[arg-type]
             await application.start()
             try:
                 await application.run(handle, idle_seconds=0)
@@ -250,12 +254,30 @@ class Campaign:
                 if not looking.cancelled() and not isinstance(looking.exception(), PowerLoss):
                     looking.result()
 
+    async def _piping(self, witness: Witness) -> None:
+        """Have a task of the Spark engine take the link now and then, until it is told to end, or dies."""
+        machine, peer = witness.receiver, witness.sender.name
+        while not self.over:
+            await asyncio.sleep(self.rng.expovariate(1 / 300))
+            pipeline = Pipeline(machine, peer, self.rng)
+            task = pipeline.start()
+            self._tell(f"a pipeline begins at {machine.name}")
+            await asyncio.wait({task}, timeout=self.rng.uniform(5, 400))
+            if self.rng.random() < 0.5:
+                pipeline.life.kill()
+            pipeline.gone = True
+            await asyncio.wait({task}, timeout=60)
+            expect(task.done(), "a pipeline that is told to end goes on")
+            if not task.cancelled():
+                task.result()
+            self._tell(f"the pipeline at {machine.name} {'has ended' if pipeline.life.alive else 'was killed'}")
+
     # What happens to them.
 
     async def _trouble(self) -> None:
         troubles = [self._cut, self._storm, self._crash, self._crash, self._hold]
         while not self.over:
-            await asyncio.sleep(self.rng.expovariate(1 / 400))
+            await asyncio.sleep(self.rng.expovariate(1 / 150))
             if not self.over:
                 await self.rng.choice(troubles)()
 
@@ -333,13 +355,14 @@ class Campaign:
             self._tell(f"  {event.pop('event')} {event}"[:300])
             raise structlog.DropEvent
 
-        before, look_seconds = structlog.get_config(), upkeep.LOOK_SECONDS
+        before, look_seconds, time = structlog.get_config(), upkeep.LOOK_SECONDS, turn.time
         structlog.configure(processors=[kept], wrapper_class=structlog.BoundLogger, cache_logger_on_first_use=False)
         upkeep.LOOK_SECONDS = LOOK_SECONDS
+        turn.time = SimpleNamespace(monotonic=self.loop.time)  # type: ignore[assignment]
         try:
             yield
         finally:
-            upkeep.LOOK_SECONDS = look_seconds
+            upkeep.LOOK_SECONDS, turn.time = look_seconds, time
             structlog.configure(**before)
 
     @property

@@ -106,14 +106,18 @@ class Network:
         self.cut: set[tuple[str, str]] = set()
         self.surprises: list[str] = []
 
-    async def call(self, source: str, target: Machine, work: Callable[[SimulatedNode], Awaitable[T]]) -> T:
+    async def call(
+        self, source: str, target: Machine, work: Callable[[SimulatedNode], Awaitable[T]], *, repeats: bool = True
+    ) -> T:
         """Have a node do something, and bring its answer; what fails may have happened all the same."""
         rng, weather = self.rng, self.weather
         await self._travel(source, target.name)
-        answer = target.begin(work)
-        if rng.random() < weather.repeated:
+        answer = self._begin(target, work)
+        if repeats and rng.random() < weather.repeated:
             # The second copy takes its time, and comes after whatever was sent since.
-            asyncio.get_running_loop().call_later(rng.uniform(0, 40), lambda: target.alive and target.begin(work))
+            asyncio.get_running_loop().call_later(
+                rng.uniform(0, 40), lambda: target.alive and self._begin(target, work)
+            )
         try:
             done, _ = await asyncio.wait({answer}, timeout=REQUEST_SECONDS + rng.random())
         except asyncio.CancelledError:
@@ -125,11 +129,21 @@ class Network:
             raise PeerUnreachable(f"{target.name} does not answer")
         error = answer.exception()
         if error is not None and not isinstance(error, BsfgError):
-            if not isinstance(error, PowerLoss):
-                self.surprises.append(f"a call at {target.name} ended with {type(error).__name__}: {error}")
             raise PeerUnreachable(f"{target.name} broke the call off")
         await self._travel(target.name, source)
         return answer.result()
+
+    def _begin(self, target: Machine, work: Callable[[SimulatedNode], Awaitable[T]]) -> asyncio.Task[T]:
+        """Begin a call at its target; how it ends is looked at also when nobody waits for it."""
+
+        def ended(answer: asyncio.Task[T]) -> None:
+            error = None if answer.cancelled() else answer.exception()
+            if error is not None and not isinstance(error, BsfgError | PowerLoss):
+                self.surprises.append(f"a call at {target.name} ended with {type(error).__name__}: {error}")
+
+        answer = target.begin(work)
+        answer.add_done_callback(ended)
+        return answer
 
     async def _travel(self, source: str, target: str) -> None:
         await asyncio.sleep(self.rng.uniform(0, self.weather.delay_seconds))
