@@ -20,8 +20,12 @@ THREAD_SECONDS_MAX = 0.004
 """How long work that a thread would do takes at most: a sync of a good disk."""
 
 
+TURNS_MAX = 200_000
+"""After so many turns of the loop in which no time passed somebody waits for something without waiting."""
+
+
 class StandstillError(Exception):
-    """Nothing is left that could ever happen: everybody waits for somebody."""
+    """Nothing more can happen: everybody waits for somebody, or somebody lets no time pass."""
 
 
 class Incarnation:
@@ -56,12 +60,15 @@ class _Jumping(selectors.SelectSelector):
 
     def __init__(self) -> None:
         super().__init__()
-        self.now = 0.0
+        self.now, self._turns = 0.0, 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Let the time pass that the loop would wait."""
         if timeout is None:
             raise StandstillError(f"nothing is left to happen after {self.now:.3f} s")
+        self._turns = 0 if timeout > 0 else self._turns + 1
+        if self._turns > TURNS_MAX:
+            raise StandstillError(f"somebody runs in a circle at {self.now:.3f} s, and time does not pass")
         self.now += max(0.0, timeout)
         return []
 
@@ -114,8 +121,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if life is not None:
             life.tasks[number] = task
             task.add_done_callback(lambda done: life.tasks.pop(number, None))
-            if not life.alive:
-                task.cancel()
         return task
 
 

@@ -103,6 +103,7 @@ class SimulatedAdmin:
 
     async def _call(self, work: Callable[[SimulatedNode], Awaitable[T]], *, repeats: bool = True) -> T:
         if not self.life.alive:
+            await asyncio.sleep(1)
             raise PeerUnreachable("this process is dead")
         machine = self.machine
         return await machine.network.call(f"pipeline of {machine.name}", machine, work, repeats=repeats)
