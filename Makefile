@@ -5,6 +5,8 @@ WORKERS ?= 3
 BENCH ?=
 PLANTED ?=
 DEMO ?=
+SEEDS ?= 0-9
+HOURS ?= 1
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,7 +14,7 @@ STAMP := $(VENV)/.installed
 PYTEST = BSFG_SOAK=short $(BIN)/pytest -n $(WORKERS) --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: docs help venv lint format programs test campaigns planted soak house trace demo bench proto reference clean
+.PHONY: docs help venv lint format programs test campaigns planted simulate trace soak house demo bench proto reference clean
 
 help: ## Show this help
 	@echo "BSFG: a bidirectional store-and-forward gateway."
@@ -25,7 +27,8 @@ help: ## Show this help
 	@echo "Variables: PYTHON=$(PYTHON) (the interpreter), WORKERS=$(WORKERS) (parallel test processes),"
 	@echo "           BENCH (options of the benchmark, such as BENCH='--facts 10000000 --json'),"
 	@echo "           DEMO (options of the demo, such as DEMO='--three-zones --keep'),"
-	@echo "           PLANTED (options of the planted bugs, such as PLANTED='--only links_always_open')."
+	@echo "           PLANTED (options of the planted bugs, such as PLANTED='--only links_always_open'),"
+	@echo "           SEEDS and HOURS (campaigns of make simulate, such as SEEDS=0-99 HOURS=4; one seed repeats a run)."
 
 venv: $(STAMP) ## Create the environment and install the package for development
 
@@ -58,6 +61,9 @@ campaigns: venv programs ## Run what takes minutes each, in its short form: kill
 
 planted: venv ## Plant small bugs in a copy, one by one, and demand that a test catches each
 	@$(BIN)/python -m tests.planted.run $(PLANTED)
+
+simulate: venv ## Run two nodes on simulated machines in virtual time, one campaign per seed
+	@$(BIN)/python -m tests.simulated.run $(SEEDS) --hours $(HOURS)
 
 soak: venv ## Run everything with a long form in it (hours, other seeds each time)
 	BSFG_SOAK=long $(BIN)/pytest --timeout 0 -m soak tests

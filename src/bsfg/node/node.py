@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import random
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -21,6 +22,7 @@ from bsfg.config import Engine, IdentityFrom, Link, ZoneConfig, consumer_name, d
 from bsfg.disk import ACCESS
 from bsfg.errors import BsfgError, ForeignLog, FrameInvalid, StreamUnavailable
 from bsfg.gate import RECEIVER, SENDER, Gate, Mode
+from bsfg.journey.handoff import SenderWay
 from bsfg.journey.recover import recover
 from bsfg.node.administration import Administration
 from bsfg.node.alerts import AlertBoard, alert_gate
@@ -77,15 +79,16 @@ _STATE_LOST = "storage_failed: the state of the node was damaged; whether an ope
 class Node:
     """A running node; use it as an async context manager, or call `start` and `stop`."""
 
-    def __init__(self, config: ZoneConfig, *, clock: Clock | None = None) -> None:
+    def __init__(self, config: ZoneConfig, *, clock: Clock | None = None, rng: random.Random | None = None) -> None:
         self.config = config
-        self.clock = clock or SystemClock()
+        self.clock, self._rng = clock or SystemClock(), rng
         self.parts: NodeContext
         self.pages: Dashboard | None = None
         self.grpc_port = self.http_port = 0
         self._reload: Reload | None = None
         self.trail = AuditTrail()
         self._rates = Rates()
+        self.handoffs: dict[str, NativeHandoff] = {}
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Node:
@@ -116,14 +119,9 @@ class Node:
         metrics = Metrics()
         if config.storage.group_reads:
             ACCESS.let_group_read()
-        storage = await LogStorage.open(
-            config.data_folder,
-            clock=self.clock,
-            options=LogOptions(reserve_bytes=config.storage.reserve_bytes),
-            on_sync=metrics.fsync_latency.observe,
-        )
+        storage = await self._open_storage(metrics)
         self._stack.push_async_callback(storage.close)
-        state = NodeState(config.data_folder, storage.reserve)
+        state = self._open_state(storage)
         self._stack.callback(state.close)
         trail_problems = self._open_trail(storage.reserve)
         self.alerts = AlertBoard(config.zone.name, config.alerts, metrics, self.clock, _note)
@@ -131,13 +129,7 @@ class Node:
         board = self._board(state, metrics)
         matrix = Matrix.of(config, trust_of(config, watched.files if watched is not None else None))
         guard = Guard(matrix, self.clock, self._audit(metrics), config.listen.plaintext_identity)
-        artifacts = await ArtifactFolder.open(
-            config.artifacts_folder,
-            clock=self.clock,
-            max_artifact_bytes=config.artifacts.max_artifact_bytes,
-            capacity_bytes=config.artifacts.capacity_bytes,
-            is_full=lambda: storage.reserve.short and _same_disk(config.data_folder, config.artifacts_folder),
-        )
+        artifacts = await self._open_artifacts(storage)
         self._stack.push_async_callback(artifacts.close)
         given = (NodeSettings.of(config), guard, self.clock, board, metrics, artifacts, state.peer, self.trail)
         self.parts = NodeContext(storage, *given)
@@ -158,6 +150,29 @@ class Node:
         log.info("node_started", zone=config.zone.name, **started)
         started = {"version": bsfg.__version__, "pid": os.getpid()}
         await self.trail.recorded(TrailEvent("node_started", NODE, about=config.zone.name, details=started))
+
+    # The disk.
+
+    async def _open_storage(self, metrics: Metrics) -> LogStorage:
+        return await LogStorage.open(
+            self.config.data_folder,
+            clock=self.clock,
+            options=LogOptions(reserve_bytes=self.config.storage.reserve_bytes),
+            on_sync=metrics.fsync_latency.observe,
+        )
+
+    def _open_state(self, storage: LogStorage) -> NodeState:
+        return NodeState(self.config.data_folder, storage.reserve)
+
+    async def _open_artifacts(self, storage: LogStorage) -> ArtifactFolder:
+        config = self.config
+        return await ArtifactFolder.open(
+            config.artifacts_folder,
+            clock=self.clock,
+            max_artifact_bytes=config.artifacts.max_artifact_bytes,
+            capacity_bytes=config.artifacts.capacity_bytes,
+            is_full=lambda: storage.reserve.short and _same_disk(config.data_folder, config.artifacts_folder),
+        )
 
     def _open_trail(self, reserve: Reserve) -> list[str]:
         """Open the audit trail, say what is in force from here on, and give what was wrong with it."""
@@ -375,6 +390,15 @@ class Node:
     # Pulling.
 
     async def _pull(self, link: Link, state: NodeState, watched: Watched | None) -> None:
+        client, way = self._connect(link, watched)
+        pulls = [self._stream_pull(link, stream, client, state) for stream in self.config.streams_of(link)]
+        handoff = NativeHandoff(link, self.parts, pulls, note=_note, alerts=self.alerts, way=way, rng=self._rng)
+        self.handoffs[link.name] = handoff
+        await handoff.start()
+        self._stack.push_async_callback(handoff.stop)
+
+    def _connect(self, link: Link, watched: Watched | None) -> tuple[BoundaryClient, SenderWay | None]:
+        """Give what calls the sender of a link, and what finds out why it does not answer."""
         connection = Connection(
             str(link.address),
             watched=watched,
@@ -386,7 +410,6 @@ class Node:
         )
         client = BoundaryClient(connection)
         self._stack.push_async_callback(client.close)
-        pulls = [self._stream_pull(link, stream, client, state) for stream in self.config.streams_of(link)]
         by_alternative_name = self.config.tls.identity == IdentityFrom.SAN
 
         def vouch(names: PeerNames) -> None:
@@ -403,9 +426,7 @@ class Node:
             vouch=vouch,
         )
         self._stack.callback(reach.close)
-        handoff = NativeHandoff(link, self.parts, pulls, note=_note, alerts=self.alerts, way=reach)
-        await handoff.start()
-        self._stack.push_async_callback(handoff.stop)
+        return client, reach
 
     def _stream_pull(self, link: Link, stream: str, client: BoundaryClient, state: NodeState) -> StreamPull:
         consumer = consumer_name(self.config.zone.name, stream, link.buffer)

@@ -117,10 +117,10 @@ class RemoteDesk:
             try:
                 if await self.flush() or time.monotonic() - heard_at > SILENT_SECONDS_MAX:
                     heard_at = time.monotonic()
-            except LeaseLost:
-                self.moves = False
-            except BsfgError:
-                # The node is away; the next turn finds that out by itself, and what was gathered waits.
+            except BsfgError as error:
+                # The lease is another's, or the node is away; the next turn finds that out by itself. What was gathered
+                # waits, urgent or not: told again at once, it would be refused again at once.
+                self.moves = self.moves and not isinstance(error, LeaseLost)
                 await asyncio.sleep(TELL_EVERY_SECONDS)
             self._something.clear()
             if not self._urgent:

@@ -66,6 +66,10 @@ class Workers:
                 self._busy -= 1
 
 
+MakeWorkers = Callable[[str, int], Workers]
+"""Makes the threads of a storage by a name for them and how many there may be; a simulation has none."""
+
+
 class Committer(Generic[Item, Answer]):
     """Runs ``process`` on everything that waits, in order, one group at a time, in whichever thread is free.
 

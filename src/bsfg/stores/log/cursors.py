@@ -30,7 +30,7 @@ from bsfg.ports import (
 )
 from bsfg.retention import GapReason
 from bsfg.rules import check_name
-from bsfg.stores.log.committer import Committer, Workers
+from bsfg.stores.log.committer import Committer, MakeWorkers, Workers
 from bsfg.stores.log.files import Files
 from bsfg.stores.log.journal import Journal, Record
 from bsfg.stores.log.reserve import Reserve
@@ -148,8 +148,11 @@ class CursorChange:
 class LogCursors:
     """The cursor tracker of the embedded log; concurrent commits share a sync."""
 
-    def __init__(self, files: Files, clock: Clock, resolve: Resolve, reserve: Reserve) -> None:
+    def __init__(
+        self, files: Files, clock: Clock, resolve: Resolve, reserve: Reserve, workers: MakeWorkers = Workers
+    ) -> None:
         self._clock = clock
+        self._make_workers = workers
         self._resolve = resolve
         self._reserve = reserve
         # It is exchanged as a whole when a consumer is added, and only ever changed by the committer's thread.
@@ -173,7 +176,7 @@ class LogCursors:
                 continue
             self._cursors[cursor.spec.name] = cursor
         self.are_lost = self._journal.is_damaged or bool(self._unread)
-        self._workers = Workers("bsfg-cursors", 1)
+        self._workers = self._make_workers("bsfg-cursors", 1)
         self._committer = Committer(self._workers, self._write)
 
     @property

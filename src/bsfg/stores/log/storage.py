@@ -25,7 +25,7 @@ from bsfg.ports import Buffer, Clock
 from bsfg.retention import Policy
 from bsfg.rules import check_name
 from bsfg.stores.log.buffer import LogForwardBuffer, LogStoreBuffer
-from bsfg.stores.log.committer import Workers
+from bsfg.stores.log.committer import WORKERS_MAX, MakeWorkers, Workers
 from bsfg.stores.log.cursors import CURSORS, LogCursors
 from bsfg.stores.log.damage import is_damage, is_folder, make_folder, put_aside, readable
 from bsfg.stores.log.files import DiskFiles, Files, translated, write_whole
@@ -73,6 +73,7 @@ class LogStorage:
         hasher: Hasher,
         options: LogOptions,
         on_sync: OnSync,
+        workers: MakeWorkers = Workers,
     ) -> None:
         self.files = files
         self._release: Callable[[], None] | None = release
@@ -82,8 +83,8 @@ class LogStorage:
         self._unavailable: dict[tuple[str, Buffer], StreamUnavailable] = {}
         self._problems: list[str] = []
         self.reserve = Reserve(files, options.reserve_bytes, clock)
-        self.cursors = LogCursors(files, clock, self._resolve, self.reserve)
-        self._workers = Workers("bsfg-writer")
+        self.cursors = LogCursors(files, clock, self._resolve, self.reserve, workers)
+        self._workers = workers("bsfg-writer", WORKERS_MAX)
 
     @classmethod
     async def open(
@@ -94,6 +95,7 @@ class LogStorage:
         hasher: Hasher | None = None,
         options: LogOptions | None = None,
         on_sync: OnSync = lambda seconds: None,
+        workers: MakeWorkers = Workers,
     ) -> Self:
         """Open a data folder as its one writer, making it when it is empty or missing."""
         files: Files = DiskFiles(where) if isinstance(where, str | os.PathLike) else where
@@ -109,6 +111,7 @@ class LogStorage:
             hasher=hasher,
             options=options or LogOptions(),
             on_sync=on_sync,
+            workers=workers,
         )
         storage._problems = problems
         try:

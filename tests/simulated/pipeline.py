@@ -1,0 +1,212 @@
+"""A live task of the Spark engine as a process of its own: it takes a link from the node's engine and gives it back.
+
+The loops, the desk, the courier and the keeping of the lease are those of `bsfg.spark.replicate`; the calls to both
+nodes go by the simulated network. What a node grants to a task while its own engine holds the link is a broken promise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from random import Random
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+from tests.simulated.checks import expect
+from tests.simulated.clockwork import LIFE, Incarnation
+from tests.simulated.world import STREAM, Machine, SimulatedClient, SimulatedNode, caller
+
+from bsfg.config import Link, consumer_name, parse
+from bsfg.errors import BsfgError, PeerUnreachable
+from bsfg.gate import Gate
+from bsfg.journey.handoff import Handoff
+from bsfg.journey.link import PeerPosition, Release
+from bsfg.ports import Frame, Gap, GapRecord, GapSet
+from bsfg.spark.replicate import turn
+from bsfg.spark.replicate.carrying import CarriedPull
+from bsfg.spark.replicate.plan import StreamTaskPlan
+from bsfg.spark.replicate.turn import RemoteDesk
+from bsfg.wire.service import LeaseView, LinkReport, PutCall, PutOutcome
+
+T = TypeVar("T")
+HOLDER = "a task"
+ME = caller("pipeline")
+
+
+def check_alone(node: SimulatedNode, link: str, what: str) -> None:
+    """A task may do nothing that needs the lease while the node's own engine holds it."""
+    expect(not node.handoffs[link].holds_lease, f"{what} of {link} although the node's own engine holds its lease")
+
+
+@dataclass
+class SimulatedAdmin:
+    """Calls a node's administration as the pipeline, in place of `bsfg.wire.adminclient.AdminClient`."""
+
+    machine: Machine
+    life: Incarnation
+
+    async def acquire_lease(
+        self, link: str, holder: str, ttl_ms: int, *, wait_seconds: float = 0.0, urgent: bool = False
+    ) -> LeaseView:
+        """Take the lease."""
+
+        async def acquire(node: SimulatedNode) -> LeaseView:
+            view = await node.administration.acquire_lease(ME, link, holder, ttl_ms, wait_seconds, urgent=urgent)
+            check_alone(node, link, "a task was given the lease")
+            return view
+
+        return await self._call(acquire)
+
+    async def renew_lease(
+        self, link: str, token: str, ttl_ms: int, *, wait_seconds: float = 0.0, seen: int = 0
+    ) -> LeaseView:
+        """Keep the lease."""
+
+        async def renew(node: SimulatedNode) -> LeaseView:
+            view = await node.administration.renew_lease(ME, link, token, ttl_ms, wait_seconds, seen)
+            check_alone(node, link, "a task kept the lease")
+            return view
+
+        return await self._call(renew)
+
+    async def release_lease(self, link: str, token: str) -> None:
+        """Give the lease back."""
+        await self._call(lambda node: node.administration.release_lease(ME, link, token))
+
+    async def report_link(self, report: LinkReport) -> Gate:
+        """Report."""
+        return (await self._call(lambda node: node.administration.report_link(ME, report))).gate
+
+    async def recall_peer(self, link: str, stream: str) -> PeerPosition:
+        """Give what is remembered of the sender."""
+        return await self._call(lambda node: node.administration.recall_peer(ME, link, stream))
+
+    async def remember_peer(
+        self, link: str, stream: str, position: PeerPosition, lease: str | None, settles: Release | None = None
+    ) -> None:
+        """Remember it."""
+        await self._call(lambda node: node.administration.remember_peer(ME, link, stream, position, lease, settles))
+
+    async def put(self, call: PutCall) -> PutOutcome:
+        """Put a frame; a connection brings it once."""
+
+        async def put(node: SimulatedNode) -> PutOutcome:
+            alone = not node.handoffs[call.link].holds_lease
+            outcome = await node.service.put(ME, call)
+            expect(alone, f"a task put facts of {call.link} although the node's own engine holds its lease")
+            return outcome
+
+        return await self._call(put, repeats=False)
+
+    async def _call(self, work: Callable[[SimulatedNode], Awaitable[T]], *, repeats: bool = True) -> T:
+        if not self.life.alive:
+            await asyncio.sleep(1)
+            raise PeerUnreachable("this process is dead")
+        machine = self.machine
+        return await machine.network.call(f"pipeline of {machine.name}", machine, work, repeats=repeats)
+
+
+class SimulatedPuts:
+    """Frames in one call, put one after the other; after one that failed no other is taken."""
+
+    def __init__(self, admin: SimulatedAdmin, link: str, stream: str, log_id: str, lease: str | None) -> None:
+        self._admin, self._fixed = admin, {"link": link, "stream": stream, "log_id": log_id, "lease": lease}
+        self._last: asyncio.Task[PutOutcome] | None = None
+        self.is_open = True
+
+    async def send(
+        self, frame: Frame, gaps: Sequence[Gap] = (), *, served_at_unix_ms: int | None = None
+    ) -> asyncio.Future[PutOutcome]:
+        """Send a frame and give its outcome to wait for."""
+        call = PutCall(
+            **self._fixed,  # type: ignore[arg-type]
+            first=frame.first,
+            last=frame.last,
+            entries=frame.entries.to_ipc() if frame.entries is not None else b"",
+            gap=frame.gap,
+            gaps=[each for each in gaps if isinstance(each, GapRecord | GapSet)],
+            skips=frame.skips,
+            served_at_unix_ms=served_at_unix_ms,
+        )
+        self._last = asyncio.ensure_future(self._after(self._last, call))
+        self._last.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return self._last
+
+    async def send_gaps(self, at: int, gaps: Sequence[Gap]) -> asyncio.Future[PutOutcome]:
+        """Send gap records alone."""
+        return await self.send(Frame(at, at - 1), gaps)
+
+    async def _after(self, before: asyncio.Task[PutOutcome] | None, call: PutCall) -> PutOutcome:
+        if before is not None:
+            await asyncio.wait({before})
+            if before.cancelled() or before.exception() is not None or before.result().held_code:
+                raise PeerUnreachable("the frame before it was not taken")
+        if not self.is_open:
+            raise PeerUnreachable("the call has ended")
+        return await self._admin.put(call)
+
+    def abandon(self) -> None:
+        """End the call at once."""
+        self.is_open = False
+
+    async def close(self) -> None:
+        """Wait for what was sent, and end the call."""
+        if self._last is not None:
+            await asyncio.wait({self._last})
+        self.is_open = False
+
+
+@dataclass
+class Pipeline:
+    """One process that moves a link for a while; ``gone`` is set when nobody wants its work any more."""
+
+    machine: Machine
+    peer: str
+    rng: Random
+    life: Incarnation = field(default_factory=lambda: Incarnation("pipeline"))
+    gone: bool = False
+
+    def start(self) -> asyncio.Task[None]:
+        """Begin."""
+        context = copy_context()
+        context.run(LIFE.set, self.life)
+        return asyncio.get_running_loop().create_task(self._run(), context=context)
+
+    async def _run(self) -> None:
+        config = parse(self.machine.config)
+        link = config.links[f"from-{self.peer}"]
+        plan: Any = SimpleNamespace(name=link.name, link=link, holder=HOLDER)
+        admin: Any = SimulatedAdmin(self.machine, self.life)
+        lease = await turn._leased(admin, plan, lambda: self.gone)
+        if lease is not None:
+            await self._move(plan, link, admin, lease, config.streams[STREAM].forward_capacity_bytes)
+
+    async def _move(self, plan: Any, link: Link, admin: Any, lease: LeaseView, capacity_bytes: int) -> None:
+        machine = self.machine
+        peer: Any = SimulatedClient(machine.network, machine.name, machine.others[self.peer])
+        own: Any = SimpleNamespace(
+            put_stream=lambda link, stream, log_id, *, lease, window_frames: SimulatedPuts(
+                admin, link, stream, log_id, lease
+            )
+        )
+        desk = RemoteDesk(admin, link.name, lease.token, lease.mode)
+        stream = StreamTaskPlan(STREAM, consumer_name(machine.name, STREAM, link.buffer), capacity_bytes)
+        pull = CarriedPull(plan, stream, peer, own, admin, lease.token)
+        handoff = Handoff(link, desk, [pull], note=lambda event, **fields: None, rng=self.rng)
+        telling = asyncio.create_task(desk.run())
+        await handoff.start()
+        try:
+            await turn._keep(admin, plan, lease, desk, lambda: self.gone)
+            await turn._settle([pull])
+        finally:
+            await handoff.stop()
+            telling.cancel()
+            with suppress(BsfgError):
+                await pull.close()
+            with suppress(BsfgError):
+                await desk.flush()
+            with suppress(BsfgError):
+                await admin.release_lease(link.name, lease.token)
