@@ -22,8 +22,9 @@ from bsfg.config import load
 from bsfg.errors import BackupUntrusted, BsfgError, FileExists, InvalidArgument, LogDamaged
 from bsfg.node import restore as restoring
 from bsfg.node.backup import BackupOptions, Manifest, ZonePlace, back_up, parsed
-from bsfg.node.manifest import check_name, signature_of
+from bsfg.node.manifest import check_name
 from bsfg.node.restore import Restored, RestoreOptions
+from bsfg.node.signed import signature_of
 from bsfg.wire.certs import create_authority, issue, load_certificates
 
 NOW = 1_800_000_000_000

@@ -249,7 +249,7 @@ class _Backup:
             return
         try:
             # Here, because the core alone makes backups too.
-            from bsfg.node.manifest import signature_of
+            from bsfg.node.signed import signature_of
         except ModuleNotFoundError as error:
             if ExtraMissing.behind(error) is None:
                 raise

@@ -128,7 +128,7 @@ def _check_signed(
     backup: Path, document: bytes, manifest: Manifest, own: ZoneConfig | None, options: RestoreOptions
 ) -> str:
     """Give the name of the zone's certificate that signed a backup, or raise `BackupUntrusted`."""
-    from bsfg.node.manifest import check_signature
+    from bsfg.node.signed import check_signature
     from bsfg.wire.certcheck import names_in_file
 
     if not is_signed(backup):
