@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bsfg.batch import EntryBatch
 from bsfg.clock import SystemClock
@@ -15,7 +15,6 @@ from bsfg.digest import SHA256, hasher_named
 from bsfg.errors import BsfgError, ConfigInvalid, ForeignLog, HasherUnknown
 from bsfg.gate import Gate, Mode
 from bsfg.journey.link import PeerPosition, Release
-from bsfg.node.parts import NodeContext, NodeSettings
 from bsfg.ports import StoreBuffer
 from bsfg.sealing import LABEL, IdStrategy, MessageIds, functions_of, plain
 from bsfg.stores.log.damage import make_folder
@@ -23,6 +22,10 @@ from bsfg.stores.log.files import DiskFiles, Files, translated
 from bsfg.stores.log.journal import Journal, Record
 from bsfg.stores.log.reserve import Reserve
 from bsfg.stores.log.storage import has_begun, remember_begun
+
+if TYPE_CHECKING:
+    # A backup reads this state without the libraries of the wire, which those need.
+    from bsfg.node.parts import NodeContext, NodeSettings
 
 STATE = "node/state.journal"
 _PEER, _GATE, _RELEASE = "peer", "gate", "release"
