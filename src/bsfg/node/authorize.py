@@ -14,10 +14,11 @@ from bsfg.config.vouching import Vouching
 from bsfg.errors import BsfgError, CertificateInvalid, IdentityRevoked, IdentityUnknown, PermissionRefused
 from bsfg.ports import Buffer, Clock
 from bsfg.wire.peer import PeerNames, looks_like
-from bsfg.wire.service import Caller
 
 if TYPE_CHECKING:
+    # The core writes backups into the trail without the libraries of the wire.
     from bsfg.wire.certs import Trust
+    from bsfg.wire.service import Caller
 
 
 _NEEDS_STREAM = frozenset({Action.APPEND, Action.FETCH, Action.CONFIRM, Action.READ, Action.PUT})
@@ -329,7 +330,7 @@ def _refused(row: Identity, request: Request, rule: Rule, says: str) -> tuple[Ru
     return rule, PermissionRefused(f"{row.name!r} {says}", **details)
 
 
-Audit = Callable[[Decision, Caller], None]
+Audit = Callable[[Decision, "Caller"], None]
 """Takes every refusal; it must not raise."""
 
 
