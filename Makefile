@@ -11,6 +11,9 @@ HOURS ?= 1
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Bytecode is kept, whatever the shell says: the tests start thousands of processes, and each would compile every module.
+export PYTHONDONTWRITEBYTECODE :=
+
 PYTEST = BSFG_SOAK=short $(BIN)/pytest -n $(WORKERS) --dist loadgroup
 
 .DEFAULT_GOAL := help
@@ -38,6 +41,7 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV) ..."
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[node,spark,dev]'
+	@$(BIN)/python -m compileall -q src
 	@touch $@
 
 lint: venv ## Check style, types and the direction of imports

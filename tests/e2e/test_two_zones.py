@@ -24,6 +24,7 @@ async def test_partition_and_reconciliation(zones: tuple[Zone, Zone]) -> None:
         enterprise.start()
         await settled(plant, enterprise)
     async with enterprise.client() as at_enterprise:
+        assert "pandas" not in plant.mapped(), "half a second of every start"
         plant.kill()
         await at_enterprise.append("operational", batch(400, seed=1, first=300, from_zone="enterprise"))
         plant.start()

@@ -176,6 +176,11 @@ streams = ["*"]
             )
         return self.process.pid
 
+    def mapped(self) -> str:
+        """Name what the node's process has loaded."""
+        assert self.process is not None
+        return Path(f"/proc/{self.process.pid}/maps").read_text()
+
     def kill(self) -> None:
         """End the node as a power switch would end the process."""
         self._end(signal.SIGKILL)

@@ -249,3 +249,40 @@ def test_a_frame_without_its_padding_is_completed(tmp_path: Path, cut: int, know
         assert sum(len(frame.entries or ()) for frame in frames) == number + 3
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("start", [0, 3, 150, 199])
+def test_the_time_of_the_oldest_fact_is_found_without_a_list_of_frames(start: int) -> None:
+    """Every start asks for it; it is what reading the entry itself says, and the sealed segments stay unlisted."""
+
+    async def run() -> None:
+        disk = SimulatedDisk()
+        await (await trickle(disk, 200)).close()
+        store = await (await LogStorage.open(disk, clock=FakeClock(), options=SMALL)).store("s")
+        view = store._writer.view()
+        sealed_ones = view.segments[:-1]
+        found = view.time_at(start)
+        assert all(segment._frames is None for segment in sealed_ones)
+        rows = view.rows_at(start)
+        assert rows is not None
+        assert found == rows.column("appended_at_unix_ms")[0].as_py()
+        assert view.time_at(200) is None
+
+    asyncio.run(run())
+
+
+def test_a_harmed_oldest_fact_is_told_of_when_its_time_is_asked(tmp_path: Path) -> None:
+    """The short way gives up where a header is wrong, and the long way tells of the damage."""
+
+    async def run() -> None:
+        await (await trickle(tmp_path, 200)).close()
+        first = min((tmp_path / "streams").rglob("*.seg"))
+        store = await (await LogStorage.open(tmp_path, clock=FakeClock(), options=SMALL)).store("s")
+        data = bytearray(first.read_bytes())
+        header = decode_segment_header(bytes(data))
+        data[header.size_bytes + 20] ^= 1
+        first.write_bytes(data)
+        assert (await store.stats()).oldest_unix_ms is None
+        assert [gap.reason for gap in await store.gaps()] == [GapReason.DAMAGED]
+
+    asyncio.run(run())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -38,6 +39,7 @@ def node(
     from bsfg.node.logs import configure
     from bsfg.node.node import Node, run
 
+    _leave_pandas_out()
     settings = load(config)
     configure(str(settings.log.level), str(settings.log.format))
 
@@ -47,3 +49,25 @@ def node(
             ready_file.write_bytes(orjson.dumps(ports))
 
     asyncio.run(run(settings, ready))
+
+
+class _Absent:
+    """Lets a module seem not to be installed."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def find_spec(self, name: str, _path: object = None, _target: object = None) -> None:
+        """Refuse the one; others are for others to find."""
+        if name == self._name:
+            raise ModuleNotFoundError(name)
+
+
+def _leave_pandas_out() -> None:
+    """Let pyarrow find no pandas, which it looks for with its first array: half a second, of no use to a node."""
+    import pyarrow as pa
+
+    absent = _Absent("pandas")
+    sys.meta_path.insert(0, absent)
+    pa.array([])
+    sys.meta_path.remove(absent)

@@ -472,7 +472,7 @@ class LogBuffer:
         """Give the time of the first entry, which is read once for every start of the log."""
         start = self._writer.start
         if self._oldest is None or self._oldest[0] != start:
-            self._oldest = (start, await self._look(lambda: _time_of(self._writer, start)))
+            self._oldest = (start, await self._look(lambda: self._writer.view().time_at(start)))
         return self._oldest[1]
 
     async def close(self) -> None:
@@ -534,8 +534,3 @@ class LogForwardBuffer(LogBuffer):
         last = await self.offset_at_time(end_unix_ms)
         async for frame in self.replay(first, end=max(first, last)):
             yield frame
-
-
-def _time_of(writer: LogWriter, offset: int) -> int | None:
-    rows = writer.view().rows_at(offset)
-    return int(rows.column("appended_at_unix_ms")[0].as_py()) if rows is not None else None

@@ -398,15 +398,19 @@ class SegmentFile:
 
     def _find_frames(self) -> FrameList:
         """Hop from header to header; only when one is wrong is the whole segment read."""
+        found = self._hopped(MAX_OFFSET + 1 if self.until is None else self.until)
+        return self._scanned_frames() if found is None else found
+
+    def _hopped(self, until: int) -> FrameList | None:
+        """List the frames that begin below an offset, header by header; None when one is wrong."""
         found, is_dense = FrameList(), False
         at, expected = self.header.size_bytes, self.base
-        until = MAX_OFFSET + 1 if self.until is None else self.until
         while at < self.size_bytes and expected < until:
             data = self._headers(at, is_dense=is_dense)
             begin, known = at, len(found)
             at, expected = hop(data, at, expected, until, self.header.log_id, found)
             if at == begin:
-                return self._scanned_frames()
+                return None
             is_dense = at - begin < _SMALL_BYTES * (len(found) - known)
         return found
 
@@ -450,6 +454,16 @@ class SegmentFile:
     def frame_index(self, offset: int) -> int:
         """Give the index of the last frame that begins at or below an offset, -1 when there is none."""
         return self.frames.at_or_below(offset)
+
+    def frame_holding(self, offset: int) -> FrameRef | None:
+        """Find the one frame that holds an offset, without making a list of those behind it."""
+        if self._frames is not None:
+            at = self.frame_index(offset)
+            found = self._frames[at] if at >= 0 else None
+        else:
+            passed = self._hopped(offset + 1 if self.until is None else min(offset + 1, self.until))
+            found = passed[-1] if passed else None
+        return found if found is not None and offset < found.end else None
 
     def read(self, ref: FrameRef, *, patient: bool = True) -> pa.RecordBatch:
         """Read the facts of one frame; raises `Torn` or `Damaged`, also when the medium cannot give its bytes."""

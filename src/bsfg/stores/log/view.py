@@ -185,6 +185,20 @@ class LogView:
             self._met(segment, index, str(damage))
             return None
 
+    def time_at(self, offset: int) -> int | None:
+        """Give when the entry at an offset was appended; the rest of its segment is looked at only where it is harmed.
+
+        Every start asks this of the oldest entry, and a list of a whole segment's frames would be most of its time.
+        """
+        at = bisect_right(self.segments, offset, key=lambda segment: segment.base) - 1
+        ref = self.segments[at].frame_holding(offset) if at >= 0 else None
+        try:
+            rows = self.segments[at].entries(ref).slice(offset - ref.base, 1) if ref is not None else None
+        except (Torn, Damaged):
+            rows = None
+        rows = rows or self.rows_at(offset)
+        return int(rows.column("appended_at_unix_ms")[0].as_py()) if rows is not None else None
+
     def frame_at(self, offset: int) -> tuple[FactBatch, int, int] | None:
         """Give the facts of the frame that holds an offset, with its base and end; None when it cannot be read."""
         found = self._frame_of(offset)
