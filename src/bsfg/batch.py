@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Self
 
 import numpy as np
@@ -33,6 +34,7 @@ BY_HAND_FACTS = 32
 """Up to this many rows are cheaper to write by hand than by Arrow."""
 
 SMALL_BATCH_BYTES = 65_536
+_VALUES_AT_ONCE = 512
 _OLDEST_MS = 1 << 60
 _UNKNOWN = -(1 << 63)
 
@@ -359,14 +361,27 @@ class EntryBatch(FactBatch):
 
     def to_entries(self) -> list[Entry]:
         """Make Python entries of the rows."""
-        if self._rows is not None:
-            names = ENTRY_SCHEMA.names
-            return [entry_of(dict(zip(names, row, strict=True))) for row in self._rows]
-        return [entry_of(row) for row in self.record_batch.to_pylist()]
+        return list(self._entries())
 
     def in_steps(self, rows: int) -> Iterator[list[Entry]]:
         """Make Python entries of so many rows at a time."""
-        return (self.slice(first, rows).to_entries() for first in range(0, len(self), rows))
+        for first in range(0, len(self), _VALUES_AT_ONCE):
+            entries = self.slice(first, _VALUES_AT_ONCE)._entries()
+            while step := list(islice(entries, rows)):
+                yield step
+
+    def _entries(self) -> Iterator[Entry]:
+        names = ENTRY_SCHEMA.names
+        rows = self._rows if self._rows is not None else zip(*map(_values, self.record_batch.columns), strict=True)
+        return (entry_of(dict(zip(names, row, strict=True))) for row in rows)
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """Give a column as Python values, as `to_pylist` does in three times the time."""
+    if column.null_count == len(column):
+        return [None] * len(column)
+    values: list[Any] = column.to_pylist() if column.null_count else column.to_numpy(zero_copy_only=False).tolist()
+    return values
 
 
 def _entry_columns(facts: pa.RecordBatch, added: tuple[pa.Array, pa.Array]) -> list[pa.Array]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -22,8 +23,14 @@ _WORKERS_MAX = 2
 
 _DONE = object()
 
-STEP_FACTS = 8
+STEP_FACTS = 32
 """How many facts the event loop turns into Python's objects, and those into text, before others have their turn."""
+
+LARGE_FACT_BYTES = 8 << 10
+"""Facts of this size are copied more than looked at, which a thread does without the interpreter."""
+
+_WORK_SECONDS = 0.001
+_REST_SECONDS = 0.001
 
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
@@ -54,14 +61,16 @@ async def by_size(
 
 
 class LoopTurns:
-    """Work of Python's own, in steps of about a millisecond on the event loop, one step of everybody in turn.
+    """Work of Python's own, in steps of less than a millisecond on the event loop, one step of everybody in turn.
 
     A thread would be no help with it: it would fight with the event loop over the interpreter, and whoever has a dozen
-    small things to do there would lose a dozen times.
+    small things to do there would lose a dozen times. For the same reason the loop rests after every millisecond of
+    such work: whatever other threads bring meanwhile, a call that came in or a commit that ended, waits for nobody.
     """
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
+        self._worked_seconds = 0.0
 
     async def of(self, steps: Iterable[Answer]) -> list[Answer]:
         """Take all the steps and give what each of them made."""
@@ -69,9 +78,17 @@ class LoopTurns:
         taking = iter(steps)
         while True:
             async with self._turn:
+                begun = time.perf_counter()
                 step = next(taking, _DONE)
+                self._worked_seconds += time.perf_counter() - begun
                 # Here others run, of whom none takes a step.
-                await asyncio.sleep(0)
+                await asyncio.sleep(self._rest_seconds())
             if step is _DONE:
                 return made
             made.append(step)  # type: ignore[arg-type]
+
+    def _rest_seconds(self) -> float:
+        if self._worked_seconds < _WORK_SECONDS:
+            return 0.0
+        self._worked_seconds = 0.0
+        return _REST_SECONDS

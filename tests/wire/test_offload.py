@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -146,6 +147,30 @@ async def test_one_step_of_everybody_in_turn() -> None:
     assert taken == ["a", "b"] * 5
     for one, two in pairwise([at for at, name in enumerate(seen) if name != "other"]):
         assert "other" in seen[one:two]
+
+
+async def test_the_loop_rests_after_a_millisecond_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other threads bring needs the interpreter, which a loop that only yields would never really leave."""
+    turns, rests, sleep = LoopTurns(), [], asyncio.sleep
+
+    async def resting(seconds: float) -> None:
+        rests.append(seconds)
+        await sleep(seconds)
+
+    def steps(seconds: float) -> Iterator[None]:
+        for _ in range(4):
+            until = time.perf_counter() + seconds
+            while time.perf_counter() < until:
+                pass
+            yield
+
+    monkeypatch.setattr("bsfg.offload.asyncio.sleep", resting)
+    await turns.of(steps(0.0011))
+    assert [seconds > 0 for seconds in rests[:4]] == [True] * 4
+    rests.clear()
+    monkeypatch.setattr("bsfg.offload.time.perf_counter", lambda: 0.0)
+    await LoopTurns().of(iter(range(4)))
+    assert rests == [0.0] * 5
 
 
 async def test_a_step_that_fails_leaves_the_turn_to_others() -> None:

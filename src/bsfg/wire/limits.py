@@ -12,7 +12,7 @@ from typing import Protocol
 
 from bsfg.errors import BsfgError, Overloaded
 from bsfg.journey.link import Fetched
-from bsfg.offload import STEP_FACTS, THREAD_BYTES, LoopTurns, by_size
+from bsfg.offload import LARGE_FACT_BYTES, THREAD_BYTES, LoopTurns, by_size
 
 BLAMED = frozenset(
     {
@@ -204,8 +204,7 @@ class Admission:
         if size_bytes < THREAD_BYTES:
             return b"".join(pieces)
         async with self.answering.take(size_bytes, owner):
-            if size_bytes * STEP_FACTS >= fetched.facts * THREAD_BYTES:
-                # Large facts are copied more than looked at, which a thread does without the interpreter.
+            if size_bytes >= fetched.facts * LARGE_FACT_BYTES:
                 return await by_size(size_bytes, b"".join, pieces)
             return b"".join(await self.turns.of(pieces))
 
