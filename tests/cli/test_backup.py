@@ -17,12 +17,15 @@ from tests.cli import folders
 from tests.cli.conftest import Run, environment, launcher
 from tests.e2e.zones import Zone, pair
 
+from bsfg.batch import EntryBatch
 from bsfg.ports import Buffer, ConsumerSpec
 from bsfg.stores.artifacts.folder import ArtifactFolder
+from bsfg.stores.log.files import DiskFiles
 from bsfg.stores.log.identity import read_identity
 from bsfg.stores.log.journal import BEGINNING, Record, encode
 from bsfg.stores.log.reader import open_folder
 from bsfg.stores.log.storage import LogStorage
+from bsfg.stores.log.view import write_latest
 from bsfg.testing.facts import batch
 
 CONTENT = b"certificate of analysis" * 500
@@ -262,6 +265,26 @@ def test_what_is_damaged_and_left_out_is_told(
     assert (made.code, made.json()["sound"]) == (1, False)
     [found] = [each for each in made.json()["problems"] if "not in the backup" in each["detail"]]
     assert path.name in found["where"] + found["detail"] and "damaged bytes at" in found["detail"]
+    refused = quick("restore", tmp_path / "b", tmp_path / "new", "--accept-unsigned", "--json")
+    assert (refused.code, refused.json()["code"]) == (1, "log_damaged") and "not in the backup" in refused.err
+    assert quick("restore", tmp_path / "b", tmp_path / "new", "--accept-unsigned", "--accept-damage").code == 0
+
+
+def test_damaged_state_and_last_known_values_are_told_and_not_restored_unasked(
+    quick: Run, data: Path, tmp_path: Path
+) -> None:
+    """What the node remembers, and the newest fact of each kind, count as much as the facts themselves."""
+    (data / "node").mkdir(exist_ok=True)
+    record = encode(Record({"gate": "held"}))
+    (data / "node" / "state.journal").write_bytes(record[:-1] + bytes([record[-1] ^ 1]) + record)
+    log = folders.log_path(data)
+    write_latest(DiskFiles(log), ".", EntryBatch.empty())
+    folders.flip(next(path for path in log.iterdir() if path.name.startswith("latest")), -20)
+    made = quick("backup", tmp_path / "b", "--data", data, "--json")
+    lacking = [each["where"] for each in made.json()["problems"] if "not in the backup" in each["detail"]]
+    assert (made.code, len(lacking)) == (1, 2)
+    assert "node/state.journal" in lacking and "streams/" in max(lacking)
+    assert quick("restore", tmp_path / "b", tmp_path / "new", "--accept-unsigned").code == 1
 
 
 def test_a_backup_that_was_altered_is_noticed(quick: Run, zone: Zone, tmp_path: Path) -> None:

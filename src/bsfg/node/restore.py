@@ -170,9 +170,10 @@ def _damaged(found: list[str]) -> LogDamaged:
 
 
 def _check_sound(backup: Path, manifest: Manifest, options: RestoreOptions, progress: Progress) -> None:
-    """Read every byte of a backup before anything relies on it."""
+    """Read every byte of a backup before anything relies on it; what was not sound when it was made is not now."""
     heads, problems = verified(backup, lambda _, done, total: progress("verifying", done, total))
-    found = [f"{each['where']}: {each['detail']}" for each in replace(manifest, problems=problems).damage]
+    damage = [*manifest.damage, *replace(manifest, problems=problems).damage]
+    found = list(dict.fromkeys(f"{each['where']}: {each['detail']}" for each in damage))
     found += [
         f"{log.stream}/{log.buffer}: it is not the log that was backed up"
         for log in manifest.logs
