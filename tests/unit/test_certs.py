@@ -104,6 +104,13 @@ def test_expired_authority_issues_nothing(tmp_path: Path) -> None:
         issue(tmp_path, "x", days=1, now=NOW)
 
 
+def test_a_folder_without_an_authority_names_the_step_that_makes_one(tmp_path: Path) -> None:
+    """Who issues before there is an authority is told of init-ca, not of a configuration that plays no part."""
+    with pytest.raises(CertificateInvalid, match="there is no authority in") as caught:
+        issue(tmp_path / "none", "plant-a-bsfg", days=1, now=NOW)
+    assert "bsfg certs init-ca" in str(caught.value.hint) and "[tls]" not in str(caught.value.hint)
+
+
 def test_nothing_is_overwritten(folder: Path, tmp_path: Path) -> None:
     """Existing files stay unless told otherwise, and then they are replaced as a whole."""
     before = (folder / "ca.key").read_bytes()

@@ -74,6 +74,9 @@ def issue(
     only call. The certificate never outlives its authority.
     """
     check_certificate_name(name, folder)
+    if not (folder / f"{CA_NAME}.key").exists():
+        hint = f"Make one with `bsfg certs init-ca {folder}`, or name the folder that has ca.crt and ca.key."
+        raise CertificateInvalid(f"there is no authority in {folder}", hint=hint)
     authority = load_certificates(folder / f"{CA_NAME}.crt")[0]
     authority_key = load_key(folder / f"{CA_NAME}.key")
     if not isinstance(authority_key, ec.EllipticCurvePrivateKey):
