@@ -6,11 +6,12 @@ import { signs } from "./icons.js";
 import { known, latest, rates, seriesOf } from "./store.js";
 import { fillLevel } from "./judge.js";
 
-const WIDTH = 760;
-const OWN = { x: 8, width: 196 };
-const PEER = { x: 600, width: 152 };
-const ROW = 122;
-const TANKS_MAX = 4;
+// On a phone the words of a lane stand above and below its gate, where they have the room that is missing beside it.
+const WIDE = { width: 760, own: { x: 8, width: 196 }, peer: { x: 600, width: 152 }, row: 122, pitch: 54, tanks: 4 };
+const NARROW = { width: 400, own: { x: 4, width: 116 }, peer: { x: 284, width: 112 }, row: 196, pitch: 88, tanks: 2 };
+const phone = matchMedia("(max-width: 640px)");
+const shape = () => (phone.matches ? NARROW : WIDE);
+const letters = (width) => Math.floor(width / 10);
 
 /** Draw the map. */
 export function map() {
@@ -19,8 +20,8 @@ export function map() {
     renew(byId("map"), h("p", { class: "empty" }, "No link is configured: there is nothing to pull and nobody to serve."));
     return;
   }
-  const height = Math.max(peers.length * ROW, 216) + 16;
-  const picture = s("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": spoken(peers) },
+  const height = Math.max(peers.length * shape().row, 216) + 16;
+  const picture = s("svg", { viewBox: `0 0 ${shape().width} ${height}`, role: "img", "aria-label": spoken(peers) },
     ownBox(height), peers.map((peer, index) => peerRow(peer, (height / peers.length) * (index + 0.5))));
   renew(byId("map"), picture);
 }
@@ -41,21 +42,23 @@ function spoken(peers) {
 }
 
 function ownBox(height) {
+  const { own } = shape();
   return s("g", {},
-    s("rect", { class: "box own", x: OWN.x, y: 8, width: OWN.width, height: height - 16, rx: 12 }),
-    label(OWN.x + OWN.width / 2, 36, "name", fitted(known.state.zone, 19)),
-    label(OWN.x + OWN.width / 2, 54, "muted", "this zone"),
+    s("rect", { class: "box own", x: own.x, y: 8, width: own.width, height: height - 16, rx: 12 }),
+    label(own.x + own.width / 2, 36, "name", fitted(known.state.zone, letters(own.width))),
+    label(own.x + own.width / 2, 54, "muted", "this zone"),
     tanks(height));
 }
 
 /** Draw the store and the forward buffer of each stream as tanks that fill and drain. */
 function tanks(height) {
   const streams = [...new Set(known.state.buffers.map((each) => each.stream))];
-  const shown = streams.slice(0, TANKS_MAX);
-  const step = (OWN.width - 24) / Math.max(shown.length, 1);
+  const { own, tanks: most } = shape();
+  const shown = streams.slice(0, most);
+  const step = (own.width - 24) / Math.max(shown.length, 1);
   const [top, bottom] = [72, height - 52];
   const drawn = shown.flatMap((stream, index) => {
-    const middle = OWN.x + 12 + step * (index + 0.5);
+    const middle = own.x + 12 + step * (index + 0.5);
     const of = (kind) => known.state.buffers.find((each) => each.stream === stream && each.buffer === kind);
     return [
       tank(of("store"), middle - 20, top, bottom, "store"),
@@ -64,7 +67,7 @@ function tanks(height) {
     ];
   });
   const left = streams.length - shown.length;
-  return [drawn, left > 0 ? label(OWN.x + OWN.width / 2, height - 15, "muted", `and ${left} more streams`) : null];
+  return [drawn, left > 0 ? label(own.x + own.width / 2, height - 15, "muted", `and ${left} more streams`) : null];
 }
 
 function tank(buffer, x, top, bottom, kind) {
@@ -82,16 +85,18 @@ function tank(buffer, x, top, bottom, kind) {
 
 function peerRow({ zone, inbound, outbound }, y) {
   const lanes = [...outbound.map((link) => [link, 1]), ...inbound.map((link) => [link, -1])];
-  const first = y - ((lanes.length - 1) * 54) / 2;
+  const { peer, pitch } = shape();
+  const first = y - ((lanes.length - 1) * pitch) / 2;
   return s("g", {},
-    s("rect", { class: "box", x: PEER.x, y: y - 46, width: PEER.width, height: 92, rx: 12 }),
-    label(PEER.x + PEER.width / 2, y + 6, "name", fitted(zone, 15)),
-    lanes.map(([link, way], index) => lane(link, way, first + index * 54)));
+    s("rect", { class: "box", x: peer.x, y: y - pitch / 2 - 19, width: peer.width, height: pitch + 38, rx: 12 }),
+    label(peer.x + peer.width / 2, y + 6, "name", fitted(zone, letters(peer.width))),
+    lanes.map(([link, way], index) => lane(link, way, first + index * pitch)));
 }
 
 /** Draw one direction: a line with an arrow, its gate in the middle, and in words what the colours say. */
 function lane(link, way, y) {
-  const [left, right] = [OWN.x + OWN.width + 6, PEER.x - 6];
+  const { own, peer } = shape();
+  const [left, right] = [own.x + own.width + 6, peer.x - 6];
   const middle = (left + right) / 2;
   const tip = way > 0 ? `M${right} ${y}l-11 -6v12z` : `M${left} ${y}l11 -6v12z`;
   const line = way > 0 ? `M${left} ${y}H${right - 9}` : `M${right} ${y}H${left + 9}`;
@@ -101,10 +106,18 @@ function lane(link, way, y) {
     s("path", { class: `tip ${link.mode}`, d: tip }),
     s("circle", { class: "gate", cx: middle, cy: y, r: 17 }),
     s("g", { transform: `translate(${middle - 10} ${y - 10}) scale(.83)` }, signs(link.mode, { class: "sign" })),
+    words(link, middle, y));
+}
+
+function words(link, middle, y) {
+  const toCome = link.to_come ? `${count(link.to_come)} to come` : "";
+  if (phone.matches) return [label(middle, y - 24, "mode", link.mode), label(middle, y + 34, "muted", toCome || figures(link))];
+  return [
     label(middle - 26, y - 8, "muted", fitted(link.side === "receiver" ? link.link : `to ${link.zone}`, 21), "end"),
     label(middle + 26, y - 8, "mode", link.mode, "start"),
     label(middle + 26, y + 18, "muted", figures(link), "start"),
-    link.to_come ? label(middle - 26, y + 18, "muted", `${count(link.to_come)} to come`, "end") : null);
+    toCome ? label(middle - 26, y + 18, "muted", toCome, "end") : null,
+  ];
 }
 
 /** Give what moves over a link in words: the lag where we receive, what is unconfirmed where we send. */
