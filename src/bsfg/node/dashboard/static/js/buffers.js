@@ -1,6 +1,6 @@
 // The buffers of each stream: how full, how far everybody has confirmed, how long the rest has waited.
 
-import { byId, foreign, h, renew, s } from "./dom.js";
+import { byId, foreign, h, renew, s, table } from "./dom.js";
 import { bytes, count, hours, moment, offset, percent, rate, span } from "./format.js";
 import { icon } from "./icons.js";
 import { backlogLevel, fillLevel } from "./judge.js";
@@ -93,7 +93,7 @@ function consumers() {
     return;
   }
   const head = ["Consumer", "Reads", "Frontier", "Backlog", "Kind", "Last fetch"];
-  renew(byId("consumers"), h("table", {},
+  renew(byId("consumers"), table(
     h("thead", {}, h("tr", {}, head.map((name) => h("th", { scope: "col", class: ["Frontier", "Backlog"].includes(name) && "number" }, name)))),
     h("tbody", {}, found.map(consumer))));
 }

@@ -22,6 +22,14 @@ function filled(element, attributes, children) {
   return element;
 }
 
+/** Make a table whose cells carry the names of their columns: on a phone each row is a block of lines. */
+export function table(...children) {
+  const made = h("table", { class: "lines" }, ...children);
+  const names = [...made.tHead.rows[0].cells].map((cell) => cell.textContent);
+  for (const row of made.tBodies[0].rows) [...row.cells].forEach((cell, at) => { cell.dataset.label = names[at] ?? ""; });
+  return made;
+}
+
 // What would turn or hide the text around it is shown as its number instead.
 const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
 

@@ -1,7 +1,7 @@
 // Quarantined facts with what may be done about them, gap records, and certificates.
 
 import { get } from "./api.js";
-import { byId, foreign, h, renew } from "./dom.js";
+import { byId, foreign, h, renew, table } from "./dom.js";
 import { count, moment, offset } from "./format.js";
 import { icon } from "./icons.js";
 import { certificateLevel } from "./judge.js";
@@ -67,7 +67,7 @@ function quarantined(row) {
 function drawGaps({ total, rows }) {
   if (!total) return renew(byId("gaps"), h("p", { class: "empty" }, "There are no gap records: everything was delivered."));
   const head = ["When", "Buffer", "Offsets", "Facts", "Reason", "Detail"];
-  renew(byId("gaps"), h("table", {},
+  renew(byId("gaps"), table(
     h("thead", {}, h("tr", {}, head.map((name) => h("th", { scope: "col", class: ["Offsets", "Facts"].includes(name) && "number" }, name)))),
     h("tbody", {}, rows.map((gap) => h("tr", {},
       h("td", { class: "time" }, moment(gap.at_unix_ms)),
@@ -86,7 +86,7 @@ export function certificates() {
     return;
   }
   const uses = { node: "this node", authority: "authority", caller: "caller" };
-  renew(byId("certificates"), h("table", {},
+  renew(byId("certificates"), table(
     h("thead", {}, h("tr", {}, ["Name", "Use", "Valid until", "Left", "File"].map((name) => h("th", { scope: "col" }, name)))),
     h("tbody", {}, found.map((each) => {
       const level = certificateLevel(each);

@@ -1,7 +1,7 @@
 // The audit trail, for operators: who did what, from where, how it ended and why.
 
 import { get } from "./api.js";
-import { byId, foreign, h, renew } from "./dom.js";
+import { byId, foreign, h, renew, table } from "./dom.js";
 import { count, moment } from "./format.js";
 import { icon } from "./icons.js";
 import { known } from "./store.js";
@@ -31,7 +31,7 @@ export async function trail(anew = false) {
 function drawTrail({ total, rows }) {
   if (!rows.length) return renew(byId("trail"), h("p", { class: "empty" }, "Nothing is recorded yet."));
   const older = rows.at(-1).number - 1;
-  renew(byId("trail"), h("table", {},
+  renew(byId("trail"), table(
     h("thead", {}, h("tr", {}, ["Record", "When", "Who", "What", "Why"].map((name) =>
       h("th", { scope: "col", class: name === "Record" && "number" }, name)))),
     h("tbody", {}, rows.map(row))),
