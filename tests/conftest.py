@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from typing import TypeVar
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 import bsfg.wire  # noqa: F401 - gRPC takes its TLS settings when it is loaded, so what sets them comes first
 
@@ -25,6 +25,7 @@ LONG_SOAK = os.environ.get("BSFG_SOAK", "short") == "long"
 settings.register_profile(
     "stable", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
+settings.register_profile("unshrunk", settings.get_profile("stable"), phases=[Phase.explicit, Phase.generate])
 settings.register_profile("explore", deadline=None, print_blob=True, max_examples=2_000)
 settings.load_profile("explore" if LONG_SOAK else "stable")
 

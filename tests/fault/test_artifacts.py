@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -27,7 +28,7 @@ from bsfg.errors import (
     StorageReadOnly,
 )
 from bsfg.stores.artifacts import ArtifactFolder
-from bsfg.stores.artifacts.contents import Shards
+from bsfg.stores.artifacts.contents import Shards, encoded
 from bsfg.testing.clock import FakeClock
 from bsfg.testing.conformance.artifact_uploads import BUCKET, HELLO, NAME, all_names, digest_of, noise, stream, whole
 from bsfg.testing.disk import FAILING, PowerLoss, SimulatedArtifactDisk
@@ -238,8 +239,8 @@ def test_a_damaged_record_is_found_and_written_anew(tmp_path: Path) -> None:
         store = await ArtifactFolder.open(tmp_path)
         put = await store.put(*NAME, stream(HELLO))
         (record,) = (tmp_path / "names").rglob("*.json")
-        good = record.read_bytes()
-        for bad in (b"", good[:40], good.replace(b"B1042", b"B1043"), b"{}\n", bytes(len(good))):
+        good, other = record.read_bytes(), encoded(replace(put, key="another"))
+        for bad in (b"", good[:40], good.replace(b"B1042", b"B1043"), b"{}\n", bytes(len(good)), other):
             record.write_bytes(bad)
             with pytest.raises(DigestMismatch):
                 await store.stat(*NAME)

@@ -220,6 +220,15 @@ def lost_identity(folder: Path) -> set[int]:
     return set()
 
 
+def foreign_segment(folder: Path) -> set[int]:
+    """Put the segment of another log, with other entries of the same offsets, in the place of one."""
+    other = folder.parent / "other"
+    asyncio.run(fill(other))
+    segment = segments(folder)[2]
+    shutil.copy(other / segment.path, folder / segment.path)
+    return entries(*segment.frames)
+
+
 HARMS: dict[str, Callable[[Path], set[int]]] = {
     "a flipped bit in the middle": in_the_middle,
     "a truncated segment": truncated_segment,
@@ -228,6 +237,7 @@ HARMS: dict[str, Callable[[Path], set[int]]] = {
     "a damaged header": damaged_header,
     "an end that was cut": cut_end,
     "no identity": lost_identity,
+    "a segment of another log": foreign_segment,
 }
 
 
@@ -337,6 +347,20 @@ def test_a_sector_that_cannot_be_read_costs_its_frames_alone() -> None:
     assert log.lost == sum(each.count for each in lost)
     assert any("cannot be read" in each.detail and each.where == segment.path for each in found.missing)
     assert {problem.code for problem in verify(target).problems} == {"entries_lost"}
+
+
+def test_what_is_saved_survives_a_power_loss() -> None:
+    """Everything in the new folder is durable when salvage says that it is there: the old one may be thrown away."""
+    disk, target = SimulatedDisk(), SimulatedDisk()
+    asyncio.run(fill(disk))
+    salvage_data(disk, target, NOW_UNIX_MS, lambda size: None)
+    for seed in range(5):
+        report = verify(target.crash(Random(seed)))
+        assert report.problems == []
+        assert {log.stream: (log.start, log.end) for log in report.logs if log.end} == {
+            STREAM: (TRUNCATED, FACTS),
+            OTHER: (0, PER_BATCH),
+        }
 
 
 def test_what_must_not_be_is_refused(data: Path, tmp_path: Path) -> None:

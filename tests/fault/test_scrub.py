@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +73,11 @@ class Scrubbed:
         if ended is not None:
             self.clock.advance((ended - self.clock.now_unix_ms()) / 1000)
         self.notes: list[str] = []
+        self.then: Callable[[], None] = lambda: None
 
         def note(event: str, **fields: Any) -> None:
             self.notes.append(event)
+            self.then()
 
         self.alerts = AlertBoard("plant-a", Alerts(), Metrics(), self.clock, note)
 
@@ -127,13 +129,14 @@ def test_a_sound_folder_is_read_whole(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_flipped_bit_in_a_sealed_segment_is_told_and_recorded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [1, -1], ids=["in the middle", "at the end"])
+def test_a_flipped_bit_in_a_sealed_segment_is_told_and_recorded(tmp_path: Path, number: int) -> None:
     """The alert names file, byte and entries; the log records the gap; the next pass knows it; a restart tells it."""
 
     async def run() -> None:
         storage = await filled(tmp_path)
         segment = LogFolder(DiskFiles(tmp_path), STREAM, Buffer.STORE).view().segments[2]
-        ref = segment.frames[1]
+        ref = segment.frames[number]
         flip(tmp_path / segment.path, ref.position + FRAME_HEADER_BYTES + 100)
         [alert] = await Scrubbed(tmp_path, storage).once()
         assert (alert["alert"], alert["about"]) == ("scrub_damage", segment.path)
@@ -168,6 +171,30 @@ def test_keys_artifacts_and_headers_are_checked(tmp_path: Path) -> None:
         flip(keys, 50)
         alerts = await Scrubbed(tmp_path, storage).once()
         assert [alert["about"] for alert in alerts] == [segment.path]
+        await storage.close()
+
+    asyncio.run(run())
+
+
+def test_a_pass_that_was_interrupted_goes_on_and_forgets_nothing(tmp_path: Path) -> None:
+    """A pass that ends with its node goes on behind what was read, and what was found there is still told."""
+
+    async def run() -> None:
+        storage = await filled(tmp_path)
+        [content] = [path for path in (tmp_path / "artifacts" / "content").rglob("*") if path.is_file()]
+        flip(content, 500_000)
+        first = Scrubbed(tmp_path, storage)
+        first.then = first.scrub._stopping.set  # artifacts are read before everything else
+        first.scrub.start()
+        await asyncio.wait_for(first.scrub._stopping.wait(), 30)
+        await first.scrub.stop()
+        first.state.close()
+        assert first.scrub.status()["ended_unix_ms"] is None
+        again = Scrubbed(tmp_path, storage)
+        [alert] = await again.once()
+        assert alert["about"] == str(content.relative_to(tmp_path))
+        status = again.scrub.status()
+        assert 0 < status["done_bytes"] < 1_000_000 < status["total_bytes"]
         await storage.close()
 
     asyncio.run(run())

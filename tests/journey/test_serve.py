@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -104,14 +105,26 @@ async def test_long_poll_may_end_empty(make_zone: MakeZone) -> None:
     assert (fetched.frames, fetched.start, fetched.end) == ([], 2, 2)
 
 
-async def test_long_poll_waits_on_over_what_is_left_out(make_zone: MakeZone) -> None:
+async def test_long_poll_waits_on_over_what_is_left_out(make_zone: MakeZone, monkeypatch: pytest.MonkeyPatch) -> None:
     """Facts that the link does not carry do not end a wait; they are reported with the first that it does carry."""
     zone = await zone_with(make_zone, [])
+    kind, waits_on = type(await zone.store()), asyncio.Event()
+    wait_for = kind.wait_for
+
+    def watched(self: Any, offset: int, timeout_seconds: float) -> Any:
+        if offset == 3:
+            waits_on.set()
+        return wait_for(self, offset, timeout_seconds)
+
+    monkeypatch.setattr(kind, "wait_for", watched)
     carriage = Carriage(frozenset({"enterprise"}))
     waiting = asyncio.create_task(fetch(zone, FetchRequest(wait_seconds=60), carriage))
     for number in range(3):
         await zone.append([message(f"lab-{number}", number, to_zone="lab")])
-    assert not waiting.done()
+    looked = asyncio.create_task(waits_on.wait())
+    await asyncio.wait({waiting, looked}, return_when=asyncio.FIRST_COMPLETED)
+    looked.cancel()
+    assert not waiting.done(), "it has seen all three, and does not wait for the next one"
     await zone.append([message("mine", 1)])
     assert shape(list((await waiting).frames)) == [(0, 2, "skipped"), (3, 3, "entries")]
 

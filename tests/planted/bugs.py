@@ -114,6 +114,8 @@ def outcomes(folder: Path, tests: Sequence[str]) -> dict[str, str]:
     """Run tests in a copy and give how each ended: nothing for passed, else what stopped it."""
     report = folder / "report.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", "--no-header"]
+    # That a property fails is enough; the smallest example of it takes long to find.
+    command += ["--hypothesis-profile=unshrunk"]
     command += [f"--timeout={TEST_SECONDS}", f"--junitxml={report}", f"--basetemp={folder / 'temporary'}", *tests]
     environment = {**os.environ, "PYTHONPATH": str(folder / "src")}
     ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
@@ -133,8 +135,8 @@ def _outcome(case: ElementTree.Element) -> tuple[str, str]:
 
 def reported_as(test: str) -> str:
     """Give the name under which a test stands in a report."""
-    path, _, name = test.partition("::")
-    return f"{path.removesuffix('.py').replace('/', '.')}::{name}"
+    path, *classes, name = test.split("::")
+    return ".".join([path.removesuffix(".py").replace("/", "."), *classes]) + f"::{name}"
 
 
 def escape(bug: Bug) -> str:

@@ -19,20 +19,21 @@ def test_every_bug_has_its_place_and_its_tests() -> None:
     """The text of each stands in the source exactly once; whoever changes such a line looks after the bug, too."""
     bugs, texts = load(), sources()
     assert len(bugs) >= 45
-    functions: dict[str, set[str]] = {}
+    names: dict[str, set[str]] = {}
     for bug in bugs:
         place(bug, texts)
         assert bug.tests, bug.name
         assert bug.mistake.endswith("."), bug.name
         for test in bug.tests:
-            path, _, name = test.partition("::")
-            known = functions.setdefault(path, _functions(ROOT / path))
+            path, name, *_ = test.split("::")
+            known = names.setdefault(path, _names(ROOT / path))
             assert name.partition("[")[0] in known, f"{bug.name}: there is no test {test}"
 
 
-def _functions(path: Path) -> set[str]:
+def _names(path: Path) -> set[str]:
+    """Name the tests of a file; what a class of them inherits is found when it runs."""
     nodes = ast.walk(ast.parse(path.read_text()))
-    return {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    return {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
 
 
 def test_a_text_that_is_gone_or_not_alone_is_told() -> None:

@@ -24,7 +24,7 @@ from bsfg.gate import RECEIVER, SENDER, Mode
 from bsfg.journey.link import Fetched, FetchRequest, Refusal
 from bsfg.node import upkeep
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec, Result
-from bsfg.spark.replicate import turn
+from bsfg.spark.replicate import carrying, turn
 from bsfg.testing.disk import PowerLoss
 from bsfg.testing.facts import altered, messages
 
@@ -105,7 +105,7 @@ class Producer:
 class Campaign:
     """Everything of one seed."""
 
-    def __init__(self, seed: int, hours: float, *, pipelines: bool = False) -> None:
+    def __init__(self, seed: int, hours: float, *, pipelines: bool = True) -> None:
         self.seed, self.hours, self.pipelines = seed, hours, pipelines
         self.rng = Random(f"campaign/{seed}")
         self.loop = VirtualLoop(Random(f"threads/{seed}"))
@@ -355,14 +355,15 @@ class Campaign:
             self._tell(f"  {event.pop('event')} {event}"[:300])
             raise structlog.DropEvent
 
-        before, look_seconds, time = structlog.get_config(), upkeep.LOOK_SECONDS, turn.time
+        before, look_seconds, time, clock = structlog.get_config(), upkeep.LOOK_SECONDS, turn.time, carrying.SystemClock
         structlog.configure(processors=[kept], wrapper_class=structlog.BoundLogger, cache_logger_on_first_use=False)
         upkeep.LOOK_SECONDS = LOOK_SECONDS
         turn.time = SimpleNamespace(monotonic=self.loop.time)  # type: ignore[assignment]
+        carrying.SystemClock = lambda: VirtualClock(self.loop)  # type: ignore[assignment, misc]
         try:
             yield
         finally:
-            upkeep.LOOK_SECONDS, turn.time = look_seconds, time
+            upkeep.LOOK_SECONDS, turn.time, carrying.SystemClock = look_seconds, time, clock  # type: ignore[misc]
             structlog.configure(**before)
 
     @property

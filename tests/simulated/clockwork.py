@@ -20,8 +20,11 @@ THREAD_SECONDS_MAX = 0.004
 """How long work that a thread would do takes at most: a sync of a good disk."""
 
 
+TURN_SECONDS = 1e-6
+"""How long a turn of the loop takes that waits for nothing. Timers go off when less than this is left of their time."""
+
 TURNS_MAX = 200_000
-"""After so many turns of the loop in which no time passed somebody waits for something without waiting."""
+"""After so many turns of the loop in which nobody waited somebody waits for something without waiting."""
 
 
 class StandstillError(Exception):
@@ -68,8 +71,8 @@ class _Jumping(selectors.SelectSelector):
             raise StandstillError(f"nothing is left to happen after {self.now:.3f} s")
         self._turns = 0 if timeout > 0 else self._turns + 1
         if self._turns > TURNS_MAX:
-            raise StandstillError(f"somebody runs in a circle at {self.now:.3f} s, and time does not pass")
-        self.now += max(0.0, timeout)
+            raise StandstillError(f"somebody runs in a circle at {self.now:.3f} s, and waits for nothing")
+        self.now += timeout if timeout > 0 else TURN_SECONDS
         return []
 
 
@@ -79,7 +82,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self, rng: Random) -> None:
         self._jumping = _Jumping()
         super().__init__(self._jumping)
-        self._clock_resolution = 1e-6
+        self._clock_resolution = TURN_SECONDS
         self._rng, self._numbers = rng, 0
         self.set_task_factory(self._numbered)
 

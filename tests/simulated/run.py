@@ -24,7 +24,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Two nodes on simulated machines, in virtual time, one run per seed.")
     parser.add_argument("seeds", nargs="?", default="0-9", help="such as 7, 0-19 or 3,5,10-12 (default: 0-9)")
     parser.add_argument("--hours", type=float, default=1.0, help="how long the trouble lasts, in virtual hours")
-    parser.add_argument("--pipelines", action="store_true", help="have tasks of the Spark engine take the links too")
+    parser.add_argument(
+        "--pipelines",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="have tasks of the Spark engine take the links too",
+    )
     parser.add_argument("--trace", action="store_true", help="print what happened, also when nothing was wrong")
     given = parser.parse_args(arguments)
     print("    seed  virtual h    facts  crashes  seconds")

@@ -61,9 +61,10 @@ def test_index_agrees_with_a_dict(tmp_path: Path, seed: int, memory_bytes: int) 
 
 
 def check(store: IndexStore, model: dict[int, set[int]], rng: np.random.Generator) -> None:
-    """Ask for keys that are there and keys that are not, few and many at a time."""
-    for count in (1, 8, 9, 300):
-        asked = np.sort(rng.integers(0, 6_000, size=count).astype(np.uint64) << np.uint64(51))
+    """Ask for keys that are there and keys that are not, few and many at a time, and for the newest one by one."""
+    some = [np.sort(rng.integers(0, 6_000, size=count).astype(np.uint64) << np.uint64(51)) for count in (1, 8, 9, 300)]
+    newest = sorted(model, key=lambda value: max(model[value]))[-RUN_KEYS:]
+    for asked in [*some, *(np.array([value], dtype=np.uint64) for value in newest)]:
         rows, offsets = store.keys.candidates(asked)
         found: dict[int, set[int]] = defaultdict(set)
         for row, offset in zip(rows.tolist(), offsets.tolist(), strict=True):
@@ -97,6 +98,20 @@ def test_a_run_ahead_of_the_log_is_refused(tmp_path: Path) -> None:
     behind = IndexStore(DiskFiles(tmp_path), ".", OWNER, 1 << 20, RUN_KEYS)
     assert behind.load(0, RUN_KEYS, 0, {RUN_KEYS: b"b" * 32}.get) == 0
     assert not list((tmp_path / "index").iterdir())
+
+
+def test_what_lies_behind_a_hole_is_added_again(tmp_path: Path) -> None:
+    """Where a run is missing the index ends: what follows it is of no use, and none of its keys counts as covered."""
+    store = opened(tmp_path)
+    filled(store, 3 * RUN_KEYS)
+    store.close()
+    next((tmp_path / "index").glob(f"*-{RUN_KEYS}-*.run")).unlink()
+    again = reopened(tmp_path, 3 * RUN_KEYS)
+    assert again.covered == RUN_KEYS
+    assert run_files(tmp_path) == [f"0-{RUN_KEYS - 1}.run"]
+    filled(again, 2 * RUN_KEYS, RUN_KEYS)
+    assert all(again.keys.may_hold(offset << 40) for offset in range(3 * RUN_KEYS))
+    again.close()
 
 
 def test_a_run_survives_its_encoding() -> None:

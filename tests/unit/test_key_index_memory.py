@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bsfg.stores.log.files import Bytes, DiskFile, DiskFiles
-from bsfg.stores.log.index import PAGE_KEYS, Filter, Run, decode_run, encode_run, filter_pieces, merged
+from bsfg.stores.log.index import HEADER, PAGE_KEYS, Filter, Run, decode_run, encode_run, filter_pieces, merged
 from bsfg.stores.log.indexstore import WORKING_BYTES_PER_KEY, IndexStore
 from bsfg.stores.log.runfile import RunWriter, merged_stretches, read_head, read_run
 
@@ -269,6 +269,33 @@ def test_a_merge_that_breaks_off_leaves_the_old_runs(tmp_path: Path) -> None:
     fill_small(store, 8, 9)
     settle(store)
     assert len(store.keys.runs) < 8
+    store.close()
+
+
+def test_a_merge_of_what_was_mended_meanwhile_is_not_used(tmp_path: Path) -> None:
+    """A run is spoilt so that a merge takes it as it is; whoever asks it notices, and then the merge must not count."""
+    (tmp_path / "index").mkdir()
+    store = IndexStore(DiskFiles(tmp_path), ".", OWNER, 0, 64)
+
+    def source(first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+        order = np.argsort(hashes_of(first, last + 1))
+        return hashes_of(first, last + 1)[order], order + first
+
+    store.source = source
+    fill_small(store, 0, 7)
+    spoilt = store.keys.runs[3]
+    with (tmp_path / "index" / spoilt.name).open("r+b") as file:
+        file.seek(HEADER.size)
+        file.write(b"\0")  # the lowest byte of the smallest hash: they stay sorted
+    fill_small(store, 7, 8)
+    assert store._merging is not None
+    store._merging.result()
+    everything = np.sort(hashes_of(0, 512))
+    assert sorted(store.keys.candidates(everything)[1].tolist()) == list(range(512))
+    settle(store)
+    fill_small(store, 8, 9)
+    settle(store)
+    assert sorted(store.keys.candidates(everything)[1].tolist()) == list(range(512))
     store.close()
 
 

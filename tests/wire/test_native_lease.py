@@ -7,14 +7,15 @@ from tests.wire.conftest import Sites
 from tests.wire.site import CONFIG, until
 
 from bsfg.config import parse
-from bsfg.errors import LeaseHeld
-from bsfg.gate import Mode
+from bsfg.errors import DiskFull, IdentityRevoked, LeaseHeld
+from bsfg.gate import RECEIVER, Gate, Mode
 from bsfg.journey import handoff
 from bsfg.journey.link import FetchRequest
 from bsfg.journey.receive import PullProgress
 from bsfg.node import links, native
 from bsfg.node.links import LinkRegistry
 from bsfg.node.native import NativeHandoff
+from bsfg.wire.service import GateView
 
 
 async def test_a_lease_that_could_not_be_kept_is_kept_again(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,6 +78,46 @@ async def test_a_call_that_was_cancelled_does_not_end_the_loop(sites: Sites) -> 
     try:
         await until(lambda: pull.turns >= 3)
         assert "fetch_failed" in noted
+    finally:
+        await asyncio.wait_for(engine.stop(), 60)
+
+
+class Revoked(Interrupted):
+    """Turns of which the first is refused for good."""
+
+    async def turn(self, request: FetchRequest) -> PullProgress:
+        """Be refused once, then bring nothing."""
+        self.turns += 1
+        if self.turns == 1:
+            raise IdentityRevoked("this identity is revoked")
+        await asyncio.sleep(0)
+        return PullProgress()
+
+
+async def test_a_finding_that_cannot_be_written_down_does_not_end_the_loop(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full when a link is to be held, and when an operator's hold ends by itself: then the link moves."""
+    monkeypatch.setattr(handoff, "HELD_LOOK_SECONDS", 0.001)
+    site, noted, failed = await sites(), list[str](), list[str]()
+
+    def on_move(view: GateView, before: Gate) -> None:
+        if (view.gate.mode == Mode.HELD) != (before.mode == Mode.HELD):
+            failed.append(view.gate.mode)
+            raise DiskFull(f"cannot write down that the gate is {view.gate.mode}")
+
+    board = site.parts.board
+    board.on_move = on_move
+    [link] = parse(CONFIG.format(stream=""), site.folder / "zone.toml").links.values()
+    pull = Revoked()
+    engine = NativeHandoff(link, site.parts, [pull], note=lambda event, **fields: noted.append(event))  # type: ignore[list-item]
+    await engine.start()
+    try:
+        await until(lambda: bool(failed))
+        until_unix_ms = board.clock.now_unix_ms() + 100
+        board.hold(link.name, RECEIVER, by="operator", reason="work", until_unix_ms=until_unix_ms)
+        await until(lambda: pull.turns >= 3)
+        assert (failed[0], len(failed), noted.count("link_failed")) == (Mode.HELD, 2, 2)
     finally:
         await asyncio.wait_for(engine.stop(), 60)
 

@@ -212,17 +212,24 @@ class Handoff:
         made_good = False
         try:
             while not self._stopping.is_set():
-                gate = self._desk.gate()
-                if not self._desk.may_move() or not gate.allows_fetch:
-                    made_good = False
-                    pull.reset()
-                    await self._pause(HELD_LOOK_SECONDS)
-                elif not made_good:
-                    made_good = await self._try(pull, self._make_good(pull), backoff)
-                else:
-                    await self._try(pull, self._turn(pull, gate), backoff)
+                try:
+                    made_good = await self._step(pull, made_good, backoff)
+                except Exception as error:
+                    # Not even a finding can be written down; a loop that ended here would be a link that stands still.
+                    self._note("link_failed", link=self.link.name, stream=pull.stream, exc_info=error)
+                    await self._pause(backoff.next_seconds())
         finally:
             pull.reset()
+
+    async def _step(self, pull: Pull, made_good: bool, backoff: Backoff) -> bool:
+        """Do what the gate allows; tell whether what an operator released has been acted upon."""
+        gate = self._desk.gate()
+        if not self._desk.may_move() or not gate.allows_fetch:
+            pull.reset()
+            await self._pause(HELD_LOOK_SECONDS)
+            return False
+        turn = self._turn(pull, gate) if made_good else self._make_good(pull)
+        return await self._try(pull, turn, backoff) or made_good
 
     async def _try(self, pull: Pull, turn: Awaitable[PullProgress | None], backoff: Backoff) -> bool:
         """Make one turn and deal with how it went; tell whether it went well."""
@@ -231,6 +238,7 @@ class Handoff:
             if progress is None:
                 return True
             await self._went_well(pull, progress, backoff)
+            return progress.held is None and progress.paused is None
         except BsfgError as error:
             await self._failed(pull, error, backoff)
         except asyncio.CancelledError:
@@ -238,11 +246,8 @@ class Handoff:
                 raise
             await self._failed(pull, PeerUnreachable("a call of this turn was ended here"), backoff)
         except Exception as error:
-            # A loop that ended here would be a link that stands still and says nothing.
             self._note("link_failed", link=self.link.name, stream=pull.stream, exc_info=error)
             self._hold(pull, BsfgError.code, f"{type(error).__name__}: {error}")
-        else:
-            return progress.held is None and progress.paused is None
         return False
 
     async def _make_good(self, pull: Pull) -> PullProgress | None:
