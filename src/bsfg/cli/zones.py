@@ -1,81 +1,83 @@
-"""Two zones on loopback for the benchmark: certificates, configurations, and their nodes as processes of their own."""
+"""Zones on loopback, for benchmarks and the demo: certificates, configurations, and nodes as processes of their own.
+
+Run as `python -m bsfg.cli.zones node -c zone.toml` and so on it is a command that ends when whoever started it does.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Generic, TypeVar
 
-import crc32c
 import orjson
 
-from bsfg.cli.bench.workload import FROM_ZONE, TO_ZONE
 from bsfg.errors import PeerUnreachable, TimedOut
-from bsfg.ports import Buffer
-from bsfg.stores.log.files import DiskFiles
-from bsfg.stores.log.notes import WATERMARK, read_watermark
-from bsfg.stores.log.storage import log_folder
 from bsfg.wire.certs import create_authority, issue
+from bsfg.wire.tls import TlsFiles
 
-STREAM = "bench"
-PRODUCER = f"{FROM_ZONE}-producer"
-CROWD = f"{FROM_ZONE}-crowd"
-"""All others at once, beside whom a producer is a bystander."""
+ROLES = {"producer": '"producer"', "pipeline": '"pipeline"', "crowd": '"producer", "consumer", "operator"'}
+"""The identities of each zone, by the end of their names, and what they may do."""
 
 READY_SECONDS = 60.0
 STOP_SECONDS = 30.0
 
-_COMMON = """
+_NODE = """
 [zone]
 name = "{zone}"
 [listen]
-grpc = "127.0.0.1:0"
+grpc = "127.0.0.1:{port}"
 http_enabled = false
 [tls]
 ca = "{certs}/ca.crt"
 certificate = "{certs}/{zone}-bsfg.crt"
 key = "{certs}/{zone}-bsfg.key"
-[log]
-level = "warning"
-[streams.{stream}]
 """
-_SENDER = """
-[identities.{producer}]
+_IDENTITY = """
+[identities.{zone}-{name}]
 zone = "{zone}"
-roles = ["producer"]
+roles = [{roles}]
 streams = ["*"]
-[identities.{crowd}]
-zone = "{zone}"
-roles = ["producer", "consumer", "operator"]
-streams = ["*"]
-consumers = ["{crowd}"]
-[identities.{other}-bsfg]
-zone = "{other}"
-roles = ["peer"]
-streams = ["*"]
-[serve.{other}]
+consumers = ["{zone}-{name}"]
 """
-_RECEIVER = """
-[identities.{other}-bsfg]
-zone = "{other}"
-roles = ["peer"]
-streams = ["*"]
-[links.from-{other}]
-zone = "{other}"
-address = "127.0.0.1:{port}"
-engine = "native"
+_LINK = """
+[links.from-{sender.name}]
+zone = "{sender.name}"
+address = "{sender.address}"
+engine = "{engine}"
 """
+
+
+def leash() -> None:
+    """Stop this process cleanly when its standard input ends, which it also does when its parent is killed."""
+
+    def watch() -> None:
+        while os.read(0, 1024):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def certificates(folder: Path, zones: Iterable[str], roles: Iterable[str], *, days: int = 1) -> None:
+    """Make an authority, and certificates for the nodes and the users of some zones."""
+    now = datetime.now(UTC)
+    create_authority(folder, name=f"the authority of {folder.name}", days=days + 1, now=now)
+    for zone in zones:
+        issue(folder, f"{zone}-bsfg", days=days, now=now, hosts=["127.0.0.1"])
+        for role in roles:
+            issue(folder, f"{zone}-{role}", days=days, now=now, serves=False)
 
 
 @dataclass(slots=True)
-class BenchZone:
+class LoopbackZone:
     """One zone: its folder and, while it runs, its node."""
 
     name: str
@@ -89,19 +91,47 @@ class BenchZone:
         assert self.process is not None
         return self.process.pid
 
+    @property
+    def address(self) -> str:
+        """Where its node listens."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def certs(self) -> Path:
+        """Where the certificates are."""
+        return (self.folder.parent / "certs").absolute()
+
+    def files(self, role: str) -> TlsFiles:
+        """Give the certificate files of one of its identities."""
+        return TlsFiles(self.certs / "ca.crt", *(self.certs / f"{self.name}-{role}.{end}" for end in ("crt", "key")))
+
+    def write(self, rest: str) -> None:
+        """Write its configuration: what all zones have, and the rest."""
+        common = _NODE.format(zone=self.name, port=self.port, certs=self.certs)
+        identities = (_IDENTITY.format(zone=self.name, name=name, roles=roles) for name, roles in ROLES.items())
+        (self.folder / "zone.toml").write_text(f"{common}{''.join(identities)}{rest}", encoding="utf-8")
+
+    def command(self, ready: str) -> list[str]:
+        """Give the command of its process, which fills the file ``ready`` when it is at work."""
+        return [sys.executable, "-m", "bsfg.cli.zones", "node", "-c", "zone.toml", "--ready-file", ready]
+
     def start(self) -> None:
-        """Start the node and wait until it serves."""
-        ready = self.folder / "ready"
-        command = [sys.executable, "-m", "bsfg.cli.bench.node_server", "-c", "zone.toml", "--ready-file", "ready"]
+        """Start the process and wait until it is at work."""
+        ready = self.folder / f"{self.name}-ready"
         with (self.folder / "node.log").open("ab") as log:
             self.process = subprocess.Popen(
-                command, cwd=self.folder, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+                self.command(ready.name),
+                cwd=self.folder,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         wait_until(lambda: self._is_ready(ready), READY_SECONDS)
-        self.port = orjson.loads(ready.read_bytes())["grpc_port"]
+        self.port = orjson.loads(ready.read_bytes()).get("grpc_port", 0)
 
     def stop(self) -> None:
-        """End the node, gently at first."""
+        """End the process, gently at first."""
         if self.process is None:
             return
         assert self.process.stdin is not None
@@ -114,35 +144,8 @@ class BenchZone:
             self.process.wait()
         self.process = None
 
-    def end(self, buffer: Buffer) -> int:
-        """Give how far a buffer is durable, read from its folder without asking the node."""
-        watermark = read_watermark(DiskFiles(self.folder / "data"), log_folder(STREAM, buffer))
-        return watermark[1] if watermark is not None else 0
-
-    @contextmanager
-    def published_end(self, buffer: Buffer) -> Iterator[Callable[[], int]]:
-        """Open what the writer of a buffer publishes, and give a quick look at how far it is durable."""
-        path = self.folder / "data" / log_folder(STREAM, buffer) / "durable"
-        with path.open("rb", buffering=0) as published:
-            last = 0
-
-            def end() -> int:
-                nonlocal last
-                data = os.pread(published.fileno(), WATERMARK.size, 0)
-                # While it is being written the checksum is wrong; then what was seen before still holds.
-                if crc32c.crc32c(data[:-4]) == WATERMARK.unpack(data)[3]:
-                    last = WATERMARK.unpack(data)[1]
-                return last
-
-            yield end
-
-    def cpu_seconds(self) -> float:
-        """Give the processor time that the node has used so far."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
     def _is_ready(self, ready: Path) -> bool:
-        """Tell whether the node has written its ports; raise when it never will."""
+        """Tell whether the process has filled its file; raise when it never will."""
         if self.process is not None and self.process.poll() is not None:
             last = (self.folder / "node.log").read_text(encoding="utf-8", errors="replace")[-1000:]
             raise PeerUnreachable(
@@ -152,55 +155,41 @@ class BenchZone:
         return ready.exists() and bool(ready.read_bytes())
 
 
-@dataclass(slots=True)
-class BenchSite:
-    """A sender and a receiver that pulls from it, under one certificate authority."""
+AnyZone = TypeVar("AnyZone", bound=LoopbackZone)
 
-    root: Path
-    sender: BenchZone = field(init=False)
-    receiver: BenchZone = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.sender, self.receiver = (BenchZone(name, self.root / name) for name in (FROM_ZONE, TO_ZONE))
-        now = datetime.now(UTC)
-        create_authority(self.certs, name="bsfg bench", days=2, now=now)
-        for zone in (self.sender, self.receiver):
+class LoopbackSite(Generic[AnyZone]):
+    """A sender and the zones that pull from it, under one certificate authority.
+
+    ``engines`` are those of the receivers by their names; ``rest`` is what the configurations of all zones end with.
+    """
+
+    def __init__(self, root: Path, kind: type[AnyZone], sender: str, engines: dict[str, str], rest: str) -> None:
+        self.root, self._engines, self._rest = root, engines, rest
+        self.sender, *self.receivers = self.zones = [kind(name, root / name) for name in (sender, *engines)]
+        certificates(self.sender.certs, (zone.name for zone in self.zones), ROLES)
+        for zone in self.zones:
             zone.folder.mkdir()
-            issue(self.certs, f"{zone.name}-bsfg", days=1, now=now)
-        for name in (PRODUCER, CROWD):
-            issue(self.certs, name, days=1, now=now, serves=False)
-        self._write(self.sender, self.receiver, _SENDER)
 
-    @property
-    def certs(self) -> Path:
-        """Where the certificates are."""
-        return self.root / "certs"
-
-    def start_sender(self) -> None:
-        """Start the zone that producers append to."""
-        self.sender.start()
-
-    def start_receiver(self) -> None:
-        """Start the zone that pulls from the other."""
-        self._write(self.receiver, self.sender, _RECEIVER)
-        self.receiver.start()
+    def start(self, zone: AnyZone) -> None:
+        """Start a zone: the one that producers append to, or one that pulls from it."""
+        others = self.receivers if zone is self.sender else [self.sender]
+        rest = "".join(
+            f'[identities.{other.name}-bsfg]\nzone = "{other.name}"\nroles = ["peer"]\nstreams = ["*"]\n'
+            for other in others
+        )
+        if zone is self.sender:
+            rest += "".join(f"[serve.{other.name}]\n" for other in others)
+        else:
+            rest += _LINK.format(sender=self.sender, engine=self._engines[zone.name])
+        zone.write(self._rest + rest)
+        zone.start()
+        zone.write(self._rest + rest)  # whoever reads it later finds the node by it
 
     def stop(self) -> None:
-        """End both nodes."""
-        self.receiver.stop()
-        self.sender.stop()
-
-    def _write(self, zone: BenchZone, other: BenchZone, rest: str) -> None:
-        values: dict[str, Any] = {
-            "zone": zone.name,
-            "other": other.name,
-            "port": other.port,
-            "certs": self.certs.absolute(),
-            "stream": STREAM,
-            "producer": PRODUCER,
-            "crowd": CROWD,
-        }
-        (zone.folder / "zone.toml").write_text((_COMMON + rest).format(**values), encoding="utf-8")
+        """End all nodes."""
+        for zone in reversed(self.zones):
+            zone.stop()
 
 
 def wait_until(condition: Callable[[], object], timeout_seconds: float, step_seconds: float = 0.005) -> None:
@@ -210,3 +199,10 @@ def wait_until(condition: Callable[[], object], timeout_seconds: float, step_sec
         if time.monotonic() > ends:
             raise TimedOut(f"what should have happened did not within {timeout_seconds:g} s")
         time.sleep(step_seconds)
+
+
+if __name__ == "__main__":
+    from bsfg.cli.app import run
+
+    leash()
+    sys.exit(run(sys.argv[1:]))
