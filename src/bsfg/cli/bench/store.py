@@ -71,8 +71,7 @@ def measured_in(
 
 def _measured(place: Path, facts: int) -> Any:
     from bsfg.cli.bench import measure
-    from bsfg.cli.bench.reopen import reopen_seconds
-    from bsfg.cli.bench.trickle import trickled
+    from bsfg.cli.bench.reopen import reopen_seconds, trickled
 
     samples = measure.Samples(facts)
     with progress_bar("starting") as bar:
