@@ -20,6 +20,7 @@ import orjson
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from bsfg.errors import BsfgError, InvalidArgument, SpoolNotShared
+from bsfg.retry import Retry
 from bsfg.spark.calls import NodeAccess
 from bsfg.spark.errors import told_by_spark
 from bsfg.spark.ingest.mapped import fact_schema
@@ -118,17 +119,14 @@ class Ingest:
 
     def _insist(self, step: Sequence[Piece]) -> Left:
         """Do a step, again and again while the node is away or full, as long as the user wants to wait."""
-        since: float | None = None
+        retry = Retry(1.0, 1.0, self._settings.wait_seconds)
         while True:
             try:
                 return self._do(step)
             except BsfgError as error:
-                now = time.monotonic()
-                since = now if since is None else since
-                if not error.retryable or now - since > self._settings.wait_seconds:
-                    raise
+                pause_seconds = retry.pause_after(error)
                 self._watch.waiting(error)
-                time.sleep(min(1.0, self._settings.wait_seconds))
+                time.sleep(pause_seconds)
 
     def _do(self, step: Sequence[Piece]) -> Left:
         """Do a step the quick way, and where the node refuses rows of it the careful one."""

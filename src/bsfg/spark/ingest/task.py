@@ -10,6 +10,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -229,7 +230,7 @@ class _Appending:
         while waiting:
             at, batch = waiting.pop(0)
             try:
-                appended = self._patience.insist(lambda batch=batch: calls().run(self._call(batch)))  # type: ignore[misc]
+                appended = self._patience.made(partial(self._call, batch))
             except BsfgError as error:
                 if error.code not in self._bearable:
                     raise
