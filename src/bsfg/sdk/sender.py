@@ -13,7 +13,7 @@ import numpy as np
 
 from bsfg.batch import FactBatch
 from bsfg.columns import constant_value
-from bsfg.errors import BsfgError, ConflictingDuplicate, InvalidArgument, PeerUnreachable, unforeseen
+from bsfg.errors import OF_ONE_FACT, BsfgError, ConflictingDuplicate, InvalidArgument, PeerUnreachable, unforeseen
 from bsfg.ports import Receipt, Result
 from bsfg.retry import Backoff
 from bsfg.sdk.endpoint import Endpoint
@@ -159,19 +159,6 @@ def _slice(appended: Appended, first: int, last: int) -> Appended:
     )
     return type(appended)(part, appended.digests[first:last], ids, appended.hasher)
 
-
-REFUSED_FOR_GOOD = frozenset(
-    {
-        "invalid_fact",
-        "fact_too_large",
-        "message_too_large",
-        "implausible_time",
-        "digest_mismatch",
-        "artifact_missing",
-        "hash_collision",
-    }
-)
-"""What is wrong with a fact itself, so that sending it again cannot help."""
 
 REFUSED_TO_CALLER = frozenset({"permission_denied", "signature_invalid", "signature_missing", "zone_not_allowed"})
 """What an operator can allow, by a right or by a key; it may be about single facts."""
@@ -408,7 +395,7 @@ class Sender:
         if shipment.divisible and len(shipment) > 1 and _may_be_halved(shipment, error):
             self._halve(shipment)
             return True
-        if error.code in REFUSED_FOR_GOOD:
+        if error.code in OF_ONE_FACT - REFUSED_TO_CALLER:
             self._refuse(shipment, range(len(shipment)), error)
             return True
         if self._options.hold:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from bsfg.errors import BsfgError, InvalidArgument, SpoolNotShared
+from bsfg.errors import OF_ONE_FACT, BsfgError, InvalidArgument, SpoolNotShared
 from bsfg.retry import Retry
 from bsfg.spark.calls import NodeAccess
 from bsfg.spark.errors import told_by_spark
@@ -28,7 +28,6 @@ from bsfg.spark.ingest.plan import IngestPlan
 from bsfg.spark.ingest.survey import Chunk, FileSurvey, SourceFile
 from bsfg.spark.ingest.task import (
     OF_ITS_ZONE,
-    OF_ONE_ROW,
     SURVEY_SCHEMA,
     IngestJob,
     Left,
@@ -135,7 +134,7 @@ class Ingest:
             try:
                 left = self._written(step)
             except BsfgError as error:
-                if error.code not in OF_ONE_ROW | OF_ITS_ZONE:
+                if error.code not in OF_ONE_FACT | OF_ITS_ZONE:
                     raise
             else:
                 if not left.counts.conflicts:
