@@ -17,7 +17,6 @@ import inspect
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -26,7 +25,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
@@ -34,8 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import bsfg
 from bsfg.cli.app import run
-from bsfg.cli.bench.node_server import leash
-from bsfg.cli.bench.node_zones import READY_SECONDS, BenchZone, wait_until
+from bsfg.cli.zones import LoopbackSite, LoopbackZone, leash
 
 if TYPE_CHECKING:
     from bsfg.sdk.producer import Producer
@@ -254,51 +251,22 @@ SETTLE_SECONDS = 0.5
 UPKEEP_NS = 800_000_000
 """A little less than lies between two truncations."""
 
-_COMMON = """
-[zone]
-name = "{zone}"
-[listen]
-grpc = "127.0.0.1:{port}"
-http_enabled = false
-[tls]
-ca = "{certs}/ca.crt"
-certificate = "{certs}/{zone}-bsfg.crt"
-key = "{certs}/{zone}-bsfg.key"
+_REST = f"""
 [storage]
 reserve = "1MiB"
-[streams.operational]
-retention = "{retention}s"
-[identities.{zone}-producer]
-zone = "{zone}"
-roles = ["producer", "operator"]
-streams = ["*"]
-[identities.{zone}-pipeline]
-zone = "{zone}"
-roles = ["pipeline"]
-streams = ["*"]
-[identities.{other}-bsfg]
-zone = "{other}"
-roles = ["peer"]
-streams = ["*"]
+[streams.{STREAM}]
+retention = "{RETENTION_SECONDS}s"
 """
-_SERVE = "[serve.{other}]\n"
-_LINK = '[links.from-{other}]\nzone = "{other}"\naddress = "127.0.0.1:{other_port}"\nengine = "{engine}"\n'
 
 
-class Recorded(BenchZone):
+class Recorded(LoopbackZone):
     """A process that writes down what is entered: the node of a zone, or a task that moves its link."""
 
-    def start(self) -> None:
-        """Start it and wait until it is at work."""
-        ready, paths = self.folder / f"{self.name}-ready", (ROOT, PRODUCT.parent, os.environ.get("PYTHONPATH"))
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(path) for path in paths if path)}
-        command = [sys.executable, "-m", "tools.trace", "--child", self.name]
-        with (self.folder / "node.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                command, cwd=self.folder, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment
-            )
-        wait_until(lambda: self._is_ready(ready), READY_SECONDS, LOOK_SECONDS)
-        self.port = json.loads(ready.read_bytes()).get("grpc_port", 0)
+    def command(self, ready: str) -> list[str]:
+        """Run this module, which lies beside the product."""
+        paths = (ROOT, PRODUCT.parent, os.environ.get("PYTHONPATH"))
+        path = os.pathsep.join(str(path) for path in paths if path)
+        return ["env", f"PYTHONPATH={path}", sys.executable, "-m", "tools.trace", "--child", self.name]
 
     def entries(self) -> list[Entry]:
         """Stop it and give what it wrote down."""
@@ -306,54 +274,21 @@ class Recorded(BenchZone):
         return [Entry(*each) for each in json.loads((self.folder / f"{self.name}.json").read_bytes())]
 
 
-class Site:
-    """The two zones under one certificate authority; the receiver only where there is an engine."""
-
-    def __init__(self, root: Path, engine: str | None) -> None:
-        from bsfg.wire.certs import create_authority, issue
-
-        self._certs, self._engine, now = root / "certs", engine, datetime.now(UTC)
-        create_authority(self._certs, name="bsfg trace", days=2, now=now)
-        for zone in (SENDER, RECEIVER):
-            (root / zone).mkdir()
-            issue(self._certs, f"{zone}-bsfg", days=1, now=now)
-            for role in ("producer", "pipeline"):
-                issue(self._certs, f"{zone}-{role}", days=1, now=now, serves=False)
-        self.sender, self.receiver = Recorded(SENDER, root / SENDER), Recorded(RECEIVER, root / RECEIVER)
-        self.processes = [self.sender]
-
-    @contextmanager
-    def running(self) -> Iterator[Site]:
-        """Start everything, and end it."""
-        try:
-            self._start(self.sender, RECEIVER, _SERVE)
-            if self._engine is not None:
-                self.processes.append(self.receiver)
-                self._start(self.receiver, SENDER, _LINK)
-            if self._engine == "spark":
-                self.processes.append(Recorded(TASK, self.receiver.folder))
-                self.processes[-1].start()
-            yield self
-        finally:
-            for each in reversed(self.processes):
-                each.stop()
-
-    def _start(self, zone: Recorded, other: str, rest: str) -> None:
-        self._write(zone, other, rest)
-        zone.start()
-        self._write(zone, other, rest)  # whoever reads it later finds the node by it
-
-    def _write(self, zone: Recorded, other: str, rest: str) -> None:
-        text = (_COMMON + rest).format(
-            zone=zone.name,
-            other=other,
-            port=zone.port,
-            other_port=self.sender.port,
-            certs=self._certs.absolute(),
-            engine=self._engine,
-            retention=RETENTION_SECONDS,
-        )
-        (zone.folder / "zone.toml").write_text(text, encoding="utf-8")
+@contextmanager
+def running(root: Path, engine: str | None) -> Iterator[list[Recorded]]:
+    """Run two zones, the receiver only where there is an engine, and give their processes, the sender first."""
+    site = LoopbackSite(root, Recorded, SENDER, {RECEIVER: engine or ""}, _REST)
+    processes = site.zones[: 1 if engine is None else 2]
+    try:
+        for zone in processes:
+            site.start(zone)
+        if engine == "spark":
+            processes.append(Recorded(TASK, site.receivers[0].folder))
+            processes[-1].start()
+        yield processes
+    finally:
+        for each in reversed(processes):
+            each.stop()
 
 
 # One fact.
@@ -366,8 +301,8 @@ async def record(engine: str | None, *, to_the_end: bool = False) -> list[Entry]
     from bsfg.wire.adminclient import AdminClient
 
     recorder, spans = Recorder("append"), Spans()
-    with tempfile.TemporaryDirectory() as folder, Site(Path(folder), engine).running() as site:
-        way = Endpoint.from_config(site.sender.folder / "zone.toml")
+    with tempfile.TemporaryDirectory() as folder, running(Path(folder), engine) as processes:
+        way = Endpoint.from_config(processes[0].folder / "zone.toml", role="crowd")
         recorder.install()
         try:
             with Producer(way, stream=STREAM, from_zone=SENDER, to_zone=RECEIVER) as producer:
@@ -378,7 +313,7 @@ async def record(engine: str | None, *, to_the_end: bool = False) -> list[Entry]
                         await spans.see_removed(admin)
         finally:
             recorder.remove()
-        elsewhere = [entry for each in reversed(site.processes) for entry in each.entries()]
+        elsewhere = [entry for each in reversed(processes) for entry in each.entries()]
     return spans.cut(recorder.entries(), elsewhere)
 
 

@@ -16,6 +16,7 @@ from bsfg.columns import (
     FACT_SCHEMA,
     ORIGIN_FIELDS,
     STORED_SCHEMA,
+    constant_value,
     int64_array,
     nulls,
 )
@@ -156,6 +157,13 @@ class FactBatch:
             return [row[at] for row in self._rows]
         result: list[Any] = self.column(name).to_pylist()
         return result
+
+    def distinct(self, name: str) -> list[Any]:
+        """Give the values of a column of texts, each once; most batches have one zone and one predicate."""
+        if self._rows is not None:
+            return list(dict.fromkeys(self.values(name)))
+        single = constant_value(self.column(name))
+        return [single] if single is not None else list(self.column(name).unique().to_pylist())
 
     def numbers(self, name: str) -> np.ndarray:
         """Give one column of whole numbers without nulls as an array."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 DIGEST_BYTES = 32
 
@@ -105,6 +108,15 @@ def constant_value(array: pa.Array) -> str | None:
     ):
         return None
     return str(value, "utf-8")
+
+
+def is_in(column: pa.Array, values: Collection[str]) -> np.ndarray:
+    """Tell of each row of a string array whether it is one of some values."""
+    single = constant_value(column)
+    if single is not None:
+        return np.full(len(column), single in values)
+    found = pc.is_in(column, value_set=pa.array(sorted(values), pa.string()))
+    return np.array(found.to_numpy(zero_copy_only=False), dtype=bool)
 
 
 def fixed_binary(rows: bytes, width: int) -> pa.Array:

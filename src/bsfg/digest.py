@@ -235,7 +235,7 @@ def _padded_words(strings: pa.Array) -> np.ndarray:
     return words
 
 
-_ENVELOPE = (
+ENVELOPE = (
     "message_id",
     "from_zone",
     "to_zone",
@@ -306,7 +306,7 @@ class RangeDigest:
 def _lines(batch: FactBatch) -> list[bytes]:
     """Give one unambiguous byte string per entry: an absent field is marked, and none can contain a NUL."""
     parts = []
-    for name in _ENVELOPE:
+    for name in ENVELOPE:
         column = batch.column(name).cast(pa.string())
         parts.append(pc.fill_null(column, "\x01").cast(pa.binary()))
     parts.append(batch.column("digest").cast(pa.binary()))

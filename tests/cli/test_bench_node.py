@@ -16,8 +16,7 @@ from tests.cli.conftest import Run, environment
 
 from bsfg.cli.bench import workload
 from bsfg.cli.bench.node import OBJECT_BYTES, OBJECT_BYTES_MIN, aims_of
-from bsfg.cli.bench.node_measure import BufferWatch
-from bsfg.cli.bench.node_zones import STREAM, BenchZone
+from bsfg.cli.bench.node_measure import STREAM, BenchZone, BufferWatch
 from bsfg.ports import Buffer
 from bsfg.sealing import seal
 from bsfg.stores.log.storage import LogStorage

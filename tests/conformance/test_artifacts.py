@@ -1,33 +1,36 @@
-"""Artifact stores keep their contract: in memory, in a folder, and on a disk that breaks on demand."""
+"""Artifact stores keep their contract: in a folder, and on a disk that breaks on demand."""
 
 from pathlib import Path
 
 from bsfg.artifacts import ArtifactStore
 from bsfg.ports import Clock
-from bsfg.stores.artifacts import ArtifactFolder, MemoryArtifacts
+from bsfg.stores.artifacts import ArtifactFolder
 from bsfg.testing.conformance import ArtifactStoreContract
+from bsfg.testing.disk import SimulatedArtifactDisk
 
 
-class TestMemory(ArtifactStoreContract):
-    """Artifacts in memory."""
+class TestSimulated(ArtifactStoreContract):
+    """Artifacts on a disk in memory."""
 
     async def make(
         self, tmp_path: Path, *, clock: Clock, max_artifact_bytes: int | None, capacity_bytes: int | None
     ) -> ArtifactStore:
-        """Make a store in memory."""
+        """Make a folder on such a disk."""
+        self.disk = SimulatedArtifactDisk()
         self.settings = {"clock": clock, "max_artifact_bytes": max_artifact_bytes, "capacity_bytes": capacity_bytes}
-        return MemoryArtifacts(**self.settings)
+        return await ArtifactFolder.open(self.disk, **self.settings)
 
     async def reopen(self, store: ArtifactStore) -> ArtifactStore:
-        """Open what the medium holds."""
-        assert isinstance(store, MemoryArtifacts)
+        """Open what the disk holds."""
         await store.close()
-        return MemoryArtifacts(**self.settings, medium=store.medium)
+        return await ArtifactFolder.open(self.disk, **self.settings)
 
     async def damage(self, store: ArtifactStore, digest: str, data: bytes) -> None:
-        """Change what the medium holds."""
-        assert isinstance(store, MemoryArtifacts)
-        store.medium.contents[digest].data = data
+        """Write another file in the place of the content."""
+        digits = digest.removeprefix("sha256:")
+        path = f"content/{digits[:2]}/{digits}"
+        self.disk.remove(path)
+        self.disk.create(path).write([data])
 
 
 class TestFolder(ArtifactStoreContract):

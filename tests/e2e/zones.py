@@ -12,19 +12,18 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import orjson
 from tests.e2e.nursery import nursery
 
+from bsfg.cli import zones as loopback
 from bsfg.errors import BsfgError
 from bsfg.fact import Entry, Message
 from bsfg.ports import Buffer, GapRecord
 from bsfg.stores.log.reader import LogFolder, open_folder
 from bsfg.wire.adminclient import AdminClient
-from bsfg.wire.certs import create_authority, issue
 from bsfg.wire.client import BoundaryClient
 from bsfg.wire.connection import Connection
 from bsfg.wire.tls import TlsFiles, Watched
@@ -296,13 +295,8 @@ def _runs(pid: int) -> bool:
 
 def certificates(root: Path, *zones: str, folder: str = "certs") -> Path:
     """Make an authority and certificates for the nodes and users of some zones."""
-    certs, now = root / folder, datetime.now(UTC)
-    create_authority(certs, name=f"the authority of {folder}", days=90, now=now)
-    for zone in zones:
-        issue(certs, f"{zone}-bsfg", days=60, now=now, hosts=["127.0.0.1"])
-        for role in ROLES:
-            issue(certs, f"{zone}-{role}", days=60, now=now, serves=False)
-    return certs
+    loopback.certificates(root / folder, zones, ROLES, days=60)
+    return root / folder
 
 
 def link_to(sender: Zone, *, name: str | None = None, port: int | None = None, more: str = "") -> str:

@@ -1,9 +1,12 @@
 """Artifacts on the journey: there before their fact is, in every zone, and gone when no fact names them."""
 
+from __future__ import annotations
+
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -37,9 +40,10 @@ from bsfg.journey.artifacts import (
 from bsfg.journey.receive import PullProgress
 from bsfg.ports import Buffer
 from bsfg.sealing import seal
-from bsfg.stores.artifacts import ArtifactFolder, MemoryArtifacts
+from bsfg.stores.artifacts import ArtifactFolder
 from bsfg.testing.clock import FakeClock
 from bsfg.testing.conformance.artifact_uploads import BAD_NAMES, digest_of, noise, stream, whole
+from bsfg.testing.disk import SimulatedArtifactDisk
 from bsfg.testing.facts import messages, sealed
 
 MakeZone = Callable[[str], Zone]
@@ -62,6 +66,11 @@ def naming(artifact: ArtifactRef | None, number: int = 0) -> Message:
 def batch_of(*artifacts: ArtifactRef | None) -> FactBatch:
     """Make a sealed batch with these artifacts."""
     return sealed([naming(artifact, number) for number, artifact in enumerate(artifacts)])
+
+
+async def opened(**settings: Any) -> ArtifactFolder:
+    """Open an empty store on a disk in memory."""
+    return await ArtifactFolder.open(SimulatedArtifactDisk(), **settings)
 
 
 async def put(store: ArtifactStore, artifact: ArtifactRef, data: bytes = REPORT) -> None:
@@ -90,7 +99,7 @@ class Source:
 
 async def test_an_uploaded_artifact_may_be_named() -> None:
     """A fact may be appended once its artifact is here under that name; facts without artifacts need nothing."""
-    store = MemoryArtifacts()
+    store = await opened()
     await require_artifacts(batch_of(None, None), store)
     await put(store, reference())
     await require_artifacts(batch_of(None, reference(), None, reference()), store)
@@ -110,7 +119,7 @@ PARTS: list[dict[str, object]] = [
 @pytest.mark.parametrize("parts", PARTS)
 async def test_the_digest_alone_is_a_reference(parts: dict[str, object], rows: int) -> None:
     """Whatever a reference leaves out is filled in, as peers of any age expect it; digests and ids stay as they are."""
-    store = MemoryArtifacts()
+    store = await opened()
     await put(store, reference())
     bare = ArtifactRef(digest=digest_of(REPORT), **parts)  # type: ignore[arg-type]
     given = batch_of(*[bare, None, reference()] * rows)
@@ -132,7 +141,7 @@ async def test_the_digest_alone_is_a_reference(parts: dict[str, object], rows: i
 
 async def test_a_digest_that_is_not_here_is_missing() -> None:
     """A reference by digest alone is refused without its content, and with another size; other names do not matter."""
-    store = MemoryArtifacts()
+    store = await opened()
     await put(store, reference())
     for bare in (ArtifactRef(digest=digest_of(b"never")), ArtifactRef("sha256", "report.pdf", digest_of(b"never"))):
         with pytest.raises(ArtifactMissing, match="row 1: artifact sha256:"):
@@ -143,7 +152,7 @@ async def test_a_digest_that_is_not_here_is_missing() -> None:
 
 async def test_a_missing_artifact_is_named_with_its_row() -> None:
     """An artifact that was not uploaded, or only under another name, refuses the batch and says where."""
-    store = MemoryArtifacts()
+    store = await opened()
     await put(store, reference())
     for missing in (reference(b"never", "never.pdf"), reference(key="other.pdf"), reference(bucket="asset-files")):
         with pytest.raises(ArtifactMissing) as caught:
@@ -154,7 +163,7 @@ async def test_a_missing_artifact_is_named_with_its_row() -> None:
 
 async def test_an_altered_artifact_is_a_digest_mismatch() -> None:
     """A fact whose artifact has another digest or size than what was uploaded under its name is refused."""
-    store = MemoryArtifacts()
+    store = await opened()
     await put(store, reference())
     for altered in (reference(b"another version"), replace(reference(), size_bytes=len(REPORT) + 1)):
         with pytest.raises(DigestMismatch) as caught:
@@ -164,16 +173,17 @@ async def test_an_altered_artifact_is_a_digest_mismatch() -> None:
 
 async def test_lost_content_is_missing() -> None:
     """A name whose content was lost from the disk is not enough."""
-    store = MemoryArtifacts()
+    disk, digits = SimulatedArtifactDisk(), reference().digest.removeprefix("sha256:")
+    store = await ArtifactFolder.open(disk)
     await put(store, reference())
-    del store.medium.contents[reference().digest]
+    disk.remove(f"content/{digits[:2]}/{digits}")
     with pytest.raises(ArtifactMissing):
         await require_artifacts(batch_of(reference()), store)
 
 
 async def test_hostile_names_are_invalid_facts() -> None:
     """A reference that cannot be the name of an artifact is the producer's mistake, named with its field."""
-    store = MemoryArtifacts()
+    store = await opened()
     await put(store, reference())
     for bucket, key in BAD_NAMES:
         if "\ud800" in key:
@@ -198,7 +208,7 @@ async def test_references_of_unchecked_batches_are_checked() -> None:
     ):
         columns = {"artifact": pa.array(texts, pa.string()), "artifact_digest": pa.array(digests, pa.string())}
         with pytest.raises(InvalidFact):
-            await require_artifacts(good.with_columns(**columns), MemoryArtifacts())
+            await require_artifacts(good.with_columns(**columns), await opened())
 
 
 @given(choices=st.lists(st.sampled_from([None, None, 0, 1, 2]), max_size=150))
@@ -252,7 +262,7 @@ async def test_an_artifact_is_brought_once(tmp_path: Path) -> None:
 )
 async def test_a_source_that_fails_or_lies_brings_nothing(source: Source, error: type[BsfgError]) -> None:
     """Truncated, longer, altered, lost or interrupted content is refused, and a good source is taken afterwards."""
-    target = MemoryArtifacts()
+    target = await opened()
     with pytest.raises(error):
         await replicate_artifact(source, target, reference())
     assert not await target.exists(reference().digest)
@@ -263,7 +273,7 @@ async def test_a_reference_that_lies_about_the_size() -> None:
     """A size that is not the content's is a mismatch, whether the content must be brought or is here."""
     for size_bytes in (0, len(REPORT) - 1, len(REPORT) + 1, 1 << 50):
         lying = replace(reference(), size_bytes=size_bytes)
-        target = MemoryArtifacts()
+        target = await opened()
         with pytest.raises(DigestMismatch):
             await replicate_artifact(Source(REPORT), target, lying)
         await put(target, reference())
@@ -274,14 +284,14 @@ async def test_a_reference_that_lies_about_the_size() -> None:
 async def test_limits_of_the_receiver_hold() -> None:
     """What is too large for the receiver, or does not fit, is refused before or while it is brought."""
     with pytest.raises(ArtifactTooLarge):
-        await replicate_artifact(Source(REPORT), MemoryArtifacts(max_artifact_bytes=10), reference())
+        await replicate_artifact(Source(REPORT), await opened(max_artifact_bytes=10), reference())
     with pytest.raises(ArtifactStoreFull):
-        await replicate_artifact(Source(REPORT), MemoryArtifacts(capacity_bytes=10), reference())
+        await replicate_artifact(Source(REPORT), await opened(capacity_bytes=10), reference())
 
 
 async def test_a_name_that_is_taken_keeps_the_content_from_nobody() -> None:
     """Where a name stands for something else, or is none, the content arrives and is read by its digest."""
-    target = MemoryArtifacts()
+    target = await opened()
     own = reference(b"this zone's own report")
     await put(target, own, b"this zone's own report")
     hostile = [replace(reference(), bucket=bucket, key=key) for bucket, key in BAD_NAMES]
@@ -298,20 +308,28 @@ async def test_a_name_that_is_taken_keeps_the_content_from_nobody() -> None:
 # The whole way.
 
 
+@dataclass
 class Pair:
     """Two zones with artifact stores, and the link between them."""
 
-    def __init__(self, sender: Zone, receiver: Zone, inbound: Inbound) -> None:
-        self.sender, self.receiver, self.inbound = sender, receiver, inbound
-        self.here = MemoryArtifacts(clock=sender.clock)
-        self.there = MemoryArtifacts(clock=receiver.clock)
+    sender: Zone
+    receiver: Zone
+    inbound: Inbound
+    here: ArtifactFolder
+    there: ArtifactFolder
+
+    @staticmethod
+    async def of(sender: Zone, receiver: Zone, inbound: Inbound) -> Pair:
+        """Give zones their stores."""
+        stores = [await opened(clock=zone.clock) for zone in (sender, receiver)]
+        return Pair(sender, receiver, inbound, *stores)
 
     async def append(self, facts: Sequence[Message]) -> None:
         """Append as a node does: artifacts first."""
         batch = await require_artifacts(seal(FactBatch.from_messages(facts)), self.here)
         await append(await self.sender.store(), batch, clock=self.sender.clock)
 
-    async def pull(self, source: Source | MemoryArtifacts | None = None) -> PullProgress:
+    async def pull(self, source: Source | ArtifactFolder | None = None) -> PullProgress:
         """Make one turn that brings artifacts before it puts facts."""
 
         async def bring(batch: FactBatch) -> None:
@@ -324,7 +342,7 @@ class Pair:
 async def pair(make_zone: MakeZone) -> Pair:
     """Make a plant and an enterprise that pulls from it."""
     plant, enterprise = make_zone("plant"), make_zone("enterprise")
-    return Pair(plant, enterprise, await connect(plant, enterprise))
+    return await Pair.of(plant, enterprise, await connect(plant, enterprise))
 
 
 async def test_a_fact_is_confirmed_only_with_its_artifact(make_zone: MakeZone) -> None:
@@ -430,8 +448,8 @@ async def test_a_fact_that_is_being_stored_keeps_its_artifact(make_zone: MakeZon
 async def test_an_artifact_is_relayed(make_zone: MakeZone) -> None:
     """Over a relay in the middle an artifact arrives like its fact, from each zone's neighbour."""
     plant, idmz, enterprise = make_zone("plant"), make_zone("idmz"), make_zone("enterprise")
-    first = Pair(plant, idmz, await connect(plant, idmz))
-    second = Pair(idmz, enterprise, await connect(idmz, enterprise, relayed=["plant"], buffer=Buffer.FORWARD))
+    first = await Pair.of(plant, idmz, await connect(plant, idmz))
+    second = await Pair.of(idmz, enterprise, await connect(idmz, enterprise, relayed=["plant"], buffer=Buffer.FORWARD))
     second.here = first.there
     await put(first.here, reference())
     await first.append([naming(reference())])
@@ -446,7 +464,7 @@ async def test_random_histories_never_lose_a_named_artifact() -> None:
 
     async def history(seed: int) -> int:
         random, clock = Random(seed), FakeClock()
-        store = MemoryArtifacts(clock=clock)
+        store = await opened(clock=clock)
         facts: list[ArtifactRef] = []
         removed = 0
         for _ in range(150):

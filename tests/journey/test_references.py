@@ -1,7 +1,7 @@
 """The references to artifacts are known exactly, although only what is new is read."""
 
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from random import Random
 from typing import cast
 
@@ -12,13 +12,26 @@ from tests.journey.zones import Zone, origin_span
 from bsfg.fact import ArtifactRef
 from bsfg.journey.artifacts import BufferReferences, References, all_buffers, decoded, encoded
 from bsfg.ports import Buffer, ForwardBuffer, Frame, Replayable
-from bsfg.stores.artifacts import ArtifactMedium
-from bsfg.stores.artifacts.memory import MediumMemory
 from bsfg.testing.facts import altered, batch, messages, sealed
 
 MakeZone = Callable[[str], Zone]
 
 POOL = [reference(str(number).encode(), f"key-{number}") for number in range(6)]
+
+
+@dataclass
+class Remembered:
+    """What scans have remembered last."""
+
+    references: bytes | None = None
+
+    async def recall(self) -> bytes | None:
+        """Give it."""
+        return self.references
+
+    async def remember(self, data: bytes) -> None:
+        """Keep this instead."""
+        self.references = data
 
 
 class Watched:
@@ -59,8 +72,8 @@ async def naive(zone: Zone) -> set[str]:
 async def test_a_scan_knows_what_a_full_reading_finds(make_zone: MakeZone, seed: int) -> None:
     """After any appends, truncations, restarts and losses of memory a scan gives what reading everything gives."""
     zone, random = make_zone("enterprise"), Random(seed)
-    medium = ArtifactMedium()
-    references, end = References(MediumMemory(medium)), 0
+    medium = Remembered()
+    references, end = References(medium), 0
     for _ in range(60):
         forward = await zone.forward()
         match random.choice(("put", "put", "truncate", "restart", "forget", "scan", "scan")):
@@ -72,10 +85,10 @@ async def test_a_scan_knows_what_a_full_reading_finds(make_zone: MakeZone, seed:
                 await forward.truncate_before(random.randint(0, end))
             case "restart":
                 await zone.restart()
-                references = References(MediumMemory(medium))
+                references = References(medium)
             case "forget":
                 medium.references = random.choice((None, b"", b"{}", b'{"format": 1, "buffers": {"x": 1}}'))
-                references = References(MediumMemory(medium))
+                references = References(medium)
             case "scan":
                 found = await references.scan(await all_buffers(await zone.storage()))
                 # A storage may keep entries below its start in one unit with others; it does not give them.
@@ -87,8 +100,8 @@ async def test_only_what_is_new_is_read(make_zone: MakeZone) -> None:
     zone = make_zone("enterprise")
     forward = await zone.forward()
     await put(forward, 0, *([POOL[0]] * 100))
-    medium = ArtifactMedium()
-    for first, references in ((100, References(MediumMemory(medium))), (103, References(MediumMemory(medium)))):
+    medium = Remembered()
+    for first, references in ((100, References(medium)), (103, References(medium))):
         await references.scan([forward])
         await put(forward, first, POOL[1], None, None)
         watched = Watched(forward)
@@ -110,8 +123,8 @@ async def test_a_replaced_history_is_read_anew(make_zone: MakeZone) -> None:
         BufferReferences(log_id, 3, -1, "", {POOL[5].digest: 0}),
     ]
     for seen in remembered:
-        medium = ArtifactMedium(references=encoded({"forward/operational": seen}))
-        assert await References(MediumMemory(medium)).scan([forward]) == {POOL[0].digest, POOL[1].digest}
+        medium = Remembered(references=encoded({"forward/operational": seen}))
+        assert await References(medium).scan([forward]) == {POOL[0].digest, POOL[1].digest}
     right = BufferReferences(log_id, 3, 2, real, {POOL[0].digest: 0, POOL[1].digest: 2})
     assert decoded(medium.references or b"") == {"forward/operational": right}
 
@@ -153,8 +166,8 @@ async def test_nothing_is_written_when_nothing_changed(make_zone: MakeZone) -> N
     zone = make_zone("enterprise")
     forward = await zone.forward()
     await forward.put_if_absent(batch(3), origin_span("plant", 0, 3))
-    medium = ArtifactMedium()
-    references = References(MediumMemory(medium))
+    medium = Remembered()
+    references = References(medium)
     assert await references.scan([forward]) == frozenset()
     kept, medium.references = medium.references, None
     await references.scan([forward])

@@ -25,11 +25,11 @@ from bsfg.journey.handoff import (
     APPETITE_BYTES_MIN,
     GROWS_AFTER,
     Appetite,
-    Backoff,
     FaultConsequence,
     RateLimit,
     verdict,
 )
+from bsfg.retry import Backoff, Retry
 
 
 @given(st.lists(st.booleans(), max_size=200), st.integers(1, 1 << 25))
@@ -61,6 +61,25 @@ def test_backoff_doubles_up_to_its_limit() -> None:
         assert whole / 2 <= pause <= whole
     backoff.reset()
     assert backoff.next_seconds() <= 0.5
+
+
+def test_errors_that_may_pass_are_borne_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last try is at the end of the time, a success begins it anew, and what will not pass is raised at once."""
+    now = [100.0]
+    monkeypatch.setattr("bsfg.retry.time.monotonic", lambda: now[0])
+    retry, away = Retry(1.0, 4.0, 10.0), PeerUnreachable("away")
+    for _ in range(2):
+        began = now[0]
+        with pytest.raises(PeerUnreachable):
+            while True:
+                now[0] += retry.pause_after(away)
+        assert now[0] - began == pytest.approx(10.0)
+        retry.reset()
+    with pytest.raises(ForeignLog):
+        retry.pause_after(ForeignLog("another"))
+    with pytest.raises(PeerUnreachable):
+        Retry(1.0, 4.0, 0.0).pause_after(away)
+    assert [Retry(1.0, 4.0, None).pause_after(away) <= 1.0 for _ in range(3)] == [True] * 3
 
 
 def test_rate_limit_lets_one_second_pass_at_once() -> None:

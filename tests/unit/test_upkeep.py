@@ -23,13 +23,13 @@ from bsfg.node.status import Rates, document
 from bsfg.node.upkeep import Upkeep
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec, Result, StartAt
 from bsfg.retention import DAY_SECONDS
-from bsfg.stores.artifacts.memory import MemoryArtifacts
+from bsfg.stores.artifacts import ArtifactFolder
 from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.log.writer import LogOptions
 from bsfg.stores.memory import MemoryStorage
 from bsfg.testing.clock import FakeClock
 from bsfg.testing.conformance.case import origin
-from bsfg.testing.disk import SimulatedDisk
+from bsfg.testing.disk import SimulatedArtifactDisk, SimulatedDisk
 from bsfg.testing.facts import batch
 from bsfg.wire.service import LinkReport
 
@@ -158,7 +158,7 @@ def test_no_orphans_are_looked_for_while_a_buffer_is_out_of_service() -> None:
 
 async def _no_orphans() -> None:
     site, _ = await _closed_site()
-    site.parts.artifacts = artifacts = MemoryArtifacts(clock=site.clock)
+    site.parts.artifacts = artifacts = await ArtifactFolder.open(SimulatedArtifactDisk(), clock=site.clock)
 
     async def content() -> AsyncIterator[bytes]:
         yield b"a drawing"

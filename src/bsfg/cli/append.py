@@ -20,6 +20,7 @@ from bsfg.cli.complete import streams as known_streams
 from bsfg.cli.connection import Target, connects, told_once
 from bsfg.cli.output import console, count_text, examples, json_line, print_json, progress_bar
 from bsfg.errors import (
+    OF_ONE_FACT,
     BsfgError,
     FactTooLarge,
     InvalidArgument,
@@ -41,22 +42,6 @@ LINE_BYTES_MAX = 64 << 20
 SHOWN_REFUSALS = 20
 _WAITING_MAX = 20_000
 _BOM = b"\xef\xbb\xbf"
-
-OF_ONE_FACT = frozenset(
-    {
-        "artifact_missing",
-        "conflicting_duplicate",
-        "digest_mismatch",
-        "fact_too_large",
-        "hash_collision",
-        "implausible_time",
-        "invalid_fact",
-        "message_too_large",
-        "signature_invalid",
-        "signature_missing",
-    }
-)
-"""What is wrong with a line alone; the lines after it are still worth sending."""
 
 app = typer.Typer(
     epilog=examples(

@@ -186,19 +186,7 @@ def name_of(view: QuarantinedView) -> str:
 
 def as_dict(view: QuarantinedView) -> dict[str, Any]:
     """Give the JSON form of a quarantined fact, without its content."""
-    found = view.quarantined
-    return {
-        "id": name_of(view),
-        "stream": view.stream,
-        "buffer": str(view.buffer),
-        "number": found.id,
-        "at_unix_ms": found.at_unix_ms,
-        "reason": found.reason,
-        "from_zone": found.key.from_zone,
-        "message_id": found.key.message_id,
-        "existing_offset": found.existing_offset if found.existing_offset >= 0 else None,
-        "detail": found.detail,
-    }
+    return {"id": name_of(view), "number": view.quarantined.id, **view.to_dict()}
 
 
 def _admin(connection: Connection) -> AdminClient:

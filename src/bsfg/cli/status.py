@@ -28,6 +28,7 @@ from bsfg.node.status import (
     worst,
 )
 from bsfg.ports import Buffer
+from bsfg.retry import Retry
 from bsfg.wording import count_text, duration_text, hours_text, one_line, percent_text, rate_text, size_text, time_text
 
 if TYPE_CHECKING:
@@ -234,7 +235,8 @@ def status(
     if watch:
         code = _watch(node, interval, _json_line if json else _screen())
     else:
-        document = node.run(_status) if not wait else node.run(lambda connection: _awaited(connection, wait))
+        retry = Retry(WAIT_SECONDS, WAIT_SECONDS, wait)
+        document = node.run(lambda connection: retry.insist(lambda: _status(connection)))
         code = _exit_code(document)
         if json:
             from bsfg.node.status import as_json
@@ -256,18 +258,6 @@ async def _status(connection: Connection) -> StatusDocument:
     except (KeyError, TypeError, ValueError) as error:
         raise RemoteError(f"the status of {connection.address} is in a form not known here: {error!r}") from None
     return document
-
-
-async def _awaited(connection: Connection, seconds: float) -> StatusDocument:
-    """Ask until there is an answer, or it has taken too long; what can only be put right by a person is no wait."""
-    deadline = asyncio.get_running_loop().time() + seconds
-    while True:
-        try:
-            return await _status(connection)
-        except BsfgError as error:
-            if not error.retryable or asyncio.get_running_loop().time() >= deadline:
-                raise
-        await asyncio.sleep(WAIT_SECONDS)
 
 
 def _exit_code(document: StatusDocument) -> int:

@@ -58,3 +58,20 @@ class RemoteError(BsfgError):
 
     code = "remote_error"
     default_hint = "The other side runs another version of BSFG; look at its log for the full record."
+
+
+OF_ONE_FACT = frozenset(
+    {
+        "artifact_missing",
+        "conflicting_duplicate",
+        "digest_mismatch",
+        "fact_too_large",
+        "hash_collision",
+        "implausible_time",
+        "invalid_fact",
+        "message_too_large",
+        "signature_invalid",
+        "signature_missing",
+    }
+)
+"""The codes of what is wrong with a fact itself: sending it again cannot help, the others are still worth sending."""

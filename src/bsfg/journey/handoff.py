@@ -40,6 +40,7 @@ from bsfg.gate import Event, Gate, Mode
 from bsfg.journey.link import FetchRequest
 from bsfg.journey.pull import HOLDING
 from bsfg.journey.receive import PullProgress
+from bsfg.retry import Backoff
 
 FETCH_BYTES = 8 << 20
 FETCH_PARTS = 16
@@ -397,7 +398,7 @@ def verdict(error: BsfgError, repeats: int, few: int) -> FaultConsequence:
     return FaultConsequence.PAUSE if isinstance(error, NO_ROOM) else FaultConsequence.RETRY
 
 
-# How much a link asks for, how often it tries, and how fast it may go.
+# How much a link asks for, and how fast it may go.
 
 APPETITE_BYTES_MIN = 16 << 10
 GROWS_AFTER = 8
@@ -445,21 +446,3 @@ class RateLimit:
         self._free_at = max(self._free_at, now - 1.0) + facts / self._rate
         if self._free_at > now:
             await asyncio.sleep(self._free_at - now)
-
-
-class Backoff:
-    """Pauses that double, with jitter, so that many links do not come back at the same moment."""
-
-    def __init__(self, first_seconds: float, max_seconds: float, rng: random.Random) -> None:
-        self._first, self._max, self._rng = first_seconds, max_seconds, rng
-        self.failures = 0
-
-    def reset(self) -> None:
-        """Begin again after a success."""
-        self.failures = 0
-
-    def next_seconds(self) -> float:
-        """Give the next pause: between half of and the whole of the doubled one."""
-        whole = min(self._max, self._first * float(2 ** min(self.failures, 30)))
-        self.failures += 1
-        return whole * self._rng.uniform(0.5, 1.0)

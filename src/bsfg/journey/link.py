@@ -7,11 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from bsfg.batch import EntryBatch, FactBatch
-from bsfg.columns import constant_value
+from bsfg.columns import is_in
 from bsfg.errors import ConflictingDuplicate, ConsumerRetired, ForeignLog, InvalidArgument
 from bsfg.fact import SHA256_NAME, Key, digest_text
 from bsfg.gaps import RangeSet
@@ -251,9 +249,9 @@ class Carriage:
     def _verdicts(self, entries: EntryBatch) -> np.ndarray:
         verdicts = np.full(len(entries), _CARRIED, dtype=np.int8)
         if self.to_zones is not None:
-            verdicts[~_is_in(entries.column("to_zone"), self.to_zones)] = _OTHER_ZONE
+            verdicts[~is_in(entries.column("to_zone"), self.to_zones)] = _OTHER_ZONE
         if self.receiver_zone is not None:
-            verdicts[_is_in(entries.column("from_zone"), frozenset({self.receiver_zone}))] = _RETURNING
+            verdicts[is_in(entries.column("from_zone"), frozenset({self.receiver_zone}))] = _RETURNING
         return verdicts
 
 
@@ -280,13 +278,6 @@ def apart(frame: Frame) -> Iterator[Frame]:
 def _run(frame: Frame, first: int, last: int, row: int) -> Frame:
     assert frame.entries is not None
     return Frame(first, last, frame.entries.slice(row, last - first + 1))
-
-
-def _is_in(column: pa.Array, zones: frozenset[str]) -> np.ndarray:
-    single = constant_value(column)
-    if single is not None:
-        return np.full(len(column), single in zones)
-    return np.asarray(pc.is_in(column, value_set=pa.array(sorted(zones), pa.string())).to_numpy(zero_copy_only=False))
 
 
 @dataclass(frozen=True, slots=True)

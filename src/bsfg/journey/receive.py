@@ -17,7 +17,7 @@ from bsfg.batch import EntryBatch, FactBatch
 from bsfg.errors import BsfgError, BufferFull
 from bsfg.fact import Key
 from bsfg.journey.link import Fetched, PeerPosition, Refusal, merged_refusals
-from bsfg.journey.verify import Decision, LinkHeld, LinkRules, Put, Refetch, judge, zones_in
+from bsfg.journey.verify import Decision, LinkHeld, LinkRules, Put, Refetch, judge
 from bsfg.offload import by_size
 from bsfg.ports import Clock, ForwardBuffer, GapRecord, GapSet, OriginSpan, Result
 from bsfg.retention import GapReason
@@ -258,7 +258,7 @@ async def _set_expired_aside(came: _Came, rules: LinkRules) -> None:
 
 async def _set_unsigned_aside(came: _Came, rules: LinkRules) -> None:
     """Quarantine what is not signed as the keys of its zone demand."""
-    if not rules.signing.zones or not rules.signing.concern(zones_in(came.entries)):
+    if not rules.signing.zones or not rules.signing.concern(came.entries.distinct("from_zone")):
         return
     size_bytes = len(came.entries) * SIGNATURE_WEIGHT_BYTES
     problems = await by_size(size_bytes, rules.signing.problems, came.entries, rules.stream)

@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bsfg.batch import EntryBatch
-from bsfg.columns import constant_value
 from bsfg.errors import BsfgError, DigestMismatch, ForeignLog, FrameInvalid, ZoneNotAllowed
 from bsfg.gaps import OFFSETS_END, RangeSet
 from bsfg.journey.link import DETAIL_CHARACTERS_MAX, RETURNING, Fetched, PeerPosition
@@ -197,14 +196,14 @@ def _sort_in(put: Put, frame: Frame, rules: LinkRules, peer_zone: str) -> int | 
 
 def _check_from_zones(entries: EntryBatch, rules: LinkRules) -> None:
     """Raise `ZoneNotAllowed` when the peer speaks for a zone that it may not speak for."""
-    for zone in zones_in(entries):
+    for zone in entries.distinct("from_zone"):
         if zone not in rules.from_zones and zone != rules.zone:
             raise ZoneNotAllowed(f"this link may not bring facts of zone {zone!r}", zone=zone)
 
 
 def _leave_out_own(put: Put, entries: EntryBatch, rules: LinkRules, peer_zone: str) -> None:
     """Keep out what this zone said itself and what comes back over a relay; it becomes a reported range."""
-    if rules.zone not in zones_in(entries):
+    if rules.zone not in entries.distinct("from_zone"):
         put.entries.append(entries)
         return
     own = np.asarray(pc.equal(entries.column("from_zone"), rules.zone).to_numpy(zero_copy_only=False))
@@ -214,15 +213,6 @@ def _leave_out_own(put: Put, entries: EntryBatch, rules: LinkRules, peer_zone: s
     put.gaps.append(GapSet(GapReason.SKIPPED, ranges, RETURNING, peer_zone, at_unix_ms))
     if len(mine) < len(entries):
         put.entries.append(entries.take(np.flatnonzero(~own)))
-
-
-def zones_in(entries: EntryBatch) -> list[str]:
-    """Give the zones whose facts these are."""
-    if entries.has_rows:
-        return list(dict.fromkeys(entries.values("from_zone")))
-    single = constant_value(entries.column("from_zone"))
-    zones: list[str] = [single] if single is not None else pc.unique(entries.column("from_zone")).to_pylist()
-    return zones
 
 
 def _relayed(gaps: Sequence[Gap], rules: LinkRules) -> list[Gap]:

@@ -6,26 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import pyarrow.compute as pc
-
-from bsfg.batch import EntryBatch, FactBatch
-from bsfg.columns import constant_value
+from bsfg.batch import EntryBatch
 from bsfg.latest import newest
 from bsfg.ports import Buffer, BufferStats, ConsumerState, ForwardBuffer, Replayable
 from bsfg.retention import Policy
 
 if TYPE_CHECKING:
     from bsfg.node.parts import NodeContext
-
-
-def zones_of(batch: FactBatch, column: str) -> frozenset[str]:
-    """Give the zones that a batch names in a column; most batches name one."""
-    if batch.has_rows:
-        return frozenset(batch.values(column))
-    single = constant_value(batch.column(column))
-    if single is not None:
-        return frozenset({single})
-    return frozenset(pc.unique(batch.column(column)).to_pylist())
 
 
 async def offsets_of_span(buffer: Replayable, start_unix_ms: int, end_unix_ms: int) -> tuple[int, int]:

@@ -21,7 +21,6 @@ from bsfg.errors import (
     ZoneNotAllowed,
 )
 from bsfg.journey.artifacts import bring_artifacts, named_artifacts, require_artifacts
-from bsfg.node.ages import zones_of
 from bsfg.node.authorize import Decision, Request, Rule
 from bsfg.node.parts import NodeContext
 from bsfg.ports import ArtifactStore, Buffer, Replayable
@@ -66,7 +65,7 @@ class ArtifactFetcher:
 
     def _check_zones(self, facts: FactBatch) -> None:
         guard, now_unix_ms = self._parts.guard, self._parts.clock.now_unix_ms()
-        zones = zones_of(facts, "from_zone"), zones_of(facts, "to_zone")
+        zones = frozenset(facts.distinct("from_zone")), frozenset(facts.distinct("to_zone"))
         decision = guard.matrix.decide_link(self._link, self._stream, *zones, now_unix_ms)
         if decision.error is not None:
             guard.audit(decision, Caller(address=f"link {self._link}"))

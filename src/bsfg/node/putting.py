@@ -14,7 +14,6 @@ from bsfg.errors import BufferFull, ForeignLog, ZoneNotAllowed
 from bsfg.journey.link import Fetched, PeerPosition
 from bsfg.journey.receive import PullProgress, receive
 from bsfg.journey.verify import LinkRules
-from bsfg.node.ages import zones_of
 from bsfg.node.authorize import Request
 from bsfg.node.objects import Objects
 from bsfg.node.parts import NodeContext
@@ -98,7 +97,7 @@ class Putting:
         """Say which zone the link's peer may not bring, None when it may bring all."""
         parts = self._parts
         from_zones = _zones(call, entries) - {parts.settings.zone}
-        to_zones = zones_of(entries, "to_zone") if entries is not None else frozenset()
+        to_zones = frozenset(entries.distinct("to_zone")) if entries is not None else frozenset()
         decision = parts.guard.matrix.decide_link(
             call.link, call.stream, from_zones, to_zones, parts.clock.now_unix_ms()
         )
@@ -122,7 +121,7 @@ class Putting:
 def _zones(call: PutCall, entries: EntryBatch | None) -> frozenset[str]:
     """Give the zones that a call brings facts or gap records of."""
     relayed = frozenset(gap.origin_zone for gap in call.gaps if gap.origin_zone is not None)
-    return relayed | (zones_of(entries, "from_zone") if entries is not None else frozenset())
+    return relayed | (frozenset(entries.distinct("from_zone")) if entries is not None else frozenset())
 
 
 def _brought(call: PutCall, frame: Frame) -> Fetched:

@@ -19,7 +19,7 @@ from bsfg.journey.append import ANYTHING, AppendRules, commit, prepare
 from bsfg.journey.confirm import confirm_receipt
 from bsfg.journey.link import AppendOutcome, Carriage, Fetched, FetchRequest, Refusal
 from bsfg.journey.serve import GivenGaps, serve, serve_range
-from bsfg.node.ages import offsets_of_span, zones_of
+from bsfg.node.ages import offsets_of_span
 from bsfg.node.authorize import Request, is_peer, speaker_of, speaks_for
 from bsfg.node.objects import Objects
 from bsfg.node.parts import NodeContext
@@ -107,7 +107,7 @@ class NodeService:
             metrics.append_asked(stream)
             rules = AppendRules(ids=settings.ids, hasher=settings.hasher, limits=lane.limits)
             sealed = await prepare(facts, rules)
-            from_zones, to_zones = zones_of(sealed, "from_zone"), zones_of(sealed, "to_zone")
+            from_zones, to_zones = (frozenset(sealed.distinct(name)) for name in ("from_zone", "to_zone"))
             # The rest of the question was answered above; it is asked again only to say what is wrong.
             if not speaks_for(row, from_zones, to_zones):
                 self._check(caller, Request(Action.APPEND, stream, from_zones=from_zones, to_zones=to_zones))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import threading
 import time
 from collections import deque
@@ -19,6 +18,7 @@ from bsfg.frontier import Frontier
 from bsfg.journey.link import Fetched, FetchRequest, Refusal
 from bsfg.offload import by_size
 from bsfg.ports import Confirmation, Frame, GapRecord
+from bsfg.retry import Retry
 from bsfg.sdk.sender import NodeLink
 from bsfg.sdk.signing import TrustedKeys
 from bsfg.sealing import digest_mismatches
@@ -54,30 +54,6 @@ class ConsumerFeed(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class ConsumerRetry:
-    """Waits between attempts, longer each time; gives up at the deadline, if there is one."""
-
-    deadline_seconds: float | None = None
-    failures: int = 0
-    since: float = 0.0
-
-    def succeeded(self) -> None:
-        """Begin anew."""
-        self.failures = 0
-
-    async def after(self, error: BsfgError) -> None:
-        """Wait after a failure that may pass, or raise it when it cannot or there is no time left."""
-        now = time.monotonic()
-        if not self.failures:
-            self.since = now
-        if not error.retryable or (self.deadline_seconds is not None and now - self.since >= self.deadline_seconds):
-            raise error
-        pause_seconds = min(BACKOFF_MAX_SECONDS, BACKOFF_FIRST_SECONDS * 2 ** min(self.failures, 30))
-        self.failures += 1
-        await asyncio.sleep(pause_seconds * random.uniform(0.5, 1.0))
-
-
 class NodeFeed:
     """The node itself: every fetch starts after what the node counts as confirmed."""
 
@@ -101,7 +77,7 @@ class NodeFeed:
 
     async def take(self, request: FetchRequest) -> Fetched:
         """Fetch once, trying for as long as the consumer has patience; every digest is checked."""
-        patience, suspect = ConsumerRetry(self._deadline_seconds), False
+        retry, suspect = self._retry(), False
         while True:
             try:
                 fetched = await self._link.client.fetch(self._consumer, request, self._carry_only)
@@ -113,21 +89,18 @@ class NodeFeed:
                 suspect = True
             except BsfgError as error:
                 self._on_problem(error)
-                await patience.after(error)
+                await asyncio.sleep(retry.pause_after(error))
             else:
                 return fetched
 
     async def confirm(self, confirmation: Confirmation, refusals: Sequence[Refusal]) -> None:
         """Confirm at the node, trying for as long as the consumer has patience."""
-        patience = ConsumerRetry(self._deadline_seconds)
-        while True:
-            try:
-                await self._link.client.confirm(self._consumer, confirmation, refusals)
-            except BsfgError as error:
-                self._on_problem(error)
-                await patience.after(error)
-            else:
-                return
+        await self._retry().insist(
+            lambda: self._link.client.confirm(self._consumer, confirmation, refusals), self._on_problem
+        )
+
+    def _retry(self) -> Retry:
+        return Retry(BACKOFF_FIRST_SECONDS, BACKOFF_MAX_SECONDS, self._deadline_seconds)
 
     async def close(self) -> None:
         """End the connection."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,8 +13,9 @@ import numpy as np
 
 from bsfg.batch import FactBatch
 from bsfg.columns import constant_value
-from bsfg.errors import BsfgError, ConflictingDuplicate, InvalidArgument, PeerUnreachable, unforeseen
+from bsfg.errors import OF_ONE_FACT, BsfgError, ConflictingDuplicate, InvalidArgument, PeerUnreachable, unforeseen
 from bsfg.ports import Receipt, Result
+from bsfg.retry import Backoff
 from bsfg.sdk.endpoint import Endpoint
 from bsfg.sdk.futures import Outcome
 from bsfg.wire.client import BoundaryClient
@@ -160,19 +160,6 @@ def _slice(appended: Appended, first: int, last: int) -> Appended:
     return type(appended)(part, appended.digests[first:last], ids, appended.hasher)
 
 
-REFUSED_FOR_GOOD = frozenset(
-    {
-        "invalid_fact",
-        "fact_too_large",
-        "message_too_large",
-        "implausible_time",
-        "digest_mismatch",
-        "artifact_missing",
-        "hash_collision",
-    }
-)
-"""What is wrong with a fact itself, so that sending it again cannot help."""
-
 REFUSED_TO_CALLER = frozenset({"permission_denied", "signature_invalid", "signature_missing", "zone_not_allowed"})
 """What an operator can allow, by a right or by a key; it may be about single facts."""
 
@@ -256,7 +243,8 @@ class Sender:
         self._sent: set[Shipment] = set()
         self._trouble: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._getter: asyncio.Future[Shipment | None] | None = None
-        self._failures = 0
+        self._backoff = Backoff(options.backoff_first_seconds, options.backoff_max_seconds)
+        self._failing = False
         self._finished = False
         self._last_answer = time.monotonic()
 
@@ -347,7 +335,8 @@ class Sender:
     def _answered(self, shipment: Shipment, answer: asyncio.Future[Appended]) -> None:
         error = answer.exception() if not answer.cancelled() else PeerUnreachable("the connection was closed")
         if error is None:
-            self._last_answer, self._failures = time.monotonic(), 0
+            self._last_answer, self._failing = time.monotonic(), False
+            self._backoff.reset()
             self._drop(shipment)
             self._sent.discard(shipment)
             shipment.settle(answer.result())
@@ -406,7 +395,7 @@ class Sender:
         if shipment.divisible and len(shipment) > 1 and _may_be_halved(shipment, error):
             self._halve(shipment)
             return True
-        if error.code in REFUSED_FOR_GOOD:
+        if error.code in OF_ONE_FACT - REFUSED_TO_CALLER:
             self._refuse(shipment, range(len(shipment)), error)
             return True
         if self._options.hold:
@@ -434,13 +423,8 @@ class Sender:
 
     async def _pause(self, error: BsfgError) -> None:
         """Wait longer after each failure in a row, the first time not at all; give up what has no time left."""
-        options = self._options
-        pause_seconds = 0.0
-        if self._failures:
-            full = min(options.backoff_max_seconds, options.backoff_first_seconds * 2 ** min(self._failures - 1, 30))
-            pause_seconds = full * random.uniform(0.5, 1.0)
-        self._failures += 1
-        now = time.monotonic()
+        pause_seconds = self._backoff.next_seconds() if self._failing else 0.0
+        self._failing, now = True, time.monotonic()
         ends = [each.ends for each in self._unanswered if each.ends is not None]
         await asyncio.sleep(max(0.0, min([pause_seconds, *(end - now for end in ends)])))
         now = time.monotonic()

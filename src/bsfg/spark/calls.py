@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from bsfg.errors import BsfgError, ForeignLog, FrameInvalid, InvalidArgument, PeerUnreachable
 from bsfg.offload import by_size
 from bsfg.ports import Buffer, Confirmation, Frame, GapRecord
+from bsfg.retry import Retry
 
 if TYPE_CHECKING:
     from bsfg.journey.link import Fetched
@@ -169,39 +170,25 @@ def calls() -> NodeCalls:
     return _of_process[pid]
 
 
-@dataclass(slots=True)
-class CallRetry:
-    """How long errors that may pass are borne; every success starts the time anew."""
+class CallRetry(Retry):
+    """Bears errors of calls that a thread waits for."""
 
-    seconds: float
-    sleep: Callable[[float], None] = time.sleep
-    now: Callable[[], float] = time.monotonic
-    _since: float | None = None
-    _pause: float = BACKOFF_FIRST_SECONDS
-
-    def succeeded(self) -> None:
-        """Forget the errors so far."""
-        self._since, self._pause = None, BACKOFF_FIRST_SECONDS
+    def __init__(self, seconds: float) -> None:
+        super().__init__(BACKOFF_FIRST_SECONDS, BACKOFF_MAX_SECONDS, seconds)
 
     def bear(self, error: BsfgError) -> None:
         """Wait a little before the next try, or raise the error when it will not pass or lasts too long."""
-        now = self.now()
-        if self._since is None:
-            self._since = now
-        if not error.retryable or now + self._pause - self._since > self.seconds:
-            raise error
-        self.sleep(self._pause)
-        self._pause = min(2 * self._pause, BACKOFF_MAX_SECONDS)
+        time.sleep(self.pause_after(error))
 
-    def insist(self, work: Callable[[], T]) -> T:
-        """Do something until it succeeds or patience ends."""
+    def made(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Make calls to nodes until they succeed or patience ends."""
         while True:
             try:
-                result = work()
+                result = calls().run(call())
             except BsfgError as error:
                 self.bear(error)
             else:
-                self.succeeded()
+                self.reset()
                 return result
 
 
@@ -259,7 +246,7 @@ class BufferSource:
             client = BoundaryClient(calls().connection(self.access))
             await client.confirm(consumer, Confirmation(through=through, log_id=log_id))
 
-        CallRetry(self.retry_seconds).insist(lambda: calls().run(work()))
+        CallRetry(self.retry_seconds).made(work)
 
     def frames(self, first: int, end: int, log_id: str) -> Iterator[Frame]:
         """Give the frames of a range (``end`` exclusive), without hole or overlap, whatever happens to the connection.
@@ -290,7 +277,7 @@ class BufferSource:
                         raise FrameInvalid(f"a frame has offsets {item.first}..{item.last}, {at} is expected next")
                     at = item.last + 1
                     yield item
-                    patience.succeeded()
+                    patience.reset()
                 if at < end:
                     raise FrameInvalid(f"the node gave nothing from offset {at} on, {end} is its end")
             except BsfgError as error:
@@ -318,7 +305,7 @@ class BufferSource:
                 await messages.aclose()  # type: ignore[attr-defined]
             raise FrameInvalid("an answer begins with its head")
 
-        return CallRetry(self.retry_seconds).insist(lambda: calls().run(work()))
+        return CallRetry(self.retry_seconds).made(work)
 
 
 def check_log(head: Fetched, log_id: str, end: int) -> None:

@@ -18,6 +18,7 @@ from bsfg.batch import FactBatch
 from bsfg.errors import BsfgError, ConflictingDuplicate, DigestMismatch, LinkStopped
 from bsfg.journey.link import Refusal, merged_refusals
 from bsfg.ports import Frame, Result
+from bsfg.retry import Retry
 from bsfg.spark.calls import BACKOFF_FIRST_SECONDS, BACKOFF_MAX_SECONDS
 
 if TYPE_CHECKING:
@@ -103,13 +104,12 @@ class OrderedSender:
         *,
         one_by_one: bool = False,
     ) -> None:
-        self._opening, self._take, self._retry_seconds = opening, take, retry_seconds
+        self._opening, self._take = opening, take
+        self._retry = Retry(BACKOFF_FIRST_SECONDS, BACKOFF_MAX_SECONDS, retry_seconds)
         self._one_by_one = one_by_one
         self._stream: SentStream | None = None
         self._unsent: deque[Any] = deque()
         self._under_way: deque[tuple[Any, asyncio.Future[Any]]] = deque()
-        self._failing_since: float | None = None
-        self._pause_seconds = BACKOFF_FIRST_SECONDS
 
     async def send(self, item: Any) -> None:
         """Send an item; what was answered meanwhile is taken."""
@@ -160,18 +160,13 @@ class OrderedSender:
             item, future = self._under_way[0]
             self._take(item, future.result())
             self._under_way.popleft()
-            self._failing_since, self._pause_seconds = None, BACKOFF_FIRST_SECONDS
+            self._retry.reset()
 
     async def _bear(self, error: BsfgError) -> None:
         """Have all that was not taken sent again, in order, after a little while; or raise what will not pass."""
-        now = asyncio.get_running_loop().time()
-        self._failing_since = now if self._failing_since is None else self._failing_since
         self._unsent.extendleft(item for item, _ in reversed(self._under_way))
         await self.close()
-        if not error.retryable or now + self._pause_seconds - self._failing_since > self._retry_seconds:
-            raise error
-        await asyncio.sleep(self._pause_seconds)
-        self._pause_seconds = min(2 * self._pause_seconds, BACKOFF_MAX_SECONDS)
+        await asyncio.sleep(self._retry.pause_after(error))
 
 
 def pieces(batch: Batch, max_bytes: int = PIECE_BYTES) -> list[Batch]:

@@ -197,7 +197,7 @@ class FactsWriting:
             sender, own = (BoundaryClient(calls().connection(each)) for each in (access, self.options.access))
             await ArtifactCourier(sender, own, self.options["link"]).bring(entries)
 
-        CallRetry(self.options["retrySeconds"]).insist(lambda: calls().run(work()))
+        CallRetry(self.options["retrySeconds"]).made(work)
 
     def _lane(self, sums: WriteSums) -> OrderedSender:
         from bsfg.wire.client import BoundaryClient
@@ -267,7 +267,7 @@ class FactsWriting:
             advanced_to = await sender.confirm(options["confirmConsumer"], confirmation, sums.refusals)
             await memory.remember(replace(known, acknowledged=min(advanced_to, through)))
 
-        CallRetry(options["retrySeconds"]).insist(lambda: calls().run(work()))
+        CallRetry(options["retrySeconds"]).made(work)
 
     def _tell(self, sums: WriteSums, batch_id: int | None) -> None:
         if self.options["results"] is None:

@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 
 from bsfg.errors import FactsMissing, FrameInvalid, InvalidArgument
 from bsfg.ports import GapRecord
+from bsfg.retry import Backoff
 from bsfg.spark.calls import BufferSource, check_log
 from bsfg.spark.errors import told
 from bsfg.spark.mapping import (
@@ -143,7 +144,7 @@ class FactsStreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvai
     def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
         super().__init__(options, columns)
         self._target: int | None = None
-        self._pause = IDLE_FIRST_SECONDS
+        self._idle = Backoff(IDLE_FIRST_SECONDS, IDLE_MAX_SECONDS)
 
     @told
     def initialOffset(self) -> dict[str, Any]:
@@ -164,11 +165,10 @@ class FactsStreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvai
         log_id, at = _read_offset(start)
         end = self._end(log_id, at)
         if end == at and self._target is None:
-            time.sleep(self._pause)
-            self._pause = min(2 * self._pause, IDLE_MAX_SECONDS)
+            time.sleep(self._idle.next_seconds())
             end = self._end(log_id, at)
         if end > at:
-            self._pause = IDLE_FIRST_SECONDS
+            self._idle.reset()
         return _offset(log_id, at + _allowed(end - at, limit))
 
     def _end(self, log_id: str, at: int) -> int:

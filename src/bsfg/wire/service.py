@@ -287,6 +287,20 @@ class QuarantinedView:
     buffer: Buffer
     quarantined: Quarantined
 
+    def to_dict(self) -> dict[str, Any]:
+        """Give the JSON form of all but its content and the id that people know it by."""
+        found = self.quarantined
+        return {
+            "stream": self.stream,
+            "buffer": str(self.buffer),
+            "at_unix_ms": found.at_unix_ms,
+            "reason": found.reason,
+            "from_zone": found.key.from_zone,
+            "message_id": found.key.message_id,
+            "existing_offset": found.existing_offset if found.existing_offset >= 0 else None,
+            "detail": found.detail,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class QuarantinePage:

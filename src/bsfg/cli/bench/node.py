@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import signal
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bsfg.cli.bench.results import Aim, finished, percentile
-from bsfg.cli.bench.store import temporary, verdict, warn_of_memory
-from bsfg.cli.output import console, examples, print_json, progress_bar, table
+from bsfg.cli.bench.store import measured_in, show_all
+from bsfg.cli.output import examples, print_json, progress_bar
 
 if TYPE_CHECKING:
     # Its producers are processes of this package, which must not have loaded them already.
@@ -110,39 +104,14 @@ def node(
     from bsfg.cli.bench.node_measure import BenchPlan
 
     plan = BenchPlan(facts=facts, seconds=seconds, rate=rate, clients=clients, object_bytes=size)
-    started = time.perf_counter()
-    with ended_by_signals():
-        place = temporary(folder)
-        try:
-            samples = _measured(place, plan)
-            numbers = results(samples, place, time.perf_counter() - started)
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
-    if json:
-        print_json(numbers)
-    else:
-        show(numbers)
-
-
-@contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM end the command like Ctrl-C does, with everything cleaned up."""
-
-    def end(number: int, frame: Any) -> None:
-        sys.exit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    numbers = measured_in(folder, lambda place: _measured(place, plan), results)
+    print_json(numbers) if json else show(numbers)
 
 
 def _measured(place: Path, plan: Any) -> Any:
-    from bsfg.cli.bench.node_measure import run
-    from bsfg.cli.bench.node_zones import BenchSite
+    from bsfg.cli.bench.node_measure import node_site, run
 
-    site = BenchSite(place)
+    site = node_site(place)
     with progress_bar("starting") as bar:
         task = bar.task_ids[0]
         bar.update(task, total=PHASES)
@@ -155,32 +124,23 @@ def _measured(place: Path, plan: Any) -> Any:
 def show(numbers: dict[str, Any]) -> None:
     """Print what was measured beside what is hoped for."""
 
-    out = console()
-    rates = table("", "facts/s", "of SHA-256", "processor time per fact", right=("facts/s", "of SHA-256"))
-    rates.add_row("SHA-256 of the objects", f"{numbers['sha256_per_second']:,.0f}", "1", "")
-    for name in RATES:
-        cost = [
+    def cost(name: str) -> str:
+        return ", ".join(
             f"{key.removeprefix(f'{name}_').removesuffix('_cpu_us_per_fact')} {value:.1f} µs"
             for key, value in numbers.items()
             if key.startswith(f"{name}_") and key.endswith("_cpu_us_per_fact")
-        ]
-        rate = numbers[f"{name}_per_second"]
-        rates.add_row(name, f"{rate:,.0f}", f"{rate / numbers['sha256_per_second']:.3f}", ", ".join(cost))
-    out.print(rates)
-    out.print(verdict(aims_of(numbers)))
-    where = numbers["machine"]
-    out.print(
+        )
+
+    show_all(
+        numbers,
+        [(name, numbers[f"{name}_per_second"]) for name in RATES],
+        aims_of(numbers),
         f"one append: p50 {numbers['append_ms_p50']:.2f} ms, p99 {numbers['append_ms_p99']:.2f} ms; "
         f"a call that does nothing: p50 {numbers['rpc_floor_ms_p50']:.2f} ms; "
-        f"bare fdatasync: p50 {numbers['fdatasync_ms_p50']:.2f} ms"
-    )
-    out.print(
-        f"lag at {numbers['rate']:g} facts/s: p50 {numbers['lag_ms_p50']:.1f} ms, p99 {numbers['lag_ms_p99']:.1f} ms"
-    )
-    out.print(
+        f"bare fdatasync: p50 {numbers['fdatasync_ms_p50']:.2f} ms",
+        f"lag at {numbers['rate']:g} facts/s: p50 {numbers['lag_ms_p50']:.1f} ms, p99 {numbers['lag_ms_p99']:.1f} ms",
         f"a bystander's append: p50 {numbers['bystander_ms_p50']:.1f} ms, p99 {numbers['bystander_ms_p99']:.1f} ms, "
         f"beside {numbers['bystander_large_facts']:,} facts of 1 MiB, {numbers['bystander_confirmations']:,} "
-        f"confirmations of many ranges, and the removal of {numbers['bystander_removed_facts']:,} facts"
+        f"confirmations of many ranges, and the removal of {numbers['bystander_removed_facts']:,} facts",
+        cost=cost,
     )
-    out.print(f"{numbers['facts']:,} facts on {where['file_system']}, {where['cpus']} CPUs, in {numbers['seconds']} s")
-    warn_of_memory(where)

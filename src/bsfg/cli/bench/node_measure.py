@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import crc32c
 import numpy as np
 
 from bsfg.cli.bench.measure import sha256_per_second
 from bsfg.cli.bench.node_client import BenchJob, measured
-from bsfg.cli.bench.node_zones import CROWD, PRODUCER, STREAM, BenchSite, wait_until
-from bsfg.cli.bench.workload import OBJECT_BYTES
+from bsfg.cli.bench.workload import FROM_ZONE, OBJECT_BYTES, TO_ZONE
+from bsfg.cli.zones import LoopbackSite, LoopbackZone, wait_until
 from bsfg.ports import Buffer
+from bsfg.stores.log.files import DiskFiles
+from bsfg.stores.log.notes import WATERMARK, read_watermark
+from bsfg.stores.log.storage import log_folder
 
-if TYPE_CHECKING:
-    from bsfg.cli.bench.pipeline_measure import PipelinePlan, PipelineSite
-
+STREAM = "bench"
+REST = f"""
+[log]
+level = "warning"
+[streams.{STREAM}]
+"""
 SINGLES = 400
-HANDOFF_SECONDS_MAX = 600.0
-SETTLE_SECONDS_MAX = 60.0
+REACHED_SECONDS_MAX = 3_600.0
 LOOK_SECONDS = 0.0005
 WARM_UP_SECONDS = 1.0
 """The first part of the live phase, which does not count: gates open, connections are made, caches fill."""
@@ -36,6 +45,51 @@ _PER_CLIENT = 10**12
 
 Step = Callable[[str], None]
 """Told which phase begins."""
+
+
+@dataclass(slots=True)
+class BenchZone(LoopbackZone):
+    """A zone of which one can see, without asking its node, how far it is and what it costs."""
+
+    def end(self, buffer: Buffer) -> int:
+        """Give how far a buffer is durable, read from its folder."""
+        watermark = read_watermark(DiskFiles(self.folder / "data"), log_folder(STREAM, buffer))
+        return watermark[1] if watermark is not None else 0
+
+    @contextmanager
+    def published_end(self, buffer: Buffer) -> Iterator[Callable[[], int]]:
+        """Open what the writer of a buffer publishes, and give a quick look at how far it is durable."""
+        path = self.folder / "data" / log_folder(STREAM, buffer) / "durable"
+        with path.open("rb", buffering=0) as published:
+            last = 0
+
+            def end() -> int:
+                nonlocal last
+                data = os.pread(published.fileno(), WATERMARK.size, 0)
+                # While it is being written the checksum is wrong; then what was seen before still holds.
+                if crc32c.crc32c(data[:-4]) == WATERMARK.unpack(data)[3]:
+                    last = WATERMARK.unpack(data)[1]
+                return last
+
+            yield end
+
+    def reached(self, count: int) -> float:
+        """Wait until its forward buffer holds so many facts, and give the time."""
+        wait_until(lambda: self.end(Buffer.FORWARD) >= count, REACHED_SECONDS_MAX, 0.001)
+        return time.monotonic()
+
+    def cpu_seconds(self) -> float:
+        """Give the processor time that the node has used so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+BenchSite = LoopbackSite[BenchZone]
+
+
+def node_site(root: Path) -> BenchSite:
+    """Give the two zones whose nodes are measured."""
+    return BenchSite(root, BenchZone, FROM_ZONE, {TO_ZONE: "native"}, REST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +123,26 @@ class Rate:
 
 
 @dataclass(slots=True)
-class NodeSamples:
+class BenchSamples:
     """What was measured, before it is summed up."""
 
     plan: BenchPlan
     sha256_rates: list[float] = field(default_factory=list)
+    rates: dict[str, Rate] = field(default_factory=dict)
+    lag_ms: list[float] = field(default_factory=list)
+
+    def yardstick(self) -> None:
+        """Measure what everything is held against, twice."""
+        self.sha256_rates += [sha256_per_second(self.plan.object_bytes) for _ in range(2)]
+
+
+@dataclass(slots=True)
+class NodeSamples(BenchSamples):
+    """The same, with what only nodes show."""
+
     append_ms: list[float] = field(default_factory=list)
     floor_ms: list[float] = field(default_factory=list)
     fdatasync_ms: list[float] = field(default_factory=list)
-    rates: dict[str, Rate] = field(default_factory=dict)
-    lag_ms: list[float] = field(default_factory=list)
     bystander_ms: list[float] = field(default_factory=list)
     crowd: dict[str, Any] = field(default_factory=dict)
 
@@ -87,39 +151,33 @@ def run(site: BenchSite, plan: BenchPlan, step: Step) -> NodeSamples:
     """Measure everything; whoever calls stops the nodes."""
     samples = NodeSamples(plan)
     step("starting a node")
-    site.start_sender()
-    _yardstick(samples)
+    site.start(site.sender)
+    samples.yardstick()
     step("single appends")
     _singles(site, samples)
     step("facts through the producer")
     _append(site, samples, "facts", _FACTS_FROM, max(1, plan.facts // 2))
-    _yardstick(samples)
+    samples.yardstick()
     step("batches")
     _append(site, samples, "batches", 0, plan.facts)
-    _yardstick(samples)
+    samples.yardstick()
     step("handoff of the backlog")
-    _handoff(site, samples)
-    _yardstick(samples)
+    samples.rates["handoff"] = handoff(site, site.receivers[0], 1)
+    samples.yardstick()
     step(f"lag at {plan.rate:g} facts/s")
-    _live(site, samples)
+    samples.rates["live"] = live(site, site.receivers[0], samples)
     step("a bystander of others' work")
     _bystander(site, samples)
     return samples
 
 
-def _yardstick(samples: NodeSamples) -> None:
-    samples.sha256_rates += [sha256_per_second(samples.plan.object_bytes) for _ in range(2)]
-
-
-def job_of(
-    site: BenchSite | PipelineSite, plan: BenchPlan | PipelinePlan, kind: str, first: int, count: int
-) -> BenchJob:
+def job_of(site: BenchSite, plan: BenchPlan, kind: str, first: int, count: int) -> BenchJob:
     """Give the job of a producer of the sender."""
     return BenchJob(
         kind=kind,
-        address=f"127.0.0.1:{site.sender.port}",
-        certs=str(site.certs),
-        identity=PRODUCER,
+        address=site.sender.address,
+        certs=str(site.sender.certs),
+        identity=f"{site.sender.name}-producer",
         server_name=f"{site.sender.name}-bsfg",
         stream=STREAM,
         first=first,
@@ -150,47 +208,39 @@ def _append(site: BenchSite, samples: NodeSamples, kind: str, first: int, count:
     samples.rates[f"append_{kind}"] = Rate(share * clients, seconds, cpu_seconds)
 
 
-def _handoff(site: BenchSite, samples: NodeSamples) -> None:
-    """Start the receiver and watch its forward buffer fill with what the sender has."""
+def handoff(site: BenchSite, receiver: BenchZone, first: int) -> Rate:
+    """Start a receiver and watch its forward buffer fill with what the sender has, from its first facts on."""
     total = site.sender.end(Buffer.STORE)
-    site.start_receiver()
-    began, before = _handed_off(site, 1), _cpu_seconds(site)
-    # What came with the first look took as long as the connection did, and is not counted, unless it was everything.
-    left = total - site.receiver.end(Buffer.FORWARD)
-    seconds = max(LOOK_SECONDS, _handed_off(site, total) - began)
-    samples.rates["handoff"] = Rate(left or total, seconds, _cpu_seconds_since(site, before))
+    site.start(receiver)
+    began, before = receiver.reached(first), _cpu_seconds(site.sender, receiver)
+    # What came by the first look took as long as the connection did, and is not counted, unless it was everything.
+    left = total - receiver.end(Buffer.FORWARD)
+    seconds = max(LOOK_SECONDS, receiver.reached(total) - began)
+    return Rate(left or total, seconds, _cpu_seconds(site.sender, receiver, before))
 
 
-def _handed_off(site: BenchSite, count: int) -> float:
-    wait_until(lambda: site.receiver.end(Buffer.FORWARD) >= count, HANDOFF_SECONDS_MAX, 0.001)
-    return time.monotonic()
+def _cpu_seconds(sender: BenchZone, receiver: BenchZone, before: dict[str, float] | None = None) -> dict[str, float]:
+    """Give the processor time of both nodes, or what was added to it."""
+    now = {"sender": sender.cpu_seconds(), "receiver": receiver.cpu_seconds()}
+    return now if before is None else {name: after - before[name] for name, after in now.items()}
 
 
-def _cpu_seconds(site: BenchSite) -> dict[str, float]:
-    return {"sender": site.sender.cpu_seconds(), "receiver": site.receiver.cpu_seconds()}
-
-
-def _cpu_seconds_since(site: BenchSite, before: dict[str, float]) -> dict[str, float]:
-    return {name: after - before[name] for name, after in _cpu_seconds(site).items()}
-
-
-def _live(site: BenchSite, samples: NodeSamples) -> None:
+def live(site: BenchSite, receiver: BenchZone, samples: BenchSamples) -> Rate:
     """Append at a steady rate and see when each fact is durable here and there."""
     plan = samples.plan
     count = max(1, int(plan.rate * (plan.seconds + WARM_UP_SECONDS)))
     first = site.sender.end(Buffer.STORE)
-    before = _cpu_seconds(site)
+    before = _cpu_seconds(site.sender, receiver)
     with (
         site.sender.published_end(Buffer.STORE) as end_here,
-        site.receiver.published_end(Buffer.FORWARD) as end_there,
+        receiver.published_end(Buffer.FORWARD) as end_there,
         BufferWatch(end_here, end_there) as watch,
     ):
         [found] = measured([job_of(site, plan, "live", _LIVE_FROM, count)])
-        total = site.sender.end(Buffer.STORE)
-        wait_until(lambda: site.receiver.end(Buffer.FORWARD) >= total, SETTLE_SECONDS_MAX)
-    samples.rates["live"] = Rate(count, found["ended"] - found["started"], _cpu_seconds_since(site, before))
+        receiver.reached(site.sender.end(Buffer.STORE))
     offsets = np.arange(first + min(count - 1, int(plan.rate * WARM_UP_SECONDS)), first + count)
     samples.lag_ms = (1000 * np.maximum(0.0, watch.times(1, offsets) - watch.times(0, offsets))).tolist()
+    return Rate(count, found["ended"] - found["started"], _cpu_seconds(site.sender, receiver, before))
 
 
 def _bystander(site: BenchSite, samples: NodeSamples) -> None:
@@ -199,7 +249,7 @@ def _bystander(site: BenchSite, samples: NodeSamples) -> None:
     seconds = min(plan.seconds, BYSTANDER_SECONDS)
     singles = job_of(site, plan, "beside", _BESIDE_FROM, int(seconds * BYSTANDER_RATE_MAX))
     others = job_of(site, plan, "crowd", _BESIDE_FROM + _PER_CLIENT, site.sender.end(Buffer.STORE))
-    jobs = [replace(singles, seconds=seconds), replace(others, seconds=seconds, identity=CROWD)]
+    jobs = [replace(singles, seconds=seconds), replace(others, seconds=seconds, identity=f"{site.sender.name}-crowd")]
     found, samples.crowd = measured(jobs)
     samples.bystander_ms = found["append_ms"]
     samples.crowd["removed"] = others.count

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import time
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bsfg.cli.bench.results import Aim, finished, percentile
-from bsfg.cli.bench.store import temporary, verdict, warn_of_memory
-from bsfg.cli.output import console, examples, print_json, progress_bar, table
+from bsfg.cli.bench.store import measured_in, show_all
+from bsfg.cli.output import examples, print_json, progress_bar
 
 if TYPE_CHECKING:
     from bsfg.cli.bench.pipeline_measure import PipelineSamples
@@ -84,30 +82,19 @@ def pipeline(
     Every fact counts when it is durable at the receiver. The same facts are moved by the node's own engine first, and
     Spark carries as many bytes without any node, so that the figures can be compared wherever they were measured.
     """
-    from bsfg.cli.bench.node import ended_by_signals
-    from bsfg.cli.bench.pipeline_measure import PipelinePlan
+    from bsfg.cli.bench.node_measure import BenchPlan
 
-    plan = PipelinePlan(facts, seconds, rate)
-    started = time.perf_counter()
-    with ended_by_signals():
-        place = temporary(folder)
-        try:
-            samples = _measured(place, plan)
-            numbers = results(samples, place, time.perf_counter() - started)
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
-    if json:
-        print_json(numbers)
-    else:
-        show(numbers)
+    plan = BenchPlan(facts, seconds=seconds, rate=rate)
+    numbers = measured_in(folder, lambda place: _measured(place, plan), results)
+    print_json(numbers) if json else show(numbers)
 
 
 def _measured(place: Path, plan: Any) -> Any:
-    from bsfg.cli.bench.pipeline_measure import PipelineSite, run
+    from bsfg.cli.bench.pipeline_measure import pipeline_site, run
     from bsfg.cli.pipeline.running import spark_session
     from bsfg.spark.replicate.driver import local_master
 
-    site = PipelineSite(place)
+    site = pipeline_site(place)
     with progress_bar("starting Spark") as bar:
         task = bar.task_ids[0]
         bar.update(task, total=PHASES)
@@ -120,20 +107,11 @@ def _measured(place: Path, plan: Any) -> Any:
 
 def show(numbers: dict[str, Any]) -> None:
     """Print what was measured beside what is hoped for."""
-
-    out = console()
-    rates = table("", "facts/s", "of SHA-256", right=("facts/s", "of SHA-256"))
-    rates.add_row("SHA-256 of the objects", f"{numbers['sha256_per_second']:,.0f}", "1")
-    for name in RATES:
-        rate = numbers[f"{name}_per_second"]
-        rates.add_row(name, f"{rate:,.0f}", f"{rate / numbers['sha256_per_second']:.3f}")
-    out.print(rates)
-    out.print(verdict(aims_of(numbers)))
-    out.print(
+    show_all(
+        numbers,
+        [(name, numbers[f"{name}_per_second"]) for name in RATES],
+        aims_of(numbers),
         f"lag at {numbers['rate']:g} facts/s for {numbers['live_seconds']:g} s: "
         f"p50 {numbers['live_lag_ms_p50']:.1f} ms, "
-        f"p99 {numbers['live_lag_ms_p99']:.1f} ms, at most {numbers['live_lag_ms_max']:.0f} ms"
+        f"p99 {numbers['live_lag_ms_p99']:.1f} ms, at most {numbers['live_lag_ms_max']:.0f} ms",
     )
-    where = numbers["machine"]
-    out.print(f"{numbers['facts']:,} facts on {where['file_system']}, {where['cpus']} CPUs, in {numbers['seconds']} s")
-    warn_of_memory(where)

@@ -1,26 +1,36 @@
-"""How long a log takes to come back after its writer was killed: one child appends, another opens.
+"""How long a log takes to come back after its writer was killed, and what facts cost that come one by one.
 
-Run as a module it is the child: `append FOLDER FIRST` writes until it is killed, `open FOLDER FIRST COUNT` opens the
-folder and appends facts again that the first one had acknowledged last.
+Run as a module it is the child that is killed: `append FOLDER FIRST` writes until then, `open FOLDER FIRST COUNT` opens
+the folder and appends facts again that were acknowledged last, `trickle FOLDER COUNT` writes so many facts, each a
+frame of its own, and kills itself. What is measured of those depends on the frames alone, so that nothing is synced
+meanwhile, which would take minutes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+from bsfg.batch import FactBatch
 from bsfg.cli.bench.measure import STREAM
-from bsfg.cli.bench.workload import BATCH_FACTS, batch_of
+from bsfg.cli.bench.workload import BATCH_FACTS, OBJECT_BYTES, batch_of, batches_of
 from bsfg.errors import StorageFailed
 from bsfg.ports import Result
+from bsfg.retention import ConsumerStanding
 from bsfg.sealing import seal
+from bsfg.stores.log.files import DiskFile, DiskFiles
 from bsfg.stores.log.storage import LogStorage
+from bsfg.stores.log.writer import AppendItem
 
 ACKNOWLEDGED_BATCHES = 50
 FIRST = 3 * 10**13
+TRICKLED_FACTS = 200_000
 
 
 def reopen_seconds(folder: Path) -> float:
@@ -58,8 +68,25 @@ def opened_seconds(folder: Path, first: int, count: int = BATCH_FACTS) -> float:
     return float(done.stdout)
 
 
-def _command(what: str, folder: Path, first: int) -> list[str]:
-    return [sys.executable, "-m", "bsfg.cli.bench.reopen", what, str(folder), str(first)]
+def trickled(folder: Path, facts: int) -> tuple[float, float]:
+    """Fill a folder one by one; give the bytes per fact beyond its object, and the seconds until it is open again.
+
+    It is opened after a kill and after a clean end, and the longer time counts.
+    """
+    count = min(facts, TRICKLED_FACTS)
+    done = subprocess.run(
+        _command("trickle", folder, count), capture_output=True, text=True, check=False, start_new_session=True
+    )
+    if done.returncode != -signal.SIGKILL:
+        raise StorageFailed(f"the writing process ended by itself with code {done.returncode}: {done.stderr[-200:]}")
+    first = (count - 1) // BATCH_FACTS * BATCH_FACTS
+    seconds = [opened_seconds(folder, first, count - first) for _ in range(2)]
+    size_bytes = sum(path.stat().st_size for path in (folder / "streams").rglob("*") if path.is_file())
+    return size_bytes / count - OBJECT_BYTES, max(seconds)
+
+
+def _command(what: str, folder: Path, number: int) -> list[str]:
+    return [sys.executable, "-m", "bsfg.cli.bench.reopen", what, str(folder), str(number)]
 
 
 async def append_forever(folder: str, first: int) -> None:
@@ -84,6 +111,29 @@ async def open_again(folder: str, first: int, count: int) -> None:
     print(seconds)
 
 
+class _UnsyncedFile(DiskFile):
+    def sync(self) -> None:
+        """Leave it to the system."""
+        self.rest()
+
+
+class _UnsyncedFiles(DiskFiles):
+    def create(self, path: str) -> DiskFile:
+        """Make a new file that is never synced."""
+        made = super().create(path)
+        made.__class__ = _UnsyncedFile
+        return made
+
+
+async def append_and_die(folder: str, count: int) -> None:
+    """Append facts, each with a frame of its own, and end without any farewell."""
+    store = await (await LogStorage.open(_UnsyncedFiles(folder))).store(STREAM)
+    for batch in batches_of(0, count):
+        for row in seal(batch).rows():
+            store._writer.append_group([AppendItem(FactBatch.of_rows([row], sealed=True))], ConsumerStanding)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 if __name__ == "__main__":
-    numbers = [int(word) for word in sys.argv[3:]]
-    asyncio.run(append_forever(sys.argv[2], *numbers) if sys.argv[1] == "append" else open_again(sys.argv[2], *numbers))
+    child: Any = {"append": append_forever, "open": open_again, "trickle": append_and_die}[sys.argv[1]]
+    asyncio.run(child(sys.argv[2], *map(int, sys.argv[3:])))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.table import Table
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from bsfg.cli.bench.results import Aim
 
 DEFAULT_FACTS = 400_000
+
+Numbers = dict[str, Any]
+Samples = TypeVar("Samples")
 
 EPILOG = examples(
     ("bsfg bench store", "a first impression, well under a minute"),
@@ -46,32 +49,29 @@ def store(
     """
     from bsfg.cli.bench.results import results
 
+    numbers = measured_in(folder, lambda place: _measured(place, facts), results)
+    print_json(numbers) if json else show(numbers)
+
+
+def measured_in(
+    folder: Path | None, measure: Callable[[Path], Samples], results: Callable[[Samples, Path, float], Numbers]
+) -> Numbers:
+    """Measure in a folder of our own, so that nothing of anybody else's is ever removed, and give the numbers."""
     started = time.perf_counter()
     with orderly_end():
-        place = temporary(folder)
         try:
-            samples = _measured(place, facts)
-            numbers = results(samples, place, time.perf_counter() - started)
+            place = Path(tempfile.mkdtemp(prefix="bsfg-bench-", dir=folder))
+        except OSError as error:
+            raise InvalidArgument(f"cannot make a folder in {folder}: {error.strerror}") from None
+        try:
+            return results(measure(place), place, time.perf_counter() - started)
         finally:
             shutil.rmtree(place, ignore_errors=True)
-    if json:
-        print_json(numbers)
-    else:
-        show(numbers)
-
-
-def temporary(folder: Path | None) -> Path:
-    """Make a folder of our own, so that nothing of anybody else's is ever removed."""
-    try:
-        return Path(tempfile.mkdtemp(prefix="bsfg-bench-", dir=folder))
-    except OSError as error:
-        raise InvalidArgument(f"cannot make a folder in {folder}: {error.strerror}") from None
 
 
 def _measured(place: Path, facts: int) -> Any:
     from bsfg.cli.bench import measure
-    from bsfg.cli.bench.reopen import reopen_seconds
-    from bsfg.cli.bench.trickle import trickled
+    from bsfg.cli.bench.reopen import reopen_seconds, trickled
 
     samples = measure.Samples(facts)
     with progress_bar("starting") as bar:
@@ -89,28 +89,42 @@ def _measured(place: Path, facts: int) -> Any:
     return samples
 
 
-def show(numbers: dict[str, Any]) -> None:
+def show(numbers: Numbers) -> None:
     """Print what was measured beside what is hoped for."""
     from bsfg.cli.bench.results import aims_of
 
-    out = console()
-    rates = table("", "facts/s", "of SHA-256", right=("facts/s", "of SHA-256"))
-    rates.add_row("SHA-256 of the objects", f"{numbers['sha256_per_second']:,.0f}", "1")
-    for name in ("append", "put_if_absent", "duplicates", "replay", "concurrent_append"):
-        rate = numbers[f"{name}_per_second"]
-        rates.add_row(name, f"{rate:,.0f}", f"{rate / numbers['sha256_per_second']:.2f}")
+    names = ("append", "put_if_absent", "duplicates", "replay", "concurrent_append")
+    rates = [(name, numbers[f"{name}_per_second"]) for name in names]
     for number, rate in enumerate(numbers["append_per_second_by_million"], 1):
         if len(numbers["append_per_second_by_million"]) > 1:
-            rates.add_row(f"  append, million {number}", f"{rate:,.0f}", f"{rate / numbers['sha256_per_second']:.2f}")
-    out.print(rates)
-    out.print(verdict(aims_of(numbers)))
+            rates.append((f"  append, million {number}", rate))
+    one = f"one append: p50 {numbers['single_append_ms_p50']:.2f} ms, p99 {numbers['single_append_ms_p99']:.2f} ms; "
+    show_all(numbers, rates, aims_of(numbers), f"{one}bare fdatasync: p50 {numbers['fdatasync_ms_p50']:.2f} ms")
+
+
+def show_all(
+    numbers: Numbers,
+    rates: Iterable[tuple[str, float]],
+    aims: Sequence[Aim],
+    *lines: str,
+    cost: Callable[[str], str] | None = None,
+) -> None:
+    """Print rates and what each costs, what was hoped for, and where it was measured."""
+    out, sha256 = console(), numbers["sha256_per_second"]
+    more = ("processor time per fact",) if cost else ()
+    rows = table("", "facts/s", "of SHA-256", *more, right=("facts/s", "of SHA-256"))
+    rows.add_row("SHA-256 of the objects", f"{sha256:,.0f}", "1")
+    for name, rate in rates:
+        rows.add_row(name, f"{rate:,.0f}", f"{rate / sha256:.3f}", *((cost(name),) if cost else ()))
+    out.print(rows)
+    out.print(verdict(aims))
     where = numbers["machine"]
-    out.print(
-        f"one append: p50 {numbers['single_append_ms_p50']:.2f} ms, p99 {numbers['single_append_ms_p99']:.2f} ms; "
-        f"bare fdatasync: p50 {numbers['fdatasync_ms_p50']:.2f} ms"
-    )
-    out.print(f"{numbers['facts']:,} facts on {where['file_system']}, {where['cpus']} CPUs, in {numbers['seconds']} s")
-    warn_of_memory(where)
+    seen = f"{numbers['facts']:,} facts on {where['file_system']}, {where['cpus']} CPUs, in {numbers['seconds']} s"
+    for line in (*lines, seen):
+        out.print(line)
+    if where["file_system"] in ("tmpfs", "ramfs"):
+        text = "This folder is memory: fdatasync costs nothing here. Give --dir on a real disk."
+        out.print(Text(text, "yellow"))
 
 
 def verdict(aims: Sequence[Aim]) -> Table:
@@ -121,10 +135,3 @@ def verdict(aims: Sequence[Aim]) -> Table:
         sign = "≥" if aim.at_least else "≤"
         rows.add_row(aim.name, f"{aim.measured:.4g}", f"{sign} {aim.aim:.4g} {aim.unit}", mark)
     return rows
-
-
-def warn_of_memory(machine: dict[str, Any]) -> None:
-    """Say so when what was measured is no disk."""
-    if machine["file_system"] in ("tmpfs", "ramfs"):
-        text = "This folder is memory: fdatasync costs nothing here. Give --dir on a real disk."
-        console().print(Text(text, "yellow"))

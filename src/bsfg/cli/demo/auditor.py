@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from bsfg.cli.bench.node_server import leash
+from bsfg.cli.zones import leash
 
 
 def verdicts(root: Path, links: list[str], spark: Any = None) -> list[dict[str, Any]]:

@@ -263,7 +263,7 @@ class DemoDirector:
         ready = zone.folder / "ready"
         ready.unlink(missing_ok=True)
         process = await self.crew.start(
-            zone.name, "bsfg.cli.demo.child", "node", "-c", "zone.toml", "--ready-file", "ready", folder=zone.folder
+            zone.name, "bsfg.cli.zones", "node", "-c", "zone.toml", "--ready-file", "ready", folder=zone.folder
         )
         ends = time.monotonic() + READY_SECONDS
         while not (ready.exists() and ready.read_bytes()):
@@ -287,7 +287,7 @@ class DemoDirector:
         name = f"pipeline-{zone.name}"
         settings = [f"--conf={key}={value}" for key, value in self._spark_settings(zone.name).items()]
         command = ["pipeline", "replicate", "-c", "zone.toml", "--json", *settings]
-        process = await self.crew.start(name, "bsfg.cli.demo.child", *command, folder=zone.folder)
+        process = await self.crew.start(name, "bsfg.cli.zones", *command, folder=zone.folder)
         self._pipelines[zone.name] = process
         self._follow(self._listen_to_pipeline(process, zone, name))
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import orjson
 
-from bsfg.errors import BsfgError
 from bsfg.fact import Fact
+from bsfg.retry import Retry
 from bsfg.sdk.endpoint import Endpoint
 from bsfg.sdk.futures import FactFuture
 from bsfg.sdk.producer import AsyncProducer
@@ -85,16 +85,9 @@ class Orders:
         """Upload the next PDF, for as long as that takes, and give the order that names it."""
         order, product, amount = f"WO-{4711 + number}", PRODUCTS[number % len(PRODUCTS)], 1_000 + 37 * number % 900
         content = page([f"Work order {order}", f"Product: {product}", f"Amount: {amount}", "Line: FILLER-07"])
-        while True:
-            try:
-                artifact = await producer.upload(
-                    "document-files", f"{order}.pdf", content, media_type="application/pdf"
-                )
-                break
-            except BsfgError as error:
-                if not error.retryable:
-                    raise
-                await asyncio.sleep(TRY_AGAIN_SECONDS)
+        artifact = await Retry(TRY_AGAIN_SECONDS, TRY_AGAIN_SECONDS, None).insist(
+            lambda: producer.upload("document-files", f"{order}.pdf", content, media_type="application/pdf")
+        )
         value = {"product": product, "amount": amount, "line": "FILLER-07"}
         return [(f"{order}/released", Fact.of(f"order:{order}", "order_released", value, artifact))]
 

@@ -9,15 +9,14 @@ import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
+from bsfg.cli.zones import certificates
 from bsfg.config.access import consumer_name
 from bsfg.node.dashboard.sessions import hash_of, make
 from bsfg.ports import Buffer
 from bsfg.sdk.endpoint import Endpoint
-from bsfg.wire.certs import create_authority, issue
 from bsfg.wire.connection import Connection
 from bsfg.wire.tls import TlsFiles, Watched
 
@@ -211,12 +210,8 @@ class DemoSite:
 
     def write(self) -> None:
         """Make certificates, and the file of every zone."""
-        certs, now = self.root / "certs", datetime.now(UTC)
-        create_authority(certs, name="bsfg demo", days=2, now=now)
+        certificates(self.root / "certs", (zone.name for zone in self.zones), ROLES)
         for zone in self.zones:
-            issue(certs, f"{zone.name}-bsfg", days=1, now=now)
-            for role in ROLES:
-                issue(certs, f"{zone.name}-{role}", days=1, now=now, serves=False)
             zone.folder.mkdir()
             zone.config.write_text("".join(self._text(zone)), encoding="utf-8")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 from bsfg.cli.common import checked_folder
 from bsfg.cli.output import advance, examples, print_json, progress_bar
 from bsfg.errors import InvalidArgument
+from bsfg.ports import Buffer
 
 app = typer.Typer()
 
@@ -27,13 +27,6 @@ EPILOG = examples(
 )
 
 
-class InspectedBuffer(StrEnum):
-    """The two buffers of a stream."""
-
-    store = "store"
-    forward = "forward"
-
-
 @app.command(epilog=EPILOG)
 def inspect(
     folder: Annotated[
@@ -42,7 +35,7 @@ def inspect(
     ],
     *,
     stream: Annotated[str | None, typer.Option(metavar="S", help="Only this stream.")] = None,
-    buffer: Annotated[InspectedBuffer | None, typer.Option(help="Only this buffer.")] = None,
+    buffer: Annotated[Buffer | None, typer.Option(help="Only this buffer.")] = None,
     first: Annotated[
         int | None, typer.Option("--from", metavar="N", min=0, help="Show entries from this offset on.")
     ] = None,
@@ -73,16 +66,14 @@ def inspect(
     from bsfg.cli.inspect import view
     from bsfg.cli.inspect.gather import gather
     from bsfg.cli.inspect.view import show
-    from bsfg.ports import Buffer
     from bsfg.stores.log.reader import open_folder
 
     checked_folder(folder)
-    chosen = Buffer(buffer.value) if buffer is not None else None
     choice = view.EntryChoice(first, last, subject, predicate, from_zone)
     if facts and not export:
         raise InvalidArgument("--facts says how to export", hint="Add --export.")
     if export or choice:
-        log = view.the_log(open_folder(folder), stream, chosen)
+        log = view.the_log(open_folder(folder), stream, buffer)
         if export:
             view.export(log, choice, with_gaps=not facts)
         elif json:
@@ -91,10 +82,10 @@ def inspect(
             view.show_entries(log, choice)
         return
     with progress_bar("reading") as bar:
-        info = gather(folder, stream, chosen, progress=lambda done, total: advance(bar, done, total))
-    if not info.logs and (stream or chosen):
+        info = gather(folder, stream, buffer, progress=lambda done, total: advance(bar, done, total))
+    if not info.logs and (stream or buffer):
         raise InvalidArgument(
-            f"there is no log {stream or '*'}/{chosen or '*'} in {folder}", hint="Leave it out to see all."
+            f"there is no log {stream or '*'}/{buffer or '*'} in {folder}", hint="Leave it out to see all."
         )
     if json:
         print_json(info)

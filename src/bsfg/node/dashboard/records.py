@@ -98,18 +98,7 @@ def _messages(view: QuarantinedView) -> list[Message]:
 
 
 def _head(view: QuarantinedView) -> dict[str, Any]:
-    found = view.quarantined
-    return {
-        "stream": view.stream,
-        "buffer": str(view.buffer),
-        "id": found.id,
-        "at_unix_ms": found.at_unix_ms,
-        "reason": found.reason,
-        "from_zone": found.key.from_zone,
-        "message_id": found.key.message_id,
-        "existing_offset": found.existing_offset if found.existing_offset >= 0 else None,
-        "detail": found.detail,
-    }
+    return {"id": view.quarantined.id, **view.to_dict()}
 
 
 def _brief(message: Message) -> dict[str, Any]:

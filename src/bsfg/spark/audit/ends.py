@@ -173,7 +173,7 @@ class NodeEnd:
 
     def evidence(self, heads: Sequence[bytes] = ()) -> Evidence:
         """Ask the node; what it remembers of the sender is asked before what it has."""
-        return CallRetry(self.retry_seconds).insist(lambda: calls().run(self._asked(heads)))
+        return CallRetry(self.retry_seconds).made(lambda: self._asked(heads))
 
     async def _asked(self, heads: Sequence[bytes]) -> Evidence:
         from bsfg.wire.adminclient import AdminClient

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bsfg.batch import EntryBatch
-from bsfg.columns import constant_value
+from bsfg.columns import is_in
 from bsfg.digest import KeptRange, Restore
 from bsfg.journey.link import PeerPosition
 from bsfg.ports import Frame, GapRecord
@@ -87,10 +87,10 @@ def sent(entries: EntryBatch, scope: AuditScope) -> tuple[LinkRows, dict[str, in
     """Give what a sender sends of some entries, and count by reason what it leaves out."""
     left_out: dict[str, int] = {}
     if scope.carry_only:
-        carried = _is_in(entries.column("to_zone"), scope.carry_only)
+        carried = is_in(entries.column("to_zone"), scope.carry_only)
         entries = _kept(entries, carried, NOT_CARRIED, left_out)
     if scope.receiver_zone is not None:
-        others = ~_is_in(entries.column("from_zone"), frozenset({scope.receiver_zone}))
+        others = ~is_in(entries.column("from_zone"), frozenset({scope.receiver_zone}))
         entries = _kept(entries, others, RETURNING, left_out)
     return sender_rows(entries), left_out
 
@@ -103,10 +103,10 @@ def sender_rows(entries: EntryBatch) -> LinkRows:
 def received(entries: EntryBatch, scope: AuditScope) -> LinkRows:
     """Give those entries of a forward buffer that the link brought, by the offsets they have at the sender."""
     offsets = _numbers(entries.column("origin_offset"))
-    mine = _is_in(entries.column("origin_zone"), frozenset({scope.zone}))
+    mine = is_in(entries.column("origin_zone"), frozenset({scope.zone}))
     mine &= (offsets >= scope.first) & (offsets < scope.end)
     if scope.shared:
-        own = _is_in(entries.column("from_zone"), frozenset({scope.zone}))
+        own = is_in(entries.column("from_zone"), frozenset({scope.zone}))
         mine &= ~own if scope.relayed else own
     times = _numbers(entries.column("origin_appended_at_unix_ms"))
     rows = LinkRows(entries, offsets, times, entries.offsets)
@@ -118,14 +118,6 @@ def _kept(entries: EntryBatch, mask: np.ndarray, reason: str, left_out: dict[str
         return entries
     left_out[reason] = int(np.count_nonzero(~mask))
     return entries.take(np.flatnonzero(mask))
-
-
-def _is_in(column: pa.Array, values: frozenset[str]) -> np.ndarray:
-    single = constant_value(column)
-    if single is not None:
-        return np.full(len(column), single in values)
-    found = pc.is_in(column, value_set=pa.array(sorted(values), pa.string()))
-    return np.array(found.to_numpy(zero_copy_only=False), dtype=bool)
 
 
 def _numbers(column: pa.Array) -> np.ndarray:

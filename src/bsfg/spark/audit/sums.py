@@ -11,25 +11,14 @@ import pyarrow.compute as pc
 
 from bsfg.batch import EntryBatch
 from bsfg.columns import DIGEST_BYTES, byte_lengths, constant_value, fixed_rows
-from bsfg.digest import KeyHash
+from bsfg.digest import ENVELOPE, KeyHash
 from bsfg.errors import FrameInvalid
 from bsfg.ports import GapRecord
 from bsfg.sealing import digest_mismatches
 from bsfg.spark.audit.ends import End
 from bsfg.spark.audit.scope import RECEIVER, SENDER, AuditScope, LinkRows, received, sender_rows, sent
 
-TEXTS = (
-    "message_id",
-    "from_zone",
-    "to_zone",
-    "correlation_id",
-    "causation_id",
-    "labels",
-    "object_media_type",
-    "object_schema",
-    "signature",
-    "artifact",
-)
+TEXTS = tuple(name for name in ENVELOPE if name != "produced_at_unix_ms")
 """The columns of the envelope that hold text; the body is covered by its digest."""
 
 _LONG_BYTES = 256

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from bsfg.errors import BsfgError, InvalidArgument, SpoolNotShared
+from bsfg.errors import OF_ONE_FACT, BsfgError, InvalidArgument, SpoolNotShared
+from bsfg.retry import Retry
 from bsfg.spark.calls import NodeAccess
 from bsfg.spark.errors import told_by_spark
 from bsfg.spark.ingest.mapped import fact_schema
@@ -27,7 +28,6 @@ from bsfg.spark.ingest.plan import IngestPlan
 from bsfg.spark.ingest.survey import Chunk, FileSurvey, SourceFile
 from bsfg.spark.ingest.task import (
     OF_ITS_ZONE,
-    OF_ONE_ROW,
     SURVEY_SCHEMA,
     IngestJob,
     Left,
@@ -118,17 +118,14 @@ class Ingest:
 
     def _insist(self, step: Sequence[Piece]) -> Left:
         """Do a step, again and again while the node is away or full, as long as the user wants to wait."""
-        since: float | None = None
+        retry = Retry(1.0, 1.0, self._settings.wait_seconds)
         while True:
             try:
                 return self._do(step)
             except BsfgError as error:
-                now = time.monotonic()
-                since = now if since is None else since
-                if not error.retryable or now - since > self._settings.wait_seconds:
-                    raise
+                pause_seconds = retry.pause_after(error)
                 self._watch.waiting(error)
-                time.sleep(min(1.0, self._settings.wait_seconds))
+                time.sleep(pause_seconds)
 
     def _do(self, step: Sequence[Piece]) -> Left:
         """Do a step the quick way, and where the node refuses rows of it the careful one."""
@@ -137,7 +134,7 @@ class Ingest:
             try:
                 left = self._written(step)
             except BsfgError as error:
-                if error.code not in OF_ONE_ROW | OF_ITS_ZONE:
+                if error.code not in OF_ONE_FACT | OF_ITS_ZONE:
                     raise
             else:
                 if not left.counts.conflicts:

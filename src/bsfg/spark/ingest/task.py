@@ -10,6 +10,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import orjson
 import pyarrow as pa
 
 from bsfg.batch import FactBatch
-from bsfg.errors import BsfgError, ConflictingDuplicate, InvalidArgument
+from bsfg.errors import OF_ONE_FACT, BsfgError, ConflictingDuplicate, InvalidArgument
 from bsfg.ports import Result
 from bsfg.spark.calls import CallRetry, NodeAccess, calls
 from bsfg.spark.errors import told
@@ -35,21 +36,6 @@ Batches = Iterator[pa.RecordBatch]
 Step = Callable[[Batches], Batches]
 
 SURVEY_SCHEMA = pa.schema([pa.field("survey", pa.binary())])
-
-OF_ONE_ROW = frozenset(
-    {
-        "artifact_missing",
-        "conflicting_duplicate",
-        "fact_too_large",
-        "hash_collision",
-        "implausible_time",
-        "invalid_fact",
-        "message_too_large",
-        "signature_invalid",
-        "signature_missing",
-    }
-)
-"""What a node refuses because of one fact; the others of its batch are still worth sending."""
 
 NEXT_FACTS = 256
 REFUSED_MAX = 1_000
@@ -209,7 +195,7 @@ class _Appending:
         self._patience = CallRetry(retry_seconds)
         self._refused = 0
         fixed = all(plan.fields[name].value is not None for name in ("from_zone", "to_zone"))
-        self._bearable = OF_ONE_ROW if fixed else OF_ONE_ROW | OF_ITS_ZONE
+        self._bearable = OF_ONE_FACT if fixed else OF_ONE_FACT | OF_ITS_ZONE
 
     def append(self, mapped: Mapped, counts: Counts) -> list[Reject]:
         """Append facts, count what became of them, and give a reject for each that was refused."""
@@ -229,7 +215,7 @@ class _Appending:
         while waiting:
             at, batch = waiting.pop(0)
             try:
-                appended = self._patience.insist(lambda batch=batch: calls().run(self._call(batch)))  # type: ignore[misc]
+                appended = self._patience.made(partial(self._call, batch))
             except BsfgError as error:
                 if error.code not in self._bearable:
                     raise

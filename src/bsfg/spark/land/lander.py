@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import subprocess
 import threading
 import time
@@ -13,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bsfg.errors import BsfgError, ForeignLog, InvalidArgument, SparkFailed
-from bsfg.spark.calls import BufferSource, CallRetry
+from bsfg.retry import Backoff, Retry
+from bsfg.spark.calls import BACKOFF_FIRST_SECONDS, BACKOFF_MAX_SECONDS, BufferSource
 from bsfg.spark.land.folder import Batch, LandingFolder, LocalDisk, Staged
 from bsfg.spark.land.staging import Merge, StagedRange, StagingWork, gap_reason, partitions, plan, small_files
 from bsfg.spark.land.state import Landed, LandedOrigin, LandedState, LandSettings, folder_of
@@ -281,10 +281,10 @@ class Lander:
     def follow(self) -> None:
         """Land facts as they come, until `end` is called; a node or a disk that fails for a while is waited for."""
         last, postponed = -self.settings.every_seconds, 0
-        pause, failed = POLL_SECONDS, False
+        backoff = Backoff(POLL_SECONDS, WAIT_MAX_SECONDS)
         while not self._ending.is_set():
             try:
-                if failed:
+                if backoff.failures:
                     self.folder.recover()
                 waiting = self._look().end - self.folder.state.next
                 full = waiting >= self.settings.max_facts_per_batch
@@ -298,14 +298,13 @@ class Lander:
                 else:
                     self._ending.wait(POLL_SECONDS)
                 self._confirm()
-                pause, failed = POLL_SECONDS, False
+                backoff.reset()
             except BsfgError as error:
                 if not error.retryable:
                     raise
-                if not failed:
+                if not backoff.failures:
                     self._on_problem(error)
-                self._ending.wait(pause)
-                pause, failed = min(2 * pause, WAIT_MAX_SECONDS), True
+                self._ending.wait(backoff.next_seconds())
 
     def compact(self) -> None:
         """Merge all small files that could be one; needs no node."""
@@ -404,23 +403,16 @@ class Lander:
 
     def _patiently(self, work: Callable[[], T], *, for_ever: bool = False) -> T:
         """Ask the node until it answers, for a while; raises `Interrupted` when the landing is to end meanwhile."""
-        failed = False
-
-        def sleep(seconds: float) -> None:
-            if self._ending.wait(seconds):
-                raise Interrupted
-
-        def told() -> T:
-            nonlocal failed
+        retry = Retry(BACKOFF_FIRST_SECONDS, BACKOFF_MAX_SECONDS, None if for_ever else self.settings.retry_seconds)
+        while True:
             try:
                 return work()
             except BsfgError as error:
-                if error.retryable and not failed:
+                is_news, pause_seconds = not retry.failures, retry.pause_after(error)
+                if is_news:
                     self._on_problem(error)
-                failed = True
-                raise
-
-        return CallRetry(math.inf if for_ever else self.settings.retry_seconds, sleep=sleep).insist(told)
+            if self._ending.wait(pause_seconds):
+                raise Interrupted
 
 
 @contextmanager
