@@ -1,11 +1,20 @@
 """Artifact stores keep their contract: in memory, in a folder, and on a disk that breaks on demand."""
 
 from pathlib import Path
+from typing import TypedDict
 
 from bsfg.artifacts import ArtifactStore
 from bsfg.ports import Clock
 from bsfg.stores.artifacts import ArtifactFolder, MemoryArtifacts
 from bsfg.testing.conformance import ArtifactStoreContract
+
+
+class Settings(TypedDict):
+    """What a store is opened with."""
+
+    clock: Clock
+    max_artifact_bytes: int | None
+    capacity_bytes: int | None
 
 
 class TestMemory(ArtifactStoreContract):
@@ -15,7 +24,7 @@ class TestMemory(ArtifactStoreContract):
         self, tmp_path: Path, *, clock: Clock, max_artifact_bytes: int | None, capacity_bytes: int | None
     ) -> ArtifactStore:
         """Make a store in memory."""
-        self.settings = {"clock": clock, "max_artifact_bytes": max_artifact_bytes, "capacity_bytes": capacity_bytes}
+        self.settings = Settings(clock=clock, max_artifact_bytes=max_artifact_bytes, capacity_bytes=capacity_bytes)
         return MemoryArtifacts(**self.settings)
 
     async def reopen(self, store: ArtifactStore) -> ArtifactStore:
@@ -38,7 +47,7 @@ class TestFolder(ArtifactStoreContract):
     ) -> ArtifactStore:
         """Make a folder."""
         self.folder = tmp_path / "data" / "artifacts"
-        self.settings = {"clock": clock, "max_artifact_bytes": max_artifact_bytes, "capacity_bytes": capacity_bytes}
+        self.settings = Settings(clock=clock, max_artifact_bytes=max_artifact_bytes, capacity_bytes=capacity_bytes)
         return await ArtifactFolder.open(self.folder, **self.settings)
 
     async def reopen(self, store: ArtifactStore) -> ArtifactStore:
