@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from types import SimpleNamespace
@@ -351,7 +351,7 @@ class Campaign:
     def _surroundings(self) -> Iterator[None]:
         """Keep the logs of the nodes among what happened, and let them look after themselves a little less often."""
 
-        def kept(logger: object, method: str, event: dict[str, Any]) -> Any:
+        def kept(logger: object, method: str, event: MutableMapping[str, Any]) -> Any:
             self._tell(f"  {event.pop('event')} {event}"[:300])
             raise structlog.DropEvent
 
