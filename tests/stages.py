@@ -34,7 +34,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Hand the counts of a process of tests to the one that reports; every process of a run has the same."""
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["stages"] = dict(session.config.stash[COUNTS])
+        counts = session.config.stash[COUNTS]
+        session.config.workeroutput["stages"] = dict(counts)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -299,7 +299,7 @@ async def lists_without_end(zone: Zone, counts: Counter[str]) -> None:
     refusals = [pb.Refusal(first=2 * n, last=2 * n, reason="expired") for n in range(50_000)]
     labels = {f"label-{n}": "x" for n in range(50_000)}
     heads = [n.to_bytes(32, "big") for n in range(50_000)]
-    bombs = [
+    bombs: list[tuple[grpc.aio.Channel, str, Any]] = [
         (consumer, "ConfirmReceipt", pb.ConfirmRequest(consumer="app-1", ranges=ranges)),
         (consumer, "ConfirmReceipt", pb.ConfirmRequest(consumer="app-1", refusals=refusals)),
         (consumer, "FetchFacts", pb.FetchRequest(consumer="app-1", carry_only=[f"zone-{n}" for n in range(100_000)])),

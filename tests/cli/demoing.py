@@ -44,7 +44,7 @@ def processes_of(place: Path) -> list[str]:
 def gone(place: Path) -> None:
     """Wait until neither a process nor a file of a demo is left."""
     deadline = time.monotonic() + WAIT_SECONDS
-    while processes_of(place) or list(place.glob("bsfg-demo-*")):
+    while processes_of(place) or any(place.glob("bsfg-demo-*")):
         assert time.monotonic() < deadline, (processes_of(place), list(place.rglob("*"))[:20])
         time.sleep(0.05)
     assert list(place.iterdir()) == []

@@ -28,6 +28,7 @@ from bsfg.cli.demo.stage import DemoStage, StepProgress
 from bsfg.errors import BsfgError, PeerUnreachable, TimedOut
 from bsfg.fact import ArtifactRef, Message
 from bsfg.ports import Buffer, OriginSpan
+from bsfg.stores.log.reader import open_folder
 from bsfg.stores.log.storage import LogStorage
 from bsfg.testing.facts import altered, messages, sealed
 
@@ -89,8 +90,9 @@ def test_the_referee_notices_disorder(tmp_path: Path) -> None:
 
 def test_the_referee_notices_what_is_there_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A key that a reader meets twice is counted."""
-    real = referee.open_folder
-    monkeypatch.setattr(referee, "open_folder", lambda folder: real(folder) * (1 + folder.parts.count("enterprise")))
+    monkeypatch.setattr(
+        referee, "open_folder", lambda folder: open_folder(folder) * (1 + folder.parts.count("enterprise"))
+    )
     way = judged(tmp_path, SAID)
     assert (way.ok, way.twice, way.received) == (False, 20, 20)
 
@@ -274,7 +276,7 @@ def test_the_picture_needs_no_unicode(tmp_path: Path) -> None:
         StagePicture(stage_of(tmp_path, False))
     )
     file.flush()
-    text = file.buffer.getvalue().decode("ascii")  # type: ignore[attr-defined]
+    text = file.buffer.getvalue().decode("ascii")
     assert "* reconciliation" in text
     assert "x cut x" in text
 

@@ -77,7 +77,7 @@ def test_it_lands_once_and_says_so(plant: SparkZone, tmp_path: Path) -> None:
 def test_mistakes_are_told_before_spark_starts(quick: Run, plant: SparkZone, tmp_path: Path) -> None:
     """Each wrong option is named, with what to do about it, and nothing is written."""
     out, there = tmp_path / "lake", node(plant)
-    cases = [
+    cases: list[tuple[list[str | Path], str]] = [
         (["--out", out], "which stream is not said"),
         (["--out", out, "--stream", "UPPER"], "is not a name"),
         (["--out", out, "--stream", "nope"], "there is no stream 'nope'"),

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -92,15 +93,21 @@ def test_damage_stays_known_after_the_writer_has_passed_it(quick: Run, data: Pat
     assert {"entries_lost"} <= {item["code"] for item in outcome.json()["problems"]}
 
 
-NO_FOLDER = {
+def marked(path: Path, mark: str) -> None:
+    """Make a folder with this mark."""
+    path.mkdir()
+    (path / "bsfg.json").write_text(mark)
+
+
+NO_FOLDER: dict[str, tuple[str, Callable[[Path], object]]] = {
     "a path that is not there": ("not_a_data_folder", lambda path: None),
     "an empty folder": ("not_a_data_folder", lambda path: path.mkdir()),
     "a file": ("not_a_data_folder", lambda path: path.write_text("hello")),
     "a folder of something else": ("not_a_data_folder", lambda path: (path / "sub").mkdir(parents=True)),
-    "a damaged mark": ("not_a_data_folder", lambda path: (path.mkdir(), (path / "bsfg.json").write_text("{"))),
+    "a damaged mark": ("not_a_data_folder", lambda path: marked(path, "{")),
     "a later format": (
         "format_unsupported",
-        lambda path: (path.mkdir(), (path / "bsfg.json").write_text('{"format": 99, "hasher": "sha256"}')),
+        lambda path: marked(path, '{"format": 99, "hasher": "sha256"}'),
     ),
 }
 

@@ -1,12 +1,21 @@
 """Artifact stores keep their contract: in a folder, and on a disk that breaks on demand."""
 
 from pathlib import Path
+from typing import TypedDict
 
 from bsfg.artifacts import ArtifactStore
 from bsfg.ports import Clock
 from bsfg.stores.artifacts import ArtifactFolder
 from bsfg.testing.conformance import ArtifactStoreContract
 from bsfg.testing.disk import SimulatedArtifactDisk
+
+
+class Settings(TypedDict):
+    """What a store is opened with."""
+
+    clock: Clock
+    max_artifact_bytes: int | None
+    capacity_bytes: int | None
 
 
 class TestSimulated(ArtifactStoreContract):
@@ -17,7 +26,7 @@ class TestSimulated(ArtifactStoreContract):
     ) -> ArtifactStore:
         """Make a folder on such a disk."""
         self.disk = SimulatedArtifactDisk()
-        self.settings = {"clock": clock, "max_artifact_bytes": max_artifact_bytes, "capacity_bytes": capacity_bytes}
+        self.settings = Settings(clock=clock, max_artifact_bytes=max_artifact_bytes, capacity_bytes=capacity_bytes)
         return await ArtifactFolder.open(self.disk, **self.settings)
 
     async def reopen(self, store: ArtifactStore) -> ArtifactStore:
@@ -41,7 +50,7 @@ class TestFolder(ArtifactStoreContract):
     ) -> ArtifactStore:
         """Make a folder."""
         self.folder = tmp_path / "data" / "artifacts"
-        self.settings = {"clock": clock, "max_artifact_bytes": max_artifact_bytes, "capacity_bytes": capacity_bytes}
+        self.settings = Settings(clock=clock, max_artifact_bytes=max_artifact_bytes, capacity_bytes=capacity_bytes)
         return await ArtifactFolder.open(self.folder, **self.settings)
 
     async def reopen(self, store: ArtifactStore) -> ArtifactStore:

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, MutableMapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -137,7 +137,7 @@ class Stage:
         await self.node.stop()
         structlog.reset_defaults()
 
-    def _record(self, logger: Any, name: str, event: dict[str, Any]) -> str:
+    def _record(self, logger: Any, name: str, event: MutableMapping[str, Any]) -> str:
         self.log.append({**event, "level": name})
         raise structlog.DropEvent
 
@@ -251,7 +251,8 @@ async def opened(browser: Browser, address: str, **context: Any) -> Page:
     window = await browser.new_context(ignore_https_errors=True, **context)
     window.set_default_timeout(60_000)
     page = await window.new_page()
-    page.errors = []  # type: ignore[attr-defined]
-    page.on("pageerror", lambda error: page.errors.append(str(error)))  # type: ignore[attr-defined]
+    errors: list[str] = []
+    page.errors = errors  # type: ignore[attr-defined]
+    page.on("pageerror", lambda error: errors.append(str(error)))
     await page.goto(address)
     return page

@@ -15,9 +15,9 @@ from tests.dashboard.test_parts import HandClock
 
 import bsfg
 from bsfg.node.dashboard import sessions
-from bsfg.node.dashboard.sessions import KEPT, SessionFile, Sessions
+from bsfg.node.dashboard.sessions import SessionFile, Sessions
 from bsfg.stores.log.backup import copy_folder
-from bsfg.stores.log.files import DiskFiles
+from bsfg.stores.log.files import SESSIONS, DiskFiles
 from bsfg.wire.service import Caller
 
 HOLD = {"link": "from-enterprise", "side": "receiver", "reason": "works on the firewall"}
@@ -30,7 +30,7 @@ async def status_of(stage: Stage, headers: dict[str, str]) -> int:
 
 def kept(stage: Stage) -> Path:
     """Give where the sessions are kept."""
-    return stage.config.data_folder / KEPT
+    return stage.config.data_folder / SESSIONS
 
 
 async def test_a_restart_signs_nobody_out(stages: Stages) -> None:
@@ -100,7 +100,7 @@ async def test_a_backup_has_no_sessions(stages: Stages, tmp_path: Path) -> None:
     await stage.sign_in("control-room")
     assert kept(stage).exists()
     copy_folder(DiskFiles(stage.config.data_folder), DiskFiles(tmp_path / "copy"))
-    assert not (tmp_path / "copy" / KEPT).exists()
+    assert not (tmp_path / "copy" / SESSIONS).exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"sessions": [{"token": 7}]}', b"\xff" * 100, b"null"])

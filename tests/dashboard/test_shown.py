@@ -162,7 +162,10 @@ async def test_labels_stand_beside_the_curves(stages: Stages, width: int) -> Non
     history = stage.node.pages._watch.history  # type: ignore[union-attr]
     now = stage.node.clock.now_unix_ms()
     for number in range(60):
-        values = {("lag", LINK, STREAM): (0.02, 0.11, 0.9, 1.1)[number % 4], ("fill", STREAM, "store"): 45.0 + number}
+        values: dict[tuple[str, ...], float] = {
+            ("lag", LINK, STREAM): (0.02, 0.11, 0.9, 1.1)[number % 4],
+            ("fill", STREAM, "store"): 45.0 + number,
+        }
         history.add(now - 300_000 + 5_000 * number, values)
     async with browsing() as browser:
         page = await stage.signed_in(browser, "control-room", viewport={"width": width, "height": 900})

@@ -124,7 +124,7 @@ def hopped_as_step_by_step(random: Random) -> str:
     """Find the frames of a sealed segment in one go, and with one call for each header."""
     data = HEADER + harmed(random, frames_of(random, random.choice((1, 2, 5, 40))))
     until = random.choice((None, None, random.randrange(10, 60)))
-    found = []
+    found: list[tuple[object, object]] = []
     for at_once_bytes in (random.choice((FRAME_HEADER_BYTES, 300, 2_000, 1 << 18)), FRAME_HEADER_BYTES):
         segment = SegmentFile(disk_with(data), "a.seg", decode_segment_header(data), len(data))
         segment.until = until

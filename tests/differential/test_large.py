@@ -117,12 +117,13 @@ def test_messages_are_read_as_protobuf_reads_them() -> None:
 def test_noise_is_read_as_protobuf_reads_it(message_type: Any, noise: bytes, at: int, replace: bool) -> None:
     """The same with noise that is sought for being difficult."""
     inner = pb.FetchFrame(first=1, last=2, entries=BATCHES[0])
-    good = {
+    messages: dict[Any, Any] = {
         pb.AppendFrame: pb.AppendFrame(stream="s", sequence=3, facts=BATCHES[0]),
         pb.PutFrame: pb.PutFrame(link="l", first=1, last=2, entries=BATCHES[0], gaps=[GAP], lease="t"),
         pb.FetchFrame: inner,
         pb.FetchResponse: pb.FetchResponse(log_id="i", frames=[inner, pb.FetchFrame(gap=GAP)]),
-    }[message_type].SerializeToString()
+    }
+    good = messages[message_type].SerializeToString()
     check(message_type, good[:at] + noise + good[at + len(noise) * replace :])
     check(message_type, good + noise)
 

@@ -34,7 +34,7 @@ ALWAYS = [FACT_SCHEMA.get_field_index(name) for name in ("from_zone", "message_i
 
 def places_in(data: bytes, form: RowForm) -> list[int]:
     """Give where bits and lengths stand in rows that can be read."""
-    places, at = [], 0
+    places, at = list[int](), 0
     for row in form.read(data):
         varying = [value for value in row if isinstance(value, str | bytes)]
         count = 1 + len(varying) - sum(isinstance(value, bytes) and len(value) == 32 for value in row[15:16])

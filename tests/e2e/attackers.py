@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Self
 
@@ -107,17 +108,15 @@ class Flood:
 
 async def nonsense(client: BoundaryClient, chance: random.Random) -> None:
     """Ask for something that cannot be or may not be."""
-    bad = chance.choice(
-        [
-            lambda: client.append_fact("operational", message("x", subject="nonsense", from_zone="plant-a")),
-            lambda: client.append_fact("nowhere", message("x", from_zone="plant-a")),
-            lambda: client.append_fact("operational", message("x", from_zone="elsewhere")),
-            lambda: client.fetch_entries("nobody"),
-            lambda: client.confirm("enterprise.operational", Confirmation(through=1 << 50)),
-            lambda: AdminClient(client.connection).hold_gate("no-such-link", "because I can"),
-        ]
-    )
-    await bad()
+    calls: list[Callable[[], Awaitable[object]]] = [
+        lambda: client.append_fact("operational", message("x", subject="nonsense", from_zone="plant-a")),
+        lambda: client.append_fact("nowhere", message("x", from_zone="plant-a")),
+        lambda: client.append_fact("operational", message("x", from_zone="elsewhere")),
+        lambda: client.fetch_entries("nobody"),
+        lambda: client.confirm("enterprise.operational", Confirmation(through=1 << 50)),
+        lambda: AdminClient(client.connection).hold_gate("no-such-link", "because I can"),
+    ]
+    await chance.choice(calls)()
 
 
 async def flood(zone: Zone) -> Counter[str]:

@@ -49,6 +49,7 @@ async def upload(client: BoundaryClient, content: bytes, artifact: ArtifactRef |
         for start in range(0, len(content), 1 << 20):
             yield content[start : start + (1 << 20)]
 
+    assert named.bucket is not None and named.key is not None
     info = ObjectInfo(named.bucket, named.key, MEDIA_TYPE, None, named.digest, named.size_bytes)
     return await client.put_object(info, pieces())
 

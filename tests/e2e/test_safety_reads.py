@@ -11,13 +11,14 @@ import pytest
 from tests.e2e.zones import Zone, settled, until
 
 from bsfg import LocalReader
+from bsfg.batch import FactBatch
 from bsfg.ports import Buffer
 from bsfg.testing.facts import message, sealed
 
 VALVE = ("valve:7", "set_point_given")
 
 
-def set_points(first: int, count: int) -> object:
+def set_points(first: int, count: int) -> FactBatch:
     """Make set points number so and so of one valve, and other facts between them."""
     numbers = range(first, first + count)
     facts = [message(f"v-{n}", n, from_zone="enterprise", subject=VALVE[0], predicate=VALVE[1]) for n in numbers]

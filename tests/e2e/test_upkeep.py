@@ -11,6 +11,7 @@ from tests.e2e.cleanup import Cleanup
 from tests.e2e.producing import calm
 from tests.e2e.zones import Zone, free_port, pair, until
 
+from bsfg.batch import FactBatch
 from bsfg.config import load
 from bsfg.node.node import Node
 from bsfg.node.upkeep import Upkeep
@@ -140,7 +141,7 @@ async def test_a_closed_link_keeps_what_is_confirmed_until_room_is_needed(tmp_pa
     assert enterprise.end(Buffer.FORWARD) == 100 * number
 
 
-def _facts(number: int) -> object:
+def _facts(number: int) -> FactBatch:
     return batch(100, first=100 * number, from_zone="plant-a", object_bytes=200)
 
 

@@ -279,7 +279,10 @@ streams = ["*"]
 
     async def seen(self, name: str, *, count: int = 1, **fields: object) -> dict[str, Any]:
         """Wait until the node has logged something, and give its last such record."""
-        return (await until(lambda: (e := self.events(name, **fields))[count - 1 :] and e, f"{name} {fields}"))[-1]
+        found: list[dict[str, Any]] = await until(
+            lambda: (e := self.events(name, **fields))[count - 1 :] and e, f"{name} {fields}"
+        )
+        return found[-1]
 
     async def mode(self, link: str, mode: str, side: str = "receiver") -> None:
         """Wait until a gate is in a mode."""

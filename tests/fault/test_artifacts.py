@@ -386,7 +386,7 @@ def sizes_in(folder: Path) -> list[int]:
 
 def test_kill_in_the_middle_of_an_upload(tmp_path: Path) -> None:
     """After SIGKILL everything that was answered is whole, the broken upload is gone, and its file with it."""
-    random, known = Random(3), {}
+    random, known = Random(3), dict[int, str]()
     for number in range(3):
         known.update(dict(uploads_until_killed(tmp_path, len(known), number + 1, random)))
         assert len(sizes_in(tmp_path / "incoming")) >= 1

@@ -214,7 +214,7 @@ def test_a_copy_is_a_whole_beginning(seed: int) -> None:
     """Whatever happens while a folder is copied, the copy opens clean and is a beginning that has all from before."""
     with zone(seed) as made:
         before, target = len(made.truth), SimulatedDisk()
-        logs = copy_folder(Watched(made.disk, made.happen), target)  # type: ignore[arg-type]
+        logs = copy_folder(Watched(made.disk, made.happen), target)
         assert {(log.stream, log.buffer) for log in logs} == {(STREAM, "store"), (STREAM, "forward")}
         end = asyncio.run(check(target, made.truth, made.clock, at_least=before, committed=made.committed))
         assert end == next(log.end for log in logs if log.buffer == "store")
@@ -227,7 +227,7 @@ def test_a_copy_survives_a_power_loss(seed: int) -> None:
     """What `copy_folder` has made is durable when it returns, and so is what a restore makes of it."""
     with zone(seed) as made:
         target = SimulatedDisk()
-        copy_folder(Watched(made.disk, made.happen), target)  # type: ignore[arg-type]
+        copy_folder(Watched(made.disk, made.happen), target)
         found = target.crash(Random(seed))
         begin_new_histories(found, made.clock.now_unix_ms())
         found = found.crash(Random(seed))
@@ -247,7 +247,7 @@ def test_restored_copies_of_restored_copies(seed: int) -> None:
             for _ in range(random.randrange(10)):
                 made.happen()
             target = SimulatedDisk()
-            copy_folder(Watched(made.disk, made.happen), target)  # type: ignore[arg-type]
+            copy_folder(Watched(made.disk, made.happen), target)
             restored = begin_new_histories(target, made.clock.now_unix_ms())
             identity = read_identity(target, log_folder(STREAM, Buffer.STORE))
             assert identity is not None and identity.log_id not in ids
@@ -346,7 +346,7 @@ def test_a_log_that_runs_away_is_given_up() -> None:
                 return getattr(self._disk, name)
 
         with pytest.raises(StorageFailed, match="faster than it can be copied"):
-            copy_folder(Fleeing(made.disk, run_away), SimulatedDisk())  # type: ignore[arg-type]
+            copy_folder(Fleeing(made.disk, run_away), SimulatedDisk())
 
 
 def test_what_is_no_data_folder_is_not_copied() -> None:
@@ -361,7 +361,12 @@ def test_what_never_changes_can_be_taken_from_an_earlier_copy() -> None:
         for _ in range(10):
             made.run(made.append())
         offered: list[str] = []
-        copy_folder(made.disk, SimulatedDisk(), reuse=lambda path, size: bool(offered.append(path)))
+
+        def declined(path: str, size: int) -> bool:
+            offered.append(path)
+            return False
+
+        copy_folder(made.disk, SimulatedDisk(), reuse=declined)
         segments = [path for path in offered if path.endswith(".seg")]
         active = {made.store._writer.segments[-1].path, made.forward._writer.segments[-1].path}
         assert segments and not active & set(segments)

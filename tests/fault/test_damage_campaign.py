@@ -265,7 +265,7 @@ def seen_by_others(folder: Path) -> set[int]:
     return {offset for frame in log.frames() if frame.entries for offset in frame.entries.offsets.tolist()}
 
 
-POISONS = {
+POISONS: dict[str, Callable[[bytes, random.Random], bytes]] = {
     "no message": lambda payload, rng: rng.randbytes(len(payload)),
     "short bitmap": lambda payload, rng: payload.replace(
         (7).to_bytes(8, "little") , (1).to_bytes(8, "little")
@@ -280,7 +280,7 @@ POISONS = {
     "nothing": lambda payload, rng: b"",
 }  # fmt: skip
 
-ROW_POISONS = {
+ROW_POISONS: dict[str, Callable[[bytes, random.Random], bytes]] = {
     "no rows": lambda payload, rng: rng.randbytes(len(payload)),
     "other columns": lambda payload, rng: payload[:3] + b"\xff" + payload[4:],
     "long text": lambda payload, rng: payload[:4] + b"\xff" + payload[5:],

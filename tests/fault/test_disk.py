@@ -318,6 +318,11 @@ def test_the_power_can_be_cut_at_every_operation() -> None:
         disk.rename("a", "b")
         disk.sync_folder("")
 
+    calls: list[Callable[[SimulatedDisk], object]] = [
+        lambda disk: disk.create("c"),
+        lambda disk: disk.read("a"),
+        lambda disk: disk.list(""),
+    ]
     whole = SimulatedDisk()
     work(whole)
     assert [kind for kind, _ in whole.history] == ["create", "write", "sync", "sync_folder", "rename", "sync_folder"]
@@ -328,7 +333,7 @@ def test_the_power_can_be_cut_at_every_operation() -> None:
             work(disk)
         assert disk.powerless
         assert disk.operations == point
-        for call in (lambda disk: disk.create("c"), lambda disk: disk.read("a"), lambda disk: disk.list("")):
+        for call in calls:
             with pytest.raises(PowerLoss):
                 call(disk)
         assert disk.operations == point

@@ -78,7 +78,7 @@ def test_a_segment_that_could_not_be_made_takes_nothing_with_it(call: str, error
 async def _stored(disk: SimulatedDisk) -> dict[int, str]:
     storage = await opened(disk)
     store = await storage.store("s", POLICY)
-    found = {}
+    found: dict[int, str] = {}
     async for frame in store.replay(0):
         if frame.entries is not None:
             found |= {entry.offset: entry.key.message_id for entry in frame.entries.to_entries()}
@@ -90,13 +90,13 @@ async def _commit(storage: LogStorage, through: int) -> object:
     return await storage.cursors.commit("c", Confirmation(through))
 
 
-async def _gap(storage: LogStorage, at: int) -> object:
+async def _gap(storage: LogStorage, at: int) -> None:
     store = await storage.store("s", POLICY)
-    return await store.record_gap(GapRecord(at, at, GapReason.SKIPPED, 1, "not wanted", "plant"))
+    await store.record_gap(GapRecord(at, at, GapReason.SKIPPED, 1, "not wanted", "plant"))
 
 
-async def _set_aside(storage: LogStorage, at: int) -> object:
-    return await (await storage.store("s", POLICY)).set_aside(sealed(messages(1, first=100 + at)), "refused")
+async def _set_aside(storage: LogStorage, at: int) -> None:
+    await (await storage.store("s", POLICY)).set_aside(sealed(messages(1, first=100 + at)), "refused")
 
 
 Remember = Callable[[LogStorage, int], Awaitable[object]]

@@ -4,7 +4,7 @@ import asyncio
 import errno
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -27,7 +27,7 @@ from bsfg.stores.log import recovery
 from bsfg.stores.log.files import Files
 from bsfg.stores.log.reserve import RESERVE
 from bsfg.stores.log.storage import LogStorage
-from bsfg.stores.log.writer import LogOptions
+from bsfg.stores.log.writer import FORWARD_SCHEMA, LogOptions
 from bsfg.testing.clock import FakeClock
 from bsfg.testing.conformance.case import origin
 from bsfg.testing.disk import SimulatedDisk
@@ -274,7 +274,7 @@ def test_uploads_are_refused_while_the_reserve_is_spent(tmp_path: Path) -> None:
         full = True
         folder = await ArtifactFolder.open(tmp_path / "artifacts", is_full=lambda: full)
 
-        async def content() -> object:
+        async def content() -> AsyncIterator[bytes]:
             yield b"12345"
 
         with pytest.raises(DiskFull):
@@ -294,8 +294,7 @@ def test_an_empty_segment_of_an_older_version_is_replaced_or_stays(monkeypatch: 
 async def _upgraded_when_full(monkeypatch: pytest.MonkeyPatch) -> None:
     disk, clock = SimulatedDisk(1), FakeClock()
     with monkeypatch.context() as older:
-        schema = recovery.FORWARD_SCHEMA
-        older.setattr(recovery, "FORWARD_SCHEMA", schema.remove(len(schema) - 1))
+        older.setattr(recovery, "FORWARD_SCHEMA", FORWARD_SCHEMA.remove(len(FORWARD_SCHEMA) - 1))
         storage = await LogStorage.open(disk, clock=clock)
         await storage.forward("operational")
         await storage.close()

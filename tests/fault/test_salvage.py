@@ -110,6 +110,7 @@ def check(saved: Salvaged, lost: set[int], end: int = FACTS) -> None:
                 assert frame.gap.reason in (GapReason.DAMAGED, GapReason.LOST)
                 gone |= set(range(frame.first, frame.last + 1))
                 continue
+            assert frame.entries is not None
             ids = batch(len(frame.entries), first=frame.first).values("message_id")
             assert frame.entries.values("message_id") == ids
             found += frame.entries.offsets.tolist()
@@ -408,6 +409,7 @@ def test_any_garbage_is_survived(seed: int, data: Path) -> None:
             count = 0
             async for frame in store.replay(store.start):
                 if frame.gap is None:
+                    assert frame.entries is not None
                     expected = batch(len(frame.entries), first=frame.first).values("message_id")
                     assert frame.entries.values("message_id") == expected
                     count += len(frame.entries)

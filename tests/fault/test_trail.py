@@ -8,6 +8,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import orjson
 import pytest
@@ -406,7 +407,12 @@ def test_records_that_are_none_are_reported(tmp_path: Path) -> None:
     files = DiskFiles(tmp_path)
     written(files, 3)
     path = tmp_path / file_name(1)
-    strange = [{"n": "x"}, {"together": [1], "sizes": [0]}, {"together": [{}], "sizes": []}, {"n": 2, "at": 1}]
+    strange: list[dict[str, Any]] = [
+        {"n": "x"},
+        {"together": [1], "sizes": [0]},
+        {"together": [{}], "sizes": []},
+        {"n": 2, "at": 1},
+    ]
     data = path.read_bytes()
     for head in strange:
         path.write_bytes(data + encode(Record(head)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
@@ -36,11 +36,7 @@ T = TypeVar("T")
 
 ZONES = ("plant", "enterprise")
 APP = "app"
-LEAVES_AT_ONCE = {
-    "retention_seconds": 0,
-    "max_age_seconds": 365 * DAY_SECONDS,
-    "key_horizon_seconds": 365 * DAY_SECONDS,
-}
+LEAVES_AT_ONCE = Policy(retention_seconds=0, max_age_seconds=365 * DAY_SECONDS, key_horizon_seconds=365 * DAY_SECONDS)
 
 
 class DiedError(Exception):
@@ -270,8 +266,8 @@ class Campaign:
         self.zones = [Zone(name, backend(path / name)) for name in ZONES]
         for zone in self.zones:
             capacity_bytes = self.random.choice([60_000, 1 << 40])
-            zone.store_policy = Policy(**LEAVES_AT_ONCE)
-            zone.forward_policy = Policy(capacity_bytes=capacity_bytes, **LEAVES_AT_ONCE)
+            zone.store_policy = LEAVES_AT_ONCE
+            zone.forward_policy = replace(LEAVES_AT_ONCE, capacity_bytes=capacity_bytes)
         one, other = self.zones
         self.directions = [Direction(self, one, other), Direction(self, other, one)]
 

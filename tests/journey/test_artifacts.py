@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -75,6 +75,7 @@ async def opened(**settings: Any) -> ArtifactFolder:
 
 async def put(store: ArtifactStore, artifact: ArtifactRef, data: bytes = REPORT) -> None:
     """Upload what a reference names."""
+    assert artifact.bucket is not None and artifact.key is not None and artifact.media_type is not None
     await store.put(artifact.bucket, artifact.key, stream(data), media_type=artifact.media_type)
 
 
@@ -85,7 +86,7 @@ class Source:
         self._parts, self._error = parts, error
         self.asked: list[str] = []
 
-    async def get(self, digest: str) -> AsyncIterator[bytes]:
+    async def get(self, digest: str) -> AsyncGenerator[bytes, None]:
         """Give the parts, whatever was asked for."""
         self.asked.append(digest)
         for part in self._parts:
@@ -235,7 +236,7 @@ async def test_an_artifact_is_brought_once(tmp_path: Path) -> None:
     source, target = await ArtifactFolder.open(tmp_path / "a"), await ArtifactFolder.open(tmp_path / "b")
     await put(source, wanted, data)
     assert await replicate_artifact(source, target, wanted) == Replicated(wanted, len(data), named=True)
-    stored = await target.stat(wanted.bucket, wanted.key)
+    stored = await target.stat("batch-files", "report.pdf")
     assert stored is not None
     assert stored.reference(wanted.file_name) == wanted
     assert await whole(target, wanted.digest) == data
@@ -299,7 +300,7 @@ async def test_a_name_that_is_taken_keeps_the_content_from_nobody() -> None:
         replicated = await replicate_artifact(Source(REPORT), target, wanted)
         assert not replicated.named
         assert await whole(target, wanted.digest) == REPORT
-    stored = await target.stat(own.bucket, own.key)
+    stored = await target.stat("batch-files", "report.pdf")
     assert stored is not None
     assert stored.digest == own.digest
     assert [name async for name in target.names()] == [stored]

@@ -319,7 +319,7 @@ async def test_sender_that_refuses_the_position_holds_the_link(make_zone: MakeZo
     """A sender that says the position belongs to another history holds the link from its side."""
     _, _, inbound, link = await lied_to(make_zone)
 
-    async def refuse(*_: object) -> Fetched:
+    async def refuse(*_: object, **__: object) -> Fetched:
         raise ForeignLog("restored")
 
     link.fetch = refuse  # type: ignore[method-assign]
@@ -332,7 +332,7 @@ async def test_confirmation_of_another_history_holds_the_link(make_zone: MakeZon
     """When the sender's log was replaced between fetch and confirm, the facts stay here and the link is held."""
     _, enterprise, inbound, link = await lied_to(make_zone)
 
-    async def refuse(*_: object) -> int:
+    async def refuse(*_: object, **__: object) -> int:
         raise ForeignLog("replaced")
 
     link.confirm = refuse  # type: ignore[method-assign]

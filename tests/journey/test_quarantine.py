@@ -60,7 +60,7 @@ async def test_repeated_refusal_is_recorded_once(make_zone: MakeZone) -> None:
     plant, enterprise, inbound = await conflicting(make_zone)
     confirm = inbound.link.confirm
 
-    async def lost(*_: object) -> int:
+    async def lost(*_: object, **__: object) -> int:
         raise PeerUnreachable("lost")
 
     inbound.link.confirm = lost  # type: ignore[method-assign]
@@ -162,7 +162,7 @@ async def test_old_fact_that_is_here_is_a_repeat(make_zone: MakeZone) -> None:
     in_time = replace(inbound.rules, max_age_seconds=None)
     confirm = inbound.link.confirm
 
-    async def lost(*_: object) -> int:
+    async def lost(*_: object, **__: object) -> int:
         raise PeerUnreachable("lost")
 
     inbound.link.confirm, inbound.rules = lost, in_time  # type: ignore[method-assign]

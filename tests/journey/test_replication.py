@@ -1,12 +1,12 @@
 """Two zones and one link: the scenarios of the replay model and of peer replication."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from tests.journey.zones import STREAM, DirectLink, Inbound, Zone, connect
 
 from bsfg.errors import BufferFull, PeerUnreachable
-from bsfg.journey.link import FetchRequest, PeerPosition
+from bsfg.journey.link import FetchRequest, PeerPosition, Refusal
 from bsfg.ports import Confirmation, ConsumerSpec, Result
 from bsfg.retention import Policy
 from bsfg.testing.facts import messages
@@ -43,7 +43,7 @@ async def test_nothing_new_is_no_progress(make_zone: MakeZone) -> None:
     _, enterprise, inbound = await linked(make_zone)
     progress = await inbound.pull()
     assert not progress.moved
-    assert progress.held is progress.paused is progress.refetch_at is None
+    assert (progress.held, progress.paused, progress.refetch_at) == (None, None, None)
     assert inbound.link.confirmations == []
     assert await enterprise.received() == []
 
@@ -95,7 +95,7 @@ async def test_receiver_crash_after_put_before_confirm(make_zone: MakeZone) -> N
     await plant.append(messages(10))
     confirm = inbound.link.confirm
 
-    async def lost(*_: object) -> int:
+    async def lost(*_: object, **__: object) -> int:
         raise PeerUnreachable("the confirmation did not arrive")
 
     inbound.link.confirm = lost  # type: ignore[method-assign]
@@ -115,8 +115,8 @@ async def test_confirmation_counted_but_answer_lost(make_zone: MakeZone) -> None
     await plant.append(messages(10))
     confirm = inbound.link.confirm
 
-    async def answer_lost(*arguments: Confirmation) -> int:
-        await confirm(*arguments)
+    async def answer_lost(confirmation: Confirmation, refusals: Sequence[Refusal] = ()) -> int:
+        await confirm(confirmation, refusals)
         raise PeerUnreachable("the answer did not arrive")
 
     inbound.link.confirm = answer_lost  # type: ignore[method-assign]

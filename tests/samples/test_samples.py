@@ -24,6 +24,7 @@ from bsfg.ports import Buffer, Confirmation, OriginSpan, Result
 from bsfg.sdk.intake import LOOSE
 from bsfg.sdk.outbox import Outbox
 from bsfg.stores.artifacts.folder import ArtifactFolder
+from bsfg.stores.log.reader import open_folder
 from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.log.verify import verify
 from bsfg.testing.facts import altered, sealed
@@ -169,7 +170,7 @@ def test_it_is_backed_up_and_restored(sample: Sample, tmp_path: Path) -> None:
     restore(tmp_path / "backup", tmp_path / "new", RestoreOptions(accept_unsigned=True), lambda: 1, lambda *_: None)
     logs = make.describe(tmp_path / "new")
     assert orjson.loads(orjson.dumps(logs)) == sample.described["logs"]
-    assert {log.buffer for log in make.open_folder(tmp_path / "new")} == set(Buffer)
+    assert {log.buffer for log in open_folder(tmp_path / "new")} == set(Buffer)
 
 
 def test_the_script_still_makes_samples(tmp_path: Path) -> None:

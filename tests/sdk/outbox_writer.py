@@ -13,7 +13,10 @@ BURST = 20
 def main() -> None:
     """Send facts from a number on, for ever; after each burst print how many are accepted."""
     outbox, first, address, *files = sys.argv[1:]
-    endpoint = Endpoint(address, *files) if files else Endpoint(address)
+    endpoint = Endpoint(address)
+    if files:
+        ca, certificate, key, server_name = files
+        endpoint = Endpoint(address, ca, certificate, key, server_name)
     with Producer(endpoint, stream="operational", outbox=outbox, linger_ms=0.5) as producer:
         number = int(first)
         while True:

@@ -27,7 +27,7 @@ from bsfg.journey.link import Fetched, FetchRequest, Refusal
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec, Frame, GapRecord
 from bsfg.retention import GapReason
 from bsfg.sdk.consumer import AsyncConsumer, Consumer
-from bsfg.sdk.consuming import ConsumerCore, ConsumerOptions
+from bsfg.sdk.consuming import ConsumerCore, ConsumerOptions, ConsumerSettings
 from bsfg.testing.facts import batch, message, messages, sealed
 
 
@@ -153,7 +153,7 @@ async def test_facts_that_wait_for_confirmation_do_not_stop_new_ones(sites: Site
 async def test_confirmations_are_sent_without_asking(sites: Sites) -> None:
     """Confirmations go to the node by count and by time, while the application does something else."""
     site = await filled(sites, 10)
-    options = {"confirm_every_facts": 3, "confirm_interval_seconds": 3600.0}
+    options: ConsumerSettings = {"confirm_every_facts": 3, "confirm_interval_seconds": 3600.0}
     async with AsyncConsumer("historian", site.grpc_address, **options) as consumer:
         entries = [entry async for entry in consumer.entries(idle_seconds=0)]
         for entry in entries[:3]:
@@ -279,7 +279,7 @@ async def test_an_absent_node_is_waited_for(zone: Zone) -> None:
 async def test_patience_can_have_an_end() -> None:
     """With a deadline an absent node is an error, and what it is waited for is told meanwhile."""
     problems: list[BsfgError] = []
-    options = {"deadline_seconds": 0.2, "on_problem": problems.append}
+    options: ConsumerSettings = {"deadline_seconds": 0.2, "on_problem": problems.append}
     async with AsyncConsumer("historian", f"127.0.0.1:{free_port()}", **options) as consumer:
         with pytest.raises(PeerUnreachable):
             await anext(consumer.entries())

@@ -156,9 +156,9 @@ def test_callbacks_are_called_once() -> None:
 
 def test_a_callback_that_fails_harms_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
     """All facts of a batch learn their fate, whatever one of their callbacks raises; that is logged."""
-    whole, called = outcome(2), []
+    whole, called = outcome(2), list[FactFuture]()
     first, second = futures(whole)
-    first.add_done_callback(lambda future: 1 / 0)  # type: ignore[arg-type,return-value]
+    first.add_done_callback(lambda future: 1 / 0)  # type: ignore[arg-type]
     second.add_done_callback(called.append)
     whole.settle(appended([1, 2]))
     assert called == [second]

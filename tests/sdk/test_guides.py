@@ -77,7 +77,7 @@ def test_defaults_in_the_guides_are_right() -> None:
 def test_every_option_is_described(options: type) -> None:
     """The docstring of the options names each of them."""
     named = re.findall(r"``(\w+)``", options.__doc__ or "")
-    assert {field.name for field in fields(options)} <= set(named)  # type: ignore[arg-type]
+    assert {field.name for field in fields(options)} <= set(named)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_every_option_is_described(options: type) -> None:
 )
 def test_type_checkers_know_every_option(options: type, settings: type) -> None:
     """The keyword arguments that type checkers see are the options, with their types."""
-    declared = {field.name: field.type for field in fields(options)}  # type: ignore[arg-type]
+    declared = {field.name: field.type for field in fields(options)}
     known = {name: getattr(kind, "__forward_arg__", kind) for name, kind in settings.__annotations__.items()}
     assert known == declared
 

@@ -17,6 +17,7 @@ from bsfg.journey.link import FetchRequest, Refusal
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec, Frame, GapRecord
 from bsfg.retention import GapReason
 from bsfg.sdk.consumer import AsyncConsumer, Consumer
+from bsfg.sdk.consuming import ConsumerSettings
 from bsfg.sdk.inbox import InboxFeed
 from bsfg.testing.facts import batch, messages
 
@@ -51,7 +52,7 @@ async def test_reading_goes_on_while_the_node_is_away(zone: Zone, tmp_path: Path
     async with zone.client() as client:
         await client.append("operational", batch(200, from_zone="plant"))
     handled: list[int] = []
-    options = {"inbox": tmp_path / "inbox", "confirm_every_facts": 1}
+    options: ConsumerSettings = {"inbox": tmp_path / "inbox", "confirm_every_facts": 1}
     async with AsyncConsumer("app-1", endpoint(zone, "consumer"), **options) as consumer:
         entries = consumer.entries()
         entry = await anext(entries)
@@ -125,7 +126,7 @@ async def test_a_crash_between_inbox_and_node_repeats_nothing(tmp_path: Path) ->
     assert node.confirmed[0][0].through == 4
 
 
-async def _never(*args: object) -> None:
+async def _never(*_: object, **__: object) -> None:
     await asyncio.Event().wait()
 
 
@@ -150,12 +151,12 @@ async def test_a_full_inbox_pauses(sites: Sites, tmp_path: Path) -> None:
     store = await site.parts.store("operational")
     for first in range(0, 40, 2):
         await store.append(batch(2, first=first, object_bytes=100_000))
-    options = {"inbox": tmp_path / "inbox", "inbox_capacity_bytes": 1 << 20, "prefetch_facts": 2}
+    options: ConsumerSettings = {"inbox": tmp_path / "inbox", "inbox_capacity_bytes": 1 << 20, "prefetch_facts": 2}
     async with AsyncConsumer("historian", site.grpc_address, **options) as consumer:
         entries = consumer.entries()
-        first = [await anext(entries) for _ in range(5)]
+        early = [await anext(entries) for _ in range(5)]
         assert await committed(site) < 39
-        for entry in first:
+        for entry in early:
             consumer.confirm(entry)
         async for entry in entries:
             consumer.confirm(entry)

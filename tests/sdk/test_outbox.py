@@ -19,6 +19,7 @@ from bsfg.batch import FactBatch
 from bsfg.errors import BsfgError, ConflictingDuplicate, FolderLocked, InvalidArgument, InvalidFact, StorageClosed
 from bsfg.fact import Fact
 from bsfg.ports import Buffer, Result
+from bsfg.sdk.core import ProducerSettings
 from bsfg.sdk.futures import FactFuture, Outcome
 from bsfg.sdk.intake import Packed
 from bsfg.sdk.outbox import Outbox, RefusedFact, refused_facts
@@ -97,7 +98,7 @@ async def test_refused_facts_are_kept_aside(sites: Sites, tmp_path: Path) -> Non
         told.append(refused)
         raise ZeroDivisionError  # what an application does wrong must not keep its other facts from being sent
 
-    options = {"outbox": outbox, "on_refused": tell}
+    options: ProducerSettings = {"outbox": outbox, "on_refused": tell}
     async with AsyncProducer(site.grpc_address, stream="operational", **options) as producer:
         await producer.drain()
     buffer = await site.parts.store("operational")
@@ -117,7 +118,7 @@ async def test_what_an_operator_can_mend_holds_the_outbox(sites: Sites, tmp_path
     site = await sites()
     site.act_as("narrow")
     problems = asyncio.Queue[BsfgError]()
-    options = {"outbox": tmp_path / "outbox", "on_problem": problems.put_nowait}
+    options: ProducerSettings = {"outbox": tmp_path / "outbox", "on_problem": problems.put_nowait}
     async with AsyncProducer(site.grpc_address, stream="operational", **options) as producer:
         future = await producer.send(message("a"))
         assert (await problems.get()).code == "permission_denied"
@@ -145,7 +146,11 @@ async def test_a_full_outbox_makes_senders_wait(sites: Sites, tmp_path: Path) ->
     site = await sites()
     site.act_as("narrow")
     problems = asyncio.Queue[BsfgError]()
-    options = {"outbox": tmp_path / "outbox", "outbox_capacity_bytes": 32 << 20, "on_problem": problems.put_nowait}
+    options: ProducerSettings = {
+        "outbox": tmp_path / "outbox",
+        "outbox_capacity_bytes": 32 << 20,
+        "on_problem": problems.put_nowait,
+    }
     async with AsyncProducer(site.grpc_address, stream="operational", **options) as producer:
         futures = [await producer.send(each) for each in messages(40, object_bytes=1_000_000)]
         while (await problems.get()).code != "buffer_full":

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import TypedDict
 
 import pytest
 from tests.e2e.zones import Zone, free_port
@@ -30,12 +31,22 @@ from bsfg.errors import (
 )
 from bsfg.fact import ArtifactRef, Entry, Fact
 from bsfg.ports import Buffer, Result
+from bsfg.sdk.core import ProducerSettings
 from bsfg.sdk.endpoint import Endpoint
 from bsfg.sdk.futures import FactFuture
 from bsfg.sdk.producer import AsyncProducer, Producer
 from bsfg.testing.facts import altered, message, messages
 
-ADDRESSED = {"stream": "operational", "from_zone": "plant", "to_zone": "enterprise"}
+
+class Addressed(TypedDict):
+    """Where a producer sends."""
+
+    stream: str
+    from_zone: str
+    to_zone: str
+
+
+ADDRESSED = Addressed(stream="operational", from_zone="plant", to_zone="enterprise")
 FACT = Fact.of("batch:B1", "step_completed", {"step": 7})
 
 
@@ -229,7 +240,7 @@ async def test_wrong_use_is_explained(sites: Sites) -> None:
     with pytest.raises(StorageClosed, match="closed"):
         await producer.send(message("a"), stream="operational")
     with pytest.raises(TypeError):
-        AsyncProducer(site.grpc_address, no_such_option=1)
+        AsyncProducer(site.grpc_address, no_such_option=1)  # type: ignore[call-arg]
 
 
 async def test_an_artifact_before_its_fact(sites: Sites, tmp_path: Path) -> None:
@@ -289,6 +300,7 @@ async def test_facts_that_cannot_be_packed_fail(zone: Zone, monkeypatch: pytest.
         with monkeypatch.context() as patched:
             patched.setattr("bsfg.sdk.intake.check", lambda *args: 1 / 0)
             error = await _error(await producer.send(message("a")))
+        assert error is not None
         assert error.code == "internal"
         assert "ZeroDivisionError" in error.message
         assert (await producer.append(message("b"))).offset == 0
@@ -297,7 +309,7 @@ async def test_facts_that_cannot_be_packed_fail(zone: Zone, monkeypatch: pytest.
 async def test_a_deadline_gives_facts_up() -> None:
     """When the node stays away facts fail with the reason, those in flight and those that never left."""
     address = f"127.0.0.1:{free_port()}"
-    options = {"deadline_seconds": 0.3, "max_batch_facts": 2, "max_in_flight": 1}
+    options: ProducerSettings = {"deadline_seconds": 0.3, "max_batch_facts": 2, "max_in_flight": 1}
     async with AsyncProducer(address, stream="operational", **options) as producer:
         futures = [await producer.send(each) for each in messages(11)]
         assert {type(await _error(future)) for future in futures} == {PeerUnreachable}

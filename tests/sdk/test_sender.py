@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -28,7 +29,7 @@ from bsfg.fact import Envelope, Fact, Message
 from bsfg.sdk.futures import FactFuture, Outcome
 from bsfg.sdk.sender import Sender, SendOptions, Shipment
 
-EAGER = {"backoff_first_seconds": 0.0, "backoff_max_seconds": 0.0}
+EAGER: dict[str, Any] = {"backoff_first_seconds": 0.0, "backoff_max_seconds": 0.0}
 
 
 def message(id: str, *, body: bytes = b"1", predicate: str = "good", to_zone: str = "enterprise") -> Message:
@@ -81,7 +82,7 @@ def futures(shipments: Sequence[Shipment]) -> list[FactFuture]:
 async def send(node: FakeNode, shipments: Sequence[Shipment], **options: object) -> tuple[ListSource, list[BsfgError]]:
     """Send everything; give the source and the problems that were told."""
     source, problems = ListSource(shipments), list[BsfgError]()
-    chosen = SendOptions(**{**EAGER, **options})  # type: ignore[arg-type]
+    chosen = SendOptions(**{**EAGER, **options})
     await asyncio.wait_for(Sender(node, "s", source, chosen, problems.append).run(), 60)  # type: ignore[arg-type]
     return source, problems
 
@@ -218,7 +219,7 @@ def test_nothing_is_lost_or_doubled_in_a_storm(seed: int, max_in_flight: int) ->
     """
     random = Random(seed)
     node = FakeNode(random, trouble=0.4, max_frame_bytes=random.choice([ROOM_FOR_THREE, 1000, 10**6]))
-    shipments, good, expected = [], [], []
+    shipments, good, expected = [], list[str](), list[type[object]]()
     for number in range(random.randint(1, 12)):
         messages = []
         for row in range(random.randint(1, 5)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,7 +69,7 @@ KNOWN = [
     "ed25519.v2:k:0nYiZZDaW8VLM6w5Pka9wJud0P3LTHM/NQdIEF/WmpWOYktHCVEqKCwNZ39L2wnceOjvwCrdoRQAlech71KPBQ==",
 ]
 
-ALTERED = {
+ALTERED: dict[str, Any] = {
     "to_zone": "moon",
     "produced_at_unix_ms": 6,
     "message_id": "m2",
@@ -94,7 +95,7 @@ def test_the_body_is_covered(keys: tuple[Signer, TrustedKeys], field: str) -> No
     """Whatever of the fact is exchanged on the way, the signature does not fit any more."""
     signer, trusted = keys
     signed = signer.sign_message(RICH, "operational")
-    other = {"subject": "batch:B2", "predicate": "sold", "object": b"1", "artifact": None}[field]
+    other: Any = {"subject": "batch:B2", "predicate": "sold", "object": b"1", "artifact": None}[field]
     with pytest.raises(SignatureInvalid, match="does not fit"):
         trusted.verify(as_entry(replace(signed, fact=replace(signed.fact, **{field: other}))), "operational")
 
@@ -258,13 +259,13 @@ async def test_a_fact_replayed_in_another_stream(
     async with AsyncProducer(site.grpc_address, stream="operational") as producer:
         await producer.append(signer.sign_message(message("here"), "operational"))
         await producer.append(signer.sign_message(message("replayed"), "audit"))
-    folder = {"inbox": tmp_path / "inbox"} if inbox else {}
+    folder = tmp_path / "inbox" if inbox else None
     seen: list[Entry] = []
-    async with AsyncConsumer("historian", site.grpc_address, keys=trusted, **folder) as consumer:
+    async with AsyncConsumer("historian", site.grpc_address, keys=trusted, inbox=folder) as consumer:
         with pytest.raises(SignatureInvalid, match="the fact 'replayed' of plant has a signature that does not fit"):
             await consumer.run(seen.append)
     assert [entry.message.envelope.message_id for entry in seen] == ["here"]
-    async with AsyncConsumer("historian", site.grpc_address, keys=trusted, stream="audit", **folder) as consumer:
+    async with AsyncConsumer("historian", site.grpc_address, keys=trusted, stream="audit", inbox=folder) as consumer:
         entry = await anext(consumer.entries())
     assert entry.message.envelope.message_id == "replayed"
 
@@ -273,8 +274,9 @@ async def test_signing_where_the_zone_derives_ids(sites: Sites, keys: tuple[Sign
     """A producer that knows how its zone derives ids signs them too, and the zone agrees."""
     signer, trusted = keys
     site = await filled(sites, 0, zone_lines='message_ids = "payload"')
-    options = {"stream": "operational", "from_zone": "plant", "to_zone": "enterprise", "signer": signer, "ids": PAYLOAD}
-    async with AsyncProducer(site.grpc_address, **options) as producer:
+    async with AsyncProducer(
+        site.grpc_address, stream="operational", from_zone="plant", to_zone="enterprise", signer=signer, ids=PAYLOAD
+    ) as producer:
         appended = await producer.append(Fact.of("a:b", "c", {"x": 1}))
     async with AsyncConsumer("historian", site.grpc_address, keys=trusted) as consumer:
         entry = await anext(consumer.entries())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from types import SimpleNamespace
@@ -351,7 +351,7 @@ class Campaign:
     def _surroundings(self) -> Iterator[None]:
         """Keep the logs of the nodes among what happened, and let them look after themselves a little less often."""
 
-        def kept(logger: object, method: str, event: dict[str, Any]) -> Any:
+        def kept(logger: object, method: str, event: MutableMapping[str, Any]) -> Any:
             self._tell(f"  {event.pop('event')} {event}"[:300])
             raise structlog.DropEvent
 
@@ -359,11 +359,11 @@ class Campaign:
         structlog.configure(processors=[kept], wrapper_class=structlog.BoundLogger, cache_logger_on_first_use=False)
         upkeep.LOOK_SECONDS = LOOK_SECONDS
         turn.time = SimpleNamespace(monotonic=self.loop.time)  # type: ignore[assignment]
-        carrying.SystemClock = lambda: VirtualClock(self.loop)  # type: ignore[assignment, misc]
+        carrying.SystemClock = lambda: VirtualClock(self.loop)  # type: ignore[assignment, return-value]
         try:
             yield
         finally:
-            upkeep.LOOK_SECONDS, turn.time, carrying.SystemClock = look_seconds, time, clock  # type: ignore[misc]
+            upkeep.LOOK_SECONDS, turn.time, carrying.SystemClock = look_seconds, time, clock
             structlog.configure(**before)
 
     @property

@@ -51,9 +51,9 @@ class Pipeline:
                 self.states.append(orjson.loads(line))
 
     @property
-    def link(self) -> dict[str, Any] | None:
-        """The last state of its link."""
-        return self.states[-1]["links"][0] if self.states else None
+    def link(self) -> dict[str, Any]:
+        """The last state of its link, empty before it has told one."""
+        return self.states[-1]["links"][0] if self.states else {}
 
     def until(self, condition: Callable[[], object], what: str = "") -> None:
         """Wait until something holds while the pipeline runs."""
@@ -61,7 +61,7 @@ class Pipeline:
 
     def until_moving(self) -> None:
         """Wait until it has the lease of its link."""
-        self.until(lambda: self.link is not None and self.link["ours"], "the lease")
+        self.until(lambda: self.link.get("ours"), "the lease")
 
     def stop(self) -> int:
         """End it as an operator would, and give its exit code."""

@@ -232,7 +232,7 @@ def test_a_busy_link_is_not_accused(tmp_path: Path, cleanup: Cleanup) -> None:
 
     producer = threading.Thread(target=produce)
     producer.start()
-    verdicts = []
+    verdicts: list[Verdict] = []
     while not done.is_set() or len(verdicts) < 4:
         folders = {} if len(verdicts) % 2 else {"sender": plant.data, "receiver": enterprise.data}
         verdicts.append(audit_with(LocalRunner(), planned(enterprise, **folders)))

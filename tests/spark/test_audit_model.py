@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -367,7 +368,7 @@ def harmed(draw: st.DrawFn, rows: list[Row], count: int) -> list[Row]:
     elif kind == "move":
         rows[at] = replace(row, offset=draw(st.integers(0, count + 2)))
     else:
-        changes = {
+        changes: dict[str, dict[str, Any]] = {
             "field": {"labels": "{}"},
             "key": {"message_id": "another"},
             "body": {"subject": "s:changed"},

@@ -27,7 +27,7 @@ async def numbers(end: BaseException | None = None) -> AsyncIterator[int]:
 )
 def test_an_iteration_ends_as_its_items_do(end: BaseException, told: type[BaseException]) -> None:
     """gRPC cancels the calls of a connection that is closed; a task would wait for ever for what comes next."""
-    calls, answers = NodeCalls(), []
+    calls, answers = NodeCalls(), list[object]()
 
     def work() -> None:
         try:

@@ -27,7 +27,7 @@ CLASSES = "org.apache.spark.deploy"
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[str]:
     """Start a master and two workers on loopback, and give the master's address."""
-    port, processes = free_port(), []
+    port, processes = free_port(), list[subprocess.Popen[bytes]]()
     home = Path(pyspark.__file__).parent
     with java_in_use():
         environment = os.environ | {"SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pytest
@@ -26,6 +26,12 @@ from bsfg.wire.streams import Appended
 PLAN = asked(object="v", id="{@row}").plan()
 
 
+class TakesFacts(Protocol):
+    """What facts are appended to here."""
+
+    def append(self, batch: FactBatch) -> Appended: ...
+
+
 @dataclass
 class FakeNode:
     """A node in memory that refuses some facts and knows others under other bodies."""
@@ -42,7 +48,8 @@ class FakeNode:
         self.sent += len(numbers)
         for row, number in enumerate(numbers):
             if number in self.refused:
-                raise FactTooLarge("too large", **({"row": row, "field": "object"} if self.tells_row else {}))
+                details: dict[str, Any] = {"row": row, "field": "object"} if self.tells_row else {}
+                raise FactTooLarge("too large", **details)
         results = [self._taken(number) for number in numbers]
         receipt = Receipt(np.array(numbers), np.array(results), b"", 0)
         return Appended(receipt, np.zeros((len(numbers), 32), dtype=np.uint8))
@@ -65,7 +72,7 @@ def rows_of(folder: Path, count: int) -> Mapped:
     return to_mapped(rows, PLAN)
 
 
-def appended(node: Any, mapped: Mapped, *, fail: bool = False) -> tuple[list[int], Counts]:
+def appended(node: TakesFacts, mapped: Mapped, *, fail: bool = False) -> tuple[list[int], Counts]:
     """Append facts to a node in memory, and give the rows that were refused."""
     appending = task._Appending(NodeAccess("127.0.0.1:1"), PLAN, 0.0, fail)
 

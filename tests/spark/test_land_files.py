@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -122,7 +122,7 @@ def predicates(*names: str, count: int = 1, days: int = 1) -> list[Message]:
     return found
 
 
-def work(root: Path, facts: list[Message], **more: object) -> StagingWork:
+def work(root: Path, facts: list[Message], **more: Any) -> StagingWork:
     """Give the work of a task on facts that are at hand, into a folder that is there."""
     source = Facts(NodeAccess("localhost:1"), "operational", "store", 0.0, entries=entries_of(facts))
     run = "_bsfg/staging/run"
@@ -214,6 +214,7 @@ def test_files_are_cut_at_their_size(tmp_path: Path) -> None:
     """A file that has reached its size is finished, and the next facts go to another."""
     facts = predicates("door_opened", count=4_000)
     given = work(tmp_path, facts, file_size_bytes=20_000, row_group_bytes=50_000)
+    assert isinstance(given.source, Facts)
     given = replace(given, source=replace(given.source, frame_facts=100))
     receipt = stage(given, 0, 4_000, lambda done: None)
     assert len(receipt.files) > 3
@@ -247,6 +248,7 @@ def test_gaps_are_counted_and_told(tmp_path: Path) -> None:
     given = work(tmp_path, facts)
     gap = GapRecord(20, 39, GapReason.EVICTED, 77, "full")
     noted: list[int] = []
+    assert isinstance(given.source, Facts)
     receipt = stage(replace(given, source=replace(given.source, gaps=(gap,))), 0, 100, noted.append)
     assert receipt.missing == 20
     [line] = receipt.gaps

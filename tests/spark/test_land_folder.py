@@ -26,7 +26,7 @@ from bsfg.errors import (
 from bsfg.spark.land.folder import Batch, LandingFolder, Staged
 from bsfg.spark.land.staging import Merge, partitions, plan, small_files
 from bsfg.spark.land.state import GAPS, STATE, LandedOrigin, Partition, file_range
-from bsfg.testing.disk import PowerLoss
+from bsfg.testing.disk import PowerLoss, SimulatedDisk
 
 ORIGIN = LandedOrigin("operational", "store", "ab" * 16, "produced_at")
 FILE_SIZE_BYTES = 160
@@ -97,7 +97,7 @@ def script(disk: SimulatedLandingDisk, batches: int = 5) -> None:
             folder.close()
 
 
-def visible(disk: SimulatedLandingDisk) -> Counter[int]:
+def visible(disk: SimulatedDisk) -> Counter[int]:
     """Count the offsets that a reader of the folder sees, who passes over hidden names, and check every file."""
     seen: Counter[int] = Counter()
     for path, data in disk.content().items():
@@ -187,7 +187,7 @@ def test_a_reader_never_misses_a_fact_while_files_are_replaced() -> None:
         for batch in range(2):
             land(folder, batch)
         seen: list[Counter[int]] = []
-        disk.hook = lambda disk, number, kind, path, seen=seen: seen.append(visible(disk))  # type: ignore[misc]
+        disk.hook = lambda disk, number, kind, path, seen=seen: seen.append(visible(disk))
         compact(folder, thorough=True)
         assert len(seen) > 20
         assert all(set(each) == set(range(40)) for each in seen)

@@ -135,7 +135,7 @@ def test_truncated_facts_are_never_skipped(spark: SparkSession, zones: tuple[Spa
         await (await storage.forward("operational")).truncate_before(12)
 
     enterprise.offline(truncate)
-    forward = {"buffer": "forward", "startingOffsets": 0}
+    forward: dict[str, Any] = {"buffer": "forward", "startingOffsets": 0}
     with pytest.raises(SPARK_ERRORS, match="are not there: truncated"):
         enterprise.reader(spark, **forward).load().collect()
     frame = enterprise.reader(spark, **forward, gaps="rows", partitionFacts=10).load()
@@ -238,7 +238,12 @@ def test_a_slow_reader_is_not_cut_short(tmp_path: Path, cleanup: Cleanup, monkey
     found: list[int] = []
     borne: list[BsfgError] = []
     bear = CallRetry.bear
-    monkeypatch.setattr(CallRetry, "bear", lambda self, error: borne.append(error) or bear(self, error))
+
+    def noted(self: CallRetry, error: BsfgError) -> None:
+        borne.append(error)
+        bear(self, error)
+
+    monkeypatch.setattr(CallRetry, "bear", noted)
     for number, frame in enumerate(source.frames(0, 60, head.log_id)):
         assert frame.entries is not None
         found += frame.entries.offsets.tolist()

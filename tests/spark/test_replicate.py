@@ -18,9 +18,11 @@ from tests.spark.replicating import Pipeline, wait_until
 
 from bsfg.batch import FactBatch
 from bsfg.cli.bench.workload import batch_of, batches_of
+from bsfg.fact import Message
 from bsfg.ports import Buffer
 from bsfg.sealing import functions_of
 from bsfg.spark.replicate.driver import MEND_SECONDS, MEND_SECONDS_MOST, LiveQuery
+from bsfg.stores.log.storage import LogStorage
 from bsfg.testing.facts import altered
 from bsfg.wire.service import GateView
 
@@ -187,13 +189,13 @@ def test_a_conflict_passes_and_is_reported(story: Story) -> None:
     assert [(gap.first, gap.last) for gap in refused] == [(end - 10, end - 10)]
 
 
-async def _plant_impostor(storage: object, messages: list) -> None:
+async def _plant_impostor(storage: LogStorage, messages: list[Message]) -> None:
     import numpy as np
 
     from bsfg.ports import OriginSpan
     from bsfg.testing.facts import sealed
 
-    forward = await storage.forward("operational")  # type: ignore[attr-defined]
+    forward = await storage.forward("operational")
     await forward.put_if_absent(sealed(altered(messages)), OriginSpan("plant-a", np.array([10**9]), np.array([1])))
 
 
@@ -213,7 +215,7 @@ def test_a_second_pipeline_waits_and_takes_over(story: Story) -> None:
     """Two pipelines for one link on one machine: the second says who has it and waits, and goes on after the first."""
     second = Pipeline(story.enterprise)
     try:
-        second.until(lambda: second.link is not None and second.link["holder"] is not None, "the second to look")
+        second.until(lambda: second.link.get("holder") is not None, "the second to look")
         assert not second.link["ours"]
         end = story.plant.end(Buffer.STORE) + 100
         story.produce(100)

@@ -24,8 +24,8 @@ with run_folder(Path(sys.argv[1])) as folder:
 def test_a_run_leaves_others_alone_until_they_are_dead(tmp_path: Path) -> None:
     """While a run lives another one with the same work folder touches nothing of it; after a SIGKILL it is removed."""
     first = subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE)
+    assert first.stdout is not None
     try:
-        assert first.stdout is not None
         its = Path(first.stdout.readline().decode().strip())
         with run_folder(tmp_path) as ours:
             assert ours != its

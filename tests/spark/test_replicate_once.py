@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.cli.test_no_access import WITHOUT_THE_RIGHTS_OF_ROOT
+from tests.cli.test_verify import WITHOUT_THE_RIGHTS_OF_ROOT
 from tests.spark.nodes import SparkZone
 from tests.spark.replicating import Pipeline, wait_until
 from tests.spark.test_replicate import CONSUMER, LINK, arrived, sent

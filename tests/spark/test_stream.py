@@ -39,7 +39,7 @@ def rows_of(found: FactsStreamReader, start: dict[str, Any], end: dict[str, Any]
 class Landed:
     """A query that lands a stream in Parquet files, as often as it is run."""
 
-    def __init__(self, spark: SparkSession, zone: SparkZone, folder: Path, **options: object) -> None:
+    def __init__(self, spark: SparkSession, zone: SparkZone, folder: Path, **options: Any) -> None:
         self.spark, self.zone, self.folder, self.options = spark, zone, folder, options
 
     def run(self) -> StreamingQuery:

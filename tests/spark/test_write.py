@@ -71,7 +71,7 @@ def test_facts_are_appended_in_order_and_once(spark: SparkSession, plant: SparkZ
 def test_order_can_be_given_up(spark: SparkSession, plant: SparkZone, tmp_path: Path) -> None:
     """Tasks that append side by side store every fact once, without files to wait in."""
     plant.writer(readings(spark, 400, 4), ordered="false", spool=tmp_path / "spool").save()
-    assert sorted(ids(plant.messages(Buffer.STORE))) == sorted(f"r-{number}" for number in range(400))
+    assert sorted(map(str, ids(plant.messages(Buffer.STORE)))) == sorted(f"r-{number}" for number in range(400))
     assert not (tmp_path / "spool").exists()
 
 

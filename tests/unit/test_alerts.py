@@ -21,7 +21,7 @@ class Board:
     """An alert board with its clock and what it told."""
 
     def __init__(self) -> None:
-        self.clock, self.metrics, self.told = FakeClock(), Metrics(), []
+        self.clock, self.metrics, self.told = FakeClock(), Metrics(), list[tuple[str, str]]()
         settings = Alerts(timeout_seconds=1.0, repeat_every_seconds=3600.0)
         self.alerts = AlertBoard("here", settings, self.metrics, self.clock, self._note)
 

@@ -112,7 +112,11 @@ def test_a_flood_of_refusals_is_counted() -> None:
                 trail.refused(refusal(f"stranger-{number}", Rule.UNKNOWN), caller(number), known=False)
                 trail.refused(refusal("plant-a-viewer"), caller(number), known=True)
             clock.advance(61)
-            wait_for(lambda wanted=2 * (minute + 2): len(events(files)) == wanted)
+
+            def recorded(wanted: int = 2 * (minute + 2)) -> bool:
+                return len(events(files)) == wanted
+
+            wait_for(recorded)
         await trail.close()
 
     asyncio.run(run())

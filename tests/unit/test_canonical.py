@@ -403,10 +403,10 @@ def test_what_a_layout_proves_is_canonical(template: dict[str, Any], data: st.Da
     changed = st.lists(st.tuples(st.integers(0, len(first) - 1), st.sampled_from(b'09a"\\ {}.-e\x1f\xc3~')), max_size=4)
     texts = []
     for changes in data.draw(st.lists(changed, min_size=1, max_size=20)):
-        text = bytearray(first)
+        written = bytearray(first)
         for at, byte in changes:
-            text[at] = byte
-        texts.append(bytes(text))
+            written[at] = byte
+        texts.append(bytes(written))
     column = pa.array([first, b"{}", *texts], pa.binary())
     fine = laid_out_like(first, column)
     assert fine[0] == (b"\\" not in first)

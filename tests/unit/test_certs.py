@@ -26,10 +26,9 @@ from bsfg.wire.certcheck import (
     check_files,
     describe,
     handshake_with_itself,
-    is_authority,
     lifetime,
 )
-from bsfg.wire.certs import create_authority, issue, load_certificates, load_key
+from bsfg.wire.certs import create_authority, is_authority, issue, load_certificates, load_key
 from bsfg.wire.peer import names_of
 from bsfg.wire.tls import TlsFiles
 

@@ -86,7 +86,7 @@ def test_codes_cannot_be_taken_twice() -> None:
 def test_codes_are_written_as_literals() -> None:
     """Each code stands in the source once, so that it can be found by searching for it."""
     codes = [
-        node.value.value
+        str(node.value.value)
         for node in ast.walk(ast.parse(SOURCE))
         if isinstance(node, ast.Assign)
         and isinstance(node.targets[0], ast.Name)

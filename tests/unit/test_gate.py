@@ -9,7 +9,7 @@ from bsfg.gate import NETWORK_EVENTS, TABLE, Event, Gate, Mode
 
 A, N, R, H = Mode.AUTONOMOUS, Mode.NORMAL, Mode.RECONCILIATION, Mode.HELD
 # Rows: from which mode. Columns: peer lost, peer found, backlog cleared, backlog grew, hold, release, hold ended.
-EXPECTED = {
+EXPECTED: dict[Mode, list[Mode | None]] = {
     N: [A, N, N, R, H, None, None],
     A: [A, R, A, A, H, None, None],
     R: [A, R, N, R, H, None, None],

@@ -23,7 +23,7 @@ from bsfg.jsonform import entry_to_dict
 from bsfg.model import Limits
 from bsfg.sealing import IdStrategy, MessageIds, bodies, digest_mismatches, functions_of, plain, reseal, seal
 
-HASHERS = [Sha256(), Blake3()]
+HASHERS: list[Hasher] = [Sha256(), Blake3()]
 BOTH = pytest.mark.parametrize("hasher", HASHERS, ids=lambda each: each.name)
 FORMS = pytest.mark.parametrize("count", [1, 5, SMALL_BATCH_FACTS + 10])
 

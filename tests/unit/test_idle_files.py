@@ -4,6 +4,8 @@ import asyncio
 import errno
 import os
 import threading
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -100,7 +102,8 @@ def test_a_failed_sync_is_never_forgotten(tmp_path: Path, monkeypatch: pytest.Mo
         patched.setattr(os, "fdatasync", failing)
         with pytest.raises(SyncFailed):
             file.sync()
-    for attempt in (lambda: file.write([b"two"]), file.sync, lambda: file.truncate(0)):
+    attempts: list[Callable[[], object]] = [lambda: file.write([b"two"]), file.sync, lambda: file.truncate(0)]
+    for attempt in attempts:
         with pytest.raises(SyncFailed):
             attempt()
     assert ((tmp_path / "a").read_bytes(), descriptors_of(tmp_path)) == (b"one", [])
@@ -175,7 +178,7 @@ def test_many_committers_share_few_threads() -> None:
         at_once: dict[int, int] = dict.fromkeys(seen, 0)
         threads: set[int] = set()
 
-        def processing(number: int, items: list[int]) -> list[int]:
+        def processing(number: int, items: Sequence[int]) -> Sequence[int]:
             at_once[number] += 1
             assert at_once[number] == 1
             threads.add(threading.get_ident())
@@ -183,9 +186,7 @@ def test_many_committers_share_few_threads() -> None:
             at_once[number] -= 1
             return items
 
-        committers = [
-            Committer[int, int](workers, lambda items, at=at: processing(at, list(items)), max_weight=4) for at in seen
-        ]
+        committers = [Committer[int, int](workers, partial(processing, at), max_weight=4) for at in seen]
         answers = [each.submit(item) for item in range(50) for each in committers]
         assert await asyncio.gather(*answers) == [item for item in range(50) for _ in committers]
         assert all(items == list(range(50)) for items in seen.values())
@@ -210,8 +211,12 @@ def test_a_committer_finishes_what_is_queued_before_it_closes() -> None:
             gate.wait()
             return items
 
+        def noted(items: Sequence[int]) -> Sequence[int]:
+            done.extend(items)
+            return items
+
         busy = Committer[int, int](workers, lambda items: slow(list(items)))
-        other = Committer[int, int](workers, lambda items: done.extend(items) or items, max_weight=1)
+        other = Committer[int, int](workers, noted, max_weight=1)
         first = busy.submit(0)
         later = [other.submit(at) for at in range(5)]
         closing = asyncio.ensure_future(other.close())

@@ -21,7 +21,8 @@ def stream(*batches: pa.RecordBatch, schema: pa.Schema = FACT_SCHEMA, **options:
     with pa.ipc.new_stream(sink, schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
         for batch in batches:
             writer.write_batch(batch)
-    return sink.getvalue().to_pybytes()
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
 
 
 RICH = FactBatch.from_messages(

@@ -36,8 +36,10 @@ def read(*lines: bytes, **options: Any) -> list[Message]:
 
 def written(batch: FactBatch) -> bytes:
     """Write a line per fact, or per entry."""
-    entries = isinstance(batch, EntryBatch)
-    forms = map(entry_to_dict, batch.to_entries()) if entries else map(message_to_dict, batch.to_messages())
+    if isinstance(batch, EntryBatch):
+        forms = map(entry_to_dict, batch.to_entries())
+    else:
+        forms = map(message_to_dict, batch.to_messages())
     return b"".join(orjson.dumps(form) + b"\n" for form in forms)
 
 
@@ -85,7 +87,7 @@ def test_opaque_objects_are_base64() -> None:
 
 def test_the_forms_of_a_json_object() -> None:
     """A JSON object may come as a value, as a text or as base64; each becomes the same canonical bytes."""
-    forms = [
+    forms: list[dict[str, Any]] = [
         {"object": {"b": 1, "a": 2}},
         {"object_json": ' {"b":1,"a":2}'},
         {"object_base64": base64.b64encode(b'{"b":1, "a":2}').decode()},
@@ -206,7 +208,7 @@ def test_an_endless_line_is_not_read_to_its_end() -> None:
 
     endless = Endless()
     with pytest.raises(FactTooLarge, match="line 1"):
-        list(read_jsonl(endless, DEFAULTS))  # type: ignore[arg-type]
+        list(read_jsonl(endless, DEFAULTS))
     assert endless.given < 16 << 20
 
 

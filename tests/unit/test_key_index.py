@@ -23,7 +23,7 @@ def opened(folder: Path, *, memory_bytes: int = 1 << 20, end: int = 0) -> IndexS
     """Open the index in a folder for a log that ends at ``end``."""
     (folder / "index").mkdir(exist_ok=True)
     store = IndexStore(DiskFiles(folder), ".", OWNER, memory_bytes, RUN_KEYS)
-    store.load(0, end, end, {}.get)
+    store.load(0, end, end, dict[int, bytes]().get)
     return store
 
 

@@ -45,7 +45,7 @@ def peak() -> Iterator[Peak]:
 def opened(folder: Path, *, memory_bytes: int, run_keys: int = RUN_KEYS, end: int = 0) -> IndexStore:
     """Open the index in a folder for a log that ends at ``end``."""
     store = IndexStore(DiskFiles(folder), ".", OWNER, memory_bytes, run_keys)
-    store.load(0, end, end, {}.get)
+    store.load(0, end, end, dict[int, bytes]().get)
     return store
 
 

@@ -113,7 +113,7 @@ def test_message_ids_can_be_computed_by_anybody(
     elif of == "application/pdf":
         artifact = ARTIFACT
     raw = data if isinstance(data, bytes) else data.encode()
-    envelope = Envelope("plant-a", "enterprise", 7, labels=labels, object_media_type=media_type, **head)  # type: ignore[arg-type]
+    envelope = Envelope("plant-a", "enterprise", 7, labels=labels, object_media_type=media_type, **head)
     given_batch = FactBatch.from_messages([Message(envelope, Fact("a:b", "p", raw, artifact))])
     expected: dict[str, Any] = {"from_zone": "plant-a", "to_zone": "enterprise", "produced_at_unix_ms": 7, **head}
     if labels:
@@ -126,7 +126,7 @@ def test_message_ids_can_be_computed_by_anybody(
         fact["artifact_digest"] = artifact.digest
     assert seal(given_batch, ids=MESSAGE).values("message_id") == [plain_id(expected, fact)]
     chosen = MessageIds(IdStrategy.SEMANTIC, ("to_zone", "labels.a", "correlation_id"))
-    subset = {name: expected[name] for name in ("to_zone", "correlation_id") if name in expected}
+    subset: dict[str, Any] = {name: expected[name] for name in ("to_zone", "correlation_id") if name in expected}
     if "a" in labels:
         subset["labels"] = {"a": labels["a"]}
     assert seal(given_batch, ids=chosen).values("message_id") == [plain_id(subset, fact)]

@@ -12,7 +12,7 @@ from bsfg.errors import InvalidArgument
 from bsfg.fact import Key, Origin
 from bsfg.ports import UNREADABLE, Quarantined
 from bsfg.stores.log import quarantine
-from bsfg.stores.log.files import Bytes, DiskFiles, OpenFile
+from bsfg.stores.log.files import Bytes, DiskFile, DiskFiles
 from bsfg.stores.log.journal import Record, encode
 from bsfg.stores.log.notes import Notes
 from bsfg.testing.disk import SimulatedDisk
@@ -32,7 +32,7 @@ class CountedFiles(DiskFiles):
         self.reads += 1
         return super().read_at(path, start, count)
 
-    def open_append(self, path: str) -> OpenFile:
+    def open_append(self, path: str) -> DiskFile:
         """Open a file whose writes are counted."""
         counted, file = self, super().open_append(path)
         write = file.write

@@ -211,7 +211,7 @@ def test_a_frame_of_what_is_no_fact_is_damage(tmp_path: Path, lacking: str, form
         )
         log_id = decode_segment_header(data).log_id
         place = {"base": 3, "count": 1, "appended_at_unix_ms": 1_700_000_000_000, "form": form}
-        parts, _ = encode_frame(payload, log_id=log_id, chain_before=scan.chain, **place)  # type: ignore[arg-type]
+        parts, _ = encode_frame(payload, log_id=log_id, chain_before=scan.chain, **place)
         path.write_bytes(data + b"".join(parts))
         storage = await trickle(tmp_path, 1, 4)
         store = await storage.store("s")

@@ -14,6 +14,7 @@ import pytest
 import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import RenderableType
 from rich.text import Text
 
 from bsfg.cli import gate, output, quarantine
@@ -24,12 +25,13 @@ from bsfg.cli.inspect.gather import LogInfo
 from bsfg.cli.pipeline import audit
 from bsfg.errors import FileExists
 from bsfg.fact import Key
-from bsfg.gaps import GapReason, GapRecord
+from bsfg.gaps import GapRecord
 from bsfg.gate import Gate, Mode
 from bsfg.node import logs
 from bsfg.node.dashboard.dashboard import DashboardFiles
 from bsfg.node.status import HealthFinding, HealthLevel
 from bsfg.ports import Buffer, Quarantined
+from bsfg.retention import GapReason
 from bsfg.sdk.artifacts import PartFile
 from bsfg.spark.audit.report import page
 from bsfg.spark.audit.verdict import AuditFinding, Check, CheckState, EndState, FindingKind, StreamVerdict, Verdict
@@ -57,7 +59,7 @@ def shown(call: Callable[[], object]) -> str:
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
     with redirect_stdout(out), redirect_stderr(out):
         call()
-    return out.buffer.getvalue().decode()  # type: ignore[attr-defined, no-any-return]
+    return out.buffer.getvalue().decode()
 
 
 def printed(thing: object) -> str:
@@ -100,7 +102,7 @@ def verdict(text: str) -> StreamVerdict:
     end = EndState("plant-a", "00", 0, 1, "00")
     found = AuditFinding(FindingKind.MISSING, "sender", 1, from_zone=text, message_id=text, fields=(text,), detail=text)
     checks = [Check("chains", CheckState.FAILED, text)]
-    counts = {FindingKind.MISSING: 1}
+    counts: dict[str, int] = {FindingKind.MISSING: 1}
     return StreamVerdict("operational", end, end, 0, 1, 1, True, findings=[found], finding_counts=counts, checks=checks)
 
 
@@ -113,6 +115,12 @@ def failure(text: str) -> str:
     """Give how a command tells of an error that another zone wrote."""
     error = decoded(orjson.dumps({"code": text, "message": text, "hint": text}))
     return shown(lambda: output.print_failure(error.to_dict(), as_json=True))
+
+
+def audited(found: StreamVerdict) -> None:
+    """Print what `bsfg pipeline audit` says of a stream."""
+    audit._checks(found)
+    audit._findings(found)
 
 
 SURFACES: dict[str, Callable[[str], str]] = {
@@ -130,7 +138,7 @@ SURFACES: dict[str, Callable[[str], str]] = {
     "quarantined": lambda text: shown(lambda: quarantine._show(quarantined(text))),
     "status": lambda text: printed(status_view._findings([HealthFinding(HealthLevel.ALERT, "gate_held", "x", text)])),
     "inspect": lambda text: shown(lambda: inspect_view._details(log_info(text))),
-    "audit": lambda text: shown(lambda: (audit._checks(verdict(text)), audit._findings(verdict(text)))),
+    "audit": lambda text: shown(lambda: audited(verdict(text))),
     "audit report": lambda text: page(Verdict("from-a", text, "e", 0, 1.0, (verdict(text),))),
     "log": lambda text: logged("json", text),
     "log for people": lambda text: logged("text", text),
@@ -138,7 +146,7 @@ SURFACES: dict[str, Callable[[str], str]] = {
 }
 
 
-def _row(*cells: object) -> object:
+def _row(*cells: RenderableType) -> object:
     made = output.table("one", "two")
     made.add_row(*cells)
     return made

@@ -127,7 +127,7 @@ def test_metrics_have_the_same_bounds() -> None:
     for consumer in ("north.open", "south.secret.forward"):
         backlog.labels(consumer).set(3)
     seen = VisibleStreams.of(row("open")).document(DOCUMENT, MATRIX)
-    text = generate_latest(SeenMetrics(registry, seen)).decode()  # type: ignore[arg-type]
+    text = generate_latest(SeenMetrics(registry, seen)).decode()
     assert 'facts_total{result="inserted",stream="open"} 1.0' in text
     assert 'lag_seconds{link="both",stream="open"} 1.0' in text
     assert 'backlog{consumer="north.open"} 3.0' in text

@@ -87,7 +87,13 @@ def test_what_was_written_can_be_read_again() -> None:
 @pytest.mark.parametrize("with_digest", [True, False])
 def test_the_parts_of_a_reference_are_optional(with_digest: bool) -> None:
     """The digest alone is a reference, beside the object `artifact` or inside it; the rest may be added in any part."""
-    rest = [{}, {"size_bytes": 7}, {"bucket": "b", "key": "k"}, {"media_type": "application/pdf"}, {"file_name": "f"}]
+    rest: list[dict[str, Any]] = [
+        {},
+        {"size_bytes": 7},
+        {"bucket": "b", "key": "k"},
+        {"media_type": "application/pdf"},
+        {"file_name": "f"},
+    ]
     for parts in rest:
         given = {"digest": DIGEST, **parts} if with_digest else parts
         found = read(PLAIN, artifact=given, **({} if with_digest else {"artifact_digest": DIGEST}))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bsfg.config import Alerts, Engine, Link, Serve
-from bsfg.config.kinds import Address
+from bsfg.config.kinds import Address, Start
 from bsfg.gate import RECEIVER, SENDER, Event, Mode
 from bsfg.node import node
 from bsfg.node.alerts import AlertBoard
@@ -49,7 +49,7 @@ class World:
     """A board with one link and one peer that is served, watched second by second."""
 
     def __init__(self, engine: Engine = Engine.SPARK, *, required: bool = True) -> None:
-        self.clock, self.notes = FakeClock(), []
+        self.clock, self.notes = FakeClock(), list[tuple[str, dict[str, Any]]]()
         self.board, self.metrics = LinkRegistry(self.clock), Metrics()
         self.board.add("from-a", RECEIVER)
         self.board.add("b", SENDER)
@@ -57,7 +57,12 @@ class World:
         self.alerts = AlertBoard("here", settings, self.metrics, self.clock, self._note)
         self.watch, self.link = LinkWatch(self.board, self.alerts, self.metrics), link(engine)
         self.serve = Serve(
-            zone="b", streams=(), buffers=(Buffer.STORE,), required=required, start="earliest", lost_after_seconds=30
+            zone="b",
+            streams=(),
+            buffers=(Buffer.STORE,),
+            required=required,
+            start=Start.EARLIEST,
+            lost_after_seconds=30,
         )
         self.retired: set[str] = set()
         self.look()

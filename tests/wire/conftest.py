@@ -4,6 +4,7 @@ import asyncio
 import inspect
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.wire.site import Site
@@ -16,7 +17,7 @@ class Sites:
         self._folder = folder
         self._open: list[Site] = []
 
-    async def __call__(self, **settings: object) -> Site:
+    async def __call__(self, **settings: Any) -> Site:
         """Open a site; see `Site.open` for what can be set."""
         site = await Site.open(self._folder / f"site-{len(self._open)}", **settings)
         self._open.append(site)

@@ -150,7 +150,7 @@ class Site:
         text = CONFIG.format(stream=stream).replace('name = "plant"', f'name = "plant"\n{zone_lines}', 1) + more
         config = parse(text, folder / "zone.toml")
         clock, refusals = SystemClock(), []
-        opened: Storage = await LogStorage.open(folder / "data") if storage == "log" else MemoryStorage()  # type: ignore[assignment]
+        opened: Storage = await LogStorage.open(folder / "data") if storage == "log" else MemoryStorage()
         watched = Watched(certificates(folder)) if tls else None
         trust = load_trust(watched.files) if watched is not None else None
         guard = Guard(

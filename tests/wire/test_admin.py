@@ -200,9 +200,15 @@ async def test_who_hangs_up_loses_the_lease_soon(sites: Sites) -> None:
     keeping = asyncio.create_task(dying.renew_lease(LINK, first.token, 100_000, wait_seconds=10))
     second = asyncio.create_task(admin.acquire_lease(LINK, "spark", 5_000, wait_seconds=10))
     assert (await keeping).wanted == 1
-    ends_ms = site.parts.board.leases.live(LINK).ends_ms
+
+    def ends_ms() -> int:
+        lease = site.parts.board.leases.live(LINK)
+        assert lease is not None
+        return lease.ends_ms
+
+    before = ends_ms()
     keeping = asyncio.create_task(dying.renew_lease(LINK, first.token, 300_000, wait_seconds=10, seen=1))
-    while site.parts.board.leases.live(LINK).ends_ms == ends_ms:  # noqa: ASYNC110 - nothing tells that a call has come
+    while ends_ms() == before:  # noqa: ASYNC110 - nothing tells that a call has come
         await asyncio.sleep(0.01)
     keeping.cancel()
     assert (await second).holder == "spark"
@@ -356,7 +362,10 @@ async def test_what_cannot_be_compared_stays_in_quarantine(sites: Sites, buffer:
 
     async def put() -> None:
         batch = sealed(facts)
-        await (found.append(batch) if buffer == Buffer.STORE else found.put_if_absent(batch, origin))
+        if buffer == Buffer.STORE:
+            await (await site.parts.store(STREAM)).append(batch)
+        else:
+            await (await site.parts.forward(STREAM)).put_if_absent(batch, origin)
 
     await put()
     await spoil_keys(found)

@@ -38,7 +38,7 @@ from bsfg.wire.client import ClientLink
 BACKENDS = ["memory", "log"]
 
 
-def facts(count: int, **options: int) -> FactBatch:
+def facts(count: int, **options: Any) -> FactBatch:
     """Make facts as a producer has them: not yet sealed."""
     return FactBatch.from_messages(messages(count, **options))
 

@@ -159,7 +159,7 @@ async def test_an_older_node_is_asked_in_calls(sites: Sites) -> None:
     _, client = await filled(sites)
     opened = Opened(client)
     client.connection.method("FetchFacts")
-    unknown = replace(BOUNDARY["FollowFacts"], name="WhatIsThat").callable(client.connection._channel)  # type: ignore[arg-type]
+    unknown = replace(BOUNDARY["FollowFacts"], name="WhatIsThat").callable(client.connection._channel)
     client.connection._callables["FollowFacts"] = unknown
     for _ in range(3):
         assert ranges(await client.fetch("historian", FetchRequest())) == [(0, 9)]

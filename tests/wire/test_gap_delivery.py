@@ -52,8 +52,8 @@ class Caller:
             return [entry["offset"] for entry in found["entries"]], _brief(found["gaps"]), found["gaps_token"]
         body = (await self._site.http("GET", path, headers=LINES)).body
         lines = [json.loads(line) for line in body.splitlines()]
-        gaps = [line["gap"] for line in lines if "gap" in line]
-        return [line["offset"] for line in lines if "gap" not in line], _brief(gaps), ""
+        told = [line["gap"] for line in lines if "gap" in line]
+        return [line["offset"] for line in lines if "gap" not in line], _brief(told), ""
 
     async def waits(self, first: int) -> tuple[list[int], list[Any], str]:
         """Ask with patience; insist that the answer comes with the fact that is put meanwhile."""

@@ -157,5 +157,6 @@ def test_an_honest_answer_is_read_with_care_too(frames: int, gaps: int) -> None:
     parts = [pb.FetchFrame(first=at, last=at, entries=BATCH) for at in range(frames)]
     data = pb.FetchResponse(frames=[head, *parts]).SerializeToString()
     found = read_of_peer(pb.FetchResponse)(data)
+    assert found is not None
     assert [bytes(each.entries) for each in found.frames] == [each.entries for each in (head, *parts)]
     assert len(found.frames[0].head.gaps) == gaps

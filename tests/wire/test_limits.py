@@ -180,7 +180,7 @@ async def test_a_caller_that_goes_leaves_nothing_behind() -> None:
     """When nobody waits for answers any more, the room is given back and what was begun may end as it likes."""
     work, budget = Work(), ByteBudget(10)
     answers = work.answers(budget, frames(9), window=2)
-    asked = asyncio.create_task(anext(answers))  # type: ignore[arg-type]
+    asked: asyncio.Task[int] = asyncio.create_task(anext(answers))  # type: ignore[arg-type]
     await until(lambda: len(work.begun) >= 3)
     asked.cancel()
     await asyncio.gather(asked, return_exceptions=True)
@@ -205,7 +205,7 @@ async def test_work_that_only_waits_is_dropped_with_its_caller() -> None:
     budget = ByteBudget(10)
     pipelined = Pipelined(begin, window_frames=2)
     answers = pipelined.answers(Counted(frames(9), budget, IdleTimer(60)))
-    asked = asyncio.create_task(anext(answers))  # type: ignore[arg-type]
+    asked: asyncio.Task[int] = asyncio.create_task(anext(answers))  # type: ignore[arg-type]
     await until(lambda: len(begun) >= 3)
     asked.cancel()
     await asyncio.gather(asked, return_exceptions=True)

@@ -5,6 +5,7 @@ import hashlib
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -136,7 +137,7 @@ async def test_a_fact_may_say_the_digest_alone(sites: Sites) -> None:
     assert (await client.append_fact(STREAM, bare)).result == Result.INSERTED
     assert (await client.append_fact(STREAM, bare)).result == Result.ALREADY_EXISTS
     envelope = {"message_id": "b", "to_zone": "enterprise", "produced_at_unix_ms": 1}
-    form = {
+    form: dict[str, dict[str, Any]] = {
         "envelope": {**envelope, "object_media_type": "application/pdf"},
         "fact": {"subject": "batch:B1042", "predicate": "report_written", "object_json": "{}"},
     }

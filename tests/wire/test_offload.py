@@ -141,8 +141,8 @@ async def test_one_step_of_everybody_in_turn() -> None:
             seen.append("other")
             await asyncio.sleep(0)
 
-    made = await asyncio.gather(turns.of(steps("a")), turns.of(steps("b")), others())
-    assert made[:2] == [["a"] * 5, ["b"] * 5]
+    by_a, by_b, _ = await asyncio.gather(turns.of(steps("a")), turns.of(steps("b")), others())
+    assert (by_a, by_b) == (["a"] * 5, ["b"] * 5)
     taken = [name for name in seen if name != "other"]
     assert taken == ["a", "b"] * 5
     for one, two in pairwise([at for at, name in enumerate(seen) if name != "other"]):

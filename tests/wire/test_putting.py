@@ -11,7 +11,7 @@ from bsfg.fact import Fact, Key, Message
 from bsfg.ports import Frame, GapRecord
 from bsfg.retention import GapReason
 from bsfg.testing.facts import altered, messages, sealed
-from bsfg.wire.client import PutStream
+from bsfg.wire.streams import PutStream
 
 LINK, LOG = "from-enterprise", "log-of-enterprise"
 

@@ -139,6 +139,7 @@ class Ask:
     def key(self) -> Key:
         """The key of the buffer's fact."""
         envelope = fact(self.stream, self.buffer).envelope
+        assert envelope.message_id is not None
         return Key(envelope.from_zone, envelope.message_id)
 
     @property
@@ -364,6 +365,7 @@ async def test_an_uploader_does_not_read_what_it_uploaded(sites: Sites) -> None:
     site = await furnished(sites)
     client = site.client()
     stored = await client.put_object(ObjectInfo("b", "k"), pieces(b"not named yet"))
+    assert stored.digest is not None
     for bucket, key, digest_of_it in (("b", "k", None), ("", "", stored.digest)):
         with pytest.raises(ArtifactMissing) as caught:
             await client.get_object(bucket, key, digest=digest_of_it)

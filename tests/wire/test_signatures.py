@@ -18,6 +18,7 @@ from bsfg.fact import Message
 from bsfg.jsonform import message_to_dict
 from bsfg.ports import Buffer, Result
 from bsfg.retention import GapReason
+from bsfg.sdk.core import ProducerSettings
 from bsfg.sdk.producer import AsyncProducer
 from bsfg.sdk.signing import Signer, create_key, public_key_text
 from bsfg.signatures import TrustedKeys, read_key
@@ -193,7 +194,11 @@ async def test_a_producer_fails_alone_or_waits(sites: Sites, keys: Keys, tmp_pat
             await futures[0]
         assert (await futures[1]).offset == 0
     problems: list[BsfgError] = []
-    options = {"outbox": tmp_path / "outbox", "signer": keys.signers[2], "on_problem": problems.append}
+    options: ProducerSettings = {
+        "outbox": tmp_path / "outbox",
+        "signer": keys.signers[2],
+        "on_problem": problems.append,
+    }
     async with AsyncProducer(site.grpc_address, stream=STREAM, **options) as producer:
         future = await producer.send(message("early"))
         while not problems:  # noqa: ASYNC110 - it is told by a plain call

@@ -143,4 +143,4 @@ def test_the_servers_own_error_comes_first() -> None:
     metadata = grpc.aio.Metadata(("bsfg-error-bin", encoded(BufferFull("full"))))
     error = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), metadata, details="x")
     assert isinstance(from_rpc_error(error), BufferFull)
-    assert isinstance(from_rpc_error(grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, None, None)), PeerUnreachable)  # type: ignore[arg-type]
+    assert isinstance(from_rpc_error(grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, None, None)), PeerUnreachable)

@@ -5,6 +5,7 @@ import json
 import shutil
 import ssl
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tests.wire.conftest import Sites
 from tests.wire.site import STREAM, Site, certificates, files_of
 
 from bsfg.batch import FactBatch
+from bsfg.config.access import Identity
 from bsfg.errors import (
     BsfgError,
     CertificateInvalid,
@@ -23,6 +25,7 @@ from bsfg.errors import (
     ServerIdentityMismatch,
 )
 from bsfg.journey.link import FetchRequest
+from bsfg.node.authorize import Guard
 from bsfg.ports import Confirmation
 from bsfg.testing.facts import message, messages
 from bsfg.wire import connection
@@ -166,7 +169,12 @@ async def test_one_look_at_the_files_does_for_many_calls(sites: Sites, monkeypat
     assert client.connection._watched is not None
     looks: list[int] = []
     refresh = client.connection._watched.refresh
-    monkeypatch.setattr(client.connection._watched, "refresh", lambda: looks.append(1) or refresh())
+
+    def looked() -> int:
+        looks.append(1)
+        return refresh()
+
+    monkeypatch.setattr(client.connection._watched, "refresh", looked)
     for number in range(5):
         await client.append_fact(STREAM, message(f"look-{number}"))
     assert len(looks) == 1
@@ -203,10 +211,8 @@ async def test_a_revoked_caller_is_cut_off_in_mid_stream(sites: Sites) -> None:
             await stream.append(FactBatch.from_messages(messages(3, first=3)))
 
 
-def _with_rows(site: Site, rows: dict[str, object]):  # type: ignore[no-untyped-def]
-    from dataclasses import replace
-
-    return replace(site.parts.guard, matrix=replace(site.parts.guard.matrix, identities=rows))  # type: ignore[arg-type]
+def _with_rows(site: Site, rows: dict[str, Identity]) -> Guard:
+    return replace(site.parts.guard, matrix=replace(site.parts.guard.matrix, identities=rows))
 
 
 def _authority(folder: Path) -> Path:

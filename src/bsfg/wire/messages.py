@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from google.protobuf.message_factory import GetMessageClass  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
 
 from bsfg.errors import FrameInvalid, InvalidArgument
 from bsfg.wire import admin_pb2, boundary_pb2

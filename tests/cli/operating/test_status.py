@@ -105,9 +105,10 @@ def levels(found: dict[str, Any]) -> dict[str, str]:
 
 def drawn(found: dict[str, Any], width: int) -> str:
     """Draw a document without colours."""
-    console = CleanConsole(file=StringIO(), width=width, color_system=None, highlight=False, emoji=False)
+    file = StringIO()
+    console = CleanConsole(file=file, width=width, color_system=None, highlight=False, emoji=False)
     console.print(render(found, width=width))
-    return console.file.getvalue()  # type: ignore[attr-defined]
+    return file.getvalue()
 
 
 def test_a_healthy_node_has_no_findings() -> None:
