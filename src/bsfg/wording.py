@@ -1,11 +1,13 @@
-"""Words and numbers made fit for people: foreign text without control characters, figures and times in one form."""
+"""Words and numbers made fit for people: foreign text without control characters, figures in one form, findings."""
 
 from __future__ import annotations
 
 import html
 import re
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import ROUND_HALF_UP, Decimal
+from enum import StrEnum
 from typing import Any
 
 _LINE_ENDS = "\t\n\x0b\x0c\r\x1c-\x1f\x85\u2028\u2029"
@@ -36,7 +38,7 @@ def one_line(text: str) -> str:
 
 def counted(number: int, thing: str) -> str:
     """Write a number of things: 1 fact, 2 facts, 1,000 entries."""
-    things = f"{thing[:-1]}ies" if thing.endswith("ry") else f"{thing}s"
+    things = f"{thing[:-1]}ies" if thing.endswith(("ry", "ty")) else f"{thing}s"
     return f"{number:,} {thing if number == 1 else things}"
 
 
@@ -140,3 +142,47 @@ def time_text(unix_ms: int | None) -> str:
         return datetime.fromtimestamp(unix_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
     except (OverflowError, ValueError, OSError):
         return f"{unix_ms} ms"
+
+
+class CheckLevel(StrEnum):
+    """How a finding counts: a problem keeps a node from its work, an error is wrong with its certificates."""
+
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckFinding:
+    """One thing that was looked at: what was found and, unless it is right, what to do next."""
+
+    level: CheckLevel
+    check: str
+    says: str
+    do: str = ""
+
+    def to_dict(self) -> dict[str, str]:
+        """Give the form for ``--json``."""
+        result = {"level": str(self.level), "check": self.check, "says": self.says}
+        return result | ({"do": self.do} if self.do else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Says:
+    """Makes the findings of one check."""
+
+    check: str
+    wrong: CheckLevel = CheckLevel.PROBLEM
+
+    def ok(self, says: str) -> CheckFinding:
+        """Say that something is right."""
+        return CheckFinding(CheckLevel.OK, self.check, says)
+
+    def warning(self, says: str, do: str) -> CheckFinding:
+        """Say that something works but should be looked at."""
+        return CheckFinding(CheckLevel.WARNING, self.check, says, do)
+
+    def problem(self, says: str, do: str) -> CheckFinding:
+        """Say that something does not work."""
+        return CheckFinding(self.wrong, self.check, says, do)

@@ -17,8 +17,9 @@ from tests.cli.conftest import Run, environment
 from bsfg.batch import FactBatch
 from bsfg.canonical import canonicalize
 from bsfg.cli.bench import measure, reopen
-from bsfg.cli.bench.results import aims_of, file_system
+from bsfg.cli.bench.results import aims_of
 from bsfg.cli.bench.workload import OBJECT_BYTES, batch_of, batches_of
+from bsfg.cli.doctor.machine import file_system
 
 PLOT = Path(__file__).parents[2] / "benchmarks" / "plot.py"
 

@@ -87,10 +87,10 @@ def test_an_interrupted_run_stops_its_nodes(tmp_path: Path, number: signal.Signa
             time.sleep(0.05)
         running.send_signal(number)
         _, errors = running.communicate(timeout=60)
-    while number == signal.SIGKILL and nodes_in(tmp_path):
+    # One that was being started at that very moment ends by its leash, a little later.
+    while nodes_in(tmp_path):
         assert time.monotonic() < ends, "a node went on without its benchmark"
         time.sleep(0.05)
-    assert nodes_in(tmp_path) == []
     assert b"Traceback" not in errors
     if number != signal.SIGKILL:
         assert running.returncode == 128 + number

@@ -24,6 +24,7 @@ if __name__ == "__main__":  # run as a script, it finds the others where pytest 
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.e2e.zones import Zone
+from tests.wire.entries import fetch_entries
 
 from bsfg.errors import BsfgError
 from bsfg.ports import Confirmation
@@ -112,7 +113,7 @@ async def nonsense(client: BoundaryClient, chance: random.Random) -> None:
         lambda: client.append_fact("operational", message("x", subject="nonsense", from_zone="plant-a")),
         lambda: client.append_fact("nowhere", message("x", from_zone="plant-a")),
         lambda: client.append_fact("operational", message("x", from_zone="elsewhere")),
-        lambda: client.fetch_entries("nobody"),
+        lambda: fetch_entries(client, "nobody"),
         lambda: client.confirm("enterprise.operational", Confirmation(through=1 << 50)),
         lambda: AdminClient(client.connection).hold_gate("no-such-link", "because I can"),
     ]

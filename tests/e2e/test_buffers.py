@@ -12,6 +12,7 @@ import pytest
 from tests.e2e.cleanup import Cleanup
 from tests.e2e.producing import calm, check_sound
 from tests.e2e.zones import Zone, link_to, pair, until
+from tests.wire.entries import fetch_entries
 
 from bsfg.batch import FactBatch
 from bsfg.errors import BufferFull
@@ -153,7 +154,7 @@ async def test_full_forward_buffer_pauses_pulling(tmp_path: Path, cleanup: Clean
     read: list[Message] = []
     async with enterprise.client("consumer") as consumer:
         while len(read) < 40 * FACTS:
-            fetched = await consumer.fetch_entries("app-historian", limit=150, wait_seconds=1)
+            fetched = await fetch_entries(consumer, "app-historian", limit=150, wait_seconds=1)
             read += [entry.message for entry in fetched.entries]
             await consumer.confirm("app-historian", Confirmation(through=fetched.next_offset - 1))
     assert read == all_messages(40)

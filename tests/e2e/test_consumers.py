@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from tests.e2e.producing import Insistent, calm, expected
 from tests.e2e.zones import Zone, until
+from tests.wire.entries import fetch_entries
 
 from bsfg.errors import BsfgError
 from bsfg.fact import Message
@@ -27,7 +28,7 @@ async def test_slow_consumer(zones: tuple[Zone, Zone]) -> None:
     read: list[Message] = []
     async with enterprise.client("consumer") as consumer, enterprise.admin("viewer") as viewer:
         while producer.count < 3_000:
-            fetched = await consumer.fetch_entries("app-slow", limit=7, wait_seconds=5)
+            fetched = await fetch_entries(consumer, "app-slow", limit=7, wait_seconds=5)
             read += [entry.message for entry in fetched.entries]
             await asyncio.sleep(0.05)
             await consumer.confirm("app-slow", Confirmation(through=fetched.next_offset - 1))
@@ -40,7 +41,7 @@ async def test_slow_consumer(zones: tuple[Zone, Zone]) -> None:
         enterprise.kill()
         enterprise.start()
         while len(read) < producer.count:
-            fetched = await consumer.fetch_entries("app-slow", limit=1_000, wait_seconds=5)
+            fetched = await fetch_entries(consumer, "app-slow", limit=1_000, wait_seconds=5)
             read += [entry.message for entry in fetched.entries]
             await consumer.confirm("app-slow", Confirmation(through=fetched.next_offset - 1))
     assert [message.envelope.message_id for message in read] == [id for _, id, _ in expected(producer)]
@@ -65,7 +66,7 @@ async def test_confirmations_in_any_order(zones: tuple[Zone, Zone]) -> None:
         assert await confirm((10, 15)) == 15
         assert await confirm((16, 19)) == 35
         assert await confirm((0, 5)) == 35
-        fetched = await peer.fetch_entries("enterprise.operational", limit=1)
+        fetched = await fetch_entries(peer, "enterprise.operational", limit=1)
         assert fetched.entries[0].offset == 36
         assert await confirm((36, 39), (46, 49)) == 59
         await refused(peer.confirm("enterprise.operational", Confirmation(ranges=[(99, 100)])), "offset_out_of_range")

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from tests.e2e.cleanup import Cleanup
 from tests.e2e.zones import Zone, bsfg, certificates, link_to, pair, peer, serve, until
+from tests.wire.entries import fetch_entries
 
 from bsfg.config import load
 from bsfg.errors import ConfigInvalid, HasherUnknown
@@ -194,5 +195,5 @@ async def test_an_older_peer_is_told(tmp_path: Path, cleanup: Cleanup) -> None:
             await older.connection.call("FetchFacts", ask)
         ask.hashers.append("blake3")
         assert len((await older.connection.call("FetchFacts", ask)).frames) == 2
-        shown = await older.fetch_entries(f"enterprise.{STREAM}")
+        shown = await fetch_entries(older, f"enterprise.{STREAM}")
         assert [entry.hasher for entry in shown.entries] == ["blake3"] * 3

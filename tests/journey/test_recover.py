@@ -35,8 +35,7 @@ async def test_positions_after_a_crash(make_zone: MakeZone) -> None:
     (consumer,) = report.consumers
     assert (consumer.next_to_send, consumer.committed, consumer.ranges, consumer.backlog) == (4, 3, ((6, 7),), 4)
     assert report.problems == ()
-    assert report.may_serve(inbound.link.consumer)
-    assert not report.may_serve("nobody")
+    assert (consumer.name, consumer.retired, consumer.problem) == (inbound.link.consumer, False, None)
 
 
 async def test_gaps_are_counted_by_reason(make_zone: MakeZone) -> None:
@@ -52,8 +51,8 @@ async def test_gaps_are_counted_by_reason(make_zone: MakeZone) -> None:
     assert report.problems == ("3 offsets of the store buffer of operational are damaged",)
 
 
-async def test_retired_consumers_are_listed_but_not_served(make_zone: MakeZone) -> None:
-    """A retired consumer appears in the report and is no problem, but may not be served."""
+async def test_retired_consumers_are_listed(make_zone: MakeZone) -> None:
+    """A retired consumer appears in the report and is no problem."""
     zone = make_zone("plant")
     await zone.append(messages(2))
     cursors = (await zone.storage()).cursors
@@ -62,7 +61,6 @@ async def test_retired_consumers_are_listed_but_not_served(make_zone: MakeZone) 
     report = await recover(await zone.storage())
     assert report.consumers[0].retired
     assert report.problems == ()
-    assert not report.may_serve("old")
 
 
 async def test_buffers_are_opened_under_their_policies(make_zone: MakeZone) -> None:

@@ -159,7 +159,7 @@ def test_facts_in_an_outbox_are_sent_by_the_next_version(sample: Sample) -> None
     spool = outbox.lane(make.STREAM).spool
     facts = [fact for each in spool.read(0) for fact in FactBatch.from_ipc(each.blob, LOOSE).to_messages()]
     assert facts == make.said(100, sample.described["outbox"])
-    assert outbox.problems == []
+    assert spool.problems == []
     outbox.close()
 
 

@@ -320,7 +320,9 @@ def test_ordinary_programs_need_no_event_loop(zone: Zone) -> None:
         assert consumer.run(lambda entry: None, idle_seconds=0) == 700
         assert (consumer.committed, consumer.backlog) == (999, 0)
         begun, ended = threading.Event(), threading.Event()
-        rewind = consumer._core.rewind
+        core = consumer._core
+        assert core is not None
+        rewind = core.rewind
 
         def rewound() -> None:
             rewind()
@@ -330,7 +332,7 @@ def test_ordinary_programs_need_no_event_loop(zone: Zone) -> None:
             assert list(consumer) == []
             ended.set()
 
-        consumer._core.rewind = rewound  # type: ignore[method-assign]
+        core.rewind = rewound  # type: ignore[method-assign]
         waiting = threading.Thread(target=wait)
         waiting.start()
         assert begun.wait(60)

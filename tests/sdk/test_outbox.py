@@ -204,7 +204,10 @@ async def test_a_torn_outbox_goes_on(sites: Sites, tmp_path: Path) -> None:
     async with AsyncProducer(site.grpc_address, stream="operational", outbox=tmp_path / "outbox") as producer:
         await producer.append(message("after"))
         await producer.drain()
-        assert "torn" in producer._started().outbox_problems[0]
+        outbox = producer._started()._outbox
+        assert outbox is not None
+        (lane,) = outbox._lanes.values()
+        assert "torn" in lane.spool.problems[0]
     assert (await (await site.parts.store("operational")).stats()).end == 4
 
 

@@ -41,7 +41,7 @@ def test_names_are_taken_in_any_case() -> None:
         ({**BASE, "path": "x"}, WRITE, "there is no option 'path'"),
         ({"stream": "operational"}, READ, "the option address is required"),
         ({"address": "a:1"}, READ, "the option stream is required"),
-        ({**BASE, "address": "nowhere"}, READ, "not of the form host:port"),
+        ({**BASE, "address": "nowhere"}, READ, 'address must be "host:port"'),
         ({**BASE, "ca": "x"}, READ, "all three of the options ca, cert and key"),
         ({**BASE, "stream": "No Name"}, READ, "is not a name"),
         ({**BASE, "buffer": "both"}, READ, "must be store or forward"),

@@ -20,8 +20,6 @@ from bsfg.cli import main
 from bsfg.config import load
 from bsfg.errors import CertificateInvalid, FileExists, InvalidArgument
 from bsfg.wire.certcheck import (
-    CertificateFinding,
-    CertificateLevel,
     Expiry,
     check_files,
     describe,
@@ -31,6 +29,7 @@ from bsfg.wire.certcheck import (
 from bsfg.wire.certs import create_authority, is_authority, issue, load_certificates, load_key
 from bsfg.wire.peer import names_of
 from bsfg.wire.tls import TlsFiles
+from bsfg.wording import CheckFinding, CheckLevel
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 DAY = timedelta(days=1)
@@ -50,10 +49,10 @@ def files(folder: Path, name: str = "plant-a-bsfg", *, ca: str = "ca", key: str 
     return TlsFiles(folder / f"{ca}.crt", folder / f"{name}.crt", folder / f"{key or name}.key")
 
 
-def faults(found: list[CertificateFinding]) -> list[tuple[str, str]]:
+def faults(found: list[CheckFinding]) -> list[tuple[str, str]]:
     """Give level and check of everything that is not right."""
-    assert all(finding.do for finding in found if finding.level != CertificateLevel.OK)
-    return [(str(finding.level), finding.check) for finding in found if finding.level != CertificateLevel.OK]
+    assert all(finding.do for finding in found if finding.level != CheckLevel.OK)
+    return [(str(finding.level), finding.check) for finding in found if finding.level != CheckLevel.OK]
 
 
 def test_authority(folder: Path) -> None:
@@ -302,7 +301,7 @@ def test_keys_that_tls_has_no_use_for(tmp_path: Path) -> None:
     (tmp_path / "leaf.crt").write_bytes(pem(leaf))
     (tmp_path / "leaf.key").write_bytes(key_pem(odd))
     (tmp_path / "leaf.key").chmod(0o600)
-    [fault] = [each for each in check_files(files(tmp_path, "leaf"), NOW) if each.level == CertificateLevel.ERROR]
+    [fault] = [each for each in check_files(files(tmp_path, "leaf"), NOW) if each.level == CheckLevel.ERROR]
     assert fault.says == "a handshake of the node with itself fails: TLS 1.3 has no use for this kind of key"
 
 

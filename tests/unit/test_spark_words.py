@@ -10,14 +10,14 @@ import pytest
 from bsfg.errors import BsfgError, SparkFailed
 from bsfg.spark.errors import told_by_spark
 from bsfg.spark.land import tasks
-from bsfg.spark.replicate.replay import failure_of, live_failure
+from bsfg.spark.replicate.replay import live_failure
 from bsfg.spark.session import WORDS as SPOKEN
 
 WORDS = """An error occurred while calling o87.collectToPython.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 3.0 failed 4 times
 \tat org.apache.spark.scheduler.DAGScheduler.failJobAndIndependentStages(DAGScheduler.scala:2898)
 """
-TELLERS = [told_by_spark, live_failure, failure_of]
+TELLERS = [told_by_spark, live_failure]
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_without_a_file_the_hint_says_how_to_see_more(monkeypatch: pytest.Monkey
 def test_an_error_of_ours_within_theirs_stays_ours() -> None:
     """The sentence of ours that a query failed with is what is told."""
     text = f"{WORDS}bsfg.errors.links.PeerUnreachable: plant:9443 cannot be reached\n\n{WORDS}"
-    assert failure_of(RuntimeError(text)).message == "plant:9443 cannot be reached"
+    assert told_by_spark(RuntimeError(text)).message == "plant:9443 cannot be reached"
 
 
 def test_tasks_of_a_landing_fail_in_our_words(log: Path) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from tests.wire.conftest import Sites
+from tests.wire.entries import fetch_entries
 from tests.wire.site import STREAM, until
 
 from bsfg.batch import EntryBatch, FactBatch
@@ -137,16 +138,16 @@ async def test_a_consumer_fetches_and_confirms(sites: Sites, storage: str) -> No
     client = site.client()
     await client.append(STREAM, facts(10))
     await site.consumer()
-    fetched = await client.fetch_entries("historian", limit=4)
+    fetched = await fetch_entries(client, "historian", limit=4)
     assert [entry.offset for entry in fetched.entries] == [0, 1, 2, 3]
     assert [entry.message for entry in fetched.entries] == messages(4)
     assert (fetched.start, fetched.next_offset, fetched.end) == (0, 4, 10)
-    assert (await client.fetch_entries("historian", limit=4)).entries == fetched.entries
+    assert (await fetch_entries(client, "historian", limit=4)).entries == fetched.entries
     assert await client.confirm("historian", Confirmation(through=3, log_id=fetched.log_id)) == 3
-    assert [entry.offset for entry in (await client.fetch_entries("historian")).entries] == [4, 5, 6, 7, 8, 9]
+    assert [entry.offset for entry in (await fetch_entries(client, "historian")).entries] == [4, 5, 6, 7, 8, 9]
     assert await client.confirm("historian", Confirmation(ranges=[(6, 9)])) == 3
     assert await client.confirm("historian", Confirmation(ranges=[(4, 5)])) == 9
-    nothing = await client.fetch_entries("historian")
+    nothing = await fetch_entries(client, "historian")
     assert (nothing.entries, nothing.start, nothing.next_offset) == ([], 10, 10)
 
 
@@ -156,7 +157,7 @@ async def test_a_fetch_waits_for_facts(sites: Sites, storage: str) -> None:
     site = await sites(storage=storage)
     client = site.client()
     await site.consumer()
-    waiting = asyncio.create_task(client.fetch_entries("historian", wait_seconds=50))
+    waiting = asyncio.create_task(fetch_entries(client, "historian", wait_seconds=50))
     frames = asyncio.create_task(client.fetch("historian", FetchRequest(wait_seconds=50)))
     await until(lambda: site.listeners.admission.serving == 2)
     await client.append_fact(STREAM, message("a"))
@@ -340,10 +341,10 @@ async def test_positions_that_cannot_be_are_refused(sites: Sites) -> None:
         with pytest.raises(error):
             await client.confirm("historian", confirmation)
     with pytest.raises(UnknownConsumer):
-        await client.fetch_entries("app-unknown")
+        await fetch_entries(client, "app-unknown")
     with pytest.raises(InvalidArgument):
         _ = [frame async for frame in client.read_offsets(STREAM, 9)]
-    assert (await client.fetch_entries("historian")).start == 0
+    assert (await fetch_entries(client, "historian")).start == 0
 
 
 async def test_a_link_pulls_over_the_wire(sites: Sites) -> None:
@@ -394,7 +395,7 @@ async def test_nobody_does_what_his_role_does_not_allow(sites: Sites) -> None:
     with pytest.raises(PermissionRefused):
         await client.append(STREAM, facts(3))
     with pytest.raises(PermissionRefused):
-        await client.fetch_entries("historian")
+        await fetch_entries(client, "historian")
     with pytest.raises(PermissionRefused):
         await client.confirm("historian", Confirmation(through=0))
     site.act_as("gone")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.wire.conftest import Sites
+from tests.wire.entries import fetch_entries
 from tests.wire.site import STREAM, Site, until
 
 from bsfg.ports import Buffer, Confirmation, GapRecord, OriginSpan
@@ -43,7 +44,7 @@ class Caller:
     async def fetch(self, wait_seconds: float = 0.0, gaps_after: str = "") -> tuple[list[int], list[Any], str]:
         """Fetch and give offsets, gap records as first, last, reason and zone, and the token."""
         if self._form == "grpc":
-            answer = await self._client.fetch_entries("historian", wait_seconds=wait_seconds, gaps_after=gaps_after)
+            answer = await fetch_entries(self._client, "historian", wait_seconds=wait_seconds, gaps_after=gaps_after)
             gaps = [(each.first, each.last, str(each.reason), each.origin_zone) for each in answer.gaps]
             return [entry.offset for entry in answer.entries], gaps, answer.gaps_token
         path = f"{PATH}/facts?wait_ms={int(wait_seconds * 1000)}&gaps_after={gaps_after}"

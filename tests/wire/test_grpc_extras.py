@@ -8,6 +8,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from tests.wire.conftest import Sites
+from tests.wire.entries import fetch_entries
 from tests.wire.site import STREAM, until
 
 from bsfg.batch import FactBatch
@@ -94,7 +95,7 @@ async def test_metrics_follow_the_requests(sites: Sites) -> None:
     client = site.client()
     await client.append_fact(STREAM, message("a"))
     await site.consumer()
-    waiting = asyncio.create_task(client.fetch_entries("historian", wait_seconds=60, limit=1))
+    waiting = asyncio.create_task(fetch_entries(client, "historian", wait_seconds=60, limit=1))
     await waiting
     with pytest.raises(Exception, match="taken"):
         await client.append_fact(STREAM, message("a", 2))

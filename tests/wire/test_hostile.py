@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 from tests.wire.conftest import Sites
+from tests.wire.entries import fetch_entries
 from tests.wire.rawhttp2 import DATA, GOAWAY, HEADERS, RST_STREAM, Raw, prefixed
 from tests.wire.site import STREAM, Site, until
 
@@ -388,11 +389,11 @@ async def test_more_calls_than_are_served_are_refused_with_a_hint(sites: Sites) 
     await site.consumer()
     client = site.client()
     waiting = [asyncio.create_task(client.fetch("historian", FetchRequest(wait_seconds=60))) for _ in range(4)]
-    waiting.append(asyncio.create_task(client.fetch_entries("historian", wait_seconds=60)))  # type: ignore[arg-type]
+    waiting.append(asyncio.create_task(fetch_entries(client, "historian", wait_seconds=60)))  # type: ignore[arg-type]
     await until(lambda: site.listeners.admission.serving == 5)
     site.listeners.admission._by_caller["app"] = 5
     with pytest.raises((Overloaded, TimedOut)) as caught:
-        await BoundaryClient(site.connection()).fetch_entries("historian")
+        await fetch_entries(BoundaryClient(site.connection()), "historian")
     assert caught.value.retryable
     for task in waiting:
         task.cancel()
@@ -475,7 +476,7 @@ async def test_a_flood_of_invalid_requests(sites: Sites) -> None:
                 lambda: client.append_fact(STREAM, message("x", subject="nonsense")),
                 lambda: client.append_fact("nowhere", message("x")),
                 lambda: client.append_fact(STREAM, message("x", from_zone="lab")),
-                lambda: client.fetch_entries("nobody"),
+                lambda: fetch_entries(client, "nobody"),
             ]
             with pytest.raises(BsfgError):
                 await chance.choice(calls)()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.wire.conftest import Sites
+from tests.wire.entries import fetch_entries
 from tests.wire.site import STREAM
 
 from bsfg.batch import FactBatch
@@ -81,7 +82,7 @@ async def test_a_large_fact_leaves_the_loop_to_others(sites: Sites, monkeypatch:
     wanted = FetchRequest(max_facts=10, max_bytes=8 << 20)
     fetched = await client.fetch("historian", wanted)
     assert sum(len(frame.entries) for frame in fetched.frames if frame.entries is not None) == 3
-    found = await client.fetch_entries("historian", limit=10, max_bytes=8 << 20)
+    found = await fetch_entries(client, "historian", limit=10, max_bytes=8 << 20)
     assert len(found.entries) == 3
     for headers in ({}, LINES):
         fetched_by = await site.http("GET", "/v1/consumers/historian/facts?max_bytes=8000000", headers=headers)
@@ -200,7 +201,7 @@ async def test_many_small_facts_are_answered_in_steps(
 
     monkeypatch.setattr(LoopTurns, "of", counted)
     if headers is None:
-        offsets = [entry.offset for entry in (await client.fetch_entries("historian", limit=1_000)).entries]
+        offsets = [entry.offset for entry in (await fetch_entries(client, "historian", limit=1_000)).entries]
     else:
         path = "/v1/consumers/historian/facts?limit=1000"
         answer = await site.http("GET", path, headers=headers)

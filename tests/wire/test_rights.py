@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 from tests.journey.zones import origin_span
+from tests.wire import entries
 from tests.wire.conftest import Sites
 from tests.wire.site import Answer, Site, until
 
@@ -149,7 +150,7 @@ class Ask:
 
 
 async def fetch_entries(ask: Ask) -> object:
-    return (await ask.client.fetch_entries(ask.consumer)).entries
+    return (await entries.fetch_entries(ask.client, ask.consumer)).entries
 
 
 async def fetch_whole(ask: Ask) -> object:

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from bsfg.config import ZoneConfig
-    from bsfg.wire.certcheck import CertificateFinding
     from bsfg.wire.certs import Issued
     from bsfg.wire.tls import TlsFiles
+    from bsfg.wording import CheckFinding
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -245,51 +245,47 @@ def check(
         raise typer.Exit(1)
 
 
-def check_config(config: ZoneConfig, now: datetime) -> list[CertificateFinding]:
+def check_config(config: ZoneConfig, now: datetime) -> list[CheckFinding]:
     """Check the certificate that a configuration names, and that peers would know it."""
-    from bsfg.wire.certcheck import CertificateFinding, CertificateLevel, check_files
-    from bsfg.wire.tls import TlsFiles
+    from bsfg.wire.certcheck import check_files, says_of
 
-    tls = config.tls
-    if tls.ca is None or tls.certificate is None or tls.key is None:
-        return [CertificateFinding(CertificateLevel.OK, "files", "the node serves without TLS, on loopback only")]
-    files = TlsFiles(config.path(tls.ca), config.path(tls.certificate), config.path(tls.key))
-    findings = check_files(files, now, tls.expiry_warning_seconds)
-    if findings[0].level != CertificateLevel.ERROR:
+    files = config.tls_files
+    if files is None:
+        return [says_of("files").ok("the node serves without TLS, on loopback only")]
+    findings = check_files(files, now, config.tls.expiry_warning_seconds)
+    if findings[0].level != "error":
         findings += [*_authorities(config, files, now), _zone_name(config, files.certificate)]
     return findings
 
 
-def _authorities(config: ZoneConfig, files: TlsFiles, now: datetime) -> Iterator[CertificateFinding]:
+def _authorities(config: ZoneConfig, files: TlsFiles, now: datetime) -> Iterator[CheckFinding]:
     """Tell whether every authority speaks for somebody, and whether their revocation lists can be used."""
     from bsfg.config.vouching import Vouching
     from bsfg.node.reload import trust_of
-    from bsfg.wire.certcheck import CertificateFinding, CertificateLevel
+    from bsfg.wire.certcheck import says_of
 
     try:
         vouching = Vouching(trust_of(config, files), config.authorities)
     except BsfgError as error:
-        yield CertificateFinding(CertificateLevel.ERROR, "crl", error.message, error.hint)
+        yield says_of("crl").problem(error.message, error.hint)
         return
     if unbound := vouching.unbound():
         do = "Add a row for each with its key and its zones, or take it out of the file."
-        yield CertificateFinding(CertificateLevel.WARNING, "authorities", unbound, do)
+        yield says_of("authorities").warning(unbound, do)
     else:
-        yield CertificateFinding(CertificateLevel.OK, "authorities", "every authority of [tls] ca speaks for a zone")
+        yield says_of("authorities").ok("every authority of [tls] ca speaks for a zone")
     if stale := vouching.stale(int(now.timestamp() * 1000)):
-        yield CertificateFinding(
-            CertificateLevel.ERROR,
-            "crl",
+        yield says_of("crl").problem(
             stale,
             "Fetch the current list from the authority into the file of [tls] crl.",
         )
     elif config.tls.crl is not None:
-        yield CertificateFinding(CertificateLevel.OK, "crl", "the revocation lists are signed and up to date")
+        yield says_of("crl").ok("the revocation lists are signed and up to date")
 
 
-def _zone_name(config: ZoneConfig, certificate: Path) -> CertificateFinding:
+def _zone_name(config: ZoneConfig, certificate: Path) -> CheckFinding:
     """Tell whether peers that follow the naming rule would take the node for its zone."""
-    from bsfg.wire.certcheck import CertificateFinding, CertificateLevel, names_in_file
+    from bsfg.wire.certcheck import names_in_file, says_of
 
     names, usual = names_in_file(certificate), f"{config.zone.name}-bsfg"
     found = names.common_names if config.tls.identity == "cn" else names.telling_names
@@ -297,15 +293,11 @@ def _zone_name(config: ZoneConfig, certificate: Path) -> CertificateFinding:
         row = config.identities.get(name)
         if row is not None and row.zone != config.zone.name:
             says = f"[identities] says that {name!r} is the zone {row.zone!r}, but this is {config.zone.name!r}"
-            return CertificateFinding(
-                CertificateLevel.ERROR, "zone", says, "Use this zone's own certificate, or correct the row."
-            )
+            return says_of("zone").problem(says, "Use this zone's own certificate, or correct the row.")
     if usual in found:
-        return CertificateFinding(CertificateLevel.OK, "zone", f"peers know this node as {usual}")
+        return says_of("zone").ok(f"peers know this node as {usual}")
     do = f'Peers need server_identity = "{found[0] if found else usual}" in their link, or issue {usual}.'
-    return CertificateFinding(
-        CertificateLevel.WARNING, "zone", f"the certificate does not carry the usual name {usual}", do
-    )
+    return says_of("zone").warning(f"the certificate does not carry the usual name {usual}", do)
 
 
 def _guessed(name: str) -> tuple[str, RoleHint | None]:

@@ -31,6 +31,8 @@ from bsfg.errors import BsfgError, CertificateInvalid, InvalidArgument, PeerUnre
 if TYPE_CHECKING:
     from bsfg.config import ZoneConfig
     from bsfg.sdk.endpoint import Endpoint
+    from bsfg.spark.calls import NodeAccess
+    from bsfg.wire.adminclient import AdminClient
     from bsfg.wire.connection import Connection
     from bsfg.wire.tls import TlsFiles
 
@@ -41,8 +43,6 @@ PANEL = "Which node, and as whom"
 
 CONNECTION_ERRORS = (PeerUnreachable, CertificateInvalid, ServerIdentityMismatch)
 """What a connection that cannot be made ends in; `Target.explained` finds out more."""
-
-_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def _option(*names: str, env: str, says: str, metavar: str, complete: Complete | None = None) -> Any:
@@ -137,14 +137,15 @@ class Target:
             return Endpoint(self.address)
         return Endpoint(self.address, files.ca, files.certificate, files.key, self.server_name)
 
+    def access(self) -> NodeAccess:
+        """Give the node in the form that Spark's tasks take."""
+        from bsfg.spark.calls import NodeAccess
+
+        return NodeAccess.of(self.address, self.files, self.server_name)
+
     def connection(self) -> Connection:
         """Make a connection; whoever asks closes it."""
-        _quiet()
-        from bsfg.wire.connection import Connection
-        from bsfg.wire.tls import Watched
-
-        watched = Watched(self.files) if self.files is not None else None
-        return Connection(self.address, watched=watched, server_name=self.server_name)
+        return self.endpoint().connect().connection
 
     def run(self, call: Callable[[Connection], Awaitable[T]]) -> T:
         """Connect, make calls, and disconnect; a failure to connect says what is really wrong."""
@@ -164,9 +165,10 @@ class Target:
 
     def explained(self, error: BsfgError) -> BsfgError:
         """Find out by a handshake of its own why a connection failed, since gRPC says "unavailable" to everything."""
+        from bsfg.config import Address
         from bsfg.wire.probe import probe, verify_server
 
-        host, port = _host_port(self.address)
+        host, port = Address.of(self.address).host, Address.of(self.address).port
         try:
             if self.files is None:
                 _knock(host, port)
@@ -179,6 +181,13 @@ class Target:
         except BsfgError as found:
             return found
         return error
+
+
+def admin_of(connection: Connection) -> AdminClient:
+    """Give the calls of administration, whose module is loaded only for them."""
+    from bsfg.wire.adminclient import AdminClient
+
+    return AdminClient(connection)
 
 
 def told_once() -> Callable[[BsfgError], None]:
@@ -249,12 +258,16 @@ def resolve(choice: NodeChoice, roles: Sequence[str]) -> Target:
         choice = _with_config(choice, DEFAULT_CONFIG)
     if choice.config is not None:
         return _from_config(choice, roles)
+    from bsfg.config import Address
+
     assert choice.address is not None
-    given = (choice.ca, choice.cert, choice.key)
-    if not any(given):
-        _loopback_only(choice.address)
-        return Target(_checked_address(choice.address))
-    return Target(_checked_address(choice.address), _files(choice, *given), choice.server_name)
+    address, given = Address.of(choice.address, "--address"), (choice.ca, choice.cert, choice.key)
+    if any(given):
+        return Target(str(address), _files(choice, *given), choice.server_name)
+    if not address.is_loopback:
+        hint = "Give --ca, --cert and --key. Nodes answer without TLS on loopback only, for trials."
+        raise InvalidArgument(f"{choice.address} is not on this machine, so a certificate is needed", hint=hint)
+    return Target(str(address))
 
 
 def _with_config(choice: NodeChoice, path: Path) -> NodeChoice:
@@ -264,11 +277,11 @@ def _with_config(choice: NodeChoice, path: Path) -> NodeChoice:
 
 
 def _from_config(choice: NodeChoice, roles: Sequence[str]) -> Target:
-    from bsfg.config import load
+    from bsfg.config import Address, load
 
     assert choice.config is not None
     config = load(choice.config)
-    address = _checked_address(choice.address) if choice.address else _own_address(config)
+    address = str(Address.of(choice.address, "--address")) if choice.address else _own_address(config)
     if config.listen.plaintext and not (choice.ca or choice.cert or choice.key):
         return Target(address, zone=config.zone.name)
     tls = config.tls
@@ -281,13 +294,11 @@ def _from_config(choice: NodeChoice, roles: Sequence[str]) -> Target:
 
 
 def _own_address(config: ZoneConfig) -> str:
-    from bsfg.config import Address
-
     listen = config.listen.grpc
     if not listen.port:
         hint = "Give --address with the port that the node's log names."
         raise InvalidArgument(f"{config.source} lets the node take any free port", hint=hint)
-    return str(Address(_ANY_ADDRESS.get(listen.host, listen.host), listen.port))
+    return str(listen.reachable)
 
 
 def _identity_files(config: ZoneConfig, wanted: str | None, roles: Sequence[str]) -> tuple[Path, Path]:
@@ -340,30 +351,6 @@ def _files(choice: NodeChoice, ca: Path | None, cert: Path | None, key: Path | N
         hint = "TLS needs all three: the authority, a certificate and its key."
         raise InvalidArgument(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing", hint=hint)
     return TlsFiles(ca, cert, key)
-
-
-def _checked_address(text: str) -> str:
-    from bsfg.config.kinds import ADDRESS, WrongValue
-
-    try:
-        return str(ADDRESS.read(text))
-    except WrongValue as problem:
-        raise InvalidArgument(f"--address {problem}") from None
-
-
-def _host_port(address: str) -> tuple[str, int]:
-    from bsfg.config.kinds import ADDRESS
-
-    found = ADDRESS.read(address)
-    return found.host, found.port
-
-
-def _loopback_only(text: str) -> None:
-    from bsfg.config.kinds import ADDRESS
-
-    if not ADDRESS.read(_checked_address(text)).is_loopback:
-        hint = "Give --ca, --cert and --key. Nodes answer without TLS on loopback only, for trials."
-        raise InvalidArgument(f"{text} is not on this machine, so a certificate is needed", hint=hint)
 
 
 def _quiet() -> None:

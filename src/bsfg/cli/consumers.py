@@ -13,7 +13,7 @@ from rich.text import Text
 from bsfg.cli.common import Json, ListsByDefault, Reason, Yes, ask_first, checked_reason, suggestion
 from bsfg.cli.complete import consumers as known_consumers
 from bsfg.cli.complete import streams as known_streams
-from bsfg.cli.connection import Target, connects
+from bsfg.cli.connection import Target, admin_of, connects
 from bsfg.cli.output import CellLines, console, count_text, examples, fitting, print_json, range_text, table, time_text
 from bsfg.errors import ConsumerExists, InvalidArgument, UnknownConsumer, UnknownStream
 from bsfg.wording import counted
@@ -50,7 +50,7 @@ START_FORMS = "earliest, latest, offset:N or time:2026-03-01T06:00:00Z"
 @connects("viewer", "operator")
 def list_consumers(node: Target, json: Json = False) -> None:
     """List all consumers, retired ones included: position, backlog, and whether facts are kept for them."""
-    found = node.run(lambda connection: _admin(connection).consumers())
+    found = node.run(lambda connection: admin_of(connection).consumers())
     if json:
         print_json([as_dict(view) for view in found])
     elif found:
@@ -88,7 +88,7 @@ def add(
     spec = ConsumerSpec(name, stream, Buffer(buffer.value), at, value, required)
 
     async def call(connection: Connection) -> tuple[ConsumerView, bool]:
-        admin = _admin(connection)
+        admin = admin_of(connection)
         known = {view.state.spec.name for view in await admin.consumers()}
         return await _create(admin, spec), name in known
 
@@ -118,7 +118,7 @@ def retire(
     why = checked_reason(reason)
 
     async def backlog(connection: Connection) -> int:
-        views = {view.state.spec.name: view for view in await _admin(connection).consumers()}
+        views = {view.state.spec.name: view for view in await admin_of(connection).consumers()}
         if name not in views:
             raise UnknownConsumer(f"there is no consumer {name!r}", hint=suggestion(name, views, "consumer"))
         return views[name].backlog
@@ -128,7 +128,7 @@ def retire(
         f"has not confirmed {counted(left, 'fact')}, of which gap records stay" if left else "has confirmed everything"
     )
     ask_first(f"{name} {told}, and its name cannot be used again.", yes)
-    gaps = node.run(lambda connection: _admin(connection).retire_consumer(name, why))
+    gaps = node.run(lambda connection: admin_of(connection).retire_consumer(name, why))
     missed = sum(gap.last - gap.first + 1 for gap in gaps)
     if json:
         print_json({"name": name, "missed": missed, "gaps": gaps})
@@ -184,12 +184,6 @@ def as_dict(view: ConsumerView) -> dict[str, Any]:
         "created_unix_ms": state.created_unix_ms,
         "retired_reason": state.retired_reason,
     }
-
-
-def _admin(connection: Connection) -> AdminClient:
-    from bsfg.wire.adminclient import AdminClient
-
-    return AdminClient(connection)
 
 
 async def _create(admin: AdminClient, spec: ConsumerSpec) -> ConsumerView:

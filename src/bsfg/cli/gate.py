@@ -11,7 +11,7 @@ from rich.text import Text
 
 from bsfg.cli.common import Json, ListsByDefault, Reason, checked_reason, suggestion
 from bsfg.cli.complete import gates
-from bsfg.cli.connection import Target, connects
+from bsfg.cli.connection import Target, admin_of, connects
 from bsfg.cli.output import console, examples, fitting, print_json, table, time_text
 from bsfg.errors import GateHeld, InvalidArgument, InvalidTransition, UnknownLink
 from bsfg.wording import one_line
@@ -54,7 +54,7 @@ SideOption = Annotated[
 @connects("viewer", "operator")
 def list_gates(node: Target, json: Json = False) -> None:
     """List the gates of all links: mode, since when, and for a held one who holds it, why and until when."""
-    found = node.run(lambda connection: _admin(connection).gates())
+    found = node.run(lambda connection: admin_of(connection).gates())
     if json:
         print_json([as_dict(view) for view in found])
     elif found:
@@ -84,7 +84,7 @@ def hold(
     why, seconds = checked_reason(reason), _seconds(duration)
 
     async def call(connection: Connection) -> GateView:
-        admin = _admin(connection)
+        admin = admin_of(connection)
         view = await _the_gate(admin, link, side)
         if view.gate.held_by and not replace:
             hint = "Release it first, or give --replace to hold it with another reason or end."
@@ -105,7 +105,7 @@ def release(node: Target, link: LinkName, reason: Reason, side: SideOption = Non
     why = checked_reason(reason)
 
     async def call(connection: Connection) -> GateView:
-        admin = _admin(connection)
+        admin = admin_of(connection)
         view = await _the_gate(admin, link, side)
         try:
             return await admin.release_gate(view.link, why, side=view.side)
@@ -128,12 +128,6 @@ def as_dict(view: GateView) -> dict[str, Any]:
         "held_by": gate.held_by or None,
         "held_until_unix_ms": gate.held_until_unix_ms,
     }
-
-
-def _admin(connection: Connection) -> AdminClient:
-    from bsfg.wire.adminclient import AdminClient
-
-    return AdminClient(connection)
 
 
 def _seconds(text: str | None) -> float | None:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from bsfg.cli.common import Json, ListsByDefault, Reason, Yes, ask_first, checked_reason, suggestion
 from bsfg.cli.complete import streams
-from bsfg.cli.connection import Target, connects
+from bsfg.cli.connection import Target, admin_of, connects
 from bsfg.cli.output import (
     console,
     count_text,
@@ -65,7 +65,7 @@ def list_quarantine(
     node: Target, stream: StreamOption = None, limit: Limit = 100, after: After = "", json: Json = False
 ) -> None:
     """List what is in quarantine: which fact, why it was refused, and where the one stands that was there first."""
-    page = node.run(lambda connection: _page(_admin(connection), stream, after, limit))
+    page = node.run(lambda connection: _page(admin_of(connection), stream, after, limit))
     if json:
         print_json([as_dict(view) for view in page.views])
         return
@@ -83,7 +83,7 @@ def show(node: Target, id: Id, json: Json = False) -> None:
     """Show one quarantined fact with its content, and the reason it was refused for."""
 
     async def call(connection: Connection) -> QuarantinedView:
-        admin = _admin(connection)
+        admin = admin_of(connection)
         [listed] = await _chosen(admin, [id], stream=None, everything=False)
         return await _whole(admin, listed)
 
@@ -165,7 +165,7 @@ def export(
     """Write quarantined facts to stdout as JSON Lines, one object a fact, with what is known of its refusal."""
 
     async def call(connection: Connection) -> None:
-        admin = _admin(connection)
+        admin = admin_of(connection)
         for listed in await _chosen(admin, ids or [], stream, everything=not ids):
             view = await _whole(admin, listed)
             messages = _messages(view)
@@ -187,12 +187,6 @@ def name_of(view: QuarantinedView) -> str:
 def as_dict(view: QuarantinedView) -> dict[str, Any]:
     """Give the JSON form of a quarantined fact, without its content."""
     return {"id": name_of(view), "number": view.quarantined.id, **view.to_dict()}
-
-
-def _admin(connection: Connection) -> AdminClient:
-    from bsfg.wire.adminclient import AdminClient
-
-    return AdminClient(connection)
 
 
 async def _page(admin: AdminClient, stream: str | None, after: str, limit: int) -> QuarantinePage:
@@ -235,12 +229,12 @@ def _settle(
             "which one is not said", hint="Give one or more ids, or --all; `bsfg quarantine` lists them."
         )
 
-    chosen = node.run(lambda connection: _chosen(_admin(connection), ids, stream, everything))
+    chosen = node.run(lambda connection: _chosen(admin_of(connection), ids, stream, everything))
     if chosen:
         asked(chosen)
 
     async def call(connection: Connection) -> list[dict[str, Any]]:
-        admin = _admin(connection)
+        admin = admin_of(connection)
         return [await settle(admin, view) for view in chosen]
 
     return node.run(call)

@@ -11,14 +11,13 @@ from rich.text import Text
 
 from bsfg.cli.common import Json, ListsByDefault, Reason, Yes, ask_first, checked_reason, suggestion
 from bsfg.cli.complete import streams as known_streams
-from bsfg.cli.connection import Target, connects
+from bsfg.cli.connection import Target, admin_of, connects
 from bsfg.cli.consumers import BufferName
 from bsfg.cli.output import CellLines, console, examples, fitting, print_json, table
 from bsfg.errors import UnknownStream
 from bsfg.wording import counted
 
 if TYPE_CHECKING:
-    from bsfg.wire.adminclient import AdminClient
     from bsfg.wire.connection import Connection
     from bsfg.wire.service import FrontierView
 
@@ -66,7 +65,7 @@ def truncate(
     async def call(connection: Connection) -> FrontierView:
         from bsfg.ports import Buffer
 
-        admin = _admin(connection)
+        admin = admin_of(connection)
         try:
             return await admin.truncate_before(stream, before, why, buffer=Buffer(buffer))
         except UnknownStream as error:
@@ -86,16 +85,10 @@ def as_dict(view: FrontierView) -> dict[str, Any]:
     return {**asdict(view), "buffer": str(view.buffer)}
 
 
-def _admin(connection: Connection) -> AdminClient:
-    from bsfg.wire.adminclient import AdminClient
-
-    return AdminClient(connection)
-
-
 async def _frontiers(connection: Connection) -> list[FrontierView]:
     from bsfg.ports import Buffer
 
-    admin = _admin(connection)
+    admin = admin_of(connection)
     buffers = (await admin.status())["buffers"]
     return [await admin.frontier(each["stream"], Buffer(each["buffer"])) for each in buffers]
 

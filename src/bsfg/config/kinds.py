@@ -171,6 +171,19 @@ class Address:
         except ValueError:
             return self.host == "localhost"
 
+    @property
+    def reachable(self) -> Address:
+        """One that can be called from this machine, where it says on which ones to listen."""
+        return Address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host), self.port)
+
+    @staticmethod
+    def of(text: str, what: str = "address") -> Address:
+        """Read an address that a caller gave, or raise `InvalidArgument` with what it is called."""
+        try:
+            return ADDRESS.read(text)
+        except WrongValue as problem:
+            raise InvalidArgument(f"{what} {problem}") from None
+
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Suggest the known word that was probably meant, as the end of a sentence, or nothing."""

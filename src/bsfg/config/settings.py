@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
 
 from bsfg.config.access import Authority, Identity, Link, Listen, Serve, Signing, Stream, Tls, Token, Zone
 from bsfg.config.declare import optional, setting, table, tables
@@ -31,6 +32,9 @@ from bsfg.config.kinds import (
     choice,
 )
 from bsfg.signatures import TrustedKeys, read_key
+
+if TYPE_CHECKING:
+    from bsfg.wire.tls import TlsFiles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,6 +212,16 @@ class ZoneConfig:
     def data_folder(self) -> Path:
         """Give the folder of buffers and cursors."""
         return self.path(self.zone.data_folder)
+
+    @property
+    def tls_files(self) -> TlsFiles | None:
+        """Give the files of the node's certificate, None when there are none."""
+        from bsfg.wire.tls import TlsFiles
+
+        tls = self.tls
+        if tls.ca is None or tls.certificate is None or tls.key is None:
+            return None
+        return TlsFiles(self.path(tls.ca), self.path(tls.certificate), self.path(tls.key))
 
     @property
     def artifacts_folder(self) -> Path:

@@ -72,10 +72,6 @@ class RecoveryReport:
         of_buffers = [problem for buffer in self.buffers for problem in buffer.problems]
         return (*of_buffers, *(f"consumer {each.name}: {each.detail}" for each in self.consumers if each.problem))
 
-    def may_serve(self, consumer: str) -> bool:
-        """Tell whether a consumer's position fits the log it reads."""
-        return any(each.name == consumer and not each.retired and each.problem is None for each in self.consumers)
-
 
 async def recover(
     storage: Storage, policies: Mapping[BufferName, Policy] | None = None, *, without: Container[BufferName] = ()

@@ -19,7 +19,6 @@ from bsfg.wire.limits import Admission
 
 SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 LAG_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0, 300.0, 3600.0, 86400.0)
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _FILL = {Buffer.STORE: "bsfg_store_buffer_fill_percent", Buffer.FORWARD: "bsfg_forward_buffer_fill_percent"}
 

@@ -59,7 +59,7 @@ from bsfg.wire.listeners import Listeners
 from bsfg.wire.peer import PeerNames
 from bsfg.wire.reach import ConnectionDiagnosis
 from bsfg.wire.service import Caller, GateView
-from bsfg.wire.tls import Material, TlsFiles, Watched
+from bsfg.wire.tls import Material, Watched
 
 log = structlog.get_logger("bsfg.node")
 
@@ -211,10 +211,9 @@ class Node:
     # Identity.
 
     def _watched(self) -> Watched | None:
-        tls, config = self.config.tls, self.config
-        if config.listen.plaintext or tls.ca is None or tls.certificate is None or tls.key is None:
+        files = self.config.tls_files
+        if self.config.listen.plaintext or files is None:
             return None
-        files = TlsFiles(config.path(tls.ca), config.path(tls.certificate), config.path(tls.key))
         check_signed(files)
         return Watched(files, _certificate_unusable, self._certificate_reloaded)
 

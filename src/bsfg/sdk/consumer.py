@@ -101,7 +101,40 @@ def confirm_item(core: ConsumerCore, item: Item | int, refusal: Refusal | None =
     core.confirm(*_range(item), refusal)
 
 
-class AsyncConsumer:
+class _Confirming:
+    """What both kinds of consumers offer for what was handled."""
+
+    _core: ConsumerCore | None = None
+
+    def confirm(self, item: Item | int) -> None:
+        """Confirm one item (or offset): it was handled, and does not come again. It is sent with others, soon."""
+        confirm_item(self._started(), item)
+
+    def confirm_through(self, item: Item | int) -> None:
+        """Confirm everything up to and including an item (or offset)."""
+        self._started().confirm_through(_range(item)[1])
+
+    def refuse(self, item: Item | int, reason: str, detail: str = "") -> None:
+        """Pass an entry that cannot be handled: it counts as confirmed, and the node keeps a gap record of it."""
+        confirm_item(self._started(), item, Refusal(*_range(item), _checked_reason(reason), detail))
+
+    @property
+    def committed(self) -> int:
+        """The offset through which everything is confirmed; -1 when nothing is, or before the first entry came."""
+        return self._core.committed if self._core is not None else -1
+
+    @property
+    def backlog(self) -> int:
+        """How many entries there were beyond what is confirmed, when the node was last asked."""
+        return self._core.backlog if self._core is not None else 0
+
+    def _started(self) -> ConsumerCore:
+        if self._core is None:
+            raise InvalidArgument("the consumer is not started", hint="Use it as a context manager, or call start().")
+        return self._core
+
+
+class AsyncConsumer(_Confirming):
     """A consumer for asyncio: ``async for entry in consumer``.
 
     ``name`` is the durable consumer. ``endpoint`` is an `Endpoint`, or ``host:port`` on loopback, or None to take it
@@ -114,7 +147,6 @@ class AsyncConsumer:
         self._endpoint = Endpoint.of(endpoint, role="consumer")
         self._options = ConsumerOptions(**options)
         self._rules = _Rules(name, self._options)
-        self._core: ConsumerCore | None = None
         self._node = NodeArtifacts(self._endpoint)
 
     async def start(self) -> None:
@@ -173,18 +205,6 @@ class AsyncConsumer:
         await self.flush()
         return count
 
-    def confirm(self, item: Item | int) -> None:
-        """Confirm one item (or offset): it was handled, and does not come again. It is sent with others, soon."""
-        confirm_item(self._started(), item)
-
-    def confirm_through(self, item: Item | int) -> None:
-        """Confirm everything up to and including an item (or offset)."""
-        self._started().confirm_through(_range(item)[1])
-
-    def refuse(self, item: Item | int, reason: str, detail: str = "") -> None:
-        """Pass an entry that cannot be handled: it counts as confirmed, and the node keeps a gap record of it."""
-        confirm_item(self._started(), item, Refusal(*_range(item), _checked_reason(reason), detail))
-
     async def flush(self) -> None:
         """Send the confirmations that wait."""
         await self._started().flush()
@@ -193,16 +213,6 @@ class AsyncConsumer:
     def artifacts(self) -> AsyncArtifacts:
         """The artifacts that entries refer to: ``await consumer.artifacts.read(entry)``."""
         return AsyncArtifacts(self._node.get)
-
-    @property
-    def committed(self) -> int:
-        """The offset through which everything is confirmed; -1 when nothing is, or before the first entry came."""
-        return self._core.committed if self._core is not None else -1
-
-    @property
-    def backlog(self) -> int:
-        """How many entries there were beyond what is confirmed, when the node was last asked."""
-        return self._core.backlog if self._core is not None else 0
 
     async def close(self, timeout_seconds: float | None = CLOSE_SECONDS) -> None:
         """Send the confirmations that wait and end; what cannot be sent in time comes again. Repeats are harmless."""
@@ -217,13 +227,8 @@ class AsyncConsumer:
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
 
-    def _started(self) -> ConsumerCore:
-        if self._core is None:
-            raise InvalidArgument("the consumer is not started", hint="Use it as a context manager, or call start().")
-        return self._core
 
-
-class Consumer:
+class Consumer(_Confirming):
     """A consumer for ordinary, blocking programs: ``for entry in consumer``.
 
     ``name`` is the durable consumer. ``endpoint`` is an `Endpoint`, or ``host:port`` on loopback, or None to take it
@@ -265,27 +270,27 @@ class Consumer:
         self._thread.run(self._rewind())
         while found := self._taken(idle_seconds):
             for item in found:
-                if self._core.closing:
+                if self._started().closing:
                     return
-                self._rules.check(self._core, item)
+                self._rules.check(self._started(), item)
                 yield item
 
     def _taken(self, idle_seconds: float | None) -> list[Item]:
         try:
-            return self._thread.run(self._core.take(idle_seconds))
+            return self._thread.run(self._started().take(idle_seconds))
         except StorageClosed:
-            if self._core.closing:
+            if self._started().closing:
                 return []
             raise
 
     async def _rewind(self) -> None:
-        self._core.rewind()
+        self._started().rewind()
 
     def entries(self, *, idle_seconds: float | None = None) -> Iterator[Entry]:
         """Give the entries alone; gap records go to ``on_gap`` in their place."""
         for item in self.items(idle_seconds=idle_seconds):
             if isinstance(item, GapRecord):
-                self._rules.on_gap(self._core, item)
+                self._rules.on_gap(self._started(), item)
             else:
                 yield item
 
@@ -301,7 +306,7 @@ class Consumer:
         try:
             for entry in self.entries(idle_seconds=idle_seconds):
                 handler(entry)
-                if not _confirmed(self._core, entry):
+                if not _confirmed(self._started(), entry):
                     return count
                 count += 1
         except Exception:
@@ -312,40 +317,18 @@ class Consumer:
             self.flush()
         except StorageClosed:
             # Whoever closes it sends the confirmations himself.
-            if not self._core.closing:
+            if not self._started().closing:
                 raise
         return count
 
-    def confirm(self, item: Item | int) -> None:
-        """Confirm one item (or offset): it was handled, and does not come again. It is sent with others, soon."""
-        confirm_item(self._core, item)
-
-    def confirm_through(self, item: Item | int) -> None:
-        """Confirm everything up to and including an item (or offset)."""
-        self._core.confirm_through(_range(item)[1])
-
-    def refuse(self, item: Item | int, reason: str, detail: str = "") -> None:
-        """Pass an entry that cannot be handled: it counts as confirmed, and the node keeps a gap record of it."""
-        confirm_item(self._core, item, Refusal(*_range(item), _checked_reason(reason), detail))
-
     def flush(self, timeout_seconds: float | None = None) -> None:
         """Send the confirmations that wait."""
-        self._thread.run(self._core.flush(), timeout_seconds)
+        self._thread.run(self._started().flush(), timeout_seconds)
 
     @property
     def artifacts(self) -> ArtifactReader:
         """The artifacts that entries refer to: ``consumer.artifacts.read(entry)``."""
         return self._node.blocking(self._thread)
-
-    @property
-    def committed(self) -> int:
-        """The offset through which everything is confirmed; -1 when nothing is, or before the first entry came."""
-        return self._core.committed
-
-    @property
-    def backlog(self) -> int:
-        """How many entries there were beyond what is confirmed, when the node was last asked."""
-        return self._core.backlog
 
     def close(self, timeout_seconds: float | None = CLOSE_SECONDS) -> None:
         """Send the confirmations that wait and end; what cannot be sent in time comes again. Repeats are harmless."""

@@ -291,11 +291,6 @@ class ProducerCore:
         """What last kept facts from being sent."""
         return self._problem
 
-    @property
-    def outbox_problems(self) -> list[str]:
-        """What was found wrong with the outbox."""
-        return self._outbox.problems if self._outbox is not None else []
-
     # Sending.
 
     def add_batch(self, stream: str, facts: FactBatch) -> list[Outcome]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,13 +42,12 @@ class Endpoint:
     request_timeout_seconds: float = 30.0
 
     def __post_init__(self) -> None:
+        from bsfg.config.kinds import Address
+
         files = (self.ca, self.certificate, self.key)
         if any(files) and not all(files):
             raise InvalidArgument("TLS needs all three files: ca, certificate and key")
-        host, colon, port = self.address.rpartition(":")
-        if not colon or not host or not port.isdigit():
-            raise InvalidArgument(f"address {self.address!r} is not of the form host:port")
-        if not any(files) and not _is_loopback(host):
+        if not Address.of(self.address).is_loopback and not any(files):
             raise InvalidArgument(
                 f"{self.address} is not on loopback, so it needs TLS", hint="Give ca, certificate and key."
             )
@@ -111,7 +109,7 @@ class Endpoint:
         from bsfg.config import load
 
         config = load(Path(path))
-        address = _reachable(str(config.listen.grpc))
+        address = str(config.listen.grpc.reachable)
         if config.listen.plaintext:
             return Endpoint(address)
         name = identity or f"{config.zone.name}-{role}"
@@ -133,21 +131,3 @@ def _with_certificate(config: ZoneConfig, address: str, name: str) -> Endpoint:
     names = names_in_file(own)
     server_name = next(iter(names.alternative_names or names.common_names), None)
     return Endpoint(address, config.path(tls.ca), certificate, key, server_name)
-
-
-def _reachable(address: str) -> str:
-    """Give an address that can be called, where the configuration says on which ones to listen."""
-    host, _, port = address.rpartition(":")
-    if host in ("0.0.0.0", "", "*"):
-        return f"127.0.0.1:{port}"
-    return f"[::1]:{port}" if host.strip("[]") == "::" else address
-
-
-def _is_loopback(host: str) -> bool:
-    bare = host.strip("[]")
-    if bare == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(bare).is_loopback
-    except ValueError:
-        return False

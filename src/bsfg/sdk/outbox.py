@@ -84,11 +84,6 @@ class Outbox:
             self._lanes[stream] = OutboxLane(stream, spool, refuse)
         return self._lanes[stream]
 
-    @property
-    def problems(self) -> list[str]:
-        """What was found wrong with the files: torn ends after a crash, and damage."""
-        return [f"{name}: {text}" for name, lane in self._lanes.items() for text in lane.spool.problems]
-
     def _refuse(self, stream: str, facts: FactBatch, error: BsfgError, on_refused: OnRefused | None) -> None:
         """Keep facts aside durably before they leave the spool."""
         now = time.time_ns() // 1_000_000

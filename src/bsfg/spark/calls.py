@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from bsfg.config.kinds import Address
 from bsfg.errors import BsfgError, ForeignLog, FrameInvalid, InvalidArgument, PeerUnreachable
 from bsfg.offload import by_size
 from bsfg.ports import Buffer, Confirmation, Frame, GapRecord
@@ -46,9 +47,7 @@ class NodeAccess:
         parts = (self.ca, self.certificate, self.key)
         if any(parts) and not all(parts):
             raise InvalidArgument("TLS needs all three of the options ca, cert and key")
-        host, colon, port = self.address.rpartition(":")
-        if not colon or not host or not port.isdigit():
-            raise InvalidArgument(f"address {self.address!r} is not of the form host:port")
+        Address.of(self.address)
 
     @staticmethod
     def of(address: str, files: TlsFiles | None, server_name: str | None) -> NodeAccess:
@@ -69,6 +68,13 @@ class NodeAccess:
     def watched(self) -> Any:
         """The certificates as connections use them, None without TLS."""
         return self._watched()
+
+    def options(self, prefix: str = "") -> dict[str, str]:
+        """Give it as the options of the data source, or as those that begin with a prefix."""
+        names = ("address", "ca", "cert", "key", "serverName")
+        values = (self.address, self.ca, self.certificate, self.key, self.server_name)
+        found = {name: value for name, value in zip(names, values, strict=True) if value is not None}
+        return {f"{prefix}{name[0].upper()}{name[1:]}": value for name, value in found.items()} if prefix else found
 
     def connect(self) -> Connection:
         """Make a connection for the running event loop; nothing is sent before its first call."""

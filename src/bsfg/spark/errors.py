@@ -47,12 +47,13 @@ def tell(error: BsfgError) -> None:
 
 
 _RAISED = re.compile(r"^bsfg\.errors\.(?:\w+\.)?(\w+): (.*?)^(\w+): ([^\n]*)$", re.MULTILINE | re.DOTALL)
+_NAMED = re.compile(r"bsfg\.errors\.(?:\w+\.)?(\w+): ([^\n]+)")
 
 
-def told_by_spark(error: BaseException) -> BsfgError:
+def told_by_spark(error: BaseException, says: str = "a step of the ingest failed on Spark") -> BsfgError:
     """Find the error of ours in what Spark says, or give one that says that Spark itself failed.
 
-    Spark passes on only the text of a Python traceback; `bsfg.spark.errors` sees to it that code and hint are in it.
+    Spark passes on only the text of a Python traceback; `told` sees to it that code and hint are in it.
     """
     if isinstance(error, BsfgError):
         return error
@@ -62,4 +63,8 @@ def told_by_spark(error: BaseException) -> BsfgError:
         kind = BsfgError.registry.get(code)
         if kind is not None and kind is not RemoteError:
             return kind(message.strip(), hint=hint)
-    return failed("a step of the ingest failed on Spark", text or type(error).__name__)
+    kinds = {kind.__name__: kind for kind in BsfgError.registry.values()}
+    for name, message in reversed(_NAMED.findall(text)):
+        if name in kinds:
+            return kinds[name](message.strip()[:500])
+    return failed(says, text or type(error).__name__)

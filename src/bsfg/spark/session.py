@@ -12,9 +12,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -154,25 +155,33 @@ def launcher_home(java: Java, environment: Environment | None = None) -> Path:
     """Give a folder to be used as JAVA_HOME: it holds the launcher, in the user's cache or a temporary folder."""
     environment = os.environ if environment is None else environment
     text = launcher(java)
-    name = f"java-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    home = _in_cache(environment, "java", text, partial(_install, text))
+    if home is None:
+        raise JavaMissing("the launcher of Java can be written neither to the user's cache nor to a temporary folder")
+    return home
+
+
+def _in_cache(environment: Environment, kind: str, content: str, make: Callable[[Path], None]) -> Path | None:
+    """Make a folder for some content in the user's cache or a temporary folder; None when there is no place for it.
+
+    What is there already must be ours and no one else's to change.
+    """
+    name = f"{kind}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
     caches = environment.get("XDG_CACHE_HOME") or os.path.join(environment.get("HOME") or os.devnull, ".cache")
     for folder in (Path(caches) / "bsfg", Path(tempfile.gettempdir()) / f"bsfg-{os.getuid()}"):
-        home = folder / name
-        try:
-            _install(text, home)
-        except OSError:
-            continue
-        return home
-    raise JavaMissing("the launcher of Java can be written neither to the user's cache nor to a temporary folder")
+        with suppress(OSError):
+            (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+            for each in (folder / name, folder):
+                found = each.lstat()
+                if found.st_uid != os.getuid() or found.st_mode & 0o022:
+                    raise PermissionError(f"{each} can be changed by others")
+            make(folder / name)
+            return folder / name
+    return None
 
 
 def _install(text: str, home: Path) -> None:
-    """Put the launcher into place; what is there already must be ours and no one else's to change."""
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for folder in (home, home.parent):
-        found = folder.lstat()
-        if found.st_uid != os.getuid() or found.st_mode & 0o022:
-            raise PermissionError(f"{folder} can be changed by others")
+    """Put the launcher into place."""
     target = home / "bin" / "java"
     if target.is_file() and target.read_text() == text and os.access(target, os.X_OK):
         return
@@ -205,14 +214,7 @@ def home_in_use() -> Iterator[Path | None]:
 def light_home() -> Path | None:
     """Give the folder, in the user's cache or a temporary folder; None when there is no place for it."""
     package = _package()
-    if package is None:
-        return None
-    name = f"spark-{hashlib.sha256(str(package).encode()).hexdigest()[:16]}"
-    caches = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.environ.get("HOME") or os.devnull, ".cache")
-    for folder in (Path(caches) / "bsfg", Path(tempfile.gettempdir()) / f"bsfg-{os.getuid()}"):
-        with suppress(OSError):
-            return _made(folder / name, package)
-    return None
+    return None if package is None else _in_cache(os.environ, "spark", str(package), partial(_linked, package))
 
 
 def _package() -> Path | None:
@@ -224,13 +226,8 @@ def _package() -> Path | None:
     return folder if (folder / "jars").is_dir() and (folder / "bin" / "spark-submit").is_file() else None
 
 
-def _made(home: Path, package: Path) -> Path:
-    """Make the folder of links; what is there already must be ours and no one else's to change."""
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for folder in (home, home.parent):
-        found = folder.lstat()
-        if found.st_uid != os.getuid() or found.st_mode & 0o022:
-            raise PermissionError(f"{folder} can be changed by others")
+def _linked(package: Path, home: Path) -> None:
+    """Fill a folder with links to the parts of a package."""
     for part in PARTS:
         link = home / part
         if (package / part).is_dir() and not (link.is_symlink() and os.readlink(link) == str(package / part)):
@@ -238,7 +235,6 @@ def _made(home: Path, package: Path) -> Path:
             fresh.unlink(missing_ok=True)
             fresh.symlink_to(package / part)
             fresh.replace(link)
-    return home
 
 
 LOCAL_MASTER = "local[*]"

@@ -19,6 +19,7 @@ from bsfg.errors import BsfgError, CertificateInvalid
 from bsfg.wire.certs import is_authority, issuer_of, key_of, load_certificates
 from bsfg.wire.peer import PeerNames, names_of
 from bsfg.wire.tls import TlsFiles, Watched, client_context, failure_of, server_context
+from bsfg.wording import CheckFinding, CheckLevel, Says
 
 DAY_SECONDS = 86_400
 WARNING_SECONDS = 30 * DAY_SECONDS
@@ -76,43 +77,19 @@ def describe(certificate: x509.Certificate, now: datetime) -> dict[str, Any]:
     }
 
 
-class CertificateLevel(StrEnum):
-    """How a finding counts."""
-
-    OK = "ok"
-    WARNING = "warning"
-    ERROR = "error"
+def says_of(check: str) -> Says:
+    """Give what makes the findings of a check of certificates."""
+    return Says(check, CheckLevel.ERROR)
 
 
-@dataclass(frozen=True, slots=True)
-class CertificateFinding:
-    """One thing that was looked at, what was found, and what to do if it is not right."""
-
-    level: CertificateLevel
-    check: str
-    says: str
-    do: str = ""
-
-    def to_dict(self) -> dict[str, str]:
-        """Give the form for ``--json``."""
-        return {
-            "level": str(self.level),
-            "check": self.check,
-            "says": self.says,
-            **({"do": self.do} if self.do else {}),
-        }
-
-
-def check_files(files: TlsFiles, now: datetime, warning_seconds: float = WARNING_SECONDS) -> list[CertificateFinding]:
+def check_files(files: TlsFiles, now: datetime, warning_seconds: float = WARNING_SECONDS) -> list[CheckFinding]:
     """Check the three files of a node; the last word is a handshake of the node with itself."""
     try:
         authorities, chain = load_certificates(files.ca), load_certificates(files.certificate)
         files.load()
     except BsfgError as error:
-        return [CertificateFinding(CertificateLevel.ERROR, "files", error.message, error.hint)]
-    findings = [
-        CertificateFinding(CertificateLevel.OK, "files", "authority, certificate and key can be read, and the key fits")
-    ]
+        return [says_of("files").problem(error.message, error.hint)]
+    findings = [says_of("files").ok("authority, certificate and key can be read, and the key fits")]
     findings += _key_rights(files.key)
     findings += _dates("certificate", chain[0], now, warning_seconds)
     for number, authority in enumerate(authorities, 1):
@@ -121,7 +98,7 @@ def check_files(files: TlsFiles, now: datetime, warning_seconds: float = WARNING
     findings += _chain(chain, authorities)
     findings += _usage_findings(chain[0])
     findings += _names(chain[0])
-    if all(finding.level != CertificateLevel.ERROR for finding in findings):
+    if all(finding.level != CheckLevel.ERROR for finding in findings):
         findings += _handshake(files)
     return findings
 
@@ -129,49 +106,41 @@ def check_files(files: TlsFiles, now: datetime, warning_seconds: float = WARNING
 def check_signed(files: TlsFiles) -> None:
     """Raise `CertificateInvalid` unless an authority of the files signed their certificate: nobody would trust it."""
     for finding in _chain(load_certificates(files.certificate), load_certificates(files.ca)):
-        if finding.level == CertificateLevel.ERROR:
+        if finding.level == CheckLevel.ERROR:
             raise CertificateInvalid(f"{files.certificate}: {finding.says}", hint=finding.do)
 
 
-def _key_rights(path: Path) -> Iterator[CertificateFinding]:
+def _key_rights(path: Path) -> Iterator[CheckFinding]:
     mode = path.stat().st_mode & 0o777
     if mode & 0o077:
         says = f"{path} can be read by others (mode {mode:04o})"
-        yield CertificateFinding(CertificateLevel.WARNING, "key_rights", says, f"chmod 600 {path}")
+        yield says_of("key_rights").warning(says, f"chmod 600 {path}")
     else:
-        yield CertificateFinding(CertificateLevel.OK, "key_rights", "only its owner can read the key")
+        yield says_of("key_rights").ok("only its owner can read the key")
 
 
-def _dates(
-    what: str, certificate: x509.Certificate, now: datetime, warning_seconds: float
-) -> Iterator[CertificateFinding]:
+def _dates(what: str, certificate: x509.Certificate, now: datetime, warning_seconds: float) -> Iterator[CheckFinding]:
     life, check = lifetime(certificate, now, warning_seconds), f"{what.split(maxsplit=1)[0]}_dates"
     if life.expiry == Expiry.EXPIRED:
         says = f"the {what} expired on {_iso(certificate.not_valid_after_utc)}"
-        yield CertificateFinding(
-            CertificateLevel.ERROR, check, says, "Issue a new one and replace the file; the node takes it up by itself."
-        )
+        yield says_of(check).problem(says, "Issue a new one and replace the file; the node takes it up by itself.")
     elif life.expiry == Expiry.NOT_YET_VALID:
         says = f"the {what} is valid only from {_iso(certificate.not_valid_before_utc)}"
-        yield CertificateFinding(
-            CertificateLevel.ERROR, check, says, f"Check this machine's clock, which says {_iso(now)}."
-        )
+        yield says_of(check).problem(says, f"Check this machine's clock, which says {_iso(now)}.")
     elif life.expiry == Expiry.WARNING:
         says = f"the {what} expires in {life.left_days} days, on {_iso(certificate.not_valid_after_utc)}"
-        yield CertificateFinding(
-            CertificateLevel.WARNING, check, says, "Renew it soon; the node takes the new file up by itself."
-        )
+        yield says_of(check).warning(says, "Renew it soon; the node takes the new file up by itself.")
     else:
-        yield CertificateFinding(CertificateLevel.OK, check, f"the {what} is valid for another {life.left_days} days")
+        yield says_of(check).ok(f"the {what} is valid for another {life.left_days} days")
 
 
-def _chain(chain: Sequence[x509.Certificate], authorities: Sequence[x509.Certificate]) -> Iterator[CertificateFinding]:
+def _chain(chain: Sequence[x509.Certificate], authorities: Sequence[x509.Certificate]) -> Iterator[CheckFinding]:
     """Walk from the certificate over the intermediates of its file to a trusted authority."""
     current, left, above = chain[0], list(chain[1:]), 0
     while True:
         if trusted := issuer_of(current, authorities, above):
             says = f"signed by {trusted.subject.rfc4514_string()}"
-            yield CertificateFinding(CertificateLevel.OK, "chain", says)
+            yield says_of("chain").ok(says)
             return
         step = issuer_of(current, left, above)
         if step is None:
@@ -179,54 +148,46 @@ def _chain(chain: Sequence[x509.Certificate], authorities: Sequence[x509.Certifi
                 f"no authority of the file signed {current.subject.rfc4514_string()} (issuer {_issuer_name(current)})"
             )
             do = "Put the authority that signed it into the file of [tls] ca, or intermediates after the certificate."
-            yield CertificateFinding(CertificateLevel.ERROR, "chain", says, do)
+            yield says_of("chain").problem(says, do)
             return
         left.remove(step)
         current, above = step, above + 1
 
 
-def _usage_findings(certificate: x509.Certificate) -> Iterator[CertificateFinding]:
+def _usage_findings(certificate: x509.Certificate) -> Iterator[CheckFinding]:
     missing = {"server", "client"} - _usages(certificate)
     if missing:
         says = f"the certificate is not for use as {' and '.join(sorted(missing))}"
-        yield CertificateFinding(
-            CertificateLevel.ERROR, "usage", says, "Issue one for both: a node is called by others and calls them."
-        )
+        yield says_of("usage").problem(says, "Issue one for both: a node is called by others and calls them.")
     else:
-        yield CertificateFinding(CertificateLevel.OK, "usage", "the certificate is for servers and clients")
+        yield says_of("usage").ok("the certificate is for servers and clients")
     if is_authority(certificate):
         do = "Issue a certificate of its own for the node."
-        yield CertificateFinding(CertificateLevel.ERROR, "usage", "the certificate is that of an authority", do)
+        yield says_of("usage").problem("the certificate is that of an authority", do)
 
 
-def _names(certificate: x509.Certificate) -> Iterator[CertificateFinding]:
+def _names(certificate: x509.Certificate) -> Iterator[CheckFinding]:
     names = names_of(certificate)
     if len(names.common_names) != 1:
         says = f"the certificate has {len(names.common_names)} common names"
-        yield CertificateFinding(
-            CertificateLevel.ERROR, "names", says, "Issue one with the single common name <zone>-bsfg."
-        )
+        yield says_of("names").problem(says, "Issue one with the single common name <zone>-bsfg.")
     elif names.common_names[0] not in names.alternative_names:
         says = f"the common name {names.common_names[0]!r} is not among the DNS names"
         do = "Add it as a DNS name, so that callers can insist on it; `bsfg certs issue` does."
-        yield CertificateFinding(CertificateLevel.WARNING, "names", says, do)
+        yield says_of("names").warning(says, do)
     else:
-        yield CertificateFinding(CertificateLevel.OK, "names", f"common name and DNS name are {names.common_names[0]}")
+        yield says_of("names").ok(f"common name and DNS name are {names.common_names[0]}")
 
 
-def _handshake(files: TlsFiles) -> Iterator[CertificateFinding]:
+def _handshake(files: TlsFiles) -> Iterator[CheckFinding]:
     try:
         version = handshake_with_itself(files)
     except (ssl.SSLError, BsfgError) as error:
         why = failure_of(error) if isinstance(error, ssl.SSLError) else error.message
         says = f"a handshake of the node with itself fails: {why}"
-        yield CertificateFinding(
-            CertificateLevel.ERROR, "handshake", says, "Compare with a certificate of `bsfg certs issue`."
-        )
+        yield says_of("handshake").problem(says, "Compare with a certificate of `bsfg certs issue`.")
     else:
-        yield CertificateFinding(
-            CertificateLevel.OK, "handshake", f"a {version} handshake of the node with itself succeeds"
-        )
+        yield says_of("handshake").ok(f"a {version} handshake of the node with itself succeeds")
 
 
 def handshake_with_itself(files: TlsFiles) -> str:

@@ -14,7 +14,7 @@ from bsfg.fact import SHA256_NAME, Entry, Key, Message
 from bsfg.journey.link import AppendedFact, Fetched, FetchRequest, Refusal
 from bsfg.model import Limits
 from bsfg.offload import by_size
-from bsfg.ports import Buffer, Confirmation, Frame, GapRecord, Result
+from bsfg.ports import Buffer, Confirmation, Frame, Result
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.connection import MESSAGE_BYTES, Connection, unreadable
 from bsfg.wire.convert import (
@@ -25,7 +25,6 @@ from bsfg.wire.convert import (
     envelope_message,
     evidence_of,
     fact_message,
-    gap_of,
     refusal_message,
 )
 from bsfg.wire.frames import CHUNK_BYTES, description_message, hashers_here, read_download, read_frame, read_head
@@ -42,20 +41,6 @@ ANSWER_PARTS = 10_000
 
 RECEIVED = Limits(max_object_bytes=1 << 30)
 """What a node may send in one frame; the link's own rules judge it more strictly."""
-
-
-@dataclass(frozen=True, slots=True)
-class FetchedEntries:
-    """The next facts of a consumer: confirm through ``next_offset - 1`` when they are handled."""
-
-    entries: list[Entry]
-    gaps: list[GapRecord]
-    start: int
-    next_offset: int
-    end: int
-    log_id: str
-    chain_head: bytes
-    gaps_token: str = ""
 
 
 class BoundaryClient:
@@ -96,37 +81,6 @@ class BoundaryClient:
     def append_stream(self, stream: str, *, window_frames: int = 16) -> AppendStream:
         """Open a stream of batches of its own."""
         return AppendStream(self.connection, stream, window_frames=window_frames)
-
-    async def fetch_entries(
-        self,
-        consumer: str,
-        *,
-        limit: int = 100,
-        wait_seconds: float = 0.0,
-        max_bytes: int = 0,
-        carry_only: Sequence[str] = (),
-        gaps_after: str = "",
-    ) -> FetchedEntries:
-        """Fetch the next facts of a consumer one by one; for applications."""
-        request = pb.FetchRequest(
-            consumer=consumer,
-            limit=limit,
-            max_bytes=max_bytes,
-            wait_ms=int(wait_seconds * 1000),
-            carry_only=carry_only,
-            gaps_after=gaps_after,
-        )
-        answer = await self.connection.call("FetchFacts", request, timeout_seconds=self._timeout(wait_seconds))
-        return FetchedEntries(
-            [entry_of(entry) for entry in answer.entries],
-            [gap_of(gap) for gap in answer.gaps],
-            answer.start,
-            answer.next_offset,
-            answer.end,
-            answer.log_id,
-            answer.chain_head,
-            answer.gaps_token,
-        )
 
     async def fetch(self, consumer: str, request: FetchRequest, carry_only: Sequence[str] = ()) -> Fetched:
         """Fetch the next facts of a consumer as frames; for links and pipelines."""

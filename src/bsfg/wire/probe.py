@@ -52,7 +52,6 @@ class ServerSeen:
 
     names: PeerNames
     certificate_der: bytes
-    tls_version: str
 
 
 def probe(host: str, port: int, files: TlsFiles, timeout_seconds: float = 5.0) -> ServerSeen:
@@ -83,7 +82,7 @@ def probe(host: str, port: int, files: TlsFiles, timeout_seconds: float = 5.0) -
 
 def _seen(secured: ssl.SSLSocket) -> ServerSeen:
     der = secured.getpeercert(binary_form=True) or b""
-    seen = ServerSeen(names_in_der(der), der, secured.version() or "")
+    seen = ServerSeen(names_in_der(der), der)
     # In TLS 1.3 a client is done before the server has looked at its certificate: only an answer shows acceptance.
     if secured.selected_alpn_protocol() == "h2" and not _answered(secured):
         hint = "Its log says why; compare the authority, the dates and the usage of our certificate."

@@ -14,14 +14,14 @@ import pytest
 from tests.cli.operating.conftest import Cli, Outcome
 from tests.e2e.zones import Zone, free_port, link_to, pair, peer
 
-from bsfg.cli.doctor.findings import DoctorFinding, DoctorLevel, Subject
-from bsfg.cli.doctor.machine import clock, disk, file_system, kernel_synchronised, limits, measure_syncs
+from bsfg.cli.doctor.machine import Subject, clock, disk, file_system, kernel_synchronised, limits, measure_syncs
 from bsfg.cli.doctor.zone import command_of, folder, listener_of
 from bsfg.config import load
 from bsfg.ports import Buffer
 from bsfg.stores.log.storage import LogStorage
 from bsfg.testing.facts import batch, messages, sealed
 from bsfg.wire.certs import issue
+from bsfg.wording import CheckFinding, CheckLevel
 
 SMALL = """
 [artifacts]
@@ -311,7 +311,7 @@ def test_a_folder_is_gathered_once_and_verified_with_progress(cli: Cli, plant: Z
     asyncio.run(_stored(plant.data))
     told: list[tuple[int, int]] = []
     looked = Subject(load(plant.folder / "zone.toml"), datetime.now(UTC), progress=lambda *bytes_: told.append(bytes_))
-    assert worst(clock(looked))[0] != DoctorLevel.PROBLEM
+    assert worst(clock(looked))[0] != CheckLevel.PROBLEM
     known = looked.data
     assert "every byte verified" in worst(folder(looked))[1]
     assert looked.data is known
@@ -324,10 +324,10 @@ async def _stored(data: Path) -> None:
     await storage.close()
 
 
-def worst(found: Iterator[DoctorFinding]) -> tuple[DoctorLevel, str]:
+def worst(found: Iterator[CheckFinding]) -> tuple[CheckLevel, str]:
     """Give the worst level of some findings, and all their words."""
     rows = list(found)
-    order = [DoctorLevel.PROBLEM, DoctorLevel.WARNING, DoctorLevel.OK]
+    order = [CheckLevel.PROBLEM, CheckLevel.WARNING, CheckLevel.OK]
     return min((row.level for row in rows), key=order.index), " ".join(f"{row.says} {row.do}" for row in rows)
 
 
@@ -374,20 +374,20 @@ def test_file_systems_that_do_not_keep_data_are_warned_about(
     """Memory, networks and container layers are named, with what to use instead."""
     monkeypatch.setattr("bsfg.cli.doctor.machine.file_system", lambda path: kind)
     level, text = worst(disk(subject(plant)))
-    assert level == DoctorLevel.WARNING
+    assert level == CheckLevel.WARNING
     assert words in text
 
 
 @pytest.mark.parametrize(
     ("free_percent", "level", "words"),
     [
-        (50.0, DoctorLevel.OK, "may grow by"),
-        (4.0, DoctorLevel.WARNING, "before the disk is full"),
-        (0.0001, DoctorLevel.PROBLEM, "disk_full"),
+        (50.0, CheckLevel.OK, "may grow by"),
+        (4.0, CheckLevel.WARNING, "before the disk is full"),
+        (0.0001, CheckLevel.PROBLEM, "disk_full"),
     ],
 )
 def test_free_space_is_compared_with_capacities(
-    plant: Zone, monkeypatch: pytest.MonkeyPatch, free_percent: float, level: DoctorLevel, words: str
+    plant: Zone, monkeypatch: pytest.MonkeyPatch, free_percent: float, level: CheckLevel, words: str
 ) -> None:
     """A disk that is nearly full is a warning, one that is full a problem."""
     blocks = 1 << 20
@@ -420,14 +420,14 @@ def measured(p50_ms: float, p99_ms: float) -> Any:
 @pytest.mark.parametrize(
     ("p50_ms", "p99_ms", "level", "words"),
     [
-        (1.0, 5.0, DoctorLevel.OK, "at most 1,000 times a second"),
-        (25.0, 30.0, DoctorLevel.WARNING, "faster disk"),
-        (1.0, 600.0, DoctorLevel.WARNING, "faster disk"),
-        (0.001, 0.002, DoctorLevel.WARNING, "write cache"),
+        (1.0, 5.0, CheckLevel.OK, "at most 1,000 times a second"),
+        (25.0, 30.0, CheckLevel.WARNING, "faster disk"),
+        (1.0, 600.0, CheckLevel.WARNING, "faster disk"),
+        (0.001, 0.002, CheckLevel.WARNING, "write cache"),
     ],
 )
 def test_what_a_sync_takes_is_explained(
-    plant: Zone, monkeypatch: pytest.MonkeyPatch, p50_ms: float, p99_ms: float, level: DoctorLevel, words: str
+    plant: Zone, monkeypatch: pytest.MonkeyPatch, p50_ms: float, p99_ms: float, level: CheckLevel, words: str
 ) -> None:
     """Slow disks and disks that are too fast to be true are named, with what the median means for a producer."""
     monkeypatch.setattr("bsfg.cli.doctor.machine.file_system", lambda path: "ext4")
@@ -449,7 +449,7 @@ def test_syncs_are_measured_and_leave_nothing(tmp_path: Path) -> None:
 def test_a_clock_of_another_age_is_a_problem(plant: Zone) -> None:
     """A machine that came up in 1970 is told so before certificates fail in strange ways."""
     level, text = worst(clock(subject(plant, datetime(1970, 1, 2, tzinfo=UTC))))
-    assert level == DoctorLevel.PROBLEM
+    assert level == CheckLevel.PROBLEM
     assert "1970-01-02" in text
 
 
@@ -457,17 +457,17 @@ def test_a_clock_behind_the_newest_fact_is_a_warning(plant: Zone, monkeypatch: p
     """Facts from the future show that the clock was wrong, now or then."""
     asyncio.run(fill(plant.data))
     monkeypatch.setattr("bsfg.cli.doctor.machine.kernel_synchronised", lambda: True)
-    assert worst(clock(subject(plant)))[0] == DoctorLevel.OK
+    assert worst(clock(subject(plant)))[0] == CheckLevel.OK
     level, text = worst(clock(subject(plant, datetime.now(UTC) - timedelta(minutes=5))))
-    assert level == DoctorLevel.WARNING
+    assert level == CheckLevel.WARNING
     assert "the newest stored fact is of" in text
 
 
 @pytest.mark.parametrize(
-    ("state", "level"), [(True, DoctorLevel.OK), (None, DoctorLevel.OK), (False, DoctorLevel.WARNING)]
+    ("state", "level"), [(True, CheckLevel.OK), (None, CheckLevel.OK), (False, CheckLevel.WARNING)]
 )
 def test_a_clock_that_nobody_keeps_is_a_warning(
-    plant: Zone, monkeypatch: pytest.MonkeyPatch, state: bool | None, level: DoctorLevel
+    plant: Zone, monkeypatch: pytest.MonkeyPatch, state: bool | None, level: CheckLevel
 ) -> None:
     """The kernel knows whether a time service is at work; where it does not say, nobody is alarmed."""
     monkeypatch.setattr("bsfg.cli.doctor.machine.kernel_synchronised", lambda: state)
@@ -475,11 +475,9 @@ def test_a_clock_that_nobody_keeps_is_a_warning(
     assert kernel_synchronised() in (True, False, None)
 
 
-@pytest.mark.parametrize(
-    ("allowed", "level"), [(276, DoctorLevel.OK), (275, DoctorLevel.WARNING), (-1, DoctorLevel.OK)]
-)
+@pytest.mark.parametrize(("allowed", "level"), [(276, CheckLevel.OK), (275, CheckLevel.WARNING), (-1, CheckLevel.OK)])
 def test_too_few_open_files_are_a_warning(
-    plant: Zone, monkeypatch: pytest.MonkeyPatch, allowed: int, level: DoctorLevel
+    plant: Zone, monkeypatch: pytest.MonkeyPatch, allowed: int, level: CheckLevel
 ) -> None:
     """What the configuration may need is compared with what the system allows."""
     monkeypatch.setattr("bsfg.cli.doctor.machine.resource.getrlimit", lambda kind: (allowed, allowed))

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 import bsfg
 from bsfg.cli.bench.measure import MILLION, Samples
+from bsfg.cli.doctor.machine import file_system
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,24 +121,8 @@ def machine(folder: Path) -> dict[str, Any]:
     """Describe where this was measured, as far as it matters."""
     return {
         "cpus": len(os.sched_getaffinity(0)),
-        "file_system": file_system(folder),
+        "file_system": file_system(folder) or "unknown",
         "python": platform.python_version(),
         "pyarrow": pa.__version__,
         "bsfg": bsfg.__version__,
     }
-
-
-def file_system(folder: Path) -> str:
-    """Give the type of the file system that holds a folder."""
-    path = os.path.realpath(folder)
-    best, kind = "", "unknown"
-    try:
-        with open("/proc/mounts", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                where, found = line.split()[1:3]
-                inside = path == where or path.startswith(where.rstrip("/") + "/")
-                if inside and len(where) >= len(best):
-                    best, kind = where, found
-    except OSError:
-        pass
-    return kind

@@ -18,7 +18,6 @@ from bsfg.node.dashboard.sessions import hash_of, make
 from bsfg.ports import Buffer
 from bsfg.sdk.endpoint import Endpoint
 from bsfg.wire.connection import Connection
-from bsfg.wire.tls import TlsFiles, Watched
 
 PIECE_BYTES = 64 << 10
 
@@ -130,20 +129,13 @@ class DemoZone:
 
     def connection(self, role: str) -> Connection:
         """Give a way to its node."""
-        files = TlsFiles(*self._files(role))
-        return Connection(self._address, watched=Watched(files), server_name=f"{self.name}-bsfg")
+        return self.endpoint(role).connect().connection
 
     def endpoint(self, role: str) -> Endpoint:
         """Give the same in the form that producers take."""
-        return Endpoint(self._address, *self._files(role), server_name=f"{self.name}-bsfg")
-
-    @property
-    def _address(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    def _files(self, role: str) -> tuple[Path, Path, Path]:
         certs = self.root / "certs"
-        return certs / "ca.crt", certs / f"{self.name}-{role}.crt", certs / f"{self.name}-{role}.key"
+        files = certs / "ca.crt", certs / f"{self.name}-{role}.crt", certs / f"{self.name}-{role}.key"
+        return Endpoint(f"127.0.0.1:{self.port}", *files, server_name=f"{self.name}-bsfg")
 
 
 @dataclass(slots=True)

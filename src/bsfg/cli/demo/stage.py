@@ -70,7 +70,6 @@ class LinkSeen:
     sender_mode: str = "autonomous"
     backlog: int = 0
     lag_ms: float | None = None
-    moved_by: str | None = None
     lags_ms: deque[float | None] = field(default_factory=lambda: deque(maxlen=LAGS_SHOWN))
 
 
@@ -241,8 +240,7 @@ class StageWatch:
         seen = self._stage.links[link.key]
         sender, receiver = self._documents.get(link.sender.name), self._documents.get(link.receiver.name)
         if receiver is not None:
-            gate = _gate(receiver, link.name, "receiver")
-            seen.mode, seen.moved_by = gate.get("mode", seen.mode), gate.get("lease")
+            seen.mode = _gate(receiver, link.name, "receiver").get("mode", seen.mode)
         if sender is not None:
             seen.sender_mode = _gate(sender, link.receiver.name, "sender").get("mode", seen.sender_mode)
             seen.backlog = _consumer(sender, link).get("backlog", 0)

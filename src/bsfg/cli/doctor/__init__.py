@@ -14,9 +14,10 @@ from rich.text import Text
 
 from bsfg.cli.output import advance, console, examples, print_json, progress_bar
 from bsfg.errors import BsfgError, ConfigInvalid
+from bsfg.wording import CheckFinding, CheckLevel, Says, counted
 
 if TYPE_CHECKING:
-    from bsfg.cli.doctor.findings import DoctorFinding, Subject
+    from bsfg.cli.doctor.machine import Subject
 
 app = typer.Typer()
 
@@ -41,7 +42,7 @@ def doctor(
     ports and folder are expected to be its. The disk check writes and syncs a small temporary file. Of the clocks of
     peers it sees only what their certificates show. The exit code is 1 if there is a problem; warnings do not count.
     """
-    found: list[DoctorFinding] = []
+    found: list[CheckFinding] = []
     for name, findings in examine(config, lambda done, total: advance(bar, done, total)):
         with progress_bar(f"checking {name}") as bar:
             new = list(findings)
@@ -59,17 +60,16 @@ def doctor(
 
 def examine(
     path: Path, progress: Callable[[int, int], None] | None = None
-) -> Iterator[tuple[str, Iterator[DoctorFinding]]]:
+) -> Iterator[tuple[str, Iterator[CheckFinding]]]:
     """Give every check by name, to be run in order; those that need what failed before are left out.
 
     ``progress`` is told how many bytes of the data folder were verified, and how many there are.
     """
-    from bsfg.cli.doctor.findings import DoctorLevel
     from bsfg.cli.doctor.zone import software
 
     found = list(software())
     yield "software", iter(found)
-    if any(finding.level == DoctorLevel.PROBLEM for finding in found):
+    if any(finding.level == CheckLevel.PROBLEM for finding in found):
         return
     try:
         subject = _subject(path, progress)
@@ -80,10 +80,8 @@ def examine(
         yield name, _guarded(name, check(subject))
 
 
-def _invalid(path: Path, error: ConfigInvalid) -> Iterator[DoctorFinding]:
+def _invalid(path: Path, error: ConfigInvalid) -> Iterator[CheckFinding]:
     """Give a finding for every line that is wrong, or for the file as a whole."""
-    from bsfg.cli.doctor.findings import Says
-
     says = Says("configuration")
     rows = error.details.get("problems", [])
     for row in rows:
@@ -95,7 +93,7 @@ def _invalid(path: Path, error: ConfigInvalid) -> Iterator[DoctorFinding]:
 
 
 def _subject(path: Path, progress: Callable[[int, int], None] | None) -> Subject:
-    from bsfg.cli.doctor.findings import Subject
+    from bsfg.cli.doctor.machine import Subject
     from bsfg.cli.inspect.gather import writer_of
     from bsfg.config import load
 
@@ -119,10 +117,8 @@ def _checks() -> list[tuple[str, Any]]:
     ]
 
 
-def _guarded(name: str, findings: Iterator[DoctorFinding]) -> Iterator[DoctorFinding]:
+def _guarded(name: str, findings: Iterator[CheckFinding]) -> Iterator[CheckFinding]:
     """Let a check that cannot go on be a finding, so that the others still run."""
-    from bsfg.cli.doctor.findings import Says
-
     try:
         yield from findings
     except BsfgError as error:
@@ -133,7 +129,7 @@ def _guarded(name: str, findings: Iterator[DoctorFinding]) -> Iterator[DoctorFin
         )
 
 
-def _line(finding: DoctorFinding) -> Table:
+def _line(finding: CheckFinding) -> Table:
     line = Table.grid(padding=(0, 1))
     line.add_column(width=7)
     line.add_column(width=13)
@@ -145,9 +141,7 @@ def _line(finding: DoctorFinding) -> Table:
     return line
 
 
-def _summary(found: list[DoctorFinding]) -> Text:
-    from bsfg.cli.doctor.findings import counted
-
+def _summary(found: list[CheckFinding]) -> Text:
     counts = Counter(str(finding.level) for finding in found)
     if counts["problem"]:
         text = f"{counted(counts['problem'], 'problem')}, {counted(counts['warning'], 'warning')}"

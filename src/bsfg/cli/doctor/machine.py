@@ -1,4 +1,4 @@
-"""Checks of the machine: its limits, its clock and its disk."""
+"""What the checks of `bsfg doctor` look at, and those of the machine: its limits, its clock and its disk."""
 
 from __future__ import annotations
 
@@ -7,13 +7,47 @@ import os
 import resource
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from bsfg.cli.doctor.findings import DoctorFinding, Says, Subject, existing_parent
 from bsfg.cli.output import count_text, size_text, time_text
+from bsfg.wording import CheckFinding, Says
+
+if TYPE_CHECKING:
+    from bsfg.cli.inspect.gather import FolderInfo
+    from bsfg.config import ZoneConfig
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is examined: a zone's configuration on this machine, at one moment."""
+
+    config: ZoneConfig
+    now: datetime
+    writer_pid: int | None = None
+    """The process that has the data folder open for writing: the zone's own node, if it runs."""
+    progress: Callable[[int, int], None] | None = None
+    """Is told how many bytes were verified, and how many there are."""
+
+    @cached_property
+    def data(self) -> FolderInfo:
+        """What is in the data folder; it is gathered once for all checks."""
+        from bsfg.cli.inspect.gather import gather
+
+        return gather(self.config.data_folder)
+
+
+def existing_parent(path: Path) -> Path:
+    """Give the path itself, or the innermost folder above it that exists."""
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return path
+
 
 FILES_BASE = 256
 """What a node needs for itself, however many streams it has: idle ones hold no file."""
@@ -21,7 +55,7 @@ FILES_BASE = 256
 _limits_says = Says("limits")
 
 
-def limits(subject: Subject) -> Iterator[DoctorFinding]:
+def limits(subject: Subject) -> Iterator[CheckFinding]:
     """Look at the number of files and connections that the node may have open."""
     config, pid = subject.config, subject.writer_pid
     wanted = FILES_BASE + 2 * config.limits.connections
@@ -60,7 +94,7 @@ _UNSYNCHRONISED = 0x40
 _clock_says = Says("clock")
 
 
-def clock(subject: Subject) -> Iterator[DoctorFinding]:
+def clock(subject: Subject) -> Iterator[CheckFinding]:
     """Look whether the time is plausible, kept by a time service, and not behind what is stored."""
     now = subject.now
     if now < EARLIEST:
@@ -130,7 +164,7 @@ class Syncs:
     p99_ms: float
 
 
-def disk(subject: Subject) -> Iterator[DoctorFinding]:
+def disk(subject: Subject) -> Iterator[CheckFinding]:
     """Look at the file systems of data and artifacts."""
     config = subject.config
     folders = {"data": config.data_folder, "artifacts": config.artifacts_folder}
@@ -150,7 +184,7 @@ def disk(subject: Subject) -> Iterator[DoctorFinding]:
     yield from _syncs(existing_parent(config.data_folder))
 
 
-def _kind(where: Path) -> Iterator[DoctorFinding]:
+def _kind(where: Path) -> Iterator[CheckFinding]:
     kind = file_system(where)
     if kind in MEMORY:
         do = "Keep the data folder on a disk: everything here is gone after a restart of the machine."
@@ -181,7 +215,7 @@ def file_system(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
     return kind
 
 
-def _space(where: Path, names: list[str], wanted: int, used: int) -> Iterator[DoctorFinding]:
+def _space(where: Path, names: list[str], wanted: int, used: int) -> Iterator[CheckFinding]:
     stats = os.statvfs(where)
     free, whole = stats.f_bavail * stats.f_frsize, stats.f_blocks * stats.f_frsize
     what = " and ".join(names)
@@ -216,7 +250,7 @@ def _size(folder: Path) -> int:
     return total
 
 
-def _syncs(where: Path) -> Iterator[DoctorFinding]:
+def _syncs(where: Path) -> Iterator[CheckFinding]:
     try:
         found = measure_syncs(where)
     except OSError as error:

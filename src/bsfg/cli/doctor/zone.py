@@ -9,14 +9,16 @@ import platform
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import bsfg
-from bsfg.cli.doctor.findings import DoctorFinding, DoctorLevel, Says, Subject, counted, existing_parent
+from bsfg.cli.doctor.machine import Subject, existing_parent
 from bsfg.cli.output import size_text
 from bsfg.errors import BsfgError, CertificateInvalid, PeerUnreachable, TimedOut
+from bsfg.wording import CheckFinding, CheckLevel, Says, counted
 
 if TYPE_CHECKING:
     from bsfg.cli.inspect.gather import FolderInfo
@@ -29,22 +31,22 @@ if TYPE_CHECKING:
 _certificates_says = Says("certificates")
 
 
-def certificates(subject: Subject) -> Iterator[DoctorFinding]:
+def certificates(subject: Subject) -> Iterator[CheckFinding]:
     """Look at chain, dates, key, usage and names of the node's certificate, and at the dates of its users'."""
     from bsfg.cli.certs import check_config
 
-    levels = {"ok": DoctorLevel.OK, "warning": DoctorLevel.WARNING, "error": DoctorLevel.PROBLEM}
     for found in check_config(subject.config, subject.now):
-        yield DoctorFinding(levels[found.level], _certificates_says.check, found.says, found.do)
+        level = CheckLevel.PROBLEM if found.level == CheckLevel.ERROR else found.level
+        yield replace(found, level=level, check=_certificates_says.check)
     yield from _users(subject)
 
 
-def _users(subject: Subject) -> Iterator[DoctorFinding]:
+def _users(subject: Subject) -> Iterator[CheckFinding]:
     from bsfg.errors import BsfgError
     from bsfg.wire.certcheck import Expiry, lifetime
     from bsfg.wire.certs import load_certificates
 
-    config, files = subject.config, subject.tls_files
+    config, files = subject.config, subject.config.tls_files
     if files is None:
         return
     checked = 0
@@ -78,7 +80,7 @@ TABLES = (("streams", "stream"), ("links", "link"), ("identities", "identity"))
 _software, _config = Says("software"), Says("configuration")
 
 
-def software() -> Iterator[DoctorFinding]:
+def software() -> Iterator[CheckFinding]:
     """Look whether everything a node needs is installed."""
     missing = [name for name in NEEDED if not _installed(name)]
     if missing:
@@ -94,7 +96,7 @@ def _installed(name: str) -> bool:
         return False
 
 
-def configuration(subject: Subject) -> Iterator[DoctorFinding]:
+def configuration(subject: Subject) -> Iterator[CheckFinding]:
     """Look at what a correct file may still leave out."""
     from bsfg.config import Engine, Role, doubts_of
 
@@ -125,7 +127,7 @@ _ports_says = Says("ports")
 _LISTENING = "0A"
 
 
-def ports(subject: Subject) -> Iterator[DoctorFinding]:
+def ports(subject: Subject) -> Iterator[CheckFinding]:
     """Look at the addresses of both listeners."""
     listen = subject.config.listen
     yield from _port(subject, "gRPC", listen.grpc)
@@ -133,7 +135,7 @@ def ports(subject: Subject) -> Iterator[DoctorFinding]:
         yield from _port(subject, "HTTP", listen.http)
 
 
-def _port(subject: Subject, what: str, address: Address) -> Iterator[DoctorFinding]:
+def _port(subject: Subject, what: str, address: Address) -> Iterator[CheckFinding]:
     if not address.port:
         yield _ports_says.ok(f"{what} takes any free port")
         return
@@ -160,7 +162,7 @@ def _bind(address: Address) -> None:
         probe.listen(1)
 
 
-def _refused(subject: Subject, what: str, address: Address, error: OSError) -> DoctorFinding:
+def _refused(subject: Subject, what: str, address: Address, error: OSError) -> CheckFinding:
     if error.errno == errno.EADDRINUSE:
         return _in_use(subject, what, address)
     if error.errno == errno.EACCES:
@@ -174,7 +176,7 @@ def _refused(subject: Subject, what: str, address: Address, error: OSError) -> D
     return _ports_says.problem(f"{what} {address}: {error.strerror or error}", do)
 
 
-def _in_use(subject: Subject, what: str, address: Address) -> DoctorFinding:
+def _in_use(subject: Subject, what: str, address: Address) -> CheckFinding:
     pid = listener_of(address.port)
     if pid is not None and pid == subject.writer_pid:
         return _ports_says.ok(f"{what} {address} is used by the zone's own node (process {pid})")
@@ -191,7 +193,7 @@ def _is_our_node(subject: Subject, address: Address) -> bool:
     from bsfg.wire.certcheck import names_in_file
     from bsfg.wire.probe import probe
 
-    files = subject.tls_files
+    files = subject.config.tls_files
     if files is None:
         return False
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)
@@ -244,7 +246,7 @@ VERIFIED_BYTES_MAX = 64 << 20
 _folder_says = Says("data")
 
 
-def folder(subject: Subject) -> Iterator[DoctorFinding]:
+def folder(subject: Subject) -> Iterator[CheckFinding]:
     """Look at the data folder."""
     from bsfg.errors import BsfgError
 
@@ -269,7 +271,7 @@ def folder(subject: Subject) -> Iterator[DoctorFinding]:
     yield from _fits(subject, info)
 
 
-def _readers(path: Path, *, group_reads: bool) -> Iterator[DoctorFinding]:
+def _readers(path: Path, *, group_reads: bool) -> Iterator[CheckFinding]:
     """Look whether others than the node's account can look into the folder, which earlier versions let them."""
     mode = path.stat().st_mode
     wanted = 0o750 if group_reads else 0o700
@@ -278,7 +280,7 @@ def _readers(path: Path, *, group_reads: bool) -> Iterator[DoctorFinding]:
         yield _folder_says.warning(f"{path} can be looked into by {who}", f"chmod {wanted:o} {path}")
 
 
-def _new(path: Path) -> DoctorFinding:
+def _new(path: Path) -> CheckFinding:
     parent = existing_parent(path)
     if not os.access(parent, os.W_OK):
         return _folder_says.problem(
@@ -287,14 +289,14 @@ def _new(path: Path) -> DoctorFinding:
     return _folder_says.ok(f"{path} is not there yet; the node makes it when it first starts")
 
 
-def _writer(subject: Subject) -> DoctorFinding:
+def _writer(subject: Subject) -> CheckFinding:
     pid, path = subject.writer_pid, subject.config.data_folder
     if pid is None:
         return _folder_says.ok(f"{path} is written by nobody: the node does not run")
     return _folder_says.ok(f"{path} is written by process {pid} ({command_of(pid)})")
 
 
-def _whole(info: FolderInfo, path: Path, progress: Progress | None) -> Iterator[DoctorFinding]:
+def _whole(info: FolderInfo, path: Path, progress: Progress | None) -> Iterator[CheckFinding]:
     from bsfg.cli.verify import ADVICE
     from bsfg.stores.log.verify import verify
 
@@ -315,7 +317,7 @@ def _whole(info: FolderInfo, path: Path, progress: Progress | None) -> Iterator[
         yield _folder_says.ok(f"{counted(facts, 'fact')} in {counted(len(report.logs), 'log')}, every byte verified")
 
 
-def _fits(subject: Subject, info: FolderInfo) -> Iterator[DoctorFinding]:
+def _fits(subject: Subject, info: FolderInfo) -> Iterator[CheckFinding]:
     streams = subject.config.streams
     for stream in sorted({log.stream for log in info.logs} - set(streams)):
         do = f"Add [streams.{stream}] again, or remove its folder when nobody needs it any more."
@@ -336,9 +338,9 @@ TIMEOUT_SECONDS = 5.0
 _peers_says = Says("peers")
 
 
-def peers(subject: Subject) -> Iterator[DoctorFinding]:
+def peers(subject: Subject) -> Iterator[CheckFinding]:
     """Look at the other end of every inbound link, all at once."""
-    links, files = subject.config.links.values(), subject.tls_files
+    links, files = subject.config.links.values(), subject.config.tls_files
     if not links:
         yield _peers_says.ok("no link is configured, so there is nobody to reach")
         return
@@ -352,14 +354,14 @@ def peers(subject: Subject) -> Iterator[DoctorFinding]:
         return
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-    async def all_links() -> list[list[DoctorFinding]]:
+    async def all_links() -> list[list[CheckFinding]]:
         return await asyncio.gather(*(_link(subject, link, files) for link in links))
 
     for found in asyncio.run(all_links()):
         yield from found
 
 
-async def _link(subject: Subject, link: Link, files: TlsFiles) -> list[DoctorFinding]:
+async def _link(subject: Subject, link: Link, files: TlsFiles) -> list[CheckFinding]:
     from bsfg.wire.probe import verify_server
 
     by_alternative_name = subject.config.tls.identity == "san"
@@ -397,7 +399,7 @@ def _vouch(subject: Subject, link: Link, files: TlsFiles) -> Callable[[PeerNames
     return lambda names: vouching.check_server(names, config.identities[link.expected_server], now_unix_ms)
 
 
-async def _knows_us(subject: Subject, link: Link, files: TlsFiles, server_name: str) -> list[DoctorFinding]:
+async def _knows_us(subject: Subject, link: Link, files: TlsFiles, server_name: str) -> list[CheckFinding]:
     """Read an empty range: the answer shows whether the peer lets this zone read, and moves no cursor."""
     from bsfg.wire.client import BoundaryClient
     from bsfg.wire.connection import Connection

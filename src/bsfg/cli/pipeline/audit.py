@@ -215,15 +215,13 @@ def _of_config(path: Path, link: str | None, identity: str | None, address: str 
     """Plan the audit of a link of a zone, whose own node is asked as its pipeline."""
     from bsfg.config import load
     from bsfg.spark.audit.case import plan_link
-    from bsfg.spark.calls import NodeAccess
 
     if not path.is_file():
         hint = "Give --config zone.toml and --link, or --sender and --receiver with two data folders."
         raise InvalidArgument(f"there is no configuration {path}", hint=hint)
     own = None
     if wish.receiver is None:
-        target = resolve(NodeChoice(config=path, identity=identity, address=address), ("pipeline",))
-        own = NodeAccess.of(target.address, target.files, target.server_name)
+        own = resolve(NodeChoice(config=path, identity=identity, address=address), ("pipeline",)).access()
     return plan_link(load(path), link, own, wish)
 
 

@@ -19,7 +19,7 @@ from bsfg.cli.common import Json
 from bsfg.cli.complete import streams as known_streams
 from bsfg.cli.connection import Target, connects, told_once
 from bsfg.cli.output import console, count_text, examples, print_json, progress_bar
-from bsfg.cli.pipeline.running import Conf, Master, ends_on_signals, settings_of, spark_session
+from bsfg.cli.pipeline.running import Conf, Master, ends_on_signals, settings_of, size_of, spark_session
 from bsfg.errors import BsfgError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -390,7 +390,7 @@ def ingest(
         encoding=encoding,
         decimal=decimal,
         columns=columns.split(",") if columns is not None else None,
-        max_object_bytes=_size(max_object, "--max-object"),
+        max_object_bytes=None if max_object is None else size_of(max_object, "--max-object"),
     )
     if mapping is not None:
         given = given.over(from_file(mapping))
@@ -405,7 +405,7 @@ def ingest(
         wait_seconds=wait,
         conflicts_fail=conflicts == "fail",
         tasks=tasks,
-        step_bytes=_size(step, "--step") or 0,
+        step_bytes=size_of(step, "--step"),
     )
     folder = work.absolute() / f"{plan.stream}-{plan.fingerprint(settings.access.address)[:12]}"
     with ends_on_signals(), IngestWork.opened(folder, plan, again=again) as job:
@@ -414,15 +414,6 @@ def ingest(
     if rejects is not None and job.rejects.exists():
         shutil.copyfile(job.rejects, rejects)
     raise typer.Exit(EXIT_REJECTED if counts.rejected else 0)
-
-
-def _size(text: str | None, option: str) -> int | None:
-    from bsfg.config.kinds import SIZE, WrongValue
-
-    try:
-        return SIZE.read(text) if text is not None else None
-    except WrongValue as problem:
-        raise InvalidArgument(f"{option} {problem}") from None
 
 
 def _look(sources: Sources, plan: IngestPlan, rows_max: int | None, json: bool) -> int:
@@ -436,12 +427,10 @@ def _look(sources: Sources, plan: IngestPlan, rows_max: int | None, json: bool) 
 
 
 def _settings(node: Target, master: str) -> IngestSettings:
-    from bsfg.spark.calls import NodeAccess
     from bsfg.spark.ingest.run import IngestSettings
     from bsfg.spark.session import is_local
 
-    access = NodeAccess.of(node.address, node.files, node.server_name)
-    return IngestSettings(access if is_local(master) else access.with_contents())
+    return IngestSettings(node.access() if is_local(master) else node.access().with_contents())
 
 
 def _run(

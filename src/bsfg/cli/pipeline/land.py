@@ -21,7 +21,7 @@ from bsfg.cli.complete import consumers as known_consumers
 from bsfg.cli.complete import streams
 from bsfg.cli.connection import Target, connects
 from bsfg.cli.output import console, count_text, examples, print_json, say, size_text
-from bsfg.cli.pipeline.running import Conf, Master, ends_on_signals, passing_log, settings_of
+from bsfg.cli.pipeline.running import Conf, Master, ends_on_signals, passing_log, settings_of, size_of
 from bsfg.errors import BsfgError, CertificateInvalid, InvalidArgument, PeerUnreachable, SparkFailed
 from bsfg.ports import Buffer
 from bsfg.wording import counted
@@ -276,7 +276,7 @@ def land(
         _settings(node, stream, buffer, by, starting, consumer, compact_only),
         out=folder_of(out),
         max_facts_per_batch=max_facts_per_batch,
-        file_size_bytes=_size(file_size),
+        file_size_bytes=size_of(file_size, "--file-size"),
         every_seconds=every,
         compact=compact,
     )
@@ -338,17 +338,7 @@ def _settings(
         wanted = None if starting is None else position(starting)
     except ValueError as problem:
         raise InvalidArgument(f"--from {starting!r} {problem}") from None
-    access = NodeAccess.of(node.address, node.files, node.server_name)
-    return LandSettings(Path(), access, check_name("stream", stream), str(buffer), By(by), consumer, wanted)
-
-
-def _size(text: str) -> int:
-    from bsfg.config.kinds import SIZE, WrongValue
-
-    try:
-        return SIZE.read(text)
-    except WrongValue as problem:
-        raise InvalidArgument(f"--file-size {problem}") from None
+    return LandSettings(Path(), node.access(), check_name("stream", stream), str(buffer), By(by), consumer, wanted)
 
 
 def _told(done: Landed, settings: LandSettings, *, json: bool, landed: bool) -> None:

@@ -208,14 +208,12 @@ def replicate(
     the same link waits until the first is gone.
     """
     from bsfg.config import Engine, load
-    from bsfg.spark.calls import NodeAccess
     from bsfg.spark.replicate.driver import Replication, holder_name, local_master, run_folder
     from bsfg.spark.replicate.plan import plan_of
     from bsfg.spark.session import is_local
 
     zone = load(config)
-    target = resolve(NodeChoice(config=config, identity=identity, address=address), ("pipeline",))
-    own = NodeAccess.of(target.address, target.files, target.server_name)
+    own = resolve(NodeChoice(config=config, identity=identity, address=address), ("pipeline",)).access()
     names = link or [each.name for each in zone.links.values() if each.engine == Engine.SPARK]
     if not names:
         raise InvalidArgument(

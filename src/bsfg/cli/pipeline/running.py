@@ -56,6 +56,16 @@ def settings_of(conf: Sequence[str] | None) -> dict[str, str]:
     return result
 
 
+def size_of(text: str, option: str) -> int:
+    """Read the size that an option gives."""
+    from bsfg.config.kinds import SIZE, WrongValue
+
+    try:
+        return SIZE.read(text)
+    except WrongValue as problem:
+        raise InvalidArgument(f"{option} {problem}") from None
+
+
 @contextmanager
 def spark_session(app: str, master: str, conf: dict[str, str], log: Path | None = None) -> Iterator[SparkSession]:
     """Run a block with a Spark session, which is stopped at the end.

@@ -190,20 +190,15 @@ class Ingest:
         return self._spark.range(0, count, 1, tasks).mapInArrow(step, from_arrow_schema(schema))
 
     def _options(self, results: str) -> dict[str, str]:
-        access, settings = self._settings.access, self._settings
-        given = {
-            "address": access.address,
-            "ca": access.ca,
-            "cert": access.certificate,
-            "key": access.key,
-            "serverName": access.server_name,
+        settings = self._settings
+        return {
+            **settings.access.options(),
             "stream": self._plan.stream,
             "retrySeconds": f"{settings.try_seconds:g}",
             "conflicts": "fail" if settings.conflicts_fail else "count",
             "spool": str(self._work.folder / "spool"),
             "results": results,
         }
-        return {name: value for name, value in given.items() if value is not None}
 
     def _told(self, work: Callable[[], Any]) -> Any:
         try:

@@ -241,11 +241,6 @@ class Lander:
             with suppress(Exception):  # Spark may have ended already.
                 self._session.sparkContext.cancelJobGroup(self._group)
 
-    @property
-    def buffer_end(self) -> int:
-        """Where the buffer ended when it was last looked at."""
-        return self._buffer_end
-
     def under_way(self) -> int:
         """Count the facts of the present batch that are staged."""
         return staged_so_far(Path(self.settings.out) / self.folder.run)

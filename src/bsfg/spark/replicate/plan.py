@@ -128,8 +128,5 @@ def plan_of(config: ZoneConfig, name: str, own: NodeAccess, holder: str) -> Link
 
 def peer_access(config: ZoneConfig, link: Link) -> NodeAccess:
     """Give the way to the sender of a link, with the certificate of this zone's node."""
-    tls, address = config.tls, str(link.address)
-    if config.listen.plaintext or tls.ca is None or tls.certificate is None or tls.key is None:
-        return NodeAccess(address)
-    ca, certificate, key = (str(config.path(path).absolute()) for path in (tls.ca, tls.certificate, tls.key))
-    return NodeAccess(address, ca, certificate, key, link.expected_server)
+    files = None if config.listen.plaintext else config.tls_files
+    return NodeAccess.of(str(link.address), files, link.expected_server)

@@ -13,7 +13,8 @@ from bsfg.clock import SystemClock
 from bsfg.errors import BsfgError, FrameInvalid
 from bsfg.journey.link import FetchRequest, PeerPosition
 from bsfg.journey.verify import check_history
-from bsfg.spark.calls import NodeAccess, calls
+from bsfg.spark.calls import calls
+from bsfg.spark.errors import told_by_spark
 from bsfg.spark.replicate.plan import LinkTaskPlan, StreamTaskPlan
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def start_replay(
     facts = str(even_batch(head.end - head.start))
     reading = (
         spark.readStream.format("bsfg")
-        .options(**_access(plan.peer))
+        .options(**plan.peer.options())
         .option("stream", of.stream)
         .option("buffer", str(plan.buffer))
         .option("rows", "frames")
@@ -81,8 +82,8 @@ def start_replay(
     writing = (
         reading.load()
         .writeStream.format("bsfg")
-        .options(**_access(plan.own))
-        .options(**_access(plan.peer, confirm=True))
+        .options(**plan.own.options())
+        .options(**plan.peer.options("confirm"))
         .option("stream", of.stream)
         .option("mode", "put")
         .option("link", plan.name)
@@ -130,24 +131,12 @@ async def _head(plan: LinkTaskPlan, of: StreamTaskPlan) -> Fetched:
     return fetched
 
 
-def _access(access: NodeAccess, *, confirm: bool = False) -> dict[str, str]:
-    names = {
-        "address": access.address,
-        "ca": access.ca,
-        "cert": access.certificate,
-        "key": access.key,
-        "serverName": access.server_name,
-    }
-    given = {name: value for name, value in names.items() if value is not None}
-    return {f"confirm{name[0].upper()}{name[1:]}": value for name, value in given.items()} if confirm else given
-
-
 def ended(query: StreamingQuery, timeout_seconds: float) -> bool:
     """Wait a while for a query; True when it has ended. Raises what it failed with, as one of our own errors."""
     try:
         return bool(query.awaitTermination(timeout_seconds))  # type: ignore[arg-type]
     except Exception as error:
-        raise failure_of(error) from None
+        raise told_by_spark(error, "the replay of a backlog ended on Spark") from None
 
 
 def live_failure(failure: Any) -> BsfgError:
@@ -161,17 +150,3 @@ def live_failure(failure: Any) -> BsfgError:
         if found is not None:
             return WorkersUnfit(f"Spark's Python processes say: {found[0]}"[:300])
     return failed("a live query ended on Spark", text)
-
-
-def failure_of(error: Any) -> BsfgError:
-    """Find our own error in what Spark says of a failed query: the last line that names a code and a sentence."""
-    from bsfg.errors import LinkStopped, SparkFailed
-    from bsfg.spark.session import failed
-
-    text = str(error)
-    for kind in (LinkStopped,):
-        name = f"{kind.__module__}.{kind.__qualname__}: "
-        if name in text:
-            return kind(text.rpartition(name)[2].split("\n", 1)[0])
-    ours = re.findall(r"bsfg\.errors\.[\w.]+: ([^\n]+)", text)
-    return SparkFailed(ours[-1].strip()[:500]) if ours else failed("the replay of a backlog ended on Spark", text)

@@ -44,11 +44,6 @@ class BatchJudgement:
     undecided: set[int] = field(default_factory=set)
     """Rows whose key is known and whose stored fact cannot be read: they may repeat or contradict it."""
 
-    @property
-    def all_new(self) -> bool:
-        """Whether every row is to be stored."""
-        return not self.results.any()
-
 
 def judge(
     batch: FactBatch, hashes: np.ndarray, order: np.ndarray, index: KeyIndex, fetch: Fetch, gone: Gone
