@@ -22,7 +22,7 @@ from bsfg.retention import ConsumerStanding
 from bsfg.sealing import seal
 from bsfg.stores.log.files import DiskFile, DiskFiles
 from bsfg.stores.log.storage import LogStorage
-from bsfg.stores.log.writer import AppendItem
+from bsfg.stores.shared.judging import AppendItem
 
 TRICKLED_FACTS = 200_000
 

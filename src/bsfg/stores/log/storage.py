@@ -25,7 +25,6 @@ from bsfg.ports import Buffer, Clock
 from bsfg.retention import Policy
 from bsfg.rules import check_name
 from bsfg.stores.log.buffer import LogForwardBuffer, LogStoreBuffer
-from bsfg.stores.log.committer import WORKERS_MAX, MakeWorkers, Workers
 from bsfg.stores.log.cursors import CURSORS, LogCursors
 from bsfg.stores.log.damage import is_damage, is_folder, make_folder, put_aside, readable
 from bsfg.stores.log.files import DiskFiles, Files, translated, write_whole
@@ -33,6 +32,7 @@ from bsfg.stores.log.identity import FORMAT, checked, passes_check
 from bsfg.stores.log.recovery import Recovery
 from bsfg.stores.log.reserve import Reserve
 from bsfg.stores.log.writer import LogOptions, LogWriter, OnSync
+from bsfg.stores.shared.committer import WORKERS_MAX, MakeWorkers, Workers
 
 MARK = "bsfg.json"
 STREAMS = "streams"
