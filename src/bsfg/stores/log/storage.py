@@ -21,7 +21,7 @@ from bsfg.errors import (
     StorageClosed,
     StreamUnavailable,
 )
-from bsfg.ports import Buffer, Clock
+from bsfg.ports import Buffer, Capabilities, Clock
 from bsfg.retention import Policy
 from bsfg.rules import check_name
 from bsfg.stores.log.buffer import LogForwardBuffer, LogStoreBuffer
@@ -63,6 +63,8 @@ def _is_log(files: Files, stream: str, buffer: Buffer) -> bool:
 
 class LogStorage:
     """The embedded storage of a zone; open it with `LogStorage.open`."""
+
+    capabilities = Capabilities("log", hash_chain=True, offline_reads=True, scrub=True, folder_backup=True)
 
     def __init__(
         self,

@@ -119,8 +119,8 @@ def translated(error: psycopg.Error, doing: str) -> BsfgError:
 class Database:
     """Connections to the tables of one zone; any thread may ask for one."""
 
-    def __init__(self, settings: PostgresSettings) -> None:
-        self.settings = settings
+    def __init__(self, settings: PostgresSettings, on_sync: Callable[[float], None] = lambda seconds: None) -> None:
+        self.settings, self._on_sync = settings, on_sync
         self._idle: list[Connection] = []
         self._lock = threading.Lock()
         self._guard: Connection | None = None
@@ -137,6 +137,7 @@ class Database:
         connection = self._connect()
         try:
             self._check_server(connection)
+            self._make_schema(connection)
             self._guard = self._take_lock(connection, _TAKEN_SECONDS)
             with connection.transaction():
                 migrate(connection)
@@ -147,6 +148,26 @@ class Database:
         except BaseException:
             connection.close()
             raise
+
+    def look(self, zone: str) -> str:
+        """Say what is found at the server without changing anything; raises what a start of the node would."""
+        connection = self._connect()
+        try:
+            self._check_server(connection)
+            server = f"PostgreSQL {connection.info.server_version // 10_000}, schema {self.settings.schema}"
+            if connection.execute("SELECT to_regclass('migration')").fetchone() == (None,):
+                return f"{server}: no tables yet; the node makes them when it first starts"
+            version = _version(connection)
+            row = connection.execute("SELECT name FROM zone").fetchone()
+            if row is not None and row[0] != zone:
+                raise _foreign(self.settings.schema, row[0], zone)
+            asked = "SELECT count(*), coalesce(sum(end_offset - start_offset), 0)::bigint FROM buffer"
+            buffers, facts = connection.execute(asked).fetchone() or (0, 0)
+            return f"{server}: tables of version {version}, {buffers} buffers, {facts} facts"
+        except psycopg.Error as error:
+            raise translated(error, "looking at the tables") from None
+        finally:
+            connection.close()
 
     def _connect(self) -> Connection:
         try:
@@ -181,8 +202,12 @@ class Database:
         off = [name for name in names if _setting(connection, name) == "off"]
         if off and not self.settings.allow_unsafe:
             raise StorageUnsafe(f"{' and '.join(off)} of the server {'is' if len(off) == 1 else 'are'} off", off=off)
-        schema = sql.Identifier(self.settings.schema)
-        if not connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (self.settings.schema,)).fetchone():
+
+    def _make_schema(self, connection: Connection) -> None:
+        # Asked first: a role that may use its schema need not have the right to make one.
+        asked = "SELECT 1 FROM pg_namespace WHERE nspname = %s"
+        if connection.execute(asked, (self.settings.schema,)).fetchone() is None:
+            schema = sql.Identifier(self.settings.schema)
             connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(schema), prepare=False)
 
     def _take_lock(self, connection: Connection, wait_seconds: float) -> Connection:
@@ -220,6 +245,7 @@ class Database:
                 if again and changes:
                     raise OutcomeUnknown(f"{doing}: the server went away meanwhile: {away.message}") from None
                 raise StorageUnavailable(f"{doing}: {away.message}") from None
+            begun = time.perf_counter()
             try:
                 found = work(connection, again)
             except psycopg.Error as error:
@@ -231,6 +257,8 @@ class Database:
             except BaseException:
                 self._given_back(connection)
                 raise
+            if changes:
+                self._on_sync(time.perf_counter() - begun)
             self._given_up = False
             self._given_back(connection)
             return found
@@ -329,14 +357,25 @@ def migrate(connection: Connection) -> None:
         "CREATE TABLE IF NOT EXISTS migration (version integer PRIMARY KEY, applied_at timestamptz NOT NULL)",
         prepare=False,
     )
-    row = connection.execute("SELECT coalesce(max(version), 0) FROM migration").fetchone()
-    there, known = row[0] if row is not None else 0, versions()
-    if there > known[-1][0]:
-        raise FormatUnsupported(f"the tables have version {there}, this program knows up to {known[-1][0]}")
-    for version, text in known:
+    there = _version(connection)
+    for version, text in versions():
         if version > there:
             connection.execute(text, prepare=False)
             connection.execute("INSERT INTO migration VALUES (%s, now())", (version,))
+
+
+def _version(connection: Connection) -> int:
+    """Give the version of the tables; raise when this program is too old for them."""
+    row = connection.execute("SELECT coalesce(max(version), 0) FROM migration").fetchone()
+    there, known = int(row[0]) if row is not None else 0, versions()[-1][0]
+    if there > known:
+        hint = "Use a version of BSFG at least as new as the one that last opened the schema."
+        raise FormatUnsupported(f"the tables have version {there}, this program knows up to {known}", hint=hint)
+    return there
+
+
+def _foreign(schema: str, owner: str, zone: str) -> StorageForeign:
+    return StorageForeign(f"the schema {schema} belongs to the zone {owner}, this is {zone}", zone=owner)
 
 
 def _begin(connection: Connection, zone: str, hasher: str, schema: str) -> int:
@@ -345,7 +384,7 @@ def _begin(connection: Connection, zone: str, hasher: str, schema: str) -> int:
     row = connection.execute("UPDATE zone SET epoch = epoch + 1 RETURNING name, hasher, epoch").fetchone()
     assert row is not None
     if row[0] != zone:
-        raise StorageForeign(f"the schema {schema} belongs to the zone {row[0]}, this is {zone}", zone=row[0])
+        raise _foreign(schema, row[0], zone)
     if row[1] != hasher:
         raise HasherMismatch(f"the tables were written with {row[1]}, not {hasher}")
     connection.execute("UPDATE buffer SET epoch = %s", (row[2],))

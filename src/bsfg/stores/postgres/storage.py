@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from bsfg.clock import SystemClock
 from bsfg.digest import Hasher, Sha256
 from bsfg.errors import StorageClosed
 from bsfg.frontier import Frontier
-from bsfg.ports import Buffer, Clock, ConsumerSpec, StartAt, Storage
+from bsfg.ports import Buffer, Capabilities, Clock, ConsumerSpec, StartAt, Storage
 from bsfg.retention import Policy
 from bsfg.rules import check_name
 from bsfg.stores.postgres.buffer import PostgresForwardBuffer, PostgresStoreBuffer
@@ -80,6 +80,8 @@ def _cursor(row: tuple[Any, ...]) -> ConsumerCursor:
 class PostgresStorage:
     """The storage of a zone in PostgreSQL; open it with `PostgresStorage.open`."""
 
+    capabilities = Capabilities("postgres", hash_chain=True)
+
     def __init__(self, database: Database, clock: Clock, hasher: Hasher) -> None:
         self.database, self.clock, self.hasher = database, clock, hasher
         self.cursors = PostgresCursors(database, clock, self._resolve)
@@ -90,10 +92,16 @@ class PostgresStorage:
 
     @classmethod
     async def open(
-        cls, settings: PostgresSettings, *, zone: str, clock: Clock | None = None, hasher: Hasher | None = None
+        cls,
+        settings: PostgresSettings,
+        *,
+        zone: str,
+        clock: Clock | None = None,
+        hasher: Hasher | None = None,
+        on_sync: Callable[[float], None] = lambda seconds: None,
     ) -> Self:
         """Open the tables of a zone as its one writer, making them when there are none."""
-        database, hasher = Database(settings), hasher or Sha256()
+        database, hasher = Database(settings, on_sync), hasher or Sha256()
         await asyncio.to_thread(database.open, zone, hasher.name)
         storage = cls(database, clock or SystemClock(), hasher)
         await asyncio.to_thread(storage.cursors.open)
