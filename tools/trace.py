@@ -190,7 +190,7 @@ def _caller(frame: FrameType) -> str:
 
 def keep_legs_in_threads() -> None:
     """Let work that is handed to a thread keep the leg of whoever hands it over, as `asyncio.to_thread` does."""
-    from bsfg.stores.log.committer import Workers
+    from bsfg.stores.shared.committer import Workers
 
     run, submit = Workers.run, ThreadPoolExecutor.submit
 

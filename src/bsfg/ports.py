@@ -13,9 +13,10 @@ call then) and `StorageFailed`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -442,8 +443,49 @@ class CursorTracker(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a storage can do beside the ports: whoever needs more asks here, and never which storage it is.
+
+    ``durable``: what is acknowledged outlives the process. ``hash_chain``: what is stored is chained, so that a change
+    by hand shows. ``offline_reads``: programs read its folder while no node runs. ``scrub``: old bytes are re-read.
+    ``folder_backup``: `bsfg backup`, `restore`, `verify`, `inspect` and `salvage` work on its folder.
+    """
+
+    backend: str
+    durable: bool = True
+    hash_chain: bool = False
+    offline_reads: bool = False
+    scrub: bool = False
+    folder_backup: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StorageRequest:
+    """What a storage is opened with: for which zone, and by which clock.
+
+    ``folder`` is the zone's data folder, which is made and locked already; ``options`` are those of
+    ``[storage.options]``; ``on_sync`` wants to know how long each write took to become durable, in seconds.
+    """
+
+    zone: str
+    folder: Path
+    options: Mapping[str, object]
+    clock: Clock
+    on_sync: Callable[[float], None] = lambda seconds: None
+
+
 class Storage(Protocol):
-    """All buffers and cursors of one zone; the unit that is opened, locked and closed."""
+    """All buffers and cursors of one zone; the unit that is opened, locked and closed.
+
+    A package brings one by an entry point in the group ``bsfg.backends``: an async function that takes a
+    `StorageRequest` and gives the storage.
+    """
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do beside this."""
+        ...
 
     @property
     def cursors(self) -> CursorTracker:

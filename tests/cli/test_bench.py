@@ -13,10 +13,11 @@ from xml.etree import ElementTree
 import orjson
 import pytest
 from tests.cli.conftest import Run, environment
+from tests.servers import postgres
 
 from bsfg.batch import FactBatch
 from bsfg.canonical import canonicalize
-from bsfg.cli.bench import measure, reopen
+from bsfg.cli.bench import database, measure, reopen
 from bsfg.cli.bench.results import aims_of
 from bsfg.cli.bench.workload import OBJECT_BYTES, batch_of, batches_of
 from bsfg.cli.doctor.machine import file_system
@@ -156,3 +157,23 @@ def test_aims_know_their_direction() -> None:
     missed = [aim.name for aim in aims_of(numbers) if not aim.met]
     bytes_, million = "bytes_per_trickled_fact", "last_to_first_million_ratio"
     assert missed == ["put_if_absent_ratio", "replay_ratio", "reopen_seconds", bytes_, million]
+
+
+def test_a_database_is_measured_against_itself(quick: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both rates and both latencies come from one run, and nothing of it is left in the server."""
+    monkeypatch.setattr(database, "SINGLES", 5)
+    asked = ("bench", "store", "--backend", "postgres", "--dsn", postgres().dsn, "--facts", "4000", "--json")
+    numbers = orjson.loads(quick(*asked).out)
+    assert numbers["append_ratio"] == pytest.approx(
+        numbers["append_per_second"] / numbers["direct_per_second"], rel=0.01
+    )
+    assert numbers["single_append_ms_p50"] > 0 and numbers["direct_single_ms_p50"] > 0
+    assert {aim["name"] for aim in numbers["aims"]} == {"append_per_second", "append_ratio", "single_append_ratio"}
+    assert postgres().execute("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'bsfg_bench%'") == []
+
+
+@pytest.mark.parametrize("more", [("--backend", "shelf"), ("--dsn", "host=db")])
+def test_what_cannot_be_measured_is_refused(quick: Run, more: tuple[str, ...]) -> None:
+    """Another storage, and a server without its storage, are no benchmark."""
+    outcome = quick("bench", "store", *more)
+    assert outcome.code == 1 and "invalid_argument" in outcome.err

@@ -10,7 +10,9 @@ from tests.differential import campaign
 
 from bsfg.columns import FACT_SCHEMA
 from bsfg.stores.log import segments
-from bsfg.stores.log.frame import (
+from bsfg.stores.log.frames import FrameList
+from bsfg.stores.log.segments import Scan, SegmentFile, scan_segment
+from bsfg.stores.shared.frame import (
     FRAME_HEADER_BYTES,
     Damaged,
     SegmentHeader,
@@ -21,8 +23,6 @@ from bsfg.stores.log.frame import (
     encode_segment_header,
     genesis,
 )
-from bsfg.stores.log.frames import FrameList
-from bsfg.stores.log.segments import Scan, SegmentFile, scan_segment
 from bsfg.testing.disk import SimulatedDisk
 
 LOG_ID = b"i" * 16

@@ -13,7 +13,7 @@ from tests.differential.arrowmodel import rows_of
 
 from bsfg.columns import FACT_SCHEMA, STORED_SCHEMA
 from bsfg.rows import Row, record_batch_of
-from bsfg.stores.log.frame import (
+from bsfg.stores.shared.frame import (
     FACT_ROWS,
     ROWS,
     STORED_ROWS,

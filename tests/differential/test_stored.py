@@ -23,8 +23,8 @@ from bsfg.ports import ForwardBuffer, Frame, Result, StoreBuffer
 from bsfg.rows import Row, record_batch_of, row_of
 from bsfg.rules import judge
 from bsfg.sealing import seal
-from bsfg.stores.log.frame import FRAME_HEADER_BYTES, ROWS, decode_frame_header, decode_segment_header
 from bsfg.stores.log.storage import LogStorage
+from bsfg.stores.shared.frame import FRAME_HEADER_BYTES, ROWS, decode_frame_header, decode_segment_header
 from bsfg.testing.clock import FakeClock
 from bsfg.testing.disk import SimulatedDisk
 from bsfg.wire import boundary_pb2 as pb

@@ -24,6 +24,8 @@ PAGES = [*WRITTEN, *sorted(ROOT.glob("*.md"))]
 BSFG: Any = get_command(app)
 METRICS = (ROOT / "docs" / "reference" / "observability.md").read_text(encoding="utf-8")
 KEYS = {table.name: {item.name for item in table.settings()} for table in tables_of(ZoneConfig)}
+for inner in [name for name in KEYS if "." in name]:
+    KEYS[inner.partition(".")[0]].add(inner.partition(".")[2])
 NAMED = {table.name for table in tables_of(ZoneConfig) if table.named is not None}
 FOREIGN_OPTIONS = {"--insecure", "--py-files"}
 """Options of other programs that pages speak of."""

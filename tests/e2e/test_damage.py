@@ -13,7 +13,7 @@ from tests.e2e.zones import Zone, pair
 from bsfg.errors import BsfgError
 from bsfg.ports import Buffer
 from bsfg.retention import GapReason
-from bsfg.stores.log.frame import FRAME_HEADER_BYTES, decode_frame_header, decode_segment_header, encode_frame
+from bsfg.stores.shared.frame import FRAME_HEADER_BYTES, decode_frame_header, decode_segment_header, encode_frame
 from bsfg.testing.facts import batch
 
 PER_BATCH = 12

@@ -82,6 +82,7 @@ class Zone:
     streams: str = "[streams.operational]\n"
     hasher: str = "sha256"
     identities: str = ""
+    storage: str = ""
     more: str = ""
     pid: int | None = None
     process: subprocess.Popen[bytes] | None = None
@@ -112,6 +113,7 @@ name = "{self.name}"
 hasher = "{self.hasher}"
 [storage]
 reserve = "1MiB"
+{self.storage}
 [listen]
 grpc = "127.0.0.1:{self.port}"
 http = "127.0.0.1:{self.http_port}"

@@ -19,7 +19,11 @@ from bsfg.ports import Buffer, Confirmation, ConsumerSpec, OriginSpan, Result
 from bsfg.retention import GapReason
 from bsfg.stores.log.buffer import LogForwardBuffer, LogStoreBuffer
 from bsfg.stores.log.files import Files
-from bsfg.stores.log.frame import (
+from bsfg.stores.log.reader import open_folder
+from bsfg.stores.log.storage import LogStorage
+from bsfg.stores.log.verify import verify
+from bsfg.stores.log.writer import LogOptions
+from bsfg.stores.shared.frame import (
     COLUMNS,
     FACT_ROWS,
     FRAME_HEADER_BYTES,
@@ -30,10 +34,6 @@ from bsfg.stores.log.frame import (
     decode_segment_header,
     encode_frame,
 )
-from bsfg.stores.log.reader import open_folder
-from bsfg.stores.log.storage import LogStorage
-from bsfg.stores.log.verify import verify
-from bsfg.stores.log.writer import LogOptions
 from bsfg.testing.disk import SimulatedDisk
 from bsfg.testing.facts import batch
 

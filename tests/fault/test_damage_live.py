@@ -23,11 +23,11 @@ from bsfg.stores.log import segments
 from bsfg.stores.log.buffer import LogStoreBuffer
 from bsfg.stores.log.damage import READS
 from bsfg.stores.log.files import DiskFiles
-from bsfg.stores.log.frame import FRAME_HEADER_BYTES, decode_frame_header, decode_segment_header
 from bsfg.stores.log.index import HEADER
 from bsfg.stores.log.quarantine import copy_quarantine
 from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.log.writer import LogOptions
+from bsfg.stores.shared.frame import FRAME_HEADER_BYTES, decode_frame_header, decode_segment_header
 from bsfg.testing.disk import SimulatedDisk
 from bsfg.testing.facts import batch
 

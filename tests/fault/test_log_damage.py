@@ -16,12 +16,12 @@ from bsfg.fact import Envelope, Fact, Message
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec, Frame, Result
 from bsfg.retention import GapReason
 from bsfg.stores.log.buffer import LogStoreBuffer
-from bsfg.stores.log.frame import decode_frame_header, decode_segment_header, encode_frame
 from bsfg.stores.log.identity import checked
 from bsfg.stores.log.reader import LogFolder, open_folder
 from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.log.verify import verify
 from bsfg.stores.log.writer import LogOptions
+from bsfg.stores.shared.frame import decode_frame_header, decode_segment_header, encode_frame
 from bsfg.testing.facts import WeakHasher, altered, batch, messages, sealed
 
 RUN_KEYS = 500
@@ -396,7 +396,7 @@ def test_a_segment_of_another_log_is_refused(tmp_path: Path) -> None:
 
 def test_a_frame_put_in_the_place_of_another_breaks_the_chain(tmp_path: Path) -> None:
     """Somebody who rewrites a frame with valid checksums is found by the chain."""
-    from bsfg.stores.log.frame import FRAME_HEADER_BYTES, encode_frame
+    from bsfg.stores.shared.frame import FRAME_HEADER_BYTES, encode_frame
 
     run(filled(tmp_path, 10))
     folder: LogFolder = next(iter(open_folder(tmp_path)))

@@ -18,7 +18,6 @@ from bsfg.ports import Buffer, Confirmation, ConsumerSpec
 from bsfg.retention import GapReason
 from bsfg.stores.artifacts.folder import ArtifactFolder
 from bsfg.stores.log.files import DiskFiles
-from bsfg.stores.log.frame import FRAME_HEADER_BYTES, encode_frame
 from bsfg.stores.log.frames import FrameRef
 from bsfg.stores.log.reader import LogFolder, open_folder
 from bsfg.stores.log.salvage import salvage_data
@@ -26,6 +25,7 @@ from bsfg.stores.log.segments import SegmentFile
 from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.log.verify import verify
 from bsfg.stores.log.writer import LogOptions
+from bsfg.stores.shared.frame import FRAME_HEADER_BYTES, encode_frame
 from bsfg.testing.disk import SimulatedDisk
 from bsfg.testing.facts import batch
 

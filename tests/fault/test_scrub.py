@@ -21,11 +21,11 @@ from bsfg.ports import Buffer, Confirmation, ConsumerSpec
 from bsfg.retention import GapReason
 from bsfg.stores.artifacts.folder import ArtifactFolder
 from bsfg.stores.log.files import DiskFiles
-from bsfg.stores.log.frame import FRAME_HEADER_BYTES
 from bsfg.stores.log.reader import LogFolder
 from bsfg.stores.log.scrub import Log, sealed_bytes, walk
 from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.log.writer import LogOptions
+from bsfg.stores.shared.frame import FRAME_HEADER_BYTES
 from bsfg.testing.clock import FakeClock
 from bsfg.testing.disk import SimulatedDisk
 from bsfg.testing.facts import batch

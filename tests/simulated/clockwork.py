@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from random import Random
 from typing import Any
 
-from bsfg.stores.log.committer import Workers
+from bsfg.stores.shared.committer import Workers
 from bsfg.testing.clock import START_UNIX_MS
 
 THREAD_SECONDS_MAX = 0.004

@@ -24,7 +24,7 @@ from bsfg.node.metrics import Metrics
 from bsfg.node.node import Node
 from bsfg.node.service import NodeService
 from bsfg.node.state import NodeState
-from bsfg.ports import Buffer, Confirmation, Frame
+from bsfg.ports import Buffer, Confirmation, Frame, Storage
 from bsfg.stores.artifacts.folder import ArtifactFolder
 from bsfg.stores.log.reserve import Reserve
 from bsfg.stores.log.storage import LogStorage
@@ -209,14 +209,16 @@ class SimulatedNode(Node):
         self.service: NodeService
         self.administration: Administration
 
-    async def _open_storage(self, metrics: Metrics) -> LogStorage:
+    async def _open_storage(self, metrics: Metrics) -> tuple[Storage, Reserve]:
         options = LogOptions(reserve_bytes=RESERVE_BYTES, segment_bytes=SEGMENT_BYTES)
-        return await LogStorage.open(self._machine.disk, clock=self.clock, options=options, workers=LoopWorkers)
+        storage = await LogStorage.open(self._machine.disk, clock=self.clock, options=options, workers=LoopWorkers)
+        self._stack.push_async_callback(storage.close)
+        return storage, storage.reserve
 
-    def _open_state(self, storage: LogStorage) -> NodeState:
-        return NodeState(self._machine.disk, storage.reserve)
+    def _open_state(self, reserve: Reserve) -> NodeState:
+        return NodeState(self._machine.disk, reserve)
 
-    async def _open_artifacts(self, storage: LogStorage) -> ArtifactFolder:
+    async def _open_artifacts(self, reserve: Reserve) -> ArtifactFolder:
         return await ArtifactFolder.open(self._machine.artifacts, clock=self.clock)
 
     def _open_trail(self, reserve: Reserve) -> list[str]:

@@ -20,12 +20,12 @@ from bsfg.spark.audit import AuditedLink, AuditedStream, StreamVerdict, Verdict,
 from bsfg.spark.audit.ends import FolderEnd
 from bsfg.spark.audit.runner import LocalRunner
 from bsfg.spark.audit.verdict import AuditFinding
-from bsfg.stores.log.frame import SegmentHeader, encode_frame, encode_segment_header, genesis
 from bsfg.stores.log.identity import read_identity
 from bsfg.stores.log.reader import LogFolder, open_folder
 from bsfg.stores.log.segments import segment_bases, segment_name
 from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.log.writer import LogOptions
+from bsfg.stores.shared.frame import SegmentHeader, encode_frame, encode_segment_header, genesis
 from bsfg.testing.facts import messages
 
 OPTIONS = LogOptions(segment_bytes=32_768, index_run_keys=500)

@@ -12,10 +12,10 @@ import pytest
 
 from bsfg.disk import IDLE, IdleDescriptors
 from bsfg.errors import BsfgError, OutcomeUnknown, StorageClosed
-from bsfg.stores.log.committer import Committer, Workers
 from bsfg.stores.log.files import DiskFiles, NotBegun, SyncFailed
 from bsfg.stores.log.journal import Journal, Record
 from bsfg.stores.log.storage import LogStorage
+from bsfg.stores.shared.committer import Committer, Workers
 from bsfg.testing.facts import messages, sealed
 
 

@@ -15,10 +15,10 @@ from bsfg.ports import Buffer, OriginSpan, Receipt, Result
 from bsfg.retention import GapReason
 from bsfg.rows import record_batch_of
 from bsfg.stores.log import indexstore, recovery
-from bsfg.stores.log.frame import COLUMNS, FACT_ROWS, ROWS, decode_segment_header, encode_frame
 from bsfg.stores.log.segments import scan_segment
 from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.log.writer import LogOptions
+from bsfg.stores.shared.frame import COLUMNS, FACT_ROWS, ROWS, decode_segment_header, encode_frame
 from bsfg.testing.clock import FakeClock
 from bsfg.testing.disk import SimulatedDisk
 from bsfg.testing.facts import messages, sealed

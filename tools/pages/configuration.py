@@ -81,7 +81,7 @@ def _reference_row(item: ConfigKey) -> str:
 
 
 def _reference_example(table: ConfigTable) -> str:
-    header = dotted((table.name, table.example_name) if table.example_name else (table.name,))
+    header = dotted((*table.path, table.example_name) if table.example_name else table.path)
     shown = [item for item in table.settings() if item.example is not None]
     if not shown:
         return ""

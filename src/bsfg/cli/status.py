@@ -75,6 +75,10 @@ def _head(document: Document, found: list[HealthFinding]) -> Text:
     head = Text.assemble((str(document["zone"]), "bold"), "  ", (f"● {WORDS[level]}", STYLES[level]))
     head.append(f"  {time_text(document['now_unix_ms'])}\n", "dim")
     head.append(f"bsfg {document['version']}, up {duration_text(up_seconds)}; ")
+    # Nodes of earlier versions do not say it; they know the log alone.
+    storage = document.get("storage") or {"backend": "log", "durable": True}
+    if storage["backend"] != "log":
+        head.append(f"storage: {storage['backend']}{'' if storage['durable'] else ', which a restart empties'}; ")
     if soonest is None:
         stores = [each for each in document["buffers"] if each["buffer"] == Buffer.STORE]
         is_known = all(each["facts_per_second"] is not None for each in stores)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
 from urllib.parse import urlsplit
 
 from bsfg.config.access import Identity, Link, Serve, Stream, consumer_name
@@ -18,6 +19,9 @@ from bsfg.sealing import WITH_FIELDS, MessageIds
 from bsfg.wire.peer import looks_like
 
 CONSUMER_NAME_MAX = 64
+OUR_BACKENDS = ("log", "memory", "postgres")
+BACKENDS = "bsfg.backends"
+"""The group of entry points by which packages bring storages of their own."""
 _LOCAL_ROLES = (Role.PRODUCER, Role.CONSUMER, Role.PIPELINE)
 
 
@@ -35,6 +39,7 @@ def problems_of(config: ZoneConfig) -> list[Problem]:
         _serve,
         _consumer_names,
         _signing,
+        _storage,
         _rest,
     )
     return [problem for check in checks for problem in check(config)]
@@ -303,6 +308,20 @@ def _signing(config: ZoneConfig) -> Iterator[Problem]:
         ids = [text.split(":")[1] for text in row.keys]
         if len(set(ids)) < len(ids):
             yield Problem(path, "has two keys of one id; what a key is called tells which one to use")
+
+
+def _storage(config: ZoneConfig) -> Iterator[Problem]:
+    backend, options = config.storage.backend, config.storage.options
+    known = {*OUR_BACKENDS, *(point.name for point in entry_points(group=BACKENDS))}
+    if backend not in known:
+        says = f"no package that is installed brings {backend!r}{nearest(backend, known)}"
+        yield Problem(("storage", "backend"), f"{says}; known here: {', '.join(sorted(known))}")
+    if backend == "postgres" and config.postgres.dsn is None:
+        yield Problem(("storage", "postgres"), "dsn is missing: it says how the server is reached")
+    if backend != "postgres" and config.postgres.dsn is not None:
+        yield Problem(("storage", "postgres", "dsn"), 'has an effect only with backend = "postgres"; leave it out')
+    if options and backend in OUR_BACKENDS:
+        yield Problem(("storage", "options"), "is for storages of other packages; leave it out")
 
 
 def _rest(config: ZoneConfig) -> Iterator[Problem]:

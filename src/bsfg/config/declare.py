@@ -46,9 +46,13 @@ class ConfigKey:
 
 @dataclass(frozen=True, slots=True)
 class ConfigTable:
-    """One table of the file; ``named`` ones occur once per name, as in ``[streams.audit]``."""
+    """One table of the file; ``named`` ones occur once per name, as in ``[streams.audit]``.
+
+    A name with a dot is that of a table inside another one.
+    """
 
     name: str
+    attribute: str
     cls: type[Any]
     says: str
     named: ValueKind[str] | None = None
@@ -58,6 +62,11 @@ class ConfigTable:
     def title(self) -> str:
         """Give the table's header."""
         return f"[{self.name}.<{self.named.name}>]" if self.named else f"[{self.name}]"
+
+    @property
+    def path(self) -> Path:
+        """Give where the table stands in the file."""
+        return tuple(self.name.split("."))
 
     @property
     def given_name(self) -> str:
@@ -90,9 +99,9 @@ def given_name() -> str:
     return cast(str, field(metadata={"given_name": True}))
 
 
-def table(says: str) -> Any:
-    """Declare a table that occurs at most once."""
-    return field(metadata={"table": {"says": says}})
+def table(says: str, *, name: str | None = None) -> Any:
+    """Declare a table that occurs at most once; its name is that of the field, unless it is inside another table."""
+    return field(metadata={"table": {"says": says, **({"name": name} if name else {})}})
 
 
 def tables(says: str, *, named: ValueKind[str], example_name: str) -> Any:
@@ -108,7 +117,7 @@ def tables_of(cls: type[Any]) -> Iterator[ConfigTable]:
         if declared is not None:
             hint = hints[item.name]
             row = hint.__args__[1] if "named" in declared else hint
-            yield ConfigTable(item.name, row, **declared)
+            yield ConfigTable(**{"name": item.name, "attribute": item.name, "cls": row, **declared})
 
 
 def _file_name(attribute: str) -> str:
@@ -168,13 +177,17 @@ class ConfigReader:
     def file(self, cls: type[T], data: Mapping[str, Any]) -> T:
         """Build the whole configuration; it can be used only when there are no problems."""
         self._tables = list(tables_of(cls))
+        data = _inner_apart(data, self._tables)
         self._unknown(data, (), [item.name for item in self._tables], "table")
         return cls(
-            **{item.name: self._named(item, data) if item.named else self._single(item, data) for item in self._tables}
+            **{
+                item.attribute: self._named(item, data) if item.named else self._single(item, data)
+                for item in self._tables
+            }
         )
 
     def _single(self, table: ConfigTable, data: Mapping[str, Any]) -> Any:
-        return self._row(table, data.get(table.name, {}), (table.name,), None)
+        return self._row(table, data.get(table.name, {}), table.path, None)
 
     def _named(self, table: ConfigTable, data: Mapping[str, Any]) -> dict[str, Any]:
         rows = data.get(table.name, {})
@@ -227,12 +240,25 @@ class ConfigReader:
                 self.fail((*path, name), f"unknown {what}{meant}{known}")
 
 
+def _inner_apart(data: Mapping[str, Any], tables: list[ConfigTable]) -> dict[str, Any]:
+    """Give the tables of a file with those inside of others beside them, by their whole names."""
+    apart = dict(data)
+    for outer, inner in (table.path for table in tables if len(table.path) == 2):
+        if isinstance(apart.get(str(outer)), dict) and inner in apart[str(outer)]:
+            rest = dict(apart[str(outer)])
+            apart[f"{outer}.{inner}"] = rest.pop(inner)
+            apart[str(outer)] = rest
+    return apart
+
+
 def toml(value: object) -> str:
     """Write a plain value in TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):
         return f"[{', '.join(toml(item) for item in value)}]"
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{name} = {toml(item)}' for name, item in value.items())} }}"
     if isinstance(value, str):
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
         return f'"{escaped}"'

@@ -33,7 +33,7 @@ def commented_file(preamble: str, values: Mapping[str, Mapping[str, Any]]) -> st
 
 
 def _header(table: ConfigTable, name: str | None) -> str:
-    return dotted((table.name, name) if name else (table.name,))
+    return dotted((*table.path, name) if name else table.path)
 
 
 def _block(table: ConfigTable, name: str | None, values: Mapping[str, Any], *, explained: bool) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from enum import StrEnum
@@ -342,6 +342,12 @@ def _signing_key(value: object) -> str:
     return text
 
 
+def _free_table(value: object) -> Mapping[str, object]:
+    if not isinstance(value, dict):
+        raise WrongValue(f"must be a table, not {_shown(value)}")
+    return value
+
+
 def matching(name: str, pattern: str, says: str) -> ValueKind[str]:
     """A text that matches a pattern."""
 
@@ -417,6 +423,9 @@ URL = ValueKind("web address", _url)
 MOMENT = ValueKind("date or time", _moment)
 PATH = ValueKind("path", _path)
 ARGUMENTS = ValueKind("command and arguments", _arguments)
+BACKEND_NAME = matching("backend name", r"[a-z][a-z0-9_-]{0,63}", "lower case letters, digits, '_' and '-'")
+SCHEMA_NAME = matching("schema name", r"[a-z_][a-z0-9_]{0,62}", "lower case letters, digits and '_', at most 63")
+FREE_TABLE = ValueKind("table", _free_table)
 ZONE_NAME = matching("zone name", ZONE, "letters, digits, '.', '_' and '-', at most 64")
 STREAM_NAME = matching("stream name", STREAM, "lower case letters, digits, '.', '_' and '-', at most 64")
 LINK_NAME = matching("link name", STREAM, "lower case letters, digits, '.', '_' and '-', at most 64")

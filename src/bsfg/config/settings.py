@@ -15,14 +15,18 @@ from bsfg.config.kinds import (
     ANY,
     ARGUMENTS,
     AUTHORITY_NAME,
+    BACKEND_NAME,
     COUNT,
     DURATION,
     FLAG,
+    FREE_TABLE,
     IDENTITY_NAME,
     LINK_NAME,
     PATH,
+    SCHEMA_NAME,
     SIZE,
     STREAM_NAME,
+    TEXT,
     TOKEN_NAME,
     URL,
     WHOLE_SECONDS,
@@ -83,8 +87,19 @@ class ArtifactSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class StorageTable:
-    """How the embedded storage keeps its folder."""
+    """What keeps the zone's facts, and how the embedded log keeps its folder."""
 
+    backend: str = setting(
+        BACKEND_NAME,
+        "log",
+        says="What keeps facts and consumers: log (files in the data folder), postgres (see [storage.postgres]), "
+        "memory (for tests; a restart loses all), or the name that an installed package gives its own.",
+    )
+    options: Mapping[str, object] | None = optional(
+        FREE_TABLE,
+        says="Given as it stands to a storage of another package, which says what it understands.",
+        example={"path": "facts.db"},
+    )
     reserve_bytes: int = setting(
         SIZE,
         "64MiB",
@@ -99,6 +114,27 @@ class StorageTable:
     scrub: bool = setting(FLAG, True, says="Whether the node re-reads old files and raises an alert when they decay.")
     scrub_period_seconds: float = setting(DURATION, "7d", says="How often everything is re-read.")
     scrub_rate_bytes: int = setting(SIZE, "4MiB", says="The most that is re-read in a second.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PostgresTable:
+    """Where PostgreSQL is."""
+
+    dsn: str | None = optional(
+        TEXT,
+        says="How the server is reached, as libpq reads it. Keep the password out of it: `passfile=` names a file.",
+        example="host=db.example dbname=plant user=bsfg sslmode=verify-full",
+    )
+    schema: str = setting(SCHEMA_NAME, "bsfg", says="The schema with the zone's tables; each zone has one of its own.")
+    patience_seconds: float = setting(
+        DURATION, "20s", says="How long callers wait for a server that went away before they are told so."
+    )
+    allow_unsafe: bool = setting(
+        FLAG,
+        False,
+        says="Whether the node starts although the server has fsync, synchronous_commit or full_page_writes off; "
+        "acknowledged facts may then be lost.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +231,8 @@ class ZoneConfig:
     )
     alerts: Alerts = table("Where alerts go besides log and metrics.")
     dashboard: DashboardSettings = table("The dashboard of the HTTP service.")
-    storage: StorageTable = table("How the embedded storage keeps its folder.")
+    storage: StorageTable = table("What keeps the zone's facts, and how the embedded log keeps its folder.")
+    postgres: PostgresTable = table('Where PostgreSQL is, with backend = "postgres".', name="storage.postgres")
     artifacts: ArtifactSettings = table("Files that facts refer to by digest.")
     audit_trail: AuditTrailTable = table(
         "The audit trail in the data folder: who did what, or was kept from it. `bsfg audit-trail` reads it."

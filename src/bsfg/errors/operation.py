@@ -37,6 +37,42 @@ class StorageClosed(BsfgError):
     default_hint = "Reopen the storage; if it closed itself, check the disk first (dmesg, smartctl)."
 
 
+class StorageUnavailable(StorageClosed):
+    """The server that keeps the zone's facts does not answer; nothing was stored."""
+
+    code = "storage_unavailable"
+    retryable = True
+    default_hint = "Keep the facts and retry; the node goes on by itself as soon as the server answers again."
+
+
+class StorageTaken(BsfgError):
+    """Another node of the zone has its storage open, or has taken it over."""
+
+    code = "storage_taken"
+    default_hint = "Stop one of the two nodes, or give each zone a schema of its own; one zone has one writer."
+
+
+class StorageForeign(BsfgError):
+    """The storage holds the facts of another zone."""
+
+    code = "storage_foreign"
+    default_hint = "Give each zone a schema of its own in [storage.postgres], or the name of the zone that it has."
+
+
+class StorageUnsafe(BsfgError):
+    """The storage acknowledges what a power loss may take back."""
+
+    code = "storage_unsafe"
+    default_hint = "Turn it on in postgresql.conf; allow_unsafe = true in [storage.postgres] accepts the loss of facts."
+
+
+class StorageUnable(BsfgError):
+    """What was asked for is nothing that the zone's storage can do."""
+
+    code = "storage_unable"
+    default_hint = "Use the storage's own tools, such as pg_dump; `bsfg help storage` says what each storage can do."
+
+
 class StreamUnavailable(BsfgError):
     """One stream of the node cannot be opened and is out of service; all others work."""
 

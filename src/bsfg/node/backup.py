@@ -34,6 +34,7 @@ from bsfg.errors import (
     FormatUnsupported,
     InvalidArgument,
     NotAFolder,
+    StorageUnable,
 )
 from bsfg.node.manifest import Contents, check_names, listed, open_plain
 from bsfg.stores.artifacts.files import ArtifactDiskFiles as ArtifactFiles
@@ -80,6 +81,8 @@ class ZonePlace:
     @staticmethod
     def of(config: ZoneConfig) -> ZonePlace:
         """Give the place of a configured zone; certificates are all that lie beside the node's own in its folder."""
+        if config.storage.backend != "log":
+            raise StorageUnable(f"the facts of {config.zone.name} are not in its folder: see [storage] backend")
         tls, top = config.tls, config.source.parent.resolve()
         files = {config.path(path) for path in (tls.ca, tls.certificate, tls.key) if path is not None}
         folders = {file.parent for file in files if file.resolve().is_relative_to(top)}

@@ -27,6 +27,7 @@ from bsfg.journey.recover import recover
 from bsfg.node.administration import Administration
 from bsfg.node.alerts import AlertBoard, alert_gate
 from bsfg.node.authorize import Decision, Guard, Matrix
+from bsfg.node.backends import lock_folder, open_storage, reserve_of
 from bsfg.node.certificates import Certificates
 from bsfg.node.dashboard import Dashboard
 from bsfg.node.links import LinkRegistry
@@ -43,14 +44,12 @@ from bsfg.node.status import Rates
 from bsfg.node.trail import AuditTrail
 from bsfg.node.upkeep import Upkeep
 from bsfg.node.watching import DamageWatch
-from bsfg.ports import Buffer, Clock, ConsumerSpec, Frame, StartAt
+from bsfg.ports import Buffer, Clock, ConsumerSpec, Frame, StartAt, Storage
 from bsfg.stores.artifacts.folder import ArtifactFolder
 from bsfg.stores.log.files import DiskFiles
 from bsfg.stores.log.reserve import Reserve
 from bsfg.stores.log.scrub import Log
-from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.log.trailfile import FILE_BYTES, Keeping, TrailWriter
-from bsfg.stores.log.writer import LogOptions
 from bsfg.trail import NODE, REFUSED, STRANGER, TrailEvent
 from bsfg.wire.certcheck import check_signed
 from bsfg.wire.client import BoundaryClient, ClientLink
@@ -119,17 +118,16 @@ class Node:
         metrics = Metrics()
         if config.storage.group_reads:
             ACCESS.let_group_read()
-        storage = await self._open_storage(metrics)
-        self._stack.push_async_callback(storage.close)
-        state = self._open_state(storage)
+        storage, reserve = await self._open_storage(metrics)
+        state = self._open_state(reserve)
         self._stack.callback(state.close)
-        trail_problems = self._open_trail(storage.reserve)
+        trail_problems = self._open_trail(reserve)
         self.alerts = AlertBoard(config.zone.name, config.alerts, metrics, self.clock, _note)
         self._stack.push_async_callback(self.alerts.close)
         board = self._board(state, metrics)
         matrix = Matrix.of(config, trust_of(config, watched.files if watched is not None else None))
         guard = Guard(matrix, self.clock, self._audit(metrics), config.listen.plaintext_identity)
-        artifacts = await self._open_artifacts(storage)
+        artifacts = await self._open_artifacts(reserve)
         self._stack.push_async_callback(artifacts.close)
         given = (NodeSettings.of(config), guard, self.clock, board, metrics, artifacts, state.peer, self.trail)
         self.parts = NodeContext(storage, *given)
@@ -153,25 +151,25 @@ class Node:
 
     # The disk.
 
-    async def _open_storage(self, metrics: Metrics) -> LogStorage:
-        return await LogStorage.open(
-            self.config.data_folder,
-            clock=self.clock,
-            options=LogOptions(reserve_bytes=self.config.storage.reserve_bytes),
-            on_sync=metrics.fsync_latency.observe,
-        )
+    async def _open_storage(self, metrics: Metrics) -> tuple[Storage, Reserve]:
+        config = self.config
+        if config.storage.backend != "log":
+            self._stack.callback(lock_folder(config.data_folder))
+        storage = await open_storage(config, self.clock, metrics.fsync_latency.observe)
+        self._stack.push_async_callback(storage.close)
+        return storage, reserve_of(storage, config.data_folder, self.clock)
 
-    def _open_state(self, storage: LogStorage) -> NodeState:
-        return NodeState(self.config.data_folder, storage.reserve)
+    def _open_state(self, reserve: Reserve) -> NodeState:
+        return NodeState(self.config.data_folder, reserve)
 
-    async def _open_artifacts(self, storage: LogStorage) -> ArtifactFolder:
+    async def _open_artifacts(self, reserve: Reserve) -> ArtifactFolder:
         config = self.config
         return await ArtifactFolder.open(
             config.artifacts_folder,
             clock=self.clock,
             max_artifact_bytes=config.artifacts.max_artifact_bytes,
             capacity_bytes=config.artifacts.capacity_bytes,
-            is_full=lambda: storage.reserve.short and _same_disk(config.data_folder, config.artifacts_folder),
+            is_full=lambda: reserve.short and _same_disk(config.data_folder, config.artifacts_folder),
         )
 
     def _open_trail(self, reserve: Reserve) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from bsfg.clock import JumpGuardedClock
 from bsfg.config import Link, Stream, ZoneConfig
 from bsfg.digest import SHA256, Hasher, hasher_named
-from bsfg.errors import StorageClosed, StreamUnavailable, UnknownStream
+from bsfg.errors import StorageClosed, StorageUnavailable, StreamUnavailable, UnknownStream
 from bsfg.journey.append import Plausibility
 from bsfg.journey.artifacts import References
 from bsfg.journey.link import PeerMemory, SessionMemory
@@ -173,6 +173,8 @@ class NodeContext:
 
     def out_of_service(self, stream: str, buffer: Buffer, closed: StorageClosed) -> None:
         """Take note of a buffer that closed itself; until the node is restarted the others work without it."""
+        if isinstance(closed, StorageUnavailable):
+            return  # the server is away for all of them, and they go on by themselves
         failure = StreamUnavailable(closed.message, stream=stream, cause=closed.code)
         self.unavailable.setdefault((stream, buffer), failure)
 

@@ -24,8 +24,8 @@ from bsfg.stores.artifacts.folder import FORMAT, MARK
 from bsfg.stores.log.backup import size_of
 from bsfg.stores.log.damage import is_damage
 from bsfg.stores.log.files import DiskFiles, translated, write_whole
-from bsfg.stores.log.frame import Damaged
 from bsfg.stores.log.salvage import Missing, SalvagedData, salvage_data
+from bsfg.stores.shared.frame import Damaged
 
 STAGING = ".salvaging"
 CHUNK_BYTES = 1 << 20

@@ -406,6 +406,7 @@ async def document(
         ],
         "consumers": [_consumer(parts, view) for view in views],
         "links": _links(parts),
+        "storage": asdict(parts.storage.capabilities),
         "artifacts": asdict(await parts.artifacts.stats()) if parts.artifacts is not None else None,
         "scrub": dict(parts.scrub()) if parts.scrub is not None else None,
         "alerts": list(alerts),

@@ -16,13 +16,13 @@ from bsfg.journey.artifacts import all_buffers, collect_orphans
 from bsfg.journey.truncate import InStep, truncate
 from bsfg.node.ages import LatestWatch
 from bsfg.node.alerts import AlertBoard, Note, alert_gate
+from bsfg.node.backends import WithReserve
 from bsfg.node.certificates import Certificates
 from bsfg.node.parts import NodeContext
 from bsfg.node.status import Rates, all_stats, consumer_views, hours_left, unconfirmed_of
 from bsfg.node.watching import DamageWatch, LinkWatch, RecordWatch
 from bsfg.ports import Buffer, BufferStats
 from bsfg.retention import Fill
-from bsfg.stores.log.storage import LogStorage
 
 LOOK_SECONDS = 1.0
 RETENTION_EVERY = 60
@@ -139,7 +139,7 @@ class Upkeep:
     async def _look_at_reserve(self) -> None:
         """Empty a full disk of what is confirmed, and say that producers are refused meanwhile."""
         storage = self._parts.storage
-        if not isinstance(storage, LogStorage):
+        if not isinstance(storage, WithReserve):
             return
         await storage.relieve()
         text = None

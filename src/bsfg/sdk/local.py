@@ -23,11 +23,11 @@ from bsfg.sdk.artifacts import ArtifactReader
 from bsfg.sdk.signing import TrustedKeys
 from bsfg.stores.artifacts.transfer import stored_pieces
 from bsfg.stores.log.files import translated
-from bsfg.stores.log.frame import FRAME_HEADER_BYTES, Damaged, Torn, decode_frame_header
 from bsfg.stores.log.notes import boot_id, read_watermark
 from bsfg.stores.log.reader import LogFolder, open_folder
 from bsfg.stores.log.segments import SegmentFile, read_segment_header, segment_bases, segment_name
 from bsfg.stores.log.view import LogView
+from bsfg.stores.shared.frame import FRAME_HEADER_BYTES, Damaged, Torn, decode_frame_header
 
 STEP_FACTS = 10_000
 

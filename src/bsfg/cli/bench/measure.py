@@ -108,12 +108,12 @@ async def append(store: LogStoreBuffer, samples: Samples, step: Step) -> None:
     """Append all facts, a million prebuilt at a time; sealing is part of it."""
     for first in range(0, samples.facts, MILLION):
         count = min(MILLION, samples.facts - first)
-        prepared = _prepared(batches_of(first, count), step)
+        prepared = prebuilt(batches_of(first, count), step)
 
         async def one(batch: FactBatch) -> None:
-            _expect(await store.append(seal(batch)), Result.INSERTED)
+            expect(await store.append(seal(batch)), Result.INSERTED)
 
-        seconds = await _timed(prepared, one, "append", step)
+        seconds = await timed(prepared, one, "append", step)
         samples.append_seconds.append(seconds)
         samples.append_facts.append(count)
 
@@ -125,13 +125,13 @@ async def put_if_absent(forward: LogForwardBuffer, samples: Samples, step: Step)
         count = min(MILLION, total - first)
         sealed = (FactBatch(seal(batch).record_batch) for batch in batches_of(first, count))
         prepared = [
-            (batch, _origin(first + at * BATCH_FACTS, len(batch))) for at, batch in enumerate(_prepared(sealed, step))
+            (batch, _origin(first + at * BATCH_FACTS, len(batch))) for at, batch in enumerate(prebuilt(sealed, step))
         ]
 
         async def one(pair: tuple[FactBatch, OriginSpan]) -> None:
-            _expect(await forward.put_if_absent(reseal(pair[0]), pair[1]), Result.INSERTED)
+            expect(await forward.put_if_absent(reseal(pair[0]), pair[1]), Result.INSERTED)
 
-        seconds += await _timed(prepared, one, "put_if_absent", step)
+        seconds += await timed(prepared, one, "put_if_absent", step)
     samples.put_rate = total / seconds
 
 
@@ -147,9 +147,9 @@ async def duplicates(store: LogStoreBuffer, samples: Samples, step: Step) -> Non
     prepared = [batch_of(at * BATCH_FACTS, stored[at]) for at in chosen]
 
     async def one(batch: FactBatch) -> None:
-        _expect(await store.append(seal(batch)), Result.ALREADY_EXISTS)
+        expect(await store.append(seal(batch)), Result.ALREADY_EXISTS)
 
-    seconds = await _timed(prepared, one, "duplicates", step)
+    seconds = await timed(prepared, one, "duplicates", step)
     samples.duplicates_rate = sum(map(len, prepared)) / seconds
 
 
@@ -169,12 +169,12 @@ async def replay(store: LogStoreBuffer, samples: Samples, step: Step) -> None:
 
 async def single_appends(store: LogStoreBuffer, folder: Path, samples: Samples, step: Step) -> None:
     """Append one fact at a time, each beside a bare fdatasync of as many bytes in the same folder."""
-    facts = _singles(SINGLES_FROM, SINGLES)
+    facts = singles_of(SINGLES_FROM, SINGLES)
     probe = os.open(folder / "probe", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
     try:
         for fact in facts:
             started = time.perf_counter()
-            _expect(await store.append(seal(fact)), Result.INSERTED)
+            expect(await store.append(seal(fact)), Result.INSERTED)
             samples.single_ms.append(1000 * (time.perf_counter() - started))
             started = time.perf_counter()
             os.write(probe, bytes(_SINGLE_BYTES))
@@ -188,11 +188,11 @@ async def single_appends(store: LogStoreBuffer, folder: Path, samples: Samples, 
 
 async def concurrent_appends(store: LogStoreBuffer, samples: Samples, step: Step) -> None:
     """Let many callers append one fact at a time, each waiting for its own receipt."""
-    facts = _singles(CALLERS_FROM, CALLERS * FACTS_PER_CALLER)
+    facts = singles_of(CALLERS_FROM, CALLERS * FACTS_PER_CALLER)
 
     async def caller(number: int) -> None:
         for fact in facts[number::CALLERS]:
-            _expect(await store.append(seal(fact)), Result.INSERTED)
+            expect(await store.append(seal(fact)), Result.INSERTED)
 
     started = time.perf_counter()
     await asyncio.gather(*(caller(number) for number in range(CALLERS)))
@@ -200,11 +200,12 @@ async def concurrent_appends(store: LogStoreBuffer, samples: Samples, step: Step
     step("concurrent", len(facts))
 
 
-def _singles(first: int, count: int) -> list[FactBatch]:
+def singles_of(first: int, count: int) -> list[FactBatch]:
+    """Make facts that come one by one."""
     return [FactBatch.from_messages([message]) for message in batch_of(first, count).to_messages()]
 
 
-def _prepared(batches: Iterable[FactBatch], step: Step) -> list[FactBatch]:
+def prebuilt(batches: Iterable[FactBatch], step: Step) -> list[FactBatch]:
     """Make batches before the clock starts."""
     result = []
     for batch in batches:
@@ -213,7 +214,7 @@ def _prepared(batches: Iterable[FactBatch], step: Step) -> list[FactBatch]:
     return result
 
 
-async def _timed(items: list[Item], one: Callable[[Item], Awaitable[None]], phase: str, step: Step) -> float:
+async def timed(items: list[Item], one: Callable[[Item], Awaitable[None]], phase: str, step: Step) -> float:
     """Handle all items, a few at a time, and give the seconds that took."""
     left = iter(items)
 
@@ -227,7 +228,7 @@ async def _timed(items: list[Item], one: Callable[[Item], Awaitable[None]], phas
     return time.perf_counter() - started
 
 
-def _expect(receipt: Receipt, result: Result) -> None:
+def expect(receipt: Receipt, result: Result) -> None:
     """Refuse to publish the speed of a wrong answer."""
     if receipt.count(result) != len(receipt.results):
         raise StorageFailed(f"{len(receipt.results) - receipt.count(result)} facts were not {result.name.lower()}")

@@ -26,7 +26,7 @@ from bsfg.retention import ConsumerStanding
 from bsfg.sealing import seal
 from bsfg.stores.log.files import DiskFile, DiskFiles
 from bsfg.stores.log.storage import LogStorage
-from bsfg.stores.log.writer import AppendItem
+from bsfg.stores.shared.judging import AppendItem
 
 ACKNOWLEDGED_BATCHES = 50
 FIRST = 3 * 10**13

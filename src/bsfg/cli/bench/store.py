@@ -1,4 +1,4 @@
-"""`bsfg bench store`: the embedded log against this machine's SHA-256 and its disk."""
+"""`bsfg bench store`: the embedded log against this machine's SHA-256 and its disk, or a server against itself."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ EPILOG = examples(
     ("bsfg bench store", "a first impression, well under a minute"),
     ("bsfg bench store --facts 10000000 --json > bench.json", "how it is with ten million keys"),
     ("bsfg bench store --dir data-disk", "measure another disk"),
+    ("bsfg bench store --backend postgres --dsn 'host=db.example dbname=plant'", "measure a zone's database"),
 )
 
 
@@ -38,6 +39,11 @@ def store(
         Path | None,
         typer.Option("--dir", metavar="D", help="Where to put the temporary data folder; this disk is measured."),
     ] = None,
+    backend: Annotated[str, typer.Option(metavar="NAME", help="What to measure: log or postgres.")] = "log",
+    dsn: Annotated[
+        str | None,
+        typer.Option(metavar="DSN", help="With postgres: the server; without, one of its own in a temporary folder."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
     """Measure the embedded log: append, put-if-absent, repeats, replay, latency, and coming back after a kill.
@@ -46,9 +52,19 @@ def store(
     validation, the canonical check, digest, dedupe, hash chain and fdatasync. The yardstick is hashlib's SHA-256 over
     the same objects on the same machine, so that results of different machines can be compared. The data folder is
     removed at the end.
+
+    With --backend postgres the yardstick is the same server, used by hand: COPY into a temporary table and INSERT … ON
+    CONFLICT, in turns with the storage. It works in a schema of its own, which is removed at the end.
     """
     from bsfg.cli.bench.results import results
 
+    if backend == "postgres":
+        _show_database(_database(facts, dsn), json)
+        return
+    if backend != "log" or dsn is not None:
+        raise InvalidArgument(
+            f"--backend {backend} cannot be measured; log and postgres can, --dsn belongs to postgres"
+        )
     numbers = measured_in(folder, lambda place: _measured(place, facts), results)
     print_json(numbers) if json else show(numbers)
 
@@ -67,6 +83,48 @@ def measured_in(
             return results(measure(place), place, time.perf_counter() - started)
         finally:
             shutil.rmtree(place, ignore_errors=True)
+
+
+def _database(facts: int, dsn: str | None) -> dict[str, Any]:
+    """Measure a server, or one of our own."""
+    from bsfg.errors import ExtraMissing
+
+    try:
+        from bsfg.cli.bench import database
+        from bsfg.testing.postgres import PackagedServer
+    except ImportError as error:
+        raise ExtraMissing.behind(error, "--backend postgres") or error from None
+    started, samples = time.perf_counter(), database.DatabaseSamples(facts)
+    with orderly_end(), progress_bar("starting") as bar:
+        server = PackagedServer() if dsn is None else None
+        bar.update(bar.task_ids[0], total=database.planned(facts))
+
+        def step(phase: str, done: int) -> None:
+            bar.update(bar.task_ids[0], description=phase, advance=done)
+
+        try:
+            run(database.run(dsn or (server.dsn if server else ""), samples, step))
+        finally:
+            if server is not None:
+                server.stop()
+    return database.results(samples, Path(tempfile.gettempdir()), time.perf_counter() - started)
+
+
+def _show_database(numbers: dict[str, Any], json: bool) -> None:
+    from bsfg.cli.bench.database import aims_of
+
+    if json:
+        print_json(numbers)
+        return
+    out = console()
+    rates = table("", "facts/s", "one, ms", right=("facts/s", "one, ms"))
+    for name, rate, single in (("by hand", "direct", "direct_single"), ("append", "append", "single_append")):
+        rates.add_row(name, f"{numbers[f'{rate}_per_second']:,.0f}", f"{numbers[f'{single}_ms_p50']:.2f}")
+    for name in ("duplicates", "replay"):
+        rates.add_row(name, f"{numbers[f'{name}_per_second']:,.0f}", "")
+    out.print(rates)
+    out.print(verdict(aims_of(numbers)))
+    out.print(f"{numbers['facts']:,} facts in PostgreSQL, {numbers['machine']['cpus']} CPUs, in {numbers['seconds']} s")
 
 
 def _measured(place: Path, facts: int) -> Any:

@@ -103,7 +103,7 @@ def _subject(path: Path, progress: Callable[[int, int], None] | None) -> Subject
 
 def _checks() -> list[tuple[str, Any]]:
     from bsfg.cli.doctor.machine import clock, disk, limits
-    from bsfg.cli.doctor.zone import certificates, configuration, folder, peers, ports
+    from bsfg.cli.doctor.zone import certificates, configuration, folder, peers, ports, storage
 
     return [
         ("configuration", configuration),
@@ -113,6 +113,7 @@ def _checks() -> list[tuple[str, Any]]:
         ("ports", ports),
         ("peers", peers),
         ("data", folder),
+        ("storage", storage),
         ("limits", limits),
     ]
 

@@ -258,6 +258,8 @@ def folder(subject: Subject) -> Iterator[CheckFinding]:
         do = "Give it to the user that runs the node (chown), or run this check as that user."
         yield _folder_says.problem(f"{path} cannot be written by this user", do)
     yield from _readers(path, group_reads=subject.config.storage.group_reads)
+    if subject.config.storage.backend != "log":
+        return
     if not os.listdir(path):
         yield _folder_says.ok(f"{path} is empty; the node fills it when it first starts")
         return
@@ -269,6 +271,28 @@ def folder(subject: Subject) -> Iterator[CheckFinding]:
     yield _writer(subject)
     yield from _whole(info, path, subject.progress)
     yield from _fits(subject, info)
+
+
+_storage_says = Says("storage")
+
+
+def storage(subject: Subject) -> Iterator[CheckFinding]:
+    """Look at what keeps the facts, where that is not the data folder."""
+    from bsfg.errors import BsfgError
+    from bsfg.node.backends import looked_at
+
+    backend = subject.config.storage.backend
+    if backend == "log":
+        return
+    try:
+        yield _storage_says.ok(looked_at(subject.config))
+    except BsfgError as error:
+        yield _storage_says.problem(error.message, error.hint)
+    if backend == "memory":
+        yield _storage_says.warning("facts are in memory: a restart loses them", 'Set [storage] backend = "log".')
+    else:
+        says = f"{backend}: `bsfg backup`, `verify` and local readers do not reach its facts"
+        yield _storage_says.ok(f"{says}; back them up with the storage's own tools")
 
 
 def _readers(path: Path, *, group_reads: bool) -> Iterator[CheckFinding]:

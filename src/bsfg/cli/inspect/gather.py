@@ -11,7 +11,7 @@ from typing import Any
 from bsfg.errors import BsfgError
 from bsfg.ports import Buffer, GapRecord, Quarantined
 from bsfg.stores.log import keysegments
-from bsfg.stores.log.cursors import CURSORS, ConsumerCursor, cursor_from
+from bsfg.stores.log.cursors import CURSORS, cursor_from
 from bsfg.stores.log.files import DiskFiles, Files, translated
 from bsfg.stores.log.identity import read_identity
 from bsfg.stores.log.index import decode_run
@@ -20,6 +20,7 @@ from bsfg.stores.log.notes import Anchor
 from bsfg.stores.log.reader import LogFolder, open_folder
 from bsfg.stores.log.storage import read_mark
 from bsfg.stores.log.view import LogView
+from bsfg.stores.shared.cursors import ConsumerCursor
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,7 @@ def _log_id(folder: LogFolder, view: LogView | None = None) -> str:
 
 def _chain_head(view: LogView) -> bytes:
     """Give the chain value at the end of a log, empty when its last frame cannot be read."""
-    from bsfg.stores.log.frame import FRAME_HEADER_BYTES, chain_after
+    from bsfg.stores.shared.frame import FRAME_HEADER_BYTES, chain_after
 
     if not view.segments:
         return b""

@@ -27,8 +27,8 @@ from bsfg.spark.audit.verdict import (
     StreamVerdict,
     merged_absences,
 )
-from bsfg.stores.log.frame import genesis
 from bsfg.stores.log.segments import scan_segment
+from bsfg.stores.shared.frame import genesis
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,9 @@ from bsfg.errors import LogDamaged, StorageFailed
 from bsfg.frontier import Frontier
 from bsfg.ports import Buffer
 from bsfg.stores.log import keysegments
-from bsfg.stores.log.cursors import CURSORS, ConsumerCursor, cursor_from
+from bsfg.stores.log.cursors import CURSORS, cursor_from, cursor_record
 from bsfg.stores.log.damage import readable
 from bsfg.stores.log.files import Files, translated, write_whole
-from bsfg.stores.log.frame import Damaged, SegmentHeader, encode_segment_header, genesis
 from bsfg.stores.log.identity import LogIdentity, read_identity, write_identity
 from bsfg.stores.log.journal import BEGINNING, decode_all, encode, read_journal
 from bsfg.stores.log.notes import Notes
@@ -26,6 +25,8 @@ from bsfg.stores.log.storage import MARK, STREAMS, listed_logs, read_mark
 from bsfg.stores.log.trailfile import copy_trail, trail_bytes
 from bsfg.stores.log.view import LogView, read_latest, write_latest
 from bsfg.stores.log.writer import FORWARD_SCHEMA, STORE_SCHEMA
+from bsfg.stores.shared.cursors import ConsumerCursor
+from bsfg.stores.shared.frame import Damaged, SegmentHeader, encode_segment_header, genesis
 
 NODE = "node"
 CHUNK_BYTES = 4 << 20
@@ -250,7 +251,7 @@ def _copy_cursors(source: Files, target: Files, ends: dict[tuple[str, str], int]
         for cursor in latest.values()
         if (end := ends.get((cursor.spec.stream, str(cursor.spec.buffer)))) is not None
     ]
-    write_whole(target, CURSORS, b"".join(encode(cursor.record()) for cursor in kept) or BEGINNING)
+    write_whole(target, CURSORS, b"".join(encode(cursor_record(cursor)) for cursor in kept) or BEGINNING)
 
 
 def _cut(cursor: ConsumerCursor, end: int) -> ConsumerCursor:
@@ -322,4 +323,4 @@ def _move_cursors(files: Files, new_ids: dict[str, str]) -> None:
     latest = {record.head["name"]: record for record in read_journal(files, CURSORS)[0]}
     cursors = [cursor_from(record) for record in latest.values()]
     moved = [replace(cursor, log_id=new_ids.get(cursor.log_id, cursor.log_id)) for cursor in cursors]
-    write_whole(files, CURSORS, b"".join(encode(cursor.record()) for cursor in moved) or BEGINNING)
+    write_whole(files, CURSORS, b"".join(encode(cursor_record(cursor)) for cursor in moved) or BEGINNING)

@@ -39,13 +39,14 @@ from bsfg.ports import (
     Receipt,
 )
 from bsfg.retention import Age, ConsumerStanding, GapReason, Removal, ordered_before, removable_before
-from bsfg.stores.log.committer import Committer, Waiters, Workers, settle
 from bsfg.stores.log.files import is_refusal, translated
-from bsfg.stores.log.frame import Damaged
 from bsfg.stores.log.keysegments import Departure
 from bsfg.stores.log.segments import SegmentFile
 from bsfg.stores.log.view import history_of, read_latest, restores_of
-from bsfg.stores.log.writer import AppendItem, LogWriter
+from bsfg.stores.log.writer import LogWriter
+from bsfg.stores.shared.committer import Committer, Waiters, Workers, settle
+from bsfg.stores.shared.frame import Damaged
+from bsfg.stores.shared.judging import AppendItem
 
 
 def find_key(writer: LogWriter, key: Key) -> Entry | None:

@@ -16,7 +16,7 @@ from typing import overload
 import crc32c
 
 from bsfg.stores.log.files import Bytes
-from bsfg.stores.log.frame import (
+from bsfg.stores.shared.frame import (
     FRAME_CRC_BEGUN,
     FRAME_FIELDS,
     FRAME_HEADER_BYTES,

@@ -20,8 +20,8 @@ from bsfg.columns import FACT_SCHEMA
 from bsfg.errors import FormatUnsupported
 from bsfg.stores.log.damage import is_damage, readable
 from bsfg.stores.log.files import Files, write_whole
-from bsfg.stores.log.frame import Damaged, Torn
 from bsfg.stores.log.segments import read_segment_header, segment_bases, segment_name, stand_in
+from bsfg.stores.shared.frame import Damaged, Torn
 
 FORMAT = 1
 

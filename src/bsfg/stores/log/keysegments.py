@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -21,21 +21,14 @@ from bsfg.digest import RangeDigest
 from bsfg.latest import LatestEntries
 from bsfg.stores.log.damage import is_damage, patiently
 from bsfg.stores.log.files import Files, write_aside
-from bsfg.stores.log.frame import MAX_NAMED_OFFSET
 from bsfg.stores.log.notes import Anchor
 from bsfg.stores.log.segments import Hole, SegmentFile, joined
+from bsfg.stores.log.view import LogView
+from bsfg.stores.shared.frame import MAX_NAMED_OFFSET, Damaged, Torn
+from bsfg.stores.shared.judging import KEY_SCHEMA, Fetch, as_facts, key_rows
 
 STAGED = ".new"
 MAGIC = b"BSFGKEY1"
-KEY_SCHEMA = pa.schema(
-    [
-        pa.field("offset", pa.int64()),
-        pa.field("from_zone", pa.string()),
-        pa.field("message_id", pa.string()),
-        pa.field("digest", pa.binary(32)),
-        pa.field("appended_at_unix_ms", pa.int64()),
-    ]
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,18 +203,71 @@ class KeySegments:
         table = self.table(name)
         if table is None:
             return None
-        known = table.column("offset").to_numpy()
-        at = np.searchsorted(known, offsets)
-        found = at < len(known)
-        found[found] = known[at[found]] == offsets[found]
-        return table.take(pa.array(at[found])), found
+        return key_rows(table, offsets)
 
 
-def as_facts(keys: pa.RecordBatch) -> FactBatch:
-    """Give key rows the shape of facts, with everything but the key and the digest null."""
-    count = keys.num_rows
-    arrays = [
-        keys.column(field.name) if field.name in keys.schema.names else pa.nulls(count, field.type)
-        for field in FactBatch.schema
-    ]
-    return FactBatch(pa.RecordBatch.from_arrays(arrays, schema=FactBatch.schema), sealed=True)
+_Rows = tuple[FactBatch, np.ndarray]
+"""Facts, and which of the offsets that were asked for they belong to."""
+
+
+def stored_facts(view: LogView, keys: KeySegments) -> Fetch:
+    """Give the function that fetches facts at sorted offsets."""
+
+    def fetch(offsets: np.ndarray) -> tuple[FactBatch, np.ndarray, np.ndarray]:
+        found = np.zeros(len(offsets), dtype=bool)
+        parts: list[FactBatch] = []
+        retained: list[np.ndarray] = []
+        at = 0
+        while at < len(offsets):
+            rows, count, kept = _fetch_from(view, keys, offsets, at)
+            if rows is not None:
+                facts, mask = rows
+                found[at : at + count] = mask
+                parts.append(facts)
+                retained.append(np.full(len(facts), kept))
+            at += count
+        if not parts:
+            return FactBatch.empty(), found, np.zeros(0, dtype=bool)
+        return FactBatch.concat(parts), found, np.concatenate(retained)
+
+    return fetch
+
+
+def _fetch_from(view: LogView, keys: KeySegments, offsets: np.ndarray, at: int) -> tuple[_Rows | None, int, bool]:
+    """Fetch all offsets that lie in the same frame or key segment as the one at ``at``."""
+    offset = int(offsets[at])
+    name = keys.covering(offset)
+    if name is not None:
+        count = int(np.searchsorted(offsets, name.last, side="right")) - at
+        rows = keys.rows(name, offsets[at : at + count])
+        return ((as_facts(rows[0]), rows[1]) if rows else None), count, False
+    frame = view.frame_at(offset)
+    if frame is None:
+        return None, 1, False
+    facts, base, end = frame
+    count = int(np.searchsorted(offsets, end, side="left")) - at
+    return (facts.take(offsets[at : at + count] - base), np.ones(count, dtype=bool)), count, True
+
+
+def keys_between(
+    view: LogView, files: Files, folder: str, names: Sequence[KeySegmentName], first: int, last: int
+) -> Iterator[tuple[FactBatch, np.ndarray]]:
+    """Give the facts of a range of offsets, both ends included, with the offsets; what cannot be read is left out."""
+    for name in names:
+        table = read(files, folder, name) if name.first <= last and name.last >= first else None
+        if table is not None:
+            offsets = table.column("offset").to_numpy()
+            inside = np.flatnonzero((offsets >= first) & (offsets <= last))
+            yield as_facts(table).take(inside), offsets[inside]
+    for segment in view.segments:
+        if segment.base > last:
+            break
+        for ref in segment.frames:
+            if ref.end <= first or ref.base > last:
+                continue
+            try:
+                facts = segment.entries(ref).facts
+            except (Torn, Damaged):
+                continue
+            start, stop = max(first, ref.base), min(last + 1, ref.end)
+            yield facts.slice(start - ref.base, stop - start), np.arange(start, stop)

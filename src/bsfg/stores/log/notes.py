@@ -17,7 +17,8 @@ from bsfg.retention import GapReason
 from bsfg.stores.log.damage import is_damage
 from bsfg.stores.log.files import Files
 from bsfg.stores.log.journal import Journal, Record, read_journal
-from bsfg.stores.log.quarantine import Quarantine, check_reason
+from bsfg.stores.log.quarantine import Quarantine
+from bsfg.stores.shared.judging import check_reason
 
 
 @dataclass(frozen=True, slots=True)

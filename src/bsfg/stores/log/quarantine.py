@@ -6,7 +6,6 @@ goes when the last of its facts was released, and is written anew when most of t
 
 from __future__ import annotations
 
-import hashlib
 import struct
 import threading
 import time
@@ -14,30 +13,26 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import crc32c
 import orjson
-import pyarrow as pa
 
-from bsfg.batch import FACT_SCHEMA, FactBatch
-from bsfg.errors import InvalidArgument, QuarantineFull
-from bsfg.fact import Key, Origin
+from bsfg.batch import FactBatch
+from bsfg.errors import QuarantineFull
+from bsfg.fact import Key
 from bsfg.ports import UNREADABLE, Quarantined
-from bsfg.sealing import bodies
 from bsfg.stores.log.damage import PAUSE_SECONDS, READS, is_damage, readable
 from bsfg.stores.log.files import Files, write_whole
 from bsfg.stores.log.journal import Journal, Record, encode, record_at, sound_after
+from bsfg.stores.shared.judging import Identity, identity_hash, identity_of, read_aside, told
 
 SEGMENT_BYTES = 4 << 20
 _REWRITE_ABOVE_BYTES = 64 << 10
 _SUFFIX = ".journal"
 _DIGITS = 8
 _SIZES = struct.Struct("<II")
-
-Identity = tuple[str, Key, bytes]
-"""What makes two refused facts the same one: a fact that is sent again is not kept twice."""
 
 
 @dataclass(slots=True)
@@ -79,7 +74,7 @@ class Quarantine:
             if not is_released(id):
                 self._old[id] = record
                 try:
-                    same = _hash(_identity(item_of(record)))
+                    same = identity_hash(identity_of(item_of(record)))
                 except (KeyError, TypeError, ValueError) as error:  # Arrow's errors are of these, too
                     self.problems.append(f"the fact {id} in quarantine cannot be read, and is kept: {error}")
                     continue
@@ -217,8 +212,8 @@ class Quarantine:
         fresh: list[tuple[Quarantined, int]] = []
         seen: set[Identity] = set()
         for item in items:
-            identity = _identity(item)
-            same = _hash(identity)
+            identity = identity_of(item)
+            same = identity_hash(identity)
             if identity in seen or self._has(identity, same):
                 continue
             seen.add(identity)
@@ -241,7 +236,7 @@ class Quarantine:
     def _has(self, identity: Identity, same: int) -> bool:
         known = self._same.get(same)
         item = self.get(known) if known is not None else None
-        return item is not None and item.reason != UNREADABLE and _identity(item) == identity
+        return item is not None and item.reason != UNREADABLE and identity_of(item) == identity
 
     def _append(self, encoded: Sequence[tuple[int, int, bytes]]) -> None:
         segment = max(self._file_bytes, default=0)
@@ -345,7 +340,7 @@ def copy_quarantine(source: Quarantine, target: Files, folder: str, end: int) ->
             continue
         if item.existing_offset >= end:
             continue
-        parts.append(_encoded(record_of(item, _hash(_identity(item)))))
+        parts.append(_encoded(record_of(item, identity_hash(identity_of(item)))))
         size += len(parts[-1])
         if size >= SEGMENT_BYTES:
             write()
@@ -375,22 +370,6 @@ def _decoded(data: bytes) -> Record | None:
     return Record(orjson.loads(data[4 + _SIZES.size : split]), data[split:])
 
 
-def check_reason(reason: str) -> None:
-    """Raise unless an operator said why."""
-    if not reason.strip():
-        raise InvalidArgument("dropping a quarantined fact needs a reason")
-
-
-def _identity(item: Quarantined) -> Identity:
-    return item.reason, item.key, bodies(item.facts)[0]
-
-
-def _hash(identity: Identity) -> int:
-    reason, key, body = identity
-    said = "\0".join((reason, key.from_zone, key.message_id)).encode() + b"\0" + body
-    return int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "big")
-
-
 def _count_within(encoded: Sequence[tuple[int, int, bytes]], max_bytes: int) -> int:
     total = 0
     for count, (_, _, data) in enumerate(encoded):
@@ -402,32 +381,9 @@ def _count_within(encoded: Sequence[tuple[int, int, bytes]], max_bytes: int) -> 
 
 def record_of(item: Quarantined, same: int) -> Record:
     """Write one fact."""
-    head = {
-        "id": item.id,
-        "at_unix_ms": item.at_unix_ms,
-        "reason": item.reason,
-        "from_zone": item.key.from_zone,
-        "message_id": item.key.message_id,
-        "existing_offset": item.existing_offset,
-        "detail": item.detail,
-        "origin": list(astuple(item.origin)) if item.origin is not None else None,
-        "same": f"{same:016x}",
-    }
-    return Record(head, item.facts.record_batch.serialize().to_pybytes())
+    return Record(*told(item, same))
 
 
 def item_of(record: Record) -> Quarantined:
     """Read one fact."""
-    head = record.head
-    facts = FactBatch(pa.ipc.read_record_batch(pa.py_buffer(record.blob), FACT_SCHEMA), sealed=True)
-    return Quarantined(
-        id=head["id"],
-        at_unix_ms=head["at_unix_ms"],
-        reason=head["reason"],
-        key=Key(head["from_zone"], head["message_id"]),
-        existing_offset=head["existing_offset"],
-        facts=facts,
-        detail=head["detail"],
-        # Notes of versions before 0.2 do not say it.
-        origin=Origin(*origin) if (origin := head.get("origin")) else None,
-    )
+    return read_aside(record.head, record.blob)

@@ -16,7 +16,6 @@ from bsfg.ports import Buffer, Frame, GapRecord
 from bsfg.retention import GapReason
 from bsfg.stores.log.damage import is_damage, readable
 from bsfg.stores.log.files import DiskFiles, Files, translated
-from bsfg.stores.log.frame import Damaged, SegmentHeader, Torn
 from bsfg.stores.log.identity import LogIdentity, read_identity
 from bsfg.stores.log.notes import Notes, boot_id, read_watermark
 from bsfg.stores.log.segments import (
@@ -31,6 +30,7 @@ from bsfg.stores.log.segments import (
 from bsfg.stores.log.storage import listed_logs, log_folder, read_mark
 from bsfg.stores.log.view import LogView, read_latest
 from bsfg.stores.log.writer import FORWARD_SCHEMA, STORE_SCHEMA
+from bsfg.stores.shared.frame import Damaged, SegmentHeader, Torn
 
 _LOOKS = 10
 

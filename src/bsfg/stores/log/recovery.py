@@ -17,22 +17,10 @@ from bsfg.retention import GapReason
 from bsfg.rows import Row
 from bsfg.stores.log.damage import TORN_CUT, is_damage, is_folder, keep_aside, put_aside, readable, uncovered
 from bsfg.stores.log.files import Bytes, Files, write_whole
-from bsfg.stores.log.frame import (
-    FRAME_MAGIC,
-    ROWS,
-    Damaged,
-    SegmentHeader,
-    Torn,
-    decode_keys,
-    decode_payload,
-    encode_segment_header,
-    genesis,
-    padded,
-)
 from bsfg.stores.log.frames import FrameList, FrameRef
 from bsfg.stores.log.identity import LogIdentity, identity_from_segments, read_identity, write_identity
 from bsfg.stores.log.indexstore import IndexStore
-from bsfg.stores.log.keysegments import KeySegmentName, KeySegments, as_facts, listed
+from bsfg.stores.log.keysegments import KeySegmentName, KeySegments, listed
 from bsfg.stores.log.notes import Notes, boot_id, read_watermark
 from bsfg.stores.log.segments import (
     Hole,
@@ -48,6 +36,19 @@ from bsfg.stores.log.segments import (
 )
 from bsfg.stores.log.view import read_latest
 from bsfg.stores.log.writer import FORWARD_SCHEMA, STORE_SCHEMA, LogOptions, LogState
+from bsfg.stores.shared.frame import (
+    FRAME_MAGIC,
+    ROWS,
+    Damaged,
+    SegmentHeader,
+    Torn,
+    decode_keys,
+    decode_payload,
+    encode_segment_header,
+    genesis,
+    padded,
+)
+from bsfg.stores.shared.judging import as_facts
 
 _DAMAGED = GapReason.DAMAGED
 _KEYS_AT_ONCE, _HELD_BYTES = 4_096, 16 << 20

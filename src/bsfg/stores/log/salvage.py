@@ -17,20 +17,9 @@ from bsfg.ports import Buffer, GapRecord
 from bsfg.retention import GapReason
 from bsfg.rules import check_name
 from bsfg.stores.log import keysegments
-from bsfg.stores.log.cursors import CURSORS, ConsumerCursor, cursor_from
+from bsfg.stores.log.cursors import CURSORS, cursor_from, cursor_record
 from bsfg.stores.log.damage import is_damage, readable, uncovered
 from bsfg.stores.log.files import Bytes, Files, OpenFile, write_whole
-from bsfg.stores.log.frame import (
-    FRAME_HEADER_BYTES,
-    MAX_OFFSET,
-    Damaged,
-    SegmentHeader,
-    Torn,
-    decode_payload,
-    encode_frame,
-    encode_segment_header,
-    genesis,
-)
 from bsfg.stores.log.frames import FrameRef
 from bsfg.stores.log.identity import FORMAT, LogIdentity, checked, read_identity, write_identity
 from bsfg.stores.log.journal import BEGINNING, Record, encode, read_journal
@@ -48,6 +37,18 @@ from bsfg.stores.log.trailcheck import check_trail
 from bsfg.stores.log.trailfile import copy_trail
 from bsfg.stores.log.view import read_latest, write_latest
 from bsfg.stores.log.writer import FORWARD_SCHEMA, STORE_SCHEMA
+from bsfg.stores.shared.cursors import ConsumerCursor
+from bsfg.stores.shared.frame import (
+    FRAME_HEADER_BYTES,
+    MAX_OFFSET,
+    Damaged,
+    SegmentHeader,
+    Torn,
+    decode_payload,
+    encode_frame,
+    encode_segment_header,
+    genesis,
+)
 
 NODE = "node"
 
@@ -228,7 +229,7 @@ def _write_cursors(target: Files, cursors: Sequence[ConsumerCursor], found: Salv
         if (cursor.spec.stream, str(cursor.spec.buffer)) in ids
     ]
     found.consumers = len(kept)
-    write_whole(target, CURSORS, b"".join(encode(cursor.record()) for cursor in kept) or BEGINNING)
+    write_whole(target, CURSORS, b"".join(encode(cursor_record(cursor)) for cursor in kept) or BEGINNING)
 
 
 class _LogSalvage:

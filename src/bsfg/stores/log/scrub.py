@@ -17,11 +17,11 @@ from bsfg.ports import Buffer
 from bsfg.stores.log import keysegments
 from bsfg.stores.log.damage import is_damage, is_folder, readable, uncovered
 from bsfg.stores.log.files import Files
-from bsfg.stores.log.frame import FRAME_HEADER_BYTES, Damaged, Torn, decode_frame_header, decode_segment_header
 from bsfg.stores.log.notes import Notes
 from bsfg.stores.log.segments import read_segment_header, scan_segment, segment_bases, segment_name, stand_in
 from bsfg.stores.log.storage import listed_logs, log_folder
 from bsfg.stores.log.writer import FORWARD_SCHEMA, STORE_SCHEMA
+from bsfg.stores.shared.frame import FRAME_HEADER_BYTES, Damaged, Torn, decode_frame_header, decode_segment_header
 
 CHUNK_BYTES = 256 << 10
 ARTIFACTS = "artifacts"

@@ -16,7 +16,8 @@ from bsfg.errors import ForeignLog
 from bsfg.rows import Row
 from bsfg.stores.log.damage import PAUSE_SECONDS, READS, is_damage, patiently, readable
 from bsfg.stores.log.files import Bytes, Files
-from bsfg.stores.log.frame import (
+from bsfg.stores.log.frames import FrameList, FrameRef, follow, hop
+from bsfg.stores.shared.frame import (
     FRAME_HEADER_BYTES,
     FRAME_MAGIC,
     MAX_NAMED_OFFSET,
@@ -38,7 +39,6 @@ from bsfg.stores.log.frame import (
     entry_rows,
     padded,
 )
-from bsfg.stores.log.frames import FrameList, FrameRef, follow, hop
 
 _FIRST_READ_BYTES = 16_384
 _LOOKING_SECONDS = 0.25

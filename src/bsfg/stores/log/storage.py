@@ -21,11 +21,10 @@ from bsfg.errors import (
     StorageClosed,
     StreamUnavailable,
 )
-from bsfg.ports import Buffer, Clock
+from bsfg.ports import Buffer, Capabilities, Clock
 from bsfg.retention import Policy
 from bsfg.rules import check_name
 from bsfg.stores.log.buffer import LogForwardBuffer, LogStoreBuffer
-from bsfg.stores.log.committer import WORKERS_MAX, MakeWorkers, Workers
 from bsfg.stores.log.cursors import CURSORS, LogCursors
 from bsfg.stores.log.damage import is_damage, is_folder, make_folder, put_aside, readable
 from bsfg.stores.log.files import DiskFiles, Files, translated, write_whole
@@ -33,6 +32,7 @@ from bsfg.stores.log.identity import FORMAT, checked, passes_check
 from bsfg.stores.log.recovery import Recovery
 from bsfg.stores.log.reserve import Reserve
 from bsfg.stores.log.writer import LogOptions, LogWriter, OnSync
+from bsfg.stores.shared.committer import WORKERS_MAX, MakeWorkers, Workers
 
 MARK = "bsfg.json"
 STREAMS = "streams"
@@ -63,6 +63,8 @@ def _is_log(files: Files, stream: str, buffer: Buffer) -> bool:
 
 class LogStorage:
     """The embedded storage of a zone; open it with `LogStorage.open`."""
+
+    capabilities = Capabilities("log", hash_chain=True, offline_reads=True, scrub=True, folder_backup=True)
 
     def __init__(
         self,

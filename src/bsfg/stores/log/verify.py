@@ -23,7 +23,6 @@ from bsfg.stores.log import keysegments
 from bsfg.stores.log.cursors import CURSORS, cursor_from
 from bsfg.stores.log.damage import DamageFinding, readable
 from bsfg.stores.log.files import DiskFiles, Files, translated
-from bsfg.stores.log.frame import FRAME_HEADER_BYTES, ROWS, Damaged, Torn, decode_payload, decode_rows, rows_batch
 from bsfg.stores.log.identity import read_identity
 from bsfg.stores.log.index import Run, decode_run
 from bsfg.stores.log.journal import Record, read_journal
@@ -34,6 +33,7 @@ from bsfg.stores.log.segments import SegmentFile, scan_segment, segment_bases, s
 from bsfg.stores.log.trailcheck import TrailReport, check_trail
 from bsfg.stores.log.trailfile import FOLDER as TRAIL
 from bsfg.stores.log.view import LogView
+from bsfg.stores.shared.frame import FRAME_HEADER_BYTES, ROWS, Damaged, Torn, decode_payload, decode_rows, rows_batch
 
 _ROWS_AT_ONCE = 2_048
 

@@ -20,11 +20,11 @@ from bsfg.ports import Frame, GapRecord
 from bsfg.retention import GapReason
 from bsfg.stores.log.damage import ABSENT, is_damage, patiently, put_aside, uncovered
 from bsfg.stores.log.files import Files, write_whole
-from bsfg.stores.log.frame import Damaged, Torn, Unreadable
 from bsfg.stores.log.frames import FrameRef
 from bsfg.stores.log.identity import read_identity
 from bsfg.stores.log.notes import Notes
 from bsfg.stores.log.segments import SegmentFile
+from bsfg.stores.shared.frame import Damaged, Torn, Unreadable
 
 _WORTH_A_STEP = 1_000
 _WORTH_A_STEP_BYTES = 1 << 20

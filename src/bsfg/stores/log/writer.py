@@ -16,31 +16,33 @@ from bsfg.clock import JumpGuardedClock
 from bsfg.columns import STORED_SCHEMA
 from bsfg.digest import KeyHash
 from bsfg.errors import BsfgError, BufferFull, DiskFull, OutcomeUnknown
-from bsfg.fact import Key
-from bsfg.ports import Buffer, Clock, GapRecord, OriginSpan, Quarantined, Receipt, Result
+from bsfg.ports import Buffer, Clock, GapRecord, Receipt, Result
 from bsfg.retention import ConsumerStanding, GapReason, Piece, Policy, Removal, make_room
 from bsfg.stores.log.damage import keep_aside, uncovered
-from bsfg.stores.log.dedupe import BatchJudgement, judge, keys_between, origins_of, stored_facts, with_origins
 from bsfg.stores.log.files import Files, NotBegun, OpenFile, is_refusal, translated, write_whole
-from bsfg.stores.log.frame import (
-    COLUMNS,
-    FACT_ROWS,
-    FEW_FACTS,
+from bsfg.stores.log.indexstore import IndexStore
+from bsfg.stores.log.keysegments import Departure, KeySegments, gathered, keys_between, stored_facts
+from bsfg.stores.log.notes import Notes, Watermark
+from bsfg.stores.log.reserve import Reserve
+from bsfg.stores.log.segments import Hole, SegmentFile, segment_name
+from bsfg.stores.log.view import LogView, keep_latest
+from bsfg.stores.shared.frame import (
     FRAME_HEADER_BYTES,
-    ROWS,
-    STORED_ROWS,
     VERSION,
     SegmentHeader,
     encode_frame,
     encode_segment_header,
     padded,
 )
-from bsfg.stores.log.indexstore import IndexStore
-from bsfg.stores.log.keysegments import Departure, KeySegments, gathered
-from bsfg.stores.log.notes import Notes, Watermark
-from bsfg.stores.log.reserve import Reserve
-from bsfg.stores.log.segments import Hole, SegmentFile, segment_name
-from bsfg.stores.log.view import LogView, keep_latest
+from bsfg.stores.shared.judging import (
+    AppendItem,
+    BatchJudgement,
+    judge,
+    lost_among,
+    payload_of,
+    receipts_of,
+    refused_of,
+)
 
 
 @dataclass(slots=True)
@@ -66,7 +68,6 @@ _MIN_SEGMENT_BYTES = 16_384
 _FEW = 32
 _STEP_SEGMENTS = 4  # each costs a turn of the writer a sync of a folder
 _STEP_BYTES = 64 << 20
-_LOST = (GapReason.DAMAGED, GapReason.LOST, GapReason.TORN)
 # As plain numbers: numpy takes its time with an enumeration.
 _INSERTED, _CONFLICT = int(Result.INSERTED), int(Result.CONFLICT)
 
@@ -84,14 +85,6 @@ class LogOptions:
     max_group_facts: int = 65_536
     max_group_bytes: int = 16 << 20
     reserve_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class AppendItem:
-    """One caller's batch, with its origin when it goes to a forward buffer."""
-
-    batch: FactBatch
-    origin: OriginSpan | None = None
 
 
 class LogWriter:
@@ -196,23 +189,25 @@ class LogWriter:
             self._store(batch, np.arange(len(batch)), items, now, standing)
             self.index.add_few(keys, self.end, self.chain)
             verdict = BatchJudgement(np.zeros(len(batch), dtype=np.int8), np.arange(base, self.end))
-            return self._receipts(items, verdict, now)
+            return receipts_of(items, verdict, self.chain, now)
         hashes = self._key_hash.of_batch(batch)
         order = np.argsort(hashes, kind="stable")
         view = self.view()
         gone = partial(self._gone, view)
-        verdict = judge(batch, hashes, order, self.index.keys, stored_facts(view, self.keys), gone)
+        verdict = judge(batch, hashes, order, self.index.keys.candidates, stored_facts(view, self.keys), gone)
         fresh = np.flatnonzero(verdict.results == _INSERTED)
         verdict.offsets[fresh] = np.arange(base, base + len(fresh))
         if len(fresh) < len(batch):
             for row, earlier in verdict.repeats_of.items():
                 verdict.offsets[row] = verdict.offsets[earlier]
-            self._quarantine(batch, verdict, now, items)
+            refused = refused_of(batch, verdict, now, items, forward=self.buffer == Buffer.FORWARD)
+            if refused:
+                self.notes.add_quarantined(refused, self.policy.quarantine_bytes)
             order = order[verdict.results[order] == _INSERTED]
         if len(fresh):
             self._store(batch, fresh, items, now, standing)
             self.index.add(hashes[order], verdict.offsets[order], self.end, self.chain)
-        return self._receipts(items, verdict, now)
+        return receipts_of(items, verdict, self.chain, now)
 
     def _gone(self, view: LogView, offsets: np.ndarray) -> np.ndarray:
         """Tell which offsets are lost for good, when their facts were just looked for in vain: on record they are.
@@ -222,9 +217,9 @@ class LogWriter:
         """
         for gap in list(self.seen):
             self.record_damage(gap)
-        lost = _covered(offsets, self.notes.book.own())
+        lost = lost_among(offsets, self.notes.book.own())
         if view.refused and lost.any():
-            lost &= ~np.isin(offsets, list(view.refused)) | _covered(offsets, self._lost_before)
+            lost &= ~np.isin(offsets, list(view.refused)) | lost_among(offsets, self._lost_before)
         return lost
 
     def _new_keys(self, batch: FactBatch) -> list[int] | None:
@@ -235,15 +230,6 @@ class LogWriter:
         known = len(set(hashes)) < len(hashes) or any(map(self.index.keys.may_hold, hashes))
         return None if known else hashes
 
-    def _receipts(self, items: Sequence[AppendItem], verdict: BatchJudgement, now: int) -> list[Receipt]:
-        receipts, at = [], 0
-        for item in items:
-            rows = slice(at, at + len(item.batch))
-            undecided = tuple(sorted(row - at for row in verdict.undecided if at <= row < rows.stop))
-            receipts.append(Receipt(verdict.offsets[rows], verdict.results[rows], self.chain, now, undecided))
-            at = rows.stop
-        return receipts
-
     def _store(
         self,
         batch: FactBatch,
@@ -253,7 +239,7 @@ class LogWriter:
         standing: Callable[[], ConsumerStanding],
     ) -> None:
         chosen = batch if len(fresh) == len(batch) else batch.take(fresh)
-        form, payload = self._payload(chosen, fresh, items)
+        form, payload = payload_of(chosen, fresh, items, forward=self.buffer == Buffer.FORWARD)
         size = padded(FRAME_HEADER_BYTES + len(payload))
         if not self.reserve.restore():
             raise DiskFull(
@@ -277,18 +263,6 @@ class LogWriter:
         active.add(self.end, parts[0], payload, chosen if self.buffer == Buffer.STORE and chosen.is_by_hand else None)
         self.end, self.chain, self.newest_unix_ms = self.end + len(fresh), chain, now
         self._publish_watermark()
-
-    def _payload(self, facts: FactBatch, fresh: np.ndarray, items: Sequence[AppendItem]) -> tuple[int, memoryview]:
-        """Write the facts of a frame, a few as rows and more as columns; give the form, and the bytes."""
-        spans, lengths = [item.origin for item in items], [len(item.batch) for item in items]
-        forward = self.buffer == Buffer.FORWARD
-        if len(facts) <= FEW_FACTS:
-            rows = facts.rows()
-            if forward:
-                rows = [row + origin for row, origin in zip(rows, origins_of(fresh, spans, lengths), strict=True)]
-            return ROWS, memoryview((STORED_ROWS if forward else FACT_ROWS).write(rows))
-        message = with_origins(facts.record_batch, fresh, spans, lengths).serialize() if forward else facts.to_message()
-        return COLUMNS, memoryview(message)
 
     def _fits(self, active: SegmentFile, size: int) -> bool:
         """Tell whether a frame belongs into a segment: one of an older version has other columns, or knows no rows."""
@@ -325,27 +299,6 @@ class LogWriter:
         """Close the log: nobody can know what is on the disk, and a second try would not tell either."""
         self.failure = OutcomeUnknown(f"{doing}: {error.strerror or error}; the log is closed until it is opened again")
         return self.failure
-
-    def _quarantine(self, batch: FactBatch, verdict: BatchJudgement, now: int, appended: Sequence[AppendItem]) -> None:
-        """Keep collisions, what cannot be compared, and in a forward buffer every conflict, before anyone is told."""
-        conflicts = verdict.collisions
-        if self.buffer == Buffer.FORWARD:
-            conflicts = set(np.flatnonzero(verdict.results == _CONFLICT).tolist())
-        rows = sorted(conflicts | verdict.undecided)
-        if not rows:
-            return
-        items = []
-        starts = np.cumsum([0, *(len(item.batch) for item in appended)])
-        for row in rows:
-            facts = batch.slice(row, 1)
-            key = Key(facts.column("from_zone")[0].as_py(), facts.column("message_id")[0].as_py())
-            reason = "hash_collision" if row in verdict.collisions else "conflict"
-            reason = "undecided" if row in verdict.undecided else reason
-            at = int(np.searchsorted(starts, row, side="right")) - 1
-            span = appended[at].origin
-            origin = span.at(row - int(starts[at])) if span else None
-            items.append(Quarantined(0, now, reason, key, int(verdict.offsets[row]), facts, origin=origin))
-        self.notes.add_quarantined(items, self.policy.quarantine_bytes)
 
     # Space.
 
@@ -573,9 +526,3 @@ class LogWriter:
         self._watermark.close()
         self.notes.close()
         self.index.close()
-
-
-def _covered(offsets: np.ndarray, gaps: Sequence[GapRecord]) -> np.ndarray:
-    """Tell which offsets are on record as damaged, lost or torn."""
-    lost = [(gap.first, gap.last) for gap in gaps if gap.reason in _LOST]
-    return np.array([any(first <= at <= last for first, last in lost) for at in offsets.tolist()], dtype=bool)

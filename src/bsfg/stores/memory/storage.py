@@ -10,7 +10,7 @@ from bsfg.clock import JumpGuardedClock, SystemClock
 from bsfg.digest import Hasher, Sha256
 from bsfg.errors import HasherMismatch, OutcomeUnknown, StorageClosed
 from bsfg.frontier import MAX_OPEN_RANGES
-from bsfg.ports import Buffer, Clock, CursorTracker, Storage
+from bsfg.ports import Buffer, Capabilities, Clock, CursorTracker, Storage
 from bsfg.retention import Policy
 from bsfg.rules import check_name
 from bsfg.stores.memory.buffers import MemoryCursors, MemoryForwardBuffer, MemoryStoreBuffer
@@ -28,6 +28,8 @@ class MemoryStorage:
 
     Give the ``medium`` of another storage to open what that one kept; the other is closed by it.
     """
+
+    capabilities = Capabilities("memory", durable=False)
 
     def __init__(
         self,

@@ -31,7 +31,8 @@ from bsfg.columns import AT, FACT_SCHEMA, ORIGIN_FIELDS, STORED_SCHEMA
 from bsfg.errors import FormatUnsupported
 from bsfg.ipc import BYTES, FACT_MESSAGES, INT, STORED_MESSAGES, TEXT, RowMessages, kind_of, width_of
 from bsfg.rows import Row, record_batch_of
-from bsfg.stores.log.files import Bytes
+
+Bytes = bytes | bytearray | memoryview
 
 FEW_FACTS = BY_HAND_FACTS
 """Frames of so many facts or fewer hold rows, larger ones columns."""

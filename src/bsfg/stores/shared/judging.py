@@ -1,27 +1,34 @@
-"""Deciding for each fact of a batch whether it is new, a repeat or a conflict, and what is stored beside it."""
+"""Deciding for each fact of a batch whether it is new, a repeat or a conflict, and what is stored of it and said of it.
+
+Whatever keeps the facts, the questions are these; a backend answers which offsets may hold a key and what is there.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, field
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from bsfg.batch import FactBatch
-from bsfg.columns import STORED_SCHEMA, fixed_rows, int64_array, nulls
+from bsfg.columns import FACT_SCHEMA, STORED_SCHEMA, fixed_rows, int64_array, nulls
 from bsfg.digest import is_digest_of
-from bsfg.ports import OriginSpan, Result
+from bsfg.errors import InvalidArgument
+from bsfg.fact import Key, Origin
+from bsfg.ports import GapRecord, OriginSpan, Quarantined, Receipt, Result
+from bsfg.retention import GapReason
 from bsfg.rows import Row
 from bsfg.sealing import bodies, functions_of
-from bsfg.stores.log.files import Files
-from bsfg.stores.log.frame import Damaged, Torn
-from bsfg.stores.log.index import KeyIndex
-from bsfg.stores.log.keysegments import KeySegmentName, KeySegments, as_facts, read
-from bsfg.stores.log.view import LogView
+from bsfg.stores.shared.frame import COLUMNS, FACT_ROWS, FEW_FACTS, ROWS, STORED_ROWS
+
+Candidates = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""Give for sorted hashes which of them may be known, by position, and the offset of each."""
 
 Fetch = Callable[[np.ndarray], tuple[FactBatch, np.ndarray, np.ndarray]]
 """Give the stored facts at some offsets, which offsets were found, and which still have their bytes."""
@@ -46,13 +53,13 @@ class BatchJudgement:
 
 
 def judge(
-    batch: FactBatch, hashes: np.ndarray, order: np.ndarray, index: KeyIndex, fetch: Fetch, gone: Gone
+    batch: FactBatch, hashes: np.ndarray, order: np.ndarray, candidates: Candidates, fetch: Fetch, gone: Gone
 ) -> BatchJudgement:
     """Judge all rows of a batch; ``order`` sorts the hashes."""
     count = len(batch)
     verdict = BatchJudgement(np.zeros(count, dtype=np.int8), np.full(count, -1, dtype=np.int64))
     ranked = hashes[order]
-    positions, offsets = index.candidates(ranked)
+    positions, offsets = candidates(ranked)
     if len(positions):
         _against_stored(batch, order[positions], offsets, fetch, gone, verdict)
     if count > 1 and (ranked[1:] == ranked[:-1]).any():
@@ -140,71 +147,61 @@ def _against_batch(batch: FactBatch, order: np.ndarray, ranked: np.ndarray, verd
             verdict.collisions.add(row)
 
 
-_Rows = tuple[FactBatch, np.ndarray]
-"""Facts, and which of the offsets that were asked for they belong to."""
+@dataclass(frozen=True, slots=True)
+class AppendItem:
+    """One caller's batch, with its origin when it goes to a forward buffer."""
+
+    batch: FactBatch
+    origin: OriginSpan | None = None
 
 
-def stored_facts(view: LogView, keys: KeySegments) -> Fetch:
-    """Give the function that fetches facts at sorted offsets."""
-
-    def fetch(offsets: np.ndarray) -> tuple[FactBatch, np.ndarray, np.ndarray]:
-        found = np.zeros(len(offsets), dtype=bool)
-        parts: list[FactBatch] = []
-        retained: list[np.ndarray] = []
-        at = 0
-        while at < len(offsets):
-            rows, count, kept = _fetch_from(view, keys, offsets, at)
-            if rows is not None:
-                facts, mask = rows
-                found[at : at + count] = mask
-                parts.append(facts)
-                retained.append(np.full(len(facts), kept))
-            at += count
-        if not parts:
-            return FactBatch.empty(), found, np.zeros(0, dtype=bool)
-        return FactBatch.concat(parts), found, np.concatenate(retained)
-
-    return fetch
+def receipts_of(items: Sequence[AppendItem], verdict: BatchJudgement, chain: bytes, now_unix_ms: int) -> list[Receipt]:
+    """Give each caller its part of a judgement."""
+    receipts, at = [], 0
+    for item in items:
+        rows = slice(at, at + len(item.batch))
+        undecided = tuple(sorted(row - at for row in verdict.undecided if at <= row < rows.stop))
+        receipts.append(Receipt(verdict.offsets[rows], verdict.results[rows], chain, now_unix_ms, undecided))
+        at = rows.stop
+    return receipts
 
 
-def _fetch_from(view: LogView, keys: KeySegments, offsets: np.ndarray, at: int) -> tuple[_Rows | None, int, bool]:
-    """Fetch all offsets that lie in the same frame or key segment as the one at ``at``."""
-    offset = int(offsets[at])
-    name = keys.covering(offset)
-    if name is not None:
-        count = int(np.searchsorted(offsets, name.last, side="right")) - at
-        rows = keys.rows(name, offsets[at : at + count])
-        return ((as_facts(rows[0]), rows[1]) if rows else None), count, False
-    frame = view.frame_at(offset)
-    if frame is None:
-        return None, 1, False
-    facts, base, end = frame
-    count = int(np.searchsorted(offsets, end, side="left")) - at
-    return (facts.take(offsets[at : at + count] - base), np.ones(count, dtype=bool)), count, True
+def refused_of(
+    batch: FactBatch, verdict: BatchJudgement, now_unix_ms: int, appended: Sequence[AppendItem], *, forward: bool
+) -> list[Quarantined]:
+    """Give what is to be kept aside before anyone is told: collisions, what cannot be compared, a receiver's conflicts.
+
+    A producer learns of its conflict from the receipt.
+    """
+    conflicts = verdict.collisions
+    if forward:
+        conflicts = set(np.flatnonzero(verdict.results == int(Result.CONFLICT)).tolist())
+    items = []
+    starts = np.cumsum([0, *(len(item.batch) for item in appended)])
+    for row in sorted(conflicts | verdict.undecided):
+        facts = batch.slice(row, 1)
+        key = Key(facts.column("from_zone")[0].as_py(), facts.column("message_id")[0].as_py())
+        reason = "hash_collision" if row in verdict.collisions else "conflict"
+        reason = "undecided" if row in verdict.undecided else reason
+        at = int(np.searchsorted(starts, row, side="right")) - 1
+        span = appended[at].origin
+        origin = span.at(row - int(starts[at])) if span else None
+        items.append(Quarantined(0, now_unix_ms, reason, key, int(verdict.offsets[row]), facts, origin=origin))
+    return items
 
 
-def keys_between(
-    view: LogView, files: Files, folder: str, names: Sequence[KeySegmentName], first: int, last: int
-) -> Iterator[tuple[FactBatch, np.ndarray]]:
-    """Give the facts of a range of offsets, both ends included, with the offsets; what cannot be read is left out."""
-    for name in names:
-        table = read(files, folder, name) if name.first <= last and name.last >= first else None
-        if table is not None:
-            offsets = table.column("offset").to_numpy()
-            inside = np.flatnonzero((offsets >= first) & (offsets <= last))
-            yield as_facts(table).take(inside), offsets[inside]
-    for segment in view.segments:
-        if segment.base > last:
-            break
-        for ref in segment.frames:
-            if ref.end <= first or ref.base > last:
-                continue
-            try:
-                facts = segment.entries(ref).facts
-            except (Torn, Damaged):
-                continue
-            start, stop = max(first, ref.base), min(last + 1, ref.end)
-            yield facts.slice(start - ref.base, stop - start), np.arange(start, stop)
+def payload_of(
+    facts: FactBatch, fresh: np.ndarray, items: Sequence[AppendItem], *, forward: bool
+) -> tuple[int, memoryview]:
+    """Write the facts of a frame, a few as rows and more as columns; give the form, and the bytes."""
+    spans, lengths = [item.origin for item in items], [len(item.batch) for item in items]
+    if len(facts) <= FEW_FACTS:
+        rows = facts.rows()
+        if forward:
+            rows = [row + origin for row, origin in zip(rows, origins_of(fresh, spans, lengths), strict=True)]
+        return ROWS, memoryview((STORED_ROWS if forward else FACT_ROWS).write(rows))
+    message = with_origins(facts.record_batch, fresh, spans, lengths).serialize() if forward else facts.to_message()
+    return COLUMNS, memoryview(message)
 
 
 def origins_of(fresh: np.ndarray, spans: Sequence[OriginSpan | None], lengths: Sequence[int]) -> list[Row]:
@@ -252,3 +249,97 @@ def _of_many(fresh: np.ndarray, spans: Sequence[OriginSpan | None], lengths: Seq
         *(pa.array(values[fresh].astype(np.int64), mask=missing) for values in (offsets, times)),
         pa.array(ages[fresh].astype(np.int64), mask=ageless),
     ]
+
+
+KEY_SCHEMA = pa.schema(
+    [
+        pa.field("offset", pa.int64()),
+        pa.field("from_zone", pa.string()),
+        pa.field("message_id", pa.string()),
+        pa.field("digest", pa.binary(32)),
+        pa.field("appended_at_unix_ms", pa.int64()),
+    ]
+)
+"""What stays of entries whose bytes are gone, so that their repeats are known."""
+
+
+def key_rows(keys: pa.RecordBatch, offsets: np.ndarray) -> tuple[pa.RecordBatch, np.ndarray]:
+    """Give the key rows at some offsets, and which of the offsets were found."""
+    known = keys.column("offset").to_numpy()
+    at = np.searchsorted(known, offsets)
+    found = at < len(known)
+    found[found] = known[at[found]] == offsets[found]
+    return keys.take(pa.array(at[found])), found
+
+
+def as_facts(keys: pa.RecordBatch) -> FactBatch:
+    """Give key rows the shape of facts, with everything but the key and the digest null."""
+    count = keys.num_rows
+    arrays = [
+        keys.column(field.name) if field.name in keys.schema.names else pa.nulls(count, field.type)
+        for field in FactBatch.schema
+    ]
+    return FactBatch(pa.RecordBatch.from_arrays(arrays, schema=FactBatch.schema), sealed=True)
+
+
+_LOST = (GapReason.DAMAGED, GapReason.LOST, GapReason.TORN)
+
+
+def lost_among(offsets: np.ndarray, gaps: Sequence[GapRecord]) -> np.ndarray:
+    """Tell which offsets are on record as damaged, lost or torn."""
+    lost = [(gap.first, gap.last) for gap in gaps if gap.reason in _LOST]
+    return np.array([any(first <= at <= last for first, last in lost) for at in offsets.tolist()], dtype=bool)
+
+
+Identity = tuple[str, Key, bytes]
+"""What makes two refused facts the same one: a fact that is sent again is not kept twice."""
+
+
+def identity_of(item: Quarantined) -> Identity:
+    """Give what makes a refused fact this one."""
+    return item.reason, item.key, bodies(item.facts)[0]
+
+
+def identity_hash(identity: Identity) -> int:
+    """Give a number of 64 bits to find a refused fact by; whoever finds one compares the whole."""
+    reason, key, body = identity
+    said = "\0".join((reason, key.from_zone, key.message_id)).encode() + b"\0" + body
+    return int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "big")
+
+
+def check_reason(reason: str) -> None:
+    """Raise unless an operator said why."""
+    if not reason.strip():
+        raise InvalidArgument("dropping a quarantined fact needs a reason")
+
+
+def told(item: Quarantined, same: int) -> tuple[dict[str, Any], bytes]:
+    """Write one refused fact: what is known of it, and the fact; ``same`` is its `identity_hash`."""
+    head = {
+        "id": item.id,
+        "at_unix_ms": item.at_unix_ms,
+        "reason": item.reason,
+        "from_zone": item.key.from_zone,
+        "message_id": item.key.message_id,
+        "existing_offset": item.existing_offset,
+        "detail": item.detail,
+        "origin": list(astuple(item.origin)) if item.origin is not None else None,
+        "same": f"{same:016x}",
+    }
+    return head, item.facts.record_batch.serialize().to_pybytes()
+
+
+def read_aside(head: dict[str, Any], blob: bytes) -> Quarantined:
+    """Read one refused fact."""
+    facts = FactBatch(pa.ipc.read_record_batch(pa.py_buffer(blob), FACT_SCHEMA), sealed=True)
+    return Quarantined(
+        id=head["id"],
+        at_unix_ms=head["at_unix_ms"],
+        reason=head["reason"],
+        key=Key(head["from_zone"], head["message_id"]),
+        existing_offset=head["existing_offset"],
+        facts=facts,
+        detail=head["detail"],
+        # Notes of versions before 0.2 do not say it.
+        origin=Origin(*origin) if (origin := head.get("origin")) else None,
+    )

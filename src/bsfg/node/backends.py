@@ -1,0 +1,103 @@
+"""Opens what keeps a zone's facts: the embedded log, PostgreSQL, memory, or what another package brings.
+
+The node's own state, its audit trail and its artifacts are in the data folder, whatever keeps the facts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from bsfg.config import ZoneConfig
+from bsfg.config.checks import BACKENDS
+from bsfg.errors import ConfigInvalid, ExtraMissing
+from bsfg.ports import Clock, Storage, StorageRequest
+from bsfg.stores.log.files import DiskFiles, translated
+from bsfg.stores.log.reserve import Reserve
+from bsfg.stores.log.storage import MARK, LogStorage
+from bsfg.stores.log.writer import LogOptions
+
+if TYPE_CHECKING:
+    from bsfg.stores.postgres.database import PostgresSettings
+
+
+@runtime_checkable
+class WithReserve(Protocol):
+    """A storage on a disk of its own, with a reserve to empty it by when it is full."""
+
+    reserve: Reserve
+
+    async def relieve(self) -> None:
+        """Let confirmed facts leave while the disk is full."""
+        ...
+
+
+async def open_storage(config: ZoneConfig, clock: Clock, on_sync: Callable[[float], None]) -> Storage:
+    """Open the storage that a configuration names."""
+    backend = config.storage.backend
+    if backend == "log":
+        options = LogOptions(reserve_bytes=config.storage.reserve_bytes)
+        return await LogStorage.open(config.data_folder, clock=clock, options=options, on_sync=on_sync)
+    _check_left_nothing(config)
+    if backend == "postgres":
+        return await _open_postgres(config, clock, on_sync)
+    if backend == "memory":
+        from bsfg.stores.memory import MemoryStorage
+
+        return MemoryStorage(clock=clock)
+    (found,) = entry_points(group=BACKENDS, name=backend)
+    request = StorageRequest(config.zone.name, config.data_folder, config.storage.options or {}, clock, on_sync)
+    storage: Storage = await found.load()(request)
+    return storage
+
+
+async def _open_postgres(config: ZoneConfig, clock: Clock, on_sync: Callable[[float], None]) -> Storage:
+    settings = _postgres_settings(config)
+    from bsfg.stores.postgres.storage import PostgresStorage
+
+    return await PostgresStorage.open(settings, zone=config.zone.name, clock=clock, on_sync=on_sync)
+
+
+def _postgres_settings(config: ZoneConfig) -> PostgresSettings:
+    try:
+        from bsfg.stores.postgres.database import PostgresSettings
+    except ImportError as error:
+        raise ExtraMissing.behind(error, 'backend = "postgres"') or error from None
+    table = config.postgres
+    return PostgresSettings(table.dsn or "", table.schema, table.allow_unsafe, table.patience_seconds)
+
+
+def looked_at(config: ZoneConfig) -> str:
+    """Say what is found where a zone's facts are, without being its writer; raises what a start would."""
+    if config.storage.backend != "postgres":
+        return f"facts are kept by {config.storage.backend}"
+    settings = _postgres_settings(config)
+    from bsfg.stores.postgres.database import Database
+
+    return Database(settings).look(config.zone.name)
+
+
+def _check_left_nothing(config: ZoneConfig) -> None:
+    """Refuse to leave behind what the embedded log holds: nobody would serve it, and nobody would be told."""
+    if (config.data_folder / MARK).exists():
+        raise ConfigInvalid(
+            f"{config.data_folder} holds the facts of an embedded log, and backend is {config.storage.backend!r}",
+            hint='Write backend = "log" to go on with them, or give the zone another data_folder to begin anew.',
+        )
+
+
+def lock_folder(folder: Path) -> Callable[[], None]:
+    """Keep a second node from the folder of a zone whose facts are elsewhere; give what ends that."""
+    files = DiskFiles(folder)
+    try:
+        files.make_folder("")
+        return files.lock("LOCK")
+    except OSError as error:
+        raise translated(error, f"opening {folder}") from None
+
+
+def reserve_of(storage: Storage, folder: Path, clock: Clock) -> Reserve:
+    """Give the reserve of the disk that the node's own files are on; none where the storage has none."""
+    return storage.reserve if isinstance(storage, WithReserve) else Reserve(DiskFiles(folder), 0, clock)

@@ -1,0 +1,391 @@
+"""Connections to one schema of a server: opened, checked, lost and opened again; and the server's errors as ours.
+
+A call that meets a lost connection is made again on another one, for as long as patience lasts. Who changes something
+is told that it is made again, and looks first at what became of the first attempt.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, TypeVar
+
+import numpy as np
+import psycopg
+from psycopg import sql
+from psycopg.adapt import Dumper
+from psycopg.pq import Format
+
+from bsfg.errors import (
+    BsfgError,
+    DiskFull,
+    FormatUnsupported,
+    HasherMismatch,
+    OutcomeUnknown,
+    StorageBusy,
+    StorageFailed,
+    StorageForeign,
+    StorageReadOnly,
+    StorageTaken,
+    StorageUnavailable,
+    StorageUnreadable,
+    StorageUnsafe,
+)
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+Found = TypeVar("Found")
+
+OLDEST_SERVER = 140_000
+PATIENCE_SECONDS = 20.0
+CONNECT_SECONDS = 5
+_PAUSE_SECONDS = 0.1
+_LOCK_SPACE = 0x62736667
+_TAKEN_SECONDS = 5.0
+"""The server may need a moment to notice that the node before this one is dead."""
+
+_SETTINGS = {
+    # Tables that were empty when a statement was planned grow: every statement of ours has an index to go by.
+    "enable_seqscan": "off",
+    "plan_cache_mode": "force_generic_plan",
+    "jit": "off",
+    "client_min_messages": "warning",
+    "timezone": "UTC",
+}
+_AWAY = frozenset({"57P01", "57P02", "57P03"})
+_DENIED = ("28", "3D")
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresSettings:
+    """Where a zone's tables are, and how long a server may be away before callers are told."""
+
+    dsn: str
+    schema: str = "bsfg"
+    allow_unsafe: bool = False
+    patience_seconds: float = PATIENCE_SECONDS
+
+
+class Int8Array:
+    """Whole numbers for one parameter of a statement, written without an object for each."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+
+
+class _Int8ArrayDumper(Dumper):
+    format = Format.BINARY
+    oid = 1016  # int8[]
+
+    def dump(self, obj: Int8Array) -> bytes:
+        """Write the array as the server reads it: a head, and before each number its length."""
+        values = obj.values
+        rows = np.empty(len(values), dtype=[("size", ">i4"), ("value", ">i8")])
+        rows["size"], rows["value"] = 8, values
+        return struct.pack(">iiIii", 1, 0, 20, len(values), 1) + rows.tobytes()
+
+
+def _denied(error: psycopg.Error) -> bool:
+    text = str(error)
+    return (error.sqlstate or "").startswith(_DENIED) or any(
+        word in text for word in ("authentication failed", "does not exist", "is not permitted to log in", "pg_hba")
+    )
+
+
+def translated(error: psycopg.Error, doing: str) -> BsfgError:
+    """Give an error of the driver as one of ours."""
+    state, text = error.sqlstate or "", str(error).strip().splitlines()[:1]
+    says = f"{doing}: {text[0] if text else type(error).__name__}"
+    if state in ("53100", "54000"):
+        return DiskFull(says, hint="Free space on the server's volume; facts stored so far are intact.")
+    if state in ("25006",):
+        hint = "The server takes no writes: it is a standby, or default_transaction_read_only is on."
+        return StorageReadOnly(says, hint=hint)
+    if state.startswith("53") or state in ("40001", "40P01", "55P03", "57014"):
+        return StorageBusy(says, hint="Retry; the server lacks connections, memory or a lock for a moment.")
+    if state == "42501":
+        return StorageUnreadable(says, hint="Grant the node's role all rights on its schema.")
+    if isinstance(error, psycopg.OperationalError) and not state:
+        return StorageUnavailable(says)
+    return StorageFailed(says, hint="Look at the server's own log; then restart the node.")
+
+
+class Database:
+    """Connections to the tables of one zone; any thread may ask for one."""
+
+    def __init__(self, settings: PostgresSettings, on_sync: Callable[[float], None] = lambda seconds: None) -> None:
+        self.settings, self._on_sync = settings, on_sync
+        self._idle: list[Connection] = []
+        self._lock = threading.Lock()
+        self._guard: Connection | None = None
+        self._guarding = threading.Lock()
+        self._losses = 0
+        self._given_up = False
+        self._closed = False
+        self.epoch = 0
+
+    # Opening.
+
+    def open(self, zone: str, hasher: str) -> None:
+        """Be the zone's one writer: check the server, bring the tables up to date, and count up the epoch."""
+        connection = self._connect()
+        try:
+            self._check_server(connection)
+            self._make_schema(connection)
+            self._guard = self._take_lock(connection, _TAKEN_SECONDS)
+            with connection.transaction():
+                migrate(connection)
+                self.epoch = _begin(connection, zone, hasher, self.settings.schema)
+        except psycopg.Error as error:
+            connection.close()
+            raise translated(error, "opening the tables") from None
+        except BaseException:
+            connection.close()
+            raise
+
+    def look(self, zone: str) -> str:
+        """Say what is found at the server without changing anything; raises what a start of the node would."""
+        connection = self._connect()
+        try:
+            self._check_server(connection)
+            server = f"PostgreSQL {connection.info.server_version // 10_000}, schema {self.settings.schema}"
+            if connection.execute("SELECT to_regclass('migration')").fetchone() == (None,):
+                return f"{server}: no tables yet; the node makes them when it first starts"
+            version = _version(connection)
+            row = connection.execute("SELECT name FROM zone").fetchone()
+            if row is not None and row[0] != zone:
+                raise _foreign(self.settings.schema, row[0], zone)
+            asked = "SELECT count(*), coalesce(sum(end_offset - start_offset), 0)::bigint FROM buffer"
+            buffers, facts = connection.execute(asked).fetchone() or (0, 0)
+            return f"{server}: tables of version {version}, {buffers} buffers, {facts} facts"
+        except psycopg.Error as error:
+            raise translated(error, "looking at the tables") from None
+        finally:
+            connection.close()
+
+    def _connect(self) -> Connection:
+        try:
+            connection: Connection = psycopg.connect(
+                self.settings.dsn, autocommit=True, connect_timeout=CONNECT_SECONDS, application_name="bsfg"
+            )
+        except psycopg.OperationalError as error:
+            if _denied(error):
+                hint = "Check dsn in [storage.postgres]: role, password, database, and pg_hba.conf of the server."
+                raise StorageUnreadable(f"the server refuses the node: {error}".strip(), hint=hint) from None
+            raise StorageUnavailable(f"the server cannot be reached: {error}".strip()) from None
+        except psycopg.ProgrammingError as error:
+            raise StorageUnreadable(f"dsn in [storage.postgres] is no connection string: {error}") from None
+        try:
+            connection.adapters.register_dumper(Int8Array, _Int8ArrayDumper)
+            connection.prepare_threshold = 0
+            for name, value in _SETTINGS.items():
+                connection.execute("SELECT set_config(%s, %s, false)", (name, value), prepare=False)
+            schema = sql.Identifier(self.settings.schema)
+            connection.execute(sql.SQL("SET search_path TO {}").format(schema), prepare=False)
+        except psycopg.Error as error:
+            connection.close()
+            raise StorageUnavailable(f"the server ended the connection: {error}".strip()) from None
+        return connection
+
+    def _check_server(self, connection: Connection) -> None:
+        version = connection.info.server_version
+        if version < OLDEST_SERVER:
+            hint = f"Use PostgreSQL {OLDEST_SERVER // 10_000} or newer."
+            raise FormatUnsupported(f"the server is PostgreSQL {version // 10_000}", hint=hint)
+        names = ("fsync", "synchronous_commit", "full_page_writes")
+        off = [name for name in names if _setting(connection, name) == "off"]
+        if off and not self.settings.allow_unsafe:
+            raise StorageUnsafe(f"{' and '.join(off)} of the server {'is' if len(off) == 1 else 'are'} off", off=off)
+
+    def _make_schema(self, connection: Connection) -> None:
+        # Asked first: a role that may use its schema need not have the right to make one.
+        asked = "SELECT 1 FROM pg_namespace WHERE nspname = %s"
+        if connection.execute(asked, (self.settings.schema,)).fetchone() is None:
+            schema = sql.Identifier(self.settings.schema)
+            connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(schema), prepare=False)
+
+    def _take_lock(self, connection: Connection, wait_seconds: float) -> Connection:
+        """Hold the lock that keeps a second node of the zone from starting, for as long as the connection lasts."""
+        deadline = time.monotonic() + wait_seconds
+        asked = "SELECT pg_try_advisory_lock(%s, to_regnamespace(%s)::oid::bigint::bit(32)::integer)"
+        quoted = sql.Identifier(self.settings.schema).as_string(connection)
+        while True:
+            row = connection.execute(asked, (_LOCK_SPACE, quoted)).fetchone()
+            if row is not None and row[0]:
+                return connection
+            if time.monotonic() >= deadline:
+                raise StorageTaken(f"another node has the schema {self.settings.schema} open")
+            time.sleep(_PAUSE_SECONDS)
+
+    # Use.
+
+    def run(self, doing: str, work: Callable[[Connection, bool], Found], *, changes: bool = False) -> Found:
+        """Do some work on a connection, and once more when that is lost; ``work`` is told whether it is made again.
+
+        What changes something and cannot be made again in time has an unknown outcome.
+        """
+        deadline, again = 0.0, False
+        while True:
+            losses = self._losses
+            try:
+                connection = self._taken()
+            except (StorageUnavailable, StorageUnreadable) as away:
+                # A role that was let in before and is not now is as good as a server that is away.
+                deadline = deadline or time.monotonic() + (0.0 if self._given_up else self.settings.patience_seconds)
+                if time.monotonic() < deadline:
+                    time.sleep(_PAUSE_SECONDS)
+                    continue
+                self._given_up = True
+                if again and changes:
+                    raise OutcomeUnknown(f"{doing}: the server went away meanwhile: {away.message}") from None
+                raise StorageUnavailable(f"{doing}: {away.message}") from None
+            begun = time.perf_counter()
+            try:
+                found = work(connection, again)
+            except psycopg.Error as error:
+                if self._given_back(connection) and error.sqlstate not in _AWAY:
+                    raise translated(error, doing) from None
+                self._lost(losses)
+                again = True
+                continue
+            except BaseException:
+                self._given_back(connection)
+                raise
+            if changes:
+                self._on_sync(time.perf_counter() - begun)
+            self._given_up = False
+            self._given_back(connection)
+            return found
+
+    def rows(self, doing: str, asked: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Read the rows of a query."""
+        return self.run(doing, lambda connection, again: connection.execute(asked, values, binary=True).fetchall())
+
+    def change(self, doing: str, work: Callable[[Connection], Found]) -> Found:
+        """Do some work in a transaction that only the zone's present writer can commit; made again it does no harm."""
+
+        def fenced(connection: Connection, again: bool) -> Found:
+            with connection.transaction():
+                self.check_epoch(connection)
+                return work(connection)
+
+        return self.run(doing, fenced, changes=True)
+
+    def check_epoch(self, connection: Connection) -> None:
+        """Raise unless the zone is still ours, and keep it so until the transaction ends."""
+        if connection.execute("SELECT 1 FROM zone WHERE epoch = %s FOR SHARE", (self.epoch,)).fetchone() is None:
+            raise StorageTaken(f"another node has taken over the schema {self.settings.schema}")
+
+    def close(self) -> None:
+        """End all connections, and with them the lock."""
+        self._closed = True
+        self._forget_all()
+
+    def _taken(self) -> Connection:
+        if self._closed:
+            raise StorageUnavailable("the storage is closed")
+        with self._guarding:
+            if self._guard is None:
+                # After the server was away the lock is free, and may be another's.
+                self._guard = self._guarded()
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        return self._connect()
+
+    def _guarded(self) -> Connection:
+        connection = self._connect()
+        try:
+            return self._take_lock(connection, _TAKEN_SECONDS)
+        except psycopg.Error as error:
+            connection.close()
+            raise StorageUnavailable(str(error)) from None
+        except BsfgError:
+            connection.close()
+            raise
+
+    def _given_back(self, connection: Connection) -> bool:
+        """Take a connection back; tell whether it can still be used."""
+        if connection.closed or connection.broken or self._closed:
+            connection.close()
+            return False
+        with suppress(psycopg.Error):
+            if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+                connection.rollback()
+            with self._lock:
+                self._idle.append(connection)
+            return True
+        connection.close()
+        return False
+
+    def _lost(self, losses: int) -> None:
+        """End all connections, since one was lost; those who lose theirs by the same event do it once."""
+        with self._lock:
+            if losses != self._losses:
+                return
+            self._losses += 1
+        self._forget_all()
+
+    def _forget_all(self) -> None:
+        with self._guarding, self._lock:
+            idle, self._idle = self._idle, []
+            guard, self._guard = self._guard, None
+        for connection in (*idle, *([guard] if guard is not None else [])):
+            connection.close()
+
+
+def _setting(connection: Connection, name: str) -> str:
+    row = connection.execute("SELECT current_setting(%s)", (name,)).fetchone()
+    return str(row[0]) if row is not None else ""
+
+
+def versions() -> list[tuple[int, str]]:
+    """List the versions of the tables, each with what makes it of the one before."""
+    files = [each for each in resources.files(__package__).iterdir() if each.name.endswith(".sql")]
+    return sorted((int(each.name.removesuffix(".sql")), each.read_text(encoding="utf-8")) for each in files)
+
+
+def migrate(connection: Connection) -> None:
+    """Bring the tables to the version of this program; refuse those of a newer one."""
+    connection.execute(
+        "CREATE TABLE IF NOT EXISTS migration (version integer PRIMARY KEY, applied_at timestamptz NOT NULL)",
+        prepare=False,
+    )
+    there = _version(connection)
+    for version, text in versions():
+        if version > there:
+            connection.execute(text, prepare=False)
+            connection.execute("INSERT INTO migration VALUES (%s, now())", (version,))
+
+
+def _version(connection: Connection) -> int:
+    """Give the version of the tables; raise when this program is too old for them."""
+    row = connection.execute("SELECT coalesce(max(version), 0) FROM migration").fetchone()
+    there, known = int(row[0]) if row is not None else 0, versions()[-1][0]
+    if there > known:
+        hint = "Use a version of BSFG at least as new as the one that last opened the schema."
+        raise FormatUnsupported(f"the tables have version {there}, this program knows up to {known}", hint=hint)
+    return there
+
+
+def _foreign(schema: str, owner: str, zone: str) -> StorageForeign:
+    return StorageForeign(f"the schema {schema} belongs to the zone {owner}, this is {zone}", zone=owner)
+
+
+def _begin(connection: Connection, zone: str, hasher: str, schema: str) -> int:
+    """Count up the epoch of the zone, whose tables these must be, and fence every buffer with it."""
+    connection.execute("INSERT INTO zone (name, hasher) VALUES (%s, %s) ON CONFLICT DO NOTHING", (zone, hasher))
+    row = connection.execute("UPDATE zone SET epoch = epoch + 1 RETURNING name, hasher, epoch").fetchone()
+    assert row is not None
+    if row[0] != zone:
+        raise _foreign(schema, row[0], zone)
+    if row[1] != hasher:
+        raise HasherMismatch(f"the tables were written with {row[1]}, not {hasher}")
+    connection.execute("UPDATE buffer SET epoch = %s", (row[2],))
+    return int(row[2])

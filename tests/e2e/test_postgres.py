@@ -1,0 +1,178 @@
+"""A zone on PostgreSQL and one on the log: facts go both ways, whoever is killed, the database too."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import psycopg
+import pytest
+from tests.e2e.cleanup import Cleanup
+from tests.e2e.producing import Insistent, calm, check_sound, expected, history, seed_of_run
+from tests.e2e.zones import Zone, pair, until
+
+from bsfg.errors import BsfgError
+from bsfg.ports import Buffer, Frame
+from bsfg.stores.postgres.frames import StoredFrame
+from bsfg.testing.facts import batch
+from bsfg.testing.postgres import PackagedServer
+
+
+@dataclass
+class TableLog:
+    """One buffer of a zone, read from its tables."""
+
+    dsn: str
+    stream: str
+    buffer: Buffer
+
+    def frames(self) -> Iterator[Frame]:
+        """Give everything that it holds."""
+        with psycopg.connect(self.dsn) as connection:
+            (id_, log_id) = self._row(connection, "id, log_id")
+            asked = (
+                "SELECT base, count, appended_at_unix_ms, chain_before, content FROM bsfg.frame WHERE buffer_id = %s"
+            )
+            for row in connection.execute(f"{asked} ORDER BY base", (id_,), binary=True):
+                frame = StoredFrame(*row)
+                yield Frame(frame.base, frame.end - 1, frame.entries(bytes(log_id), self.buffer))
+
+    def view(self) -> Any:
+        """Give its extent."""
+        with psycopg.connect(self.dsn) as connection:
+            start, end = self._row(connection, "start_offset, end_offset")
+        return SimpleNamespace(start=start, end=end)
+
+    def _row(self, connection: psycopg.Connection[Any], columns: str) -> tuple[Any, ...]:
+        asked = f"SELECT {columns} FROM bsfg.buffer WHERE stream = %s AND kind = %s"
+        row = connection.execute(asked, (self.stream, str(self.buffer))).fetchone()
+        assert row is not None
+        return tuple(row)
+
+
+@dataclass
+class DatabaseZone(Zone):
+    """A zone whose facts are in a server of its own."""
+
+    server: PackagedServer = field(default_factory=PackagedServer)
+
+    def write(self) -> None:
+        """Write its configuration."""
+        self.storage = f'backend = "postgres"\n[storage.postgres]\ndsn = "{self.server.dsn}"\npatience = "1s"\n'
+        super().write()
+
+    def log(self, buffer: Buffer, stream: str = "operational") -> Any:
+        """Open one of its buffers for reading."""
+        return TableLog(self.server.dsn, stream, buffer)
+
+    def end(self, buffer: Buffer, stream: str = "operational") -> int:
+        """Give where a buffer ends; while the server is away nobody knows."""
+        with contextlib.suppress(psycopg.OperationalError):
+            return int(self.log(buffer, stream).view().end)
+        return 0
+
+
+@pytest.fixture
+def mixed(tmp_path: Path, cleanup: Cleanup) -> Iterator[tuple[DatabaseZone, Zone]]:
+    """Give a zone on PostgreSQL and one on the log that pull from each other, not started."""
+    plain, enterprise = pair(tmp_path)
+    plant = DatabaseZone(plain.name, tmp_path, plain.certs, port=plain.port, http_port=plain.http_port)
+    plant.links, plant.identities, plant.serve = plain.links, plain.identities, plain.serve
+    plant.write()
+    cleanup.zone(plant)
+    cleanup.zone(enterprise)
+    yield plant, enterprise
+    plant.kill()
+    plant.server.stop()
+
+
+async def test_facts_go_both_ways(mixed: tuple[DatabaseZone, Zone]) -> None:
+    """Two zones of different storages exchange facts, over a restart too, and say what their storage can do."""
+    plant, enterprise = mixed
+    plant.start()
+    enterprise.start()
+    for first in (0, 300):
+        for zone in mixed:
+            async with zone.client() as client:
+                await client.append("operational", batch(300, first=first, from_zone=zone.name))
+        await asyncio.gather(calm(plant, enterprise), calm(enterprise, plant))
+        plant.restart()
+    for sender, receiver in (mixed, mixed[::-1]):
+        facts = batch(600, from_zone=sender.name)
+        wanted = list(zip(facts.values("from_zone"), facts.values("message_id"), facts.digests(), strict=True))
+        assert history(sender, Buffer.STORE) == history(receiver, Buffer.FORWARD) == wanted
+    told = {}
+    for zone in mixed:
+        async with zone.admin() as admin:
+            told[zone.name] = (await admin.status())["storage"]
+    assert told["plant-a"] | {"scrub": False} == {
+        "backend": "postgres", "durable": True, "hash_chain": True, "offline_reads": False, "scrub": False,
+        "folder_backup": False,
+    }  # fmt: skip
+    assert told["enterprise"]["backend"] == "log" and told["enterprise"]["folder_backup"]
+    plant.stop()
+    enterprise.stop()
+    check_sound(enterprise)
+
+
+async def test_a_server_that_is_away_blocks_nobody_for_good(mixed: tuple[DatabaseZone, Zone]) -> None:
+    """While the database is away producers are told to retry; when it is back everything goes on by itself."""
+    plant, enterprise = mixed
+    plant.start()
+    enterprise.start()
+    async with plant.client() as client:
+        await client.append("operational", batch(10, from_zone=plant.name))
+        plant.server.kill()
+        with pytest.raises(BsfgError) as caught:
+            await client.append("operational", batch(10, first=10, from_zone=plant.name))
+        assert caught.value.retryable
+        plant.server.start()
+
+        for _ in range(600):
+            with contextlib.suppress(BsfgError):
+                answer = await client.append("operational", batch(20, from_zone=plant.name))
+                break
+            await asyncio.sleep(0.1)
+        assert answer.receipt.offsets.tolist() == list(range(20))
+    async with enterprise.client() as client:
+        await client.append("operational", batch(10, from_zone=enterprise.name))
+    await asyncio.gather(calm(plant, enterprise), calm(enterprise, plant))
+
+
+@pytest.mark.campaign
+@pytest.mark.soak
+async def test_kills_of_nodes_and_database(
+    mixed: tuple[DatabaseZone, Zone], soak_size: Callable[[int, int], int]
+) -> None:
+    """Nodes and the database server are killed in mid-batch; afterwards both sides are equal, in order and sound."""
+    plant, enterprise = mixed
+    seed = seed_of_run()
+    print(f"BSFG_SEED={seed}")
+    random = Random(seed)
+    plant.start()
+    enterprise.start()
+    producers = Insistent(plant, seed), Insistent(enterprise, seed + 1)
+    tasks = [asyncio.create_task(producer.run()) for producer in producers]
+    for _ in range(soak_size(15, 300)):
+        before = plant.end(Buffer.FORWARD), enterprise.end(Buffer.FORWARD)
+        await until(lambda at=before: (plant.end(Buffer.FORWARD), enterprise.end(Buffer.FORWARD)) != at, "any facts")  # type: ignore[misc]
+        await asyncio.sleep(random.uniform(0, 0.1))
+        victim = random.choice((plant, enterprise, plant.server))
+        victim.kill()
+        await asyncio.sleep(random.uniform(0, 0.2))
+        await asyncio.to_thread(victim.start)
+    for producer in producers:
+        producer.stop()
+    await asyncio.gather(*tasks)
+    await asyncio.gather(calm(plant, enterprise), calm(enterprise, plant))
+    for producer, sender, receiver in ((producers[0], plant, enterprise), (producers[1], enterprise, plant)):
+        assert history(sender, Buffer.STORE) == history(receiver, Buffer.FORWARD) == expected(producer)
+    plant.stop()
+    enterprise.stop()
+    check_sound(enterprise)

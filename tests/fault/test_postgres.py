@@ -1,0 +1,268 @@
+"""What goes wrong with a database: killed while it writes, away, read-only, unsafe, another's, or touched by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections.abc import Callable, Coroutine, Iterator
+from functools import wraps
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import psycopg
+import pytest
+from tests.servers import postgres
+
+from bsfg.errors import (
+    BsfgError,
+    FormatUnsupported,
+    OutcomeUnknown,
+    StorageForeign,
+    StorageReadOnly,
+    StorageTaken,
+    StorageUnavailable,
+    StorageUnreadable,
+    StorageUnsafe,
+)
+from bsfg.ports import Confirmation, ConsumerSpec, Result
+from bsfg.retention import GapReason
+from bsfg.stores.postgres.database import PostgresSettings
+from bsfg.stores.postgres.storage import PostgresStorage
+from bsfg.testing.facts import batch, messages
+from bsfg.testing.postgres import PackagedServer
+
+ZONE, STREAM = "plant", "operational"
+_numbers = itertools.count(1)
+
+
+def coroutine(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a test in an event loop of its own."""
+
+    @wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+@pytest.fixture
+def settings() -> PostgresSettings:
+    """Give a role with a schema of its own."""
+    name = f"f{os.getpid()}_{next(_numbers)}"
+    return PostgresSettings(postgres().role(name), name, patience_seconds=20)
+
+
+@pytest.fixture
+def own_server() -> Iterator[PackagedServer]:
+    """Give a server that a test may kill."""
+    server = PackagedServer()
+    yield server
+    server.stop()
+
+
+async def opened(settings: PostgresSettings, zone: str = ZONE) -> PostgresStorage:
+    return await PostgresStorage.open(settings, zone=zone)
+
+
+@coroutine
+async def test_a_killed_server_loses_and_doubles_nothing(own_server: PackagedServer) -> None:
+    """The server is killed while many append and is started again: all goes on, each fact is there once."""
+    storage = await opened(PostgresSettings(own_server.dsn, patience_seconds=60))
+    stores = [await storage.store(STREAM), await storage.store("audit")]
+    acked: list[set[str]] = [set(), set()]
+    stopping = asyncio.Event()
+
+    async def producer(number: int) -> None:
+        at, facts = number % 2, itertools.count()
+        while not stopping.is_set():
+            first = 3 * next(facts)
+            receipt = await stores[at].append(batch(3, seed=number, first=first))
+            assert receipt.count(Result.INSERTED) == 3
+            acked[at] |= {str(each.envelope.message_id) for each in messages(3, seed=number, first=first)}
+
+    producers = [asyncio.create_task(producer(number)) for number in range(6)]
+    random = Random(5)
+    for _ in range(4):
+        await asyncio.sleep(0.3 + random.random() / 3)
+        await asyncio.to_thread(own_server.kill)
+        await asyncio.to_thread(own_server.start)
+    await asyncio.sleep(0.3)
+    stopping.set()
+    await asyncio.gather(*producers)
+    for store, known in zip(stores, acked, strict=True):
+        frames = [frame async for frame in store.replay(0)]
+        found = [str(each) for frame in frames if frame.entries for each in frame.entries.values("message_id")]
+        assert len(found) == len(set(found)) == (await store.stats()).end
+        assert set(found) == known
+        assert len(known) > 100
+    await storage.close()
+
+
+@coroutine
+async def test_a_server_that_stays_away_is_told_of_and_comes_back(own_server: PackagedServer) -> None:
+    """Beyond its patience the storage says that the server is away; without being opened again it goes on later."""
+    storage = await opened(PostgresSettings(own_server.dsn, patience_seconds=0.2))
+    store = await storage.store(STREAM)
+    await store.append(batch(2))
+    await storage.cursors.create(ConsumerSpec("reader", STREAM))
+    own_server.kill()
+    with pytest.raises((OutcomeUnknown, StorageUnavailable)) as caught:
+        await store.append(batch(2, first=2))
+    assert caught.value.retryable
+    with pytest.raises(StorageUnavailable):
+        await store.append(batch(2, first=2))
+    with pytest.raises(StorageUnavailable):
+        await storage.cursors.commit("reader", Confirmation(through=1))
+    with pytest.raises(StorageUnavailable):
+        _ = [frame async for frame in store.replay(0)]
+    own_server.start()
+    assert (await store.append(batch(4))).offsets.tolist() == [0, 1, 2, 3]
+    assert (await storage.cursors.commit("reader", Confirmation(through=3))).committed == 3
+    await storage.close()
+
+
+@coroutine
+async def test_no_server_at_the_start(tmp_path: Path, settings: PostgresSettings) -> None:
+    """A server that is not there, a role that is not let in and a string that is none each have their error."""
+    for dsn, kind in (
+        (f"host={tmp_path} user=postgres", StorageUnavailable),
+        (settings.dsn.replace(f"user={settings.schema}", "user=nobody"), StorageUnreadable),
+        ("no such thing", StorageUnreadable),
+    ):
+        with pytest.raises(kind) as caught:
+            await opened(PostgresSettings(dsn))
+        assert caught.value.hint
+    assert StorageUnavailable.retryable and not StorageUnreadable.retryable
+
+
+@coroutine
+async def test_a_read_only_server_stores_nothing(settings: PostgresSettings) -> None:
+    """A server that takes no writes says so, at the start and later, and what was stored stays readable."""
+    storage = await opened(settings)
+    store = await storage.store(STREAM)
+    await store.append(batch(2))
+    postgres().execute(f"ALTER ROLE {settings.schema} SET default_transaction_read_only = on")
+    _end_connections(settings)
+    with pytest.raises(StorageReadOnly):
+        await store.append(batch(2, first=2))
+    assert [frame.last async for frame in store.replay(0)] == [1]
+    await storage.close()
+    with pytest.raises(StorageReadOnly):
+        await opened(settings)
+    postgres().execute(f"ALTER ROLE {settings.schema} RESET default_transaction_read_only")
+    storage = await opened(settings)
+    assert (await (await storage.store(STREAM)).append(batch(4))).offsets.tolist() == [0, 1, 2, 3]
+    await storage.close()
+
+
+@coroutine
+async def test_tables_of_a_newer_version_are_refused(settings: PostgresSettings) -> None:
+    """A program does not touch tables that a newer one has made."""
+    await (await opened(settings)).close()
+    postgres().execute(f"INSERT INTO {settings.schema}.migration VALUES (999, now())")
+    with pytest.raises(FormatUnsupported):
+        await opened(settings)
+
+
+@coroutine
+async def test_two_zones_do_not_share_a_schema(settings: PostgresSettings) -> None:
+    """The tables of a zone are refused to another one, and a second node of the zone finds them taken."""
+    storage = await opened(settings)
+    with pytest.raises(StorageTaken):
+        await opened(settings)
+    await storage.close()
+    with pytest.raises(StorageForeign):
+        await opened(settings, "enterprise")
+    await (await opened(settings)).close()
+
+
+@coroutine
+async def test_a_node_that_was_overtaken_writes_nothing(settings: PostgresSettings) -> None:
+    """Whoever lost the lock, and with it the zone, can neither append, confirm, record nor remove any more."""
+    old = await opened(settings)
+    store = await old.store(STREAM)
+    await store.append(batch(3))
+    await old.cursors.create(ConsumerSpec("reader", STREAM))
+    asked = "SELECT pid FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory' AND usename = %s"
+    for (pid,) in postgres().execute(asked, settings.schema):
+        postgres().execute("SELECT pg_terminate_backend(%s, 5000)", pid)
+    new = await opened(settings)
+    for write in (
+        lambda: store.append(batch(3, first=3)),
+        lambda: old.cursors.commit("reader", Confirmation(through=1)),
+        lambda: store.set_aside(batch(1), "fact_expired"),
+        lambda: store.enforce_retention(link_open=True),
+    ):
+        with pytest.raises(StorageTaken):
+            await write()
+    after = await new.store(STREAM)
+    assert (await after.append(batch(4))).offsets.tolist() == [0, 1, 2, 3]
+    assert (await new.cursors.checkpoint("reader")).committed == -1
+    await old.close()
+    await new.close()
+
+
+@pytest.mark.parametrize("setting", ["synchronous_commit", "fsync"])
+def test_what_is_not_durable_is_refused(setting: str) -> None:
+    """A server that acknowledges what it may lose is refused, unless that is accepted."""
+    server = PackagedServer(f"{setting} = off")
+
+    async def run() -> None:
+        with pytest.raises(StorageUnsafe) as caught:
+            await opened(PostgresSettings(server.dsn))
+        assert setting in caught.value.message and "allow_unsafe" in caught.value.hint
+        await (await opened(PostgresSettings(server.dsn, allow_unsafe=True))).close()
+
+    try:
+        asyncio.run(run())
+    finally:
+        server.stop()
+
+
+def test_a_table_touched_by_hand_is_damage(settings: PostgresSettings) -> None:
+    """A frame that was changed or removed is a recorded gap, found by reading; the other facts are given."""
+
+    async def run() -> None:
+        storage = await opened(settings)
+        store = await storage.store(STREAM)
+        for first in range(0, 12, 3):
+            await store.append(batch(3, first=first))
+        touched = f"UPDATE {settings.schema}.frame SET content = overlay(content placing 'x' from 150) WHERE base = 3"
+        postgres().execute(touched)
+        postgres().execute(f"DELETE FROM {settings.schema}.frame WHERE base = 9")
+        for _ in range(2):
+            frames = [frame async for frame in store.replay(0)]
+            reasons = [(frame.first, frame.last, frame.gap and frame.gap.reason) for frame in frames]
+            assert reasons == [(0, 2, None), (3, 5, GapReason.DAMAGED), (6, 8, None), (9, 11, GapReason.LOST)]
+            gaps = [(gap.first, gap.last, gap.reason) for gap in await store.gaps()]
+            assert sorted(gaps) == [(3, 5, GapReason.DAMAGED), (9, 11, GapReason.LOST)]
+            assert len(store.problems) in (0, 2)
+            await storage.close()
+            storage = await opened(settings)
+            store = await storage.store(STREAM)
+        # What is on record as lost has no key: who sends it again mends the harm.
+        assert (await store.append(batch(12))).offsets.tolist() == [0, 1, 2, 12, 13, 14, 6, 7, 8, 15, 16, 17]
+        await storage.close()
+
+    asyncio.run(run())
+
+
+def _end_connections(settings: PostgresSettings) -> None:
+    asked = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = %s"
+    postgres().execute(asked, settings.schema)
+
+
+@coroutine
+async def test_errors_of_the_server_are_ours(settings: PostgresSettings) -> None:
+    """Whatever the server says, callers get an error with a code and a hint."""
+    storage = await opened(settings)
+    store = await storage.store(STREAM)
+    await store.append(batch(1))
+    with psycopg.connect(postgres().dsn, autocommit=True) as connection:
+        connection.execute(f"ALTER TABLE {settings.schema}.key RENAME TO elsewhere")
+    with pytest.raises(BsfgError) as caught:
+        await store.append(batch(2, first=1))
+    assert caught.value.code != "internal" and caught.value.hint
+    await storage.close()
