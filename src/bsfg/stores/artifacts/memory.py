@@ -28,7 +28,7 @@ from bsfg.errors import (
     StorageClosed,
 )
 from bsfg.ports import Clock
-from bsfg.stores.artifacts.transfer import PIECE_BYTES, Announced, ContentIntake, closing
+from bsfg.stores.shared.intake import PIECE_BYTES, Announced, ContentIntake, closing
 
 SYSTEM_CLOCK = SystemClock()
 
