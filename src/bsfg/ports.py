@@ -449,7 +449,8 @@ class Capabilities:
 
     ``durable``: what is acknowledged outlives the process. ``hash_chain``: what is stored is chained, so that a change
     by hand shows. ``offline_reads``: programs read its folder while no node runs. ``scrub``: old bytes are re-read.
-    ``folder_backup``: `bsfg backup`, `restore`, `verify`, `inspect` and `salvage` work on its folder.
+    ``folder_backup``: `bsfg backup`, `restore`, `verify`, `inspect` and `salvage` work on its folder. ``keeps_all``: it
+    keeps the node's state and the zone's artifacts, too.
     """
 
     backend: str
@@ -458,6 +459,7 @@ class Capabilities:
     offline_reads: bool = False
     scrub: bool = False
     folder_backup: bool = False
+    keeps_all: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,23 @@
-"""Artifact stores keep their contract: in a folder, and on a disk that breaks on demand."""
+"""Artifact stores keep their contract: in a folder, on a disk that breaks on demand, and in PostgreSQL."""
 
+import itertools
+import os
 from pathlib import Path
 from typing import TypedDict
+
+from tests.servers import postgres
 
 from bsfg.artifacts import ArtifactStore
 from bsfg.ports import Clock
 from bsfg.stores.artifacts import ArtifactFolder
+from bsfg.stores.postgres.artifacts import PostgresArtifacts
+from bsfg.stores.postgres.database import PostgresSettings
+from bsfg.stores.postgres.storage import PostgresStorage
+from bsfg.stores.shared.intake import PIECE_BYTES
 from bsfg.testing.conformance import ArtifactStoreContract
 from bsfg.testing.disk import SimulatedArtifactDisk
+
+_numbers = itertools.count(1)
 
 
 class Settings(TypedDict):
@@ -62,3 +72,49 @@ class TestFolder(ArtifactStoreContract):
         """Write over the file."""
         digits = digest.removeprefix("sha256:")
         (self.folder / "content" / digits[:2] / digits).write_bytes(data)
+
+
+class TestPostgres(ArtifactStoreContract):
+    """Artifacts in PostgreSQL."""
+
+    async def make(
+        self, tmp_path: Path, *, clock: Clock, max_artifact_bytes: int | None, capacity_bytes: int | None
+    ) -> ArtifactStore:
+        """Make a schema."""
+        name = f"a{os.getpid()}_{next(_numbers)}"
+        self.server = PostgresSettings(postgres().role(name), name)
+        self.settings = {"max_artifact_bytes": max_artifact_bytes, "capacity_bytes": capacity_bytes}
+        self.clock = clock
+        return await self._open()
+
+    async def _open(self) -> ArtifactStore:
+        storage = await PostgresStorage.open(self.server, zone="plant", clock=self.clock)
+        return ClosesBoth(storage, self.clock, **self.settings)
+
+    async def reopen(self, store: ArtifactStore) -> ArtifactStore:
+        """Open the tables again."""
+        await store.close()
+        return await self._open()
+
+    async def damage(self, store: ArtifactStore, digest: str, data: bytes) -> None:
+        """Write over the pieces."""
+        schema = self.server.schema
+        asked = f"SELECT upload FROM {schema}.artifact_content WHERE digest = %s"
+        ((upload,),) = postgres().execute(asked, digest)
+        postgres().execute(f"DELETE FROM {schema}.artifact_chunk WHERE upload = %s", upload)
+        for part, at in enumerate(range(0, len(data), PIECE_BYTES)):
+            piece = data[at : at + PIECE_BYTES]
+            postgres().execute(f"INSERT INTO {schema}.artifact_chunk VALUES (%s, %s, %s)", upload, part, piece)
+
+
+class ClosesBoth(PostgresArtifacts):
+    """A store that closes the storage behind it, since nobody else does."""
+
+    def __init__(self, storage: PostgresStorage, clock: Clock, **settings: int | None) -> None:
+        super().__init__(storage.database, clock, **settings)
+        self._storage = storage
+
+    async def close(self) -> None:
+        """Close both."""
+        await super().close()
+        await self._storage.close()

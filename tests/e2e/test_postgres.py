@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -15,12 +19,13 @@ import psycopg
 import pytest
 from tests.e2e.cleanup import Cleanup
 from tests.e2e.producing import Insistent, calm, check_sound, expected, history, seed_of_run
+from tests.e2e.test_artifacts import download, naming, reference, upload
 from tests.e2e.zones import Zone, pair, until
 
 from bsfg.errors import BsfgError
 from bsfg.ports import Buffer, Frame
 from bsfg.stores.postgres.frames import StoredFrame
-from bsfg.testing.facts import batch
+from bsfg.testing.facts import batch, sealed
 from bsfg.testing.postgres import PackagedServer
 
 
@@ -113,7 +118,7 @@ async def test_facts_go_both_ways(mixed: tuple[DatabaseZone, Zone]) -> None:
             told[zone.name] = (await admin.status())["storage"]
     assert told["plant-a"] | {"scrub": False} == {
         "backend": "postgres", "durable": True, "hash_chain": True, "offline_reads": False, "scrub": False,
-        "folder_backup": False,
+        "folder_backup": False, "keeps_all": True,
     }  # fmt: skip
     assert told["enterprise"]["backend"] == "log" and told["enterprise"]["folder_backup"]
     plant.stop()
@@ -143,6 +148,55 @@ async def test_a_server_that_is_away_blocks_nobody_for_good(mixed: tuple[Databas
     async with enterprise.client() as client:
         await client.append("operational", batch(10, from_zone=enterprise.name))
     await asyncio.gather(calm(plant, enterprise), calm(enterprise, plant))
+
+
+async def test_artifacts_and_held_gates_are_in_the_database(mixed: tuple[DatabaseZone, Zone]) -> None:
+    """An artifact arrives before its fact, and a gate stays held, when the node's folder is lost with its machine."""
+    plant, enterprise = mixed
+    plant.start()
+    enterprise.start()
+    there, back = Random(1).randbytes(2_500_000), Random(2).randbytes(70_000)
+    for zone, content in ((plant, there), (enterprise, back)):
+        async with zone.client() as producer:
+            await upload(producer, content)
+            fact = naming(reference(content))
+            fact = replace(fact, envelope=replace(fact.envelope, from_zone=zone.name))
+            await producer.append("operational", sealed([fact]))
+    await asyncio.gather(calm(plant, enterprise), calm(enterprise, plant))
+    async with plant.admin() as operator:
+        await operator.hold_gate("from-enterprise", "the database is being moved")
+    plant.kill()
+    shutil.rmtree(plant.data)
+    plant.start()
+    assert await download(enterprise, reference(there)) == there == await download(plant, reference(there))
+    assert await download(plant, reference(back)) == back
+    async with plant.admin() as operator:
+        gates = {(view.link, view.side): view.gate for view in await operator.gates()}
+    assert gates["from-enterprise", "receiver"].reason == "the database is being moved"
+
+
+async def test_commands_know_where_the_facts_are(mixed: tuple[DatabaseZone, Zone]) -> None:
+    """The doctor looks at the database, and a backup of the folder, which would hold no facts, is refused."""
+    plant, _ = mixed
+    plant.start()
+    async with plant.client() as client:
+        await client.append("operational", batch(10, from_zone=plant.name))
+    plant.stop()
+    config = str(plant.folder / "zone.toml")
+    found = _ran("doctor", "-c", config, "--json")
+    says = [each["says"] for each in json.loads(found.stdout)["findings"] if each["check"] == "storage"]
+    assert "tables of version 1, 2 buffers, 10 facts" in says[0] and "bsfg backup" in says[1], says
+    refused = _ran("backup", str(plant.root / "copy"), "-c", config)
+    assert refused.returncode == 1 and b"storage_unable" in refused.stderr, refused.stderr
+    plant.server.kill()
+    found = _ran("doctor", "-c", config, "--json")
+    says = [each["level"] for each in json.loads(found.stdout)["findings"] if each["check"] == "storage"]
+    assert says[0] == "problem"
+    plant.server.start()
+
+
+def _ran(*args: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([sys.executable, "-m", "bsfg.cli", *args], capture_output=True, timeout=120, check=False)
 
 
 @pytest.mark.campaign

@@ -28,8 +28,10 @@ from bsfg.errors import (
 )
 from bsfg.ports import Confirmation, ConsumerSpec, Result
 from bsfg.retention import GapReason
-from bsfg.stores.postgres.database import PostgresSettings
+from bsfg.stores.postgres.database import Database, PostgresSettings
+from bsfg.stores.postgres.frames import chain_breaks
 from bsfg.stores.postgres.storage import PostgresStorage
+from bsfg.stores.shared.frame import encode_frame
 from bsfg.testing.facts import batch, messages
 from bsfg.testing.postgres import PackagedServer
 
@@ -247,6 +249,38 @@ def test_a_table_touched_by_hand_is_damage(settings: PostgresSettings) -> None:
         await storage.close()
 
     asyncio.run(run())
+
+
+@coroutine
+async def test_the_chain_shows_what_a_hand_has_made_consistent(settings: PostgresSettings) -> None:
+    """A frame that was forged with sound checksums, or put in another's place, does not follow the one before it."""
+    storage = await opened(settings)
+    store = await storage.store(STREAM)
+    for first in range(0, 12, 3):
+        await store.append(batch(3, first=first))
+    await storage.cursors.create(ConsumerSpec("reader", STREAM))
+    await storage.cursors.commit("reader", Confirmation(through=4))
+    await store.truncate_before(5)
+    await storage.close()
+    database = Database(settings)
+
+    def breaks() -> list[str]:
+        found: list[str] = []
+        database.look(ZONE, lambda connection: found.extend(chain_breaks(connection)))
+        return found
+
+    assert breaks() == []
+    tables = f"{settings.schema}.frame JOIN {settings.schema}.buffer ON id = buffer_id"
+    ((log_id, before),) = postgres().execute(f"SELECT log_id, chain_before FROM {tables} WHERE base = 6")
+    other = batch(3, first=600)
+    parts, _ = encode_frame(
+        other.to_message(), base=6, count=3, appended_at_unix_ms=1, log_id=log_id, chain_before=before
+    )
+    forged = f"UPDATE {settings.schema}.frame SET content = %s WHERE base = 6"
+    postgres().execute(forged, b"".join(map(bytes, parts[:2])))
+    assert breaks() == ["operational/store: the frame at 9 does not follow what is before offset 9"]
+    postgres().execute(f"DELETE FROM {settings.schema}.frame WHERE base = 9")
+    assert breaks() == ["operational/store: the last frame is not the one that the row of the buffer names"]
 
 
 def _end_connections(settings: PostgresSettings) -> None:

@@ -209,16 +209,15 @@ class SimulatedNode(Node):
         self.service: NodeService
         self.administration: Administration
 
-    async def _open_storage(self, metrics: Metrics) -> tuple[Storage, Reserve]:
+    async def _open_storage(self, metrics: Metrics) -> LogStorage:
         options = LogOptions(reserve_bytes=RESERVE_BYTES, segment_bytes=SEGMENT_BYTES)
-        storage = await LogStorage.open(self._machine.disk, clock=self.clock, options=options, workers=LoopWorkers)
-        self._stack.push_async_callback(storage.close)
-        return storage, storage.reserve
+        return await LogStorage.open(self._machine.disk, clock=self.clock, options=options, workers=LoopWorkers)
 
-    def _open_state(self, reserve: Reserve) -> NodeState:
-        return NodeState(self._machine.disk, reserve)
+    def _open_state(self, storage: Storage) -> NodeState:
+        assert isinstance(storage, LogStorage)
+        return NodeState(self._machine.disk, storage.reserve)
 
-    async def _open_artifacts(self, reserve: Reserve) -> ArtifactFolder:
+    async def _open_artifacts(self, storage: Storage) -> ArtifactFolder:
         return await ArtifactFolder.open(self._machine.artifacts, clock=self.clock)
 
     def _open_trail(self, reserve: Reserve) -> list[str]:

@@ -1,6 +1,7 @@
 """Opens what keeps a zone's facts: the embedded log, PostgreSQL, memory, or what another package brings.
 
-The node's own state, its audit trail and its artifacts are in the data folder, whatever keeps the facts.
+The audit trail is in the data folder, whatever keeps the facts. So are the node's state and the zone's
+artifacts, unless the storage keeps these as well.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from bsfg.config import ZoneConfig
 from bsfg.config.checks import BACKENDS
 from bsfg.errors import ConfigInvalid, ExtraMissing
-from bsfg.ports import Clock, Storage, StorageRequest
+from bsfg.node.state import NodeState, StateKeeper
+from bsfg.ports import ArtifactStore, Clock, Storage, StorageRequest
+from bsfg.stores.artifacts.folder import ArtifactFolder
 from bsfg.stores.log.files import DiskFiles, translated
 from bsfg.stores.log.reserve import Reserve
 from bsfg.stores.log.storage import MARK, LogStorage
@@ -31,6 +34,19 @@ class WithReserve(Protocol):
 
     async def relieve(self) -> None:
         """Let confirmed facts leave while the disk is full."""
+        ...
+
+
+@runtime_checkable
+class KeepsAll(Protocol):
+    """A storage that also keeps the node's state and the zone's artifacts: a node of another machine finds them too."""
+
+    def artifacts(self, *, max_artifact_bytes: int | None, capacity_bytes: int | None) -> ArtifactStore:
+        """Give the store of the zone's artifacts."""
+        ...
+
+    def state(self) -> StateKeeper:
+        """Give what keeps the node's values."""
         ...
 
 
@@ -69,14 +85,31 @@ def _postgres_settings(config: ZoneConfig) -> PostgresSettings:
     return PostgresSettings(table.dsn or "", table.schema, table.allow_unsafe, table.patience_seconds)
 
 
-def looked_at(config: ZoneConfig) -> str:
-    """Say what is found where a zone's facts are, without being its writer; raises what a start would."""
-    if config.storage.backend != "postgres":
-        return f"facts are kept by {config.storage.backend}"
-    settings = _postgres_settings(config)
-    from bsfg.stores.postgres.database import Database
+def looked_at(config: ZoneConfig, verified_bytes_max: int) -> tuple[str, list[str]]:
+    """Say what is found where a zone's facts are, and what is wrong with it; raises what a start would.
 
-    return Database(settings).look(config.zone.name)
+    Nothing is changed. Up to so many bytes every fact is read and held against the chain.
+    """
+    if config.storage.backend != "postgres":
+        return f"facts are kept by {config.storage.backend}", []
+    settings = _postgres_settings(config)
+    from bsfg.stores.postgres.database import Connection, Database
+    from bsfg.stores.postgres.frames import chain_breaks
+
+    breaks: list[str] = []
+    read: list[str] = []
+
+    def further(connection: Connection) -> None:
+        ((used,),) = connection.execute("SELECT coalesce(sum(used_bytes), 0)::bigint FROM buffer").fetchall()
+        if used <= verified_bytes_max:
+            with connection.transaction():
+                # One moment for all of it: the node may write meanwhile.
+                connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                breaks.extend(chain_breaks(connection))
+            read.append(", every byte verified" if not breaks else "")
+
+    said = Database(settings).look(config.zone.name, further)
+    return said + "".join(read), breaks
 
 
 def _check_left_nothing(config: ZoneConfig) -> None:
@@ -96,6 +129,35 @@ def lock_folder(folder: Path) -> Callable[[], None]:
         return files.lock("LOCK")
     except OSError as error:
         raise translated(error, f"opening {folder}") from None
+
+
+def open_state(config: ZoneConfig, storage: Storage, clock: Clock) -> NodeState:
+    """Open what the node remembers, in its storage if that keeps it, else in the data folder."""
+    if isinstance(storage, KeepsAll):
+        return NodeState(storage.state())
+    return NodeState(config.data_folder, reserve_of(storage, config.data_folder, clock))
+
+
+async def open_artifacts(config: ZoneConfig, storage: Storage, clock: Clock) -> ArtifactStore:
+    """Open the zone's artifacts, in its storage if that keeps them, else in their folder."""
+    table = config.artifacts
+    if isinstance(storage, KeepsAll):
+        return storage.artifacts(max_artifact_bytes=table.max_artifact_bytes, capacity_bytes=table.capacity_bytes)
+    reserve = reserve_of(storage, config.data_folder, clock)
+    return await ArtifactFolder.open(
+        config.artifacts_folder,
+        clock=clock,
+        max_artifact_bytes=table.max_artifact_bytes,
+        capacity_bytes=table.capacity_bytes,
+        is_full=lambda: reserve.short and _same_disk(config.data_folder, config.artifacts_folder),
+    )
+
+
+def _same_disk(one: Path, other: Path) -> bool:
+    try:
+        return one.stat().st_dev == other.stat().st_dev
+    except OSError:
+        return True
 
 
 def reserve_of(storage: Storage, folder: Path, clock: Clock) -> Reserve:

@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
@@ -27,7 +26,7 @@ from bsfg.journey.recover import recover
 from bsfg.node.administration import Administration
 from bsfg.node.alerts import AlertBoard, alert_gate
 from bsfg.node.authorize import Decision, Guard, Matrix
-from bsfg.node.backends import lock_folder, open_storage, reserve_of
+from bsfg.node.backends import KeepsAll, lock_folder, open_artifacts, open_state, open_storage, reserve_of
 from bsfg.node.certificates import Certificates
 from bsfg.node.dashboard import Dashboard
 from bsfg.node.links import LinkRegistry
@@ -44,8 +43,7 @@ from bsfg.node.status import Rates
 from bsfg.node.trail import AuditTrail
 from bsfg.node.upkeep import Upkeep
 from bsfg.node.watching import DamageWatch
-from bsfg.ports import Buffer, Clock, ConsumerSpec, Frame, StartAt, Storage
-from bsfg.stores.artifacts.folder import ArtifactFolder
+from bsfg.ports import ArtifactStore, Buffer, Clock, ConsumerSpec, Frame, StartAt, Storage
 from bsfg.stores.log.files import DiskFiles
 from bsfg.stores.log.reserve import Reserve
 from bsfg.stores.log.scrub import Log
@@ -118,16 +116,17 @@ class Node:
         metrics = Metrics()
         if config.storage.group_reads:
             ACCESS.let_group_read()
-        storage, reserve = await self._open_storage(metrics)
-        state = self._open_state(reserve)
+        storage = await self._open_storage(metrics)
+        self._stack.push_async_callback(storage.close)
+        state = self._open_state(storage)
         self._stack.callback(state.close)
-        trail_problems = self._open_trail(reserve)
+        trail_problems = self._open_trail(reserve_of(storage, config.data_folder, self.clock))
         self.alerts = AlertBoard(config.zone.name, config.alerts, metrics, self.clock, _note)
         self._stack.push_async_callback(self.alerts.close)
         board = self._board(state, metrics)
         matrix = Matrix.of(config, trust_of(config, watched.files if watched is not None else None))
         guard = Guard(matrix, self.clock, self._audit(metrics), config.listen.plaintext_identity)
-        artifacts = await self._open_artifacts(reserve)
+        artifacts = await self._open_artifacts(storage)
         self._stack.push_async_callback(artifacts.close)
         given = (NodeSettings.of(config), guard, self.clock, board, metrics, artifacts, state.peer, self.trail)
         self.parts = NodeContext(storage, *given)
@@ -151,26 +150,16 @@ class Node:
 
     # The disk.
 
-    async def _open_storage(self, metrics: Metrics) -> tuple[Storage, Reserve]:
-        config = self.config
-        if config.storage.backend != "log":
-            self._stack.callback(lock_folder(config.data_folder))
-        storage = await open_storage(config, self.clock, metrics.fsync_latency.observe)
-        self._stack.push_async_callback(storage.close)
-        return storage, reserve_of(storage, config.data_folder, self.clock)
+    async def _open_storage(self, metrics: Metrics) -> Storage:
+        if self.config.storage.backend != "log":
+            self._stack.callback(lock_folder(self.config.data_folder))
+        return await open_storage(self.config, self.clock, metrics.fsync_latency.observe)
 
-    def _open_state(self, reserve: Reserve) -> NodeState:
-        return NodeState(self.config.data_folder, reserve)
+    def _open_state(self, storage: Storage) -> NodeState:
+        return open_state(self.config, storage, self.clock)
 
-    async def _open_artifacts(self, reserve: Reserve) -> ArtifactFolder:
-        config = self.config
-        return await ArtifactFolder.open(
-            config.artifacts_folder,
-            clock=self.clock,
-            max_artifact_bytes=config.artifacts.max_artifact_bytes,
-            capacity_bytes=config.artifacts.capacity_bytes,
-            is_full=lambda: reserve.short and _same_disk(config.data_folder, config.artifacts_folder),
-        )
+    async def _open_artifacts(self, storage: Storage) -> ArtifactStore:
+        return await open_artifacts(self.config, storage, self.clock)
 
     def _open_trail(self, reserve: Reserve) -> list[str]:
         """Open the audit trail, say what is in force from here on, and give what was wrong with it."""
@@ -191,7 +180,7 @@ class Node:
     def _scrub(self, state: NodeState) -> None:
         """Begin to re-read what is sealed, if that is wanted."""
         config, table = self.config, self.config.storage
-        if not table.scrub:
+        if not table.scrub or isinstance(self.parts.storage, KeepsAll):
             return
 
         async def read(log: Log, first: int, end: int) -> AsyncIterator[Frame]:
@@ -489,10 +478,3 @@ async def run(config: ZoneConfig, ready: Callable[[Node], None] | None = None) -
         if ready is not None:
             ready(node)
         await stopping.wait()
-
-
-def _same_disk(one: Path, other: Path) -> bool:
-    try:
-        return one.stat().st_dev == other.stat().st_dev
-    except OSError:
-        return True

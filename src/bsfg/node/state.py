@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from bsfg.batch import EntryBatch
 from bsfg.clock import SystemClock
@@ -31,15 +31,56 @@ STATE = "node/state.journal"
 _PEER, _GATE, _RELEASE = "peer", "gate", "release"
 
 
-class NodeState:
-    """The durable values of one node; open it before anything else of the node starts."""
+@runtime_checkable
+class StateKeeper(Protocol):
+    """What makes the values of a node durable; ``is_lost`` when some that were there are not any more."""
+
+    @property
+    def problems(self) -> Sequence[str]:
+        """What was wrong when they were read."""
+        ...
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether values that were there are lost."""
+        ...
+
+    def load(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """Read all values, by kind and name; called once, before anything is kept."""
+        ...
+
+    def keep(self, kind: str, name: str, value: dict[str, Any]) -> None:
+        """Replace a value and return when it is durable."""
+        ...
+
+    def close(self) -> None:
+        """Release what it holds."""
+        ...
+
+
+class StateJournal:
+    """Values in a journal of the data folder."""
 
     def __init__(self, where: Path | Files, reserve: Reserve | None = None) -> None:
-        files: Files = DiskFiles(where) if isinstance(where, Path) else where
+        self._where = where
+        self._files: Files = DiskFiles(where) if isinstance(where, Path) else where
         self._values: dict[tuple[str, str], dict[str, Any]] = {}
-        self._lock = threading.Lock()
-        self._journal = Journal(files, STATE, self._snapshot, begins=True)
-        self._with_room = (reserve or Reserve(files, 0, SystemClock())).with_room
+        self._journal = Journal(self._files, STATE, self._snapshot, begins=True)
+        self._with_room = (reserve or Reserve(self._files, 0, SystemClock())).with_room
+
+    @property
+    def problems(self) -> list[str]:
+        """What was wrong with the journal when it was opened."""
+        return [f"{STATE}: {text}" for text in self._journal.problems]
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether values that were there are lost: which gates were held, and what was known of the senders."""
+        return self._journal.is_damaged
+
+    def load(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """Open the journal and read it."""
+        files = self._files
         try:
             existed = files.exists("node") and bool(files.list("streams"))
             if kept := make_folder(files, "node"):
@@ -53,17 +94,43 @@ class NodeState:
                     self._journal.problems.append("a record without kind, name or value is left out")
             remember_begun(files, STATE)
         except OSError as error:
-            raise translated(error, f"opening the state of the node in {where}") from None
+            raise translated(error, f"opening the state of the node in {self._where}") from None
+        return dict(self._values)
+
+    def keep(self, kind: str, name: str, value: dict[str, Any]) -> None:
+        """Append a record."""
+        record = Record({"kind": kind, "name": name, "value": value})
+        self._with_room(lambda: self._journal.append([record]))
+        self._values[kind, name] = value
+        if self._journal.wants_compaction:
+            self._journal.compact()
+
+    def close(self) -> None:
+        """Release the journal."""
+        self._journal.close()
+
+    def _snapshot(self) -> Iterator[Record]:
+        for (kind, name), value in self._values.items():
+            yield Record({"kind": kind, "name": name, "value": value})
+
+
+class NodeState:
+    """The durable values of one node; open it before anything else of the node starts."""
+
+    def __init__(self, where: Path | Files | StateKeeper, reserve: Reserve | None = None) -> None:
+        self._keeper = where if isinstance(where, StateKeeper) else StateJournal(where, reserve)
+        self._lock = threading.Lock()
+        self._values = self._keeper.load()
 
     @property
-    def problems(self) -> list[str]:
-        """What was wrong with the journal when it was opened."""
-        return [f"{STATE}: {text}" for text in self._journal.problems]
+    def problems(self) -> Sequence[str]:
+        """What was wrong with the values when they were read."""
+        return self._keeper.problems
 
     @property
     def is_lost(self) -> bool:
         """Whether values that were there are lost: which gates were held, and what was known of the senders."""
-        return self._journal.is_damaged
+        return self._keeper.is_lost
 
     def peer(self, link: str, stream: str) -> StoredMemory:
         """Give the memory of one stream of a link."""
@@ -120,20 +187,13 @@ class NodeState:
     def put(self, kind: str, name: str, value: dict[str, Any]) -> None:
         """Replace a value and return when it is durable."""
         with self._lock:
-            record = Record({"kind": kind, "name": name, "value": value})
-            self._with_room(lambda: self._journal.append([record]))
+            self._keeper.keep(kind, name, value)
             self._values[kind, name] = value
-            if self._journal.wants_compaction:
-                self._journal.compact()
 
     def close(self) -> None:
-        """Release the journal."""
+        """Release what keeps the values."""
         with self._lock:
-            self._journal.close()
-
-    def _snapshot(self) -> Iterator[Record]:
-        for (kind, name), value in self._values.items():
-            yield Record({"kind": kind, "name": name, "value": value})
+            self._keeper.close()
 
 
 class StoredMemory:

@@ -53,7 +53,8 @@ from bsfg.stores.artifacts.contents import (
     decoded,
 )
 from bsfg.stores.artifacts.files import ArtifactDiskFiles, ArtifactFiles, move_away, translated, translating
-from bsfg.stores.artifacts.transfer import Announced, ArtifactUpload, ContentIntake, Outgoing, closing
+from bsfg.stores.artifacts.transfer import ArtifactUpload, Outgoing
+from bsfg.stores.shared.intake import Announced, ContentIntake, closing
 
 FORMAT = 1
 MARK = "artifacts.json"

@@ -110,3 +110,45 @@ CREATE TABLE consumer (
     retired_reason text,
     peer_head bytea
 );
+
+CREATE SEQUENCE artifact_upload;
+
+CREATE TABLE artifact_chunk (
+    upload bigint NOT NULL,
+    part integer NOT NULL,
+    data bytea NOT NULL,
+    PRIMARY KEY (upload, part)
+);
+ALTER TABLE artifact_chunk ALTER COLUMN data SET STORAGE EXTERNAL;
+COMMENT ON TABLE artifact_chunk IS 'The pieces of uploads. Those of an upload that no content names are of one that is under way, or that broke off.';
+
+CREATE TABLE artifact_content (
+    digest text PRIMARY KEY,
+    size_bytes bigint NOT NULL,
+    upload bigint NOT NULL,
+    needed_unix_ms bigint NOT NULL
+);
+
+CREATE TABLE artifact_name (
+    bucket text COLLATE "C" NOT NULL,
+    key text COLLATE "C" NOT NULL,
+    digest text NOT NULL REFERENCES artifact_content,
+    size_bytes bigint NOT NULL,
+    media_type text NOT NULL,
+    created_unix_ms bigint NOT NULL,
+    PRIMARY KEY (bucket, key)
+);
+CREATE INDEX artifact_name_by_digest ON artifact_name (digest);
+
+CREATE TABLE remembered (
+    name text PRIMARY KEY,
+    value bytea NOT NULL
+);
+
+CREATE TABLE state (
+    kind text NOT NULL,
+    name text NOT NULL,
+    value text NOT NULL,
+    PRIMARY KEY (kind, name)
+);
+COMMENT ON TABLE state IS 'What the node remembers beside its buffers, as JSON: held gates, and where it stands with its senders.';

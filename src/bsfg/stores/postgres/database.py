@@ -149,8 +149,11 @@ class Database:
             connection.close()
             raise
 
-    def look(self, zone: str) -> str:
-        """Say what is found at the server without changing anything; raises what a start of the node would."""
+    def look(self, zone: str, further: Callable[[Connection], None] = lambda connection: None) -> str:
+        """Say what is found at the server without changing anything; raises what a start of the node would.
+
+        ``further`` looks at the tables as they are, when there are any.
+        """
         connection = self._connect()
         try:
             self._check_server(connection)
@@ -163,6 +166,7 @@ class Database:
                 raise _foreign(self.settings.schema, row[0], zone)
             asked = "SELECT count(*), coalesce(sum(end_offset - start_offset), 0)::bigint FROM buffer"
             buffers, facts = connection.execute(asked).fetchone() or (0, 0)
+            further(connection)
             return f"{server}: tables of version {version}, {buffers} buffers, {facts} facts"
         except psycopg.Error as error:
             raise translated(error, "looking at the tables") from None
@@ -225,19 +229,27 @@ class Database:
 
     # Use.
 
-    def run(self, doing: str, work: Callable[[Connection, bool], Found], *, changes: bool = False) -> Found:
+    def run(
+        self,
+        doing: str,
+        work: Callable[[Connection, bool], Found],
+        *,
+        changes: bool = False,
+        patience_seconds: float | None = None,
+    ) -> Found:
         """Do some work on a connection, and once more when that is lost; ``work`` is told whether it is made again.
 
         What changes something and cannot be made again in time has an unknown outcome.
         """
         deadline, again = 0.0, False
+        patience_seconds = self.settings.patience_seconds if patience_seconds is None else patience_seconds
         while True:
             losses = self._losses
             try:
                 connection = self._taken()
             except (StorageUnavailable, StorageUnreadable) as away:
                 # A role that was let in before and is not now is as good as a server that is away.
-                deadline = deadline or time.monotonic() + (0.0 if self._given_up else self.settings.patience_seconds)
+                deadline = deadline or time.monotonic() + (0.0 if self._given_up else patience_seconds)
                 if time.monotonic() < deadline:
                     time.sleep(_PAUSE_SECONDS)
                     continue
@@ -267,7 +279,9 @@ class Database:
         """Read the rows of a query."""
         return self.run(doing, lambda connection, again: connection.execute(asked, values, binary=True).fetchall())
 
-    def change(self, doing: str, work: Callable[[Connection], Found]) -> Found:
+    def change(
+        self, doing: str, work: Callable[[Connection], Found], *, patience_seconds: float | None = None
+    ) -> Found:
         """Do some work in a transaction that only the zone's present writer can commit; made again it does no harm."""
 
         def fenced(connection: Connection, again: bool) -> Found:
@@ -275,7 +289,7 @@ class Database:
                 self.check_epoch(connection)
                 return work(connection)
 
-        return self.run(doing, fenced, changes=True)
+        return self.run(doing, fenced, changes=True, patience_seconds=patience_seconds)
 
     def check_epoch(self, connection: Connection) -> None:
         """Raise unless the zone is still ours, and keep it so until the transaction ends."""

@@ -26,6 +26,7 @@ from bsfg.stores.shared.frame import (
     decode_rows,
     entries_of,
     entry_rows,
+    genesis,
 )
 from bsfg.stores.shared.judging import KEY_SCHEMA, Fetch, as_facts, key_rows
 
@@ -90,7 +91,8 @@ class StoredFrame:
             header = decode_frame_header(self.content)
             payload = memoryview(self.content)[FRAME_HEADER_BYTES:]
             check_payload(header, payload)
-            if (header.base, header.count, header.log_id) != (self.base, self.count, log_id):
+            said = (header.base, header.count, header.log_id, header.chain_before)
+            if said != (self.base, self.count, log_id, self.chain_before):
                 raise Damaged("the frame belongs to another place")
             schema = STORED_SCHEMA if kind == Buffer.FORWARD else FACT_SCHEMA
             if header.form == ROWS:
@@ -250,3 +252,29 @@ def absent(first: int, end: int, gaps: Sequence[GapRecord], removed_unix_ms: int
         at = last + 1
     if at < end:
         yield Frame(at, end - 1, gap=GapRecord(at, end - 1, GapReason.TRUNCATED, removed_unix_ms))
+
+
+def chain_breaks(connection: Connection) -> Iterator[str]:
+    """Read every frame of a zone, and say where one is not what was written, or does not follow the one before it."""
+    asked = "SELECT id, stream, kind, log_id, chain, end_offset FROM buffer ORDER BY stream, kind"
+    for id_, stream, kind, log_id, head, end in connection.execute(asked, binary=True).fetchall():
+        before = connection.execute(
+            "SELECT last + 1, chain_after FROM departed WHERE buffer_id = %s ORDER BY first DESC LIMIT 1", (id_,)
+        ).fetchone()
+        at, chain = (int(before[0]), bytes(before[1])) if before is not None else (0, genesis(log_id))
+        reader = FrameReader(id_, log_id, Buffer(kind), _not_recorded)
+        while frames := reader.page(connection, at, end):
+            for frame in frames:
+                if (frame.base, frame.chain_before) != (at, chain):
+                    yield f"{stream}/{kind}: the frame at {frame.base} does not follow what is before offset {at}"
+                try:
+                    frame.entries(log_id, Buffer(kind))
+                except Damaged as damage:
+                    yield f"{stream}/{kind}: the frame at {frame.base}: {damage}"
+                at, chain = frame.end, frame.chain_after
+        if (at, chain) != (end, head):
+            yield f"{stream}/{kind}: the last frame is not the one that the row of the buffer names"
+
+
+def _not_recorded(first: int, last: int, why: str, reason: GapReason) -> GapRecord:
+    return GapRecord(first, last, reason, 0, why)

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
+import orjson
+
 from bsfg.clock import SystemClock
 from bsfg.digest import Hasher, Sha256
 from bsfg.errors import StorageClosed
@@ -13,12 +15,14 @@ from bsfg.frontier import Frontier
 from bsfg.ports import Buffer, Capabilities, Clock, ConsumerSpec, StartAt, Storage
 from bsfg.retention import Policy
 from bsfg.rules import check_name
+from bsfg.stores.postgres.artifacts import PostgresArtifacts
 from bsfg.stores.postgres.buffer import PostgresForwardBuffer, PostgresStoreBuffer
 from bsfg.stores.postgres.database import Connection, Database, PostgresSettings
 from bsfg.stores.postgres.writer import PostgresWriter
 from bsfg.stores.shared.committer import Workers
 from bsfg.stores.shared.cursors import ConsumerCursor, Cursors, Resolve
 
+STATE_PATIENCE_SECONDS = 2.0
 WORKERS_MAX = 8
 """How many buffers are written at once; each takes a connection."""
 
@@ -77,10 +81,39 @@ def _cursor(row: tuple[Any, ...]) -> ConsumerCursor:
     return ConsumerCursor(spec, frontier, log_id, created_unix_ms, retired, head, committed + 1)
 
 
+class PostgresState:
+    """The small values that a node keeps beside its buffers, in a table; see `bsfg.node.state.StateKeeper`."""
+
+    problems: Sequence[str] = ()
+    is_lost = False
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def load(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """Read all values, by kind and name."""
+        rows = self._database.rows("reading the state of the node", "SELECT kind, name, value FROM state")
+        return {(kind, name): orjson.loads(value) for kind, name, value in rows}
+
+    def keep(self, kind: str, name: str, value: dict[str, Any]) -> None:
+        """Replace a value and return when it is durable."""
+        asked = "INSERT INTO state VALUES (%s, %s, %s) ON CONFLICT (kind, name) DO UPDATE SET value = excluded.value"
+        row = (kind, name, orjson.dumps(value).decode())
+        # Not for long: whoever holds a gate keeps everybody waiting meanwhile.
+        self._database.change(
+            "keeping the state of the node",
+            lambda connection: connection.execute(asked, row),
+            patience_seconds=STATE_PATIENCE_SECONDS,
+        )
+
+    def close(self) -> None:
+        """The connections are the storage's."""
+
+
 class PostgresStorage:
     """The storage of a zone in PostgreSQL; open it with `PostgresStorage.open`."""
 
-    capabilities = Capabilities("postgres", hash_chain=True)
+    capabilities = Capabilities("postgres", hash_chain=True, keeps_all=True)
 
     def __init__(self, database: Database, clock: Clock, hasher: Hasher) -> None:
         self.database, self.clock, self.hasher = database, clock, hasher
@@ -118,6 +151,16 @@ class PostgresStorage:
         buffer = await self._open(stream, Buffer.FORWARD, policy)
         assert isinstance(buffer, PostgresForwardBuffer)
         return buffer
+
+    def artifacts(self, *, max_artifact_bytes: int | None, capacity_bytes: int | None) -> PostgresArtifacts:
+        """Give the store of the zone's artifacts, in the same tables."""
+        return PostgresArtifacts(
+            self.database, self.clock, max_artifact_bytes=max_artifact_bytes, capacity_bytes=capacity_bytes
+        )
+
+    def state(self) -> PostgresState:
+        """Give what keeps the node's own values, in the same tables."""
+        return PostgresState(self.database)
 
     async def streams(self) -> list[tuple[str, Buffer]]:
         """List the buffers that exist."""
