@@ -8,7 +8,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -17,13 +17,20 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.e2e import test_artifacts as artifacts
+from tests.e2e import test_consumers as consumers
+from tests.e2e import test_operating as operating
+from tests.e2e import test_quarantine as quarantine
+from tests.e2e import test_two_zones as two_zones
 from tests.e2e.cleanup import Cleanup
 from tests.e2e.producing import Insistent, calm, check_sound, expected, history, seed_of_run
 from tests.e2e.test_artifacts import download, naming, reference, upload
 from tests.e2e.zones import Zone, pair, until
 
 from bsfg.errors import BsfgError
+from bsfg.gaps import GapBook, GapSet, RangeSet, listed
 from bsfg.ports import Buffer, Frame
+from bsfg.retention import GapReason
 from bsfg.stores.postgres.frames import StoredFrame
 from bsfg.testing.facts import batch, sealed
 from bsfg.testing.postgres import PackagedServer
@@ -54,6 +61,16 @@ class TableLog:
             start, end = self._row(connection, "start_offset, end_offset")
         return SimpleNamespace(start=start, end=end)
 
+    def notes(self) -> Any:
+        """Give its gap records."""
+        with psycopg.connect(self.dsn) as connection:
+            (id_,) = self._row(connection, "id")
+            asked = "SELECT reason, ranges, detail, origin_zone, since_unix_ms FROM bsfg.gap WHERE buffer_id = %s"
+            book = GapBook()
+            for reason, ranges, *more in connection.execute(f"{asked} ORDER BY id", (id_,)):
+                book.add(GapSet(GapReason(reason), RangeSet.decode(ranges), *more))
+        return SimpleNamespace(gaps=listed(book.sets()))
+
     def _row(self, connection: psycopg.Connection[Any], columns: str) -> tuple[Any, ...]:
         asked = f"SELECT {columns} FROM bsfg.buffer WHERE stream = %s AND kind = %s"
         row = connection.execute(asked, (self.stream, str(self.buffer))).fetchone()
@@ -83,18 +100,51 @@ class DatabaseZone(Zone):
         return 0
 
 
+def in_database(plain: Zone, cleanup: Cleanup) -> DatabaseZone:
+    """Give a zone as it is, with its facts in a server of its own."""
+    zone = DatabaseZone(plain.name, plain.root, plain.certs, port=plain.port, http_port=plain.http_port)
+    zone.links, zone.identities, zone.serve = plain.links, plain.identities, plain.serve
+    zone.write()
+    cleanup.closing(SimpleNamespace(close=zone.server.stop))
+    cleanup.zone(zone)
+    return zone
+
+
 @pytest.fixture
-def mixed(tmp_path: Path, cleanup: Cleanup) -> Iterator[tuple[DatabaseZone, Zone]]:
+def mixed(tmp_path: Path, cleanup: Cleanup) -> tuple[DatabaseZone, Zone]:
     """Give a zone on PostgreSQL and one on the log that pull from each other, not started."""
     plain, enterprise = pair(tmp_path)
-    plant = DatabaseZone(plain.name, tmp_path, plain.certs, port=plain.port, http_port=plain.http_port)
-    plant.links, plant.identities, plant.serve = plain.links, plain.identities, plain.serve
-    plant.write()
-    cleanup.zone(plant)
-    cleanup.zone(enterprise)
-    yield plant, enterprise
-    plant.kill()
-    plant.server.stop()
+    return in_database(plain, cleanup), cleanup.zone(enterprise)
+
+
+@pytest.fixture
+def both(tmp_path: Path, cleanup: Cleanup) -> tuple[DatabaseZone, DatabaseZone]:
+    """Give two zones on PostgreSQL that pull from each other, not started."""
+    plant, enterprise = pair(tmp_path)
+    return in_database(plant, cleanup), in_database(enterprise, cleanup)
+
+
+ALIKE = [
+    artifacts.test_facts_wait_for_their_artifacts,
+    consumers.test_confirmations_in_any_order,
+    consumers.test_retired_consumer,
+    consumers.test_slow_consumer,
+    operating.test_hold_of_the_sender_ends_by_itself,
+    operating.test_hold_survives_kills_and_release_ends_it,
+    operating.test_stop_in_the_middle_of_everything,
+    quarantine.test_conflicts_pass_the_link_and_wait_for_an_operator,
+    quarantine.test_refusals_are_known_where_the_facts_were_said,
+    two_zones.test_partition_and_reconciliation,
+]
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("test", ALIKE, ids=lambda test: test.__name__)
+async def test_zones_on_postgres_behave_alike(
+    test: Callable[[tuple[Zone, Zone]], Awaitable[None]], both: tuple[DatabaseZone, DatabaseZone]
+) -> None:
+    """What holds of two zones on the log holds of two on PostgreSQL."""
+    await test(both)
 
 
 async def test_facts_go_both_ways(mixed: tuple[DatabaseZone, Zone]) -> None:

@@ -283,6 +283,21 @@ async def test_the_chain_shows_what_a_hand_has_made_consistent(settings: Postgre
     assert breaks() == ["operational/store: the last frame is not the one that the row of the buffer names"]
 
 
+@coroutine
+async def test_offsets_are_not_given_again_after_a_restore_underneath(settings: PostgresSettings) -> None:
+    """A row that somebody set back while the node runs stops its buffer, until it is opened anew."""
+    storage = await opened(settings)
+    store = await storage.store(STREAM)
+    await store.append(batch(3))
+    postgres().execute(f"UPDATE {settings.schema}.buffer SET end_offset = 1")
+    for _ in range(2):
+        with pytest.raises(StorageTaken) as caught:
+            await store.append(batch(3, first=3))
+        assert "restart" in caught.value.hint
+    assert (await store.stats()).end == 3
+    await storage.close()
+
+
 def _end_connections(settings: PostgresSettings) -> None:
     asked = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = %s"
     postgres().execute(asked, settings.schema)

@@ -26,7 +26,7 @@ from bsfg.ports import (
 )
 from bsfg.retention import Age, ConsumerStanding, Removal, ordered_before, removable_before
 from bsfg.stores.postgres.database import Connection, Database
-from bsfg.stores.postgres.frames import absent
+from bsfg.stores.postgres.frames import PAGE_FRAMES, absent
 from bsfg.stores.postgres.writer import PostgresWriter
 from bsfg.stores.shared.committer import Committer, Waiters, Workers, settle
 from bsfg.stores.shared.judging import AppendItem
@@ -170,7 +170,7 @@ class PostgresBuffer:
         reader, start = self._writer.reader, self.start
         if at < start:
             return list(absent(at, min(start, stop), self._writer.book.own(), 0))
-        most = 64 if stop - at > 64 else stop - at
+        most = min(PAGE_FRAMES, max_facts, stop - at)
 
         def look(connection: Connection) -> list[Frame]:
             frames = reader.page(connection, at, stop, most)

@@ -119,7 +119,7 @@ class PostgresWriter:
         return int(found[0]), bytes(found[1]), bytes(found[2])
 
     def _loaded(self, connection: Connection, again: bool) -> None:
-        self._reload(connection)
+        self.head = self._row(connection)
         rows = connection.execute(
             "SELECT reason, detail, origin_zone, since_unix_ms, ranges FROM gap WHERE buffer_id = %s ORDER BY id",
             (self.id,),
@@ -129,13 +129,14 @@ class PostgresWriter:
         if len(rows) > _COMPACT_ROWS + 4 * len(self.book.sets()):
             self._compact_gaps(connection)
 
-    def _reload(self, connection: Connection) -> None:
+    def _row(self, connection: Connection) -> BufferRow:
+        """Read the row of the buffer, while it is ours."""
         asked = f"SELECT epoch, {_HEAD} FROM buffer WHERE id = %s"
         row = connection.execute(asked, (self.id,)).fetchone()
         if row is None or row[0] != self._database.epoch:
             raise StorageTaken(f"another node has taken over {self.place}")
         start, end, used_bytes, keys, newest, chain = row[1:]
-        self.head = BufferRow(start, end, used_bytes, keys, newest, bytes(chain))
+        return BufferRow(start, end, used_bytes, keys, newest, bytes(chain))
 
     def rows(self, asked: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
         """Read rows of the tables."""
@@ -253,13 +254,9 @@ class PostgresWriter:
         self, connection: Connection, again: bool, parameters: dict[str, Any], aside: Sequence[AsideRow]
     ) -> bool:
         """Write a frame, and what is refused; tell whether it was, since no key that was in doubt is known."""
-        if again and parameters:
-            # The commit may have been the last thing that the lost connection did.
-            before = self.head
-            self._reload(connection)
-            there, self.head = self.head, before
-            if there.chain == parameters["chain"]:
-                return True
+        # The commit may have been the last thing that a lost connection did.
+        if again and parameters and self._row(connection).chain == parameters["chain"]:
+            return True
         if not aside:
             return not parameters or self._moved(connection, parameters)
         with connection.transaction():
@@ -270,8 +267,12 @@ class PostgresWriter:
     def _moved(self, connection: Connection, parameters: dict[str, Any]) -> bool:
         rows = connection.execute(_APPEND, parameters, binary=True).fetchall()
         if not rows:
-            self._reload(connection)
-            raise StorageTaken(f"the row of {self.place} was changed by somebody else")
+            # What is known here is not taken from there: offsets that were given once must not be given again.
+            there = self._row(connection)
+            raise StorageTaken(
+                f"the row of {self.place} ends at {there.end}, not at {self.head.end}: somebody changed it",
+                hint="The tables were restored or touched while the node ran: restart it, and reconcile its links.",
+            )
         return rows[0][0] is None
 
     # Room.
@@ -398,10 +399,10 @@ class PostgresWriter:
             "ORDER BY first LIMIT 1"
         )
 
-        def change(connection: Connection) -> bool:
+        def change(connection: Connection) -> int | None:
             row = connection.execute(asked, (self.id, limit), binary=True).fetchone()
             if row is None:
-                return False
+                return None
             keys = read_keys(row[1])
             facts, offsets = as_facts(keys), keys.column("offset").to_numpy()
             hashes = self._key_hash.of(facts.column("from_zone"), facts.column("message_id")).astype(np.int64)
@@ -411,13 +412,14 @@ class PostgresWriter:
                 (Int8Array(hashes), Int8Array(offsets), self.id),
             )
             connection.execute("UPDATE departed SET keys = NULL WHERE buffer_id = %s AND first = %s", (self.id, row[0]))
-            connection.execute("UPDATE buffer SET keys = keys - %s WHERE id = %s", (len(offsets), self.id))
-            return True
+            counted = "UPDATE buffer SET keys = keys - %s WHERE id = %s RETURNING keys"
+            left = connection.execute(counted, (len(offsets), self.id)).fetchone()
+            return int(left[0]) if left is not None else None
 
-        more = self._database.change(f"forgetting keys of {self.place}", change)
-        if more:
-            self._database.run("reading a buffer", lambda connection, again: self._reload(connection))
-        return more
+        left = self._database.change(f"forgetting keys of {self.place}", change)
+        if left is not None:
+            self.head = replace(self.head, keys=left)
+        return left is not None
 
     def kept_ranges(self) -> list[KeptRange]:
         """Give what was kept of what left."""
