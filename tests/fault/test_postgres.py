@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import socket
 from collections.abc import Callable, Coroutine, Iterator
 from functools import wraps
 from pathlib import Path
@@ -100,6 +101,48 @@ async def test_a_killed_server_loses_and_doubles_nothing(own_server: PackagedSer
         assert set(found) == known
         assert len(known) > 100
     await storage.close()
+
+
+@coroutine
+async def test_a_commit_that_a_lost_connection_had_under_way_is_recognised(
+    settings: PostgresSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server goes on with it; the next connection waits behind it, and finds by the chain that it is its own."""
+    made: list[psycopg.Connection[Any]] = []
+    connect = Database._connect
+
+    def recorded(self: Database) -> psycopg.Connection[Any]:
+        made.append(connect(self))
+        return made[-1]
+
+    monkeypatch.setattr(Database, "_connect", recorded)
+    storage = await opened(settings)
+    store = await storage.store(STREAM)
+    await store.append(batch(3))
+    with psycopg.connect(settings.dsn) as other:
+        other.execute(f"SELECT FROM {settings.schema}.buffer FOR UPDATE")
+        appending = asyncio.ensure_future(store.append(batch(2, first=3)))
+        [first] = await waiting(settings, 1)
+        [lost] = [each for each in made if not each.closed and each.info.backend_pid == first]
+        with socket.socket(fileno=os.dup(lost.fileno())) as broken:
+            broken.shutdown(socket.SHUT_RDWR)
+        await waiting(settings, 2)
+    receipt = await appending
+    assert (receipt.count(Result.INSERTED), receipt.offsets.tolist()) == (2, [3, 4])
+    assert (await store.append(batch(1, first=5))).offsets.tolist() == [5]
+    await storage.close()
+
+
+async def waiting(settings: PostgresSettings, count: int) -> list[int]:
+    """Wait until so many connections of a role wait for a lock, and give their numbers."""
+    asked = "SELECT pid FROM pg_stat_activity WHERE usename = current_user AND wait_event_type = 'Lock'"
+    with psycopg.connect(settings.dsn, autocommit=True) as looking:
+        for _ in range(1_000):
+            found = looking.execute(asked).fetchall()
+            if len(found) >= count:
+                return [pid for (pid,) in found]
+            await asyncio.sleep(0.02)
+    raise AssertionError(f"{len(found)} of {count} wait for a lock")
 
 
 @coroutine

@@ -267,8 +267,11 @@ class PostgresWriter:
     def _moved(self, connection: Connection, parameters: dict[str, Any]) -> bool:
         rows = connection.execute(_APPEND, parameters, binary=True).fetchall()
         if not rows:
-            # What is known here is not taken from there: offsets that were given once must not be given again.
             there = self._row(connection)
+            if there.chain == parameters["chain"]:
+                # A connection that was lost had its commit under way, and this one has just waited for it.
+                return True
+            # What is known here is not taken from there: offsets that were given once must not be given again.
             raise StorageTaken(
                 f"the row of {self.place} ends at {there.end}, not at {self.head.end}: somebody changed it",
                 hint="The tables were restored or touched while the node ran: restart it, and reconcile its links.",
