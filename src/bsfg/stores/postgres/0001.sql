@@ -27,7 +27,7 @@ CREATE TABLE buffer (
 COMMENT ON TABLE buffer IS 'One row per buffer. Its lock orders all commits, so that offsets are given in the order in which they appear.';
 
 CREATE TABLE frame (
-    buffer_id integer NOT NULL REFERENCES buffer,
+    buffer_id integer NOT NULL,
     base bigint NOT NULL,
     count integer NOT NULL,
     appended_at_unix_ms bigint NOT NULL,
@@ -37,7 +37,6 @@ CREATE TABLE frame (
     PRIMARY KEY (buffer_id, base)
 );
 ALTER TABLE frame ALTER COLUMN content SET STORAGE EXTERNAL;
-CREATE INDEX frame_by_time ON frame (buffer_id, appended_at_unix_ms);
 COMMENT ON TABLE frame IS 'What was stored with one commit: header and payload as the embedded log writes them, each with the digest of the one before.';
 
 CREATE TABLE key (

@@ -85,12 +85,8 @@ class PostgresBuffer:
 
     async def offset_at_time(self, unix_ms: int) -> int:
         """Give the first offset that became durable at a time or later."""
-        asked = (
-            "SELECT base FROM frame WHERE buffer_id = %s AND appended_at_unix_ms >= %s "
-            "ORDER BY appended_at_unix_ms, base LIMIT 1"
-        )
-        rows = await asyncio.to_thread(self._writer.rows, asked, (self._writer.id, unix_ms))
-        return max(self.start, rows[0][0]) if rows else self.end
+        reader, start, end = self._writer.reader, self.start, self.end
+        return await self._look(lambda connection: max(start, reader.first_at_time(connection, unix_ms, start, end)))
 
     async def key_at(self, offset: int) -> Key | None:
         """Give the key of the entry at an offset, or None when it is not retained."""

@@ -330,7 +330,7 @@ class Database:
             connection.close()
             return False
         with suppress(psycopg.Error):
-            if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+            if connection.pgconn.transaction_status != psycopg.pq.TransactionStatus.IDLE:
                 connection.rollback()
             with self._lock:
                 self._idle.append(connection)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from psycopg.types.numeric import Int8
 
 from bsfg.batch import EntryBatch, FactBatch
 from bsfg.columns import FACT_SCHEMA, STORED_SCHEMA
@@ -154,6 +155,24 @@ class FrameReader:
     def _hole(self, first: int, last: int, why: str, reason: GapReason) -> Frame:
         gap = self._on_damage(first, last, why, reason)
         return Frame(first, last, gap=GapRecord(first, last, gap.reason, gap.at_unix_ms, gap.detail))
+
+    def first_at_time(self, connection: Connection, unix_ms: int, start: int, end: int) -> int:
+        """Give the first offset of a range that became durable at a time or later, its end when there is none.
+
+        Times never decrease, so that the range is halved: an index over them would cost every append more.
+        """
+        asked = (
+            "SELECT base, base + count, appended_at_unix_ms FROM frame WHERE buffer_id = %s AND base <= %s "
+            "ORDER BY base DESC LIMIT 1"
+        )
+        while start < end:
+            middle = (start + end) // 2
+            base, after, at = connection.execute(asked, (self._id, Int8(middle))).fetchone() or (0, 0, unix_ms - 1)
+            if at < unix_ms:
+                start = max(middle + 1, after)
+            else:
+                end = base
+        return max(start, end)
 
     # Single facts.
 

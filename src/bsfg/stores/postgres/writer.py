@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from psycopg.types.numeric import Int8
 
 from bsfg.batch import EntryBatch, FactBatch
 from bsfg.clock import JumpGuardedClock
@@ -44,23 +45,21 @@ _HEAD = "start_offset, end_offset, used_bytes, keys, newest_unix_ms, chain"
 
 _APPEND = """
 WITH taken AS MATERIALIZED (
-    SELECT hash, at FROM key WHERE buffer_id = %(buffer)s AND hash = ANY(%(unsure)s)
+    SELECT hash, at FROM key WHERE %(unsure)s AND buffer_id = %(buffer)s AND hash = ANY(%(hashes)s)
 ), moved AS (
     UPDATE buffer SET end_offset = end_offset + %(count)s, used_bytes = used_bytes + %(size)s,
         keys = keys + %(count)s, newest_unix_ms = %(now)s, chain = %(chain)s
     WHERE id = %(buffer)s AND end_offset = %(base)s AND epoch = %(epoch)s AND NOT EXISTS (SELECT FROM taken)
     RETURNING id
 ), stored AS (
-    INSERT INTO frame SELECT id, %(base)s, %(count)s, %(now)s, %(before)s, %(size)s, %(content)s FROM moved
+    INSERT INTO frame
+    SELECT id, %(base)s, %(count)s::integer, %(now)s, %(before)s, %(size)s::integer, %(content)s FROM moved
 ), known AS (
     INSERT INTO key SELECT moved.id, fresh.hash, fresh.at
     FROM moved, unnest(%(hashes)s::bigint[], %(offsets)s::bigint[]) AS fresh(hash, at)
 )
 SELECT hash, at FROM taken UNION ALL SELECT NULL, id FROM moved
 """
-
-
-_NONE = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +159,7 @@ class PostgresWriter:
         now = max(self.steady.now_unix_ms(), self.head.newest_unix_ms)
         group = AppendGroup(items, batch, hashes, now, standing)
         verdict = BatchJudgement(np.zeros(len(batch), dtype=np.int8), np.full(len(batch), -1, dtype=np.int64))
-        if len(batch) and not (ranked[1:] == ranked[:-1]).any() and self._store(group, order, verdict, unsure=ranked):
+        if len(batch) and not (ranked[1:] == ranked[:-1]).any() and self._store(group, order, verdict, unsure=True):
             return receipts_of(items, verdict, self.head.chain, now)
         verdict = self._database.run(
             f"looking for keys in {self.place}",
@@ -198,27 +197,27 @@ class PostgresWriter:
         order: np.ndarray,
         verdict: BatchJudgement,
         *,
-        unsure: np.ndarray | None = None,
+        unsure: bool = False,
         refused: Sequence[Quarantined] = (),
     ) -> bool:
         """Write the rows of a batch that ``order`` names, and what is refused with them, in one transaction.
 
-        ``unsure`` are hashes of keys of which none may be known: else nothing is written, nor is room made for what
-        may be a repeat. Tells whether it was.
+        ``unsure`` says that no key of them may be known: else nothing is written, nor is room made for what may be a
+        repeat. Tells whether it was.
         """
-        fresh, head = np.sort(order), self.head
+        fresh, head = np.sort(order) if len(order) > 1 else order, self.head
         verdict.offsets[fresh] = np.arange(head.end, head.end + len(fresh))
         parameters: dict[str, Any] = {}
         if len(fresh):
             content, chain = self._frame(group, fresh)
-            if unsure is not None and head.used_bytes + len(content) > self.policy.capacity_bytes:
+            if unsure and head.used_bytes + len(content) > self.policy.capacity_bytes:
                 return False
             self._make_room(len(content), group.standing)
             head = self.head
             parameters = {
-                "buffer": self.id, "epoch": self._database.epoch, "base": head.end, "count": len(fresh),
-                "now": group.now_unix_ms, "before": head.chain, "chain": chain, "size": len(content),
-                "content": content, "unsure": Int8Array(_NONE if unsure is None else unsure.astype(np.int64)),
+                "buffer": self.id, "epoch": self._database.epoch, "base": Int8(head.end), "count": Int8(len(fresh)),
+                "now": Int8(group.now_unix_ms), "before": head.chain, "chain": chain, "size": Int8(len(content)),
+                "content": content, "unsure": unsure,
                 "hashes": Int8Array(group.hashes[order].astype(np.int64)), "offsets": Int8Array(verdict.offsets[order]),
             }  # fmt: skip
         aside = self.quarantine.rows_of(refused)
