@@ -208,8 +208,10 @@ async def test_artifacts_and_held_gates_are_in_the_database(mixed: tuple[Databas
     there, back = Random(1).randbytes(2_500_000), Random(2).randbytes(70_000)
     for zone, content in ((plant, there), (enterprise, back)):
         async with zone.client() as producer:
-            await upload(producer, content)
-            fact = naming(reference(content))
+            # Each has a name of its own: what the other zone has sent may be here already.
+            named = reference(content, key=f"{zone.name}.pdf")
+            await upload(producer, content, named)
+            fact = naming(named)
             fact = replace(fact, envelope=replace(fact.envelope, from_zone=zone.name))
             await producer.append("operational", sealed([fact]))
     await asyncio.gather(calm(plant, enterprise), calm(enterprise, plant))
