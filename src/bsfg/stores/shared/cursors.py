@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -102,7 +103,7 @@ class CursorChange:
     result: ConsumerCursor | None = field(default=None)
 
 
-class Cursors:
+class Cursors(ABC):
     """The positions of all consumers in memory, and in front of what keeps them; concurrent commits share a write.
 
     A backend supplies `keep`, and calls `begin` with what it found.
@@ -120,11 +121,11 @@ class Cursors:
         self.are_lost = False
         """Whether consumers or their confirmations may have been lost: nobody knows then what they still need."""
 
+    @abstractmethod
     def keep(self, cursors: Sequence[ConsumerCursor]) -> None:
         """Make cursors durable, all of them or none; runs in the thread of the committer."""
-        raise NotImplementedError
 
-    def kept(self) -> None:
+    def kept(self) -> None:  # noqa: B027 - a backend may have nothing to do then
         """Do what is due behind a write."""
 
     def begin(self, cursors: Sequence[ConsumerCursor]) -> None:
