@@ -131,12 +131,11 @@ class LoopbackZone:
         self.port = orjson.loads(ready.read_bytes()).get("grpc_port", 0)
 
     def stop(self) -> None:
-        """End the process, gently at first."""
+        """End the process, gently at first: by its leash alone, as a second signal may end what it does last."""
         if self.process is None:
             return
         assert self.process.stdin is not None
         self.process.stdin.close()
-        self.process.terminate()
         try:
             self.process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
