@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 # Bytecode is kept, whatever the shell says: the tests start thousands of processes, and each would compile every module.
 export PYTHONDONTWRITEBYTECODE :=
 
-PYTEST = BSFG_SOAK=short $(BIN)/pytest -n $(WORKERS) --dist loadgroup
+PYTEST = BSFG_SOAK=short $(BIN)/pytest -n $(WORKERS) --dist loadgroup --durations 40 --durations-min 8
 
 .DEFAULT_GOAL := help
 .PHONY: docs help venv lint format programs test campaigns planted simulate trace soak house demo bench proto reference clean
