@@ -311,8 +311,10 @@ async def test_quarantine_is_listed_in_pages(sites: Sites, storage: str) -> None
         assert found == everything
     newest = await admin.quarantine_page(STREAM, limit=3, newest_first=True)
     assert [view.quarantined.id for view in newest.views] == sorted(id for *_, id in everything[-3:])[::-1]
-    with pytest.raises(InvalidArgument):
-        await admin.quarantine_page(after="nowhere")
+    # The last two are more than a storage, or Python, takes for a number.
+    for nowhere in ("nowhere", f"{STREAM}/forward/x", f"{STREAM}/forward/{10**19}", f"{STREAM}/forward/{5_000 * '9'}"):
+        with pytest.raises(InvalidArgument, match="no place in quarantine"):
+            await admin.quarantine_page(after=nowhere)
 
 
 @pytest.mark.parametrize("storage", ["memory", "log"])

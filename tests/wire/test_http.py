@@ -388,6 +388,19 @@ async def test_what_is_no_operation_is_said_so(sites: Sites) -> None:
     assert "POST" in answer.headers["allow"]
 
 
+@pytest.mark.parametrize(
+    ("path", "host"), [("/v2/facts", "localhost"), ("/v1/status/", "localhost"), ("/v1/status", "elsewhere.example")]
+)
+async def test_what_is_no_operation_is_not_asked_for_without_end(sites: Sites, path: str, host: str) -> None:
+    """Answers that cost nobody a right wait as refusals do when one caller asks for very many of them."""
+    site = await sites(names=[])
+    admission = site.listeners.admission
+    asked = [asyncio.create_task(site.http("GET", path, headers={"host": host})) for _ in range(30)]
+    await until(lambda: admission.sleeping > 0)
+    assert {answer.status for answer in await asyncio.gather(*asked)} <= {404, 421}
+    assert admission.sleeping == 0
+
+
 async def test_the_document_describes_the_routes(sites: Sites) -> None:
     """The OpenAPI document names every operation with its parameters, and every schema it refers to exists."""
     site = await sites()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from tests.journey.zones import origin_span
@@ -14,15 +14,15 @@ from tests.wire.conftest import Sites
 from tests.wire.site import Answer, Site, until
 
 from bsfg.batch import FactBatch
-from bsfg.errors import ArtifactMissing, BsfgError, GateHeld, PermissionRefused, UnknownLink
+from bsfg.errors import ArtifactMissing, BsfgError, GateHeld, InvalidArgument, PermissionRefused, UnknownLink
 from bsfg.fact import ArtifactRef, Envelope, Fact, Key, Message
-from bsfg.journey.link import FetchRequest
+from bsfg.journey.link import FetchRequest, PeerPosition
 from bsfg.node.authorize import Rule
 from bsfg.ports import Buffer, Confirmation
 from bsfg.sealing import seal
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.client import BoundaryClient
-from bsfg.wire.service import Caller, ObjectInfo
+from bsfg.wire.service import Caller, LinkReport, ObjectInfo
 
 OPEN, SECRET = "operational", "secret"
 
@@ -443,3 +443,22 @@ async def test_a_pipeline_moves_links_of_its_streams_alone(sites: Sites) -> None
     with pytest.raises(PermissionRefused, match="may not use the stream"):
         await admin.recall_peer("from-lab", OPEN)
     assert (await admin.acquire_lease("from-enterprise", "mover", 1_000)).holder == "mover"
+
+
+async def test_a_pipeline_reports_about_links_of_its_streams_alone(sites: Sites) -> None:
+    """A stream of one's own is no key to a link that does not carry it: neither to its gate, nor to what it knows."""
+    site = await furnished(sites)
+    site.act_as("mover")
+    admin = site.admin_client()
+    foreign = LinkReport("from-lab", "audit", hold_code="evil", hold_stream=OPEN, lease=None)
+    for refused in (
+        admin.report_link(foreign),
+        admin.recall_peer("from-lab", "audit"),
+        admin.remember_peer("from-lab", "audit", PeerPosition(log_id="x"), None),
+    ):
+        with pytest.raises(InvalidArgument, match="does not carry"):
+            await refused
+    assert site.parts.board.gate("from-lab").gate.mode == "autonomous"
+    assert list(site.parts.board.reports()) == []
+    await admin.report_link(replace(foreign, link="from-enterprise"))
+    assert site.parts.board.gate("from-enterprise").gate.mode == "held"

@@ -15,7 +15,7 @@ from bsfg.config.kinds import ANY, Action
 from bsfg.errors import BsfgError, InvalidArgument, NotReady, RemoteError, StorageFailed
 from bsfg.fact import Origin
 from bsfg.gate import RECEIVER
-from bsfg.journey.link import PeerMemory, PeerPosition, Release
+from bsfg.journey.link import PeerPosition, Release
 from bsfg.journey.truncate import decide, retire, truncate_before
 from bsfg.model import check_name
 from bsfg.node.authorize import Request
@@ -289,11 +289,7 @@ class Administration:
 
     async def report_link(self, caller: Caller, report: LinkReport) -> GateView:
         """Take a report about one stream of a link and give its gate."""
-        if report.stream:
-            self._check(caller, Action.REPORT, report.stream)
-            self._parts.settings.lane(report.stream)
-        else:
-            self._check_link(caller, report.link)
+        self._check_link(caller, report.link, report.stream)
         view = self._parts.board.report(report)
         metrics = self._parts.metrics
         if report.failure_code:
@@ -307,8 +303,8 @@ class Administration:
 
     async def recall_peer(self, caller: Caller, link: str, stream: str) -> PeerPosition:
         """Give what is remembered of the sender of a link."""
-        self._check(caller, Action.REPORT, stream)
-        return await self._memory(link, stream).recall()
+        self._check_link(caller, link, stream)
+        return await self._parts.memory(link, stream).recall()
 
     async def remember_peer(
         self,
@@ -320,14 +316,9 @@ class Administration:
         settles: Release | None = None,
     ) -> None:
         """Keep what a pipeline knows of the sender of a link, and that it has acted upon a release."""
-        self._check(caller, Action.REPORT, stream)
+        self._check_link(caller, link, stream)
         self._parts.board.check_lease(link, lease)
-        await self._memory(link, stream).remember(position, settles)
-
-    def _memory(self, link: str, stream: str) -> PeerMemory:
-        self._parts.board.gate(link)
-        self._parts.settings.lane(stream)
-        return self._parts.memory(link, stream)
+        await self._parts.memory(link, stream).remember(position, settles)
 
     def _check_gate(self, caller: Caller, link: str, side: str) -> Identity:
         """Check that somebody may act upon a gate: it concerns every stream that passes it."""
@@ -337,11 +328,16 @@ class Administration:
             self._check(caller, Action.ACT, stream)
         return row
 
-    def _check_link(self, caller: Caller, link: str) -> Identity:
-        """Check that a pipeline may move a stream of a link, at least one."""
-        row, guard = self._check(caller, Action.REPORT), self._parts.guard
+    def _check_link(self, caller: Caller, link: str, stream: str = "") -> Identity:
+        """Check that a pipeline may move a stream of a link: the one that it names, else at least one."""
+        row, guard = self._check(caller, Action.REPORT, stream or None), self._parts.guard
         streams = sorted(guard.matrix.gate_streams(link, RECEIVER))
-        if streams and not any(guard.allows(caller, Request(Action.REPORT, stream)) for stream in streams):
+        if stream:
+            self._parts.settings.lane(stream)
+            self._parts.board.gate(link)
+            if stream not in streams:
+                raise InvalidArgument(f"the link {link!r} does not carry the stream {stream!r}", link=link)
+        elif streams and not any(guard.allows(caller, Request(Action.REPORT, stream)) for stream in streams):
             self._check(caller, Action.REPORT, streams[0])
         return row
 
@@ -355,10 +351,14 @@ class Administration:
         return self._parts.guard.check(caller, Request(action, stream))
 
 
+_DIGITS_MAX = 18
+"""Of the number of a quarantined fact, which is one of 64 bits wherever it is kept."""
+
+
 def _place_after(token: str) -> tuple[str, int | None]:
     """Read where a page begins: a buffer, and the number in it that those given follow."""
     place, _, number = token.rpartition("/")
-    if token and (not place or not (number or "0").isdecimal()):
+    if token and (not place or not (number or "0").isdecimal() or len(number) > _DIGITS_MAX):
         raise InvalidArgument(f"{token[:80]!r} is no place in quarantine", hint="Give the `next` of the page before.")
     return place, int(number) if number else None
 

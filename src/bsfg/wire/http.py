@@ -37,7 +37,7 @@ from bsfg.ports import Buffer, Confirmation, GapRecord
 from bsfg.rows import Row, row_of
 from bsfg.rules import judge
 from bsfg.wire.grpc_calls import check_most
-from bsfg.wire.http_server import DATA_POLICY, Endpoint, Handler, attachment, caller_of, endpoint, problem
+from bsfg.wire.http_server import DATA_POLICY, Endpoint, Handler, attachment, bucket_of, caller_of, endpoint, problem
 from bsfg.wire.limits import Admission, WireLimits
 from bsfg.wire.operations import HTTP, JSON, JSON_LINES, OPERATIONS, Asks, Operation, openapi, terms_of
 from bsfg.wire.service import AdminService, BoundaryService, Caller, ObjectInfo
@@ -160,7 +160,20 @@ class HttpBoundary:
         routes: list[BaseRoute] = [Route(each.path, self._endpoint(each), methods=[each.method]) for each in OPERATIONS]
         if self._pages is not None:
             routes += self._pages.routes(self._admission)
-        return Starlette(routes=routes, exception_handlers={HTTPException: _not_an_operation})
+        app = Starlette(routes=routes, exception_handlers={HTTPException: self._not_an_operation})
+        # A path is right or it is none: what leads elsewhere would be an answer that nobody has to wait for.
+        app.router.redirect_slashes = False
+        return app
+
+    async def _not_an_operation(self, request: Request, error: Exception) -> Response:
+        """Say that there is no such operation; who asks for those again and again waits for that."""
+        assert isinstance(error, HTTPException)
+        await self._admission.slow_down(f"{bucket_of(request)} asks for what there is not")
+        what = f"{request.method} {request.url.path[:200]}"
+        hint = "GET /openapi.json lists the operations."
+        answer = problem(InvalidArgument(f"{what} is not an operation here", hint=hint), error.status_code)
+        answer.headers.update(error.headers or {})
+        return answer
 
     def _endpoint(self, operation: Operation) -> Endpoint:
         handler: Handler = getattr(self, operation.name)
@@ -405,15 +418,6 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, Fetched]) -> 
 async def _gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-async def _not_an_operation(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    what = f"{request.method} {request.url.path[:200]}"
-    hint = "GET /openapi.json lists the operations."
-    answer = problem(InvalidArgument(f"{what} is not an operation here", hint=hint), error.status_code)
-    answer.headers.update(error.headers or {})
-    return answer
 
 
 def _json(value: Any) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +49,8 @@ class Notes:
         self.book = GapBook()
         self.anchors: list[Anchor] = []
         self.quarantine = Quarantine(files, folder)
-        self.released = GapBook()
+        # Operators give the reasons, and each is kept.
+        self.released = GapBook(sys.maxsize)
         self._old: dict[int, Record] = {}
 
     @property
