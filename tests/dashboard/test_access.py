@@ -17,7 +17,7 @@ from bsfg.gate import Mode
 from bsfg.node.dashboard import sessions
 from bsfg.wire.certs import create_authority, issue
 from bsfg.wire.limits import STRANGERS_PER_ADDRESS, Admission, FaultThrottle, WireLimits
-from bsfg.wire.operations import OPERATIONS, PAGES, TERMS
+from bsfg.wire.operations import PAGES, ROUTES, TERMS
 from bsfg.wire.tls import TlsFiles, client_context
 
 FORM = {"content-type": "application/x-www-form-urlencoded"}
@@ -46,7 +46,7 @@ async def test_with_tokens_nobody_without_one_gets_further_than_the_form(stages:
     assert (page.status, page.header("location")) == (303, "/dashboard/sign-in")
     assert b'name="token"' in (await stage.ask("GET", "/dashboard/sign-in")).body
     assert (await stage.ask("GET", "/dashboard/static/css/base.css")).status == 200
-    for operation in OPERATIONS:
+    for operation in ROUTES:
         path = re.sub(r"{\w+(:path)?}", "x", operation.path)
         answer = await stage.ask(operation.method, path)
         assert (answer.status, answer.json()["code"]) == (401, "sign_in_required"), operation.name

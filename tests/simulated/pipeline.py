@@ -26,9 +26,9 @@ from bsfg.journey.handoff import Handoff
 from bsfg.journey.link import PeerPosition, Release
 from bsfg.ports import Frame, Gap, GapRecord, GapSet
 from bsfg.spark.replicate import turn
-from bsfg.spark.replicate.carrying import CarriedPull
+from bsfg.spark.replicate.carrying import TaskPull
 from bsfg.spark.replicate.plan import StreamTaskPlan
-from bsfg.spark.replicate.turn import RemoteDesk
+from bsfg.spark.replicate.turn import RemoteReporter
 from bsfg.wire.service import LeaseView, LinkReport, PutCall, PutOutcome
 
 T = TypeVar("T")
@@ -192,9 +192,9 @@ class Pipeline:
                 admin, link, stream, log_id, lease
             )
         )
-        desk = RemoteDesk(admin, link.name, lease.token, lease.mode)
+        desk = RemoteReporter(admin, link.name, lease.token, lease.mode)
         stream = StreamTaskPlan(STREAM, consumer_name(machine.name, STREAM, link.buffer), capacity_bytes)
-        pull = CarriedPull(plan, stream, peer, own, admin, lease.token)
+        pull = TaskPull(plan, stream, peer, own, admin, lease.token)
         handoff = Handoff(link, desk, [pull], note=lambda event, **fields: None, rng=self.rng)
         telling = asyncio.create_task(desk.run())
         await handoff.start()

@@ -17,7 +17,7 @@ from bsfg.batch import FactBatch
 from bsfg.ports import Buffer, ConsumerSpec
 from bsfg.testing.facts import messages
 from bsfg.wire.http_server import attachment
-from bsfg.wire.operations import HTTP, OPERATIONS, SCHEMAS, Asks, openapi, terms_of
+from bsfg.wire.operations import HTTP, ROUTES, SCHEMAS, Asks, openapi, terms_of
 from bsfg.wire.service import ObjectInfo
 
 FACTS = f"/v1/streams/{STREAM}/facts"
@@ -407,17 +407,17 @@ async def test_the_document_describes_the_routes(sites: Sites) -> None:
     document = (await site.http("GET", "/openapi.json")).json()
     assert document == json.loads(json.dumps(openapi()))
     described = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
-    assert described == {(each.method, each.template) for each in OPERATIONS}
+    assert described == {(each.method, each.template) for each in ROUTES}
     references = {part.split('"')[0] for part in json.dumps(document).split("#/components/schemas/")[1:]}
     assert references <= set(SCHEMAS)
-    for operation in OPERATIONS:
+    for operation in ROUTES:
         declared = document["paths"][operation.template][operation.method.lower()]
         in_path = {each["name"] for each in declared["parameters"] if each["in"] == "path"}
         assert in_path == set(operation.path_names)
         assert all("{" + name + "}" in operation.template for name in in_path)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+@pytest.mark.parametrize("operation", ROUTES, ids=lambda operation: operation.name)
 async def test_every_operation_checks_its_caller(sites: Sites, operation: Any) -> None:
     """Whoever is revoked gets nothing but what is open to everybody."""
     site = await sites()

@@ -25,9 +25,9 @@ from bsfg.journey.verify import LinkHeld
 from bsfg.ports import Frame, GapRecord
 from bsfg.retention import GapReason
 from bsfg.spark.replicate import turn
-from bsfg.spark.replicate.carrying import Courier, RemotePull
+from bsfg.spark.replicate.carrying import Courier, CourierFlow
 from bsfg.spark.replicate.driver import LinkState
-from bsfg.spark.replicate.turn import RemoteDesk
+from bsfg.spark.replicate.turn import RemoteReporter
 from bsfg.testing.clock import FakeClock
 from bsfg.testing.facts import messages
 
@@ -47,12 +47,12 @@ def looks() -> tuple[Callable[[], bool], Callable[[], int]]:
     return gone, lambda: seen[0]
 
 
-async def keep(site: Site, gone: Callable[[], bool]) -> RemoteDesk:
+async def keep(site: Site, gone: Callable[[], bool]) -> RemoteReporter:
     """Take the lease and keep it as a task does; give its desk when it stops."""
     site.act_as("pipeline")
     admin = site.admin_client()
     lease = await admin.acquire_lease(LINK, HOLDER, 60_000)
-    desk = RemoteDesk(admin, LINK, lease.token, lease.mode)
+    desk = RemoteReporter(admin, LINK, lease.token, lease.mode)
     plan: Any = SimpleNamespace(name=LINK, holder=HOLDER)
     await turn._keep(admin, plan, lease, desk, gone)
     return desk
@@ -107,7 +107,7 @@ async def test_what_could_not_be_told_is_told_later(sites: Sites) -> None:
     site = await sites()
     site.act_as("pipeline")
     admin, board = site.admin_client(), site.parts.board
-    desk = RemoteDesk(admin, LINK, "mine", "normal")
+    desk = RemoteReporter(admin, LINK, "mine", "normal")
     other = board.acquire(LINK, "another", 60_000)
     desk.report(STREAM, PullProgress(inserted=2))
     with pytest.raises(LeaseLost):
@@ -167,7 +167,7 @@ async def test_gap_records_without_facts_are_carried(sites: Sites) -> None:
 async def test_a_task_knows_the_history_of_its_sender() -> None:
     """Only the task sees where an answer starts: another log, or one that went back, holds the link there."""
     link: Any = None
-    turns = RemotePull(link, SessionMemory(), clock=FakeClock())
+    turns = CourierFlow(link, SessionMemory(), clock=FakeClock())
     known = PeerPosition(log_id=LOG, latest_start=8, acknowledged=7, end=8)
     for log_id, start, end in (("another", 8, 8), (LOG, 8, 7), (LOG, 7, 8)):
         found = await turns.judge(Fetched(log_id, start, end, b""), known)

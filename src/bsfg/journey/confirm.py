@@ -1,4 +1,4 @@
-"""Step 4, confirm: a sender learns what is durable on the other side, and its frontier advances.
+"""Step 5, confirm: a sender learns what is durable on the other side, and its frontier advances.
 
 The frontier is contiguous: a confirmation beyond a hole is kept as an open range and counts once the hole closes.
 What the receiver refused for good passes the frontier too, but first leaves a gap record here, so that the zone which

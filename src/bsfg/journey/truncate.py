@@ -1,4 +1,4 @@
-"""Step 6, truncate: what everybody has confirmed may leave, when age allows, and while the peers are there to ask.
+"""Step 7, truncate: what everybody has confirmed may leave, when age allows, and while the peers are there to ask.
 
 What may leave, and with which record, is one rule, `bsfg.retention.departure`: the buffers ask it when room is short,
 and here it is asked from time to time and by operators. A buffer gives up nothing that a required consumer still needs.
@@ -68,6 +68,7 @@ async def truncate(
     horizon counts back from ``keys_as_of_unix_ms``, see `InStep`, or from now.
     """
     truncation = decide(await cursors.consumers(), buffer.stream, buffer.buffer, modes)
+    # The buffer asks for the frontier itself, in its writer's turn: consumers come and go meanwhile.
     await buffer.enforce_retention(link_open=truncation.link_open, keys_as_of_unix_ms=keys_as_of_unix_ms)
     return truncation
 

@@ -387,5 +387,5 @@ async def _put_again(buffer: StoreBuffer | ForwardBuffer, quarantined: Quarantin
 
 def _given(reason: str) -> str:
     if not reason.strip():
-        raise InvalidArgument("settling a quarantined fact needs a reason")
+        raise InvalidArgument("a decision that cannot be undone needs a reason")
     return reason

@@ -23,7 +23,7 @@ from bsfg.ports import Buffer, Frame
 from bsfg.wire.service import LinkReport
 
 
-class BoardDesk:
+class NativeReporter:
     """The desk of the native engine, in the same process as the board; ``lease`` is set while the engine holds it."""
 
     def __init__(self, link: str, parts: NodeContext, alerts: AlertBoard | None = None) -> None:
@@ -140,7 +140,7 @@ class NativeHandoff:
         rng: random.Random | None = None,
     ) -> None:
         self._link, self._parts, self._note = link.name, parts, note
-        self._desk = BoardDesk(link.name, parts, alerts)
+        self._desk = NativeReporter(link.name, parts, alerts)
         self._handoff = Handoff(link, self._desk, pulls, note=note, way=way, rng=rng)
         self._leasing: asyncio.Task[None] | None = None
 

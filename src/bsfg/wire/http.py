@@ -39,7 +39,7 @@ from bsfg.rules import judge
 from bsfg.wire.grpc_calls import check_most
 from bsfg.wire.http_server import DATA_POLICY, Endpoint, Handler, attachment, bucket_of, caller_of, endpoint, problem
 from bsfg.wire.limits import Admission, WireLimits
-from bsfg.wire.operations import HTTP, JSON, JSON_LINES, OPERATIONS, Asks, Operation, openapi, terms_of
+from bsfg.wire.operations import HTTP, JSON, JSON_LINES, ROUTES, Asks, HttpRoute, openapi, terms_of
 from bsfg.wire.service import AdminService, BoundaryService, Caller, ObjectInfo
 
 BATCH_FACTS = 2_000
@@ -157,7 +157,7 @@ class HttpBoundary:
 
     def app(self) -> Starlette:
         """Give the application, one route per operation, and the pages for people where there are any."""
-        routes: list[BaseRoute] = [Route(each.path, self._endpoint(each), methods=[each.method]) for each in OPERATIONS]
+        routes: list[BaseRoute] = [Route(each.path, self._endpoint(each), methods=[each.method]) for each in ROUTES]
         if self._pages is not None:
             routes += self._pages.routes(self._admission)
         app = Starlette(routes=routes, exception_handlers={HTTPException: self._not_an_operation})
@@ -175,7 +175,7 @@ class HttpBoundary:
         answer.headers.update(error.headers or {})
         return answer
 
-    def _endpoint(self, operation: Operation) -> Endpoint:
+    def _endpoint(self, operation: HttpRoute) -> Endpoint:
         handler: Handler = getattr(self, operation.name)
         who = caller_of if self._pages is None else self._pages.caller
         terms = terms_of(HTTP, operation.name)

@@ -22,7 +22,7 @@ from bsfg.journey.handoff import Handoff
 from bsfg.journey.receive import PullProgress
 from bsfg.spark.calls import calls
 from bsfg.spark.daemon import DAEMON_PID
-from bsfg.spark.replicate.carrying import CarriedPull
+from bsfg.spark.replicate.carrying import TaskPull
 from bsfg.spark.replicate.plan import LEASE_TTL_MS, LinkTaskPlan
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class TurnTally:
         )
 
 
-class RemoteDesk:
+class RemoteReporter:
     """Gathers what is to be told and tells it every so often, gate events and faults at once."""
 
     def __init__(self, admin: AdminClient, link: str, lease: str, mode: str) -> None:
@@ -242,7 +242,7 @@ async def _leased(admin: AdminClient, plan: LinkTaskPlan, gone: Callable[[], boo
     return None
 
 
-async def _move(plan: LinkTaskPlan, admin: AdminClient, lease: LeaseView, gone: Callable[[], bool]) -> RemoteDesk:
+async def _move(plan: LinkTaskPlan, admin: AdminClient, lease: LeaseView, gone: Callable[[], bool]) -> RemoteReporter:
     from bsfg.wire.client import BoundaryClient
     from bsfg.wire.reach import ConnectionDiagnosis
 
@@ -250,8 +250,8 @@ async def _move(plan: LinkTaskPlan, admin: AdminClient, lease: LeaseView, gone: 
     connection = calls().connection(plan.peer)
     connection.request_timeout_seconds = plan.link.request_timeout_seconds
     peer = BoundaryClient(connection)
-    desk = RemoteDesk(admin, plan.name, lease.token, lease.mode)
-    pulls = [CarriedPull(plan, each, peer, own, admin, lease.token, desk.came) for each in plan.streams]
+    desk = RemoteReporter(admin, plan.name, lease.token, lease.mode)
+    pulls = [TaskPull(plan, each, peer, own, admin, lease.token, desk.came) for each in plan.streams]
     watched = plan.peer.watched
     watched = watched if hasattr(watched, "files") else None
     reach = ConnectionDiagnosis(
@@ -284,7 +284,7 @@ async def _move(plan: LinkTaskPlan, admin: AdminClient, lease: LeaseView, gone: 
 
 
 async def _keep(
-    admin: AdminClient, plan: LinkTaskPlan, lease: LeaseView, desk: RemoteDesk, gone: Callable[[], bool]
+    admin: AdminClient, plan: LinkTaskPlan, lease: LeaseView, desk: RemoteReporter, gone: Callable[[], bool]
 ) -> None:
     """Keep the lease until it is another's turn, or it is lost."""
     since = time.monotonic()
@@ -309,7 +309,7 @@ async def _keep(
             return
 
 
-async def _settle(pulls: list[CarriedPull]) -> None:
+async def _settle(pulls: list[TaskPull]) -> None:
     """Give what was put a moment to be confirmed, so that the next task need not fetch it again."""
     with suppress(BsfgError, TimeoutError):
         async with asyncio.timeout(SETTLE_SECONDS):
