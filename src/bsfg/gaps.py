@@ -350,9 +350,24 @@ def check_gaps(gaps: Iterable[Gap], end: int) -> None:
 
 def listed(sets: Iterable[GapSet]) -> list[GapRecord]:
     """List the ranges of sets one by one, by the time they were recorded; for those who look at few of them."""
-    records = [record for each in sets for record in each.records()]
-    records.sort(key=lambda record: record.at_unix_ms)
-    return records
+    return [record for some in listed_in_steps(list(sets), _CHUNK_RANGES) for record in some]
+
+
+def listed_in_steps(sets: Sequence[GapSet], step_ranges: int) -> Iterator[list[GapRecord]]:
+    """List them some at a time: there may be very many, and others to be served between two steps."""
+    if not sets:
+        return
+    of = np.repeat(np.arange(len(sets)), [len(each.ranges) for each in sets])
+    names = ("firsts", "lasts", "times_unix_ms")
+    columns = [np.concatenate([getattr(each.ranges, name) for each in sets]) for name in names]
+    order = np.argsort(columns[2], kind="stable")
+    for at in range(0, len(order), step_ranges):
+        rows = order[at : at + step_ranges]
+        found = zip(of[rows].tolist(), *(column[rows].tolist() for column in columns), strict=True)
+        yield [
+            GapRecord(first, last, sets[each].reason, time, sets[each].detail, sets[each].origin_zone)
+            for each, first, last, time in found
+        ]
 
 
 class _Growing:

@@ -16,7 +16,7 @@ from bsfg.wire.convert import (
     buffer_of,
     confirmation_of,
     entry_message,
-    evidence_message,
+    evidence_pieces,
     gap_message,
     gap_of,
     gap_set_of,
@@ -191,12 +191,12 @@ class BoundaryServicer:
             entry = await self._service.get(caller, request.stream, key, buffer)
         return pb.GetFactResponse(entry=entry_message(entry))
 
-    async def get_evidence(self, request: pb.GetEvidenceRequest, caller: Caller) -> pb.GetEvidenceResponse:
+    async def get_evidence(self, request: pb.GetEvidenceRequest, caller: Caller) -> bytes:
         """Tell what a log shows of itself."""
         buffer, heads = buffer_of(request.buffer, Buffer.STORE), heads_of(request)
         async with self._calls.timeout():
             found = await self._service.evidence(caller, request.stream, buffer, heads)
-            return evidence_message(found, sets=request.sets)
+            return b"".join(await self._calls.admission.turns.of(evidence_pieces(found, sets=request.sets)))
 
     async def confirm_receipt(self, request: pb.ConfirmRequest, caller: Caller) -> pb.ConfirmResponse:
         """Record a confirmation."""
