@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import random
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -26,7 +24,15 @@ from bsfg.journey.recover import recover
 from bsfg.node.administration import Administration
 from bsfg.node.alerts import AlertBoard, alert_gate
 from bsfg.node.authorize import Decision, Guard, Matrix
-from bsfg.node.backends import KeepsAll, lock_folder, open_artifacts, open_state, open_storage, reserve_of
+from bsfg.node.backends import (
+    KeepsAll,
+    SharedStorage,
+    lock_folder,
+    open_artifacts,
+    open_state,
+    open_storage,
+    reserve_of,
+)
 from bsfg.node.certificates import Certificates
 from bsfg.node.dashboard import Dashboard
 from bsfg.node.links import LinkRegistry
@@ -65,11 +71,6 @@ OPENING_SECONDS = 2.0
 
 Opened = TypeVar("Opened")
 
-SWITCH_SECONDS = 0.0005
-"""How long a thread that works on somebody's many bytes keeps the interpreter from the event loop.
-
-Python's own 5 ms are added to every step of every other caller, and an append has a dozen of them."""
-
 _STATE_LOST = "storage_failed: the state of the node was damaged; whether an operator held this link is not known"
 
 
@@ -107,6 +108,11 @@ class Node:
         """Stop in the opposite order: no new calls, finish what is under way, release the storage."""
         await self._stack.aclose()
         log.info("node_stopped", zone=self.config.zone.name)
+
+    async def overtaken(self) -> None:
+        """Wait until another node of the zone has its storage; for ever where no other one can."""
+        storage = self.parts.storage
+        await (storage.overtaken() if isinstance(storage, SharedStorage) else asyncio.Event().wait())
 
     async def _start(self) -> None:
         config = self.config
@@ -403,8 +409,6 @@ class Node:
             matrix.vouching.check_server(names, matrix.identities[link.expected_server], self.clock.now_unix_ms())
 
         reach = ConnectionDiagnosis(
-            link.address.host,
-            link.address.port,
             link.expected_server,
             watched,
             connection,
@@ -459,22 +463,3 @@ QUIET = frozenset({"access_reloaded", "lease_taken", "alert_cleared", "orphans_c
 
 def _certificate_unusable(error: BsfgError) -> None:
     log.error("certificate_unusable", **error.to_dict())
-
-
-async def run(config: ZoneConfig, ready: Callable[[Node], None] | None = None) -> None:
-    """Run a node until it is told to stop by SIGINT or SIGTERM."""
-    import signal
-
-    sys.setswitchinterval(SWITCH_SECONDS)
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopping.set)
-    node = Node(config)
-    loop.add_signal_handler(signal.SIGHUP, node.reload)
-    async with node:
-        # What is here now stays: a search for garbage that goes through it holds everybody up for a twentieth second.
-        gc.freeze()
-        if ready is not None:
-            ready(node)
-        await stopping.wait()

@@ -19,6 +19,7 @@ from bsfg.gate import RECEIVER, SENDER, Mode
 from bsfg.journey.recover import RecoveredBuffer, look_at
 from bsfg.node.ages import Unconfirmed
 from bsfg.node.authorize import Matrix
+from bsfg.node.backends import SharedStorage
 from bsfg.node.parts import NodeContext
 from bsfg.ports import Buffer, BufferStats, ConsumerState
 from bsfg.wire.service import ConsumerView, GateView
@@ -407,6 +408,7 @@ async def document(
         "consumers": [_consumer(parts, view) for view in views],
         "links": _links(parts),
         "storage": asdict(parts.storage.capabilities),
+        "nodes": [asdict(each) for each in parts.storage.nodes()] if isinstance(parts.storage, SharedStorage) else [],
         "artifacts": asdict(await parts.artifacts.stats()) if parts.artifacts is not None else None,
         "scrub": dict(parts.scrub()) if parts.scrub is not None else None,
         "alerts": list(alerts),

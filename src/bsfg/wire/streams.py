@@ -181,6 +181,7 @@ class FrameStream(Generic[Ack]):
         try:
             future.set_result(self._read_ack(message))
         except BsfgError as error:
+            self._connection.doubt(error)
             future.set_exception(error)
 
     def _closed(self) -> BsfgError:

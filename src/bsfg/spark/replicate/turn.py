@@ -255,8 +255,6 @@ async def _move(plan: LinkTaskPlan, admin: AdminClient, lease: LeaseView, gone: 
     watched = plan.peer.watched
     watched = watched if hasattr(watched, "files") else None
     reach = ConnectionDiagnosis(
-        plan.link.address.host,
-        plan.link.address.port,
         plan.link.expected_server,
         watched,
         connection,

@@ -6,6 +6,8 @@ is told that it is made again, and looks first at what became of the first attem
 
 from __future__ import annotations
 
+import os
+import socket
 import struct
 import threading
 import time
@@ -14,11 +16,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 import psycopg
 from psycopg import sql
 from psycopg.adapt import Dumper
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Format
 
 from bsfg.errors import (
@@ -36,6 +40,7 @@ from bsfg.errors import (
     StorageUnreadable,
     StorageUnsafe,
 )
+from bsfg.stores.postgres.place import TAKEOVER_SECONDS, Place, PlaceWatch, ZoneNode, label
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 Found = TypeVar("Found")
@@ -44,9 +49,6 @@ OLDEST_SERVER = 140_000
 PATIENCE_SECONDS = 20.0
 CONNECT_SECONDS = 5
 _PAUSE_SECONDS = 0.1
-_LOCK_SPACE = 0x62736667
-_TAKEN_SECONDS = 5.0
-"""The server may need a moment to notice that the node before this one is dead."""
 
 _SETTINGS = {
     # Tables that were empty when a statement was planned grow: every statement of ours has an index to go by.
@@ -68,6 +70,8 @@ class PostgresSettings:
     schema: str = "bsfg"
     allow_unsafe: bool = False
     patience_seconds: float = PATIENCE_SECONDS
+    takeover_seconds: float = TAKEOVER_SECONDS
+    node_name: str = ""
 
 
 class Int8Array:
@@ -123,25 +127,39 @@ class Database:
         self.settings, self._on_sync = settings, on_sync
         self._idle: list[Connection] = []
         self._lock = threading.Lock()
-        self._guard: Connection | None = None
-        self._guarding = threading.Lock()
+        self._made: WeakSet[Connection] = WeakSet()
         self._losses = 0
         self._given_up = False
-        self._closed = False
-        self.epoch = 0
+        self._closed = self._lost_place = False
+        node = (settings.schema, settings.node_name, settings.takeover_seconds)
+        self._place = Place(self._connect, *node)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that this node has begun; whoever knows a lower one writes nothing."""
+        return self._place.epoch
+
+    @property
+    def nodes(self) -> Sequence[ZoneNode]:
+        """The nodes of the zone that run, as the active one last saw them."""
+        return self._place.nodes
 
     # Opening.
 
-    def open(self, zone: str, hasher: str) -> None:
-        """Be the zone's one writer: check the server, bring the tables up to date, and count up the epoch."""
+    def open(self, zone: str, hasher: str, on_lost: Callable[[], None] = lambda: None) -> None:
+        """Be the zone's one writer: check the server, bring the tables up to date, and count up the epoch.
+
+        ``on_lost`` is called, by another thread, when somebody else has become that.
+        """
         connection = self._connect()
         try:
             self._check_server(connection)
             self._make_schema(connection)
-            self._guard = self._take_lock(connection, _TAKEN_SECONDS)
+            self._place.take(connection)
             with connection.transaction():
                 migrate(connection)
-                self.epoch = _begin(connection, zone, hasher, self.settings.schema)
+                self._place.enter(connection, _begin(connection, zone, hasher, self.settings.schema))
+            self._place.keep(lambda: self._overtaken(on_lost))
         except psycopg.Error as error:
             connection.close()
             raise translated(error, "opening the tables") from None
@@ -175,9 +193,13 @@ class Database:
 
     def _connect(self) -> Connection:
         try:
-            connection: Connection = psycopg.connect(
-                self.settings.dsn, autocommit=True, connect_timeout=CONNECT_SECONDS, application_name="bsfg"
-            )
+            # A server behind a line that swallows everything must be known as away before another node takes over.
+            seconds = max(1, int(self.settings.takeover_seconds))
+            noticing = {"tcp_user_timeout": 1000 * seconds, "keepalives_idle": seconds, "keepalives_interval": 1,
+                        "keepalives_count": 3, "connect_timeout": CONNECT_SECONDS}  # fmt: skip
+            given: dict[str, Any] = {**noticing, **conninfo_to_dict(self.settings.dsn)}
+            given["application_name"] = label(self._place.token)
+            connection: Connection = psycopg.connect(autocommit=True, **given)
         except psycopg.OperationalError as error:
             if _denied(error):
                 hint = "Check dsn in [storage.postgres]: role, password, database, and pg_hba.conf of the server."
@@ -195,7 +217,12 @@ class Database:
         except psycopg.Error as error:
             connection.close()
             raise StorageUnavailable(f"the server ended the connection: {error}".strip()) from None
+        self._made.add(connection)
         return connection
+
+    def watch(self) -> PlaceWatch:
+        """Give what watches the place of the active node, for one that stands by."""
+        return PlaceWatch(self._connect, self.settings.schema, self.settings.node_name, self.settings.takeover_seconds)
 
     def _check_server(self, connection: Connection) -> None:
         version = connection.info.server_version
@@ -213,19 +240,6 @@ class Database:
         if connection.execute(asked, (self.settings.schema,)).fetchone() is None:
             schema = sql.Identifier(self.settings.schema)
             connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(schema), prepare=False)
-
-    def _take_lock(self, connection: Connection, wait_seconds: float) -> Connection:
-        """Hold the lock that keeps a second node of the zone from starting, for as long as the connection lasts."""
-        deadline = time.monotonic() + wait_seconds
-        asked = "SELECT pg_try_advisory_lock(%s, to_regnamespace(%s)::oid::bigint::bit(32)::integer)"
-        quoted = sql.Identifier(self.settings.schema).as_string(connection)
-        while True:
-            row = connection.execute(asked, (_LOCK_SPACE, quoted)).fetchone()
-            if row is not None and row[0]:
-                return connection
-            if time.monotonic() >= deadline:
-                raise StorageTaken(f"another node has the schema {self.settings.schema} open")
-            time.sleep(_PAUSE_SECONDS)
 
     # Use.
 
@@ -248,6 +262,8 @@ class Database:
             try:
                 connection = self._taken()
             except (StorageUnavailable, StorageUnreadable) as away:
+                if self._closed:
+                    raise self._ended(doing, unknown=again and changes) from None
                 # A role that was let in before and is not now is as good as a server that is away.
                 deadline = deadline or time.monotonic() + (0.0 if self._given_up else patience_seconds)
                 if time.monotonic() < deadline:
@@ -299,30 +315,32 @@ class Database:
     def close(self) -> None:
         """End all connections, and with them the lock."""
         self._closed = True
+        self._place.leave()
         self._forget_all()
+
+    def _overtaken(self, on_lost: Callable[[], None]) -> None:
+        """End all work at once: whoever waits for the server is told that the place is another's."""
+        self._closed = self._lost_place = True
+        for connection in list(self._made):
+            with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as line:
+                line.shutdown(socket.SHUT_RDWR)
+        on_lost()
+
+    def _ended(self, doing: str, *, unknown: bool) -> BsfgError:
+        if unknown:
+            return OutcomeUnknown(f"{doing}: the storage was closed meanwhile")
+        if self._lost_place:
+            return StorageTaken(f"{doing}: another node may have taken over the schema {self.settings.schema}")
+        return StorageUnavailable(f"{doing}: the storage is closed")
 
     def _taken(self) -> Connection:
         if self._closed:
             raise StorageUnavailable("the storage is closed")
-        with self._guarding:
-            if self._guard is None:
-                # After the server was away the lock is free, and may be another's.
-                self._guard = self._guarded()
+        self._place.hold()
         with self._lock:
             if self._idle:
                 return self._idle.pop()
         return self._connect()
-
-    def _guarded(self) -> Connection:
-        connection = self._connect()
-        try:
-            return self._take_lock(connection, _TAKEN_SECONDS)
-        except psycopg.Error as error:
-            connection.close()
-            raise StorageUnavailable(str(error)) from None
-        except BsfgError:
-            connection.close()
-            raise
 
     def _given_back(self, connection: Connection) -> bool:
         """Take a connection back; tell whether it can still be used."""
@@ -344,13 +362,13 @@ class Database:
             if losses != self._losses:
                 return
             self._losses += 1
+        self._place.doubt()
         self._forget_all()
 
     def _forget_all(self) -> None:
-        with self._guarding, self._lock:
+        with self._lock:
             idle, self._idle = self._idle, []
-            guard, self._guard = self._guard, None
-        for connection in (*idle, *([guard] if guard is not None else [])):
+        for connection in idle:
             connection.close()
 
 

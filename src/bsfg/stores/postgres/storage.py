@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Self
 
 import orjson
@@ -18,6 +19,7 @@ from bsfg.rules import check_name
 from bsfg.stores.postgres.artifacts import PostgresArtifacts
 from bsfg.stores.postgres.buffer import PostgresForwardBuffer, PostgresStoreBuffer
 from bsfg.stores.postgres.database import Connection, Database, PostgresSettings
+from bsfg.stores.postgres.place import ZoneNode
 from bsfg.stores.postgres.writer import PostgresWriter
 from bsfg.stores.shared.committer import Workers
 from bsfg.stores.shared.cursors import ConsumerCursor, Cursors, Resolve
@@ -121,6 +123,7 @@ class PostgresStorage:
         self._buffers: dict[tuple[str, Buffer], PostgresStoreBuffer | PostgresForwardBuffer] = {}
         self._opening = asyncio.Lock()
         self._workers = Workers("bsfg-writer", WORKERS_MAX)
+        self._lost = asyncio.Event()
         self._closed = False
 
     @classmethod
@@ -135,8 +138,14 @@ class PostgresStorage:
     ) -> Self:
         """Open the tables of a zone as its one writer, making them when there are none."""
         database, hasher = Database(settings, on_sync), hasher or Sha256()
-        await asyncio.to_thread(database.open, zone, hasher.name)
-        storage = cls(database, clock or SystemClock(), hasher)
+        storage, loop = cls(database, clock or SystemClock(), hasher), asyncio.get_running_loop()
+
+        def lost() -> None:
+            # The loop may have ended meanwhile, and whoever waited with it.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(storage._lost.set)
+
+        await asyncio.to_thread(database.open, zone, hasher.name, lost)
         await asyncio.to_thread(storage.cursors.open)
         return storage
 
@@ -161,6 +170,14 @@ class PostgresStorage:
     def state(self) -> PostgresState:
         """Give what keeps the node's own values, in the same tables."""
         return PostgresState(self.database)
+
+    def nodes(self) -> Sequence[ZoneNode]:
+        """Give the nodes of the zone that run, the active one first."""
+        return self.database.nodes
+
+    async def overtaken(self) -> None:
+        """Wait until another node has the zone, or may have it; from then on nothing is written nor read here."""
+        await self._lost.wait()
 
     async def streams(self) -> list[tuple[str, Buffer]]:
         """List the buffers that exist."""
