@@ -26,7 +26,7 @@ HOLD = {"link": "from-enterprise", "side": "receiver", "reason": "works on the f
 
 def mode(stage: Stage) -> Mode:
     """Give the mode of the link's gate."""
-    return stage.node.parts.board.gate("from-enterprise").gate.mode
+    return stage.node.parts.links.gate("from-enterprise").gate.mode
 
 
 async def test_without_tokens_a_certificate_is_wanted_at_the_door(stages: Stages) -> None:
@@ -195,7 +195,7 @@ async def test_an_operator_acts_with_a_reason_and_a_viewer_does_not(stages: Stag
     assert stage.events("request_refused")[-1]["identity"] == "token:control-room"
     held = await stage.ask("POST", "/dashboard/api/act/hold", {**HOLD, "for_seconds": 3600}, headers=operator)
     assert (held.status, held.json(), mode(stage)) == (200, {"mode": "held"}, Mode.HELD)
-    gate = stage.node.parts.board.gate("from-enterprise").gate
+    gate = stage.node.parts.links.gate("from-enterprise").gate
     assert (gate.held_by, gate.reason) == ("token:shift-lead", "works on the firewall")
     assert gate.held_until_unix_ms is not None
     [record] = stage.events("gate_held")

@@ -173,7 +173,7 @@ class Site:
         )
         await listeners.start(("127.0.0.1", 0), ("127.0.0.1", 0))
         site = Site(parts, boundary, admin, listeners, folder, refusals, watched)
-        for name in settings.lanes:
+        for name in settings.streams:
             await parts.store(name)
             await parts.forward(name)
         return site

@@ -89,7 +89,7 @@ async def test_operators_see_the_frontier_and_truncate_up_to_it(sites: Sites, st
     assert held.held_by == ("enterprise.operational",)
     with pytest.raises(TruncateRefused, match="not open"):
         await admin.truncate_before(STREAM, 3, "the disk is needed")
-    site.parts.board.on("enterprise", "sender", Event.PEER_FOUND)
+    site.parts.links.on("enterprise", "sender", Event.PEER_FOUND)
     with pytest.raises(TruncateRefused, match=r"enterprise\.operational confirmed only up to 5"):
         await admin.truncate_before(STREAM, 7, "the disk is needed")
     with pytest.raises(InvalidArgument):
@@ -202,7 +202,7 @@ async def test_who_hangs_up_loses_the_lease_soon(sites: Sites) -> None:
     assert (await keeping).wanted == 1
 
     def ends_ms() -> int:
-        lease = site.parts.board.leases.live(LINK)
+        lease = site.parts.links.leases.live(LINK)
         assert lease is not None
         return lease.ends_ms
 

@@ -31,7 +31,7 @@ async def test_a_lease_that_could_not_be_kept_is_kept_again(sites: Sites, monkey
     """An error that nobody foresaw is told, and the lease is renewed the next time; else the link would stand still."""
     monkeypatch.setattr(native, "LEASE_RENEW_SECONDS", 0.001)
     site = await sites()
-    board, renewed, noted = site.parts.board, [], list[str]()
+    board, renewed, noted = site.parts.links, [], list[str]()
     renew = LinkRegistry.renew
 
     def unlucky(*given: object) -> object:
@@ -115,7 +115,7 @@ async def test_a_finding_that_cannot_be_written_down_does_not_end_the_loop(
             failed.append(view.gate.mode)
             raise DiskFull(f"cannot write down that the gate is {view.gate.mode}")
 
-    board = site.parts.board
+    board = site.parts.links
     board.on_move = on_move
     [link] = parse(CONFIG.format(stream=""), site.folder / "zone.toml").links.values()
     pull = Revoked()
@@ -157,9 +157,9 @@ async def test_a_link_is_normal_when_all_its_streams_are(sites: Sites, monkeypat
     try:
         first.may_turn.set()
         await until(lambda: first.turns >= 3)
-        assert site.parts.board.gate(link.name).gate.mode == Mode.RECONCILIATION
+        assert site.parts.links.gate(link.name).gate.mode == Mode.RECONCILIATION
         second.may_turn.set()
-        await until(lambda: site.parts.board.gate(link.name).gate.mode == Mode.NORMAL)
+        await until(lambda: site.parts.links.gate(link.name).gate.mode == Mode.NORMAL)
     finally:
         await asyncio.wait_for(engine.stop(), 60)
 
@@ -169,7 +169,7 @@ async def test_a_pipeline_that_asks_gets_the_link(sites: Sites, monkeypatch: pyt
     monkeypatch.setattr(native, "LEASE_RENEW_SECONDS", 0.001)
     monkeypatch.setattr(links, "ABOUT_MS", 500)
     site, noted = await sites(), list[str]()
-    board = site.parts.board
+    board = site.parts.links
     [link] = parse(CONFIG.format(stream=""), site.folder / "zone.toml").links.values()
     engine = NativeHandoff(link, site.parts, [], note=lambda event, **fields: noted.append(event))
     await engine.start()
@@ -222,7 +222,7 @@ class Late:
 async def test_nothing_that_was_asked_for_before_passes_a_held_gate(sites: Sites, what: str) -> None:
     """A fetch may wait for long. What it brings is neither stored nor confirmed once the gate is held, facts or not."""
     site = await sites(storage="log")
-    link, board = "from-enterprise", site.parts.board
+    link, board = "from-enterprise", site.parts.links
     skipped = GapSet.of(GapRecord(0, 2, GapReason.SKIPPED, 1, "left out"))
     frames: dict[str, list[Frame]] = {
         "a gap": [Frame(0, 2, gap=LOST)],

@@ -129,12 +129,12 @@ class Node:
         trail_problems = self._open_trail(reserve_of(storage, config.data_folder, self.clock))
         self.alerts = AlertBoard(config.zone.name, config.alerts, metrics, self.clock, _note)
         self._stack.push_async_callback(self.alerts.close)
-        board = self._board(state, metrics)
+        registry = self._registry(state, metrics)
         matrix = Matrix.of(config, trust_of(config, watched.files if watched is not None else None))
         guard = Guard(matrix, self.clock, self._audit(metrics), config.listen.plaintext_identity)
         artifacts = await self._open_artifacts(storage)
         self._stack.push_async_callback(artifacts.close)
-        given = (NodeSettings.of(config), guard, self.clock, board, metrics, artifacts, state.peer, self.trail)
+        given = (NodeSettings.of(config), guard, self.clock, registry, metrics, artifacts, state.peer, self.trail)
         self.parts = NodeContext(storage, *given)
         self.damage = DamageWatch(self.parts, self.alerts, log.error)
         await self._recover([*state.problems, *trail_problems])
@@ -264,7 +264,7 @@ class Node:
 
     # Gates.
 
-    def _board(self, state: NodeState, metrics: Metrics) -> LinkRegistry:
+    def _registry(self, state: NodeState, metrics: Metrics) -> LinkRegistry:
         def on_move(view: GateView, before: Gate) -> None:
             if _accepts(view, before):
                 state.accept(view.link, before)
@@ -283,7 +283,7 @@ class Node:
                 reason=view.gate.reason,
             )
 
-        board = LinkRegistry(self.clock, on_move)
+        registry = LinkRegistry(self.clock, on_move)
         held = state.held_gates()
         lost = Gate(Mode.HELD, self.clock.now_unix_ms(), _STATE_LOST, held_by="node") if state.is_lost else None
         sides = [(name, RECEIVER) for name in self.config.links] + [(zone, SENDER) for zone in self.config.serve]
@@ -291,18 +291,18 @@ class Node:
             if lost is not None and (link, side) not in held:
                 held[link, side] = lost
                 state.keep_gate(link, side, lost)
-            board.add(link, side, held.get((link, side)))
+            registry.add(link, side, held.get((link, side)))
             metrics.gate_moved(
                 link, side, held[link, side].mode if (link, side) in held else Mode.AUTONOMOUS, moved=False
             )
-        return board
+        return registry
 
     # Storage.
 
     async def _recover(self, state_problems: Sequence[str] = ()) -> None:
         """Open every buffer before anyone can call, and say what was found."""
         self.damage.tell(self.config.zone.name, state_problems)
-        for stream in self.parts.settings.lanes:
+        for stream in self.parts.settings.streams:
             for kind in Buffer:
                 try:
                     await said_while(self.parts.buffer(stream, kind), stream=stream, buffer=str(kind))
@@ -317,7 +317,7 @@ class Node:
         """Give the buffers to leave alone: those out of service, and broken ones of streams no longer configured."""
         found = set(self.parts.unavailable)
         for name, kind in await self.parts.storage.streams():
-            if name not in self.parts.settings.lanes:
+            if name not in self.parts.settings.streams:
                 try:
                     opening = self.parts.storage.store if kind == Buffer.STORE else self.parts.storage.forward
                     buffer = await opening(name)

@@ -346,7 +346,7 @@ async def all_stats(parts: NodeContext) -> list[BufferStats]:
     """
     found = []
     for stream, buffer in await parts.storage.streams():
-        if stream in parts.settings.lanes:
+        if stream in parts.settings.streams:
             with suppress(StreamUnavailable):
                 opened = await parts.buffer(stream, buffer)
                 try:
@@ -446,7 +446,7 @@ def _buffer_document(stats: BufferStats, facts_per_second: float | None, unconfi
 
 def _consumer(parts: NodeContext, view: ConsumerView) -> dict[str, Any]:
     state = view.state
-    last_fetch = parts.board.last_fetch(state.spec.name)
+    last_fetch = parts.links.last_fetch(state.spec.name)
     parts.metrics.backlog.labels(state.spec.name).set(view.backlog)
     parts.metrics.frontier.labels(state.spec.name).set(state.checkpoint.committed)
     return {
@@ -462,16 +462,16 @@ def _consumer(parts: NodeContext, view: ConsumerView) -> dict[str, Any]:
 
 
 def _links(parts: NodeContext) -> list[dict[str, Any]]:
-    board = parts.board
+    registry = parts.links
     reports: dict[str, list[dict[str, Any]]] = {}
-    for at_unix_ms, report in board.reports():
+    for at_unix_ms, report in registry.reports():
         reports.setdefault(report.link, []).append(
             {
                 "stream": report.stream,
                 "at_unix_ms": at_unix_ms,
-                "holder": board.reporter(report.link, report.stream),
+                "holder": registry.reporter(report.link, report.stream),
                 "backlog": report.backlog,
-                "lag_seconds": board.lag_seconds(report.link, report.stream),
+                "lag_seconds": registry.lag_seconds(report.link, report.stream),
                 "inserted": report.inserted,
                 "repeated": report.repeated,
                 "refused": report.refused,
@@ -488,11 +488,11 @@ def _links(parts: NodeContext) -> list[dict[str, Any]]:
             "held_by": view.gate.held_by,
             "held_until_unix_ms": view.gate.held_until_unix_ms,
             "engine": _engine_of(parts, view),
-            "lease": board.holder(view.link) if view.side == RECEIVER else None,
-            "trouble": board.trouble(view.link, view.side),
+            "lease": registry.holder(view.link) if view.side == RECEIVER else None,
+            "trouble": registry.trouble(view.link, view.side),
             "reports": reports.get(view.link, []) if view.side == RECEIVER else [],
         }
-        for view in board.gates()
+        for view in registry.gates()
     ]
 
 

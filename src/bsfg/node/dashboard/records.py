@@ -33,7 +33,7 @@ async def gaps(
     for stream, buffer in await parts.storage.streams():
         if (stream, buffer) in parts.unavailable:
             continue
-        if stream in parts.settings.lanes and parts.guard.allows(caller, Request(Action.VIEW, stream)):
+        if stream in parts.settings.streams and parts.guard.allows(caller, Request(Action.VIEW, stream)):
             for each in await admin.gaps(caller, stream, buffer):
                 total += len(each.ranges)
                 found.append((stream, str(buffer), each if at_most is None else each.newest(at_most)))

@@ -22,7 +22,7 @@ from bsfg.journey.link import FetchRequest
 from bsfg.spark.calls import NodeAccess, calls
 from bsfg.spark.replicate.plan import LEASE_TTL_MS, LinkTaskPlan
 from bsfg.spark.replicate.replay import asked, ended, live_failure, start_replay
-from bsfg.spark.replicate.turn import FORMAT, LiveSource
+from bsfg.spark.replicate.shift import FORMAT, LiveSource
 from bsfg.spark.session import activate, failed, hush
 
 if TYPE_CHECKING:

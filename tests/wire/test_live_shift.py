@@ -24,10 +24,10 @@ from bsfg.journey.receive import PullProgress
 from bsfg.journey.verify import LinkHeld
 from bsfg.ports import Frame, GapRecord
 from bsfg.retention import GapReason
-from bsfg.spark.replicate import turn
+from bsfg.spark.replicate import shift
 from bsfg.spark.replicate.carrying import Courier, CourierFlow
 from bsfg.spark.replicate.driver import LinkState
-from bsfg.spark.replicate.turn import RemoteReporter
+from bsfg.spark.replicate.shift import RemoteReporter
 from bsfg.testing.clock import FakeClock
 from bsfg.testing.facts import messages
 
@@ -54,16 +54,16 @@ async def keep(site: Site, gone: Callable[[], bool]) -> RemoteReporter:
     lease = await admin.acquire_lease(LINK, HOLDER, 60_000)
     desk = RemoteReporter(admin, LINK, lease.token, lease.mode)
     plan: Any = SimpleNamespace(name=LINK, holder=HOLDER)
-    await turn._keep(admin, plan, lease, desk, gone)
+    await shift._keep(admin, plan, lease, desk, gone)
     return desk
 
 
 async def test_a_task_gives_way_to_its_sibling(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     """After its time a task lets the one that waits have the link, long before the most that it may keep it."""
-    monkeypatch.setattr(turn, "HOLD_SECONDS_MIN", 0.0)
+    monkeypatch.setattr(shift, "HOLD_SECONDS_MIN", 0.0)
     site, (gone, seen) = await sites(), looks()
     keeping = asyncio.create_task(keep(site, gone))
-    await until(lambda: site.parts.board.holder(LINK) is not None)
+    await until(lambda: site.parts.links.holder(LINK) is not None)
     waiting = asyncio.create_task(site.admin_client().acquire_lease(LINK, HOLDER, 60_000, wait_seconds=60))
     desk = await keeping
     waiting.cancel()
@@ -75,7 +75,7 @@ async def test_a_task_gives_way_to_its_driver_at_once(sites: Sites) -> None:
     """The driver needs no patience: whoever waits urgently has the link before the task's time is over."""
     site, (gone, seen) = await sites(), looks()
     keeping = asyncio.create_task(keep(site, gone))
-    await until(lambda: site.parts.board.holder(LINK) is not None)
+    await until(lambda: site.parts.links.holder(LINK) is not None)
     driver = site.admin_client().acquire_lease(LINK, HOLDER, 60_000, wait_seconds=60, urgent=True)
     waiting = asyncio.create_task(driver)
     await keeping
@@ -86,7 +86,7 @@ async def test_a_task_gives_way_to_its_driver_at_once(sites: Sites) -> None:
 async def test_a_task_that_lost_its_lease_moves_nothing_more(sites: Sites) -> None:
     """When somebody else has the lease the loops of the task stand still, for two engines would move one link."""
     site, (gone, _) = await sites(), looks()
-    board, lost = site.parts.board, False
+    board, lost = site.parts.links, False
 
     def stolen() -> bool:
         nonlocal lost
@@ -106,7 +106,7 @@ async def test_what_could_not_be_told_is_told_later(sites: Sites) -> None:
     """A report that the node did not take is kept, and added to what comes after it."""
     site = await sites()
     site.act_as("pipeline")
-    admin, board = site.admin_client(), site.parts.board
+    admin, board = site.admin_client(), site.parts.links
     desk = RemoteReporter(admin, LINK, "mine", "normal")
     other = board.acquire(LINK, "another", 60_000)
     desk.report(STREAM, PullProgress(inserted=2))
