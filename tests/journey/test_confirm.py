@@ -195,9 +195,10 @@ async def test_refusing_in_ever_other_words_leaves_no_records_without_end(make_z
     """A receiver may refuse one fact as often as it likes, each time for another reason: what is kept is bounded."""
     zone = await zone_with(make_zone, 3)
     for at in range(3):
-        refusals = [Refusal(0, 0, f"reason {at}", f"word {each}") for each in range(DETAILS_MAX)]
+        refusals = [Refusal(0, 0, f"reason\x00 {at}", f"word\x1b {each}") for each in range(DETAILS_MAX)]
         assert await confirm(zone, Confirmation(through=0), refusals) == 0
     await zone.restart()
     sets = await (await zone.store()).gap_sets()
     assert len(sets) == DETAILS_MAX + 1
     assert {each.detail.partition(":")[0] for each in sets} == {"enterprise"}
+    assert all(each.detail.isprintable() for each in sets)
