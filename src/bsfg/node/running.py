@@ -36,6 +36,9 @@ SWITCH_SECONDS = 0.0005
 
 Python's own 5 ms are added to every step of every other caller, and an append has a dozen of them."""
 
+LOOK_SECONDS = 10.0
+"""How long one that stands by waits for an answer of the server before it calls again."""
+
 LEAVE_SECONDS = 30.0
 """How long a node that was overtaken may take to end its work; beyond it the process ends, to be started again."""
 
@@ -83,7 +86,11 @@ class Standby:
         """Say that the node does not serve."""
         raise self.error()
 
-    takes_tokens = False
+    @property
+    def takes_tokens(self) -> bool:
+        """Let browsers without a certificate come as far as they would at the active node."""
+        return bool(self._config.tokens)
+
     caller = staticmethod(caller_of)
 
     def routes(self, admission: Admission) -> Sequence[BaseRoute]:
@@ -107,6 +114,7 @@ async def _stand_by(config: ZoneConfig, active: str, stopping: asyncio.Event) ->
     try:
         async with Standby(config, active) as standby:
             while not stopping.is_set():
+                overdue = asyncio.get_running_loop().call_later(LOOK_SECONDS, watch.interrupt)
                 try:
                     found = await asyncio.to_thread(watch.look)
                 except BsfgError as error:
@@ -117,6 +125,8 @@ async def _stand_by(config: ZoneConfig, active: str, stopping: asyncio.Event) ->
                     if found is None:
                         return
                     standby.active, problem_code = found, ""
+                finally:
+                    overdue.cancel()
                 await _first(stopping.wait(), asyncio.sleep(watch.interval_seconds))
     finally:
         await asyncio.to_thread(watch.close)

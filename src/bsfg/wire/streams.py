@@ -6,8 +6,8 @@ import asyncio
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -57,6 +57,7 @@ class FrameStream(Generic[Ack]):
         self._in_vain = 0
         self._is_closing = False
         self._resending: asyncio.Task[None] | None = None
+        self._writer: asyncio.Task[Any] | None = None
         self._call = connection.stream(method)
         self._reader = asyncio.create_task(self._read())
         self._ends = time.monotonic() + STREAM_SECONDS
@@ -84,7 +85,7 @@ class FrameStream(Generic[Ack]):
                     self._reader = asyncio.create_task(self._read())
                 self._waiting.append((number, future, frame))
                 # When the call has ended, the reader learns the reason: the frame goes into another one, or fails.
-                with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                with self._unless_ended():
                     await self._call.write(frame)
         except BaseException:
             future.cancel()
@@ -161,15 +162,33 @@ class FrameStream(Generic[Ack]):
         return True
 
     async def _resend(self, frames: list[Any]) -> None:
-        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        with self._unless_ended():
             for frame in frames:
                 await self._call.write(frame)
         if self._is_closing:
             await self._done_writing()
 
     async def _done_writing(self) -> None:
-        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        with self._unless_ended():
             await self._call.done_writing()
+
+    @contextmanager
+    def _unless_ended(self) -> Iterator[None]:
+        """Leave out the rest of a block when its call has ended, also by a connection that was closed here.
+
+        With that one gRPC may wait for ever; so whoever writes is woken when the call is known to have ended.
+        """
+        task = self._writer = asyncio.current_task()
+        assert task is not None
+        cancelling = task.cancelling()
+        try:
+            with suppress(BsfgError, asyncio.InvalidStateError), self._connection.telling():
+                yield
+        except asyncio.CancelledError:
+            if self._failure is None or task.uncancel() > cancelling:
+                raise
+        finally:
+            self._writer = None
 
     def _take(self, message: Any) -> None:
         if not self._waiting or self._waiting[0][0] != message.sequence:
@@ -189,6 +208,8 @@ class FrameStream(Generic[Ack]):
 
     def _fail(self, error: BsfgError) -> None:
         self._failure = error
+        if self._writer is not None:
+            self._writer.cancel()
         while self._waiting:
             _, future, _ = self._waiting.popleft()
             if not future.done():

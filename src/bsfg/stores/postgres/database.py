@@ -6,8 +6,6 @@ is told that it is made again, and looks first at what became of the first attem
 
 from __future__ import annotations
 
-import os
-import socket
 import struct
 import threading
 import time
@@ -40,7 +38,7 @@ from bsfg.errors import (
     StorageUnreadable,
     StorageUnsafe,
 )
-from bsfg.stores.postgres.place import TAKEOVER_SECONDS, Place, PlaceWatch, ZoneNode, label
+from bsfg.stores.postgres.place import TAKEOVER_SECONDS, Place, PlaceWatch, ZoneNode, hang_up, label
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 Found = TypeVar("Found")
@@ -318,12 +316,20 @@ class Database:
         self._place.leave()
         self._forget_all()
 
-    def _overtaken(self, on_lost: Callable[[], None]) -> None:
-        """End all work at once: whoever waits for the server is told that the place is another's."""
+    @property
+    def is_silent(self) -> bool:
+        """Whether the server was not reached for so long that another node may have taken over."""
+        return self._place.is_silent
+
+    def give_up(self) -> None:
+        """End all work at once: whoever waits for the server is told that the place may be another's."""
         self._closed = self._lost_place = True
+        self._place.give_up()
         for connection in list(self._made):
-            with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as line:
-                line.shutdown(socket.SHUT_RDWR)
+            hang_up(connection)
+
+    def _overtaken(self, on_lost: Callable[[], None]) -> None:
+        self.give_up()
         on_lost()
 
     def _ended(self, doing: str, *, unknown: bool) -> BsfgError:

@@ -8,7 +8,9 @@ is, which whoever takes the place counts up, and without which nothing is writte
 
 from __future__ import annotations
 
+import os
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -81,6 +83,12 @@ class _Seat:
         return row is not None and bool(row[0])
 
 
+def hang_up(connection: Connection) -> None:
+    """Have whoever waits for an answer over a connection wait no longer; any thread may."""
+    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as line:
+        line.shutdown(socket.SHUT_RDWR)
+
+
 def _has_nodes(connection: Connection) -> bool:
     return connection.execute("SELECT to_regclass('node')").fetchone() != (None,)
 
@@ -101,6 +109,7 @@ class Place:
         self._doubted = False
         self._ending = threading.Event()
         self._keeper: threading.Thread | None = None
+        self._seen = 0.0
 
     # Taking it.
 
@@ -128,6 +137,7 @@ class Place:
         assert self._guard is not None
         # A sign of life that a crash takes back is no loss.
         self._guard.execute("SET synchronous_commit TO off", prepare=False)
+        self._seen = time.monotonic()
         self._keeper = threading.Thread(target=self._keep, args=(on_lost,), name="bsfg-place", daemon=True)
         self._keeper.start()
 
@@ -149,10 +159,22 @@ class Place:
         """Have the lock looked after before the next use, since a connection was lost."""
         self._doubted = True
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether another node may take over, since no sign of life came through for so long.
+
+        Where nobody stands by there is nothing to be gained by leaving.
+        """
+        return len(self.nodes) > 1 and time.monotonic() - self._seen >= self.takeover_seconds
+
+    def give_up(self) -> None:
+        """Give no more signs of life."""
+        self._ending.set()
+
     def leave(self) -> None:
         """Give the place back; repeats are harmless."""
         self._ending.set()
-        if self._keeper is not None and self._keeper is not threading.current_thread():
+        if self._keeper is not None:
             self._keeper.join()
         with self._guarding:
             if self._guard is not None:
@@ -161,21 +183,15 @@ class Place:
             self._drop()
 
     def _keep(self, on_lost: Callable[[], None]) -> None:
-        seen = time.monotonic()
         while not self._ending.wait(self.takeover_seconds / SIGNS):
             try:
                 self.hold()
                 self._sign()
-                seen = time.monotonic()
+                self._seen = time.monotonic()
             except StorageTaken:
-                break
+                on_lost()
             except (BsfgError, psycopg.Error):
                 self.doubt()
-                # Where nobody stands by there is nothing to be gained by leaving.
-                if len(self.nodes) > 1 and time.monotonic() - seen >= self.takeover_seconds:
-                    break
-        if not self._ending.is_set():
-            on_lost()
 
     def _sign(self) -> None:
         with self._guarding:
@@ -253,6 +269,11 @@ class PlaceWatch:
         except psycopg.Error as error:
             self._forget()
             raise StorageUnavailable(f"the server ended the connection: {error}".strip()) from None
+
+    def interrupt(self) -> None:
+        """End a look that does not come to an end; any thread may."""
+        if self._connection is not None:
+            hang_up(self._connection)
 
     def close(self) -> None:
         """Stand by no more."""

@@ -19,7 +19,7 @@ from bsfg.rules import check_name
 from bsfg.stores.postgres.artifacts import PostgresArtifacts
 from bsfg.stores.postgres.buffer import PostgresForwardBuffer, PostgresStoreBuffer
 from bsfg.stores.postgres.database import Connection, Database, PostgresSettings
-from bsfg.stores.postgres.place import ZoneNode
+from bsfg.stores.postgres.place import SIGNS, ZoneNode
 from bsfg.stores.postgres.writer import PostgresWriter
 from bsfg.stores.shared.committer import Workers
 from bsfg.stores.shared.cursors import ConsumerCursor, Cursors, Resolve
@@ -177,7 +177,11 @@ class PostgresStorage:
 
     async def overtaken(self) -> None:
         """Wait until another node has the zone, or may have it; from then on nothing is written nor read here."""
-        await self._lost.wait()
+        while not self._lost.is_set() and not self.database.is_silent:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.database.settings.takeover_seconds / SIGNS):
+                    await self._lost.wait()
+        self.database.give_up()
 
     async def streams(self) -> list[tuple[str, Buffer]]:
         """List the buffers that exist."""
