@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
@@ -131,6 +131,8 @@ class Database:
         self._closed = self._lost_place = False
         node = (settings.schema, settings.node_name, settings.takeover_seconds)
         self._place = Place(self._connect, *node)
+        self.on_lost: Callable[[], None] = lambda: None
+        """Is called, by another thread, when somebody else has become the zone's one writer."""
 
     @property
     def epoch(self) -> int:
@@ -144,11 +146,8 @@ class Database:
 
     # Opening.
 
-    def open(self, zone: str, hasher: str, on_lost: Callable[[], None] = lambda: None) -> None:
-        """Be the zone's one writer: check the server, bring the tables up to date, and count up the epoch.
-
-        ``on_lost`` is called, by another thread, when somebody else has become that.
-        """
+    def open(self, zone: str, hasher: str) -> None:
+        """Be the zone's one writer: check the server, bring the tables up to date, and count up the epoch."""
         connection = self._connect()
         try:
             self._check_server(connection)
@@ -157,7 +156,7 @@ class Database:
             with connection.transaction():
                 migrate(connection)
                 self._place.enter(connection, _begin(connection, zone, hasher, self.settings.schema))
-            self._place.keep(lambda: self._overtaken(on_lost))
+            self._place.keep(self._overtaken)
         except psycopg.Error as error:
             connection.close()
             raise translated(error, "opening the tables") from None
@@ -289,7 +288,9 @@ class Database:
             self._given_back(connection)
             return found
 
-    def rows(self, doing: str, asked: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+    def rows(
+        self, doing: str, asked: str, values: Sequence[object] | Mapping[str, object] = ()
+    ) -> list[tuple[Any, ...]]:
         """Read the rows of a query."""
         return self.run(doing, lambda connection, again: connection.execute(asked, values, binary=True).fetchall())
 
@@ -328,9 +329,9 @@ class Database:
         for connection in list(self._made):
             hang_up(connection)
 
-    def _overtaken(self, on_lost: Callable[[], None]) -> None:
+    def _overtaken(self) -> None:
         self.give_up()
-        on_lost()
+        self.on_lost()
 
     def _ended(self, doing: str, *, unknown: bool) -> BsfgError:
         if unknown:
