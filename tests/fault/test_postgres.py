@@ -315,7 +315,9 @@ def _content(settings: PostgresSettings) -> dict[str, object]:
 
 
 @coroutine
-async def test_a_node_that_is_paused_in_mid_transaction_holds_nobody_up(settings: PostgresSettings) -> None:
+async def test_a_node_that_is_paused_in_mid_transaction_holds_nobody_up(
+    settings: PostgresSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without signs of life its sessions are ended, with the rows they had locked; what it does then is void."""
     settings = replace(settings, takeover_seconds=1)
     old = await opened(settings)
@@ -329,7 +331,7 @@ async def test_a_node_that_is_paused_in_mid_transaction_holds_nobody_up(settings
         resumed.wait(60)
         connection.execute("DELETE FROM frame")
 
-    old.database._place.give_up()
+    monkeypatch.setattr(old.database._place, "_sign", lambda: None)
     changing = asyncio.ensure_future(asyncio.to_thread(old.database.change, "pausing", paused))
     await asyncio.to_thread(pausing.wait, 60)
     watch = Database(settings).watch()

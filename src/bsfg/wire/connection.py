@@ -97,6 +97,7 @@ class Connection:
         self._doubted = asyncio.Event()
         self._settled = asyncio.Event()
         self._without_storage = False
+        self._waiters: set[asyncio.Task[Any]] = set()
         self.request_timeout_seconds = request_timeout_seconds
         self._watched, self._server_name = watched, server_name
         self._server_certificate: bytes | None = None
@@ -115,7 +116,7 @@ class Connection:
         A node takes only so many calls at once over one connection; those beyond wait here, as long as they may take.
         """
         ends = time.monotonic() + (self.request_timeout_seconds if timeout_seconds is None else timeout_seconds)
-        with self.telling():
+        with self.waiting():
             while True:
                 try:
                     answer = await self.method(name)(request, timeout=ends - time.monotonic())
@@ -202,6 +203,35 @@ class Connection:
                 raise
             raise PeerUnreachable(f"the connection to {self.address} was closed here") from None
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Do as `telling` does in a block that only waits for a call; it ends with the connection.
+
+        gRPC itself may wait for ever when a connection is closed here that is not yet open.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        self._waiters.add(task)
+        try:
+            with self.telling():
+                try:
+                    yield
+                except asyncio.CancelledError:
+                    if task not in self._waiters:
+                        task.uncancel()
+                    raise
+        finally:
+            self._waiters.discard(task)
+
+    async def _hang_up(self) -> None:
+        """End the channel and all calls over it."""
+        channel, self._channel = self._channel, None
+        waiters, self._waiters = self._waiters, set()
+        for task in waiters:
+            task.cancel()
+        if channel is not None:
+            await channel.close()
+
     def translated(self, error: grpc.aio.AioRpcError) -> BsfgError:
         """Give the error that a failed call stands for."""
         found = from_rpc_error(error, where=self.address)
@@ -228,10 +258,8 @@ class Connection:
                 continue
             self._without_storage = False
             if found != self.address:
-                self.address, channel = found, self._channel
-                self._channel, self._version = None, -1
-                if channel is not None:
-                    await channel.close()
+                self.address, self._version = found, -1
+                await self._hang_up()
             self._settled.set()
             self._doubted.clear()
             with suppress(TimeoutError):
@@ -266,13 +294,11 @@ class Connection:
     async def close(self) -> None:
         """End all calls and the connection; repeats are harmless."""
         self._closed = True
-        channel, self._channel = self._channel, None
         ending = [*self._retiring, *([self._watching] if self._watching is not None else [])]
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
-        if channel is not None:
-            await channel.close()
+        await self._hang_up()
 
     def _renew(self) -> None:
         """Make the channel, again when the files have changed."""

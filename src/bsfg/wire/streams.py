@@ -57,7 +57,6 @@ class FrameStream(Generic[Ack]):
         self._in_vain = 0
         self._is_closing = False
         self._resending: asyncio.Task[None] | None = None
-        self._writer: asyncio.Task[Any] | None = None
         self._call = connection.stream(method)
         self._reader = asyncio.create_task(self._read())
         self._ends = time.monotonic() + STREAM_SECONDS
@@ -174,21 +173,9 @@ class FrameStream(Generic[Ack]):
 
     @contextmanager
     def _unless_ended(self) -> Iterator[None]:
-        """Leave out the rest of a block when its call has ended, also by a connection that was closed here.
-
-        With that one gRPC may wait for ever; so whoever writes is woken when the call is known to have ended.
-        """
-        task = self._writer = asyncio.current_task()
-        assert task is not None
-        cancelling = task.cancelling()
-        try:
-            with suppress(BsfgError, asyncio.InvalidStateError), self._connection.telling():
-                yield
-        except asyncio.CancelledError:
-            if self._failure is None or task.uncancel() > cancelling:
-                raise
-        finally:
-            self._writer = None
+        """Leave out the rest of a block when its call has ended, also by a connection that was closed here."""
+        with suppress(BsfgError, asyncio.InvalidStateError), self._connection.waiting():
+            yield
 
     def _take(self, message: Any) -> None:
         if not self._waiting or self._waiting[0][0] != message.sequence:
@@ -208,8 +195,6 @@ class FrameStream(Generic[Ack]):
 
     def _fail(self, error: BsfgError) -> None:
         self._failure = error
-        if self._writer is not None:
-            self._writer.cancel()
         while self._waiting:
             _, future, _ = self._waiting.popleft()
             if not future.done():
@@ -444,7 +429,7 @@ class Conversation:
         """Send a question and wait for its answer; EOF when the node has ended the call in peace."""
         call, ended = self._call, None
         try:
-            with self._connection.telling():
+            with self._connection.waiting():
                 try:
                     await call.write(question)
                     answer = await call.read()

@@ -204,6 +204,10 @@ class Database:
             raise StorageUnavailable(f"the server cannot be reached: {error}".strip()) from None
         except psycopg.ProgrammingError as error:
             raise StorageUnreadable(f"dsn in [storage.postgres] is no connection string: {error}") from None
+        self._made.add(connection)
+        if self._lost_place:
+            # Nobody will hang up for whoever waits for its first answer.
+            hang_up(connection)
         try:
             connection.adapters.register_dumper(Int8Array, _Int8ArrayDumper)
             connection.prepare_threshold = 0
@@ -214,12 +218,12 @@ class Database:
         except psycopg.Error as error:
             connection.close()
             raise StorageUnavailable(f"the server ended the connection: {error}".strip()) from None
-        self._made.add(connection)
         return connection
 
     def watch(self) -> PlaceWatch:
         """Give what watches the place of the active node, for one that stands by."""
-        return PlaceWatch(self._connect, self.settings.schema, self.settings.node_name, self.settings.takeover_seconds)
+        node = (self.settings.schema, self.settings.node_name, self.settings.takeover_seconds)
+        return PlaceWatch(self._connect, self._hang_up, *node)
 
     def _check_server(self, connection: Connection) -> None:
         version = connection.info.server_version
@@ -326,6 +330,9 @@ class Database:
         """End all work at once: whoever waits for the server is told that the place may be another's."""
         self._closed = self._lost_place = True
         self._place.give_up()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
         for connection in list(self._made):
             hang_up(connection)
 

@@ -146,6 +146,8 @@ class Place:
     def hold(self) -> None:
         """Make sure of the lock: after a lost connection it is free, and may be another's."""
         with self._guarding:
+            if self._ending.is_set():
+                raise StorageUnavailable("the storage is closed")
             if self._guard is not None and self._doubted:
                 try:
                     self._guard.execute("SELECT 1")
@@ -246,10 +248,18 @@ def _active(connection: Connection) -> str:
 
 
 class PlaceWatch:
-    """Watches the place of the active node for one that stands by."""
+    """Watches the place of the active node for one that stands by; ``interrupt`` ends a look that has no end."""
 
-    def __init__(self, connect: Callable[[], Connection], schema: str, name: str, takeover_seconds: float) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], Connection],
+        interrupt: Callable[[], None],
+        schema: str,
+        name: str,
+        takeover_seconds: float,
+    ) -> None:
         self._connect, self._name, self._takeover_seconds = connect, name, takeover_seconds
+        self.interrupt = interrupt
         self._seat, self._token = _Seat(schema), secrets.token_hex(8)
         self._connection: Connection | None = None
         self._last: tuple[Any, ...] | None = None
@@ -269,11 +279,6 @@ class PlaceWatch:
         except psycopg.Error as error:
             self._forget()
             raise StorageUnavailable(f"the server ended the connection: {error}".strip()) from None
-
-    def interrupt(self) -> None:
-        """End a look that does not come to an end; any thread may."""
-        if self._connection is not None:
-            hang_up(self._connection)
 
     def close(self) -> None:
         """Stand by no more."""
