@@ -21,6 +21,7 @@ from tests.servers import postgres
 
 from bsfg.errors import (
     BsfgError,
+    ConfigInvalid,
     FormatUnsupported,
     OutcomeUnknown,
     StorageForeign,
@@ -211,11 +212,17 @@ async def test_no_server_at_the_start(tmp_path: Path, settings: PostgresSettings
     for dsn, kind in (
         (f"host={tmp_path} user=postgres", StorageUnavailable),
         (settings.dsn.replace(f"user={settings.schema}", "user=nobody"), StorageUnreadable),
-        ("no such thing", StorageUnreadable),
+        ("no such thing", ConfigInvalid),
+        ("postgresql://postgres:SECRET%PW@127.0.0.1/plant", ConfigInvalid),
+        ("host=127.0.0.1 port=SECRET", ConfigInvalid),
+        ("postgresql://postgres:half@SECRET@127.0.0.1:1/plant", StorageUnavailable),
+        ("host=127.0.0.1,localhost port=1 connect_timeout=2", StorageUnavailable),
     ):
         with pytest.raises(kind) as caught:
             await opened(PostgresSettings(dsn))
-        assert caught.value.hint
+        said = f"{caught.value} {caught.value.hint}"
+        assert "dsn in [storage.postgres]" in said
+        assert "SECRET" not in said and "\n" not in said and "by itself" not in said
     assert StorageUnavailable.retryable and not StorageUnreadable.retryable
 
 

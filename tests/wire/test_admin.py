@@ -139,6 +139,8 @@ async def test_gates_are_held_and_released_with_reasons(sites: Sites) -> None:
         await admin.release_gate(LINK, "again")
     with pytest.raises(InvalidArgument):
         await admin.hold_gate(LINK, "")
+    with pytest.raises(InvalidArgument, match="control characters"):
+        await admin.hold_gate(LINK, "a drill\x00")
     with pytest.raises(UnknownLink):
         await admin.hold_gate("nowhere", "x")
     with pytest.raises(UnknownLink):

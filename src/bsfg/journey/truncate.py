@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from bsfg.errors import InvalidArgument, TruncateRefused
+from bsfg.errors import TruncateRefused
 from bsfg.frontier import NOTHING
 from bsfg.gate import Gate, Mode
 from bsfg.journey.link import PeerPosition
@@ -140,8 +140,6 @@ async def retire(cursors: CursorTracker, consumer: str, reason: str) -> list[Gap
 
     They are durable in the consumer's buffer, and it no longer holds the frontier back.
     """
-    if not reason.strip():
-        raise InvalidArgument("retiring a consumer needs a reason")
     return await cursors.retire(consumer, reason)
 
 

@@ -48,6 +48,7 @@ from bsfg.wire.service import (
     QuarantinePage,
 )
 from bsfg.wire.status import STATUSES
+from bsfg.wording import check_reason
 
 log = structlog.get_logger("bsfg.node")
 
@@ -345,6 +346,8 @@ class Administration:
         self, row: Identity, caller: Caller, action: str, about: str, reason: str = ""
     ) -> AbstractAsyncContextManager[dict[str, Any]]:
         """Record in the audit trail what an operator does, and how it ended."""
+        if reason:
+            check_reason(reason, action)
         return self._parts.trail.act(row.name, caller, action, about, reason)
 
     def _check(self, caller: Caller, action: Action, stream: str | None = None) -> Identity:
@@ -386,6 +389,5 @@ async def _put_again(buffer: StoreBuffer | ForwardBuffer, quarantined: Quarantin
 
 
 def _given(reason: str) -> str:
-    if not reason.strip():
-        raise InvalidArgument("a decision that cannot be undone needs a reason")
+    check_reason(reason, "a decision that cannot be undone")
     return reason

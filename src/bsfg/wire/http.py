@@ -28,11 +28,11 @@ from bsfg.errors import (
     Overloaded,
     TimedOut,
 )
-from bsfg.fact import Key
+from bsfg.fact import Entry, Key
 from bsfg.journey.link import AppendOutcome, Fetched, FetchRequest, Refusal
 from bsfg.jsonform import entry_to_dict, message_from_json
 from bsfg.model import DEFAULT_LIMITS, Limits
-from bsfg.offload import STEP_FACTS, by_size
+from bsfg.offload import STEP_FACTS, THREAD_BYTES, Step, by_size, step_of
 from bsfg.ports import Buffer, Confirmation, GapRecord
 from bsfg.rows import Row, row_of
 from bsfg.rules import judge
@@ -463,28 +463,37 @@ def _appended(outcome: AppendOutcome) -> dict[str, Any]:
     }
 
 
-def _lines(fetched: Fetched) -> Iterator[bytes]:
+def _lines(fetched: Fetched) -> Iterator[Step]:
     """Give an answer line by line, as `bsfg fetch` does: entries, and each range that is not there as a gap."""
     yield from (_line({"gap": _gap(gap)}) for gap in fetched.gaps)
     for frame in fetched.frames:
         if frame.entries is not None:
-            for entries in frame.entries.in_steps(STEP_FACTS):
-                yield b"".join(_line(entry_to_dict(entry)) for entry in entries)
+            for size_bytes, entries in frame.entries.in_steps(STEP_FACTS, THREAD_BYTES):
+                yield step_of(size_bytes, _entry_lines, entries)
         elif frame.gap is not None:
             yield _line({"gap": _gap(frame.gap)})
+
+
+def _entry_lines(entries: Sequence[Entry]) -> bytes:
+    return b"".join(_line(entry_to_dict(entry)) for entry in entries)
+
+
+def _listed_entries(entries: Sequence[Entry]) -> bytes:
+    return orjson.dumps([entry_to_dict(entry) for entry in entries])[1:-1]
 
 
 def _line(found: dict[str, Any]) -> bytes:
     return orjson.dumps(found, option=orjson.OPT_APPEND_NEWLINE)
 
 
-def _fetched(fetched: Fetched) -> Iterator[bytes]:
+def _fetched(fetched: Fetched) -> Iterator[Step]:
     """Give an answer as one document, in pieces."""
     between = b'{"entries":['
     for frame in fetched.frames:
         if frame.entries is not None:
-            for entries in frame.entries.in_steps(STEP_FACTS):
-                yield between + orjson.dumps([entry_to_dict(entry) for entry in entries])[1:-1]
+            for size_bytes, entries in frame.entries.in_steps(STEP_FACTS, THREAD_BYTES):
+                yield between
+                yield step_of(size_bytes, _listed_entries, entries)
                 between = b","
     ranges = [frame.gap for frame in fetched.frames if frame.gap is not None]
     rest = {

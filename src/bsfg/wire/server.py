@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bsfg.errors import BsfgError, FrameInvalid, InvalidArgument, NotReady
-from bsfg.fact import SHA256_NAME, Key
+from bsfg.fact import SHA256_NAME, Entry, Key
 from bsfg.journey.link import AppendOutcome, Fetched, FetchRequest, Refusal
-from bsfg.offload import STEP_FACTS, THREAD_BYTES, by_size
+from bsfg.offload import STEP_FACTS, THREAD_BYTES, Step, by_size, step_of
 from bsfg.ports import Buffer, Confirmation, Frame, Result
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.convert import (
@@ -259,7 +259,7 @@ async def _committed(sequence: int, outcome: Awaitable[AppendOutcome], *, ids_de
         return pb.AppendAck(sequence=sequence, error=error_message(error))
 
 
-def fetch_response(fetched: Fetched) -> Iterator[bytes]:
+def fetch_response(fetched: Fetched) -> Iterator[Step]:
     """Write an answer fact by fact, in pieces: messages one after the other are one message with the lists of all."""
     yield pb.FetchResponse(
         start=fetched.start,
@@ -272,10 +272,15 @@ def fetch_response(fetched: Fetched) -> Iterator[bytes]:
     ).SerializeToString()
     for frame in fetched.frames:
         if frame.entries is not None:
-            for entries in frame.entries.in_steps(STEP_FACTS):
-                yield pb.FetchResponse(entries=map(entry_message, entries)).SerializeToString()
+            for size_bytes, entries in frame.entries.in_steps(STEP_FACTS, THREAD_BYTES):
+                yield step_of(size_bytes, _entries_response, entries)
         elif frame.gap is not None:
             yield pb.FetchResponse(gaps=[gap_message(frame.gap)]).SerializeToString()
+
+
+def _entries_response(entries: Sequence[Entry]) -> bytes:
+    response: bytes = pb.FetchResponse(entries=map(entry_message, entries)).SerializeToString()
+    return response
 
 
 def append_response(outcome: AppendOutcome) -> pb.AppendResponse:

@@ -25,6 +25,7 @@ from psycopg.pq import Format
 
 from bsfg.errors import (
     BsfgError,
+    ConfigInvalid,
     DiskFull,
     FormatUnsupported,
     HasherMismatch,
@@ -38,7 +39,7 @@ from bsfg.errors import (
     StorageUnreadable,
     StorageUnsafe,
 )
-from bsfg.stores.postgres.place import TAKEOVER_SECONDS, Place, PlaceWatch, ZoneNode, hang_up, label
+from bsfg.stores.postgres.place import TAKEOVER_SECONDS, Place, PlaceWatch, ZoneNode, hang_up, label, said_by
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 Found = TypeVar("Found")
@@ -98,6 +99,19 @@ def _denied(error: psycopg.Error) -> bool:
     return (error.sqlstate or "").startswith(_DENIED) or any(
         word in text for word in ("authentication failed", "does not exist", "is not permitted to log in", "pg_hba")
     )
+
+
+def _not_connected(error: psycopg.Error) -> BsfgError:
+    """Give the error of a connection that was not made; no part of the string, which may hold a password, is in it."""
+    if not isinstance(error, psycopg.OperationalError) or str(error).startswith("connection is bad: invalid"):
+        hint = 'Write it as "host=... dbname=... user=..." or as an address, in which % is written %25 and @ %40.'
+        return ConfigInvalid("dsn in [storage.postgres] is no connection string of PostgreSQL", hint=hint)
+    if _denied(error):
+        hint = "Check dsn in [storage.postgres]: role, password, database, and pg_hba.conf of the server."
+        return StorageUnreadable(f"the server refuses the node: {said_by(error)}", hint=hint)
+    # Those who are told of it while the node runs get another hint: it goes on by itself.
+    hint = "Start the node again when the server answers; check host and port of dsn in [storage.postgres]."
+    return StorageUnavailable(f"the server cannot be reached: {said_by(error)}", hint=hint)
 
 
 def translated(error: psycopg.Error, doing: str) -> BsfgError:
@@ -197,13 +211,8 @@ class Database:
             given: dict[str, Any] = {**noticing, **conninfo_to_dict(self.settings.dsn)}
             given["application_name"] = label(self._place.token)
             connection: Connection = psycopg.connect(autocommit=True, **given)
-        except psycopg.OperationalError as error:
-            if _denied(error):
-                hint = "Check dsn in [storage.postgres]: role, password, database, and pg_hba.conf of the server."
-                raise StorageUnreadable(f"the server refuses the node: {error}".strip(), hint=hint) from None
-            raise StorageUnavailable(f"the server cannot be reached: {error}".strip()) from None
-        except psycopg.ProgrammingError as error:
-            raise StorageUnreadable(f"dsn in [storage.postgres] is no connection string: {error}") from None
+        except psycopg.Error as error:
+            raise _not_connected(error) from None
         self._made.add(connection)
         if self._lost_place:
             # Nobody will hang up for whoever waits for its first answer.
@@ -217,7 +226,7 @@ class Database:
             connection.execute(sql.SQL("SET search_path TO {}").format(schema), prepare=False)
         except psycopg.Error as error:
             connection.close()
-            raise StorageUnavailable(f"the server ended the connection: {error}".strip()) from None
+            raise StorageUnavailable(f"the server ended the connection: {said_by(error)}") from None
         return connection
 
     def watch(self) -> PlaceWatch:

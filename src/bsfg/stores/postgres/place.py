@@ -9,6 +9,7 @@ is, which whoever takes the place counts up, and without which nothing is writte
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import socket
 import threading
@@ -25,6 +26,7 @@ from bsfg.errors import BsfgError, StorageTaken, StorageUnavailable
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
+_QUOTED = re.compile("[\"'].*[\"']")
 TAKEOVER_SECONDS = 5.0
 SIGNS = 5
 """How many signs of life the active node gives in the time after which another one takes over."""
@@ -55,6 +57,12 @@ class ZoneNode:
     name: str
     active: bool
     seen_seconds: float
+
+
+def said_by(error: psycopg.Error) -> str:
+    """Give in one line what the driver says, without what it quotes: that may be a piece of a password."""
+    line = next(iter(str(error).splitlines()), "") or type(error).__name__
+    return _QUOTED.sub("…", line.rpartition(" failed: ")[2].strip())
 
 
 def label(token: str) -> str:
@@ -219,7 +227,7 @@ class Place:
             connection.execute("SET synchronous_commit TO off", prepare=False)
         except psycopg.Error as error:
             connection.close()
-            raise StorageUnavailable(str(error)) from None
+            raise StorageUnavailable(said_by(error)) from None
         except BsfgError:
             connection.close()
             raise
@@ -278,7 +286,7 @@ class PlaceWatch:
             return self._looked(self._connection)
         except psycopg.Error as error:
             self._forget()
-            raise StorageUnavailable(f"the server ended the connection: {error}".strip()) from None
+            raise StorageUnavailable(f"the server ended the connection: {said_by(error)}") from None
 
     def close(self) -> None:
         """Stand by no more."""

@@ -32,6 +32,7 @@ from bsfg.ports import (
 from bsfg.retention import GapReason
 from bsfg.rules import check_name
 from bsfg.stores.shared.committer import Committer, MakeWorkers, Workers
+from bsfg.wording import check_reason
 
 
 class Positions(Protocol):
@@ -216,8 +217,7 @@ class Cursors(ABC):
 
     async def retire(self, name: str, reason: str) -> list[GapRecord]:
         """End a consumer; what it had not confirmed is recorded as gaps."""
-        if not reason.strip():
-            raise InvalidArgument("retiring a consumer needs a reason")
+        check_reason(reason, "retiring a consumer")
         cursor = self._known(name)
         buffer = await self._resolve(cursor.spec.stream, cursor.spec.buffer)
         now = self._clock.now_unix_ms()
