@@ -116,30 +116,35 @@ class Connection:
         A node takes only so many calls at once over one connection; those beyond wait here, as long as they may take.
         """
         ends = time.monotonic() + (self.request_timeout_seconds if timeout_seconds is None else timeout_seconds)
-        with self.waiting():
+        with self.telling():
             while True:
+                await self._found()
                 try:
-                    answer = await self.method(name)(request, timeout=ends - time.monotonic())
+                    with self.waiting():
+                        answer = await self.method(name)(request, timeout=ends - time.monotonic())
                     break
                 except grpc.aio.AioRpcError as error:
                     pause_seconds = random.uniform(*NOT_BEGUN_SECONDS)
-                    if not await self._may_again(error) or time.monotonic() + pause_seconds >= ends:
+                    if not self._may_again(error) or time.monotonic() + pause_seconds >= ends:
                         raise
                 await asyncio.sleep(pause_seconds)
         if answer is None:
             raise unreadable(self)
         return answer
 
-    async def _may_again(self, error: grpc.aio.AioRpcError) -> bool:
-        """Tell whether nothing of a call was done, so that it may be made again; waits for a node that would do it."""
+    async def _found(self) -> None:
+        """Wait a while for a node that serves, where there are several: who calls once shall not call in vain."""
+        if len(self._addresses) > 1 and not self._settled.is_set():
+            self._renew()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PROBE_SECONDS):
+                    await self._settled.wait()
+
+    def _may_again(self, error: grpc.aio.AioRpcError) -> bool:
+        """Tell whether nothing of a call was done, so that it may be made again."""
         if was_not_begun(error):
             return True
-        if len(self._addresses) == 1 or not isinstance(self.translated(error), StandingBy):
-            return False
-        with suppress(TimeoutError):
-            async with asyncio.timeout(PROBE_SECONDS):
-                await self._settled.wait()
-        return True
+        return len(self._addresses) > 1 and isinstance(self.translated(error), StandingBy)
 
     async def check_health(self) -> bool:
         """Ask the node whether it serves: the cheapest call there is, which also opens the connection."""
@@ -205,7 +210,7 @@ class Connection:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Do as `telling` does in a block that only waits for a call; it ends with the connection.
+        """Let a block that only waits for a call end with the connection, as `PeerUnreachable`.
 
         gRPC itself may wait for ever when a connection is closed here that is not yet open.
         """
@@ -213,13 +218,11 @@ class Connection:
         assert task is not None
         self._waiters.add(task)
         try:
-            with self.telling():
-                try:
-                    yield
-                except asyncio.CancelledError:
-                    if task not in self._waiters:
-                        task.uncancel()
-                    raise
+            yield
+        except asyncio.CancelledError:
+            if task in self._waiters or task.uncancel():
+                raise
+            raise PeerUnreachable(f"the connection to {self.address} was closed here") from None
         finally:
             self._waiters.discard(task)
 

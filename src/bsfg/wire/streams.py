@@ -174,7 +174,7 @@ class FrameStream(Generic[Ack]):
     @contextmanager
     def _unless_ended(self) -> Iterator[None]:
         """Leave out the rest of a block when its call has ended, also by a connection that was closed here."""
-        with suppress(BsfgError, asyncio.InvalidStateError), self._connection.waiting():
+        with suppress(BsfgError, asyncio.InvalidStateError), self._connection.telling(), self._connection.waiting():
             yield
 
     def _take(self, message: Any) -> None:
@@ -429,7 +429,7 @@ class Conversation:
         """Send a question and wait for its answer; EOF when the node has ended the call in peace."""
         call, ended = self._call, None
         try:
-            with self._connection.waiting():
+            with self._connection.telling(), self._connection.waiting():
                 try:
                     await call.write(question)
                     answer = await call.read()
