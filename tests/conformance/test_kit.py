@@ -1,18 +1,21 @@
 """The conformance kit notices what it is for: each broken storage fails the test that is named beside it."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bsfg.frontier import Frontier
-from bsfg.ports import Storage
+from bsfg.ports import Buffer, Storage
 from bsfg.retention import ConsumerStanding
-from bsfg.stores.memory import MemoryStorage
-from bsfg.stores.memory.buffers import MemoryBuffer, MemoryForwardBuffer
-from bsfg.stores.memory.state import BufferState, Medium
+from bsfg.stores import memory
+from bsfg.stores.memory import Medium, MemoryStorage, RetainedBuffer
+from bsfg.stores.shared.buffer import SharedBuffer
+from bsfg.stores.shared.framed import FramedWriter
+from bsfg.stores.shared.keeper import Change
 from bsfg.testing.conformance import (
     CursorTrackerContract,
     ForwardBufferContract,
@@ -63,52 +66,42 @@ class RandomRun(MemoryCase, RandomOperationsContract):
 
 
 def forget_truncated_keys(patch: pytest.MonkeyPatch) -> None:
-    remove = BufferState.remove_before
+    make = memory._make
 
-    def remove_before(state: BufferState, offset: int, now_unix_ms: int) -> None:
-        remove(state, offset, now_unix_ms)
-        state.keys = {key: known for key, known in state.keys.items() if known.offset >= offset}
+    def forgetful(kept: RetainedBuffer, change: Change) -> None:
+        make(kept, change)
+        kept.keys = {hashed: ats for hashed, ats in kept.keys.items() if ats[-1] >= kept.head.start}
 
-    patch.setattr(BufferState, "remove_before", remove_before)
+    patch.setattr(memory, "_make", forgetful)
 
 
 def reuse_offsets_of_an_empty_buffer(patch: pytest.MonkeyPatch) -> None:
-    opened = MemoryStorage.__init__
+    claim = memory.MemoryZone.claim
 
-    def reopen(storage: MemoryStorage, **settings: Any) -> None:
-        opened(storage, **settings)
-        for state in storage.medium.buffers.values():
-            if not state.blocks:
-                state.start = state.end = 0
+    def begin_anew(zone: memory.MemoryZone, name: str, hasher: str) -> list[tuple[str, Buffer]]:
+        for kept in zone.medium.buffers.values():
+            if not kept.frames:
+                kept.head = kept.head._replace(start=0, end=0)
+        return claim(zone, name, hasher)
 
-    patch.setattr(MemoryStorage, "__init__", reopen)
+    patch.setattr(memory.MemoryZone, "claim", begin_anew)
 
 
 def show_before_durable(patch: pytest.MonkeyPatch) -> None:
-    write = Medium.write
-
-    async def early(medium: Medium, writer: Any, change: Callable[[], None]) -> None:
-        change()
-        await write(medium, writer, lambda: None)
-
-    patch.setattr(Medium, "write", early)
+    patch.setattr(Medium, "later", lambda medium, work: asyncio.get_running_loop().call_soon(work))
 
 
-def write_without_a_lock(patch: pytest.MonkeyPatch) -> None:
-    class NoLock:
-        async def __aenter__(self) -> None: ...
-        async def __aexit__(self, *_: object) -> None: ...
-
-    patch.setattr("bsfg.stores.memory.storage.asyncio", SimpleNamespace(Lock=NoLock))
+def look_for_no_repeats(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(FramedWriter, "_candidates", lambda writer, ranked: (np.zeros(0, dtype=int), np.zeros(0, dtype=int)))
 
 
 def truncate_anything(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(MemoryBuffer, "_standing", lambda buffer: ConsumerStanding(buffer._state.end - 1))
+    patch.setattr(SharedBuffer, "_standing", lambda buffer: ConsumerStanding(buffer.end - 1))
 
 
 def keep_silent_about_truncation(patch: pytest.MonkeyPatch) -> None:
-    frame = BufferState.frame
-    patch.setattr(BufferState, "frame", lambda state, at, stop, most: frame(state, max(at, state.start), stop, most))
+    page = FramedWriter.page
+    patch.setattr(FramedWriter, "page", lambda writer, at, stop, most: page(writer, max(at, writer.start), stop, most))
 
 
 def jump_over_missing_confirmations(patch: pytest.MonkeyPatch) -> None:
@@ -119,12 +112,12 @@ def jump_over_missing_confirmations(patch: pytest.MonkeyPatch) -> None:
 
 
 def drop_conflicts(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(MemoryForwardBuffer, "quarantines_conflicts", False)
+    patch.setattr("bsfg.stores.shared.framed.refused_of", lambda *found, **how: [])
 
 
 def sleep_through_the_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("bsfg.testing.conformance.storage.LONG_SECONDS", 0.05)
-    patch.setattr(MemoryBuffer, "wake", lambda buffer: None)
+    patch.setattr(SharedBuffer, "close", lambda buffer: buffer._committer.close())
 
 
 BROKEN: list[tuple[type[StorageCase], str, Break]] = [
@@ -132,7 +125,7 @@ BROKEN: list[tuple[type[StorageCase], str, Break]] = [
     (RandomRun, "test_random_operations_agree_with_a_naive_model", forget_truncated_keys),
     (Store, "test_offsets_are_never_reused", reuse_offsets_of_an_empty_buffer),
     (Held, "test_nothing_is_visible_before_it_is_durable", show_before_durable),
-    (Held, "test_nothing_is_visible_before_it_is_durable", write_without_a_lock),
+    (Store, "test_repeats_are_answered_with_the_first_offset", look_for_no_repeats),
     (Store, "test_truncation_past_the_frontier_is_refused", truncate_anything),
     (Store, "test_without_a_required_consumer_nothing_is_truncated", truncate_anything),
     (Store, "test_truncated_ranges_are_gap_records", keep_silent_about_truncation),

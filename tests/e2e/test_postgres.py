@@ -31,7 +31,8 @@ from bsfg.errors import BsfgError
 from bsfg.gaps import GapBook, GapSet, RangeSet, listed
 from bsfg.ports import Buffer, Frame
 from bsfg.retention import GapReason
-from bsfg.stores.postgres.frames import StoredFrame
+from bsfg.stores.shared.keeper import FrameRow
+from bsfg.stores.shared.reading import entries_in
 from bsfg.testing.facts import batch, sealed
 from bsfg.testing.postgres import PackagedServer
 
@@ -52,8 +53,8 @@ class TableLog:
                 "SELECT base, count, appended_at_unix_ms, chain_before, content FROM bsfg.frame WHERE buffer_id = %s"
             )
             for row in connection.execute(f"{asked} ORDER BY base", (id_,), binary=True):
-                frame = StoredFrame(*row)
-                yield Frame(frame.base, frame.end - 1, frame.entries(bytes(log_id), self.buffer))
+                frame = FrameRow(*row)
+                yield Frame(frame.base, frame.end - 1, entries_in(frame, bytes(log_id), self.buffer))
 
     def view(self) -> Any:
         """Give its extent."""

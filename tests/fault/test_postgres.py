@@ -7,6 +7,7 @@ import itertools
 import os
 import socket
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from random import Random
@@ -108,6 +109,47 @@ async def test_a_commit_that_a_lost_connection_had_under_way_is_recognised(
     settings: PostgresSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server goes on with it; the next connection waits behind it, and finds by the chain that it is its own."""
+    made = recorded_connections(monkeypatch)
+    storage = await opened(settings)
+    store = await storage.store(STREAM)
+    await store.append(batch(3))
+    with psycopg.connect(settings.dsn) as other:
+        other.execute(f"SELECT FROM {settings.schema}.buffer FOR UPDATE")
+        appending = asyncio.ensure_future(store.append(batch(2, first=3)))
+        [first] = await waiting(settings, 1)
+        break_off(made, first)
+        await waiting(settings, 2)
+    receipt = await appending
+    assert (receipt.count(Result.INSERTED), receipt.offsets.tolist()) == (2, [3, 4])
+    assert (await store.append(batch(1, first=5))).offsets.tolist() == [5]
+    await storage.close()
+
+
+@coroutine
+async def test_an_unknown_outcome_is_looked_up_before_the_next_append(
+    settings: PostgresSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit that went on when nobody could ask for it is found later: the buffer goes on behind it, not anew."""
+    made = recorded_connections(monkeypatch)
+    storage = await opened(replace(settings, patience_seconds=0.2))
+    store = await storage.store(STREAM)
+    await store.append(batch(3))
+    with psycopg.connect(settings.dsn) as other:
+        other.execute(f"SELECT FROM {settings.schema}.buffer FOR UPDATE")
+        appending = asyncio.ensure_future(store.append(batch(2, first=3)))
+        [pid] = await waiting(settings, 1)
+        postgres().execute(f"ALTER ROLE {settings.schema} NOLOGIN")
+        break_off(made, pid)
+        with pytest.raises(OutcomeUnknown):
+            await appending
+    postgres().execute(f"ALTER ROLE {settings.schema} LOGIN")
+    assert (await store.append(batch(6))).offsets.tolist() == [0, 1, 2, 3, 4, 5]
+    assert (await store.stats()).end == 6
+    await storage.close()
+
+
+def recorded_connections(monkeypatch: pytest.MonkeyPatch) -> list[psycopg.Connection[Any]]:
+    """Give all connections that are made from now on."""
     made: list[psycopg.Connection[Any]] = []
     connect = Database._connect
 
@@ -116,21 +158,14 @@ async def test_a_commit_that_a_lost_connection_had_under_way_is_recognised(
         return made[-1]
 
     monkeypatch.setattr(Database, "_connect", recorded)
-    storage = await opened(settings)
-    store = await storage.store(STREAM)
-    await store.append(batch(3))
-    with psycopg.connect(settings.dsn) as other:
-        other.execute(f"SELECT FROM {settings.schema}.buffer FOR UPDATE")
-        appending = asyncio.ensure_future(store.append(batch(2, first=3)))
-        [first] = await waiting(settings, 1)
-        [lost] = [each for each in made if not each.closed and each.info.backend_pid == first]
-        with socket.socket(fileno=os.dup(lost.fileno())) as broken:
-            broken.shutdown(socket.SHUT_RDWR)
-        await waiting(settings, 2)
-    receipt = await appending
-    assert (receipt.count(Result.INSERTED), receipt.offsets.tolist()) == (2, [3, 4])
-    assert (await store.append(batch(1, first=5))).offsets.tolist() == [5]
-    await storage.close()
+    return made
+
+
+def break_off(made: list[psycopg.Connection[Any]], pid: int) -> None:
+    """End a connection on this side alone: the server goes on with what it was told."""
+    [lost] = [each for each in made if not each.closed and each.info.backend_pid == pid]
+    with socket.socket(fileno=os.dup(lost.fileno())) as broken:
+        broken.shutdown(socket.SHUT_RDWR)
 
 
 async def waiting(settings: PostgresSettings, count: int) -> list[int]:

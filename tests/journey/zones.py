@@ -39,10 +39,11 @@ from bsfg.ports import (
     StoreBuffer,
 )
 from bsfg.retention import Policy, Removal
-from bsfg.stores.log.buffer import LogForwardBuffer, LogStoreBuffer, WriterStep
+from bsfg.stores.log.buffer import LogForwardBuffer, LogStoreBuffer
 from bsfg.stores.log.files import DiskFiles
 from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.memory import Medium, MemoryStorage
+from bsfg.stores.shared.buffer import WriterStep
 from bsfg.testing.clock import START_UNIX_MS, FakeClock
 
 STREAM = "operational"

@@ -14,6 +14,7 @@ from bsfg.gaps import listed
 from bsfg.node.service import gather
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec, GapRecord
 from bsfg.retention import GapReason
+from bsfg.stores.shared.buffer import SharedBuffer
 from bsfg.testing.facts import batch
 from bsfg.wire.convert import LogEvidence, evidence_message, evidence_of
 
@@ -110,8 +111,9 @@ async def test_evidence_is_refused_like_reading(sites: Sites) -> None:
         await client.evidence(STREAM, Buffer.STORE, [bytes(32)] * 17)
 
 
-async def test_a_storage_without_a_chain_answers_without_one(sites: Sites) -> None:
+async def test_a_storage_without_a_chain_answers_without_one(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the storage keeps no chain, heads get no answer instead of a wrong one."""
+    monkeypatch.delattr(SharedBuffer, "history")
     site = await sites(storage="memory")
     await told(site)
     found = await site.client().evidence(STREAM, Buffer.STORE, [bytes(32)])

@@ -9,26 +9,29 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
-import pyarrow as pa
 
-from bsfg.batch import FACT_SCHEMA, FactBatch
+from bsfg.batch import FACT_SCHEMA, EntryBatch, FactBatch
 from bsfg.clock import JumpGuardedClock
 from bsfg.columns import STORED_SCHEMA
-from bsfg.digest import KeyHash
-from bsfg.errors import BsfgError, BufferFull, DiskFull, OutcomeUnknown
-from bsfg.ports import Buffer, Clock, GapRecord, Receipt, Result
+from bsfg.digest import KeyHash, LogHistory
+from bsfg.errors import BsfgError, BufferFull, DiskFull, OutcomeUnknown, StorageFailed
+from bsfg.fact import Entry, Key
+from bsfg.gaps import GapBook
+from bsfg.ports import Buffer, Clock, Gap, GapRecord, Quarantined, Receipt, Result
 from bsfg.retention import ConsumerStanding, GapReason, Piece, Policy, Removal, make_room
 from bsfg.stores.log.damage import keep_aside, uncovered
 from bsfg.stores.log.files import Files, NotBegun, OpenFile, is_refusal, translated, write_whole
 from bsfg.stores.log.indexstore import IndexStore
 from bsfg.stores.log.keysegments import Departure, KeySegments, gathered, keys_between, stored_facts
 from bsfg.stores.log.notes import Notes, Watermark
+from bsfg.stores.log.quarantine import Quarantine
 from bsfg.stores.log.reserve import Reserve
 from bsfg.stores.log.segments import Hole, SegmentFile, segment_name
-from bsfg.stores.log.view import LogView, keep_latest
+from bsfg.stores.log.view import LogView, history_of, keep_latest, read_latest, restores_of
 from bsfg.stores.shared.frame import (
     FRAME_HEADER_BYTES,
     VERSION,
+    Damaged,
     SegmentHeader,
     encode_frame,
     encode_segment_header,
@@ -132,6 +135,51 @@ class LogWriter:
         """The first offset that is not truncated."""
         return self.notes.start
 
+    @property
+    def book(self) -> GapBook:
+        """The gap records."""
+        return self.notes.book
+
+    @property
+    def quarantine(self) -> Quarantine:
+        """The refused facts."""
+        return self.notes.quarantine
+
+    def counts(self) -> tuple[int, int, int]:
+        """Give how many segments and keys there are, and how large the index of keys is."""
+        return len(self.segments), len(self.index.keys), self.index.keys.nbytes
+
+    def first_at_time(self, unix_ms: int) -> int:
+        """Give the first offset that became durable at a time or later."""
+        return self.view().first_at_time(unix_ms)
+
+    def time_at(self, offset: int) -> int | None:
+        """Give the time of the entry at an offset."""
+        return self.view().time_at(offset)
+
+    def entry_at(self, offset: int) -> Entry | None:
+        """Read one entry while it is retained."""
+        rows = self.view().rows_at(offset)
+        return rows.to_entries()[0] if rows is not None else None
+
+    def find(self, key: Key) -> Entry | None:
+        """Read the entry of a key while its bytes are retained."""
+        _, offsets = self.index.keys.candidates(np.array([self._key_hash.of_one(*key)], dtype=np.uint64))
+        entries = map(self.entry_at, np.unique(offsets).tolist())
+        return next((entry for entry in entries if entry is not None and entry.key == key), None)
+
+    def kept_latest(self) -> EntryBatch:
+        """Read the newest entries of what has left."""
+        try:
+            return read_latest(self.files, self.folder)
+        except Damaged as damage:
+            raise StorageFailed(str(damage)) from None
+
+    def history(self, heads: Sequence[bytes]) -> LogHistory:
+        """Give what was kept of what was removed, the restores, and where the log had some chain heads."""
+        found = history_of(self.view(), self.notes, self.chain, heads)
+        return replace(found, restores=restores_of(self.files, self.folder))
+
     def view(self) -> LogView:
         """Give the log as it stands, for reading."""
         return LogView(self.segments, self.start, self.end, self.notes.book.own(), self._damage_seen)
@@ -164,10 +212,6 @@ class LogWriter:
 
     def _has_room(self) -> bool:
         return self.reserve.has_room()
-
-    def hash_of(self, from_zone: pa.Array, message_id: pa.Array) -> np.ndarray:
-        """Hash keys as the index does."""
-        return self._key_hash.of(from_zone, message_id)
 
     def _keys_between(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
         """Give the hashed keys of a range of offsets, sorted, and the offsets, from key segments and log."""
@@ -340,6 +384,13 @@ class LogWriter:
             result.append(Piece(max(segment.base, self.start), following.base - 1, segment.size_bytes, newest))
         return result
 
+    def oldest(self, now_unix_ms: int) -> list[Piece]:
+        """List what may leave by age, when a segment that is old enough is full."""
+        age_seconds = (now_unix_ms - self.newest_unix_ms) / 1000
+        if self.segments[-1].frames and age_seconds >= self.policy.retention_seconds:
+            self._roll()
+        return self.pieces()
+
     def remove(self, removal: Removal) -> None:
         """Let everything below an offset go: keys first, then the durable note, then the files."""
         self.seal_for(removal)
@@ -417,12 +468,6 @@ class LogWriter:
         """Remove the files that a crash left behind after the note that they may go."""
         self._remove_files()
 
-    def seal_old(self, now_unix_ms: int) -> None:
-        """Begin a new segment when the active one is older than retention, so that it can leave in its turn."""
-        age_seconds = (now_unix_ms - self.newest_unix_ms) / 1000
-        if self.segments[-1].frames and age_seconds >= self.policy.retention_seconds:
-            self._roll()
-
     def _remove_files(self) -> None:
         gone = [
             segment
@@ -455,6 +500,20 @@ class LogWriter:
         self.keys.drop_before(before)
         self.index.forget_before(before)
         return before < due
+
+    # Records.
+
+    def add_gaps(self, gaps: Sequence[Gap]) -> None:
+        """Record gaps with one sync; those already known are left out."""
+        self.notes.add_gaps(gaps)
+
+    def set_aside(self, items: Sequence[Quarantined]) -> None:
+        """Keep refused facts durably."""
+        self.notes.add_quarantined(items, self.policy.quarantine_bytes)
+
+    def release(self, id_: int, reason: str) -> None:
+        """Drop a refused fact, leaving a durable note of it."""
+        self.notes.release(id_, reason, self.clock.now_unix_ms())
 
     # Files.
 

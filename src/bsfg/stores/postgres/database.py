@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
@@ -275,7 +275,9 @@ class Database:
             self._given_back(connection)
             return found
 
-    def rows(self, doing: str, asked: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+    def rows(
+        self, doing: str, asked: str, values: Sequence[object] | Mapping[str, object] = ()
+    ) -> list[tuple[Any, ...]]:
         """Read the rows of a query."""
         return self.run(doing, lambda connection, again: connection.execute(asked, values, binary=True).fetchall())
 

@@ -1,50 +1,84 @@
-"""The frames of one buffer in its tables: found, read and decoded; what cannot be decoded is damage, and named."""
+"""What a zone keeps, in its tables: the port of frames in SQL; see `bsfg.stores.shared.keeper`.
+
+The row of a buffer is its head. An append moves its end from where the writer knows it to be, under the epoch that
+it claimed the zone with, in one statement that is its own transaction.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from psycopg.types.numeric import Int8
 
-from bsfg.batch import EntryBatch, FactBatch
-from bsfg.columns import FACT_SCHEMA, STORED_SCHEMA
-from bsfg.fact import Entry, Key
-from bsfg.ports import Buffer, Frame, GapRecord
+from bsfg.digest import KeptRange
+from bsfg.errors import StorageTaken
+from bsfg.frontier import Frontier
+from bsfg.gaps import GapSet, RangeSet
+from bsfg.ports import Buffer, ConsumerSpec, StartAt
 from bsfg.retention import GapReason
-from bsfg.stores.postgres.database import Connection, Int8Array
-from bsfg.stores.shared.frame import (
-    FRAME_HEADER_BYTES,
-    ROWS,
-    Damaged,
-    Torn,
-    chain_after,
-    check_payload,
-    decode_frame_header,
-    decode_payload,
-    decode_rows,
-    entries_of,
-    entry_rows,
-    genesis,
+from bsfg.stores.postgres.database import Connection, Database, Int8Array
+from bsfg.stores.shared.cursors import ConsumerCursor
+from bsfg.stores.shared.frame import Damaged, genesis
+from bsfg.stores.shared.keeper import (
+    PAGE_BYTES,
+    AsideRow,
+    BufferFound,
+    BufferHead,
+    BufferKeeper,
+    Change,
+    DepartedRange,
+    ForgottenKeys,
+    FrameInfo,
+    FrameRow,
+    KeptKeys,
+    NewBuffer,
+    NewFrame,
+    ZoneKeeper,
+    touched,
 )
-from bsfg.stores.shared.judging import KEY_SCHEMA, Fetch, as_facts, key_rows
+from bsfg.stores.shared.reading import PAGE_FRAMES, chain_behind, entries_in
 
-PAGE_BYTES = 4 << 20
-PAGE_FRAMES = 512
-ABSENT = frozenset({GapReason.EVICTED, GapReason.EXPIRED, GapReason.DAMAGED, GapReason.LOST})
-"""The records that say why entries of a buffer are not there."""
+_HEAD = "start_offset, end_offset, used_bytes, keys, newest_unix_ms, chain"
+_FRAME = "base, count, appended_at_unix_ms, chain_before, content"
 
-OnDamage = Callable[[int, int, str, GapReason], GapRecord]
-"""Is told of a range that cannot be read, and gives the record of it."""
-
-_PAGE = """
-SELECT base, count, appended_at_unix_ms, chain_before, content FROM (
+_APPEND = """
+WITH taken AS MATERIALIZED (
+    SELECT hash, at FROM key WHERE %(unsure)s AND buffer_id = %(buffer)s AND hash = ANY(%(hashes)s)
+), moved AS (
+    UPDATE buffer SET end_offset = end_offset + %(count)s, used_bytes = used_bytes + %(size)s,
+        keys = keys + %(count)s, newest_unix_ms = %(now)s, chain = %(chain)s
+    WHERE id = %(buffer)s AND end_offset = %(base)s AND epoch = %(epoch)s AND NOT EXISTS (SELECT FROM taken)
+    RETURNING id
+), stored AS (
+    INSERT INTO frame
+    SELECT id, %(base)s, %(count)s::integer, %(now)s, %(before)s, %(size)s::integer, %(content)s FROM moved
+), known AS (
+    INSERT INTO key SELECT moved.id, fresh.hash, fresh.at
+    FROM moved, unnest(%(hashes)s::bigint[], %(offsets)s::bigint[]) AS fresh(hash, at)
+)
+SELECT hash, at FROM taken UNION ALL SELECT NULL, id FROM moved
+"""
+_MOVE = f"""
+UPDATE buffer SET ({_HEAD}) = (%s, %s, %s, %s, %s, %s)
+WHERE id = %s AND epoch = %s AND start_offset = %s AND end_offset = %s AND keys = %s
+"""
+_FOUND = """
+SELECT count(*), coalesce(sum(size_bytes), 0)::bigint,
+    greatest(max(id), (SELECT max(id) FROM released WHERE buffer_id = %s), 0)
+FROM aside WHERE buffer_id = %s
+"""
+_SINCE = "base >= coalesce((SELECT max(base) FROM frame WHERE buffer_id = %(buffer)s AND base <= %(at)s), %(at)s)"
+_INFOS = f"""
+SELECT base, count, size_bytes, appended_at_unix_ms FROM frame
+WHERE buffer_id = %(buffer)s AND {_SINCE} AND base + count > %(at)s ORDER BY base LIMIT %(most)s
+"""
+_PAGE = f"""
+SELECT {_FRAME} FROM (
     SELECT *, sum(size_bytes) OVER (ORDER BY base) - size_bytes AS before_bytes FROM (
-        SELECT base, count, appended_at_unix_ms, chain_before, size_bytes, content FROM frame
-        WHERE buffer_id = %(buffer)s AND base < %(until)s AND base >= coalesce(
-            (SELECT max(base) FROM frame WHERE buffer_id = %(buffer)s AND base <= %(at)s), %(at)s)
+        SELECT {_FRAME}, size_bytes FROM frame
+        WHERE buffer_id = %(buffer)s AND base < %(until)s AND {_SINCE} AND base + count > %(at)s
         ORDER BY base LIMIT %(most)s) AS following
 ) AS page WHERE before_bytes < %(bytes)s ORDER BY base
 """
@@ -54,223 +88,296 @@ LATERAL (SELECT base, count, size_bytes FROM frame WHERE buffer_id = %s AND base
          ORDER BY base DESC LIMIT 1) AS f
 WHERE wanted.at < f.base + f.count ORDER BY f.base
 """
-_CONTENT = """
-SELECT base, count, appended_at_unix_ms, chain_before, content FROM frame WHERE buffer_id = %s AND base = ANY(%s)
-"""
+_CONTENT = f"SELECT {_FRAME} FROM frame WHERE buffer_id = %s AND base = ANY(%s) ORDER BY base"
 _KEYS = """
-SELECT keys FROM departed WHERE buffer_id = %(buffer)s AND keys IS NOT NULL AND first IN (
-    SELECT d.first FROM unnest(%(offsets)s::bigint[]) AS wanted(at),
-    LATERAL (SELECT first, last FROM departed WHERE buffer_id = %(buffer)s AND first <= wanted.at
-             ORDER BY first DESC LIMIT 1) AS d
-    WHERE wanted.at <= d.last) ORDER BY first
+SELECT first, last, keys FROM (
+    SELECT first, last, keys, sum(octet_length(keys)) OVER (ORDER BY first) - octet_length(keys) AS before_bytes
+    FROM departed WHERE buffer_id = %(buffer)s AND keys IS NOT NULL AND first IN (
+        SELECT d.first FROM unnest(%(offsets)s::bigint[]) AS wanted(at),
+        LATERAL (SELECT first, last FROM departed WHERE buffer_id = %(buffer)s AND first <= wanted.at
+                 ORDER BY first DESC LIMIT 1) AS d
+        WHERE wanted.at <= d.last)
+) AS page WHERE before_bytes < %(bytes)s ORDER BY first
+"""
+_CONSUMER = (
+    "name, stream, buffer, start, start_value, required, committed, ranges, log_id, created_unix_ms, retired_reason, "
+    "peer_head"
+)
+_KEEP = f"""
+INSERT INTO consumer ({_CONSUMER}) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
+ON CONFLICT (name) DO UPDATE SET committed = excluded.committed, ranges = excluded.ranges, log_id = excluded.log_id,
+    retired_reason = excluded.retired_reason, peer_head = excluded.peer_head
 """
 
 
-@dataclass(frozen=True, slots=True)
-class StoredFrame:
-    """One row of the table of frames."""
+class PostgresZone(ZoneKeeper):
+    """The tables of one zone."""
 
-    base: int
-    count: int
-    appended_at_unix_ms: int
-    chain_before: bytes
-    content: bytes
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
-    @property
-    def end(self) -> int:
-        """The offset after its last entry."""
-        return self.base + self.count
+    def claim(self, zone: str, hasher: str) -> list[tuple[str, Buffer]]:
+        """Open the tables as the zone's one writer, making them when there are none."""
+        self._database.open(zone, hasher)
+        rows = self._database.rows("listing buffers", "SELECT stream, kind FROM buffer")
+        return [(stream, Buffer(kind)) for stream, kind in rows]
 
-    @property
-    def chain_after(self) -> bytes:
-        """The chain value after this frame."""
-        return chain_after(self.content[:FRAME_HEADER_BYTES], self.content[FRAME_HEADER_BYTES:])
+    def buffer(self, stream: str, kind: Buffer, new: NewBuffer) -> PostgresFrames:
+        """Give one buffer, made when there is none."""
+        row = (stream, str(kind), new.log_id, new.secret, self._database.epoch, new.chain)
 
-    def entries(self, log_id: bytes, kind: Buffer) -> EntryBatch:
-        """Read the entries; raises `Damaged` when the bytes are not what was written here."""
-        try:
-            header = decode_frame_header(self.content)
-            payload = memoryview(self.content)[FRAME_HEADER_BYTES:]
-            check_payload(header, payload)
-            said = (header.base, header.count, header.log_id, header.chain_before)
-            if said != (self.base, self.count, log_id, self.chain_before):
-                raise Damaged("the frame belongs to another place")
-            schema = STORED_SCHEMA if kind == Buffer.FORWARD else FACT_SCHEMA
-            if header.form == ROWS:
-                rows = decode_rows(header, payload, schema)
-                return entries_of(entry_rows(rows, self.base, header.appended_at_unix_ms))
-            facts = decode_payload(header, payload, schema)
-        except Torn as torn:
-            raise Damaged(str(torn)) from None
-        return EntryBatch.of(facts, np.arange(self.base, self.end), header.appended_at_unix_ms)
+        def change(connection: Connection) -> int:
+            connection.execute(
+                "INSERT INTO buffer (stream, kind, log_id, secret, epoch, chain) VALUES (%s, %s, %s, %s, %s, %s) "
+                "ON CONFLICT DO NOTHING",
+                row,
+            )
+            asked = "SELECT id FROM buffer WHERE stream = %s AND kind = %s"
+            ((found,),) = connection.execute(asked, row[:2]).fetchall()
+            return int(found)
+
+        place = f"{stream}/{kind}"
+        return PostgresFrames(self._database, self._database.change(f"opening {place}", change), place)
+
+    def consumers(self) -> list[ConsumerCursor]:
+        """Read all consumers."""
+        return [_cursor(row) for row in self._database.rows("reading consumers", f"SELECT {_CONSUMER} FROM consumer")]
+
+    def keep_consumers(self, cursors: Sequence[ConsumerCursor]) -> None:
+        """Write consumers in one transaction."""
+        rows = [_row(cursor) for cursor in cursors]
+
+        def change(connection: Connection) -> None:
+            with connection.cursor() as cursor:
+                cursor.executemany(_KEEP, rows)
+
+        self._database.change("keeping consumers", change)
+
+    def close(self) -> None:
+        """End all connections."""
+        self._database.close()
 
 
-class FrameReader:
-    """Reads one buffer on a connection that it is given."""
+def _row(cursor: ConsumerCursor) -> tuple[object, ...]:
+    spec, frontier = cursor.spec, cursor.frontier
+    ranges = [edge for pair in frontier.ranges for edge in pair]
+    return (
+        spec.name, spec.stream, str(spec.buffer), str(spec.start), spec.start_value, spec.required,
+        frontier.committed, ranges, cursor.log_id, cursor.created_unix_ms, cursor.retired_reason, cursor.peer_head,
+    )  # fmt: skip
 
-    def __init__(self, buffer_id: int, log_id: bytes, kind: Buffer, on_damage: OnDamage) -> None:
-        self._id, self._log_id, self._kind, self._on_damage = buffer_id, log_id, kind, on_damage
 
-    def page(self, connection: Connection, at: int, until: int, most: int = PAGE_FRAMES) -> list[StoredFrame]:
-        """Give the frame that holds an offset and those that follow, up to a bound of bytes; one at least."""
-        asked = {"buffer": self._id, "at": at, "until": until, "most": most, "bytes": PAGE_BYTES}
-        found = [StoredFrame(*row) for row in connection.execute(_PAGE, asked, binary=True)]
-        return [frame for frame in found if frame.end > at]
+def _cursor(row: tuple[Any, ...]) -> ConsumerCursor:
+    name, stream, buffer, start, start_value, required, committed, ranges, log_id, created_unix_ms, retired, head = row
+    spec = ConsumerSpec(name, stream, Buffer(buffer), StartAt(start), start_value, required)
+    frontier = Frontier(committed, list(zip(ranges[0::2], ranges[1::2], strict=True)))
+    return ConsumerCursor(spec, frontier, log_id, created_unix_ms, retired, head, committed + 1)
 
-    def decoded(self, frame: StoredFrame) -> EntryBatch | None:
-        """Read a frame; None, and told, when it is damaged."""
-        try:
-            return frame.entries(self._log_id, self._kind)
-        except Damaged as damage:
-            self._on_damage(frame.base, frame.end - 1, f"the frame at {frame.base}: {damage}", GapReason.DAMAGED)
-            return None
 
-    def steps(self, frames: Sequence[StoredFrame], at: int, stop: int, max_facts: int) -> Iterator[Frame]:
-        """Cover a range with what a page has of it: joined entries, and records of what cannot be read or is missing.
+class PostgresFrames(BufferKeeper):
+    """The rows of one buffer."""
 
-        Whatever follows the last frame of the page is for the next one to say; a page without frames is a hole.
-        """
-        parts: list[EntryBatch] = []
-        begun = at
-        for frame in frames:
-            if frame.base > at:
-                yield from _joined(parts, begun, max_facts)
-                yield self._hole(at, min(frame.base, stop) - 1, "no frame holds these entries", GapReason.LOST)
-                at = begun = min(frame.base, stop)
-                parts = []
-            if at >= stop:
-                break
-            last = min(frame.end, stop)
-            try:
-                parts.append(frame.entries(self._log_id, self._kind).slice(at - frame.base, last - at))
-            except Damaged as damage:
-                yield from _joined(parts, begun, max_facts)
-                yield self._hole(at, last - 1, f"the frame at {frame.base}: {damage}", GapReason.DAMAGED)
-                parts, begun = [], last
-            at = last
-        yield from _joined(parts, begun, max_facts)
-        if not frames:
-            yield self._hole(at, stop - 1, "no frame holds these entries", GapReason.LOST)
+    def __init__(self, database: Database, buffer_id: int, place: str) -> None:
+        self._database, self._id, self._place = database, buffer_id, place
 
-    def _hole(self, first: int, last: int, why: str, reason: GapReason) -> Frame:
-        gap = self._on_damage(first, last, why, reason)
-        return Frame(first, last, gap=GapRecord(first, last, gap.reason, gap.at_unix_ms, gap.detail))
+    def _rows(self, asked: str, values: Sequence[object] | Mapping[str, object]) -> list[tuple[Any, ...]]:
+        return self._database.rows(f"reading {self._place}", asked, values)
 
-    def first_at_time(self, connection: Connection, unix_ms: int, start: int, end: int) -> int:
-        """Give the first offset of a range that became durable at a time or later, its end when there is none.
+    def found(self) -> BufferFound:
+        """Read the row of the buffer, behind whoever changes it now, and what is counted beside it."""
+        return self._database.run(f"opening {self._place}", self._found)
 
-        Times never decrease, so that the range is halved: an index over them would cost every append more.
-        """
-        asked = (
-            "SELECT base, base + count, appended_at_unix_ms FROM frame WHERE buffer_id = %s AND base <= %s "
-            "ORDER BY base DESC LIMIT 1"
+    def _found(self, connection: Connection, again: bool) -> BufferFound:
+        asked = "SELECT log_id, secret FROM buffer WHERE id = %s FOR SHARE"
+        ((log_id, secret),) = connection.execute(asked, (self._id,)).fetchall()
+        asked = "SELECT reason, ranges, detail, origin_zone, since_unix_ms FROM gap WHERE buffer_id = %s ORDER BY id"
+        gaps = [
+            GapSet(GapReason(reason), RangeSet.decode(ranges), *more)
+            for reason, ranges, *more in connection.execute(asked, (self._id,))
+        ]
+        ((count, size, last),) = connection.execute(_FOUND, (self._id, self._id)).fetchall()
+        return BufferFound(bytes(log_id), bytes(secret), self._head(connection), gaps, count, size, last)
+
+    def _head(self, connection: Connection) -> BufferHead:
+        """Read the row of the buffer, while it is ours."""
+        row = connection.execute(f"SELECT epoch, {_HEAD} FROM buffer WHERE id = %s", (self._id,)).fetchone()
+        if row is None or row[0] != self._database.epoch:
+            raise StorageTaken(f"another node has taken over {self._place}")
+        start, end, used_bytes, keys, newest_unix_ms, chain = row[1:]
+        return BufferHead(start, end, used_bytes, keys, newest_unix_ms, bytes(chain))
+
+    # Changing.
+
+    def commit(self, change: Change) -> bool:
+        """Make a change in one transaction; an append alone is one statement."""
+        return self._database.run(
+            f"writing {self._place}",
+            lambda connection, again: self._committed(connection, again, change),
+            changes=True,
         )
-        while start < end:
-            middle = (start + end) // 2
-            base, after, at = connection.execute(asked, (self._id, Int8(middle))).fetchone() or (0, 0, unix_ms - 1)
-            if at < unix_ms:
-                start = max(middle + 1, after)
-            else:
-                end = base
-        return max(start, end)
 
-    # Single facts.
+    def _committed(self, connection: Connection, again: bool, change: Change) -> bool:
+        # The commit may have been the last thing that a lost connection did.
+        if again and change.after != change.before and self._head(connection) == change.after:
+            return True
+        if change.frame is not None and not change.aside:
+            return self._appended(connection, change, change.frame)
+        with connection.transaction():
+            self._database.check_epoch(connection)
+            self._keep_beside(connection, change)
+            if change.frame is not None:
+                return self._appended(connection, change, change.frame)
+            if change.after != change.before:
+                self._move(connection, change)
+        return True
 
-    def holding(self, connection: Connection, offsets: np.ndarray) -> Iterator[StoredFrame]:
-        """Give the frames that hold some offsets, a bounded number of bytes at a time."""
-        rows = connection.execute(_HOLDING, (Int8Array(offsets), self._id)).fetchall()
-        group: list[int] = []
+    def _appended(self, connection: Connection, change: Change, new: NewFrame) -> bool:
+        frame = new.row
+        values = {
+            "buffer": self._id, "epoch": self._database.epoch, "base": Int8(frame.base), "count": Int8(frame.count),
+            "now": Int8(frame.appended_at_unix_ms), "before": frame.chain_before, "chain": change.after.chain,
+            "size": Int8(len(frame.content)), "content": frame.content, "unsure": new.only_if_new,
+            "hashes": Int8Array(new.hashes), "offsets": Int8Array(new.offsets),
+        }  # fmt: skip
+        rows = connection.execute(_APPEND, values, binary=True).fetchall()
+        if not rows:
+            self._check_made(connection, change)
+        return not rows or rows[0][0] is None
+
+    def _move(self, connection: Connection, change: Change) -> None:
+        before = change.before
+        values = (*change.after, self._id, self._database.epoch, before.start, before.end, before.keys)
+        if connection.execute(_MOVE, values).rowcount != 1:
+            self._check_made(connection, change)
+
+    def _check_made(self, connection: Connection, change: Change) -> None:
+        """Raise unless the change is there: a lost connection had its commit under way, and this one waited for it."""
+        there = self._head(connection)
+        if there != change.after:
+            raise touched(self._place, there, change.before)
+
+    def _keep_beside(self, connection: Connection, change: Change) -> None:
+        with connection.cursor() as cursor:
+            rows = [(self._id, row.id, row.same, row.size_bytes, row.head, row.fact) for row in change.aside]
+            cursor.executemany("INSERT INTO aside VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING", rows)
+        if (released := change.released) is not None:
+            connection.execute("DELETE FROM aside WHERE buffer_id = %s AND id = %s", (self._id, released.id))
+            row = (self._id, released.id, released.reason, released.at_unix_ms)
+            connection.execute("INSERT INTO released VALUES (%s, %s, %s, %s) ON CONFLICT DO NOTHING", row)
+        if change.gaps_anew:
+            connection.execute("DELETE FROM gap WHERE buffer_id = %s", (self._id,))
+        for gap in change.gaps:
+            connection.execute(
+                "INSERT INTO gap (buffer_id, reason, detail, origin_zone, since_unix_ms, ranges) "
+                "VALUES (%s, %s, %s, %s, %s, %s)",
+                (self._id, str(gap.reason), gap.detail, gap.origin_zone, gap.since_unix_ms, gap.ranges.encode()),
+            )
+        if change.departed is not None:
+            self._depart(connection, change.departed)
+        if change.latest is not None:
+            connection.execute(
+                "INSERT INTO latest VALUES (%s, %s) ON CONFLICT (buffer_id) DO UPDATE SET entries = excluded.entries",
+                (self._id, change.latest),
+            )
+        if change.forgotten is not None:
+            self._forget(connection, change.forgotten)
+
+    def _depart(self, connection: Connection, going: DepartedRange) -> None:
+        kept = going.kept
+        row = (
+            self._id, kept.first, kept.last, going.newest_unix_ms, kept.chain_before, kept.chain_after,
+            kept.range_digest, going.keys,
+        )  # fmt: skip
+        connection.execute("INSERT INTO departed VALUES (%s, %s, %s, %s, %s, %s, %s, %s)", row)
+        asked = "DELETE FROM frame WHERE buffer_id = %s AND base BETWEEN %s AND %s"
+        connection.execute(asked, (self._id, kept.first, kept.last))
+
+    def _forget(self, connection: Connection, keys: ForgottenKeys) -> None:
+        connection.execute(
+            "DELETE FROM key USING unnest(%s::bigint[], %s::bigint[]) AS old(hash, at) "
+            "WHERE key.buffer_id = %s AND key.hash = old.hash AND key.at = old.at",
+            (Int8Array(keys.hashes), Int8Array(keys.offsets), self._id),
+        )
+        connection.execute(
+            "UPDATE departed SET keys = NULL WHERE buffer_id = %s AND first = %s", (self._id, keys.first)
+        )
+
+    # Reading.
+
+    def known(self, hashes: np.ndarray) -> np.ndarray:
+        """Look hashes up in the table of keys."""
+        rows = self._rows(
+            "SELECT hash, at FROM key WHERE buffer_id = %s AND hash = ANY(%s)", (self._id, Int8Array(hashes))
+        )
+        return np.array(rows, dtype=np.int64).reshape(-1, 2)
+
+    def infos(self, at: int, most: int) -> list[FrameInfo]:
+        """Read what the rows of frames say beside their content."""
+        return [FrameInfo(*row) for row in self._rows(_INFOS, {"buffer": self._id, "at": at, "most": most})]
+
+    def frames(self, at: int, until: int, most: int) -> list[FrameRow]:
+        """Read frames that follow each other."""
+        asked = {"buffer": self._id, "at": at, "until": until, "most": most, "bytes": PAGE_BYTES}
+        return [FrameRow(*row) for row in self._rows(_PAGE, asked)]
+
+    def holding(self, offsets: np.ndarray) -> list[FrameRow]:
+        """Read the frames that hold offsets: first which they are, then as many as may be read at once."""
+        bases: list[int] = []
         size = 0
-        for base, size_bytes in [*rows, (None, 0)]:
-            if base is None or (group and size + size_bytes > PAGE_BYTES):
-                wanted = Int8Array(np.array(group, dtype=np.int64))
-                found = connection.execute(_CONTENT, (self._id, wanted), binary=True).fetchall()
-                yield from sorted((StoredFrame(*row) for row in found), key=lambda frame: frame.base)
-                group, size = [], 0
-            if base is not None:
-                group.append(base)
-                size += size_bytes
+        for base, size_bytes in self._rows(_HOLDING, (Int8Array(offsets), self._id)):
+            if bases and size + size_bytes > PAGE_BYTES:
+                break
+            bases.append(base)
+            size += size_bytes
+        wanted = Int8Array(np.array(bases, dtype=np.int64))
+        return [FrameRow(*row) for row in self._rows(_CONTENT, (self._id, wanted))] if bases else []
 
-    def entry_at(self, connection: Connection, offset: int) -> Entry | None:
-        """Read the one entry at an offset."""
-        for frame in self.holding(connection, np.array([offset], dtype=np.int64)):
-            entries = self.decoded(frame)
-            if entries is not None:
-                return entries.slice(offset - frame.base, 1).to_entries()[0]
-        return None
+    def keys_holding(self, offsets: np.ndarray) -> list[KeptKeys]:
+        """Read the keys of ranges that left."""
+        asked = {"buffer": self._id, "offsets": Int8Array(offsets), "bytes": PAGE_BYTES}
+        return [KeptKeys(*row) for row in self._rows(_KEYS, asked)]
 
-    def entry_of(self, connection: Connection, hashed: int, key: Key, start: int) -> Entry | None:
-        """Read the entry of a key while it is retained."""
-        asked = "SELECT at FROM key WHERE buffer_id = %s AND hash = %s AND at >= %s"
-        for (offset,) in connection.execute(asked, (self._id, hashed, start)).fetchall():
-            entry = self.entry_at(connection, offset)
-            if entry is not None and entry.key == key:
-                return entry
-        return None
+    def oldest_keys(self, before_unix_ms: int) -> KeptKeys | None:
+        """Read the keys that are to be forgotten next; who was overtaken is told so, also when there are none."""
+        asked = (
+            "SELECT first, last, keys FROM departed WHERE buffer_id = %s AND keys IS NOT NULL AND newest_unix_ms < %s "
+            "ORDER BY first LIMIT 1"
+        )
+        row = self._database.change(
+            f"reading {self._place}",
+            lambda connection: connection.execute(asked, (self._id, before_unix_ms), binary=True).fetchone(),
+        )
+        return KeptKeys(*row) if row is not None else None
 
-    def fetch(self, connection: Connection) -> Fetch:
-        """Give what finds the facts at sorted offsets, in frames and among the keys of what left."""
+    def history(self, heads: Sequence[bytes]) -> tuple[list[KeptRange], Mapping[bytes, int]]:
+        """Read what stays of what left, and where chain values are."""
+        asked = (
+            "SELECT first, last, range_digest, chain_before, chain_after FROM departed WHERE buffer_id = %s "
+            "ORDER BY first"
+        )
+        kept = [KeptRange(*row) for row in self._rows(asked, (self._id,))]
+        asked = "SELECT chain_before, base FROM frame WHERE buffer_id = %s AND chain_before = ANY(%s)"
+        return kept, dict(self._rows(asked, (self._id, list(heads)))) if heads else {}
 
-        def found_at(offsets: np.ndarray) -> tuple[FactBatch, np.ndarray, np.ndarray]:
-            found, kept = np.zeros(len(offsets), dtype=bool), np.zeros(len(offsets), dtype=bool)
-            parts: list[tuple[int, FactBatch]] = []
-            for frame in self.holding(connection, offsets):
-                entries = self.decoded(frame)
-                rows = slice(*np.searchsorted(offsets, [frame.base, frame.end]).tolist())
-                if entries is not None:
-                    parts.append((rows.start, entries.facts.take(offsets[rows] - frame.base)))
-                    found[rows] = kept[rows] = True
-            for first, facts, mask in self._departed(connection, offsets):
-                parts.append((first, facts))
-                found[first : first + len(mask)] |= mask
-            if not parts:
-                return FactBatch.empty(), found, np.zeros(0, dtype=bool)
-            return FactBatch.concat([facts for _, facts in sorted(parts, key=lambda part: part[0])]), found, kept[found]
+    def latest(self) -> bytes | None:
+        """Read the newest entries of what left."""
+        rows = self._rows("SELECT entries FROM latest WHERE buffer_id = %s", (self._id,))
+        return bytes(rows[0][0]) if rows else None
 
-        return found_at
-
-    def _departed(self, connection: Connection, offsets: np.ndarray) -> Iterator[tuple[int, FactBatch, np.ndarray]]:
-        """Give keys of what left: the place of their first offset among those asked for, the keys, and which it has."""
-        with connection.cursor(binary=True) as cursor:
-            for (data,) in cursor.stream(_KEYS, {"buffer": self._id, "offsets": Int8Array(offsets)}):
-                keys = read_keys(data)
-                bounds = keys.column("offset").to_numpy()
-                rows = slice(*np.searchsorted(offsets, [bounds[0], bounds[-1] + 1]).tolist()) if len(bounds) else None
-                if rows is not None and rows.stop > rows.start:
-                    table, mask = key_rows(keys, offsets[rows])
-                    yield rows.start, as_facts(table), mask
-
-
-def read_keys(data: bytes) -> pa.RecordBatch:
-    """Read the keys of what left."""
-    return pa.ipc.read_record_batch(pa.py_buffer(data), KEY_SCHEMA)
-
-
-def _joined(parts: list[EntryBatch], first: int, max_facts: int) -> Iterator[Frame]:
-    if not parts:
-        return
-    entries = EntryBatch.concat(parts)
-    for at in range(0, len(entries), max_facts):
-        step = entries.slice(at, max_facts)
-        yield Frame(first + at, first + at + len(step) - 1, entries=step)
-
-
-def absent(first: int, end: int, gaps: Sequence[GapRecord], removed_unix_ms: int) -> Iterator[Frame]:
-    """Explain a range that has left by the records that cover it, and the rest as truncated."""
-    at = first
-    for gap in gaps:
-        if gap.last < at or gap.reason not in ABSENT:
-            continue
-        if gap.first >= end:
-            break
-        if gap.first > at:
-            yield Frame(at, gap.first - 1, gap=GapRecord(at, gap.first - 1, GapReason.TRUNCATED, removed_unix_ms))
-            at = gap.first
-        last = min(gap.last, end - 1)
-        yield Frame(at, last, gap=GapRecord(at, last, gap.reason, gap.at_unix_ms, gap.detail))
-        at = last + 1
-    if at < end:
-        yield Frame(at, end - 1, gap=GapRecord(at, end - 1, GapReason.TRUNCATED, removed_unix_ms))
+    def aside(
+        self, after: int | None, limit: int, *, newest_first: bool = False, same: Sequence[int] | None = None
+    ) -> list[AsideRow]:
+        """Read refused facts."""
+        sign, order = ("<", "DESC") if newest_first else (">", "ASC")
+        only = "" if same is None else "AND same = ANY(%(same)s)"
+        asked = f"""
+        SELECT id, same, head, fact FROM aside
+        WHERE buffer_id = %(buffer)s AND (%(after)s::bigint IS NULL OR id {sign} %(after)s::bigint) {only}
+        ORDER BY id {order} LIMIT %(limit)s
+        """
+        hashes = Int8Array(np.array(same or [], dtype=np.int64))
+        values = {"buffer": self._id, "after": after, "limit": limit, "same": hashes}
+        return [AsideRow(*row) for row in self._rows(asked, values)]
 
 
 def chain_breaks(connection: Connection) -> Iterator[str]:
@@ -281,19 +388,15 @@ def chain_breaks(connection: Connection) -> Iterator[str]:
             "SELECT last + 1, chain_after FROM departed WHERE buffer_id = %s ORDER BY first DESC LIMIT 1", (id_,)
         ).fetchone()
         at, chain = (int(before[0]), bytes(before[1])) if before is not None else (0, genesis(log_id))
-        reader = FrameReader(id_, log_id, Buffer(kind), _not_recorded)
-        while frames := reader.page(connection, at, end):
+        page = {"buffer": id_, "until": end, "most": PAGE_FRAMES, "bytes": PAGE_BYTES}
+        while frames := [FrameRow(*row) for row in connection.execute(_PAGE, {**page, "at": at}, binary=True)]:
             for frame in frames:
                 if (frame.base, frame.chain_before) != (at, chain):
                     yield f"{stream}/{kind}: the frame at {frame.base} does not follow what is before offset {at}"
                 try:
-                    frame.entries(log_id, Buffer(kind))
+                    entries_in(frame, log_id, Buffer(kind))
                 except Damaged as damage:
                     yield f"{stream}/{kind}: the frame at {frame.base}: {damage}"
-                at, chain = frame.end, frame.chain_after
+                at, chain = frame.end, chain_behind(frame)
         if (at, chain) != (end, head):
             yield f"{stream}/{kind}: the last frame is not the one that the row of the buffer names"
-
-
-def _not_recorded(first: int, last: int, why: str, reason: GapReason) -> GapRecord:
-    return GapRecord(first, last, reason, 0, why)
