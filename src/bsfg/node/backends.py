@@ -1,4 +1,4 @@
-"""Opens what keeps a zone's facts: the embedded log, PostgreSQL, memory, or what another package brings.
+"""Opens what keeps a zone's facts: the embedded log, PostgreSQL, JetStream, memory, or what another package brings.
 
 The audit trail is in the data folder, whatever keeps the facts. So are the node's state and the zone's
 artifacts, unless the storage keeps these as well.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.metadata import entry_points
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from bsfg.config import ZoneConfig
@@ -23,6 +23,7 @@ from bsfg.stores.log.storage import MARK, LogStorage
 from bsfg.stores.log.writer import LogOptions
 
 if TYPE_CHECKING:
+    from bsfg.stores.jetstream.server import JetStreamSettings
     from bsfg.stores.postgres.database import PostgresSettings
 
 
@@ -59,6 +60,8 @@ async def open_storage(config: ZoneConfig, clock: Clock, on_sync: Callable[[floa
     _check_left_nothing(config)
     if backend == "postgres":
         return await _open_postgres(config, clock, on_sync)
+    if backend == "jetstream":
+        return await _open_jetstream(config, clock, on_sync)
     if backend == "memory":
         from bsfg.stores.memory import MemoryStorage
 
@@ -85,14 +88,49 @@ def _postgres_settings(config: ZoneConfig) -> PostgresSettings:
     return PostgresSettings(table.dsn or "", table.schema, table.allow_unsafe, table.patience_seconds)
 
 
+async def _open_jetstream(config: ZoneConfig, clock: Clock, on_sync: Callable[[float], None]) -> Storage:
+    settings = _jetstream_settings(config)
+    from bsfg.stores.jetstream.storage import JetStreamStorage
+
+    return await JetStreamStorage.open(settings, zone=config.zone.name, clock=clock, on_sync=on_sync)
+
+
+def _jetstream_settings(config: ZoneConfig) -> JetStreamSettings:
+    try:
+        from bsfg.stores.jetstream.server import JetStreamSettings
+    except ImportError as error:
+        raise ExtraMissing.behind(error, 'backend = "jetstream"') or error from None
+    table = config.jetstream
+
+    def path(relative: PurePath | None) -> Path | None:
+        return config.path(relative) if relative is not None else None
+
+    return JetStreamSettings(
+        table.servers or (),
+        table.prefix,
+        table.replicas,
+        table.monitor_url,
+        path(table.credentials),
+        path(table.ca),
+        path(table.certificate),
+        path(table.key),
+        table.allow_unsafe,
+        table.patience_seconds,
+    )
+
+
 def looked_at(config: ZoneConfig, verified_bytes_max: int) -> tuple[str, list[str]]:
     """Say what is found where a zone's facts are, and what is wrong with it; raises what a start would.
 
     Nothing is changed. Up to so many bytes every fact is read and held against the chain.
     """
+    if config.storage.backend == "jetstream":
+        settings = _jetstream_settings(config)
+        from bsfg.stores.jetstream.storage import look
+
+        return look(settings, config.zone.name, verified_bytes_max)
     if config.storage.backend != "postgres":
         return f"facts are kept by {config.storage.backend}", []
-    settings = _postgres_settings(config)
     from bsfg.stores.postgres.database import Connection, Database
     from bsfg.stores.postgres.frames import chain_breaks
 
@@ -108,7 +146,7 @@ def looked_at(config: ZoneConfig, verified_bytes_max: int) -> tuple[str, list[st
                 breaks.extend(chain_breaks(connection))
             read.append(", every byte verified" if not breaks else "")
 
-    said = Database(settings).look(config.zone.name, further)
+    said = Database(_postgres_settings(config)).look(config.zone.name, further)
     return said + "".join(read), breaks
 
 
