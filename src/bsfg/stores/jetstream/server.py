@@ -20,7 +20,6 @@ from typing import Any, NamedTuple, TypeVar
 from urllib.error import URLError
 from urllib.request import urlopen
 
-import nats
 import nats.errors
 import orjson
 from nats.aio.client import Client
@@ -190,8 +189,9 @@ class JetStreamServer:
                 lost.set()
                 self._lost()
 
+        client = Client()
         try:
-            client = await nats.connect(
+            await client.connect(
                 url,
                 name="bsfg",
                 allow_reconnect=False,
@@ -208,6 +208,9 @@ class JetStreamServer:
                 user_credentials=str(settings.credentials) if settings.credentials else None,
             )
         except (TimeoutError, OSError, nats.errors.Error) as error:
+            lost.set()
+            with suppress(nats.errors.Error):
+                await client.close()
             raise _unreached(url, self._last_error or str(error) or type(error).__name__) from None
         except (ValueError, ssl.SSLError) as error:
             raise StorageUnreadable(f"{url} cannot be used: {error}", hint=_ADDRESS) from None
@@ -258,8 +261,10 @@ class JetStreamServer:
     async def answer_no_more(self) -> None:
         """Be silent again."""
         self._answering = ""
-        if self._subscribed is not None:
-            await self._subscribed.unsubscribe()
+        subscribed, self._subscribed = self._subscribed, None
+        if subscribed is not None and self._client is not None:
+            with suppress(nats.errors.Error):
+                await subscribed.unsubscribe()
 
     def close(self) -> None:
         """End the connection and its thread."""

@@ -155,6 +155,8 @@ class JetStreamZone(ZoneKeeper):
         name, base = self.names.own
         metadata = {"bsfg-version": str(VERSION), "bsfg-zone": self.names.zone}
         await stream_of(self.server, name, base, metadata, last_only=True)
+        # An attempt that broke off may have left us answering.
+        await self.server.answer_no_more()
         deadline = time.monotonic() + _TAKEN_SECONDS
         while True:
             if not await self.server.nobody_answers(self.names.alive, _ALIVE_SECONDS):
