@@ -369,7 +369,7 @@ class JetStreamServer:
         try:
             (answer,) = await self.ask(subject, seconds=seconds)
         except Away:
-            self._connected()
+            await self.api("INFO")  # else it is the server that does not answer
             return True
         return (answer.headers or {}).get("Status") == "503"
 

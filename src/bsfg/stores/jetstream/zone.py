@@ -34,7 +34,7 @@ from bsfg.stores.shared.keeper import BufferHead, NewBuffer, ZoneKeeper
 VERSION = 1
 _TAKEN_SECONDS = 5.0
 """A node that is stopping may need a moment."""
-_ALIVE_SECONDS = 2.0
+_ALIVE_SECONDS = 4.0
 """A node that does not answer for so long is taken for dead; if it is not, it can write nothing."""
 _PAUSE_SECONDS = 0.2
 _READ_BYTES = 16 << 20
