@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -10,14 +11,15 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import nats
 import orjson
 import pytest
 from tests.cli.conftest import Run, environment
-from tests.servers import postgres
+from tests.servers import jetstream, postgres
 
 from bsfg.batch import FactBatch
 from bsfg.canonical import canonicalize
-from bsfg.cli.bench import database, measure, reopen
+from bsfg.cli.bench import measure, reopen, servers
 from bsfg.cli.bench.results import aims_of
 from bsfg.cli.bench.workload import OBJECT_BYTES, batch_of, batches_of
 from bsfg.cli.doctor.machine import file_system
@@ -161,7 +163,7 @@ def test_aims_know_their_direction() -> None:
 
 def test_a_database_is_measured_against_itself(quick: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both rates and both latencies come from one run, and nothing of it is left in the server."""
-    monkeypatch.setattr(database, "SINGLES", 5)
+    monkeypatch.setattr(servers, "SINGLES", 5)
     asked = ("bench", "store", "--backend", "postgres", "--dsn", postgres().dsn, "--facts", "4000", "--json")
     numbers = orjson.loads(quick(*asked).out)
     assert numbers["append_ratio"] == pytest.approx(
@@ -170,6 +172,23 @@ def test_a_database_is_measured_against_itself(quick: Run, monkeypatch: pytest.M
     assert numbers["single_append_ms_p50"] > 0 and numbers["direct_single_ms_p50"] > 0
     assert {aim["name"] for aim in numbers["aims"]} == {"append_per_second", "append_ratio", "single_append_ratio"}
     assert postgres().execute("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'bsfg_bench%'") == []
+
+
+def test_jetstream_is_measured_against_itself(quick: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both rates and both latencies come from one run, and nothing of it is left in the server."""
+    monkeypatch.setattr(servers, "SINGLES", 5)
+    asked = ("bench", "store", "--backend", "jetstream", "--dsn", jetstream().url, "--facts", "4000", "--json")
+    numbers = orjson.loads(quick(*asked).out)
+    assert numbers["append_per_second"] > 0 and numbers["direct_per_second"] > 0
+    assert numbers["single_append_ms_p50"] > 0 and numbers["direct_single_ms_p50"] > 0
+
+    async def left() -> list[str]:
+        client = await nats.connect(jetstream().url)
+        found = orjson.loads((await client.request("$JS.API.STREAM.NAMES", b"{}")).data)["streams"] or []
+        await client.close()
+        return [name for name in found if name.startswith("bsfg_bench")]
+
+    assert asyncio.run(left()) == []
 
 
 @pytest.mark.parametrize("more", [("--backend", "shelf"), ("--dsn", "host=db")])

@@ -103,6 +103,13 @@ def test_what_contradicts_itself_is_refused() -> None:
         "storage.postgres: dsn is missing: it says how the server is reached"
     ]
     assert problems('[storage.postgres]\ndsn = "host=db"')[0].startswith("storage.postgres.dsn: has an effect only")
+    assert problems('[storage]\nbackend = "jetstream"') == [
+        "storage.jetstream: servers is missing: it says how the servers are reached"
+    ]
+    servers = '[storage.jetstream]\nservers = ["nats://127.0.0.1:4222"]'
+    assert problems(servers)[0].startswith("storage.jetstream.servers: has an effect only")
+    found = problems('[storage]\nbackend = "jetstream"\n[storage.jetstream]\nservers = ["here"]')
+    assert any("NATS address" in each for each in found)
     assert problems("[storage.options]\nx = 1")[0].startswith("storage.options: is for storages of other")
     (unknown,) = problems('[storage]\nbackend = "postgres"\n[storage.postgres]\ndsn = "x"\nschemas = "y"')
     assert unknown.startswith("storage.postgres.schemas: unknown key; did you mean") or "schema" in unknown

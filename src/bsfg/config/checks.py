@@ -19,7 +19,7 @@ from bsfg.sealing import WITH_FIELDS, MessageIds
 from bsfg.wire.peer import looks_like
 
 CONSUMER_NAME_MAX = 64
-OUR_BACKENDS = ("log", "memory", "postgres")
+OUR_BACKENDS = ("jetstream", "log", "memory", "postgres")
 BACKENDS = "bsfg.backends"
 """The group of entry points by which packages bring storages of their own."""
 _LOCAL_ROLES = (Role.PRODUCER, Role.CONSUMER, Role.PIPELINE)
@@ -320,6 +320,12 @@ def _storage(config: ZoneConfig) -> Iterator[Problem]:
         yield Problem(("storage", "postgres"), "dsn is missing: it says how the server is reached")
     if backend != "postgres" and config.postgres.dsn is not None:
         yield Problem(("storage", "postgres", "dsn"), 'has an effect only with backend = "postgres"; leave it out')
+    if backend == "jetstream" and not config.jetstream.servers:
+        yield Problem(("storage", "jetstream"), "servers is missing: it says how the servers are reached")
+    if backend != "jetstream" and config.jetstream.servers is not None:
+        yield Problem(
+            ("storage", "jetstream", "servers"), 'has an effect only with backend = "jetstream"; leave it out'
+        )
     if options and backend in OUR_BACKENDS:
         yield Problem(("storage", "options"), "is for storages of other packages; leave it out")
 

@@ -22,7 +22,9 @@ from bsfg.config.kinds import (
     FREE_TABLE,
     IDENTITY_NAME,
     LINK_NAME,
+    NATS_URL,
     PATH,
+    REPLICAS,
     SCHEMA_NAME,
     SIZE,
     STREAM_NAME,
@@ -34,6 +36,7 @@ from bsfg.config.kinds import (
     LogFormat,
     LogLevel,
     choice,
+    list_of,
 )
 from bsfg.signatures import TrustedKeys, read_key
 
@@ -93,7 +96,8 @@ class StorageTable:
         BACKEND_NAME,
         "log",
         says="What keeps facts and consumers: log (files in the data folder), postgres (see [storage.postgres]), "
-        "memory (for tests; a restart loses all), or the name that an installed package gives its own.",
+        "jetstream (see [storage.jetstream]), memory (for tests; a restart loses all), or the name that an installed "
+        "package gives its own.",
     )
     options: Mapping[str, object] | None = optional(
         FREE_TABLE,
@@ -139,6 +143,47 @@ class PostgresTable:
         False,
         says="Whether the node starts although the server has fsync, synchronous_commit or full_page_writes off; "
         "acknowledged facts may then be lost.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class JetStreamTable:
+    """Where NATS JetStream is."""
+
+    servers: tuple[str, ...] | None = optional(
+        list_of(NATS_URL),
+        says="How the servers are reached; the first that lets the node in is used. `tls://` demands TLS.",
+        example=["nats://nats-1.example:4222", "nats://nats-2.example:4222"],
+    )
+    prefix: str = setting(
+        SCHEMA_NAME, "bsfg", says="What the names of all streams and subjects begin with; the zone's name follows."
+    )
+    replicas: int = setting(
+        REPLICAS, 1, says="How many servers keep each stream that the node makes. With three, one may be lost."
+    )
+    monitor_url: str | None = optional(
+        URL,
+        says="Where a single server says how it is set up, so that the node sees that sync_interval is always.",
+        example="http://nats-1.example:8222",
+    )
+    credentials: PurePath | None = optional(
+        PATH, says="The file with the node's credentials, as `nsc` writes it.", example="nats/plant.creds"
+    )
+    ca: PurePath | None = optional(
+        PATH, says="Certificates of the authorities that the servers must be signed by.", example="nats/ca.crt"
+    )
+    certificate: PurePath | None = optional(
+        PATH, says="The certificate that the node shows the servers.", example="nats/plant.crt"
+    )
+    key: PurePath | None = optional(PATH, says="The private key of that certificate.", example="nats/plant.key")
+    patience_seconds: float = setting(
+        DURATION, "20s", says="How long callers wait for servers that went away before they are told so."
+    )
+    allow_unsafe: bool = setting(
+        FLAG,
+        False,
+        says="Whether the node starts although it cannot see that the server syncs what it acknowledges; acknowledged "
+        "facts may then be lost.",
     )
 
 
@@ -238,6 +283,7 @@ class ZoneConfig:
     dashboard: DashboardSettings = table("The dashboard of the HTTP service.")
     storage: StorageTable = table("What keeps the zone's facts, and how the embedded log keeps its folder.")
     postgres: PostgresTable = table('Where PostgreSQL is, with backend = "postgres".', name="storage.postgres")
+    jetstream: JetStreamTable = table('Where NATS JetStream is, with backend = "jetstream".', name="storage.jetstream")
     artifacts: ArtifactSettings = table("Files that facts refer to by digest.")
     audit_trail: AuditTrailTable = table(
         "The audit trail in the data folder: who did what, or was kept from it. `bsfg audit-trail` reads it."

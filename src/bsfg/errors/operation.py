@@ -65,21 +65,23 @@ class StorageForeign(BsfgError):
     """The storage holds the facts of another zone."""
 
     code = "storage_foreign"
-    default_hint = "Give each zone a schema of its own in [storage.postgres], or the name of the zone that it has."
+    default_hint = "Give each zone a schema or prefix of its own in its table of [storage], or the name that it has."
 
 
 class StorageUnsafe(BsfgError):
     """The storage acknowledges what a power loss may take back."""
 
     code = "storage_unsafe"
-    default_hint = "Turn it on in postgresql.conf; allow_unsafe = true in [storage.postgres] accepts the loss of facts."
+    default_hint = "Let the server sync what it acknowledges; allow_unsafe = true accepts the loss of facts."
 
 
 class StorageUnable(BsfgError):
     """What was asked for is nothing that the zone's storage can do."""
 
     code = "storage_unable"
-    default_hint = "Use the storage's own tools, such as pg_dump; `bsfg help storage` says what each storage can do."
+    default_hint = (
+        "Use the storage's own tools, such as pg_dump or nats stream backup; `bsfg help storage` says what each can do."
+    )
 
 
 class StreamUnavailable(BsfgError):

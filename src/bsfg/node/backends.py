@@ -1,4 +1,4 @@
-"""Opens what keeps a zone's facts: the embedded log, PostgreSQL, memory, or what another package brings.
+"""Opens what keeps a zone's facts: the embedded log, PostgreSQL, JetStream, memory, or what another package brings.
 
 The audit trail is in the data folder, whatever keeps the facts. So are the node's state and the zone's
 artifacts, unless the storage keeps these as well.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from bsfg.config import ZoneConfig
@@ -24,6 +24,7 @@ from bsfg.stores.log.storage import MARK, LogStorage
 from bsfg.stores.log.writer import LogOptions
 
 if TYPE_CHECKING:
+    from bsfg.stores.jetstream.server import JetStreamSettings
     from bsfg.stores.postgres.database import PostgresSettings
     from bsfg.stores.postgres.place import PlaceWatch, ZoneNode
 
@@ -74,6 +75,8 @@ async def open_storage(config: ZoneConfig, clock: Clock, on_sync: Callable[[floa
     _check_left_nothing(config)
     if backend == "postgres":
         return await _open_postgres(config, clock, on_sync)
+    if backend == "jetstream":
+        return await _open_jetstream(config, clock, on_sync)
     if backend == "memory":
         from bsfg.stores.memory import MemoryStorage
 
@@ -106,6 +109,11 @@ def node_name(config: ZoneConfig) -> str:
     return f"{socket.gethostname()}:{config.listen.grpc.port}"
 
 
+def can_be_watched(config: ZoneConfig) -> bool:
+    """Tell whether a node can stand by at a zone's storage for the one that is active."""
+    return config.storage.backend == "postgres"
+
+
 def watch_of(config: ZoneConfig) -> PlaceWatch:
     """Give what watches the active node of a zone, for one that stands by."""
     settings = _postgres_settings(config)
@@ -114,14 +122,49 @@ def watch_of(config: ZoneConfig) -> PlaceWatch:
     return Database(settings).watch()
 
 
+async def _open_jetstream(config: ZoneConfig, clock: Clock, on_sync: Callable[[float], None]) -> Storage:
+    settings = _jetstream_settings(config)
+    from bsfg.stores.jetstream.storage import JetStreamStorage
+
+    return await JetStreamStorage.open(settings, zone=config.zone.name, clock=clock, on_sync=on_sync)
+
+
+def _jetstream_settings(config: ZoneConfig) -> JetStreamSettings:
+    try:
+        from bsfg.stores.jetstream.server import JetStreamSettings
+    except ImportError as error:
+        raise ExtraMissing.behind(error, 'backend = "jetstream"') or error from None
+    table = config.jetstream
+
+    def path(relative: PurePath | None) -> Path | None:
+        return config.path(relative) if relative is not None else None
+
+    return JetStreamSettings(
+        table.servers or (),
+        table.prefix,
+        table.replicas,
+        table.monitor_url,
+        path(table.credentials),
+        path(table.ca),
+        path(table.certificate),
+        path(table.key),
+        table.allow_unsafe,
+        table.patience_seconds,
+    )
+
+
 def looked_at(config: ZoneConfig, verified_bytes_max: int) -> tuple[str, list[str]]:
     """Say what is found where a zone's facts are, and what is wrong with it; raises what a start would.
 
     Nothing is changed. Up to so many bytes every fact is read and held against the chain.
     """
+    if config.storage.backend == "jetstream":
+        settings = _jetstream_settings(config)
+        from bsfg.stores.jetstream.storage import look
+
+        return look(settings, config.zone.name, verified_bytes_max)
     if config.storage.backend != "postgres":
         return f"facts are kept by {config.storage.backend}", []
-    settings = _postgres_settings(config)
     from bsfg.stores.postgres.database import Connection, Database
     from bsfg.stores.postgres.frames import chain_breaks
 
@@ -137,7 +180,7 @@ def looked_at(config: ZoneConfig, verified_bytes_max: int) -> tuple[str, list[st
                 breaks.extend(chain_breaks(connection))
             read.append(", every byte verified" if not breaks else "")
 
-    said = Database(settings).look(config.zone.name, further)
+    said = Database(_postgres_settings(config)).look(config.zone.name, further)
     return said + "".join(read), breaks
 
 

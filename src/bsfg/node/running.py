@@ -20,7 +20,7 @@ from starlette.routing import BaseRoute, Route
 
 from bsfg.config import ZoneConfig
 from bsfg.errors import BsfgError, StandingBy, StorageTaken, StorageUnavailable
-from bsfg.node.backends import node_name, watch_of
+from bsfg.node.backends import can_be_watched, node_name, watch_of
 from bsfg.node.node import Node
 from bsfg.node.parts import NodeSettings
 from bsfg.wire.http_server import caller_of, problem
@@ -173,7 +173,7 @@ async def run(config: ZoneConfig, ready: Callable[[Node], None] | None = None) -
             await node.start()
         except (StorageTaken, StorageUnavailable) as error:
             # At its first start a node does not wait for a server that is away: whatever starts it tries again.
-            if not has_run and isinstance(error, StorageUnavailable):
+            if not can_be_watched(config) or (not has_run and isinstance(error, StorageUnavailable)):
                 raise
             has_run = True
             await _stand_by(config, str(error.details.get("active", "")), stopping)

@@ -30,6 +30,7 @@ EPILOG = examples(
     ("bsfg bench store --facts 10000000 --json > bench.json", "how it is with ten million keys"),
     ("bsfg bench store --dir data-disk", "measure another disk"),
     ("bsfg bench store --backend postgres --dsn 'host=db.example dbname=plant'", "measure a zone's database"),
+    ("bsfg bench store --backend jetstream --json", "measure JetStream, on a server of its own"),
 )
 
 
@@ -39,10 +40,12 @@ def store(
         Path | None,
         typer.Option("--dir", metavar="D", help="Where to put the temporary data folder; this disk is measured."),
     ] = None,
-    backend: Annotated[str, typer.Option(metavar="NAME", help="What to measure: log or postgres.")] = "log",
+    backend: Annotated[str, typer.Option(metavar="NAME", help="What to measure: log, postgres or jetstream.")] = "log",
     dsn: Annotated[
         str | None,
-        typer.Option(metavar="DSN", help="With postgres: the server; without, one of its own in a temporary folder."),
+        typer.Option(
+            metavar="DSN", help="With postgres or jetstream: the server; without, one of its own in a temporary folder."
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
@@ -54,16 +57,17 @@ def store(
     removed at the end.
 
     With --backend postgres the yardstick is the same server, used by hand: COPY into a temporary table and INSERT … ON
-    CONFLICT, in turns with the storage. It works in a schema of its own, which is removed at the end.
+    CONFLICT, in turns with the storage. It works in a schema of its own, which is removed at the end. With --backend
+    jetstream it is atomic batches of messages with a subject for each key, in streams that are removed likewise.
     """
     from bsfg.cli.bench.results import results
 
-    if backend == "postgres":
-        _show_database(_database(facts, dsn), json)
+    if backend in ("postgres", "jetstream"):
+        _show_database(_database(backend, facts, dsn), json)
         return
     if backend != "log" or dsn is not None:
         raise InvalidArgument(
-            f"--backend {backend} cannot be measured; log and postgres can, --dsn belongs to postgres"
+            f"--backend {backend} cannot be measured; log, postgres and jetstream can, --dsn belongs to the last two"
         )
     numbers = measured_in(folder, lambda place: _measured(place, facts), results)
     print_json(numbers) if json else show(numbers)
@@ -85,33 +89,28 @@ def measured_in(
             shutil.rmtree(place, ignore_errors=True)
 
 
-def _database(facts: int, dsn: str | None) -> dict[str, Any]:
+def _database(backend: str, facts: int, dsn: str | None) -> dict[str, Any]:
     """Measure a server, or one of our own."""
+    from bsfg.cli.bench import servers
     from bsfg.errors import ExtraMissing
 
-    try:
-        from bsfg.cli.bench import database
-        from bsfg.testing.postgres import PackagedServer
-    except ImportError as error:
-        raise ExtraMissing.behind(error, "--backend postgres") or error from None
-    started, samples = time.perf_counter(), database.DatabaseSamples(facts)
+    started, samples = time.perf_counter(), servers.ServerSamples(backend, facts)
     with orderly_end(), progress_bar("starting") as bar:
-        server = PackagedServer() if dsn is None else None
-        bar.update(bar.task_ids[0], total=database.planned(facts))
+        bar.update(bar.task_ids[0], total=servers.planned(facts))
 
         def step(phase: str, done: int) -> None:
             bar.update(bar.task_ids[0], description=phase, advance=done)
 
+        measure = servers.run_postgres if backend == "postgres" else servers.run_jetstream
         try:
-            run(database.run(dsn or (server.dsn if server else ""), samples, step))
-        finally:
-            if server is not None:
-                server.stop()
-    return database.results(samples, Path(tempfile.gettempdir()), time.perf_counter() - started)
+            run(measure(dsn, samples, step))
+        except ImportError as error:
+            raise ExtraMissing.behind(error, f"--backend {backend}") or error from None
+    return servers.results(samples, Path(tempfile.gettempdir()), time.perf_counter() - started)
 
 
 def _show_database(numbers: dict[str, Any], json: bool) -> None:
-    from bsfg.cli.bench.database import aims_of
+    from bsfg.cli.bench.servers import aims_of
 
     if json:
         print_json(numbers)
@@ -124,7 +123,8 @@ def _show_database(numbers: dict[str, Any], json: bool) -> None:
         rates.add_row(name, f"{numbers[f'{name}_per_second']:,.0f}", "")
     out.print(rates)
     out.print(verdict(aims_of(numbers)))
-    out.print(f"{numbers['facts']:,} facts in PostgreSQL, {numbers['machine']['cpus']} CPUs, in {numbers['seconds']} s")
+    where = f"{numbers['facts']:,} facts in {numbers['backend']}, {numbers['machine']['cpus']} CPUs"
+    out.print(f"{where}, in {numbers['seconds']} s")
 
 
 def _measured(place: Path, facts: int) -> Any:

@@ -288,7 +288,7 @@ def storage(subject: Subject) -> Iterator[CheckFinding]:
         said, wrong = looked_at(subject.config, VERIFIED_BYTES_MAX)
         yield _storage_says.ok(said)
         for text in wrong:
-            do = "The tables were touched by hand, or the server's disk decays: compare with a backup or the peers."
+            do = "What is stored was touched by hand, or the server's disk decays: compare with a backup or the peers."
             yield _storage_says.problem(text, do)
     except BsfgError as error:
         yield _storage_says.problem(error.message, error.hint)

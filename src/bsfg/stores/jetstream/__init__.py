@@ -1,0 +1,1 @@
+"""A zone's facts, cursors, state and artifacts in NATS JetStream."""
