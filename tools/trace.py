@@ -227,7 +227,7 @@ def _run_task(config: Path, ready: Path) -> None:
     from bsfg.sdk.endpoint import Endpoint
     from bsfg.spark.calls import NodeAccess
     from bsfg.spark.replicate.plan import plan_of
-    from bsfg.spark.replicate.turn import take_turn
+    from bsfg.spark.replicate.shift import take_shift
 
     stops: list[int] = []  # an event has a lock, on which a signal that interrupts another would wait for ever
     signal.signal(signal.SIGTERM, lambda number, _: stops.append(number))
@@ -235,7 +235,7 @@ def _run_task(config: Path, ready: Path) -> None:
     own = NodeAccess(way.address, str(way.ca), str(way.certificate), str(way.key), way.server_name)
     plan = plan_of(load(config), LINK, own, "trace")
     ready.write_text("{}", encoding="utf-8")
-    take_turn(plan, lambda: bool(stops))
+    take_shift(plan, lambda: bool(stops))
 
 
 # The zones.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Any, Self
 
 import numpy as np
@@ -371,12 +370,18 @@ class EntryBatch(FactBatch):
         """Make Python entries of the rows."""
         return list(self._entries())
 
-    def in_steps(self, rows: int) -> Iterator[list[Entry]]:
-        """Make Python entries of so many rows at a time."""
+    def in_steps(self, rows: int, max_bytes: int) -> Iterator[tuple[int, list[Entry]]]:
+        """Make Python entries of so many rows and bytes at a time, told with the bytes; one alone may have more."""
         for first in range(0, len(self), _VALUES_AT_ONCE):
-            entries = self.slice(first, _VALUES_AT_ONCE)._entries()
-            while step := list(islice(entries, rows)):
-                yield step
+            step, size_bytes = list[Entry](), 0
+            for entry in self.slice(first, _VALUES_AT_ONCE)._entries():
+                its_bytes = len(entry.message.fact.object)
+                if step and (len(step) == rows or size_bytes + its_bytes >= max_bytes):
+                    yield size_bytes, step
+                    step, size_bytes = [], 0
+                step.append(entry)
+                size_bytes += its_bytes
+            yield size_bytes, step
 
     def _entries(self) -> Iterator[Entry]:
         names = ENTRY_SCHEMA.names

@@ -6,6 +6,7 @@ import hashlib
 import struct
 import threading
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -334,11 +335,14 @@ def _together(kind: Kind, sets: Sequence[GapSet], singles: Sequence[GapRecord]) 
 def check_gaps(gaps: Iterable[Gap], end: int) -> None:
     """Raise unless all are ranges of offsets, and those of a buffer's own lie below its end."""
     for gap in gaps:
-        ranges = gap.ranges if isinstance(gap, GapSet) else RangeSet.of([(gap.first, gap.last)], 0)
-        if not len(ranges):
+        if isinstance(gap, GapRecord):
+            first, last, in_order = gap.first, gap.last, gap.first <= gap.last
+        elif len(gap.ranges):
+            first, last = int(gap.ranges.firsts[0]), int(gap.ranges.lasts[-1])
+            in_order = first <= last and not bool((gap.ranges.lasts < gap.ranges.firsts).any())
+        else:
             continue
-        first, last = int(ranges.firsts[0]), int(ranges.lasts[-1])
-        if first < 0 or last < first or last >= OFFSETS_END or bool((ranges.lasts < ranges.firsts).any()):
+        if first < 0 or last >= OFFSETS_END or not in_order:
             raise InvalidArgument(f"{first}..{last} is not a range of offsets")
         if gap.origin_zone is None and last >= end:
             raise OffsetOutOfRange(f"a gap up to {last} reaches beyond the end {end}", end=end)
@@ -346,9 +350,24 @@ def check_gaps(gaps: Iterable[Gap], end: int) -> None:
 
 def listed(sets: Iterable[GapSet]) -> list[GapRecord]:
     """List the ranges of sets one by one, by the time they were recorded; for those who look at few of them."""
-    records = [record for each in sets for record in each.records()]
-    records.sort(key=lambda record: record.at_unix_ms)
-    return records
+    return [record for some in listed_in_steps(list(sets), _CHUNK_RANGES) for record in some]
+
+
+def listed_in_steps(sets: Sequence[GapSet], step_ranges: int) -> Iterator[list[GapRecord]]:
+    """List them some at a time: there may be very many, and others to be served between two steps."""
+    if not sets:
+        return
+    of = np.repeat(np.arange(len(sets)), [len(each.ranges) for each in sets])
+    names = ("firsts", "lasts", "times_unix_ms")
+    columns = [np.concatenate([getattr(each.ranges, name) for each in sets]) for name in names]
+    order = np.argsort(columns[2], kind="stable")
+    for at in range(0, len(order), step_ranges):
+        rows = order[at : at + step_ranges]
+        found = zip(of[rows].tolist(), *(column[rows].tolist() for column in columns), strict=True)
+        yield [
+            GapRecord(first, last, sets[each].reason, time, sets[each].detail, sets[each].origin_zone)
+            for each, first, last, time in found
+        ]
 
 
 class _Growing:
@@ -424,10 +443,31 @@ class _Told:
         return self.steps[start:stop], self.tokens[stop - 1] if stop > start else token
 
 
-class GapBook:
-    """The gap records of one buffer, in memory; one thread adds, any may look."""
+DETAILS_MAX = 256
+"""How many details of one speaker's gaps of one reason are kept apart; what comes under others is one more set."""
 
-    def __init__(self) -> None:
+MANY = "for more reasons than are kept apart"
+
+_Speaker = tuple[GapReason, str, str | None]
+
+
+def _speaker_of(gap: Gap) -> _Speaker | None:
+    """Tell whose words the detail of a gap is; None for this node's own, which are few, or the place of a damage."""
+    if gap.origin_zone is not None:
+        return gap.reason, "", gap.origin_zone
+    # What a receiver refused is recorded under his name.
+    return (gap.reason, gap.detail.partition(":")[0], None) if gap.reason == GapReason.QUARANTINED else None
+
+
+class GapBook:
+    """The gap records of one buffer, in memory; one thread adds, any may look.
+
+    Each kind is a set for good, and others choose the details of theirs: of those only ``details_max`` are kept apart.
+    """
+
+    def __init__(self, details_max: int = DETAILS_MAX) -> None:
+        self._details_max = details_max
+        self._details: Counter[_Speaker] = Counter()
         self._sets: dict[Kind, _Growing] = {}
         self._told = _Told()
         self._lock = threading.Lock()
@@ -440,7 +480,7 @@ class GapBook:
     def missing(self, gaps: Iterable[Gap]) -> list[GapSet]:
         """Give what is not recorded yet; a range that is covered by those of its kind is not recorded again."""
         result = []
-        for gap in grouped(gaps):
+        for gap in grouped(self._kept_apart(gaps)):
             with self._lock:
                 known = self._sets.get(gap.kind)
                 fresh = known.missing(gap.ranges) if known is not None else gap.ranges
@@ -448,12 +488,29 @@ class GapBook:
                 result.append(replace(gap, ranges=fresh))
         return result
 
+    def _kept_apart(self, gaps: Iterable[Gap]) -> list[Gap]:
+        """Give gaps under their own details as far as those may be kept apart, and all others under one."""
+        found, fresh = list[Gap](), dict[_Speaker, set[str]]()
+        for gap in gaps:
+            speaker = _speaker_of(gap)
+            if speaker is not None and (gap.reason, gap.detail, gap.origin_zone) not in self._sets:
+                details = fresh.setdefault(speaker, set())
+                if gap.detail not in details and len(details) + self._details[speaker] >= self._details_max:
+                    gap = replace(gap, detail=f"{speaker[1]}: {MANY}" if speaker[1] else MANY)
+                else:
+                    details.add(gap.detail)
+            found.append(gap)
+        return found
+
     def add(self, gap: GapSet) -> None:
         """Take ranges in."""
         with self._lock:
             known = self._sets.get(gap.kind)
             if known is None:
                 self._sets[gap.kind] = _Growing(gap)
+                speaker = _speaker_of(gap)
+                if speaker is not None:
+                    self._details[speaker] += 1
             else:
                 known.add(gap)
             if gap.origin_zone is None:
@@ -488,7 +545,7 @@ class GapBook:
 
     def before(self, end: int) -> GapBook:
         """Give a book that knows nothing of this buffer's own offsets from ``end`` on."""
-        result = GapBook()
+        result = GapBook(self._details_max)
         for each in self.sets():
             kept = each if each.origin_zone is not None else each.within(0, end - 1)
             if len(kept.ranges):

@@ -60,6 +60,28 @@ async def by_size(
     return await asyncio.get_running_loop().run_in_executor(_WORKERS.pool, partial(work, *args, **kwargs))
 
 
+class LargeStep:
+    """A step that takes too long for the event loop: what is to be done for it, in a thread."""
+
+    def __init__(self, work: Callable[[], bytes]) -> None:
+        self.work = work
+
+
+Step = bytes | LargeStep
+
+
+def step_of(size_bytes: int, work: Callable[Given, bytes], /, *args: Given.args, **kwargs: Given.kwargs) -> Step:
+    """Do a step on so many bytes when they are few, else give it to be done in a thread."""
+    if size_bytes < THREAD_BYTES:
+        return work(*args, **kwargs)
+    return LargeStep(partial(work, *args, **kwargs))
+
+
+def all_at_once(steps: Iterable[Step]) -> bytes:
+    """Do all steps here and now."""
+    return b"".join(step.work() if isinstance(step, LargeStep) else step for step in steps)
+
+
 class LoopTurns:
     """Work of Python's own, in steps of less than a millisecond on the event loop, one step of everybody in turn.
 
@@ -71,6 +93,13 @@ class LoopTurns:
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
         self._worked_seconds = 0.0
+
+    async def joined(self, steps: Iterable[Step]) -> bytes:
+        """Take all the steps, the large ones in a thread, and give what they made as one."""
+        made = bytearray()
+        for step in await self.of(steps):
+            made += await by_size(THREAD_BYTES, step.work) if isinstance(step, LargeStep) else step
+        return bytes(made)
 
     async def of(self, steps: Iterable[Answer]) -> list[Answer]:
         """Take all the steps and give what each of them made."""

@@ -158,9 +158,10 @@ class Age:
 
 
 class Cause(StrEnum):
-    """Something leaves because its place is needed, or because an operator says so."""
+    """Something leaves because its place in the buffer or on the disk is needed, or because an operator says so."""
 
     ROOM = "room"
+    DISK = "disk"
     ORDER = "order"
 
 
@@ -172,10 +173,10 @@ def departure(
 ) -> tuple[bool, GapReason | None]:
     """Decide whether a piece may leave, and with which record: the one rule behind every removal.
 
-    - What every required consumer has confirmed leaves for room or by order at any time, and by age once retention
-      has passed, but by age never while a link stands still: after an outage its receiver may ask again.
+    - What every required consumer has confirmed leaves for room, on a full disk or by order at any time, and by age
+      once retention has passed, but by age never while a link stands still: after an outage its receiver may ask again.
     - What somebody still waits for leaves only when it is older than max age (never on a `sil` stream), or for room
-      under ``drop_oldest``; it is recorded. No order removes it.
+      under ``drop_oldest``; it is recorded. No order removes it, nor does a full disk.
     - What nobody must read leaves by age once retention has passed, for room (never on a `sil` stream) or by order.
       What makes room is recorded, and on a `sil` stream everything is.
     """
@@ -184,6 +185,8 @@ def departure(
         return _by_age(piece, policy, standing, cause, confirmed)
     if confirmed:
         return GOES, None
+    if cause == Cause.DISK:
+        return STAYS, None
     if cause == Cause.ORDER:
         return (STAYS, None) if standing.awaited else (GOES, GapReason.TRUNCATED if policy.is_sil else None)
     if policy.overflow == Overflow.REJECT_NEW and (standing.awaited or policy.is_sil):

@@ -10,6 +10,8 @@ from decimal import ROUND_HALF_UP, Decimal
 from enum import StrEnum
 from typing import Any
 
+from bsfg.errors import InvalidArgument
+
 _LINE_ENDS = "\t\n\x0b\x0c\r\x1c-\x1f\x85\u2028\u2029"
 _BIDI = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 _SPACES = re.compile(f"[{_LINE_ENDS}]+")
@@ -34,6 +36,14 @@ def one_line(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return _CONTROLS.sub("", _SPACES.sub(" ", text))
+
+
+def check_reason(reason: str, doing: str) -> None:
+    """Raise unless an operator said why, in words that everybody can store and show."""
+    if not reason.strip():
+        raise InvalidArgument(f"{doing} needs a reason")
+    if _CONTROLS.search(reason):
+        raise InvalidArgument("a reason must not have control characters")
 
 
 def counted(number: int, thing: str) -> str:

@@ -19,7 +19,7 @@ from tests.cli.test_backup import entries_of, files_of, fill
 from tests.e2e.zones import Zone, pair
 
 from bsfg.config import load
-from bsfg.errors import BackupUntrusted, BsfgError, FileExists, InvalidArgument, LogDamaged
+from bsfg.errors import BackupUntrusted, BsfgError, FileExists, InvalidArgument, LogDamaged, NotAFolder
 from bsfg.node import restore as restoring
 from bsfg.node.backup import BackupOptions, Manifest, ZonePlace, back_up, parsed
 from bsfg.node.manifest import check_name
@@ -325,8 +325,8 @@ def test_what_fails_at_the_end_leaves_nothing(
 
     monkeypatch.setattr(restoring, "_name_it", failing)
     with pytest.raises(BsfgError):
-        restore(backup, tmp_path / "new", trusting(site))
-    assert files_of(tmp_path / "new") == {}
+        restore(backup, tmp_path / "new" / "zone", trusting(site))
+    assert not (tmp_path / "new").exists()
 
 
 # Names.
@@ -388,6 +388,25 @@ def test_a_manifest_of_anything_is_read_or_refused(site: Path, key: str, value: 
     except (TypeError, orjson.JSONEncodeError):
         return
     try:
-        parsed(site / "backup", document)
+        assert all(problem["code"] and problem["where"] for problem in parsed(site / "backup", document).damage)
     except BsfgError as error:
         assert error.hint
+
+
+@pytest.mark.parametrize(
+    "value", [1, "x", [1], [{}], [{"code": "log_damaged"}], [{"code": 1, "where": "", "detail": ""}]]
+)
+def test_problems_that_are_none_are_a_damaged_manifest(backup: Path, tmp_path: Path, value: Any) -> None:
+    """What a backup says was wrong with it is read as carefully as the rest, and is a sentence when it is nonsense."""
+    rewritten(backup, lambda found: found.update(problems=value))
+    with pytest.raises(NotAFolder, match="is damaged"):
+        restore(backup, tmp_path / "new", STRANGER)
+    assert not (tmp_path / "new").exists()
+
+
+def test_files_of_a_zone_without_its_configuration_are_not_restored(backup: Path, tmp_path: Path) -> None:
+    """They would go into the data folder, whose name is taken then."""
+    rewritten(backup, lambda found: found.update(config=None))
+    with pytest.raises(BackupUntrusted, match=r"zone\.toml"):
+        restore(backup, tmp_path / "new", STRANGER)
+    assert not (tmp_path / "new").exists()

@@ -17,7 +17,7 @@ from bsfg.gate import Mode
 from bsfg.node.dashboard import sessions
 from bsfg.wire.certs import create_authority, issue
 from bsfg.wire.limits import STRANGERS_PER_ADDRESS, Admission, FaultThrottle, WireLimits
-from bsfg.wire.operations import OPERATIONS, PAGES, TERMS
+from bsfg.wire.operations import PAGES, ROUTES, TERMS
 from bsfg.wire.tls import TlsFiles, client_context
 
 FORM = {"content-type": "application/x-www-form-urlencoded"}
@@ -26,7 +26,7 @@ HOLD = {"link": "from-enterprise", "side": "receiver", "reason": "works on the f
 
 def mode(stage: Stage) -> Mode:
     """Give the mode of the link's gate."""
-    return stage.node.parts.board.gate("from-enterprise").gate.mode
+    return stage.node.parts.links.gate("from-enterprise").gate.mode
 
 
 async def test_without_tokens_a_certificate_is_wanted_at_the_door(stages: Stages) -> None:
@@ -46,7 +46,7 @@ async def test_with_tokens_nobody_without_one_gets_further_than_the_form(stages:
     assert (page.status, page.header("location")) == (303, "/dashboard/sign-in")
     assert b'name="token"' in (await stage.ask("GET", "/dashboard/sign-in")).body
     assert (await stage.ask("GET", "/dashboard/static/css/base.css")).status == 200
-    for operation in OPERATIONS:
+    for operation in ROUTES:
         path = re.sub(r"{\w+(:path)?}", "x", operation.path)
         answer = await stage.ask(operation.method, path)
         assert (answer.status, answer.json()["code"]) == (401, "sign_in_required"), operation.name
@@ -195,7 +195,7 @@ async def test_an_operator_acts_with_a_reason_and_a_viewer_does_not(stages: Stag
     assert stage.events("request_refused")[-1]["identity"] == "token:control-room"
     held = await stage.ask("POST", "/dashboard/api/act/hold", {**HOLD, "for_seconds": 3600}, headers=operator)
     assert (held.status, held.json(), mode(stage)) == (200, {"mode": "held"}, Mode.HELD)
-    gate = stage.node.parts.board.gate("from-enterprise").gate
+    gate = stage.node.parts.links.gate("from-enterprise").gate
     assert (gate.held_by, gate.reason) == ("token:shift-lead", "works on the firewall")
     assert gate.held_until_unix_ms is not None
     [record] = stage.events("gate_held")

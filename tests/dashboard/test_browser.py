@@ -152,7 +152,7 @@ async def test_an_operator_holds_and_releases_with_a_reason(stages: Stages) -> N
             await expect(each.locator(row)).to_contain_text("held by token:shift-lead, until")
             await expect(each.locator('[data-finding="gate_held"]')).to_be_visible()
             await expect(each.locator("#health")).to_have_text("1 alert")
-        gate = stage.node.parts.board.gate("from-enterprise").gate
+        gate = stage.node.parts.links.gate("from-enterprise").gate
         assert (gate.mode, gate.reason, gate.held_by) == (Mode.HELD, "firewall works until noon", "token:shift-lead")
         await page.click('button[data-act="release"][data-link="from-enterprise"]')
         await page.fill("#dialog-reason", "done")
@@ -174,7 +174,7 @@ async def test_what_the_node_refuses_is_said_in_the_dialog(stages: Stages) -> No
         page = await stage.signed_in(browser, "shift-lead")
         await hold(page, "from-enterprise", "first")
         await page.click('button[data-act="release"][data-link="from-enterprise"]')
-        stage.node.parts.board.release("from-enterprise", "receiver", by="somebody", reason="quicker")
+        stage.node.parts.links.release("from-enterprise", "receiver", by="somebody", reason="quicker")
         await page.fill("#dialog-reason", "too late")
         await page.click("#dialog-confirm")
         await expect(page.locator("#dialog-problem")).to_contain_text("the gate is not held")

@@ -75,7 +75,7 @@ async def test_every_time_has_its_date_and_its_zone(stages: Stages, zone: str) -
 
 def moves(stage: Stage, **report: Any) -> None:
     """Have an engine move the link and report."""
-    board = stage.node.parts.board
+    board = stage.node.parts.links
     lease = board.acquire(LINK, "an engine", 300_000)
     for event in (Event.PEER_FOUND, Event.BACKLOG_CLEARED):
         board.on(LINK, RECEIVER, event)
@@ -100,7 +100,7 @@ async def test_the_lag_is_judged_by_the_number_that_is_shown(stages: Stages) -> 
             (0.0996, "100 ms", "warning"),
             (1.5, "1.5 s", "alert"),
         ):
-            stage.node.parts.board.report(LinkReport(LINK, STREAM, lag_seconds=seconds, lease=lease_of(stage)))
+            stage.node.parts.links.report(LinkReport(LINK, STREAM, lag_seconds=seconds, lease=lease_of(stage)))
             await expect(tile.locator(".value")).to_have_text(text)
             await expect(tile).to_have_class(f"tile {level}")
             lag, left = lag_and_left(page)
@@ -111,7 +111,7 @@ async def test_the_lag_is_judged_by_the_number_that_is_shown(stages: Stages) -> 
 
 def lease_of(stage: Stage) -> str:
     """Give the token of the link's lease."""
-    held = stage.node.parts.board.leases.live(LINK)
+    held = stage.node.parts.links.leases.live(LINK)
     assert held is not None
     return held.token
 
@@ -121,7 +121,7 @@ async def test_what_nobody_knows_is_unknown(stages: Stages, end: str) -> None:
     """A link that is held, that nobody moves, or whose sender is away has neither a good lag nor nothing to come."""
     stage = await stages()
     moves(stage, lag_seconds=0.005)
-    board = stage.node.parts.board
+    board = stage.node.parts.links
     async with browsing() as browser:
         page = await stage.signed_in(browser, "control-room")
         tile = page.locator('[data-tile="lag"]')

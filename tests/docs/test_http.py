@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from tests.docs.pasting import ROOT, blocks
 
-from bsfg.wire.operations import OPERATIONS, Operation
+from bsfg.wire.operations import ROUTES, HttpRoute
 
 PAGE = ROOT / "docs" / "guides" / "http.md"
 
@@ -38,7 +38,7 @@ class Call:
         [address] = [word for word in self.words if word.startswith("https://")]
         return urlsplit(address).path
 
-    def calls(self, operation: Operation) -> bool:
+    def calls(self, operation: HttpRoute) -> bool:
         """Tell whether this is an example of an operation."""
         pattern = re.sub(r"\{\w+(:path)?\}", lambda found: ".+" if found[1] else "[^/]+", operation.path)
         return self.method == operation.method and re.fullmatch(pattern, self.path) is not None
@@ -53,8 +53,8 @@ def calls() -> Iterator[Call]:
                 yield Call(shlex.split(found[0]))
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
-def test_every_operation_has_an_example(operation: Operation) -> None:
+@pytest.mark.parametrize("operation", ROUTES, ids=lambda operation: operation.name)
+def test_every_operation_has_an_example(operation: HttpRoute) -> None:
     """There is a command for it that is run, as pasted, by the test of the pages."""
     assert any(call.calls(operation) for call in calls())
 
@@ -62,7 +62,7 @@ def test_every_operation_has_an_example(operation: Operation) -> None:
 def test_every_kind_of_body_is_shown() -> None:
     """One fact and many, and every field that a confirmation can have but the log's own id."""
     text = PAGE.read_text()
-    for operation in OPERATIONS:
+    for operation in ROUTES:
         for kind, _ in operation.bodies if operation.name != "put_object" else ():
             assert f"Content-Type: {kind}" in text, operation.name
     assert all(f'"{name}": ' in text for name in ("through", "ranges", "refusals"))
@@ -71,7 +71,7 @@ def test_every_kind_of_body_is_shown() -> None:
 def test_no_command_looks_away() -> None:
     """Each command checks the node's certificate, and fails when the node refuses."""
     found = list(calls())
-    assert len(found) >= len(OPERATIONS)
+    assert len(found) >= len(ROUTES)
     for call in found:
         assert call.words[1] == "-K", call
         assert not {"-k", "--insecure", "--no-fail"} & set(call.words), call

@@ -108,6 +108,17 @@ def test_keys_and_metrics_exist(page: Path) -> None:
                 assert not [key for key in row if wrong_key(table, key)], f"{page.name}: {block}"
 
 
+SOURCE_FILE = re.compile(r"`((?:[\w-]+/)*\w+\.py)`")
+
+
+@each_page
+def test_source_files_exist(page: Path) -> None:
+    """A file of the source that a page names is there, wherever it lies."""
+    for name in SOURCE_FILE.findall(page.read_text(encoding="utf-8")):
+        found = [place for place in ("src/bsfg", "tests", "tools", "examples") if [*(ROOT / place).rglob(name)]]
+        assert found or (ROOT / name).exists(), name
+
+
 def test_keys_in_messages_and_hints_exist() -> None:
     """A key that our own words name with its table is one."""
     named = {

@@ -74,7 +74,7 @@ def serve() -> None:
     # Everything that a node loads, without starting any thread: only then may a process be forked safely.
     import bsfg.config
     import bsfg.node.logs
-    import bsfg.node.node  # noqa: F401
+    import bsfg.node.running  # noqa: F401
 
     for line in sys.stdin:
         request = json.loads(line)

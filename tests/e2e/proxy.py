@@ -8,6 +8,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 PIECE_BYTES = 16 << 10
@@ -16,13 +17,15 @@ RESET = struct.pack("ii", 1, 0)
 
 
 class Proxy:
-    """Forwards connections to a port of this machine; it runs in a thread of its own, whatever the test does.
+    """Forwards connections to a port of this machine, or to a socket in its file system.
+
+    It runs in a thread of its own, whatever the test does.
 
     ``accepted`` counts connections, ``carried_bytes`` what came from the server.
     """
 
-    def __init__(self, target_port: int) -> None:
-        self._target_port = target_port
+    def __init__(self, target: int | Path) -> None:
+        self._target = target
         self._loop = asyncio.new_event_loop()
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
@@ -108,7 +111,7 @@ class Proxy:
         self._writers.add(writer)
         try:
             await self._flowing.wait()
-            there, back = await asyncio.open_connection("127.0.0.1", self._target_port)
+            there, back = await self._reach()
             self._writers.add(back)
             try:
                 ways = self._carry(task, reader, back), self._carry(task, there, writer, from_server=True)
@@ -121,6 +124,11 @@ class Proxy:
         finally:
             writer.transport.abort()
             self._writers.discard(writer)
+
+    async def _reach(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if isinstance(self._target, Path):
+            return await asyncio.open_unix_connection(self._target)
+        return await asyncio.open_connection("127.0.0.1", self._target)
 
     async def _carry(
         self,

@@ -238,7 +238,7 @@ async def test_commands_know_where_the_facts_are(mixed: tuple[DatabaseZone, Zone
     config = str(plant.folder / "zone.toml")
     found = _ran("doctor", "-c", config, "--json")
     says = [each["says"] for each in json.loads(found.stdout)["findings"] if each["check"] == "storage"]
-    assert "tables of version 1, 2 buffers, 10 facts" in says[0] and "bsfg backup" in says[1], says
+    assert "tables of version 2, 2 buffers, 10 facts" in says[0] and "bsfg backup" in says[1], says
     refused = _ran("backup", str(plant.root / "copy"), "-c", config)
     assert refused.returncode == 1 and b"storage_unable" in refused.stderr, refused.stderr
     plant.server.kill()

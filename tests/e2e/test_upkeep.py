@@ -97,19 +97,19 @@ async def test_facts_leave_while_the_link_is_open_and_stay_while_it_is_not(tmp_p
         for number in range(5):
             await producer.append("operational", _facts(number))
         await calm(plant, enterprise)
-        await until(lambda: node.parts.board.gate("enterprise", "sender").gate.allows_truncation)
+        await until(lambda: node.parts.links.gate("enterprise", "sender").gate.allows_truncation)
         await upkeep.enforce_retention()
         left = plant.log(Buffer.STORE).view().start
         assert 0 < left <= 500
         enterprise.kill()
-        await until(lambda: not node.parts.board.gate("enterprise", "sender").gate.allows_truncation)
+        await until(lambda: not node.parts.links.gate("enterprise", "sender").gate.allows_truncation)
         for number in range(5, 8):
             await producer.append("operational", _facts(number))
         await upkeep.enforce_retention()
         assert plant.log(Buffer.STORE).view().start == left
         enterprise.start()
         await calm(plant, enterprise)
-        await until(lambda: node.parts.board.gate("enterprise", "sender").gate.allows_truncation)
+        await until(lambda: node.parts.links.gate("enterprise", "sender").gate.allows_truncation)
         await upkeep.enforce_retention()
         assert plant.log(Buffer.STORE).view().start > left
         assert not plant.gaps(Buffer.STORE)
@@ -127,7 +127,7 @@ async def test_a_closed_link_keeps_what_is_confirmed_until_room_is_needed(tmp_pa
             await producer.append("operational", _facts(number))
         await calm(plant, enterprise)
         enterprise.kill()
-        await until(lambda: not node.parts.board.gate("enterprise", "sender").gate.allows_truncation)
+        await until(lambda: not node.parts.links.gate("enterprise", "sender").gate.allows_truncation)
         await upkeep.enforce_retention()
         assert plant.log(Buffer.STORE).view().start == 0
         number = 5

@@ -6,19 +6,22 @@ import asyncio
 import itertools
 import os
 import socket
-from collections.abc import Callable, Coroutine, Iterator
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import psycopg
 import pytest
 from tests.servers import postgres
 
 from bsfg.errors import (
     BsfgError,
+    ConfigInvalid,
     FormatUnsupported,
     OutcomeUnknown,
     StorageForeign,
@@ -28,7 +31,7 @@ from bsfg.errors import (
     StorageUnreadable,
     StorageUnsafe,
 )
-from bsfg.ports import Confirmation, ConsumerSpec, Result
+from bsfg.ports import Confirmation, ConsumerSpec, GapRecord, OriginSpan, Result
 from bsfg.retention import GapReason
 from bsfg.stores.postgres.database import Database, PostgresSettings
 from bsfg.stores.postgres.frames import chain_breaks
@@ -209,11 +212,17 @@ async def test_no_server_at_the_start(tmp_path: Path, settings: PostgresSettings
     for dsn, kind in (
         (f"host={tmp_path} user=postgres", StorageUnavailable),
         (settings.dsn.replace(f"user={settings.schema}", "user=nobody"), StorageUnreadable),
-        ("no such thing", StorageUnreadable),
+        ("no such thing", ConfigInvalid),
+        ("postgresql://postgres:SECRET%PW@127.0.0.1/plant", ConfigInvalid),
+        ("host=127.0.0.1 port=SECRET", ConfigInvalid),
+        ("postgresql://postgres:half@SECRET@127.0.0.1:1/plant", StorageUnavailable),
+        ("host=127.0.0.1,localhost port=1 connect_timeout=2", StorageUnavailable),
     ):
         with pytest.raises(kind) as caught:
             await opened(PostgresSettings(dsn))
-        assert caught.value.hint
+        said = f"{caught.value} {caught.value.hint}"
+        assert "dsn in [storage.postgres]" in said
+        assert "SECRET" not in said and "\n" not in said and "by itself" not in said
     assert StorageUnavailable.retryable and not StorageUnreadable.retryable
 
 
@@ -259,8 +268,99 @@ async def test_two_zones_do_not_share_a_schema(settings: PostgresSettings) -> No
 
 
 @coroutine
+async def test_no_write_passes_the_epoch(settings: PostgresSettings) -> None:
+    """A node that has noticed nothing and has all its connections changes no row of any table, once it is overtaken."""
+    old = await opened(replace(settings, takeover_seconds=600))
+    store, forward = await old.store(STREAM), await old.forward(STREAM)
+    await store.append(batch(6))
+    await old.cursors.create(ConsumerSpec("reader", STREAM, required=True))
+    await old.cursors.commit("reader", Confirmation(through=3))
+    await store.set_aside(batch(1, first=90), "fact_expired")
+    (aside,) = await store.quarantine()
+    artifacts, state = old.artifacts(max_artifact_bytes=None, capacity_bytes=None), old.state()
+    kept = await artifacts.put("reports", "a", _pieces(b"kept"))
+    origin = OriginSpan("enterprise", np.zeros(1, np.int64), np.zeros(1, np.int64))
+    gap = GapRecord(0, 0, GapReason.SKIPPED, 1, origin_zone="enterprise")
+    postgres().execute(f"UPDATE {settings.schema}.zone SET epoch = epoch + 1")
+    postgres().execute(f"UPDATE {settings.schema}.buffer SET epoch = epoch + 1")
+    before = _content(settings)
+    writes: list[Callable[[], Awaitable[object]]] = [
+        lambda: store.append(batch(1, first=6)),
+        lambda: store.append(batch(7)),
+        lambda: forward.put_if_absent(batch(1, first=7), origin),
+        lambda: store.truncate_before(2),
+        lambda: store.record_gap(gap),
+        lambda: store.set_aside(batch(1, first=91), "fact_expired"),
+        lambda: store.release_quarantined(aside.id, "settled"),
+        lambda: old.store("another"),
+        lambda: old.cursors.create(ConsumerSpec("late", STREAM)),
+        lambda: old.cursors.commit("reader", Confirmation(through=4)),
+        lambda: old.cursors.retire("reader", "gone"),
+        lambda: asyncio.to_thread(state.keep, "gate", "a/receiver", {"mode": "held"}),
+        lambda: artifacts.put("reports", "b", _pieces(b"new")),
+        lambda: artifacts.link("reports", "c", kept.digest),
+        lambda: artifacts.collect(set(), now_unix_ms=1 << 50, grace_seconds=0),
+        lambda: artifacts.references.remember(b"all"),
+    ]
+    for number, write in enumerate(writes):
+        with pytest.raises(StorageTaken):
+            await write()
+        assert _content(settings) == before, number
+    await old.close()
+
+
+async def _pieces(content: bytes) -> AsyncIterator[bytes]:
+    yield content
+
+
+def _content(settings: PostgresSettings) -> dict[str, object]:
+    """Give a digest of each table, but for the signs of life."""
+    asked = "SELECT relname FROM pg_class WHERE relnamespace = to_regnamespace(%s) AND relkind = 'r'"
+    tables = [name for (name,) in postgres().execute(asked, settings.schema) if name != "node"]
+    digest = "SELECT md5(coalesce(string_agg(row::text, ',' ORDER BY row::text), '')) FROM {}.{} AS row"
+    return {name: postgres().execute(digest.format(settings.schema, name)) for name in tables}
+
+
+@coroutine
+async def test_a_node_that_is_paused_in_mid_transaction_holds_nobody_up(
+    settings: PostgresSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without signs of life its sessions are ended, with the rows they had locked; what it does then is void."""
+    settings = replace(settings, takeover_seconds=1)
+    old = await opened(settings)
+    store = await old.store(STREAM)
+    await store.append(batch(3))
+    pausing, resumed = threading.Event(), threading.Event()
+
+    def paused(connection: psycopg.Connection[Any]) -> None:
+        connection.execute("SELECT FROM buffer FOR UPDATE")
+        pausing.set()
+        resumed.wait(60)
+        connection.execute("DELETE FROM frame")
+
+    monkeypatch.setattr(old.database._place, "_sign", lambda: None)
+    changing = asyncio.ensure_future(asyncio.to_thread(old.database.change, "pausing", paused))
+    await asyncio.to_thread(pausing.wait, 60)
+    watch = Database(settings).watch()
+    for _ in range(100):
+        if await asyncio.to_thread(watch.look) is None:
+            break
+        await asyncio.sleep(watch.interval_seconds)
+    await asyncio.to_thread(watch.close)
+    new = await opened(settings)
+    resumed.set()
+    with pytest.raises(StorageTaken):
+        await changing
+    assert (await (await new.store(STREAM)).append(batch(4))).offsets.tolist() == [0, 1, 2, 3]
+    await new.close()
+    await old.close()
+
+
+@coroutine
 async def test_a_node_that_was_overtaken_writes_nothing(settings: PostgresSettings) -> None:
     """Whoever lost the lock, and with it the zone, can neither append, confirm, record nor remove any more."""
+    # It must not be back for the lock before another one has it.
+    settings = replace(settings, takeover_seconds=600)
     old = await opened(settings)
     store = await old.store(STREAM)
     await store.append(batch(3))

@@ -16,6 +16,7 @@ from bsfg.errors import (
     UnknownConsumer,
 )
 from bsfg.frontier import MAX_OPEN_RANGES, Frontier
+from bsfg.gaps import DETAILS_MAX
 from bsfg.journey.confirm import check_refusals, confirm_receipt
 from bsfg.journey.link import Refusal, merged_refusals
 from bsfg.ports import Confirmation, ConsumerSpec
@@ -188,3 +189,16 @@ def test_merging_keeps_reasons_apart() -> None:
         Refusal(5, 5, "b"),
         Refusal(6, 6, "b", "x"),
     ]
+
+
+async def test_refusing_in_ever_other_words_leaves_no_records_without_end(make_zone: MakeZone) -> None:
+    """A receiver may refuse one fact as often as it likes, each time for another reason: what is kept is bounded."""
+    zone = await zone_with(make_zone, 3)
+    for at in range(3):
+        refusals = [Refusal(0, 0, f"reason\x00 {at}", f"word\x1b {each}") for each in range(DETAILS_MAX)]
+        assert await confirm(zone, Confirmation(through=0), refusals) == 0
+    await zone.restart()
+    sets = await (await zone.store()).gap_sets()
+    assert len(sets) == DETAILS_MAX + 1
+    assert {each.detail.partition(":")[0] for each in sets} == {"enterprise"}
+    assert all(each.detail.isprintable() for each in sets)

@@ -301,17 +301,20 @@ async def test_cursor_that_runs_ahead_is_noticed(make_zone: MakeZone) -> None:
 
 
 async def test_gap_records_are_cut_to_their_frame(make_zone: MakeZone) -> None:
-    """A gap record that claims more than its frame, or speaks at length, is stored for its frame and in short."""
+    """A gap record that claims more than its frame, or speaks at length, is stored for its frame and in short.
+
+    A character that a storage or a terminal does not bear is left out: it would stop every link that it is told over.
+    """
 
     def boast(fetched: Fetched) -> Fetched:
-        gap = GapRecord(0, 1 << 60, GapReason.EVICTED, 7, "x" * 100_000, origin_zone="moon")
+        gap = GapRecord(0, 1 << 60, GapReason.EVICTED, 7, "\x00\x1b" + "x" * 100_000, origin_zone="moon")
         return replace(fetched, frames=[Frame(4, 9, gap=gap)])
 
     plant, enterprise, inbound, link = await lied_to(make_zone, boast)
     progress = await inbound.pull()
     assert (progress.held, progress.gaps, progress.acknowledged) == (None, 1, 9)
     (gap,) = await enterprise.forward_gaps()
-    assert gap == GapRecord(4, 9, GapReason.EVICTED, 7, "x" * DETAIL_CHARACTERS_MAX, "plant")
+    assert gap == GapRecord(4, 9, GapReason.EVICTED, 7, "x" * (DETAIL_CHARACTERS_MAX - 2), "plant")
     assert await plant.committed(link.consumer) == 9
 
 

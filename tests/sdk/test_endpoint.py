@@ -33,6 +33,18 @@ def test_addresses_are_checked(address: str) -> None:
         Endpoint(address)
 
 
+def test_a_zone_may_have_several_addresses() -> None:
+    """They are a list, or a text with commas; all must be sound, and on loopback unless there are certificates."""
+    assert (
+        Endpoint.of(["127.0.0.1:1", "[::1]:2"]) == Endpoint("127.0.0.1:1, [::1]:2") == Endpoint("127.0.0.1:1,[::1]:2")
+    )
+    for wrong in ("127.0.0.1:1,", "127.0.0.1:1,b", "127.0.0.1:1,127.0.0.1:1", [], [1]):
+        with pytest.raises(InvalidArgument, match="address"):
+            Endpoint.of(wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="needs TLS"):
+        Endpoint("127.0.0.1:1,plant.example:9443")
+
+
 def test_the_environment_names_the_node() -> None:
     """The variables are those of the command line; without any the hint names them."""
     found = {"BSFG_ADDRESS": "h:1", "BSFG_CA": "a", "BSFG_CERT": "b", "BSFG_KEY": "c", "BSFG_SERVER_NAME": "plant-bsfg"}

@@ -24,7 +24,7 @@ from bsfg.gate import RECEIVER, SENDER, Mode
 from bsfg.journey.link import Fetched, FetchRequest, Refusal
 from bsfg.node import upkeep
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec, Result
-from bsfg.spark.replicate import carrying, turn
+from bsfg.spark.replicate import carrying, shift
 from bsfg.testing.disk import PowerLoss
 from bsfg.testing.facts import altered, messages
 
@@ -163,12 +163,12 @@ class Campaign:
     async def _settled(self) -> bool:
         if any(producer.waiting for producer in self.producers) or not all(m.alive for m in self.machines.values()):
             return False
-        gates = [view.gate.mode for m in self.machines.values() if m.node for view in m.node.parts.board.gates()]
+        gates = [view.gate.mode for m in self.machines.values() if m.node for view in m.node.parts.links.gates()]
         return all([await each.is_settled() for each in self.witnesses]) and set(gates) == {Mode.NORMAL}
 
     async def _standing(self) -> str:
         nodes = [machine.node for machine in self.machines.values() if machine.node is not None]
-        gates = [f"{v.link}/{v.side} {v.gate.mode} {v.gate.reason}" for n in nodes for v in n.parts.board.gates()]
+        gates = [f"{v.link}/{v.side} {v.gate.mode} {v.gate.reason}" for n in nodes for v in n.parts.links.gates()]
         settled = [await each.is_settled() for each in self.witnesses]
         return f"{gates}, settled {settled}, waiting {[len(each.waiting) for each in self.producers]}"
 
@@ -355,15 +355,20 @@ class Campaign:
             self._tell(f"  {event.pop('event')} {event}"[:300])
             raise structlog.DropEvent
 
-        before, look_seconds, time, clock = structlog.get_config(), upkeep.LOOK_SECONDS, turn.time, carrying.SystemClock
+        before, look_seconds, time, clock = (
+            structlog.get_config(),
+            upkeep.LOOK_SECONDS,
+            shift.time,
+            carrying.SystemClock,
+        )
         structlog.configure(processors=[kept], wrapper_class=structlog.BoundLogger, cache_logger_on_first_use=False)
         upkeep.LOOK_SECONDS = LOOK_SECONDS
-        turn.time = SimpleNamespace(monotonic=self.loop.time)  # type: ignore[assignment]
+        shift.time = SimpleNamespace(monotonic=self.loop.time)  # type: ignore[assignment]
         carrying.SystemClock = lambda: VirtualClock(self.loop)  # type: ignore[assignment, return-value]
         try:
             yield
         finally:
-            upkeep.LOOK_SECONDS, turn.time, carrying.SystemClock = look_seconds, time, clock
+            upkeep.LOOK_SECONDS, shift.time, carrying.SystemClock = look_seconds, time, clock
             structlog.configure(**before)
 
     @property

@@ -83,7 +83,7 @@ class Witness:
     async def look_at_sender(self, node: SimulatedNode) -> None:
         """Look at the store buffer and at how far the receiver has confirmed it."""
         store, cursors = await node.parts.store(STREAM), node.parts.storage.cursors
-        gate = node.parts.board.gate(self.receiver.name, SENDER).gate
+        gate = node.parts.links.gate(self.receiver.name, SENDER).gate
         stats, state = await store.stats(), await cursors.consumer(self.consumer)
         seen = Sight(stats.start, stats.end, state.checkpoint.committed, await store.gap_sets(), gate)
         first = max(self._seen_end, stats.start)

@@ -25,10 +25,10 @@ from bsfg.gate import Gate
 from bsfg.journey.handoff import Handoff
 from bsfg.journey.link import PeerPosition, Release
 from bsfg.ports import Frame, Gap, GapRecord, GapSet
-from bsfg.spark.replicate import turn
-from bsfg.spark.replicate.carrying import CarriedPull
+from bsfg.spark.replicate import shift
+from bsfg.spark.replicate.carrying import TaskPull
 from bsfg.spark.replicate.plan import StreamTaskPlan
-from bsfg.spark.replicate.turn import RemoteDesk
+from bsfg.spark.replicate.shift import RemoteReporter
 from bsfg.wire.service import LeaseView, LinkReport, PutCall, PutOutcome
 
 T = TypeVar("T")
@@ -180,7 +180,7 @@ class Pipeline:
         link = config.links[f"from-{self.peer}"]
         plan: Any = SimpleNamespace(name=link.name, link=link, holder=HOLDER)
         admin: Any = SimulatedAdmin(self.machine, self.life)
-        lease = await turn._leased(admin, plan, lambda: self.gone)
+        lease = await shift._leased(admin, plan, lambda: self.gone)
         if lease is not None:
             await self._move(plan, link, admin, lease, config.streams[STREAM].forward_capacity_bytes)
 
@@ -192,15 +192,15 @@ class Pipeline:
                 admin, link, stream, log_id, lease
             )
         )
-        desk = RemoteDesk(admin, link.name, lease.token, lease.mode)
+        desk = RemoteReporter(admin, link.name, lease.token, lease.mode)
         stream = StreamTaskPlan(STREAM, consumer_name(machine.name, STREAM, link.buffer), capacity_bytes)
-        pull = CarriedPull(plan, stream, peer, own, admin, lease.token)
+        pull = TaskPull(plan, stream, peer, own, admin, lease.token)
         handoff = Handoff(link, desk, [pull], note=lambda event, **fields: None, rng=self.rng)
         telling = asyncio.create_task(desk.run())
         await handoff.start()
         try:
-            await turn._keep(admin, plan, lease, desk, lambda: self.gone)
-            await turn._settle([pull])
+            await shift._keep(admin, plan, lease, desk, lambda: self.gone)
+            await shift._settle([pull])
         finally:
             await handoff.stop()
             telling.cancel()

@@ -85,12 +85,14 @@ def test_full_file() -> None:
     assert config.identities["mes"].roles == (Role.PRODUCER, Role.CONSUMER)
     assert config.identities["mes"].expires_unix_ms == 1_814_400_000_000
     link = config.links["from-enterprise"]
-    assert (link.expected_server, link.engine, link.address) == (
+    assert (link.expected_server, link.engine, link.address.each) == (
         "enterprise-bsfg",
         Engine.SPARK,
-        Address("enterprise.example", 9443),
+        (Address("enterprise.example", 9443),),
     )
     assert config.streams_of(link) == ("operational",)
+    several = parse(FULL.replace('"enterprise.example:9443"', '["enterprise.example:9443", "[::1]:9"]'))
+    assert str(several.links["from-enterprise"].address) == "enterprise.example:9443,[::1]:9"
     assert config.serve["enterprise"].buffers == (Buffer.STORE, Buffer.FORWARD)
 
 
@@ -253,7 +255,9 @@ def test_missing_required_key() -> None:
     """A missing key is reported at its table, with an example."""
     found = problems(MINIMAL + '\n[links.a]\nzone = "b"\n')
     assert (found[0]["line"], found[0]["key"]) == (11, "links.a")
-    assert 'address is missing (host:port, for example "enterprise.example:9443")' in found[0]["problem"]
+    assert (
+        'address is missing (host:port or a list of them, for example "enterprise.example:9443")' in found[0]["problem"]
+    )
 
 
 def test_empty_file() -> None:

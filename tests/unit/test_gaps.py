@@ -8,7 +8,18 @@ from hypothesis import strategies as st
 
 from bsfg import gaps
 from bsfg.errors import InvalidArgument
-from bsfg.gaps import RELAYED_RANGES_MAX, GapBook, GapRecord, GapSet, RangeSet, check_gaps, grouped, listed
+from bsfg.gaps import (
+    DETAILS_MAX,
+    MANY,
+    RELAYED_RANGES_MAX,
+    GapBook,
+    GapRecord,
+    GapSet,
+    RangeSet,
+    check_gaps,
+    grouped,
+    listed,
+)
 from bsfg.retention import GapReason
 
 KINDS = [
@@ -62,6 +73,30 @@ def test_a_book_holds_what_was_added(records: list[GapRecord], step: int) -> Non
     assert book.missing(records) == []
     assert all(gap.origin_zone is None for gap in book.own())
     assert {gap.first for gap in book.own()} == {gap.first for gap in listed(book.sets()) if not gap.origin_zone}
+
+
+@pytest.mark.parametrize("at_once", [1, 100, 10_000])
+@pytest.mark.parametrize("origin_zone", [None, "plant"])
+def test_the_words_of_others_make_no_sets_without_end(origin_zone: str | None, at_once: int) -> None:
+    """Whoever gives every gap another detail has some of them kept apart, and the others together; none is lost."""
+    book, count = GapBook(), 3 * DETAILS_MAX
+    records = [GapRecord(at % 7, at % 7, GapReason.QUARANTINED, 1, f"peer: {at}", origin_zone) for at in range(count)]
+    for at in range(0, count, at_once):
+        add(book, records[at : at + at_once])
+    sets = book.sets()
+    assert len(sets) == DETAILS_MAX + 1
+    assert sets[-1].detail == (MANY if origin_zone else f"peer: {MANY}")
+    assert sets[-1].ranges.offsets == 7
+    assert book.missing(records) == []
+    # Somebody else has as many of his own, and so has this node, whose details tell where something is damaged.
+    other = GapRecord(1, 1, GapReason.QUARANTINED, 1, "other: x", origin_zone and "field")
+    own = [GapRecord(at, at, GapReason.DAMAGED, 1, f"segment {at}: torn") for at in range(0, 2 * count, 2)]
+    add(book, [other, *own])
+    assert len(book.sets()) == len(sets) + 1 + count
+    again = GapBook()
+    for each in sets:
+        add(again, list(each.records()))
+    assert held(again.sets()) == held(sets)
 
 
 @given(RECORDS, st.integers(0, 220))

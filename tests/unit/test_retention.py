@@ -10,6 +10,7 @@ from bsfg.errors import PolicyInvalid, TruncateRefused
 from bsfg.retention import (
     DAY_SECONDS,
     Age,
+    Cause,
     ClockGuard,
     ConsumerStanding,
     Fill,
@@ -19,6 +20,7 @@ from bsfg.retention import (
     Piece,
     Policy,
     Removal,
+    departure,
     make_room,
     ordered_before,
     removable_before,
@@ -214,6 +216,17 @@ def test_an_order_removes_only_what_nobody_waits_for() -> None:
     ):
         with pytest.raises(TruncateRefused):
             ordered_before(offset, POLICY, standing, start=2, end=9)
+
+
+@pytest.mark.parametrize("overflow", Overflow)
+@given(pieces=buffers(), committed=st.integers(-1, 20), awaited=st.booleans())
+def test_a_full_disk_takes_what_is_confirmed_alone(
+    overflow: Overflow, pieces: list[Piece], committed: int, awaited: bool
+) -> None:
+    """Room on the disk is never made of what somebody waits for, nor of what nobody must read."""
+    policy, standing = replace(POLICY, overflow=overflow), ConsumerStanding(committed, awaited)
+    for piece in pieces:
+        assert departure(piece, policy, standing, Cause.DISK) == (piece.last <= committed, None)
 
 
 def test_the_default_policy() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bsfg.config import Alerts, Engine, Link, Serve
-from bsfg.config.kinds import Address, Start
+from bsfg.config.kinds import Address, Addresses, Start
 from bsfg.gate import RECEIVER, SENDER, Event, Mode
 from bsfg.node import node
 from bsfg.node.alerts import AlertBoard
@@ -27,7 +27,7 @@ def link(engine: Engine = Engine.SPARK) -> Link:
     return Link(
         name="from-a",
         zone="a",
-        address=Address("127.0.0.1", 9),
+        address=Addresses((Address("127.0.0.1", 9),)),
         streams=("operational",),
         buffer=Buffer.STORE,
         carry_only=(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from http.client import HTTPConnection, HTTPSConnection
@@ -143,9 +143,10 @@ class Site:
         stream: str = "",
         zone_lines: str = "",
         more: str = "",
+        names: Sequence[str] | None = None,
         **limits: Any,
     ) -> Site:
-        """Open a site; ``stream``, ``zone_lines`` and ``more`` configure it, ``limits`` the wire."""
+        """Open a site; ``stream``, ``zone_lines`` and ``more`` configure it, ``names`` and ``limits`` the wire."""
         os.makedirs(folder)
         text = CONFIG.format(stream=stream).replace('name = "plant"', f'name = "plant"\n{zone_lines}', 1) + more
         config = parse(text, folder / "zone.toml")
@@ -166,10 +167,13 @@ class Site:
         artifacts = await ArtifactFolder.open(folder / "artifacts", clock=clock)
         parts = NodeContext(opened, settings, guard, clock, board, artifacts=artifacts)
         boundary, admin = NodeService(parts), Administration(parts)
-        listeners = Listeners(boundary, admin, settings.limits, zone="plant", watched=watched, observer=parts.metrics)
+        limited = settings.limits
+        listeners = Listeners(
+            boundary, admin, limited, zone="plant", watched=watched, observer=parts.metrics, names=names
+        )
         await listeners.start(("127.0.0.1", 0), ("127.0.0.1", 0))
         site = Site(parts, boundary, admin, listeners, folder, refusals, watched)
-        for name in settings.lanes:
+        for name in settings.streams:
             await parts.store(name)
             await parts.forward(name)
         return site

@@ -89,7 +89,7 @@ async def test_operators_see_the_frontier_and_truncate_up_to_it(sites: Sites, st
     assert held.held_by == ("enterprise.operational",)
     with pytest.raises(TruncateRefused, match="not open"):
         await admin.truncate_before(STREAM, 3, "the disk is needed")
-    site.parts.board.on("enterprise", "sender", Event.PEER_FOUND)
+    site.parts.links.on("enterprise", "sender", Event.PEER_FOUND)
     with pytest.raises(TruncateRefused, match=r"enterprise\.operational confirmed only up to 5"):
         await admin.truncate_before(STREAM, 7, "the disk is needed")
     with pytest.raises(InvalidArgument):
@@ -139,6 +139,8 @@ async def test_gates_are_held_and_released_with_reasons(sites: Sites) -> None:
         await admin.release_gate(LINK, "again")
     with pytest.raises(InvalidArgument):
         await admin.hold_gate(LINK, "")
+    with pytest.raises(InvalidArgument, match="control characters"):
+        await admin.hold_gate(LINK, "a drill\x00")
     with pytest.raises(UnknownLink):
         await admin.hold_gate("nowhere", "x")
     with pytest.raises(UnknownLink):
@@ -202,7 +204,7 @@ async def test_who_hangs_up_loses_the_lease_soon(sites: Sites) -> None:
     assert (await keeping).wanted == 1
 
     def ends_ms() -> int:
-        lease = site.parts.board.leases.live(LINK)
+        lease = site.parts.links.leases.live(LINK)
         assert lease is not None
         return lease.ends_ms
 
@@ -311,8 +313,10 @@ async def test_quarantine_is_listed_in_pages(sites: Sites, storage: str) -> None
         assert found == everything
     newest = await admin.quarantine_page(STREAM, limit=3, newest_first=True)
     assert [view.quarantined.id for view in newest.views] == sorted(id for *_, id in everything[-3:])[::-1]
-    with pytest.raises(InvalidArgument):
-        await admin.quarantine_page(after="nowhere")
+    # The last two are more than a storage, or Python, takes for a number.
+    for nowhere in ("nowhere", f"{STREAM}/forward/x", f"{STREAM}/forward/{10**19}", f"{STREAM}/forward/{5_000 * '9'}"):
+        with pytest.raises(InvalidArgument, match="no place in quarantine"):
+            await admin.quarantine_page(after=nowhere)
 
 
 @pytest.mark.parametrize("storage", ["memory", "log"])

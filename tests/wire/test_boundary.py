@@ -376,11 +376,11 @@ async def test_a_held_gate_serves_nothing(sites: Sites) -> None:
     await site.consumer("enterprise.operational")
     site.act_as("enterprise-bsfg")
     client = site.client()
-    site.parts.board.hold("enterprise", "sender", by="operator", reason="works on the firewall")
+    site.parts.links.hold("enterprise", "sender", by="operator", reason="works on the firewall")
     with pytest.raises(GateHeld, match="works on the firewall") as caught:
         await client.fetch("enterprise.operational", FetchRequest())
     assert caught.value.retryable
-    site.parts.board.release("enterprise", "sender", by="operator", reason="done")
+    site.parts.links.release("enterprise", "sender", by="operator", reason="done")
     assert (await client.fetch("enterprise.operational", FetchRequest())).frames == []
 
 

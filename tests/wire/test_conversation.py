@@ -98,7 +98,7 @@ async def test_a_question_is_asked_beside_one_that_waits(sites: Sites) -> None:
 async def test_a_refusal_is_told_and_harms_no_later_question(sites: Sites) -> None:
     """The node's own error arrives, as it would from a call of its own; the next question is answered."""
     site, client = await filled(sites)
-    site.parts.board.hold("enterprise", SENDER, by="op", reason="maintenance")
+    site.parts.links.hold("enterprise", SENDER, by="op", reason="maintenance")
     await client.fetch("historian", FetchRequest())
     with pytest.raises(UnknownConsumer):
         await client.fetch("app-nobody", FetchRequest())

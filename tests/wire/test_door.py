@@ -24,7 +24,7 @@ from bsfg.wire import limits
 from bsfg.wire.connection import _StatusKept
 from bsfg.wire.limits import STRANGERS, Awaited
 from bsfg.wire.messages import ADMIN, BOUNDARY
-from bsfg.wire.operations import HEALTH_SERVICE, HTTP, OPERATIONS, PAGES, REFLECTION_SERVICE, TERMS, Asks, Terms
+from bsfg.wire.operations import HEALTH_SERVICE, HTTP, PAGES, REFLECTION_SERVICE, ROUTES, TERMS, Asks, Terms
 from bsfg.wire.service import ObjectInfo
 from bsfg.wire.status import ERROR_METADATA, decoded, from_rpc_error
 from bsfg.wire.tls import client_context, grpc_channel_credentials, grpc_channel_options
@@ -91,7 +91,7 @@ async def sent(opened: grpc.aio.Channel, path: str, data: bytes) -> str:
 def test_every_operation_has_its_terms() -> None:
     """The table names exactly the methods of the protocol files and the routes that there are."""
     methods = {(each.service, each.name) for each in (*BOUNDARY.values(), *ADMIN.values())}
-    routes = {(HTTP, each.name) for each in OPERATIONS}
+    routes = {(HTTP, each.name) for each in ROUTES}
     tools = {each for each in TERMS if each[0] in (HEALTH_SERVICE, REFLECTION_SERVICE)}
     pages = {each for each in TERMS if each[0] == PAGES}
     assert methods | routes | tools | pages == set(TERMS)
@@ -129,7 +129,7 @@ async def test_every_route_for_every_role(sites: Sites) -> None:
     """The same over HTTP: the door refuses by row and role, and whoever passes is judged by what he asks for."""
     site = await sites(tls=True)
     for name in (*ROLES, *REFUSED):
-        for operation in OPERATIONS:
+        for operation in ROUTES:
             terms = TERMS[HTTP, operation.name]
             site.refusals.clear()
             path = operation.template.format(

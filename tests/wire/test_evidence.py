@@ -16,7 +16,8 @@ from bsfg.ports import Buffer, Confirmation, ConsumerSpec, GapRecord
 from bsfg.retention import GapReason
 from bsfg.stores.shared.buffer import SharedBuffer
 from bsfg.testing.facts import batch
-from bsfg.wire.convert import LogEvidence, evidence_message, evidence_of
+from bsfg.wire import boundary_pb2 as pb
+from bsfg.wire.convert import LogEvidence, evidence_of, evidence_pieces
 
 PEER = "enterprise.operational"
 
@@ -123,5 +124,6 @@ async def test_a_storage_without_a_chain_answers_without_one(sites: Sites, monke
 def test_the_restores_of_a_log_are_told() -> None:
     """Who audits a restored log learns from where on it is another one, since when, and which it was before."""
     history = LogHistory(restores=(Restore(400, 1_700_000_000_000, "ab" * 16), Restore(0, 5, "")))
-    found = evidence_of(evidence_message(LogEvidence("cd" * 16, 0, 500, b"", history=history)), STREAM, Buffer.STORE)
+    written = b"".join(evidence_pieces(LogEvidence("cd" * 16, 0, 500, b"", history=history)))
+    found = evidence_of(pb.GetEvidenceResponse.FromString(written), STREAM, Buffer.STORE)
     assert found.history.restores == history.restores

@@ -1,7 +1,9 @@
 """Streams that a node ends because it needs the room: what was on its way goes into another call, in its order."""
 
 import asyncio
+import socket
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 from tests.wire.conftest import Sites
@@ -12,6 +14,8 @@ from bsfg.batch import FactBatch
 from bsfg.errors import PeerUnreachable
 from bsfg.testing.facts import messages
 from bsfg.wire import limits, streams
+from bsfg.wire.client import BoundaryClient
+from bsfg.wire.connection import Connection
 from bsfg.wire.limits import Awaited, WireLimits
 
 PRODUCERS, FRAMES = 60, 12
@@ -64,3 +68,31 @@ async def test_a_node_that_takes_nothing_is_given_up(sites: Sites, monkeypatch: 
     assert len(opened) == 1 + streams.CALLS_IN_VAIN
     assert not stream.is_open
     await stream.close()
+
+
+async def test_a_connection_that_is_closed_here_cancels_nobody() -> None:
+    """Whoever is sending when the connection is closed here is told so, and does not take it for his own end."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        client = BoundaryClient(Connection(f"127.0.0.1:{silent.getsockname()[1]}"))
+        sending = asyncio.ensure_future(client.append_stream(STREAM).append(frame(0, 0)))
+        await asyncio.sleep(0.1)
+        await client.connection.close()
+        with pytest.raises(PeerUnreachable, match="closed here"):
+            await sending
+
+
+async def test_the_first_of_several_addresses_that_serves_is_found(sites: Sites) -> None:
+    """Nobody listens at the first address: what is sent again soon arrives at the second."""
+    site = await sites()
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        where = f"127.0.0.1:{nobody.getsockname()[1]},{site.client().connection.address}"
+        async with BoundaryClient(Connection(where)) as client:
+            for _ in range(300):
+                with suppress(PeerUnreachable):
+                    assert (await client.append(STREAM, frame(0, 0))).receipt.offsets.tolist() == [0, 1, 2]
+                    break
+                await asyncio.sleep(0.1)
+            assert client.connection.address == where.split(",")[1]

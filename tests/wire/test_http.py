@@ -17,7 +17,7 @@ from bsfg.batch import FactBatch
 from bsfg.ports import Buffer, ConsumerSpec
 from bsfg.testing.facts import messages
 from bsfg.wire.http_server import attachment
-from bsfg.wire.operations import HTTP, OPERATIONS, SCHEMAS, Asks, openapi, terms_of
+from bsfg.wire.operations import HTTP, ROUTES, SCHEMAS, Asks, openapi, terms_of
 from bsfg.wire.service import ObjectInfo
 
 FACTS = f"/v1/streams/{STREAM}/facts"
@@ -388,23 +388,36 @@ async def test_what_is_no_operation_is_said_so(sites: Sites) -> None:
     assert "POST" in answer.headers["allow"]
 
 
+@pytest.mark.parametrize(
+    ("path", "host"), [("/v2/facts", "localhost"), ("/v1/status/", "localhost"), ("/v1/status", "elsewhere.example")]
+)
+async def test_what_is_no_operation_is_not_asked_for_without_end(sites: Sites, path: str, host: str) -> None:
+    """Answers that cost nobody a right wait as refusals do when one caller asks for very many of them."""
+    site = await sites(names=[])
+    admission = site.listeners.admission
+    asked = [asyncio.create_task(site.http("GET", path, headers={"host": host})) for _ in range(30)]
+    await until(lambda: admission.sleeping > 0)
+    assert {answer.status for answer in await asyncio.gather(*asked)} <= {404, 421}
+    assert admission.sleeping == 0
+
+
 async def test_the_document_describes_the_routes(sites: Sites) -> None:
     """The OpenAPI document names every operation with its parameters, and every schema it refers to exists."""
     site = await sites()
     document = (await site.http("GET", "/openapi.json")).json()
     assert document == json.loads(json.dumps(openapi()))
     described = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
-    assert described == {(each.method, each.template) for each in OPERATIONS}
+    assert described == {(each.method, each.template) for each in ROUTES}
     references = {part.split('"')[0] for part in json.dumps(document).split("#/components/schemas/")[1:]}
     assert references <= set(SCHEMAS)
-    for operation in OPERATIONS:
+    for operation in ROUTES:
         declared = document["paths"][operation.template][operation.method.lower()]
         in_path = {each["name"] for each in declared["parameters"] if each["in"] == "path"}
         assert in_path == set(operation.path_names)
         assert all("{" + name + "}" in operation.template for name in in_path)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+@pytest.mark.parametrize("operation", ROUTES, ids=lambda operation: operation.name)
 async def test_every_operation_checks_its_caller(sites: Sites, operation: Any) -> None:
     """Whoever is revoked gets nothing but what is open to everybody."""
     site = await sites()

@@ -117,4 +117,4 @@ async def test_a_stream_that_cannot_be_opened_does_not_stop_the_check(
 
     monkeypatch.setattr(NodeContext, "store", failing)
     await check_ids(site.parts, "plant")
-    assert asked == list(site.parts.settings.lanes)
+    assert asked == list(site.parts.settings.streams)

@@ -1,20 +1,29 @@
 """The native engine's hold on its link: a bad moment of the board or of a call does not end it."""
 
 import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 from tests.wire.conftest import Sites
-from tests.wire.site import CONFIG, until
+from tests.wire.site import CONFIG, STREAM, until
 
+from bsfg.batch import EntryBatch
 from bsfg.config import parse
-from bsfg.errors import DiskFull, IdentityRevoked, LeaseHeld
+from bsfg.errors import DiskFull, GateHeld, IdentityRevoked, LeaseHeld
 from bsfg.gate import RECEIVER, Gate, Mode
 from bsfg.journey import handoff
-from bsfg.journey.link import FetchRequest
+from bsfg.journey.link import Fetched, FetchRequest, Refusal, SessionMemory
 from bsfg.journey.receive import PullProgress
+from bsfg.journey.verify import LinkRules
 from bsfg.node import links, native
 from bsfg.node.links import LinkRegistry
-from bsfg.node.native import NativeHandoff
+from bsfg.node.native import NativeHandoff, StreamPull
+from bsfg.node.objects import ArtifactFetcher
+from bsfg.ports import Confirmation, Frame, GapRecord, GapSet
+from bsfg.retention import GapReason
+from bsfg.testing.facts import messages, sealed
 from bsfg.wire.service import GateView
 
 
@@ -22,7 +31,7 @@ async def test_a_lease_that_could_not_be_kept_is_kept_again(sites: Sites, monkey
     """An error that nobody foresaw is told, and the lease is renewed the next time; else the link would stand still."""
     monkeypatch.setattr(native, "LEASE_RENEW_SECONDS", 0.001)
     site = await sites()
-    board, renewed, noted = site.parts.board, [], list[str]()
+    board, renewed, noted = site.parts.links, [], list[str]()
     renew = LinkRegistry.renew
 
     def unlucky(*given: object) -> object:
@@ -106,7 +115,7 @@ async def test_a_finding_that_cannot_be_written_down_does_not_end_the_loop(
             failed.append(view.gate.mode)
             raise DiskFull(f"cannot write down that the gate is {view.gate.mode}")
 
-    board = site.parts.board
+    board = site.parts.links
     board.on_move = on_move
     [link] = parse(CONFIG.format(stream=""), site.folder / "zone.toml").links.values()
     pull = Revoked()
@@ -148,9 +157,9 @@ async def test_a_link_is_normal_when_all_its_streams_are(sites: Sites, monkeypat
     try:
         first.may_turn.set()
         await until(lambda: first.turns >= 3)
-        assert site.parts.board.gate(link.name).gate.mode == Mode.RECONCILIATION
+        assert site.parts.links.gate(link.name).gate.mode == Mode.RECONCILIATION
         second.may_turn.set()
-        await until(lambda: site.parts.board.gate(link.name).gate.mode == Mode.NORMAL)
+        await until(lambda: site.parts.links.gate(link.name).gate.mode == Mode.NORMAL)
     finally:
         await asyncio.wait_for(engine.stop(), 60)
 
@@ -160,7 +169,7 @@ async def test_a_pipeline_that_asks_gets_the_link(sites: Sites, monkeypatch: pyt
     monkeypatch.setattr(native, "LEASE_RENEW_SECONDS", 0.001)
     monkeypatch.setattr(links, "ABOUT_MS", 500)
     site, noted = await sites(), list[str]()
-    board = site.parts.board
+    board = site.parts.links
     [link] = parse(CONFIG.format(stream=""), site.folder / "zone.toml").links.values()
     engine = NativeHandoff(link, site.parts, [], note=lambda event, **fields: noted.append(event))
     await engine.start()
@@ -177,3 +186,58 @@ async def test_a_pipeline_that_asks_gets_the_link(sites: Sites, monkeypatch: pyt
     finally:
         await engine.stop()
     assert noted == ["lease_taken", "lease_waited_for", "lease_taken"]
+
+
+LOST = GapRecord(0, 2, GapReason.EVICTED, 1)
+RELAYED = GapRecord(5, 9, GapReason.EVICTED, 1, "", "idmz")
+
+
+def too_old() -> Frame:
+    """Give facts that were appended long ago."""
+    facts = sealed(messages(3, from_zone="enterprise"))
+    return Frame(0, 2, EntryBatch.of(facts.record_batch, np.arange(3), 1))
+
+
+@dataclass
+class Late:
+    """A sender whose answer comes when the gate was held meanwhile."""
+
+    answer: Fetched
+    hold: Callable[[], object]
+    zone: str = "enterprise"
+    confirmed: list[Confirmation] = field(default_factory=list)
+
+    async def fetch(self, request: FetchRequest) -> Fetched:
+        """Let an operator hold the gate, then answer."""
+        self.hold()
+        return self.answer
+
+    async def confirm(self, confirmation: Confirmation, refusals: Sequence[Refusal] = ()) -> int:
+        """Take note of it."""
+        self.confirmed.append(confirmation)
+        return confirmation.through or 0
+
+
+@pytest.mark.parametrize("what", ["a gap", "a skipped range", "gaps of others", "facts that expired"])
+async def test_nothing_that_was_asked_for_before_passes_a_held_gate(sites: Sites, what: str) -> None:
+    """A fetch may wait for long. What it brings is neither stored nor confirmed once the gate is held, facts or not."""
+    site = await sites(storage="log")
+    link, board = "from-enterprise", site.parts.links
+    skipped = GapSet.of(GapRecord(0, 2, GapReason.SKIPPED, 1, "left out"))
+    frames: dict[str, list[Frame]] = {
+        "a gap": [Frame(0, 2, gap=LOST)],
+        "a skipped range": [Frame(0, 2, skips=(skipped,))],
+        "gaps of others": [],
+        "facts that expired": [too_old()],
+    }
+    gaps = [RELAYED] if what == "gaps of others" else []
+    answer = Fetched("log", 0, 3, b"", frames[what], gaps=gaps, served_at_unix_ms=site.parts.clock.now_unix_ms())
+    peer = Late(answer, lambda: board.hold(link, RECEIVER, by="operator", reason="drill"))
+    fetcher = ArtifactFetcher(site.parts, link, STREAM, site.client())
+    rules = LinkRules("plant", frozenset({"enterprise", "idmz"}), max_age_seconds=60.0)
+    pull = StreamPull(STREAM, peer, SessionMemory(), rules, fetcher, site.parts)
+    with pytest.raises(GateHeld):
+        await pull.turn(FetchRequest())
+    pull.reset()
+    forward = await site.parts.forward(STREAM)
+    assert (await forward.gap_sets(), await forward.quarantine(), peer.confirmed) == ([], [], [])

@@ -257,14 +257,14 @@ async def test_a_held_gate_lets_no_artifact_of_its_link_in(sites: Sites) -> None
 
     async def held_meanwhile() -> AsyncIterator[bytes]:
         yield CONTENT[:1000]
-        site.parts.board.hold(LINK, "receiver", by="operator", reason="works on the firewall")
+        site.parts.links.hold(LINK, "receiver", by="operator", reason="works on the firewall")
         yield CONTENT[1000:]
 
     for content in (held_meanwhile(), pieces(CONTENT)):
         with pytest.raises(GateHeld, match="works on the firewall"):
             await site.client().put_object(brought, content)
     assert not [each for each in site.folder.rglob("artifacts/content/*/*") if each.is_file()]
-    site.parts.board.release(LINK, "receiver", by="operator", reason="done")
+    site.parts.links.release(LINK, "receiver", by="operator", reason="done")
     assert (await site.client().put_object(brought, pieces(CONTENT))).digest == DIGEST
     with pytest.raises(ArtifactMissing):
         await site.client().get_object("", "", digest=DIGEST)

@@ -91,6 +91,23 @@ async def test_a_large_fact_leaves_the_loop_to_others(sites: Sites, monkeypatch:
     assert {size >= THREAD_BYTES for _, size, _ in work.done} == {True}
 
 
+async def test_a_few_large_facts_among_many_small_ones(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However small facts are on average, a large one is written in a thread, and the small ones on the loop."""
+    site = await sites(storage="log", message_bytes=16 << 20)
+    await site.consumer()
+    client = site.client()
+    facts = [*messages(300), large("one"), large("two"), *messages(300, first=300)]
+    await client.append(STREAM, FactBatch.from_messages(facts))
+    work = Work(monkeypatch)
+    found = await fetch_entries(client, "historian", limit=1_000, max_bytes=8 << 20)
+    assert [entry.offset for entry in found.entries] == list(range(602))
+    for headers in ({}, LINES):
+        answer = await site.http("GET", "/v1/consumers/historian/facts?limit=1000&max_bytes=8000000", headers=headers)
+        lines = answer.body.splitlines() if headers else [json.dumps(each) for each in answer.json()["entries"]]
+        assert [json.loads(line)["offset"] for line in lines] == list(range(602))
+    work.check("entry_message", "entry_to_dict")
+
+
 async def test_small_batches_stay_on_the_loop(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch of nine small facts costs no handing over: it is sealed where it came in."""
     site = await sites(storage="log")

@@ -142,13 +142,13 @@ async def test_only_the_pipeline_with_the_lease_puts(sites: Sites) -> None:
     site, puts = await pipeline(sites)
     now = site.parts.clock.now_unix_ms()
     one = frame(messages(1, from_zone="enterprise"), 0, now)
-    lease = site.parts.board.acquire(LINK, "job 1", 60_000)
+    lease = site.parts.links.acquire(LINK, "job 1", 60_000)
     async with puts:
         with pytest.raises(LeaseLost, match="job 1"):
             await puts.put(one)
     async with site.client().put_stream(LINK, STREAM, LOG, lease=lease.token) as own:
         assert (await own.put(one)).inserted == 1
-        site.parts.board.hold(LINK, "receiver", by="operator", reason="look first")
+        site.parts.links.hold(LINK, "receiver", by="operator", reason="look first")
         with pytest.raises(GateHeld, match="look first"):
             await own.put(one)
     for identity in ("app", "operator", "viewer"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from tests.journey.zones import origin_span
@@ -14,15 +14,15 @@ from tests.wire.conftest import Sites
 from tests.wire.site import Answer, Site, until
 
 from bsfg.batch import FactBatch
-from bsfg.errors import ArtifactMissing, BsfgError, GateHeld, PermissionRefused, UnknownLink
+from bsfg.errors import ArtifactMissing, BsfgError, GateHeld, InvalidArgument, PermissionRefused, UnknownLink
 from bsfg.fact import ArtifactRef, Envelope, Fact, Key, Message
-from bsfg.journey.link import FetchRequest
+from bsfg.journey.link import FetchRequest, PeerPosition
 from bsfg.node.authorize import Rule
 from bsfg.ports import Buffer, Confirmation
 from bsfg.sealing import seal
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.client import BoundaryClient
-from bsfg.wire.service import Caller, ObjectInfo
+from bsfg.wire.service import Caller, LinkReport, ObjectInfo
 
 OPEN, SECRET = "operational", "secret"
 
@@ -282,7 +282,7 @@ async def test_a_held_gate_stops_everything_of_its_link(sites: Sites, way: str) 
     site = await furnished(sites)
     site.act_as("north-bsfg")
     ask = Ask(site, site.client(), "north", OPEN, Buffer.STORE)
-    site.parts.board.hold("north", "sender", by="operator", reason="works on the firewall")
+    site.parts.links.hold("north", "sender", by="operator", reason="works on the firewall")
     with pytest.raises(BsfgError) as caught:
         await WAYS[way](ask)
     assert "gate_held" in (caught.value.code, caught.value.message)
@@ -291,7 +291,7 @@ async def test_a_held_gate_stops_everything_of_its_link(sites: Sites, way: str) 
     site.act_as("reader")
     assert await WAYS[way](Ask(site, site.client(), "reader-", OPEN, Buffer.STORE))
     site.act_as("north-bsfg")
-    site.parts.board.release("north", "sender", by="operator", reason="done")
+    site.parts.links.release("north", "sender", by="operator", reason="done")
     assert await WAYS[way](ask)
 
 
@@ -308,7 +308,7 @@ async def test_a_download_under_way_ends_with_its_gate(sites: Sites) -> None:
     info, content = await site.boundary.get_object(Caller(), "large", "file")
     first = await anext(content)
     assert info.size_bytes == len(data) > len(first)
-    site.parts.board.hold("north", "sender", by="operator", reason="works on the firewall")
+    site.parts.links.hold("north", "sender", by="operator", reason="works on the firewall")
     with pytest.raises(GateHeld, match="works on the firewall"):
         await anext(content)
 
@@ -337,7 +337,7 @@ async def test_frames_under_way_end_with_their_gate(sites: Sites, how: str) -> N
         reading = await boundary.read_times(caller, OPEN, Buffer.STORE, 0, 1 << 50, max_facts=1)
     if how != "consumer":
         assert await anext(reading.frames)
-    site.parts.board.hold("north", "sender", by="operator", reason="works on the firewall")
+    site.parts.links.hold("north", "sender", by="operator", reason="works on the firewall")
     with pytest.raises(GateHeld, match="works on the firewall"):
         await anext(reading.frames)
 
@@ -351,13 +351,13 @@ async def test_a_fetch_that_waits_gets_nothing_after_a_hold(sites: Sites, whole:
     client._gives_whole_answers = whole
     await client.confirm(name, Confirmation(through=0))
     waiting = asyncio.create_task(client.fetch(name, FetchRequest(wait_seconds=50)))
-    await until(lambda: site.parts.board._waiting[name] > 0)
-    site.parts.board.hold("north", "sender", by="operator", reason="works on the firewall")
+    await until(lambda: site.parts.links._waiting[name] > 0)
+    site.parts.links.hold("north", "sender", by="operator", reason="works on the firewall")
     news = Message(Envelope("plant", "anywhere", 1, "news"), Fact("machine:7", "ran", b"{}"))
     await (await site.parts.store(OPEN)).append(seal(FactBatch.from_messages([news])))
     with pytest.raises(GateHeld):
         await waiting
-    site.parts.board.release("north", "sender", by="operator", reason="done")
+    site.parts.links.release("north", "sender", by="operator", reason="done")
     assert (await client.fetch(name, FetchRequest())).start == 1
 
 
@@ -443,3 +443,22 @@ async def test_a_pipeline_moves_links_of_its_streams_alone(sites: Sites) -> None
     with pytest.raises(PermissionRefused, match="may not use the stream"):
         await admin.recall_peer("from-lab", OPEN)
     assert (await admin.acquire_lease("from-enterprise", "mover", 1_000)).holder == "mover"
+
+
+async def test_a_pipeline_reports_about_links_of_its_streams_alone(sites: Sites) -> None:
+    """A stream of one's own is no key to a link that does not carry it: neither to its gate, nor to what it knows."""
+    site = await furnished(sites)
+    site.act_as("mover")
+    admin = site.admin_client()
+    foreign = LinkReport("from-lab", "audit", hold_code="evil", hold_stream=OPEN, lease=None)
+    for refused in (
+        admin.report_link(foreign),
+        admin.recall_peer("from-lab", "audit"),
+        admin.remember_peer("from-lab", "audit", PeerPosition(log_id="x"), None),
+    ):
+        with pytest.raises(InvalidArgument, match="does not carry"):
+            await refused
+    assert site.parts.links.gate("from-lab").gate.mode == "autonomous"
+    assert list(site.parts.links.reports()) == []
+    await admin.report_link(replace(foreign, link="from-enterprise"))
+    assert site.parts.links.gate("from-enterprise").gate.mode == "held"

@@ -16,7 +16,7 @@ from bsfg.ports import Buffer, Frame
 from bsfg.retention import GapReason
 from bsfg.testing.facts import message, sealed
 from bsfg.wire import boundary_pb2 as pb
-from bsfg.wire.convert import LogEvidence, evidence_message, evidence_of, gap_set_message, gap_set_of
+from bsfg.wire.convert import GAPS_AT_ONCE, LogEvidence, evidence_of, evidence_pieces, gap_set_message, gap_set_of
 from bsfg.wire.frames import frame_messages, frames_response, read_frame, read_head
 
 
@@ -93,7 +93,11 @@ def test_evidence_is_the_same_with_and_without_sets() -> None:
         GapSet.of(GapRecord(3, 9, GapReason.EVICTED, 8)),
     ]
     found = LogEvidence("log", 0, 9, b"", gaps)
-    plain, compact = evidence_message(found), evidence_message(found, sets=True)
+    pieces = list(evidence_pieces(found))
+    # Others are served between two pieces, so none of them may be long.
+    assert max(len(pb.GetEvidenceResponse.FromString(each).gaps) for each in pieces) == GAPS_AT_ONCE
+    plain = pb.GetEvidenceResponse.FromString(b"".join(pieces))
+    compact = pb.GetEvidenceResponse.FromString(b"".join(evidence_pieces(found, sets=True)))
     assert (len(plain.gaps), len(plain.gap_sets), len(compact.gaps), len(compact.gap_sets)) == (2_001, 0, 0, 2)
     assert compact.ByteSize() * 50 < plain.ByteSize()
     for answer in (plain, compact):

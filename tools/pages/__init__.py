@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.pages import commands, configuration, errors, observability, spark_options, wire, words
+from tools.pages import commands, configuration, decisions, errors, observability, spark_options, wire, words
 
 DOCS = Path(__file__).parents[2] / "docs"
 GUIDE = DOCS / "guides" / "spark.md"
@@ -17,6 +17,7 @@ PAGES: dict[Path, Callable[[], str]] = {
     DOCS / "reference" / "observability.md": observability.page,
     DOCS / "reference" / "wire.md": wire.page,
     DOCS / "reference" / "words.md": words.page,
+    DOCS / "adr" / "README.md": lambda: decisions.page(DOCS / "adr" / "README.md"),
     GUIDE: lambda: spark_options.page(GUIDE.read_text(encoding="utf-8")),
 }
 """What each page has to be."""

@@ -11,7 +11,7 @@ import bsfg.wire
 from bsfg.columns import ENTRY_SCHEMA, FACT_FIELDS
 from bsfg.errors import BsfgError
 from bsfg.wire.limits import WireLimits
-from bsfg.wire.operations import OPERATIONS, TERMS
+from bsfg.wire.operations import ROUTES, TERMS
 from bsfg.wire.status import STATUSES
 
 FOLDER = Path(bsfg.wire.__file__).parent
@@ -168,7 +168,7 @@ def _http() -> Iterator[str]:
     yield "## JSON over HTTP\n"
     yield "| Operation | Takes | Gives | Meaning |"
     yield "|---|---|---|---|"
-    for each in OPERATIONS:
+    for each in ROUTES:
         takes = ", ".join(kind for kind, _ in each.bodies) or "–"
         gives = ", ".join(kind for kind, _ in each.answers)
         query = f" Query: {', '.join(f'`{one.name}`' for one in each.parameters)}." if each.parameters else ""

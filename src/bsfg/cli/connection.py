@@ -165,10 +165,11 @@ class Target:
 
     def explained(self, error: BsfgError) -> BsfgError:
         """Find out by a handshake of its own why a connection failed, since gRPC says "unavailable" to everything."""
-        from bsfg.config import Address
+        from bsfg.config.kinds import Addresses
         from bsfg.wire.probe import probe, verify_server
 
-        host, port = Address.of(self.address).host, Address.of(self.address).port
+        first = Addresses.of(self.address).each[0]
+        host, port = first.host, first.port
         try:
             if self.files is None:
                 _knock(host, port)
@@ -258,10 +259,10 @@ def resolve(choice: NodeChoice, roles: Sequence[str]) -> Target:
         choice = _with_config(choice, DEFAULT_CONFIG)
     if choice.config is not None:
         return _from_config(choice, roles)
-    from bsfg.config import Address
+    from bsfg.config.kinds import Addresses
 
     assert choice.address is not None
-    address, given = Address.of(choice.address, "--address"), (choice.ca, choice.cert, choice.key)
+    address, given = Addresses.of(choice.address, "--address"), (choice.ca, choice.cert, choice.key)
     if any(given):
         return Target(str(address), _files(choice, *given), choice.server_name)
     if not address.is_loopback:
@@ -277,11 +278,12 @@ def _with_config(choice: NodeChoice, path: Path) -> NodeChoice:
 
 
 def _from_config(choice: NodeChoice, roles: Sequence[str]) -> Target:
-    from bsfg.config import Address, load
+    from bsfg.config import load
+    from bsfg.config.kinds import Addresses
 
     assert choice.config is not None
     config = load(choice.config)
-    address = str(Address.of(choice.address, "--address")) if choice.address else _own_address(config)
+    address = str(Addresses.of(choice.address, "--address")) if choice.address else _own_address(config)
     if config.listen.plaintext and not (choice.ca or choice.cert or choice.key):
         return Target(address, zone=config.zone.name)
     tls = config.tls

@@ -37,7 +37,8 @@ def node(
     # gRPC takes its cipher suites from the environment when it is first imported, which bsfg.wire sees to.
     from bsfg.config import load
     from bsfg.node.logs import configure
-    from bsfg.node.node import Node, run
+    from bsfg.node.node import Node
+    from bsfg.node.running import run
 
     _leave_pandas_out()
     settings = load(config)

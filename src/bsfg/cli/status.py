@@ -79,6 +79,11 @@ def _head(document: Document, found: list[HealthFinding]) -> Text:
     storage = document.get("storage") or {"backend": "log", "durable": True}
     if storage["backend"] != "log":
         head.append(f"storage: {storage['backend']}{'' if storage['durable'] else ', which a restart empties'}; ")
+    if nodes := document.get("nodes"):
+        named = [
+            [one_line(each["name"]) for each in nodes if each["active"] == is_active] for is_active in (True, False)
+        ]
+        head.append(f"active: {', '.join(named[0])}; stands by: {', '.join(named[1]) or 'nobody'}; ")
     if soonest is None:
         stores = [each for each in document["buffers"] if each["buffer"] == Buffer.STORE]
         is_known = all(each["facts_per_second"] is not None for each in stores)

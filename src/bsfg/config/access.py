@@ -8,6 +8,7 @@ from pathlib import PurePath
 from bsfg.config.declare import given_name, optional, setting
 from bsfg.config.kinds import (
     ADDRESS,
+    ADDRESSES,
     ANY,
     AUTHORITY_NAME,
     CONSUMER_PATTERN,
@@ -29,6 +30,7 @@ from bsfg.config.kinds import (
     ZONE_NAME,
     ZONES,
     Address,
+    Addresses,
     Engine,
     HasherName,
     IdentityFrom,
@@ -375,7 +377,11 @@ class Link:
 
     name: str = given_name()
     zone: str = setting(ZONE_NAME, says="The zone that is pulled from.", example="enterprise")
-    address: Address = setting(ADDRESS, says="Where its node listens.", example="enterprise.example:9443")
+    address: Addresses = setting(
+        ADDRESSES,
+        says="Where its node listens; of a zone with several nodes, where each of them does.",
+        example="enterprise.example:9443",
+    )
     server_identity: str | None = optional(
         IDENTITY_NAME,
         says="The certificate name its node must have; <zone>-bsfg when left out. It needs a row in [identities].",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from enum import StrEnum
@@ -185,6 +185,29 @@ class Address:
             raise InvalidArgument(f"{what} {problem}") from None
 
 
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where the nodes of a zone listen, of which one is active; written with commas between."""
+
+    each: tuple[Address, ...]
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self.each))
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can be meant."""
+        return all(address.is_loopback for address in self.each)
+
+    @staticmethod
+    def of(text: str | Sequence[str], what: str = "address") -> Addresses:
+        """Read addresses that a caller gave, or raise `InvalidArgument` with what they are called."""
+        try:
+            return ADDRESSES.read(text)
+        except WrongValue as problem:
+            raise InvalidArgument(f"{what} {problem}") from None
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Suggest the known word that was probably meant, as the end of a sentence, or nothing."""
     found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
@@ -297,6 +320,16 @@ def _address(value: object) -> Address:
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65_535 or bracketed != (":" in host):
         raise WrongValue(f'must be "host:port" such as "plant-a.example:9443" or "[::1]:9443", not {text!r}')
     return Address(host, int(port))
+
+
+def _addresses(value: object) -> Addresses:
+    listed = value if isinstance(value, list | tuple) else _nonempty(value).split(",")
+    if not listed:
+        raise WrongValue("must name at least one address")
+    found = tuple(_address(each.strip() if isinstance(each, str) else each) for each in listed)
+    if len(set(found)) < len(found):
+        raise WrongValue("names an address twice")
+    return Addresses(found)
 
 
 def _url(value: object) -> str:
@@ -419,6 +452,7 @@ SIZE = ValueKind("size", _size)
 DURATION = ValueKind("duration", _positive_duration)
 WHOLE_SECONDS = ValueKind("duration", _whole_seconds)
 ADDRESS = ValueKind("host:port", _address)
+ADDRESSES = ValueKind("host:port or a list of them", _addresses)
 URL = ValueKind("web address", _url)
 MOMENT = ValueKind("date or time", _moment)
 PATH = ValueKind("path", _path)

@@ -133,6 +133,11 @@ class PostgresTable:
     patience_seconds: float = setting(
         DURATION, "20s", says="How long callers wait for a server that went away before they are told so."
     )
+    takeover_after_seconds: float = setting(
+        DURATION,
+        "5s",
+        says="How long the zone's active node may give no sign of life before one that stands by takes over.",
+    )
     allow_unsafe: bool = setting(
         FLAG,
         False,

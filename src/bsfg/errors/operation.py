@@ -46,10 +46,19 @@ class StorageUnavailable(StorageClosed):
 
 
 class StorageTaken(BsfgError):
-    """Another node of the zone has its storage open, or has taken it over."""
+    """Another node of the zone has its storage open, or has taken it over; nothing was stored."""
 
     code = "storage_taken"
-    default_hint = "Stop one of the two nodes, or give each zone a name of its own; one zone has one writer."
+    retryable = True
+    default_hint = "Send the same again, to the zone's active node: give callers the addresses of all its nodes."
+
+
+class StandingBy(BsfgError):
+    """The node stands by: another node of its zone is active, and answers."""
+
+    code = "standing_by"
+    retryable = True
+    default_hint = "Call the zone's active node; with the addresses of all nodes a caller finds it by itself."
 
 
 class StorageForeign(BsfgError):

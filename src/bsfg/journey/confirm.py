@@ -1,4 +1,4 @@
-"""Step 4, confirm: a sender learns what is durable on the other side, and its frontier advances.
+"""Step 5, confirm: a sender learns what is durable on the other side, and its frontier advances.
 
 The frontier is contiguous: a confirmation beyond a hole is kept as an open range and counts once the hole closes.
 What the receiver refused for good passes the frontier too, but first leaves a gap record here, so that the zone which
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from bsfg.errors import ForeignLog, InvalidArgument, OffsetOutOfRange
 from bsfg.frontier import Frontier
-from bsfg.journey.link import DETAIL_CHARACTERS_MAX, Refusal, check_consumer, merged_refusals
+from bsfg.journey.link import Refusal, check_consumer, merged_refusals, words_of
 from bsfg.ports import Clock, Confirmation, ConsumerState, CursorTracker, GapRecord, Replayable
 from bsfg.retention import GapReason
 
@@ -94,7 +94,6 @@ async def _record_refusals(buffer: Replayable, refusals: Sequence[Refusal], peer
     gaps = []
     for refusal in merged_refusals(refusals):
         detail = f"{peer}: {refusal.reason}" + (f": {refusal.detail}" if refusal.detail else "")
-        detail = detail[:DETAIL_CHARACTERS_MAX]
-        gaps.append(GapRecord(refusal.first, refusal.last, GapReason.QUARANTINED, now_unix_ms, detail))
+        gaps.append(GapRecord(refusal.first, refusal.last, GapReason.QUARANTINED, now_unix_ms, words_of(detail)))
     if gaps:
         await buffer.record_gaps(gaps)

@@ -15,9 +15,16 @@ from bsfg.fact import SHA256_NAME, Key, digest_text
 from bsfg.gaps import RangeSet
 from bsfg.ports import Confirmation, ConsumerState, Frame, GapRecord, GapSet, Receipt, Replayable, Result
 from bsfg.retention import GapReason
+from bsfg.wording import one_line
 
 DETAIL_CHARACTERS_MAX = 500
 """How much of the other side's own words is stored for good."""
+
+
+def words_of(other: str) -> str:
+    """Give the other side's words as they are stored for good: few, and with no character that a storage refuses."""
+    return one_line(other[:DETAIL_CHARACTERS_MAX])
+
 
 _RANGE_BYTES = 64
 

@@ -29,7 +29,12 @@ EXPIRED = "expired"
 UNDECIDED = "undecided"
 
 BeforePut = Callable[[FactBatch], Awaitable[None]]
-"""What must be done before facts are put: bring their artifacts."""
+"""What must be done before facts are put: bring their artifacts.
+
+It comes first with no facts at all, and raises when nothing of the link may be taken in now, facts or not.
+"""
+
+_NO_FACTS = FactBatch.of_rows([])
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +172,8 @@ async def store(
 ) -> StoredAnswer:
     """Make all that is good of an answer durable: entries, what is refused of them, and gap records."""
     stored = StoredAnswer()
+    if before_put is not None and (put.entries or put.gaps):
+        await before_put(_NO_FACTS)
     rules = rules if clock_trusted else replace(rules, max_age_seconds=None)
     if put.entries:
         entries = await by_size(sum(each.weight_bytes for each in put.entries), EntryBatch.concat, put.entries)

@@ -1,4 +1,4 @@
-"""Step 7, recover: after a start, say where everything stands and whether it fits together.
+"""Step 8, recover: after a start, say where everything stands and whether it fits together.
 
 Recovery itself needs no procedure: buffers are what was durable, every consumer continues after what it confirmed,
 and what is offered twice is known by its key. This step only looks, so that a node can tell an operator what it found

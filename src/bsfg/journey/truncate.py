@@ -1,4 +1,4 @@
-"""Step 6, truncate: what everybody has confirmed may leave, when age allows, and while the peers are there to ask.
+"""Step 7, truncate: what everybody has confirmed may leave, when age allows, and while the peers are there to ask.
 
 What may leave, and with which record, is one rule, `bsfg.retention.departure`: the buffers ask it when room is short,
 and here it is asked from time to time and by operators. A buffer gives up nothing that a required consumer still needs.
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from bsfg.errors import InvalidArgument, TruncateRefused
+from bsfg.errors import TruncateRefused
 from bsfg.frontier import NOTHING
 from bsfg.gate import Gate, Mode
 from bsfg.journey.link import PeerPosition
@@ -68,6 +68,7 @@ async def truncate(
     horizon counts back from ``keys_as_of_unix_ms``, see `InStep`, or from now.
     """
     truncation = decide(await cursors.consumers(), buffer.stream, buffer.buffer, modes)
+    # The buffer asks for the frontier itself, in its writer's turn: consumers come and go meanwhile.
     await buffer.enforce_retention(link_open=truncation.link_open, keys_as_of_unix_ms=keys_as_of_unix_ms)
     return truncation
 
@@ -139,8 +140,6 @@ async def retire(cursors: CursorTracker, consumer: str, reason: str) -> list[Gap
 
     They are durable in the consumer's buffer, and it no longer holds the frontier back.
     """
-    if not reason.strip():
-        raise InvalidArgument("retiring a consumer needs a reason")
     return await cursors.retire(consumer, reason)
 
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from bsfg.batch import EntryBatch
 from bsfg.errors import BsfgError, DigestMismatch, ForeignLog, FrameInvalid, ZoneNotAllowed
 from bsfg.gaps import OFFSETS_END, RangeSet
-from bsfg.journey.link import DETAIL_CHARACTERS_MAX, RETURNING, Fetched, PeerPosition
+from bsfg.journey.link import RETURNING, Fetched, PeerPosition, words_of
 from bsfg.ports import Frame, Gap, GapRecord, GapSet
 from bsfg.retention import GapReason
 from bsfg.rules import DEFAULT_LIMITS, Limits
@@ -227,7 +227,7 @@ def _relayed(gaps: Sequence[Gap], rules: LinkRules) -> list[Gap]:
 
 def _trimmed(gap: AnyGap) -> AnyGap:
     """Keep a sender's words short: they are stored for good."""
-    return replace(gap, detail=gap.detail[:DETAIL_CHARACTERS_MAX])
+    return replace(gap, detail=words_of(gap.detail))
 
 
 def _suspected(put: Put, suspect: int, position: PeerPosition) -> Decision:

@@ -15,7 +15,7 @@ from bsfg.config.kinds import ANY, Action
 from bsfg.errors import BsfgError, InvalidArgument, NotReady, RemoteError, StorageFailed
 from bsfg.fact import Origin
 from bsfg.gate import RECEIVER
-from bsfg.journey.link import PeerMemory, PeerPosition, Release
+from bsfg.journey.link import PeerPosition, Release
 from bsfg.journey.truncate import decide, retire, truncate_before
 from bsfg.model import check_name
 from bsfg.node.authorize import Request
@@ -48,6 +48,7 @@ from bsfg.wire.service import (
     QuarantinePage,
 )
 from bsfg.wire.status import STATUSES
+from bsfg.wording import check_reason
 
 log = structlog.get_logger("bsfg.node")
 
@@ -112,7 +113,7 @@ class Administration:
     async def gates(self, caller: Caller) -> list[GateView]:
         """List the gates that a stream passes which the caller may see."""
         scope, matrix = VisibleStreams.of(self._check(caller, Action.VIEW)), self._parts.guard.matrix
-        return [view for view in self._parts.board.gates() if scope.sees(matrix.gate_streams(view.link, view.side))]
+        return [view for view in self._parts.links.gates() if scope.sees(matrix.gate_streams(view.link, view.side))]
 
     async def gaps(self, caller: Caller, stream: str, buffer: Buffer) -> list[GapSet]:
         """Give the gap records of a buffer as sets."""
@@ -124,7 +125,7 @@ class Administration:
     ) -> QuarantinePage:
         """List what is in quarantine, in one stream or in all that the caller may see, a page at a time."""
         row = self._check(caller, Action.VIEW, stream)
-        visible = [name for name in self._parts.settings.lanes if ANY in row.streams or name in row.streams]
+        visible = [name for name in self._parts.settings.streams if ANY in row.streams or name in row.streams]
         limit = min(limit or QUARANTINE_PAGE, QUARANTINE_PAGE)
         begun, after_id = _place_after(after)
         views: list[QuarantinedView] = []
@@ -192,7 +193,7 @@ class Administration:
         """Remove everything below an offset at once, if nobody who must have it still needs it."""
         row = self._check(caller, Action.ACT, stream)
         why, found = _given(reason), await self._parts.buffer(stream, buffer)
-        start, modes = (await found.stats()).start, self._parts.board.modes(stream, buffer)
+        start, modes = (await found.stats()).start, self._parts.links.modes(stream, buffer)
         async with self._act(row, caller, "buffer_truncated", f"{stream}/{buffer}", why) as details:
             details["before"] = before
             await truncate_before(found, self._parts.storage.cursors, modes, before)
@@ -205,7 +206,7 @@ class Administration:
     async def _frontier(self, stream: str, buffer: Buffer) -> FrontierView:
         stats = await (await self._parts.buffer(stream, buffer)).stats()
         consumers = await self._parts.storage.cursors.consumers()
-        found = decide(consumers, stream, buffer, self._parts.board.modes(stream, buffer))
+        found = decide(consumers, stream, buffer, self._parts.links.modes(stream, buffer))
         return FrontierView(stream, buffer, stats.start, stats.end, found.frontier, found.slowest, found.held_by)
 
     async def hold_gate(
@@ -216,7 +217,7 @@ class Administration:
         until = {} if until_unix_ms is None else {"until_unix_ms": until_unix_ms}
         async with self._act(row, caller, "gate_held", f"{link}/{side}", reason) as details:
             details |= until
-            view = self._parts.board.hold(link, side, by=row.name, reason=reason, until_unix_ms=until_unix_ms)
+            view = self._parts.links.hold(link, side, by=row.name, reason=reason, until_unix_ms=until_unix_ms)
         log.warning("gate_held", link=link, side=side, reason=reason, by=row.name, caller=caller.address, **until)
         return view
 
@@ -224,7 +225,7 @@ class Administration:
         """Open a held gate."""
         row = self._check_gate(caller, link, side)
         async with self._act(row, caller, "gate_released", f"{link}/{side}", reason):
-            view = self._parts.board.release(link, side, by=row.name, reason=reason)
+            view = self._parts.links.release(link, side, by=row.name, reason=reason)
         log.warning("gate_released", link=link, side=side, reason=reason, by=row.name, caller=caller.address)
         return view
 
@@ -268,7 +269,7 @@ class Administration:
     ) -> LeaseView:
         """Take the lease of a link."""
         row = self._check_link(caller, link)
-        lease = await self._parts.board.turn(link, holder or row.name, ttl_ms, wait_seconds, urgent=urgent)
+        lease = await self._parts.links.acquire_in_line(link, holder or row.name, ttl_ms, wait_seconds, urgent=urgent)
         if self._lease_holders.get(link) != lease.holder:
             # The parts of one holder take turns every few seconds, which is no news.
             self._lease_holders[link] = lease.holder
@@ -280,21 +281,17 @@ class Administration:
     ) -> LeaseView:
         """Keep a lease."""
         self._check_link(caller, link)
-        return await self._parts.board.keep(link, token, ttl_ms, wait_seconds, seen)
+        return await self._parts.links.keep(link, token, ttl_ms, wait_seconds, seen)
 
     async def release_lease(self, caller: Caller, link: str, token: str) -> None:
         """Give a lease back."""
         self._check_link(caller, link)
-        self._parts.board.give_back(link, token)
+        self._parts.links.give_back(link, token)
 
     async def report_link(self, caller: Caller, report: LinkReport) -> GateView:
         """Take a report about one stream of a link and give its gate."""
-        if report.stream:
-            self._check(caller, Action.REPORT, report.stream)
-            self._parts.settings.lane(report.stream)
-        else:
-            self._check_link(caller, report.link)
-        view = self._parts.board.report(report)
+        self._check_link(caller, report.link, report.stream)
+        view = self._parts.links.report(report)
         metrics = self._parts.metrics
         if report.failure_code:
             code = report.failure_code if report.failure_code in STATUSES else RemoteError.code
@@ -307,8 +304,8 @@ class Administration:
 
     async def recall_peer(self, caller: Caller, link: str, stream: str) -> PeerPosition:
         """Give what is remembered of the sender of a link."""
-        self._check(caller, Action.REPORT, stream)
-        return await self._memory(link, stream).recall()
+        self._check_link(caller, link, stream)
+        return await self._parts.memory(link, stream).recall()
 
     async def remember_peer(
         self,
@@ -320,28 +317,28 @@ class Administration:
         settles: Release | None = None,
     ) -> None:
         """Keep what a pipeline knows of the sender of a link, and that it has acted upon a release."""
-        self._check(caller, Action.REPORT, stream)
-        self._parts.board.check_lease(link, lease)
-        await self._memory(link, stream).remember(position, settles)
-
-    def _memory(self, link: str, stream: str) -> PeerMemory:
-        self._parts.board.gate(link)
-        self._parts.settings.lane(stream)
-        return self._parts.memory(link, stream)
+        self._check_link(caller, link, stream)
+        self._parts.links.check_lease(link, lease)
+        await self._parts.memory(link, stream).remember(position, settles)
 
     def _check_gate(self, caller: Caller, link: str, side: str) -> Identity:
         """Check that somebody may act upon a gate: it concerns every stream that passes it."""
         row = self._check(caller, Action.ACT)
-        self._parts.board.gate(link, side)
+        self._parts.links.gate(link, side)
         for stream in sorted(self._parts.guard.matrix.gate_streams(link, side)):
             self._check(caller, Action.ACT, stream)
         return row
 
-    def _check_link(self, caller: Caller, link: str) -> Identity:
-        """Check that a pipeline may move a stream of a link, at least one."""
-        row, guard = self._check(caller, Action.REPORT), self._parts.guard
+    def _check_link(self, caller: Caller, link: str, stream: str = "") -> Identity:
+        """Check that a pipeline may move a stream of a link: the one that it names, else at least one."""
+        row, guard = self._check(caller, Action.REPORT, stream or None), self._parts.guard
         streams = sorted(guard.matrix.gate_streams(link, RECEIVER))
-        if streams and not any(guard.allows(caller, Request(Action.REPORT, stream)) for stream in streams):
+        if stream:
+            self._parts.settings.stream(stream)
+            self._parts.links.gate(link)
+            if stream not in streams:
+                raise InvalidArgument(f"the link {link!r} does not carry the stream {stream!r}", link=link)
+        elif streams and not any(guard.allows(caller, Request(Action.REPORT, stream)) for stream in streams):
             self._check(caller, Action.REPORT, streams[0])
         return row
 
@@ -349,16 +346,22 @@ class Administration:
         self, row: Identity, caller: Caller, action: str, about: str, reason: str = ""
     ) -> AbstractAsyncContextManager[dict[str, Any]]:
         """Record in the audit trail what an operator does, and how it ended."""
+        if reason:
+            check_reason(reason, action)
         return self._parts.trail.act(row.name, caller, action, about, reason)
 
     def _check(self, caller: Caller, action: Action, stream: str | None = None) -> Identity:
         return self._parts.guard.check(caller, Request(action, stream))
 
 
+_DIGITS_MAX = 18
+"""Of the number of a quarantined fact, which is one of 64 bits wherever it is kept."""
+
+
 def _place_after(token: str) -> tuple[str, int | None]:
     """Read where a page begins: a buffer, and the number in it that those given follow."""
     place, _, number = token.rpartition("/")
-    if token and (not place or not (number or "0").isdecimal()):
+    if token and (not place or not (number or "0").isdecimal() or len(number) > _DIGITS_MAX):
         raise InvalidArgument(f"{token[:80]!r} is no place in quarantine", hint="Give the `next` of the page before.")
     return place, int(number) if number else None
 
@@ -386,6 +389,5 @@ async def _put_again(buffer: StoreBuffer | ForwardBuffer, quarantined: Quarantin
 
 
 def _given(reason: str) -> str:
-    if not reason.strip():
-        raise InvalidArgument("settling a quarantined fact needs a reason")
+    check_reason(reason, "a decision that cannot be undone")
     return reason

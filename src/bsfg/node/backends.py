@@ -6,7 +6,8 @@ artifacts, unless the storage keeps these as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -24,7 +25,9 @@ from bsfg.stores.log.writer import LogOptions
 
 if TYPE_CHECKING:
     from bsfg.stores.jetstream.server import JetStreamSettings
+    from bsfg.stores.jetstream.zone import ClaimWatch
     from bsfg.stores.postgres.database import PostgresSettings
+    from bsfg.stores.postgres.place import PlaceWatch, ZoneNode
 
 
 @runtime_checkable
@@ -48,6 +51,19 @@ class KeepsAll(Protocol):
 
     def state(self) -> StateKeeper:
         """Give what keeps the node's values."""
+        ...
+
+
+@runtime_checkable
+class SharedStorage(Protocol):
+    """A storage that several nodes of the zone can reach, of which one is active."""
+
+    def nodes(self) -> Sequence[ZoneNode]:
+        """Give the nodes that run, the active one first."""
+        ...
+
+    async def overtaken(self) -> None:
+        """Wait until another node is active."""
         ...
 
 
@@ -85,7 +101,25 @@ def _postgres_settings(config: ZoneConfig) -> PostgresSettings:
     except ImportError as error:
         raise ExtraMissing.behind(error, 'backend = "postgres"') or error from None
     table = config.postgres
-    return PostgresSettings(table.dsn or "", table.schema, table.allow_unsafe, table.patience_seconds)
+    times = table.patience_seconds, table.takeover_after_seconds
+    return PostgresSettings(table.dsn or "", table.schema, table.allow_unsafe, *times, node_name(config))
+
+
+def node_name(config: ZoneConfig) -> str:
+    """Name a node among those of its zone: its machine, and the port it listens on."""
+    return f"{socket.gethostname()}:{config.listen.grpc.port}"
+
+
+def watch_of(config: ZoneConfig) -> PlaceWatch | ClaimWatch:
+    """Give what watches the active node of a zone, for one that stands by."""
+    if config.storage.backend == "jetstream":
+        from bsfg.stores.jetstream.zone import ClaimWatch
+
+        return ClaimWatch(_jetstream_settings(config), config.zone.name)
+    settings = _postgres_settings(config)
+    from bsfg.stores.postgres.database import Database
+
+    return Database(settings).watch()
 
 
 async def _open_jetstream(config: ZoneConfig, clock: Clock, on_sync: Callable[[float], None]) -> Storage:
@@ -116,6 +150,7 @@ def _jetstream_settings(config: ZoneConfig) -> JetStreamSettings:
         path(table.key),
         table.allow_unsafe,
         table.patience_seconds,
+        node_name(config),
     )
 
 

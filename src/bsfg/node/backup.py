@@ -368,6 +368,8 @@ def parsed(backup: Path, document: bytes) -> Manifest:
         raise NotAFolder(f"{backup / MANIFEST} is damaged", hint="Use another backup.") from None
     check_names(list(manifest.files), ())
     check_names(list(manifest.contents), PARTS)
+    if manifest.config is None and manifest.files:
+        raise BackupUntrusted("the backup has a zone's files and does not say which of them is its zone.toml")
     if manifest.config is not None and (manifest.config not in manifest.files or "/" in manifest.config):
         raise BackupUntrusted(f"{one_line(manifest.config)[:200]!r} is no zone's file of this backup")
     return manifest
@@ -392,6 +394,9 @@ def _check_kinds(manifest: Manifest) -> None:
         raise TypeError
     for size, digest in manifest.contents.values():
         if type(size) is not int or not isinstance(digest, str):
+            raise TypeError
+    for problem in manifest.problems or ():
+        if not all(isinstance(problem[name], str) for name in ("code", "where", "detail")):
             raise TypeError
 
 

@@ -68,7 +68,9 @@ class Leases:
             raise LeaseHeld(f"{holder} is about to take the lease of {link}", holder=holder, left_ms=SILENT_MS)
         return self._grant(link, holder, secrets.token_hex(16), ttl_ms)
 
-    async def turn(self, link: str, holder: str, ttl_ms: int, wait_seconds: float, *, urgent: bool = False) -> Lease:
+    async def acquire_in_line(
+        self, link: str, holder: str, ttl_ms: int, wait_seconds: float, *, urgent: bool = False
+    ) -> Lease:
         """Take the lease, waiting for it while it is another part of the same holder that has it."""
         deadline = asyncio.get_running_loop().time() + wait_seconds
         with self._waits(link, holder, urgent):
@@ -338,12 +340,14 @@ class LinkRegistry:
         self.gate(link)
         return self._leased(link, self.leases.acquire(link, holder, ttl_ms), ttl_ms)
 
-    async def turn(
+    async def acquire_in_line(
         self, link: str, holder: str, ttl_ms: int, wait_seconds: float, *, urgent: bool = False
     ) -> LeaseView:
-        """Take the lease of a link, waiting for its turn; see `Leases.turn`."""
+        """Take the lease of a link, waiting for its turn; see `Leases.acquire_in_line`."""
         self.gate(link)
-        return self._leased(link, await self.leases.turn(link, holder, ttl_ms, wait_seconds, urgent=urgent), ttl_ms)
+        return self._leased(
+            link, await self.leases.acquire_in_line(link, holder, ttl_ms, wait_seconds, urgent=urgent), ttl_ms
+        )
 
     def renew(self, link: str, token: str, ttl_ms: int) -> LeaseView:
         """Keep a lease, or raise `LeaseLost`."""

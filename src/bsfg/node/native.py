@@ -23,8 +23,8 @@ from bsfg.ports import Buffer, Frame
 from bsfg.wire.service import LinkReport
 
 
-class BoardDesk:
-    """The desk of the native engine, in the same process as the board; ``lease`` is set while the engine holds it."""
+class NativeReporter:
+    """Where the native engine reports, in the registry of its process; ``lease`` is set while it holds the lease."""
 
     def __init__(self, link: str, parts: NodeContext, alerts: AlertBoard | None = None) -> None:
         self._link, self._parts, self._alerts = link, parts, alerts
@@ -36,19 +36,19 @@ class BoardDesk:
 
     def gate(self) -> Gate:
         """Give the receiver's gate."""
-        return self._parts.board.gate(self._link).gate
+        return self._parts.links.gate(self._link).gate
 
     def tell(self, event: Event, reason: str = "") -> None:
         """Tell what happened to the gate."""
-        self._parts.board.on(self._link, RECEIVER, event, reason)
+        self._parts.links.on(self._link, RECEIVER, event, reason)
 
     def hold(self, reason: str, stream: str = "", log_id: str = "") -> None:
         """Close the gate; an operator's own hold keeps his reason, and what is wrong shows again at its release."""
         if self.gate().mode != Mode.HELD:
-            self._parts.board.hold(self._link, RECEIVER, by="bsfg", reason=reason, stream=stream, log_id=log_id)
+            self._parts.links.hold(self._link, RECEIVER, by="bsfg", reason=reason, stream=stream, log_id=log_id)
 
     def report(self, stream: str, progress: PullProgress) -> None:
-        """Count what a turn achieved and show it on the board."""
+        """Count what a turn achieved and show it in the registry."""
         metrics = self._parts.metrics
         metrics.put(stream, Buffer.FORWARD, inserted=progress.inserted, repeated=progress.repeated)
         metrics.link_backlog.labels(self._link, stream).set(progress.backlog)
@@ -65,11 +65,11 @@ class BoardDesk:
             lease=self.lease,
         )
         with suppress(LeaseLost):
-            self._parts.board.report(report)
+            self._parts.links.report(report)
 
     def failed(self, code: str) -> None:
         """Count a turn that failed."""
-        self._parts.board.spoke(self._link)
+        self._parts.links.spoke(self._link)
         self._parts.metrics.link_failures.labels(self._link, code).inc()
 
     def distrust(self, text: str | None) -> None:
@@ -102,7 +102,7 @@ class StreamPull:
     @property
     def capacity_bytes(self) -> int:
         """How much the forward buffer holds in all."""
-        return self.parts.settings.lane(self.stream).forward_policy.capacity_bytes
+        return self.parts.settings.stream(self.stream).forward_policy.capacity_bytes
 
     async def turn(self, request: FetchRequest) -> PullProgress:
         """Make one turn."""
@@ -140,7 +140,7 @@ class NativeHandoff:
         rng: random.Random | None = None,
     ) -> None:
         self._link, self._parts, self._note = link.name, parts, note
-        self._desk = BoardDesk(link.name, parts, alerts)
+        self._desk = NativeReporter(link.name, parts, alerts)
         self._handoff = Handoff(link, self._desk, pulls, note=note, way=way, rng=rng)
         self._leasing: asyncio.Task[None] | None = None
 
@@ -162,14 +162,14 @@ class NativeHandoff:
             with suppress(asyncio.CancelledError):
                 await self._leasing
         if self._desk.lease is not None:
-            self._parts.board.give_back(self._link, self._desk.lease)
+            self._parts.links.give_back(self._link, self._desk.lease)
 
     async def _keep_lease(self) -> None:
         """Hold the lease of the link, unless a pipeline moves it or wants to: then stand back until it is gone."""
         name, told = self._link, ""
         while True:
             try:
-                other = self._parts.board.other_engine(name, HOLDER) or ""
+                other = self._parts.links.other_engine(name, HOLDER) or ""
                 if other and other != told:
                     self._note("lease_waited_for", link=name, holder=other)
                 told = other
@@ -187,15 +187,15 @@ class NativeHandoff:
     def _stand_back(self) -> None:
         token, self._desk.lease = self._desk.lease, None
         if token is not None:
-            self._parts.board.give_back(self._link, token)
+            self._parts.links.give_back(self._link, token)
 
     def _hold_lease(self) -> None:
-        board, name, desk = self._parts.board, self._link, self._desk
+        registry, name, desk = self._parts.links, self._link, self._desk
         if desk.lease is None:
-            desk.lease = board.acquire(name, HOLDER, LEASE_TTL_MS).token
+            desk.lease = registry.acquire(name, HOLDER, LEASE_TTL_MS).token
             self._note("lease_taken", link=name)
         else:
-            board.renew(name, desk.lease, LEASE_TTL_MS)
+            registry.renew(name, desk.lease, LEASE_TTL_MS)
 
 
 class EveryZone(frozenset[str]):
@@ -207,7 +207,7 @@ class EveryZone(frozenset[str]):
 
 def rules_of(link: Link, parts: NodeContext, stream: str) -> LinkRules:
     """Give what a link may bring into a stream of this zone: what its peer's row in the configuration allows."""
-    lane = parts.settings.lane(stream)
+    lane = parts.settings.stream(stream)
     max_age_seconds = lane.max_age_seconds
     if max_age_seconds is not None and link.max_age_seconds is not None:
         max_age_seconds = float(link.max_age_seconds)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import random
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -26,7 +24,15 @@ from bsfg.journey.recover import recover
 from bsfg.node.administration import Administration
 from bsfg.node.alerts import AlertBoard, alert_gate
 from bsfg.node.authorize import Decision, Guard, Matrix
-from bsfg.node.backends import KeepsAll, lock_folder, open_artifacts, open_state, open_storage, reserve_of
+from bsfg.node.backends import (
+    KeepsAll,
+    SharedStorage,
+    lock_folder,
+    open_artifacts,
+    open_state,
+    open_storage,
+    reserve_of,
+)
 from bsfg.node.certificates import Certificates
 from bsfg.node.dashboard import Dashboard
 from bsfg.node.links import LinkRegistry
@@ -64,11 +70,6 @@ OPENING_SECONDS = 2.0
 """Every so often the node says that a buffer is still being opened."""
 
 Opened = TypeVar("Opened")
-
-SWITCH_SECONDS = 0.0005
-"""How long a thread that works on somebody's many bytes keeps the interpreter from the event loop.
-
-Python's own 5 ms are added to every step of every other caller, and an append has a dozen of them."""
 
 _STATE_LOST = "storage_failed: the state of the node was damaged; whether an operator held this link is not known"
 
@@ -108,6 +109,11 @@ class Node:
         await self._stack.aclose()
         log.info("node_stopped", zone=self.config.zone.name)
 
+    async def overtaken(self) -> None:
+        """Wait until another node of the zone has its storage; for ever where no other one can."""
+        storage = self.parts.storage
+        await (storage.overtaken() if isinstance(storage, SharedStorage) else asyncio.Event().wait())
+
     async def _start(self) -> None:
         config = self.config
         for doubt in doubts_of(config):
@@ -123,12 +129,12 @@ class Node:
         trail_problems = self._open_trail(reserve_of(storage, config.data_folder, self.clock))
         self.alerts = AlertBoard(config.zone.name, config.alerts, metrics, self.clock, _note)
         self._stack.push_async_callback(self.alerts.close)
-        board = self._board(state, metrics)
+        registry = self._registry(state, metrics)
         matrix = Matrix.of(config, trust_of(config, watched.files if watched is not None else None))
         guard = Guard(matrix, self.clock, self._audit(metrics), config.listen.plaintext_identity)
         artifacts = await self._open_artifacts(storage)
         self._stack.push_async_callback(artifacts.close)
-        given = (NodeSettings.of(config), guard, self.clock, board, metrics, artifacts, state.peer, self.trail)
+        given = (NodeSettings.of(config), guard, self.clock, registry, metrics, artifacts, state.peer, self.trail)
         self.parts = NodeContext(storage, *given)
         self.damage = DamageWatch(self.parts, self.alerts, log.error)
         await self._recover([*state.problems, *trail_problems])
@@ -258,7 +264,7 @@ class Node:
 
     # Gates.
 
-    def _board(self, state: NodeState, metrics: Metrics) -> LinkRegistry:
+    def _registry(self, state: NodeState, metrics: Metrics) -> LinkRegistry:
         def on_move(view: GateView, before: Gate) -> None:
             if _accepts(view, before):
                 state.accept(view.link, before)
@@ -277,7 +283,7 @@ class Node:
                 reason=view.gate.reason,
             )
 
-        board = LinkRegistry(self.clock, on_move)
+        registry = LinkRegistry(self.clock, on_move)
         held = state.held_gates()
         lost = Gate(Mode.HELD, self.clock.now_unix_ms(), _STATE_LOST, held_by="node") if state.is_lost else None
         sides = [(name, RECEIVER) for name in self.config.links] + [(zone, SENDER) for zone in self.config.serve]
@@ -285,18 +291,18 @@ class Node:
             if lost is not None and (link, side) not in held:
                 held[link, side] = lost
                 state.keep_gate(link, side, lost)
-            board.add(link, side, held.get((link, side)))
+            registry.add(link, side, held.get((link, side)))
             metrics.gate_moved(
                 link, side, held[link, side].mode if (link, side) in held else Mode.AUTONOMOUS, moved=False
             )
-        return board
+        return registry
 
     # Storage.
 
     async def _recover(self, state_problems: Sequence[str] = ()) -> None:
         """Open every buffer before anyone can call, and say what was found."""
         self.damage.tell(self.config.zone.name, state_problems)
-        for stream in self.parts.settings.lanes:
+        for stream in self.parts.settings.streams:
             for kind in Buffer:
                 try:
                     await said_while(self.parts.buffer(stream, kind), stream=stream, buffer=str(kind))
@@ -311,7 +317,7 @@ class Node:
         """Give the buffers to leave alone: those out of service, and broken ones of streams no longer configured."""
         found = set(self.parts.unavailable)
         for name, kind in await self.parts.storage.streams():
-            if name not in self.parts.settings.lanes:
+            if name not in self.parts.settings.streams:
                 try:
                     opening = self.parts.storage.store if kind == Buffer.STORE else self.parts.storage.forward
                     buffer = await opening(name)
@@ -403,8 +409,6 @@ class Node:
             matrix.vouching.check_server(names, matrix.identities[link.expected_server], self.clock.now_unix_ms())
 
         reach = ConnectionDiagnosis(
-            link.address.host,
-            link.address.port,
             link.expected_server,
             watched,
             connection,
@@ -459,22 +463,3 @@ QUIET = frozenset({"access_reloaded", "lease_taken", "alert_cleared", "orphans_c
 
 def _certificate_unusable(error: BsfgError) -> None:
     log.error("certificate_unusable", **error.to_dict())
-
-
-async def run(config: ZoneConfig, ready: Callable[[Node], None] | None = None) -> None:
-    """Run a node until it is told to stop by SIGINT or SIGTERM."""
-    import signal
-
-    sys.setswitchinterval(SWITCH_SECONDS)
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopping.set)
-    node = Node(config)
-    loop.add_signal_handler(signal.SIGHUP, node.reload)
-    async with node:
-        # What is here now stays: a search for garbage that goes through it holds everybody up for a twentieth second.
-        gc.freeze()
-        if ready is not None:
-            ready(node)
-        await stopping.wait()

@@ -48,20 +48,20 @@ class ArtifactFetcher:
 
     def __init__(self, parts: NodeContext, link: str, stream: str, client: BoundaryClient) -> None:
         self._parts, self._link, self._stream, self._client = parts, link, stream, client
-        self._source = RemoteArtifacts(client, lambda: parts.board.spoke(link))
+        self._source = RemoteArtifacts(client, lambda: parts.links.spoke(link))
 
     async def __call__(self, facts: FactBatch) -> None:
         """Raise `ZoneNotAllowed` for what the peer may not bring; fetch the artifacts that are missing.
 
         `GateHeld` when an operator has closed the gate since these facts were asked for.
         """
-        self._parts.board.check_open(self._link)
+        self._parts.links.check_open(self._link)
         # What is read again after a release may take longer than any turn.
-        self._parts.board.spoke(self._link)
+        self._parts.links.spoke(self._link)
         self._check_zones(facts)
         if self._parts.artifacts is not None:
             await bring_artifacts(facts, self._source, self._parts.artifacts)
-            self._parts.board.check_open(self._link)
+            self._parts.links.check_open(self._link)
 
     def _check_zones(self, facts: FactBatch) -> None:
         guard, now_unix_ms = self._parts.guard, self._parts.clock.now_unix_ms()
@@ -85,7 +85,7 @@ class Objects:
         """Store an artifact."""
         self._parts.guard.check(caller, Request(Action.UPLOAD))
         if info.link is not None:
-            self._parts.board.check_open(info.link)
+            self._parts.links.check_open(info.link)
             chunks = self._brought(info.link, chunks)
         store = self._store()
         if info.bucket == BY_DIGEST:
@@ -112,7 +112,7 @@ class Objects:
     async def _brought(self, link: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """Pass on what a link brings while its gate is open."""
         async for chunk in chunks:
-            self._parts.board.check_open(link)
+            self._parts.links.check_open(link)
             yield chunk
 
     async def _put_unnamed(self, info: ObjectInfo, chunks: AsyncIterator[bytes]) -> ObjectInfo:
@@ -139,7 +139,7 @@ class Objects:
         it is here is a fact, too.
         """
         row = self._parts.guard.check(caller, Request(Action.DOWNLOAD))
-        self._parts.board.check_serving(row.zone)
+        self._parts.links.check_serving(row.zone)
         store = self._store()
         if digest is None and bucket == BY_DIGEST:
             digest = f"sha256:{key}"
@@ -176,7 +176,7 @@ class Objects:
     async def _readable(self, caller: Caller) -> tuple[list[Replayable], StreamUnavailable | None]:
         """Give the buffers that a caller may read, and why one of them is not there if so."""
         parts, found, unavailable = self._parts, list[Replayable](), None
-        for stream in parts.settings.lanes:
+        for stream in parts.settings.streams:
             for buffer in Buffer:
                 if parts.guard.allows(caller, Request(Action.DOWNLOAD, stream, buffer)):
                     try:
@@ -189,8 +189,8 @@ class Objects:
         """Give pieces as they are asked for, until the gate is held: who is slow to take a large one is not away."""
         async with aclosing(pieces):
             async for piece in pieces:
-                self._parts.board.check_serving(zone)
-                self._parts.board.downloads(zone)
+                self._parts.links.check_serving(zone)
+                self._parts.links.downloads(zone)
                 yield piece
 
     async def require(self, facts: FactBatch) -> FactBatch:

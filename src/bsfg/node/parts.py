@@ -78,7 +78,7 @@ class NodeSettings:
     """What the services go by."""
 
     zone: str
-    lanes: Mapping[str, StreamSettings]
+    streams: Mapping[str, StreamSettings]
     ids: MessageIds = EXPLICIT
     hasher: Hasher = SHA256
     links: Mapping[str, Link] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class NodeSettings:
         limits = config.limits
         return NodeSettings(
             zone=config.zone.name,
-            lanes={name: StreamSettings.of(stream) for name, stream in config.streams.items()},
+            streams={name: StreamSettings.of(stream) for name, stream in config.streams.items()},
             ids=config.zone.ids,
             hasher=hasher_named(config.zone.hasher),
             links=config.links,
@@ -109,12 +109,12 @@ class NodeSettings:
             ),
         )
 
-    def lane(self, stream: str) -> StreamSettings:
+    def stream(self, stream: str) -> StreamSettings:
         """Give the settings of a stream, or raise `UnknownStream`."""
-        lane = self.lanes.get(stream)
-        if lane is None:
+        found = self.streams.get(stream)
+        if found is None:
             raise UnknownStream(f"there is no stream {stream[:80]!r} here", stream=stream[:80])
-        return lane
+        return found
 
 
 Opened = TypeVar("Opened")
@@ -130,7 +130,7 @@ class NodeContext:
     settings: NodeSettings
     guard: Guard
     clock: Clock
-    board: LinkRegistry
+    links: LinkRegistry
     metrics: Metrics = field(default_factory=Metrics)
     artifacts: ArtifactStore | None = None
     memory: Memories = lambda link, stream: SessionMemory()
@@ -151,12 +151,12 @@ class NodeContext:
 
     async def store(self, stream: str) -> StoreBuffer:
         """Give the store buffer of a stream."""
-        policy = self.settings.lane(stream).store_policy
+        policy = self.settings.stream(stream).store_policy
         return await self._opened(stream, Buffer.STORE, lambda: self.storage.store(stream, policy))
 
     async def forward(self, stream: str) -> ForwardBuffer:
         """Give the forward buffer of a stream."""
-        policy = self.settings.lane(stream).forward_policy
+        policy = self.settings.stream(stream).forward_policy
         return await self._opened(stream, Buffer.FORWARD, lambda: self.storage.forward(stream, policy))
 
     async def _opened(self, stream: str, buffer: Buffer, opening: Callable[[], Awaitable[Opened]]) -> Opened:

@@ -35,10 +35,10 @@ class Putting:
         """Put one frame; what holds the link is part of the outcome, a full buffer an error."""
         parts = self._parts
         parts.guard.check(caller, Request(Action.PUT, call.stream, Buffer.FORWARD, link=call.link))
-        lane = parts.settings.lane(call.stream)
-        parts.board.check_lease(call.link, call.lease)
-        parts.board.check_open(call.link)
-        parts.board.spoke(call.link)
+        lane = parts.settings.stream(call.stream)
+        parts.links.check_lease(call.link, call.lease)
+        parts.links.check_open(call.link)
+        parts.links.spoke(call.link)
         history = await self._foreign(call)
         if history is not None:
             return PutOutcome(call.first - 1, held_code=ForeignLog.code, held_detail=history)
@@ -107,7 +107,7 @@ class Putting:
         return decision.error.message
 
     def _rules(self, call: PutCall, entries: EntryBatch | None) -> LinkRules:
-        parts, lane = self._parts, self._parts.settings.lane(call.stream)
+        parts, lane = self._parts, self._parts.settings.stream(call.stream)
         max_age_seconds = lane.max_age_seconds
         link = parts.settings.links.get(call.link)
         if max_age_seconds is not None and link is not None and link.max_age_seconds is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -263,11 +263,13 @@ class _Restore:
         if inside:
             artifacts = data / place.artifacts.relative_to(place.data)
         with ExitStack() as undo:
+            _make_folder(data.parent, undo)
             undo.callback(clear_away, data)
-            data.mkdir(parents=True, mode=0o700)
+            data.mkdir(mode=0o700)
             files = DiskFiles(data)
             copy_folder(self._data, files, copied=self._meter)
             if not inside:
+                _make_folder(artifacts.parent, undo)
                 undo.callback(clear_away, artifacts)
             copy_artifacts(self._artifacts, ArtifactFiles(artifacts), copied=self._meter)
             logs = [] if self._options.moved else begin_new_histories(files, self._now())
@@ -295,7 +297,7 @@ class _Restore:
             private = _PRIVATE in content
             if target.name.casefold() == AUTHORITY_KEY or (private and target != own_key):
                 continue
-            target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _make_folder(target.parent, undo)
             mode = 0o600 if private else 0o644
             number = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
             undo.callback(target.unlink, missing_ok=True)
@@ -328,6 +330,19 @@ def distrust(data: Path, config: ZoneConfig) -> None:
                 state.begin_at_least(link.name, stream, PeerPosition(latest_start=0))
     finally:
         state.close()
+
+
+def _make_folder(folder: Path, undo: ExitStack) -> None:
+    """Make a folder with those above it; what was not there before goes again with all else that is undone."""
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for each in reversed(made):
+        undo.callback(_remove_empty, each)
+
+
+def _remove_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def _name_it(staging: Path, path: Path, undo: ExitStack) -> None:

@@ -103,7 +103,7 @@ class NodeService:
         try:
             # The role first: a stranger learns nothing of streams and costs no decoding.
             row = self._check(caller, Request(Action.APPEND, stream))
-            lane = settings.lane(stream)
+            lane = settings.stream(stream)
             metrics.append_asked(stream)
             rules = AppendRules(ids=settings.ids, hasher=settings.hasher, limits=lane.limits)
             sealed = await prepare(facts, rules)
@@ -130,7 +130,7 @@ class NodeService:
         started = time.perf_counter()
         parts, stream = self._parts, prepared.stream
         try:
-            plausibility = parts.settings.lane(stream).plausibility
+            plausibility = parts.settings.stream(stream).plausibility
             rules = ANYTHING if plausibility is None else AppendRules(plausibility=plausibility)
             # The embedded log gives a future; where it is a coroutine this makes a task of it.
             receipt = asyncio.ensure_future(commit(prepared.store, prepared.facts, clock=parts.clock, rules=rules))
@@ -151,7 +151,7 @@ class NodeService:
             self._append_failed(stream, error)
 
     def _append_failed(self, stream: str, error: BsfgError) -> None:
-        known = stream if stream in self._parts.settings.lanes else "unknown"
+        known = stream if stream in self._parts.settings.streams else "unknown"
         self._parts.metrics.append_failures.labels(known, error.code).inc()
 
     # Fetch and read.
@@ -180,7 +180,7 @@ class NodeService:
             wait_seconds=min(request.wait_seconds, parts.settings.limits.fetch_wait_max_seconds),
         )
         carriage = self._carriage(row, carry_only)
-        with parts.board.fetching(consumer):
+        with parts.links.fetching(consumer):
             fetched = await serve(
                 buffer,
                 parts.storage.cursors,
@@ -192,10 +192,10 @@ class NodeService:
                 room=caller.room,
             )
         # An operator may have closed the gate while this one waited.
-        parts.board.check_serving(row.zone)
+        parts.links.check_serving(row.zone)
         facts = sum(len(frame.entries) for frame in fetched.frames if frame.entries is not None)
         parts.metrics.served(state.spec.stream, state.spec.buffer, facts)
-        parts.board.fetched(consumer, fetched.end - fetched.start)
+        parts.links.fetched(consumer, fetched.end - fetched.start)
         return row, replace(fetched, stream=state.spec.stream)
 
     async def read_offsets(
@@ -298,13 +298,13 @@ class NodeService:
     def _reader(self, caller: Caller, stream: str, buffer: Buffer) -> Identity:
         """Give the identity of a caller who may read a buffer and to whose zone no gate is held."""
         row = self._check(caller, Request(Action.READ, stream, buffer))
-        self._parts.board.check_serving(row.zone)
+        self._parts.links.check_serving(row.zone)
         return row
 
     async def _while_open(self, row: Identity, frames: AsyncIterator[Frame]) -> AsyncIterator[Frame]:
         """Give frames until an operator holds the gate to who takes them, however slowly he does."""
         async for frame in frames:
-            self._parts.board.check_serving(row.zone)
+            self._parts.links.check_serving(row.zone)
             yield frame
 
     async def _consumer(
@@ -318,12 +318,12 @@ class NodeService:
             raise
         spec = state.spec
         row = self._check(caller, Request(action, spec.stream, spec.buffer, consumer=consumer))
-        self._parts.board.check_serving(row.zone)
+        self._parts.links.check_serving(row.zone)
         return row, state, await self._parts.buffer(spec.stream, spec.buffer)
 
     def _check_unknown(self, caller: Caller, action: Action, consumer: str) -> None:
         """Refuse whoever could not act as this consumer if it were there: its absence is none of his business."""
-        guard, streams = self._parts.guard, self._parts.settings.lanes
+        guard, streams = self._parts.guard, self._parts.settings.streams
         requests = [Request(action, stream, buffer, consumer=consumer) for stream in streams for buffer in Buffer]
         if not any(guard.allows(caller, request) for request in requests):
             guard.check(caller, requests[0])

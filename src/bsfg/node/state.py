@@ -234,7 +234,7 @@ async def check_ids(parts: NodeContext, zone: str) -> None:
     """
     if parts.settings.ids.strategy == IdStrategy.EXPLICIT:
         return
-    for stream in parts.settings.lanes:
+    for stream in parts.settings.streams:
         try:
             newest = await _newest(await parts.store(stream), zone)
         except BsfgError:

@@ -19,6 +19,7 @@ from bsfg.gate import RECEIVER, SENDER, Mode
 from bsfg.journey.recover import RecoveredBuffer, look_at
 from bsfg.node.ages import Unconfirmed
 from bsfg.node.authorize import Matrix
+from bsfg.node.backends import SharedStorage
 from bsfg.node.parts import NodeContext
 from bsfg.ports import Buffer, BufferStats, ConsumerState
 from bsfg.wire.service import ConsumerView, GateView
@@ -345,7 +346,7 @@ async def all_stats(parts: NodeContext) -> list[BufferStats]:
     """
     found = []
     for stream, buffer in await parts.storage.streams():
-        if stream in parts.settings.lanes:
+        if stream in parts.settings.streams:
             with suppress(StreamUnavailable):
                 opened = await parts.buffer(stream, buffer)
                 try:
@@ -407,6 +408,7 @@ async def document(
         "consumers": [_consumer(parts, view) for view in views],
         "links": _links(parts),
         "storage": asdict(parts.storage.capabilities),
+        "nodes": [asdict(each) for each in parts.storage.nodes()] if isinstance(parts.storage, SharedStorage) else [],
         "artifacts": asdict(await parts.artifacts.stats()) if parts.artifacts is not None else None,
         "scrub": dict(parts.scrub()) if parts.scrub is not None else None,
         "alerts": list(alerts),
@@ -444,7 +446,7 @@ def _buffer_document(stats: BufferStats, facts_per_second: float | None, unconfi
 
 def _consumer(parts: NodeContext, view: ConsumerView) -> dict[str, Any]:
     state = view.state
-    last_fetch = parts.board.last_fetch(state.spec.name)
+    last_fetch = parts.links.last_fetch(state.spec.name)
     parts.metrics.backlog.labels(state.spec.name).set(view.backlog)
     parts.metrics.frontier.labels(state.spec.name).set(state.checkpoint.committed)
     return {
@@ -460,16 +462,16 @@ def _consumer(parts: NodeContext, view: ConsumerView) -> dict[str, Any]:
 
 
 def _links(parts: NodeContext) -> list[dict[str, Any]]:
-    board = parts.board
+    registry = parts.links
     reports: dict[str, list[dict[str, Any]]] = {}
-    for at_unix_ms, report in board.reports():
+    for at_unix_ms, report in registry.reports():
         reports.setdefault(report.link, []).append(
             {
                 "stream": report.stream,
                 "at_unix_ms": at_unix_ms,
-                "holder": board.reporter(report.link, report.stream),
+                "holder": registry.reporter(report.link, report.stream),
                 "backlog": report.backlog,
-                "lag_seconds": board.lag_seconds(report.link, report.stream),
+                "lag_seconds": registry.lag_seconds(report.link, report.stream),
                 "inserted": report.inserted,
                 "repeated": report.repeated,
                 "refused": report.refused,
@@ -486,11 +488,11 @@ def _links(parts: NodeContext) -> list[dict[str, Any]]:
             "held_by": view.gate.held_by,
             "held_until_unix_ms": view.gate.held_until_unix_ms,
             "engine": _engine_of(parts, view),
-            "lease": board.holder(view.link) if view.side == RECEIVER else None,
-            "trouble": board.trouble(view.link, view.side),
+            "lease": registry.holder(view.link) if view.side == RECEIVER else None,
+            "trouble": registry.trouble(view.link, view.side),
             "reports": reports.get(view.link, []) if view.side == RECEIVER else [],
         }
-        for view in board.gates()
+        for view in registry.gates()
     ]
 
 

@@ -44,7 +44,7 @@ class Upkeep:
     ) -> None:
         self._config, self._parts, self._alerts, self._note = config, parts, alerts, note
         self._rates = rates or Rates()
-        self._watch = LinkWatch(parts.board, alerts, parts.metrics)
+        self._watch = LinkWatch(parts.links, alerts, parts.metrics)
         self._records = RecordWatch(parts, alerts)
         self._damage = damage or DamageWatch(parts, alerts, note)
         self._certificates = Certificates(config, parts.clock)
@@ -133,7 +133,7 @@ class Upkeep:
             streams = self._config.streams_of(serve)
             names = {consumer_name(zone, stream, buffer): stream for stream in streams for buffer in serve.buffers}
             self._watch.look_at_peer(serve, names, retired)
-        for view in self._parts.board.gates():
+        for view in self._parts.links.gates():
             alert_gate(self._alerts, view)
 
     async def _look_at_reserve(self) -> None:
@@ -167,7 +167,7 @@ class Upkeep:
 
     def _look_at_streams(self) -> None:
         """Raise an alert as long as a buffer cannot be opened."""
-        for stream in self._parts.settings.lanes:
+        for stream in self._parts.settings.streams:
             for kind in Buffer:
                 failure = self._parts.unavailable.get((stream, kind))
                 self._alerts.update(StreamUnavailable.code, f"{stream}/{kind}", failure.message if failure else None)
@@ -208,9 +208,9 @@ class Upkeep:
         """Let go what age and the consumers allow."""
         self._parts.unavailable.clear()  # whoever repaired one finds it in service again
         failures: list[BsfgError] = []
-        for stream in self._parts.settings.lanes:
+        for stream in self._parts.settings.streams:
             for kind in Buffer:
-                modes, as_of = self._parts.board.modes(stream, kind), self._keys_as_of(stream, kind)
+                modes, as_of = self._parts.links.modes(stream, kind), self._keys_as_of(stream, kind)
                 try:
                     buffer = await self._parts.buffer(stream, kind)
                     await truncate(buffer, self._parts.storage.cursors, modes, as_of)
@@ -227,7 +227,7 @@ class Upkeep:
         """Take note of which links are in step, for the keys of streams that never expire."""
         parts, now_unix_ms = self._parts, self._parts.clock.now_unix_ms()
         for name, link in self._config.links.items():
-            mode = parts.board.gate(name).gate.mode
+            mode = parts.links.gate(name).gate.mode
             for stream in self._config.streams_of(link):
                 self._in_step.observe(name, stream, mode, await parts.memory(name, stream).recall(), now_unix_ms)
 
@@ -244,7 +244,7 @@ class Upkeep:
 
     def _keys_as_of(self, stream: str, kind: Buffer) -> int | None:
         """Give the moment that the key horizon counts back from, None for now: what expires is not offered again."""
-        if kind == Buffer.STORE or not self._parts.settings.lane(stream).forward_policy.is_sil:
+        if kind == Buffer.STORE or not self._parts.settings.stream(stream).forward_policy.is_sil:
             return None
         links = [name for name, link in self._config.links.items() if stream in self._config.streams_of(link)]
         return self._in_step.since(links, stream)
@@ -254,7 +254,7 @@ class Upkeep:
         store = self._parts.artifacts
         if store is None or self._parts.unavailable:
             return  # what a buffer that cannot be opened names would be taken for an orphan
-        lanes = self._parts.settings.lanes
+        lanes = self._parts.settings.streams
         policies = {
             (name, kind): lane.store_policy if kind == Buffer.STORE else lane.forward_policy
             for name, lane in lanes.items()

@@ -50,8 +50,8 @@ class _Watched:
 class LinkWatch:
     """Looks at the receiver's side of every link, and at every peer that is served."""
 
-    def __init__(self, board: LinkRegistry, alerts: AlertBoard, metrics: Metrics) -> None:
-        self._board, self._alerts, self._metrics = board, alerts, metrics
+    def __init__(self, registry: LinkRegistry, alerts: AlertBoard, metrics: Metrics) -> None:
+        self._registry, self._alerts, self._metrics = registry, alerts, metrics
         self._watched: dict[str, _Watched] = {}
         self._served_since_ms: dict[str, int] = {}
 
@@ -59,20 +59,20 @@ class LinkWatch:
 
     def look_at(self, link: Link) -> None:
         """Turn the gate of a link that nobody moves, and say so; whoever moves it again turns it back."""
-        board, name = self._board, link.name
-        now_ms = board.clock.monotonic_ms()
+        registry, name = self._registry, link.name
+        now_ms = registry.clock.monotonic_ms()
         watched = self._watched.setdefault(name, _Watched(now_ms))
-        holder = board.holder(name)
+        holder = registry.holder(name)
         if holder is not None:
             watched.holder, watched.held_ms = holder, now_ms
         trouble = None
-        if board.gate(name).gate.mode == Mode.HELD:
+        if registry.gate(name).gate.mode == Mode.HELD:
             # Nobody is to move it now; the patience begins again with its release.
             watched.begun_ms = now_ms
         else:
             trouble = self._trouble(link, watched, now_ms)
         if trouble is not None:
-            board.on(name, RECEIVER, Event.PEER_LOST, trouble)
+            registry.on(name, RECEIVER, Event.PEER_LOST, trouble)
         self._say(name, RECEIVER, "link_dead", trouble)
         self._metrics.link_dead.labels(name).set(trouble is not None)
 
@@ -83,7 +83,7 @@ class LinkWatch:
             if watched.holder is None:
                 return f"nobody moves {link.name}, nobody has since the node started: {_remedy(link)}"
             return f"nobody moves {link.name}, {watched.holder} let go of it: {_remedy(link)}"
-        silent_ms = now_ms - max(watched.begun_ms, self._board.spoke_ms(link.name) or 0)
+        silent_ms = now_ms - max(watched.begun_ms, self._registry.spoke_ms(link.name) or 0)
         if silent_ms > 1000 * link.stalled_after_seconds:
             return f"{watched.holder} holds {link.name} and does not move it: look at its log, restart it"
         return None
@@ -95,22 +95,22 @@ class LinkWatch:
 
         ``consumers`` are the streams of its consumers by name.
         """
-        board, zone = self._board, serve.zone
-        now_ms = board.clock.monotonic_ms()
+        registry, zone = self._registry, serve.zone
+        now_ms = registry.clock.monotonic_ms()
         since_ms = self._served_since_ms.setdefault(zone, now_ms)
-        if board.gate(zone, SENDER).gate.mode == Mode.HELD:
+        if registry.gate(zone, SENDER).gate.mode == Mode.HELD:
             self._served_since_ms[zone] = now_ms
             self._say(zone, SENDER, "peer_absent", None)
             return
         patience_ms = 1000 * serve.lost_after_seconds
-        taken_ms = board.downloaded_ms(zone)
-        came_ms = {name: _later(board.came_ms(name), taken_ms) for name in consumers}
+        taken_ms = registry.downloaded_ms(zone)
+        came_ms = {name: _later(registry.came_ms(name), taken_ms) for name in consumers}
         last_ms = max((came for came in came_ms.values() if came is not None), default=None)
         if last_ms is None or now_ms - last_ms > patience_ms:
             since = "no fetch" if last_ms is None else f"no fetch for {(now_ms - last_ms) // 1000} s"
-            board.on(zone, SENDER, Event.PEER_LOST, since)
+            registry.on(zone, SENDER, Event.PEER_LOST, since)
         else:
-            self._found(zone, sum((board.last_fetch(name) or (0, 0))[1] for name in consumers))
+            self._found(zone, sum((registry.last_fetch(name) or (0, 0))[1] for name in consumers))
         absent = [
             stream
             for name, stream in consumers.items()
@@ -119,12 +119,12 @@ class LinkWatch:
         self._say(zone, SENDER, "peer_absent", _absent(serve, absent))
 
     def _found(self, zone: str, backlog: int) -> None:
-        self._board.on(zone, SENDER, Event.PEER_FOUND)
+        self._registry.on(zone, SENDER, Event.PEER_FOUND)
         if backlog <= NORMAL_BACKLOG:
-            self._board.on(zone, SENDER, Event.BACKLOG_CLEARED, f"backlog {backlog}")
+            self._registry.on(zone, SENDER, Event.BACKLOG_CLEARED, f"backlog {backlog}")
 
     def _say(self, link: str, side: str, alert: str, trouble: str | None) -> None:
-        self._board.say(link, side, trouble)
+        self._registry.say(link, side, trouble)
         self._alerts.update(alert, f"{link}/{side}", trouble)
 
 
@@ -209,7 +209,7 @@ class DamageWatch:
     async def look(self) -> None:
         """Look once at the folder, at every buffer in service and at the artifacts."""
         self.tell(self._parts.settings.zone, getattr(self._parts.storage, "problems", ()))
-        for stream in self._parts.settings.lanes:
+        for stream in self._parts.settings.streams:
             for kind in Buffer:
                 try:
                     buffer = await self._parts.buffer(stream, kind)

@@ -23,7 +23,7 @@ from typing import BinaryIO
 from bsfg.artifacts import check_digest
 from bsfg.errors import ArtifactMissing, ArtifactTooLarge, FileExists, StorageClosed, StorageReadOnly
 from bsfg.fact import ArtifactRef, Entry, Fact, Message
-from bsfg.sdk.endpoint import Endpoint
+from bsfg.sdk.endpoint import Endpoint, Where
 from bsfg.sdk.thread import LoopThread
 
 READ_BYTES_MAX = 64 << 20
@@ -214,7 +214,7 @@ class ArtifactClient(ArtifactReader):
     ``endpoint`` is an `Endpoint`, or ``host:port`` on loopback, or None to take it from the environment.
     """
 
-    def __init__(self, endpoint: Endpoint | str | None = None) -> None:
+    def __init__(self, endpoint: Where = None) -> None:
         self._node = NodeArtifacts(Endpoint.of(endpoint, role="consumer"))
         self._thread = LoopThread("bsfg-artifacts")
         super().__init__(self._node.blocking(self._thread).pieces)
@@ -235,7 +235,7 @@ class ArtifactClient(ArtifactReader):
 class AsyncArtifactClient(AsyncArtifacts):
     """Reads artifacts from a node, for asyncio; use it as an async context manager."""
 
-    def __init__(self, endpoint: Endpoint | str | None = None) -> None:
+    def __init__(self, endpoint: Where = None) -> None:
         self._node = NodeArtifacts(Endpoint.of(endpoint, role="consumer"))
         super().__init__(self._node.get)
 

@@ -31,7 +31,7 @@ from bsfg.journey.link import Refusal
 from bsfg.ports import GapRecord
 from bsfg.sdk.artifacts import ArtifactReader, AsyncArtifacts, NodeArtifacts
 from bsfg.sdk.consuming import ConsumerCore, ConsumerFeed, ConsumerOptions, ConsumerSettings, Item, NodeFeed
-from bsfg.sdk.endpoint import Endpoint
+from bsfg.sdk.endpoint import Endpoint, Where
 from bsfg.sdk.inbox import InboxFeed
 from bsfg.sdk.sender import NodeLink
 from bsfg.sdk.thread import LoopThread, close_forgotten
@@ -142,7 +142,7 @@ class AsyncConsumer(_Confirming):
     sends the confirmations that wait.
     """
 
-    def __init__(self, name: str, endpoint: Endpoint | str | None = None, **options: Unpack[ConsumerSettings]) -> None:
+    def __init__(self, name: str, endpoint: Where = None, **options: Unpack[ConsumerSettings]) -> None:
         self.name = name
         self._endpoint = Endpoint.of(endpoint, role="consumer")
         self._options = ConsumerOptions(**options)
@@ -236,7 +236,7 @@ class Consumer(_Confirming):
     confirmations that wait. One thread iterates; any thread may confirm.
     """
 
-    def __init__(self, name: str, endpoint: Endpoint | str | None = None, **options: Unpack[ConsumerSettings]) -> None:
+    def __init__(self, name: str, endpoint: Where = None, **options: Unpack[ConsumerSettings]) -> None:
         self.name = name
         where, self._options = Endpoint.of(endpoint, role="consumer"), ConsumerOptions(**options)
         self._rules = _Rules(name, self._options)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from bsfg.errors import CertificateInvalid, InvalidArgument
 
@@ -32,6 +32,9 @@ class Endpoint:
     With ``ca``, ``certificate`` and ``key`` (paths of PEM files) the connection is mutual TLS 1.3, and the files are
     read again when they change. Without them it is plaintext, which is allowed on loopback only. ``server_name`` is the
     name that the node's certificate must carry, such as ``plant-a-bsfg``; it defaults to the host of the address.
+
+    A zone may have several nodes, of which one is active: ``address`` is then a list, or a text with commas between.
+    Whoever calls moves over by himself when another one becomes active.
     """
 
     address: str
@@ -42,12 +45,14 @@ class Endpoint:
     request_timeout_seconds: float = 30.0
 
     def __post_init__(self) -> None:
-        from bsfg.config.kinds import Address
+        from bsfg.config.kinds import Addresses
 
+        addresses = Addresses.of(self.address)
+        object.__setattr__(self, "address", str(addresses))
         files = (self.ca, self.certificate, self.key)
         if any(files) and not all(files):
             raise InvalidArgument("TLS needs all three files: ca, certificate and key")
-        if not Address.of(self.address).is_loopback and not any(files):
+        if not addresses.is_loopback and not any(files):
             raise InvalidArgument(
                 f"{self.address} is not on loopback, so it needs TLS", hint="Give ca, certificate and key."
             )
@@ -75,11 +80,13 @@ class Endpoint:
         return BoundaryClient(connection)
 
     @staticmethod
-    def of(where: Endpoint | str | None, *, role: str = "producer") -> Endpoint:
-        """Take what an application gives: an endpoint, an address on loopback, or nothing for the environment's."""
+    def of(where: Where, *, role: str = "producer") -> Endpoint:
+        """Take what an application gives: an endpoint, addresses on loopback, or nothing for the environment's."""
+        from bsfg.config.kinds import Addresses
+
         if isinstance(where, Endpoint):
             return where
-        return Endpoint.from_environment(role=role) if where is None else Endpoint(where)
+        return Endpoint.from_environment(role=role) if where is None else Endpoint(str(Addresses.of(where)))
 
     @staticmethod
     def from_environment(*, role: str = "producer", environment: Mapping[str, str] | None = None) -> Endpoint:
@@ -114,6 +121,10 @@ class Endpoint:
             return Endpoint(address)
         name = identity or f"{config.zone.name}-{role}"
         return _with_certificate(config, address, name)
+
+
+Where: TypeAlias = Endpoint | str | Sequence[str] | None
+"""What names a node to producers and consumers; see `Endpoint.of`."""
 
 
 def _with_certificate(config: ZoneConfig, address: str, name: str) -> Endpoint:

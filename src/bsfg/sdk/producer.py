@@ -25,7 +25,7 @@ from bsfg.fact import JSON_MEDIA_TYPE, ArtifactRef, Envelope, Fact, Message
 from bsfg.journey.link import AppendedFact
 from bsfg.rows import Row, row_of
 from bsfg.sdk.core import Content, ProducerCore, ProducerOptions, ProducerSettings
-from bsfg.sdk.endpoint import Endpoint
+from bsfg.sdk.endpoint import Endpoint, Where
 from bsfg.sdk.futures import BatchFuture, FactFuture
 from bsfg.sdk.intake import ProducerIntake
 from bsfg.sdk.thread import LoopThread, close_forgotten
@@ -113,7 +113,7 @@ class AsyncProducer:
 
     def __init__(
         self,
-        endpoint: Endpoint | str | None = None,
+        endpoint: Where = None,
         *,
         stream: str | None = None,
         from_zone: str | None = None,
@@ -213,7 +213,7 @@ class Producer:
 
     def __init__(
         self,
-        endpoint: Endpoint | str | None = None,
+        endpoint: Where = None,
         *,
         stream: str | None = None,
         from_zone: str | None = None,

@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bsfg.config.kinds import Address
+from bsfg.config.kinds import Addresses
 from bsfg.errors import BsfgError, ForeignLog, FrameInvalid, InvalidArgument, PeerUnreachable
 from bsfg.offload import by_size
 from bsfg.ports import Buffer, Confirmation, Frame, GapRecord
@@ -35,7 +35,10 @@ PEM = "-----BEGIN "
 
 @dataclass(frozen=True, slots=True)
 class NodeAccess:
-    """A node's address and the caller's certificate; each of the three PEM parts is a path or the content itself."""
+    """A node's address and the caller's certificate; each of the three PEM parts is a path or the content itself.
+
+    Of a zone with several nodes ``address`` lists all, with commas between.
+    """
 
     address: str
     ca: str | None = field(default=None, repr=False)
@@ -47,7 +50,7 @@ class NodeAccess:
         parts = (self.ca, self.certificate, self.key)
         if any(parts) and not all(parts):
             raise InvalidArgument("TLS needs all three of the options ca, cert and key")
-        Address.of(self.address)
+        object.__setattr__(self, "address", str(Addresses.of(self.address)))
 
     @staticmethod
     def of(address: str, files: TlsFiles | None, server_name: str | None) -> NodeAccess:

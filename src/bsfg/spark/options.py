@@ -146,7 +146,13 @@ def columns_of(value: str) -> tuple[str, ...]:
 
 
 OPTIONS = (
-    Option("address", ALL_USES, _text, "Where the node listens, as host:port.", required=True),
+    Option(
+        "address",
+        ALL_USES,
+        _text,
+        "Where the zone's node listens, as host:port; several nodes by commas.",
+        required=True,
+    ),
     Option("ca", ALL_USES, _text, "The authorities to trust: the path of a PEM file, or its content.", secret=True),
     Option("cert", ALL_USES, _text, "The caller's certificate, likewise.", secret=True),
     Option("key", ALL_USES, _text, "The key of the certificate, likewise.", secret=True),

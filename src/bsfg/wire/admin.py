@@ -8,7 +8,6 @@ from typing import Any
 import orjson
 
 from bsfg.errors import InvalidArgument
-from bsfg.gaps import listed
 from bsfg.gate import Event
 from bsfg.ports import Buffer, ConsumerSpec, StartAt
 from bsfg.wire import admin_pb2 as pb
@@ -17,6 +16,7 @@ from bsfg.wire.convert import (
     buffer_of,
     gap_message,
     gap_set_message,
+    listed_gaps,
     position_message,
     position_of,
     release_of,
@@ -152,12 +152,12 @@ class AdminServicer:
         await self._service.remember_peer(caller, request.link, request.stream, position, lease, settles)
         return pb.RememberPeerResponse()
 
-    async def list_gaps(self, request: pb.ListGapsRequest, caller: Caller) -> pb.ListGapsResponse:
+    async def list_gaps(self, request: pb.ListGapsRequest, caller: Caller) -> pb.ListGapsResponse | bytes:
         """List the gap records of a buffer."""
         gaps = await self._service.gaps(caller, request.stream, buffer_of(request.buffer, Buffer.STORE))
         if request.sets:
             return pb.ListGapsResponse(gap_sets=[gap_set_message(each) for each in gaps])
-        return pb.ListGapsResponse(gaps=[gap_message(gap) for gap in listed(gaps)])
+        return b"".join(await self._calls.admission.turns.of(listed_gaps(gaps, pb.ListGapsResponse)))
 
     async def list_quarantine(self, request: pb.ListQuarantineRequest, caller: Caller) -> pb.ListQuarantineResponse:
         """List what is in quarantine."""

@@ -6,13 +6,22 @@ import asyncio
 import random
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from bsfg.errors import BsfgError, FrameInvalid, PeerUnreachable
+from bsfg.errors import (
+    BsfgError,
+    FrameInvalid,
+    NotReady,
+    PeerUnreachable,
+    StandingBy,
+    StorageClosed,
+    StorageTaken,
+    TimedOut,
+)
 from bsfg.wire.messages import ADMIN, BOUNDARY, Method
 from bsfg.wire.status import from_rpc_error, was_not_begun
 from bsfg.wire.tls import Watched, grpc_channel_credentials, grpc_channel_options
@@ -30,6 +39,12 @@ LOOK_SECONDS = 1.0
 
 NOT_BEGUN_SECONDS = (0.02, 0.2)
 """How long a call waits that the node did not begin, at least and at most: those who wait do not come back together."""
+
+WATCH_SECONDS, PROBE_SECONDS, SEARCH_SECONDS = 1.0, 2.0, 0.2
+"""How often a node of several is asked whether it serves, how long it may take to say so, and the pause of a search."""
+
+ELSEWHERE = (NotReady, PeerUnreachable, StandingBy, StorageClosed, StorageTaken, TimedOut)
+"""What a node says, or leaves unsaid, in whose place another one of its zone may serve."""
 
 STATUS_SECONDS = 5.0
 """How long the status of a call may follow a write that has failed."""
@@ -58,10 +73,12 @@ def channel_options(message_bytes: int) -> list[tuple[str, Any]]:
 
 
 class Connection:
-    """The way to one node.
+    """The way to one node, or to whichever of a zone's nodes is active: ``address`` may list several, by commas.
 
-    Without ``watched`` files it is plaintext, which nodes accept on loopback only. ``server_name`` is the name that
-    the node's certificate must carry. Answers of a node of another zone (``to_peer``) are read with care.
+    With several it asks the one it calls, from time to time and after every failure, whether it serves. When it does
+    not, the calls that are under way there end as if it could not be reached, and the next ones go to the first of the
+    list that does. Without ``watched`` files it is plaintext, which nodes accept on loopback only. ``server_name`` is
+    the name that the node's certificate must carry. Answers of a node of another zone (``to_peer``) are read with care.
     """
 
     def __init__(
@@ -74,7 +91,13 @@ class Connection:
         to_peer: bool = False,
         request_timeout_seconds: float = REQUEST_TIMEOUT_SECONDS,
     ) -> None:
-        self.address = address
+        self._addresses = address.split(",")
+        self.address = self._addresses[0]
+        self._watching: asyncio.Task[None] | None = None
+        self._doubted = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._without_storage = False
+        self._waiters: set[asyncio.Task[Any]] = set()
         self.request_timeout_seconds = request_timeout_seconds
         self._watched, self._server_name = watched, server_name
         self._server_certificate: bytes | None = None
@@ -95,17 +118,33 @@ class Connection:
         ends = time.monotonic() + (self.request_timeout_seconds if timeout_seconds is None else timeout_seconds)
         with self.telling():
             while True:
+                await self._found()
                 try:
-                    answer = await self.method(name)(request, timeout=ends - time.monotonic())
+                    with self.waiting():
+                        answer = await self.method(name)(request, timeout=ends - time.monotonic())
                     break
                 except grpc.aio.AioRpcError as error:
                     pause_seconds = random.uniform(*NOT_BEGUN_SECONDS)
-                    if not was_not_begun(error) or time.monotonic() + pause_seconds >= ends:
+                    if not self._may_again(error) or time.monotonic() + pause_seconds >= ends:
                         raise
                 await asyncio.sleep(pause_seconds)
         if answer is None:
             raise unreadable(self)
         return answer
+
+    async def _found(self) -> None:
+        """Wait a while for a node that serves, where there are several: who calls once shall not call in vain."""
+        if len(self._addresses) > 1 and not self._settled.is_set():
+            self._renew()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PROBE_SECONDS):
+                    await self._settled.wait()
+
+    def _may_again(self, error: grpc.aio.AioRpcError) -> bool:
+        """Tell whether nothing of a call was done, so that it may be made again."""
+        if was_not_begun(error):
+            return True
+        return len(self._addresses) > 1 and isinstance(self.translated(error), StandingBy)
 
     async def check_health(self) -> bool:
         """Ask the node whether it serves: the cheapest call there is, which also opens the connection."""
@@ -169,19 +208,100 @@ class Connection:
                 raise
             raise PeerUnreachable(f"the connection to {self.address} was closed here") from None
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Let a block that only waits for a call end with the connection, as `PeerUnreachable`.
+
+        gRPC itself may wait for ever when a connection is closed here that is not yet open.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        self._waiters.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if task in self._waiters or task.uncancel():
+                raise
+            raise PeerUnreachable(f"the connection to {self.address} was closed here") from None
+        finally:
+            self._waiters.discard(task)
+
+    async def _hang_up(self) -> None:
+        """End the channel and all calls over it."""
+        channel, self._channel = self._channel, None
+        waiters, self._waiters = self._waiters, set()
+        for task in waiters:
+            task.cancel()
+        if channel is not None:
+            await channel.close()
+
     def translated(self, error: grpc.aio.AioRpcError) -> BsfgError:
         """Give the error that a failed call stands for."""
-        return from_rpc_error(error, where=self.address)
+        found = from_rpc_error(error, where=self.address)
+        self.doubt(found)
+        return found
+
+    # Several addresses.
+
+    def doubt(self, error: BsfgError) -> None:
+        """Look soon whether another node serves, when an error says that this one may not."""
+        if isinstance(error, ELSEWHERE):
+            self._settled.clear()
+            self._doubted.set()
+            # Without its storage it may not know yet that another one serves.
+            self._without_storage |= isinstance(error, StorageClosed)
+
+    async def _watch(self) -> None:
+        """Stay with a node that serves, for as long as the connection is open."""
+        while True:
+            stays = await self._serves_here() and not self._without_storage
+            found = self.address if stays else await self._serving()
+            if found is None:
+                await asyncio.sleep(SEARCH_SECONDS)
+                continue
+            self._without_storage = False
+            if found != self.address:
+                self.address, self._version = found, -1
+                await self._hang_up()
+            self._settled.set()
+            self._doubted.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WATCH_SECONDS):
+                    await self._doubted.wait()
+
+    async def _serves_here(self) -> bool:
+        with suppress(BsfgError, TimeoutError):
+            async with asyncio.timeout(PROBE_SECONDS):
+                return await self.check_health()
+        return False
+
+    async def _serving(self) -> str | None:
+        """Give the first address whose node serves, the present one before all others, or after them."""
+        last = self._without_storage
+        order = sorted(self._addresses, key=lambda each: (each != self.address) != last)
+        found = await asyncio.gather(*(self._probed(each) for each in order))
+        return next((address for address, serves in zip(order, found, strict=True) if serves), None)
+
+    async def _probed(self, address: str) -> bool:
+        # Not the certificate that a link insists on: each node may have its own, which is looked at before it is asked.
+        channel = self._opened(address, None)
+        try:
+            request = health_pb2.HealthCheckRequest()
+            answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=PROBE_SECONDS)
+            return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+        except grpc.aio.AioRpcError:
+            return False
+        finally:
+            await channel.close()
 
     async def close(self) -> None:
         """End all calls and the connection; repeats are harmless."""
         self._closed = True
-        channel, self._channel = self._channel, None
-        for task in self._retiring:
+        ending = [*self._retiring, *([self._watching] if self._watching is not None else [])]
+        for task in ending:
             task.cancel()
-        await asyncio.gather(*self._retiring, return_exceptions=True)
-        if channel is not None:
-            await channel.close()
+        await asyncio.gather(*ending, return_exceptions=True)
+        await self._hang_up()
 
     def _renew(self) -> None:
         """Make the channel, again when the files have changed."""
@@ -199,12 +319,15 @@ class Connection:
             self._retiring.add(task)
             task.add_done_callback(self._retiring.discard)
         self._version, self._callables, self._health = version, {}, None
+        self._channel = self._opened(self.address, self._server_certificate)
+        if len(self._addresses) > 1 and self._watching is None:
+            self._watching = asyncio.create_task(self._watch())
+
+    def _opened(self, address: str, certificate: bytes | None) -> grpc.aio.Channel:
         if self._watched is None:
-            self._channel = grpc.aio.insecure_channel(self.address, self._options)
-            return
+            return grpc.aio.insecure_channel(address, self._options)
         options = [*self._options, *(grpc_channel_options(self._server_name) if self._server_name else [])]
-        credentials = grpc_channel_credentials(self._watched.material, self._server_certificate)
-        self._channel = grpc.aio.secure_channel(self.address, credentials, options)
+        return grpc.aio.secure_channel(address, grpc_channel_credentials(self._watched.material, certificate), options)
 
 
 def unreadable(connection: Connection) -> BsfgError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from bsfg.batch import FactBatch
 from bsfg.digest import KeptRange, LogHistory, Restore
 from bsfg.errors import FrameInvalid, InvalidArgument, InvalidFact
 from bsfg.fact import JSON_MEDIA_TYPE, SHA256_NAME, ArtifactRef, Entry, Envelope, Fact, Message, Origin
-from bsfg.gaps import RangeSet, grouped, listed
+from bsfg.gaps import RangeSet, grouped, listed_in_steps
 from bsfg.journey.link import PeerPosition, Refusal, Release
 from bsfg.jsonform import artifact_to_dict
 from bsfg.ports import Buffer, Checkpoint, Confirmation, ConsumerSpec, ConsumerState, GapRecord, GapSet, StartAt
@@ -270,21 +270,31 @@ def heads_of(request: pb.GetEvidenceRequest) -> list[bytes]:
     return list(request.heads)
 
 
-def evidence_message(found: LogEvidence, *, sets: bool = False) -> pb.GetEvidenceResponse:
-    """Write the evidence of a log, its gap records as sets for those who know them."""
+GAPS_AT_ONCE = 64
+
+
+def listed_gaps(gaps: Sequence[GapSet], answer: Callable[..., Any]) -> Iterator[bytes]:
+    """Write gap records one by one, for those who know no sets, in pieces that an answer of this type is made of."""
+    for some in listed_in_steps(gaps, GAPS_AT_ONCE):
+        yield answer(gaps=map(gap_message, some)).SerializeToString()
+
+
+def evidence_pieces(found: LogEvidence, *, sets: bool = False) -> Iterator[bytes]:
+    """Write the evidence of a log, its gap records as sets for those who know them, in the pieces of a message."""
     history = found.history
-    return pb.GetEvidenceResponse(
+    yield pb.GetEvidenceResponse(
         log_id=found.log_id,
         start=found.start,
         end=found.end,
         chain_head=found.chain_head,
-        gaps=[] if sets else [gap_message(gap) for gap in listed(found.gaps)],
         gap_sets=[gap_set_message(each) for each in found.gaps] if sets else [],
         kept=[_kept_message(kept) for kept in history.kept],
         cursors=[_cursor_message(state) for state in found.cursors],
         heads=[pb.HeadEvidence(head=head, offset=offset) for head, offset in history.heads.items()],
         restores=[_restore_message(each) for each in history.restores],
-    )
+    ).SerializeToString()
+    if not sets:
+        yield from listed_gaps(found.gaps, pb.GetEvidenceResponse)
 
 
 def evidence_of(found: pb.GetEvidenceResponse, stream: str, buffer: Buffer) -> LogEvidence:

@@ -28,18 +28,18 @@ from bsfg.errors import (
     Overloaded,
     TimedOut,
 )
-from bsfg.fact import Key
+from bsfg.fact import Entry, Key
 from bsfg.journey.link import AppendOutcome, Fetched, FetchRequest, Refusal
 from bsfg.jsonform import entry_to_dict, message_from_json
 from bsfg.model import DEFAULT_LIMITS, Limits
-from bsfg.offload import STEP_FACTS, by_size
+from bsfg.offload import STEP_FACTS, THREAD_BYTES, Step, by_size, step_of
 from bsfg.ports import Buffer, Confirmation, GapRecord
 from bsfg.rows import Row, row_of
 from bsfg.rules import judge
 from bsfg.wire.grpc_calls import check_most
-from bsfg.wire.http_server import DATA_POLICY, Endpoint, Handler, attachment, caller_of, endpoint, problem
+from bsfg.wire.http_server import DATA_POLICY, Endpoint, Handler, attachment, bucket_of, caller_of, endpoint, problem
 from bsfg.wire.limits import Admission, WireLimits
-from bsfg.wire.operations import HTTP, JSON, JSON_LINES, OPERATIONS, Asks, Operation, openapi, terms_of
+from bsfg.wire.operations import HTTP, JSON, JSON_LINES, ROUTES, Asks, HttpRoute, openapi, terms_of
 from bsfg.wire.service import AdminService, BoundaryService, Caller, ObjectInfo
 
 BATCH_FACTS = 2_000
@@ -157,12 +157,25 @@ class HttpBoundary:
 
     def app(self) -> Starlette:
         """Give the application, one route per operation, and the pages for people where there are any."""
-        routes: list[BaseRoute] = [Route(each.path, self._endpoint(each), methods=[each.method]) for each in OPERATIONS]
+        routes: list[BaseRoute] = [Route(each.path, self._endpoint(each), methods=[each.method]) for each in ROUTES]
         if self._pages is not None:
             routes += self._pages.routes(self._admission)
-        return Starlette(routes=routes, exception_handlers={HTTPException: _not_an_operation})
+        app = Starlette(routes=routes, exception_handlers={HTTPException: self._not_an_operation})
+        # A path is right or it is none: what leads elsewhere would be an answer that nobody has to wait for.
+        app.router.redirect_slashes = False
+        return app
 
-    def _endpoint(self, operation: Operation) -> Endpoint:
+    async def _not_an_operation(self, request: Request, error: Exception) -> Response:
+        """Say that there is no such operation; who asks for those again and again waits for that."""
+        assert isinstance(error, HTTPException)
+        await self._admission.slow_down(f"{bucket_of(request)} asks for what there is not")
+        what = f"{request.method} {request.url.path[:200]}"
+        hint = "GET /openapi.json lists the operations."
+        answer = problem(InvalidArgument(f"{what} is not an operation here", hint=hint), error.status_code)
+        answer.headers.update(error.headers or {})
+        return answer
+
+    def _endpoint(self, operation: HttpRoute) -> Endpoint:
         handler: Handler = getattr(self, operation.name)
         who = caller_of if self._pages is None else self._pages.caller
         terms = terms_of(HTTP, operation.name)
@@ -407,15 +420,6 @@ async def _gone(request: Request) -> None:
         pass
 
 
-async def _not_an_operation(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    what = f"{request.method} {request.url.path[:200]}"
-    hint = "GET /openapi.json lists the operations."
-    answer = problem(InvalidArgument(f"{what} is not an operation here", hint=hint), error.status_code)
-    answer.headers.update(error.headers or {})
-    return answer
-
-
 def _json(value: Any) -> Response:
     return _answer(orjson.dumps(value))
 
@@ -459,28 +463,37 @@ def _appended(outcome: AppendOutcome) -> dict[str, Any]:
     }
 
 
-def _lines(fetched: Fetched) -> Iterator[bytes]:
+def _lines(fetched: Fetched) -> Iterator[Step]:
     """Give an answer line by line, as `bsfg fetch` does: entries, and each range that is not there as a gap."""
     yield from (_line({"gap": _gap(gap)}) for gap in fetched.gaps)
     for frame in fetched.frames:
         if frame.entries is not None:
-            for entries in frame.entries.in_steps(STEP_FACTS):
-                yield b"".join(_line(entry_to_dict(entry)) for entry in entries)
+            for size_bytes, entries in frame.entries.in_steps(STEP_FACTS, THREAD_BYTES):
+                yield step_of(size_bytes, _entry_lines, entries)
         elif frame.gap is not None:
             yield _line({"gap": _gap(frame.gap)})
+
+
+def _entry_lines(entries: Sequence[Entry]) -> bytes:
+    return b"".join(_line(entry_to_dict(entry)) for entry in entries)
+
+
+def _listed_entries(entries: Sequence[Entry]) -> bytes:
+    return orjson.dumps([entry_to_dict(entry) for entry in entries])[1:-1]
 
 
 def _line(found: dict[str, Any]) -> bytes:
     return orjson.dumps(found, option=orjson.OPT_APPEND_NEWLINE)
 
 
-def _fetched(fetched: Fetched) -> Iterator[bytes]:
+def _fetched(fetched: Fetched) -> Iterator[Step]:
     """Give an answer as one document, in pieces."""
     between = b'{"entries":['
     for frame in fetched.frames:
         if frame.entries is not None:
-            for entries in frame.entries.in_steps(STEP_FACTS):
-                yield between + orjson.dumps([entry_to_dict(entry) for entry in entries])[1:-1]
+            for size_bytes, entries in frame.entries.in_steps(STEP_FACTS, THREAD_BYTES):
+                yield between
+                yield step_of(size_bytes, _listed_entries, entries)
                 between = b","
     ranges = [frame.gap for frame in fetched.frames if frame.gap is not None]
     rest = {

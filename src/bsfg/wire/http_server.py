@@ -101,7 +101,7 @@ def endpoint(
         try:
             response = await answer(request)
             if placeless and request.state.owner == "strangers":
-                await admission.slow_down(f"{_bucket(request)} asks {terms.name}")
+                await admission.slow_down(f"{bucket_of(request)} asks {terms.name}")
             answered(None)
             return response
         except ClientDisconnect:
@@ -110,7 +110,7 @@ def endpoint(
         except Exception as error:
             told = told_to_caller(terms.name, error)
         # His place and his bytes are given back by now, and nothing of his request is left to wait with him.
-        await admission.hold_back(_bucket(request), told)
+        await admission.hold_back(bucket_of(request), told)
         answered(told.code)
         return refused(request, told)
 
@@ -128,7 +128,7 @@ def check_site(request: Request) -> None:
         raise PermissionRefused("the page of another site asks for this", hint="Use the node's own pages.")
 
 
-def _bucket(request: Request) -> str:
+def bucket_of(request: Request) -> str:
     """Give under which name a caller's faults are counted: somebody unknown by where he calls from."""
     caller = caller_of(request)
     if caller.names is None and request.url.scheme == "https":
@@ -191,8 +191,8 @@ class Hosts:
 class Fence:
     """The ASGI application around all others."""
 
-    def __init__(self, app: Any, hosts: Hosts | None, refused: Callable[[str], None] = lambda code: None) -> None:
-        self._app, self._hosts, self._refused = app, hosts, refused
+    def __init__(self, app: Any, hosts: Hosts | None, admission: Admission) -> None:
+        self._app, self._hosts, self._admission = app, hosts, admission
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Pass on a request that is meant for this node, and complete the headers of the answer."""
@@ -208,14 +208,15 @@ class Fence:
                 message = {**message, "headers": headers}
             await send(message)
 
-        app = self._app if self._is_meant(scope) else self._misdirected(scope)
+        app = self._app if self._is_meant(scope) else await self._misdirected(scope)
         await app(scope, receive, send_safely)
 
     def _is_meant(self, scope: Any) -> bool:
         return self._hosts is None or scope["path"] in OPEN_PATHS or self._hosts.knows(_host_in(scope))
 
-    def _misdirected(self, scope: Any) -> Any:
-        self._refused(HostUnknown.code)
+    async def _misdirected(self, scope: Any) -> Any:
+        self._admission.answered("http_host", 0.0, HostUnknown.code)
+        await self._admission.slow_down(f"{bucket_of(Request(scope))} asks for another host")
         return problem(HostUnknown(f"this node is not called {one_line(_host_in(scope))[:100]!r}"))
 
 

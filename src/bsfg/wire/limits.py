@@ -12,7 +12,7 @@ from typing import Protocol
 
 from bsfg.errors import BsfgError, Overloaded
 from bsfg.journey.link import Fetched
-from bsfg.offload import LARGE_FACT_BYTES, THREAD_BYTES, LoopTurns, by_size
+from bsfg.offload import LARGE_FACT_BYTES, THREAD_BYTES, LoopTurns, Step, all_at_once, by_size
 
 BLAMED = frozenset(
     {
@@ -198,15 +198,15 @@ class Admission:
         finally:
             self.sleeping -= 1
 
-    async def written(self, fetched: Fetched, pieces: Iterable[bytes], owner: str) -> bytes:
+    async def written(self, fetched: Fetched, pieces: Iterable[Step], owner: str) -> bytes:
         """Write an answer piece by piece, large ones in turn: as objects its facts take many times their size."""
         size_bytes = fetched.weight_bytes
         if size_bytes < THREAD_BYTES:
-            return b"".join(pieces)
+            return all_at_once(pieces)
         async with self.answering.take(size_bytes, owner):
             if size_bytes >= fetched.facts * LARGE_FACT_BYTES:
-                return await by_size(size_bytes, b"".join, pieces)
-            return b"".join(await self.turns.of(pieces))
+                return await by_size(size_bytes, all_at_once, pieces)
+            return await self.turns.joined(pieces)
 
     @contextmanager
     def enter(self, caller: str) -> Iterator[None]:

@@ -287,7 +287,7 @@ class Listeners:
         )
         app = HttpBoundary(boundary, admin, limits, self.admission, zone=zone, pages=pages).app()
         hosts = Hosts(names, watched) if names is not None else None
-        fenced = Fence(app, hosts, lambda code: self.admission.answered("http_host", 0.0, code))
+        fenced = Fence(app, hosts, self.admission)
         optional = pages is not None and pages.takes_tokens
         context = server_context(watched, certificates_optional=optional) if watched else None
         self.http = HttpListener(fenced, limits, context=context, handshakes=self.handshakes)

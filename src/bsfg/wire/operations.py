@@ -193,11 +193,11 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
-    """One operation: where it is, what it does, what it takes and gives.
+class HttpRoute:
+    """One operation over HTTP: where it is, what it does, what it takes and gives.
 
     ``bodies`` and ``answers`` map media types to the name of a schema. Who may call it, and how much it takes, stands
-    in `bsfg.wire.operations`.
+    in `TERMS`.
     """
 
     name: str
@@ -219,8 +219,8 @@ class Operation:
         return [part[1:].split("}")[0].split(":")[0] for part in self.path.split("/") if part.startswith("{")]
 
 
-OPERATIONS: tuple[Operation, ...] = (
-    Operation(
+ROUTES: tuple[HttpRoute, ...] = (
+    HttpRoute(
         "append",
         "POST",
         "/v1/streams/{stream}/facts",
@@ -229,7 +229,7 @@ OPERATIONS: tuple[Operation, ...] = (
         bodies=((JSON, "Message"), (JSON_LINES, "Messages")),
         answers=((JSON, "Appended"),),
     ),
-    Operation(
+    HttpRoute(
         "get",
         "GET",
         "/v1/streams/{stream}/facts/{from_zone}/{message_id:path}",
@@ -237,7 +237,7 @@ OPERATIONS: tuple[Operation, ...] = (
         parameters=(Parameter("buffer", "store or forward.", "string", "forward"),),
         answers=((JSON, "Entry"),),
     ),
-    Operation(
+    HttpRoute(
         "fetch",
         "GET",
         "/v1/consumers/{consumer}/facts",
@@ -251,7 +251,7 @@ OPERATIONS: tuple[Operation, ...] = (
         ),
         answers=((JSON, "Fetched"), (JSON_LINES, "Entries")),
     ),
-    Operation(
+    HttpRoute(
         "confirm",
         "POST",
         "/v1/consumers/{consumer}/confirm",
@@ -259,7 +259,7 @@ OPERATIONS: tuple[Operation, ...] = (
         bodies=((JSON, "Confirmation"),),
         answers=((JSON, "Confirmed"),),
     ),
-    Operation(
+    HttpRoute(
         "put_object",
         "PUT",
         "/v1/objects/{bucket}/{key:path}",
@@ -268,7 +268,7 @@ OPERATIONS: tuple[Operation, ...] = (
         bodies=((BYTES, "Bytes"),),
         answers=((JSON, "StoredObject"),),
     ),
-    Operation(
+    HttpRoute(
         "get_object",
         "GET",
         "/v1/objects/{bucket}/{key:path}",
@@ -277,14 +277,14 @@ OPERATIONS: tuple[Operation, ...] = (
         parameters=(Parameter("digest", "The content that is meant, whatever the name stands for.", "string"),),
         answers=((BYTES, "Bytes"),),
     ),
-    Operation(
+    HttpRoute(
         "get_artifact",
         "GET",
         "/v1/artifacts/{digest}",
         'Download an artifact by its digest ("sha256:" and 64 digits); HEAD tells its size.',
         answers=((BYTES, "Bytes"),),
     ),
-    Operation(
+    HttpRoute(
         "get_fact_artifact",
         "GET",
         "/v1/streams/{stream}/artifacts/{from_zone}/{message_id:path}",
@@ -292,11 +292,11 @@ OPERATIONS: tuple[Operation, ...] = (
         parameters=(Parameter("buffer", "store or forward.", "string", "forward"),),
         answers=((BYTES, "Bytes"),),
     ),
-    Operation("status", "GET", "/v1/status", "Streams, consumers, links and artifacts at this moment."),
-    Operation("healthz", "GET", "/healthz", "200 while the process works."),
-    Operation("readyz", "GET", "/readyz", "200 when the node serves, 503 otherwise."),
-    Operation("metrics", "GET", "/metrics", "The metrics in the form of Prometheus.", answers=((TEXT, "Text"),)),
-    Operation("openapi", "GET", "/openapi.json", "This document."),
+    HttpRoute("status", "GET", "/v1/status", "Streams, consumers, links and artifacts at this moment."),
+    HttpRoute("healthz", "GET", "/healthz", "200 while the process works."),
+    HttpRoute("readyz", "GET", "/readyz", "200 when the node serves, 503 otherwise."),
+    HttpRoute("metrics", "GET", "/metrics", "The metrics in the form of Prometheus.", answers=((TEXT, "Text"),)),
+    HttpRoute("openapi", "GET", "/openapi.json", "This document."),
 )
 
 _INTEGER: dict[str, Any] = {"type": "integer"}
@@ -424,7 +424,7 @@ SCHEMAS: dict[str, Any] = {
 def openapi() -> dict[str, Any]:
     """Write the OpenAPI document of all operations."""
     paths: dict[str, Any] = {}
-    for operation in OPERATIONS:
+    for operation in ROUTES:
         paths.setdefault(operation.template, {})[operation.method.lower()] = _described(operation)
     return {
         "openapi": "3.1.0",
@@ -438,7 +438,7 @@ def openapi() -> dict[str, Any]:
     }
 
 
-def _described(operation: Operation) -> dict[str, Any]:
+def _described(operation: HttpRoute) -> dict[str, Any]:
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": _STRING} for name in operation.path_names
     ] + [

@@ -27,8 +27,6 @@ class ConnectionDiagnosis:
 
     def __init__(
         self,
-        host: str,
-        port: int,
         expected: str,
         watched: Watched | None,
         connection: Connection,
@@ -36,9 +34,10 @@ class ConnectionDiagnosis:
         by_alternative_name: bool = False,
         vouch: Callable[[PeerNames], None] = lambda names: None,
     ) -> None:
-        self._host, self._port, self._expected, self._watched = host, port, expected, watched
+        self._expected, self._watched = expected, watched
         self._connection, self._by_alternative_name, self._vouch = connection, by_alternative_name, vouch
         self._verified: ServerVerified | None = None
+        self._verified_at = ""
         self._looked = asyncio.Lock()
         self._found: BsfgError | None = None
         # A thread of its own: an address that swallows everything must not keep one from those who seal and encode.
@@ -76,7 +75,9 @@ class ConnectionDiagnosis:
         if isinstance(error, TimedOut):
             self._connection.reconnect()
         if isinstance(error, ServerIdentityMismatch | CertificateInvalid):
-            return PeerUnreachable(f"{self._host}:{self._port} is {self._expected}, by another certificate than before")
+            return PeerUnreachable(
+                f"{self._connection.address} is {self._expected}, by another certificate than before"
+            )
         return error
 
     def close(self) -> None:
@@ -84,8 +85,11 @@ class ConnectionDiagnosis:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _stands(self) -> bool:
-        """Tell whether the certificate that was seen still counts: it may have ended, or its authority have gone."""
-        if self._verified is None:
+        """Tell whether the certificate that was seen still counts: it may have ended, or its authority have gone.
+
+        Another node that answers in the place of the first has to show its own.
+        """
+        if self._verified is None or self._verified_at != self._connection.address:
             return False
         try:
             self._vouch(self._verified.names)
@@ -96,16 +100,17 @@ class ConnectionDiagnosis:
         return True
 
     def _insist(self, verified: ServerVerified) -> None:
-        self._verified = verified
+        self._verified, self._verified_at = verified, self._connection.address
         self._connection.insist_on(verified.name, verified.certificate)
 
     async def _look(self, watched: Watched) -> ServerVerified:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._verify, watched)
 
     def _verify(self, watched: Watched) -> ServerVerified:
+        host, _, port = self._connection.address.rpartition(":")
         return verify_server(
-            self._host,
-            self._port,
+            host.strip("[]"),
+            int(port),
             watched.files,
             self._expected,
             by_alternative_name=self._by_alternative_name,

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bsfg.errors import BsfgError, FrameInvalid, InvalidArgument, NotReady
-from bsfg.fact import SHA256_NAME, Key
+from bsfg.fact import SHA256_NAME, Entry, Key
 from bsfg.journey.link import AppendOutcome, Fetched, FetchRequest, Refusal
-from bsfg.offload import STEP_FACTS, THREAD_BYTES, by_size
+from bsfg.offload import STEP_FACTS, THREAD_BYTES, Step, by_size, step_of
 from bsfg.ports import Buffer, Confirmation, Frame, Result
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.convert import (
     buffer_of,
     confirmation_of,
     entry_message,
-    evidence_message,
+    evidence_pieces,
     gap_message,
     gap_of,
     gap_set_of,
@@ -191,12 +191,12 @@ class BoundaryServicer:
             entry = await self._service.get(caller, request.stream, key, buffer)
         return pb.GetFactResponse(entry=entry_message(entry))
 
-    async def get_evidence(self, request: pb.GetEvidenceRequest, caller: Caller) -> pb.GetEvidenceResponse:
+    async def get_evidence(self, request: pb.GetEvidenceRequest, caller: Caller) -> bytes:
         """Tell what a log shows of itself."""
         buffer, heads = buffer_of(request.buffer, Buffer.STORE), heads_of(request)
         async with self._calls.timeout():
             found = await self._service.evidence(caller, request.stream, buffer, heads)
-            return evidence_message(found, sets=request.sets)
+            return b"".join(await self._calls.admission.turns.of(evidence_pieces(found, sets=request.sets)))
 
     async def confirm_receipt(self, request: pb.ConfirmRequest, caller: Caller) -> pb.ConfirmResponse:
         """Record a confirmation."""
@@ -259,7 +259,7 @@ async def _committed(sequence: int, outcome: Awaitable[AppendOutcome], *, ids_de
         return pb.AppendAck(sequence=sequence, error=error_message(error))
 
 
-def fetch_response(fetched: Fetched) -> Iterator[bytes]:
+def fetch_response(fetched: Fetched) -> Iterator[Step]:
     """Write an answer fact by fact, in pieces: messages one after the other are one message with the lists of all."""
     yield pb.FetchResponse(
         start=fetched.start,
@@ -272,10 +272,15 @@ def fetch_response(fetched: Fetched) -> Iterator[bytes]:
     ).SerializeToString()
     for frame in fetched.frames:
         if frame.entries is not None:
-            for entries in frame.entries.in_steps(STEP_FACTS):
-                yield pb.FetchResponse(entries=map(entry_message, entries)).SerializeToString()
+            for size_bytes, entries in frame.entries.in_steps(STEP_FACTS, THREAD_BYTES):
+                yield step_of(size_bytes, _entries_response, entries)
         elif frame.gap is not None:
             yield pb.FetchResponse(gaps=[gap_message(frame.gap)]).SerializeToString()
+
+
+def _entries_response(entries: Sequence[Entry]) -> bytes:
+    response: bytes = pb.FetchResponse(entries=map(entry_message, entries)).SerializeToString()
+    return response
 
 
 def append_response(outcome: AppendOutcome) -> pb.AppendResponse:

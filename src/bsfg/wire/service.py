@@ -1,7 +1,7 @@
 """What the listeners need from the node behind them, whatever carries the requests.
 
-`bsfg.node.service` implements it. Every call names its caller; the implementation decides whether he may, does it,
-counts it, and raises only `bsfg.errors.BsfgError`.
+`bsfg.node.service` implements the first contract, `bsfg.node.administration` the second. Every call names its caller;
+the implementation decides whether he may, does it, counts it, and raises only `bsfg.errors.BsfgError`.
 """
 
 from __future__ import annotations

@@ -121,6 +121,7 @@ STATUSES: dict[str, tuple[grpc.StatusCode, int]] = {
     "timed_out": (Status.DEADLINE_EXCEEDED, 504),
     "port_unavailable": (Status.FAILED_PRECONDITION, 500),
     "not_ready": (Status.UNAVAILABLE, 503),
+    "standing_by": (Status.UNAVAILABLE, 503),
     "peer_unreachable": (Status.UNAVAILABLE, 502),
 }
 

@@ -6,8 +6,8 @@ import asyncio
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -84,7 +84,7 @@ class FrameStream(Generic[Ack]):
                     self._reader = asyncio.create_task(self._read())
                 self._waiting.append((number, future, frame))
                 # When the call has ended, the reader learns the reason: the frame goes into another one, or fails.
-                with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                with self._unless_ended():
                     await self._call.write(frame)
         except BaseException:
             future.cancel()
@@ -161,15 +161,21 @@ class FrameStream(Generic[Ack]):
         return True
 
     async def _resend(self, frames: list[Any]) -> None:
-        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        with self._unless_ended():
             for frame in frames:
                 await self._call.write(frame)
         if self._is_closing:
             await self._done_writing()
 
     async def _done_writing(self) -> None:
-        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        with self._unless_ended():
             await self._call.done_writing()
+
+    @contextmanager
+    def _unless_ended(self) -> Iterator[None]:
+        """Leave out the rest of a block when its call has ended, also by a connection that was closed here."""
+        with suppress(BsfgError, asyncio.InvalidStateError), self._connection.telling(), self._connection.waiting():
+            yield
 
     def _take(self, message: Any) -> None:
         if not self._waiting or self._waiting[0][0] != message.sequence:
@@ -181,6 +187,7 @@ class FrameStream(Generic[Ack]):
         try:
             future.set_result(self._read_ack(message))
         except BsfgError as error:
+            self._connection.doubt(error)
             future.set_exception(error)
 
     def _closed(self) -> BsfgError:
@@ -422,7 +429,7 @@ class Conversation:
         """Send a question and wait for its answer; EOF when the node has ended the call in peace."""
         call, ended = self._call, None
         try:
-            with self._connection.telling():
+            with self._connection.telling(), self._connection.waiting():
                 try:
                     await call.write(question)
                     answer = await call.read()

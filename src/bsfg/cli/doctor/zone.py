@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import bsfg
 from bsfg.cli.doctor.machine import Subject, existing_parent
 from bsfg.cli.output import size_text
-from bsfg.errors import BsfgError, CertificateInvalid, PeerUnreachable, TimedOut
+from bsfg.errors import BsfgError, CertificateInvalid, PeerUnreachable, StandingBy, TimedOut
 from bsfg.wording import CheckFinding, CheckLevel, Says, counted
 
 if TYPE_CHECKING:
@@ -383,22 +383,23 @@ def peers(subject: Subject) -> Iterator[CheckFinding]:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
     async def all_links() -> list[list[CheckFinding]]:
-        return await asyncio.gather(*(_link(subject, link, files) for link in links))
+        asked = [(link, address) for link in links for address in link.address.each]
+        return await asyncio.gather(*(_link(subject, link, address, files) for link, address in asked))
 
     for found in asyncio.run(all_links()):
         yield from found
 
 
-async def _link(subject: Subject, link: Link, files: TlsFiles) -> list[CheckFinding]:
+async def _link(subject: Subject, link: Link, address: Address, files: TlsFiles) -> list[CheckFinding]:
     from bsfg.wire.probe import verify_server
 
     by_alternative_name = subject.config.tls.identity == "san"
-    who = f"{link.name}: {link.expected_server} at {link.address}"
+    who = f"{link.name}: {link.expected_server} at {address}"
     try:
         verified = await asyncio.to_thread(
             verify_server,
-            link.address.host,
-            link.address.port,
+            address.host,
+            address.port,
             files,
             link.expected_server,
             by_alternative_name=by_alternative_name,
@@ -413,7 +414,7 @@ async def _link(subject: Subject, link: Link, files: TlsFiles) -> list[CheckFind
         return [_peers_says.problem(f"{who}: {error.message}", f"{error.hint}{clock}")]
     except BsfgError as error:
         return [_peers_says.problem(f"{who}: {error.message}", error.hint)]
-    return await _knows_us(subject, link, files, verified.name)
+    return await _knows_us(subject, link, address, files, verified.name)
 
 
 def _vouch(subject: Subject, link: Link, files: TlsFiles) -> Callable[[PeerNames], None]:
@@ -427,14 +428,16 @@ def _vouch(subject: Subject, link: Link, files: TlsFiles) -> Callable[[PeerNames
     return lambda names: vouching.check_server(names, config.identities[link.expected_server], now_unix_ms)
 
 
-async def _knows_us(subject: Subject, link: Link, files: TlsFiles, server_name: str) -> list[CheckFinding]:
+async def _knows_us(
+    subject: Subject, link: Link, address: Address, files: TlsFiles, server_name: str
+) -> list[CheckFinding]:
     """Read an empty range: the answer shows whether the peer lets this zone read, and moves no cursor."""
     from bsfg.wire.client import BoundaryClient
     from bsfg.wire.connection import Connection
     from bsfg.wire.tls import Watched
 
     connection = Connection(
-        str(link.address),
+        str(address),
         watched=Watched(files),
         server_name=server_name,
         request_timeout_seconds=TIMEOUT_SECONDS,
@@ -446,6 +449,8 @@ async def _knows_us(subject: Subject, link: Link, files: TlsFiles, server_name: 
             try:
                 async for _ in client.read_offsets(stream, 0, 0, buffer=link.buffer):
                     pass
+            except StandingBy as error:
+                return [_peers_says.ok(f"{link.name}: {error.message}")]
             except (PeerUnreachable, TimedOut) as error:
                 found.append(_peers_says.warning(f"{link.name}: {error.message}", error.hint))
             except BsfgError as error:
@@ -453,6 +458,6 @@ async def _knows_us(subject: Subject, link: Link, files: TlsFiles, server_name: 
                 found.append(_peers_says.problem(f"{link.name}: {link.zone} refuses {stream!r}: {error.message}", do))
             took_ms = 1000 * (time.perf_counter() - start)
     if not found:
-        says = f"{link.name}: {link.expected_server} at {link.address} answers in {took_ms:.0f} ms and lets us read"
+        says = f"{link.name}: {link.expected_server} at {address} answers in {took_ms:.0f} ms and lets us read"
         found.append(_peers_says.ok(says))
     return found

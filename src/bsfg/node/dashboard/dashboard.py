@@ -415,7 +415,7 @@ class Dashboard:
 
     async def _all_gaps(self, request: Request, caller: Caller) -> Response:
         found, _ = await records.gaps(self._admin, self._parts, self._door.session(request).caller)
-        return _download(records.lines(found), f"gaps-{self._zone}.jsonl")
+        return _download(await asyncio.to_thread(records.lines, found), f"gaps-{self._zone}.jsonl")
 
     async def _quarantine(self, request: Request, caller: Caller) -> Response:
         views, total = await records.quarantine(self._admin, self._door.session(request).caller)

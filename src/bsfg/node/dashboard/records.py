@@ -15,28 +15,34 @@ from bsfg.jsonform import message_to_dict
 from bsfg.node.authorize import Request
 from bsfg.node.parts import NodeContext
 from bsfg.node.trail import AuditTrail
-from bsfg.ports import GapRecord
+from bsfg.offload import by_size
+from bsfg.ports import GapRecord, GapSet
 from bsfg.trail import TrailRecord
 from bsfg.wire.service import AdminService, Caller, QuarantinedView
 
 SHOWN_MAX = 200
 OBJECT_CHARACTERS_MAX = 2_000
+_RANGE_BYTES = 200
 
 
 async def gaps(
     admin: AdminService, parts: NodeContext, caller: Caller, at_most: int | None = None
 ) -> tuple[list[dict[str, Any]], int]:
     """List the gap records of all buffers that the caller may see, the newest first; tell how many there are in all."""
-    found, total = [], 0
+    found, total = list[tuple[str, str, GapSet]](), 0
     for stream, buffer in await parts.storage.streams():
         if (stream, buffer) in parts.unavailable:
             continue
-        if stream in parts.settings.lanes and parts.guard.allows(caller, Request(Action.VIEW, stream)):
+        if stream in parts.settings.streams and parts.guard.allows(caller, Request(Action.VIEW, stream)):
             for each in await admin.gaps(caller, stream, buffer):
                 total += len(each.ranges)
-                newest = each if at_most is None else each.newest(at_most)
-                found += [_gap(stream, str(buffer), gap) for gap in newest.records()]
-    return sorted(found, key=lambda gap: int(gap["at_unix_ms"]), reverse=True), total
+                found.append((stream, str(buffer), each if at_most is None else each.newest(at_most)))
+    return await by_size(_RANGE_BYTES * sum(len(each.ranges) for *_, each in found), _newest_first, found), total
+
+
+def _newest_first(found: Sequence[tuple[str, str, GapSet]]) -> list[dict[str, Any]]:
+    rows = [_gap(stream, buffer, gap) for stream, buffer, each in found for gap in each.records()]
+    return sorted(rows, key=lambda gap: int(gap["at_unix_ms"]), reverse=True)
 
 
 async def quarantine(admin: AdminService, caller: Caller) -> tuple[list[QuarantinedView], int]:

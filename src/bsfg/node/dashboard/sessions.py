@@ -278,6 +278,8 @@ class SessionFile:
 
     def _write(self, data: bytes) -> None:
         try:
+            # Where the storage keeps the node's state nobody else makes its folder.
+            self._files.make_folder(KEPT.partition("/")[0])
             write_whole(self._files, KEPT, data)
         except OSError as error:
             with suppress(OSError):

@@ -54,7 +54,7 @@ class Carried(Put):
     relayed: Sequence[Gap] = ()
 
 
-class RemotePull(LinkTurns["Courier"]):
+class CourierFlow(LinkTurns["Courier"]):
     """The turns of one stream, its facts given to a courier."""
 
     stores_at_once = 3
@@ -248,7 +248,7 @@ class RemoteMemory:
 
 
 @dataclass(slots=True)
-class CarriedPull:
+class TaskPull:
     """The turns of one stream, as the loops of a handoff take them."""
 
     plan: LinkTaskPlan
@@ -259,7 +259,7 @@ class CarriedPull:
     lease: str | None
     came: Callable[[], None] = lambda: None
     _source: PeerLink = field(init=False)
-    _turns: RemotePull = field(init=False)
+    _turns: CourierFlow = field(init=False)
     _courier: Courier = field(init=False)
     _memory: RemoteMemory = field(init=False)
 
@@ -269,7 +269,7 @@ class CarriedPull:
         link = self.plan.link
         self._source = ClientLink(link.zone, self.of.consumer, self.peer, link.carry_only)
         self._memory = RemoteMemory(self.admin, link.name, self.stream, self.lease)
-        self._turns = RemotePull(
+        self._turns = CourierFlow(
             self._source, self._memory, clock=SystemClock(), confirm_every_seconds=CONFIRM_EVERY_SECONDS
         )
         bring = ArtifactCourier(self.peer, self.own, link.name, self.came).bring

@@ -22,7 +22,7 @@ from bsfg.journey.link import FetchRequest
 from bsfg.spark.calls import NodeAccess, calls
 from bsfg.spark.replicate.plan import LEASE_TTL_MS, LinkTaskPlan
 from bsfg.spark.replicate.replay import asked, ended, live_failure, start_replay
-from bsfg.spark.replicate.turn import FORMAT, LiveSource
+from bsfg.spark.replicate.shift import FORMAT, LiveSource
 from bsfg.spark.session import activate, failed, hush
 
 if TYPE_CHECKING:
@@ -104,8 +104,9 @@ WORKED_SECONDS = 300.0
 VACANT_SECONDS = 5.0
 """For how long nobody may hold the lease of a link before it counts as moved by nobody; tasks change in less."""
 
-TASK_ATTEMPTS = 50
-"""A task that is killed is simply started again; one that cannot work at all ends its query, which is mended."""
+LIVE_TASK_ATTEMPTS = 50
+"""A task that is killed is simply started again; one that cannot work at all ends its query, which is mended. On a
+cluster Spark's own `spark.task.maxFailures` counts."""
 
 
 class MovingEngine(StrEnum):
@@ -205,7 +206,7 @@ def holder_name() -> str:
 
 def local_master(links: int) -> str:
     """Give the master that fits so many links on this machine: two live tasks each, and two for replays."""
-    return f"local[{2 * links + 2},{TASK_ATTEMPTS}]"
+    return f"local[{2 * links + 2},{LIVE_TASK_ATTEMPTS}]"
 
 
 class Replication:

@@ -3,56 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from bsfg.frontier import Frontier
-from bsfg.ports import Buffer, Clock, ConsumerSpec, StartAt
+from bsfg.ports import Clock
 from bsfg.stores.log.files import Files
 from bsfg.stores.log.journal import Journal, Record
 from bsfg.stores.log.reserve import Reserve
 from bsfg.stores.shared.committer import MakeWorkers, Workers
-from bsfg.stores.shared.cursors import ConsumerCursor, Cursors, Resolve
+from bsfg.stores.shared.cursors import ConsumerCursor, Cursors, Resolve, as_document, from_document
 
 CURSORS = "cursors/cursors.journal"
 
 
 def cursor_record(cursor: ConsumerCursor) -> Record:
     """Give the record from which a cursor can be read again."""
-    head: dict[str, Any] = {
-        "kind": "cursor",
-        "name": cursor.spec.name,
-        "stream": cursor.spec.stream,
-        "buffer": cursor.spec.buffer,
-        "start": cursor.spec.start,
-        "start_value": cursor.spec.start_value,
-        "required": cursor.spec.required,
-        "committed": cursor.frontier.committed,
-        "ranges": cursor.frontier.ranges,
-        "log_id": cursor.log_id,
-        "created_unix_ms": cursor.created_unix_ms,
-        "retired_reason": cursor.retired_reason,
-        "peer_head": cursor.peer_head.hex() if cursor.peer_head else None,
-    }
-    return Record(head)
+    return Record({"kind": "cursor", **as_document(cursor)})
 
 
 def cursor_from(record: Record) -> ConsumerCursor:
     """Read a cursor from its record."""
-    head = record.head
-    spec = ConsumerSpec(
-        head["name"],
-        head["stream"],
-        Buffer(head["buffer"]),
-        StartAt(head["start"]),
-        head["start_value"],
-        head["required"],
-    )
-    frontier = Frontier(head["committed"], [(first, last) for first, last in head["ranges"]])
-    peer_head = bytes.fromhex(head["peer_head"]) if head["peer_head"] else None
-    return ConsumerCursor(
-        spec, frontier, head["log_id"], head["created_unix_ms"], head["retired_reason"], peer_head,
-        frontier.committed + 1,
-    )  # fmt: skip
+    return from_document(record.head)
 
 
 class LogCursors(Cursors):

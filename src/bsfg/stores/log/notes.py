@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from bsfg.stores.log.damage import is_damage
 from bsfg.stores.log.files import Files
 from bsfg.stores.log.journal import Journal, Record, read_journal
 from bsfg.stores.log.quarantine import Quarantine
-from bsfg.stores.shared.judging import check_reason
+from bsfg.wording import check_reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,8 @@ class Notes:
         self.book = GapBook()
         self.anchors: list[Anchor] = []
         self.quarantine = Quarantine(files, folder)
-        self.released = GapBook()
+        # Operators give the reasons, and each is kept.
+        self.released = GapBook(sys.maxsize)
         self._old: dict[int, Record] = {}
 
     @property
@@ -120,7 +122,7 @@ class Notes:
 
     def release(self, id_: int, reason: str, now_unix_ms: int) -> None:
         """Drop a quarantined fact, leaving a durable note of it."""
-        check_reason(reason)
+        check_reason(reason, "dropping a quarantined fact")
         if id_ not in self.quarantine:
             raise InvalidArgument(f"nothing is quarantined under id {id_}", id=id_)
         self._write([_released(_release(id_, reason, now_unix_ms))])

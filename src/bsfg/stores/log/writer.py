@@ -18,7 +18,7 @@ from bsfg.errors import BsfgError, BufferFull, DiskFull, OutcomeUnknown, Storage
 from bsfg.fact import Entry, Key
 from bsfg.gaps import GapBook
 from bsfg.ports import Buffer, Clock, Gap, GapRecord, Quarantined, Receipt, Result
-from bsfg.retention import ConsumerStanding, GapReason, Piece, Policy, Removal, make_room
+from bsfg.retention import Cause, ConsumerStanding, GapReason, Piece, Policy, Removal, departure, make_room
 from bsfg.stores.log.damage import keep_aside, uncovered
 from bsfg.stores.log.files import Files, NotBegun, OpenFile, is_refusal, translated, write_whole
 from bsfg.stores.log.indexstore import IndexStore
@@ -351,7 +351,7 @@ class LogWriter:
         if len(self.segments) == 1 and self.segments[0].frames and self.end - 1 <= standing.committed:
             self._roll()
         oldest = next((piece for piece in self.pieces() if piece.last >= self.start), None)
-        if oldest is None or oldest.last > standing.committed:
+        if oldest is None or not departure(oldest, self.policy, standing, Cause.DISK)[0]:
             return False
         self.remove(Removal(oldest.last + 1))
         return True
@@ -449,9 +449,9 @@ class LogWriter:
 
     def forgo(self, departures: Sequence[Departure]) -> None:
         """Take back what was staged of segments that stay after all."""
-        for departure in departures:
-            if departure.staged is not None:
-                self.keys.unstage(departure.staged[1])
+        for each in departures:
+            if each.staged is not None:
+                self.keys.unstage(each.staged[1])
 
     def _keep_damage(self, segment: SegmentFile, hole: Hole) -> list[GapRecord]:
         """Keep what can be read of damage in a segment that leaves; give the records that keys go with it."""

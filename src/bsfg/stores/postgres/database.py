@@ -14,15 +14,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 import psycopg
 from psycopg import sql
 from psycopg.adapt import Dumper
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Format
 
 from bsfg.errors import (
     BsfgError,
+    ConfigInvalid,
     DiskFull,
     FormatUnsupported,
     HasherMismatch,
@@ -36,6 +39,7 @@ from bsfg.errors import (
     StorageUnreadable,
     StorageUnsafe,
 )
+from bsfg.stores.postgres.place import TAKEOVER_SECONDS, Place, PlaceWatch, ZoneNode, hang_up, label, said_by
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 Found = TypeVar("Found")
@@ -44,9 +48,6 @@ OLDEST_SERVER = 140_000
 PATIENCE_SECONDS = 20.0
 CONNECT_SECONDS = 5
 _PAUSE_SECONDS = 0.1
-_LOCK_SPACE = 0x62736667
-_TAKEN_SECONDS = 5.0
-"""The server may need a moment to notice that the node before this one is dead."""
 
 _SETTINGS = {
     # Tables that were empty when a statement was planned grow: every statement of ours has an index to go by.
@@ -68,6 +69,8 @@ class PostgresSettings:
     schema: str = "bsfg"
     allow_unsafe: bool = False
     patience_seconds: float = PATIENCE_SECONDS
+    takeover_seconds: float = TAKEOVER_SECONDS
+    node_name: str = ""
 
 
 class Int8Array:
@@ -98,6 +101,19 @@ def _denied(error: psycopg.Error) -> bool:
     )
 
 
+def _not_connected(error: psycopg.Error) -> BsfgError:
+    """Give the error of a connection that was not made; no part of the string, which may hold a password, is in it."""
+    if not isinstance(error, psycopg.OperationalError) or str(error).startswith("connection is bad: invalid"):
+        hint = 'Write it as "host=... dbname=... user=..." or as an address, in which % is written %25 and @ %40.'
+        return ConfigInvalid("dsn in [storage.postgres] is no connection string of PostgreSQL", hint=hint)
+    if _denied(error):
+        hint = "Check dsn in [storage.postgres]: role, password, database, and pg_hba.conf of the server."
+        return StorageUnreadable(f"the server refuses the node: {said_by(error)}", hint=hint)
+    # Those who are told of it while the node runs get another hint: it goes on by itself.
+    hint = "Start the node again when the server answers; check host and port of dsn in [storage.postgres]."
+    return StorageUnavailable(f"the server cannot be reached: {said_by(error)}", hint=hint)
+
+
 def translated(error: psycopg.Error, doing: str) -> BsfgError:
     """Give an error of the driver as one of ours."""
     state, text = error.sqlstate or "", str(error).strip().splitlines()[:1]
@@ -123,12 +139,24 @@ class Database:
         self.settings, self._on_sync = settings, on_sync
         self._idle: list[Connection] = []
         self._lock = threading.Lock()
-        self._guard: Connection | None = None
-        self._guarding = threading.Lock()
+        self._made: WeakSet[Connection] = WeakSet()
         self._losses = 0
         self._given_up = False
-        self._closed = False
-        self.epoch = 0
+        self._closed = self._lost_place = False
+        node = (settings.schema, settings.node_name, settings.takeover_seconds)
+        self._place = Place(self._connect, *node)
+        self.on_lost: Callable[[], None] = lambda: None
+        """Is called, by another thread, when somebody else has become the zone's one writer."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that this node has begun; whoever knows a lower one writes nothing."""
+        return self._place.epoch
+
+    @property
+    def nodes(self) -> Sequence[ZoneNode]:
+        """The nodes of the zone that run, as the active one last saw them."""
+        return self._place.nodes
 
     # Opening.
 
@@ -138,10 +166,11 @@ class Database:
         try:
             self._check_server(connection)
             self._make_schema(connection)
-            self._guard = self._take_lock(connection, _TAKEN_SECONDS)
+            self._place.take(connection)
             with connection.transaction():
                 migrate(connection)
-                self.epoch = _begin(connection, zone, hasher, self.settings.schema)
+                self._place.enter(connection, _begin(connection, zone, hasher, self.settings.schema))
+            self._place.keep(self._overtaken)
         except psycopg.Error as error:
             connection.close()
             raise translated(error, "opening the tables") from None
@@ -175,16 +204,19 @@ class Database:
 
     def _connect(self) -> Connection:
         try:
-            connection: Connection = psycopg.connect(
-                self.settings.dsn, autocommit=True, connect_timeout=CONNECT_SECONDS, application_name="bsfg"
-            )
-        except psycopg.OperationalError as error:
-            if _denied(error):
-                hint = "Check dsn in [storage.postgres]: role, password, database, and pg_hba.conf of the server."
-                raise StorageUnreadable(f"the server refuses the node: {error}".strip(), hint=hint) from None
-            raise StorageUnavailable(f"the server cannot be reached: {error}".strip()) from None
-        except psycopg.ProgrammingError as error:
-            raise StorageUnreadable(f"dsn in [storage.postgres] is no connection string: {error}") from None
+            # A server behind a line that swallows everything must be known as away before another node takes over.
+            seconds = max(1, int(self.settings.takeover_seconds))
+            noticing = {"tcp_user_timeout": 1000 * seconds, "keepalives_idle": seconds, "keepalives_interval": 1,
+                        "keepalives_count": 3, "connect_timeout": CONNECT_SECONDS}  # fmt: skip
+            given: dict[str, Any] = {**noticing, **conninfo_to_dict(self.settings.dsn)}
+            given["application_name"] = label(self._place.token)
+            connection: Connection = psycopg.connect(autocommit=True, **given)
+        except psycopg.Error as error:
+            raise _not_connected(error) from None
+        self._made.add(connection)
+        if self._lost_place:
+            # Nobody will hang up for whoever waits for its first answer.
+            hang_up(connection)
         try:
             connection.adapters.register_dumper(Int8Array, _Int8ArrayDumper)
             connection.prepare_threshold = 0
@@ -194,8 +226,13 @@ class Database:
             connection.execute(sql.SQL("SET search_path TO {}").format(schema), prepare=False)
         except psycopg.Error as error:
             connection.close()
-            raise StorageUnavailable(f"the server ended the connection: {error}".strip()) from None
+            raise StorageUnavailable(f"the server ended the connection: {said_by(error)}") from None
         return connection
+
+    def watch(self) -> PlaceWatch:
+        """Give what watches the place of the active node, for one that stands by."""
+        node = (self.settings.schema, self.settings.node_name, self.settings.takeover_seconds)
+        return PlaceWatch(self._connect, self._hang_up, *node)
 
     def _check_server(self, connection: Connection) -> None:
         version = connection.info.server_version
@@ -213,19 +250,6 @@ class Database:
         if connection.execute(asked, (self.settings.schema,)).fetchone() is None:
             schema = sql.Identifier(self.settings.schema)
             connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(schema), prepare=False)
-
-    def _take_lock(self, connection: Connection, wait_seconds: float) -> Connection:
-        """Hold the lock that keeps a second node of the zone from starting, for as long as the connection lasts."""
-        deadline = time.monotonic() + wait_seconds
-        asked = "SELECT pg_try_advisory_lock(%s, to_regnamespace(%s)::oid::bigint::bit(32)::integer)"
-        quoted = sql.Identifier(self.settings.schema).as_string(connection)
-        while True:
-            row = connection.execute(asked, (_LOCK_SPACE, quoted)).fetchone()
-            if row is not None and row[0]:
-                return connection
-            if time.monotonic() >= deadline:
-                raise StorageTaken(f"another node has the schema {self.settings.schema} open")
-            time.sleep(_PAUSE_SECONDS)
 
     # Use.
 
@@ -248,6 +272,8 @@ class Database:
             try:
                 connection = self._taken()
             except (StorageUnavailable, StorageUnreadable) as away:
+                if self._closed:
+                    raise self._ended(doing, unknown=again and changes) from None
                 # A role that was let in before and is not now is as good as a server that is away.
                 deadline = deadline or time.monotonic() + (0.0 if self._given_up else patience_seconds)
                 if time.monotonic() < deadline:
@@ -301,30 +327,43 @@ class Database:
     def close(self) -> None:
         """End all connections, and with them the lock."""
         self._closed = True
+        self._place.leave()
         self._forget_all()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the server was not reached for so long that another node may have taken over."""
+        return self._place.is_silent
+
+    def give_up(self) -> None:
+        """End all work at once: whoever waits for the server is told that the place may be another's."""
+        self._closed = self._lost_place = True
+        self._place.give_up()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        for connection in list(self._made):
+            hang_up(connection)
+
+    def _overtaken(self) -> None:
+        self.give_up()
+        self.on_lost()
+
+    def _ended(self, doing: str, *, unknown: bool) -> BsfgError:
+        if unknown:
+            return OutcomeUnknown(f"{doing}: the storage was closed meanwhile")
+        if self._lost_place:
+            return StorageTaken(f"{doing}: another node may have taken over the schema {self.settings.schema}")
+        return StorageUnavailable(f"{doing}: the storage is closed")
 
     def _taken(self) -> Connection:
         if self._closed:
             raise StorageUnavailable("the storage is closed")
-        with self._guarding:
-            if self._guard is None:
-                # After the server was away the lock is free, and may be another's.
-                self._guard = self._guarded()
+        self._place.hold()
         with self._lock:
             if self._idle:
                 return self._idle.pop()
         return self._connect()
-
-    def _guarded(self) -> Connection:
-        connection = self._connect()
-        try:
-            return self._take_lock(connection, _TAKEN_SECONDS)
-        except psycopg.Error as error:
-            connection.close()
-            raise StorageUnavailable(str(error)) from None
-        except BsfgError:
-            connection.close()
-            raise
 
     def _given_back(self, connection: Connection) -> bool:
         """Take a connection back; tell whether it can still be used."""
@@ -346,13 +385,13 @@ class Database:
             if losses != self._losses:
                 return
             self._losses += 1
+        self._place.doubt()
         self._forget_all()
 
     def _forget_all(self) -> None:
-        with self._guarding, self._lock:
+        with self._lock:
             idle, self._idle = self._idle, []
-            guard, self._guard = self._guard, None
-        for connection in (*idle, *([guard] if guard is not None else [])):
+        for connection in idle:
             connection.close()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Self
 
 import orjson
@@ -13,6 +15,7 @@ from bsfg.ports import Capabilities, Clock
 from bsfg.stores.postgres.artifacts import PostgresArtifacts
 from bsfg.stores.postgres.database import Database, PostgresSettings
 from bsfg.stores.postgres.frames import PostgresZone
+from bsfg.stores.postgres.place import SIGNS, ZoneNode
 from bsfg.stores.shared.storage import FramedStorage
 
 STATE_PATIENCE_SECONDS = 2.0
@@ -55,6 +58,7 @@ class PostgresStorage(FramedStorage):
     def __init__(self, database: Database, clock: Clock, hasher: Hasher) -> None:
         super().__init__(PostgresZone(database), clock, hasher)
         self.database = database
+        self._lost = asyncio.Event()
 
     @classmethod
     async def open(
@@ -68,6 +72,14 @@ class PostgresStorage(FramedStorage):
     ) -> Self:
         """Open the tables of a zone as its one writer, making them when there are none."""
         storage = cls(Database(settings, on_sync), clock or SystemClock(), hasher or Sha256())
+        loop = asyncio.get_running_loop()
+
+        def lost() -> None:
+            # The loop may have ended meanwhile, and whoever waited with it.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(storage._lost.set)
+
+        storage.database.on_lost = lost
         return await storage.begin(zone)
 
     def artifacts(self, *, max_artifact_bytes: int | None, capacity_bytes: int | None) -> PostgresArtifacts:
@@ -79,3 +91,15 @@ class PostgresStorage(FramedStorage):
     def state(self) -> PostgresState:
         """Give what keeps the node's own values, in the same tables."""
         return PostgresState(self.database)
+
+    def nodes(self) -> Sequence[ZoneNode]:
+        """Give the nodes of the zone that run, the active one first."""
+        return self.database.nodes
+
+    async def overtaken(self) -> None:
+        """Wait until another node has the zone, or may have it; from then on nothing is written nor read here."""
+        while not self._lost.is_set() and not self.database.is_silent:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.database.settings.takeover_seconds / SIGNS):
+                    await self._lost.wait()
+        self.database.give_up()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from bsfg.errors import (
     BsfgError,
@@ -32,6 +32,7 @@ from bsfg.ports import (
 from bsfg.retention import GapReason
 from bsfg.rules import check_name
 from bsfg.stores.shared.committer import Committer, MakeWorkers, Workers
+from bsfg.wording import check_reason
 
 
 class Positions(Protocol):
@@ -92,6 +93,35 @@ class ConsumerCursor:
     def checkpoint(self) -> Checkpoint:
         """Give where it stands."""
         return Checkpoint(max(self.next_to_send, self.frontier.committed + 1), self.frontier.committed)
+
+
+def as_document(cursor: ConsumerCursor) -> dict[str, Any]:
+    """Give the values from which a cursor can be read again, all of a kind that JSON has."""
+    spec, frontier = cursor.spec, cursor.frontier
+    return {
+        "name": spec.name,
+        "stream": spec.stream,
+        "buffer": spec.buffer,
+        "start": spec.start,
+        "start_value": spec.start_value,
+        "required": spec.required,
+        "committed": frontier.committed,
+        "ranges": frontier.ranges,
+        "log_id": cursor.log_id,
+        "created_unix_ms": cursor.created_unix_ms,
+        "retired_reason": cursor.retired_reason,
+        "peer_head": cursor.peer_head.hex() if cursor.peer_head else None,
+    }
+
+
+def from_document(said: Mapping[str, Any]) -> ConsumerCursor:
+    """Read a cursor."""
+    buffer, start = Buffer(said["buffer"]), StartAt(said["start"])
+    spec = ConsumerSpec(said["name"], said["stream"], buffer, start, said["start_value"], said["required"])
+    frontier = Frontier(said["committed"], [(first, last) for first, last in said["ranges"]])
+    head = bytes.fromhex(said["peer_head"]) if said["peer_head"] else None
+    made, retired = said["created_unix_ms"], said["retired_reason"]
+    return ConsumerCursor(spec, frontier, said["log_id"], made, retired, head, frontier.committed + 1)
 
 
 @dataclass(slots=True)
@@ -187,8 +217,7 @@ class Cursors(ABC):
 
     async def retire(self, name: str, reason: str) -> list[GapRecord]:
         """End a consumer; what it had not confirmed is recorded as gaps."""
-        if not reason.strip():
-            raise InvalidArgument("retiring a consumer needs a reason")
+        check_reason(reason, "retiring a consumer")
         cursor = self._known(name)
         buffer = await self._resolve(cursor.spec.stream, cursor.spec.buffer)
         now = self._clock.now_unix_ms()

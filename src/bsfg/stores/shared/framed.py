@@ -29,7 +29,6 @@ from bsfg.stores.shared.judging import (
     AppendItem,
     BatchJudgement,
     as_facts,
-    check_reason,
     identity_hash,
     identity_of,
     judge,
@@ -54,6 +53,7 @@ from bsfg.stores.shared.keeper import (
     touched,
 )
 from bsfg.stores.shared.reading import PAGE_FRAMES, FrameReader, absent, chain_behind, read_keys
+from bsfg.wording import check_reason
 
 _INSERTED = int(Result.INSERTED)
 _COMPACT_RECORDS = 256
@@ -470,7 +470,7 @@ class FramedWriter:
 
     def release(self, id_: int, reason: str) -> None:
         """Drop a refused fact, leaving a durable note of it."""
-        check_reason(reason)
+        check_reason(reason, "dropping a quarantined fact")
         row = self.quarantine.row(id_)
         if row is None:
             raise InvalidArgument(f"nothing is quarantined under id {id_}", id=id_)

@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 from bsfg.batch import FactBatch
 from bsfg.columns import FACT_SCHEMA, STORED_SCHEMA, fixed_rows, int64_array, nulls
 from bsfg.digest import is_digest_of
-from bsfg.errors import InvalidArgument
 from bsfg.fact import Key, Origin
 from bsfg.ports import GapRecord, OriginSpan, Quarantined, Receipt, Result
 from bsfg.retention import GapReason
@@ -305,12 +304,6 @@ def identity_hash(identity: Identity) -> int:
     reason, key, body = identity
     said = "\0".join((reason, key.from_zone, key.message_id)).encode() + b"\0" + body
     return int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "big")
-
-
-def check_reason(reason: str) -> None:
-    """Raise unless an operator said why."""
-    if not reason.strip():
-        raise InvalidArgument("dropping a quarantined fact needs a reason")
 
 
 def told(item: Quarantined, same: int) -> tuple[dict[str, Any], bytes]:

@@ -332,6 +332,16 @@ class ConsumerContract(StorageCase):
                 await call()
 
     @scenario
+    async def test_a_reason_is_words(self, rig: Rig) -> None:
+        """Without words, or with control characters, a reason is refused, and the consumer stays as it was."""
+        await rig.lane()
+        await rig.storage.cursors.create(SPEC)
+        for reason in (" ", "scrapped\x00", "scrapped \x1b[2J"):
+            with pytest.raises(InvalidArgument):
+                await rig.storage.cursors.retire(READER, reason)
+        assert (await rig.storage.cursors.consumer(READER)).retired_reason is None
+
+    @scenario
     async def test_start_positions(self, rig: Rig) -> None:
         """A consumer begins at the earliest or latest entry, at an offset, or at a time."""
         lane = await self._aged(rig)

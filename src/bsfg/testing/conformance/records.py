@@ -163,6 +163,9 @@ class RecordsContract(StorageCase):
         assert [one.id for one in await lane.buffer.quarantine()] == [second]
         with pytest.raises(InvalidArgument):
             await lane.buffer.release_quarantined(first, "again")
+        for reason in ("", "inspected\x00"):
+            with pytest.raises(InvalidArgument):
+                await lane.buffer.release_quarantined(second, reason)
         for value in (15, 16):
             await lane.write_messages([message("a", value)], hasher=hasher)
         kept, *new = [one.id for one in await lane.buffer.quarantine()]

@@ -40,7 +40,13 @@ function draw() {
   counts();
   VIEWS[view()]();
   const { version, started_unix_ms: started, now_unix_ms: now } = known.state;
-  byId("foot").textContent = `bsfg ${version}, up ${span((now - started) / 1000)}, node time ${moment(now)}`;
+  byId("foot").textContent = `bsfg ${version}, up ${span((now - started) / 1000)}, node time ${moment(now)}${nodes()}`;
+}
+
+/** Of a zone with several nodes, which one is active and which stand by. */
+function nodes() {
+  const names = (active) => known.state.nodes.filter((each) => each.active === active).map((each) => each.name);
+  return known.state.nodes?.length ? `; active ${names(true).join(", ")}, stands by ${names(false).join(", ") || "nobody"}` : "";
 }
 
 function who({ identity, by, may_act: mayAct, ends_unix_ms: ends }) {

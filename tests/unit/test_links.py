@@ -123,9 +123,9 @@ def test_an_urgent_waiter_comes_first() -> None:
 async def _urgent_first() -> None:
     links, _, _ = board()
     held = links.acquire("from-a", "spark", 60_000)
-    task = asyncio.create_task(links.turn("from-a", "spark", 60_000, 60))
+    task = asyncio.create_task(links.acquire_in_line("from-a", "spark", 60_000, 60))
     await asyncio.sleep(0)
-    driver = asyncio.create_task(links.turn("from-a", "spark", 60_000, 60, urgent=True))
+    driver = asyncio.create_task(links.acquire_in_line("from-a", "spark", 60_000, 60, urgent=True))
     await asyncio.sleep(0)
     links.give_back("from-a", held.token)
     await asyncio.wait([task, driver], return_when=asyncio.FIRST_COMPLETED)

@@ -24,10 +24,10 @@ from bsfg.journey.receive import PullProgress
 from bsfg.journey.verify import LinkHeld
 from bsfg.ports import Frame, GapRecord
 from bsfg.retention import GapReason
-from bsfg.spark.replicate import turn
-from bsfg.spark.replicate.carrying import Courier, RemotePull
+from bsfg.spark.replicate import shift
+from bsfg.spark.replicate.carrying import Courier, CourierFlow
 from bsfg.spark.replicate.driver import LinkState
-from bsfg.spark.replicate.turn import RemoteDesk
+from bsfg.spark.replicate.shift import RemoteReporter
 from bsfg.testing.clock import FakeClock
 from bsfg.testing.facts import messages
 
@@ -47,23 +47,23 @@ def looks() -> tuple[Callable[[], bool], Callable[[], int]]:
     return gone, lambda: seen[0]
 
 
-async def keep(site: Site, gone: Callable[[], bool]) -> RemoteDesk:
+async def keep(site: Site, gone: Callable[[], bool]) -> RemoteReporter:
     """Take the lease and keep it as a task does; give its desk when it stops."""
     site.act_as("pipeline")
     admin = site.admin_client()
     lease = await admin.acquire_lease(LINK, HOLDER, 60_000)
-    desk = RemoteDesk(admin, LINK, lease.token, lease.mode)
+    desk = RemoteReporter(admin, LINK, lease.token, lease.mode)
     plan: Any = SimpleNamespace(name=LINK, holder=HOLDER)
-    await turn._keep(admin, plan, lease, desk, gone)
+    await shift._keep(admin, plan, lease, desk, gone)
     return desk
 
 
 async def test_a_task_gives_way_to_its_sibling(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     """After its time a task lets the one that waits have the link, long before the most that it may keep it."""
-    monkeypatch.setattr(turn, "HOLD_SECONDS_MIN", 0.0)
+    monkeypatch.setattr(shift, "HOLD_SECONDS_MIN", 0.0)
     site, (gone, seen) = await sites(), looks()
     keeping = asyncio.create_task(keep(site, gone))
-    await until(lambda: site.parts.board.holder(LINK) is not None)
+    await until(lambda: site.parts.links.holder(LINK) is not None)
     waiting = asyncio.create_task(site.admin_client().acquire_lease(LINK, HOLDER, 60_000, wait_seconds=60))
     desk = await keeping
     waiting.cancel()
@@ -75,7 +75,7 @@ async def test_a_task_gives_way_to_its_driver_at_once(sites: Sites) -> None:
     """The driver needs no patience: whoever waits urgently has the link before the task's time is over."""
     site, (gone, seen) = await sites(), looks()
     keeping = asyncio.create_task(keep(site, gone))
-    await until(lambda: site.parts.board.holder(LINK) is not None)
+    await until(lambda: site.parts.links.holder(LINK) is not None)
     driver = site.admin_client().acquire_lease(LINK, HOLDER, 60_000, wait_seconds=60, urgent=True)
     waiting = asyncio.create_task(driver)
     await keeping
@@ -86,7 +86,7 @@ async def test_a_task_gives_way_to_its_driver_at_once(sites: Sites) -> None:
 async def test_a_task_that_lost_its_lease_moves_nothing_more(sites: Sites) -> None:
     """When somebody else has the lease the loops of the task stand still, for two engines would move one link."""
     site, (gone, _) = await sites(), looks()
-    board, lost = site.parts.board, False
+    board, lost = site.parts.links, False
 
     def stolen() -> bool:
         nonlocal lost
@@ -106,8 +106,8 @@ async def test_what_could_not_be_told_is_told_later(sites: Sites) -> None:
     """A report that the node did not take is kept, and added to what comes after it."""
     site = await sites()
     site.act_as("pipeline")
-    admin, board = site.admin_client(), site.parts.board
-    desk = RemoteDesk(admin, LINK, "mine", "normal")
+    admin, board = site.admin_client(), site.parts.links
+    desk = RemoteReporter(admin, LINK, "mine", "normal")
     other = board.acquire(LINK, "another", 60_000)
     desk.report(STREAM, PullProgress(inserted=2))
     with pytest.raises(LeaseLost):
@@ -167,7 +167,7 @@ async def test_gap_records_without_facts_are_carried(sites: Sites) -> None:
 async def test_a_task_knows_the_history_of_its_sender() -> None:
     """Only the task sees where an answer starts: another log, or one that went back, holds the link there."""
     link: Any = None
-    turns = RemotePull(link, SessionMemory(), clock=FakeClock())
+    turns = CourierFlow(link, SessionMemory(), clock=FakeClock())
     known = PeerPosition(log_id=LOG, latest_start=8, acknowledged=7, end=8)
     for log_id, start, end in (("another", 8, 8), (LOG, 8, 7), (LOG, 7, 8)):
         found = await turns.judge(Fetched(log_id, start, end, b""), known)

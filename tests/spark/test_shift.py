@@ -8,7 +8,7 @@ import textwrap
 import pytest
 
 from bsfg.spark.daemon import DAEMON_PID
-from bsfg.spark.replicate.turn import orphaned
+from bsfg.spark.replicate.shift import orphaned
 
 
 def test_a_worker_whose_parent_lives_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,7 +28,7 @@ def test_a_worker_whose_parent_was_gone_before_it_asked_knows() -> None:
         if os.fork() == 0:
             while os.getppid() == daemon:
                 time.sleep(0.01)
-            from bsfg.spark.replicate.turn import orphaned
+            from bsfg.spark.replicate.shift import orphaned
             print(orphaned()(), flush=True)
             os._exit(0)
         os._exit(0)

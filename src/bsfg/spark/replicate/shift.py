@@ -1,4 +1,4 @@
-"""One turn of a live task: wait for the lease, move facts, report to the node, and give way to the other task."""
+"""One shift of a live task: wait for the lease, move facts, report to the node, and give way to the other task."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bsfg.journey.handoff import Handoff
 from bsfg.journey.receive import PullProgress
 from bsfg.spark.calls import calls
 from bsfg.spark.daemon import DAEMON_PID
-from bsfg.spark.replicate.carrying import CarriedPull
+from bsfg.spark.replicate.carrying import TaskPull
 from bsfg.spark.replicate.plan import LEASE_TTL_MS, LinkTaskPlan
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class TurnTally:
         )
 
 
-class RemoteDesk:
+class RemoteReporter:
     """Gathers what is to be told and tells it every so often, gate events and faults at once."""
 
     def __init__(self, admin: AdminClient, link: str, lease: str, mode: str) -> None:
@@ -186,8 +186,8 @@ TURN, URGENT = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class TurnReceipt:
-    """What a task has moved of one stream in one turn."""
+class ShiftReceipt:
+    """What a task has moved of one stream in one shift."""
 
     link: str
     stream: str
@@ -207,12 +207,12 @@ def orphaned() -> Callable[[], bool]:
     return lambda: os.getppid() != parent
 
 
-def take_turn(plan: LinkTaskPlan, gone: Callable[[], bool] | None = None) -> list[TurnReceipt]:
+def take_shift(plan: LinkTaskPlan, gone: Callable[[], bool] | None = None) -> list[ShiftReceipt]:
     """Wait for the lease and move the link for a while; give the receipts."""
-    return calls().run(_take_turn(plan, gone or orphaned()))
+    return calls().run(_take_shift(plan, gone or orphaned()))
 
 
-async def _take_turn(plan: LinkTaskPlan, gone: Callable[[], bool]) -> list[TurnReceipt]:
+async def _take_shift(plan: LinkTaskPlan, gone: Callable[[], bool]) -> list[ShiftReceipt]:
     from bsfg.wire.adminclient import AdminClient
 
     admin = AdminClient(calls().connection(plan.own))
@@ -223,7 +223,7 @@ async def _take_turn(plan: LinkTaskPlan, gone: Callable[[], bool]) -> list[TurnR
     desk = await _move(plan, admin, lease, gone)
     seconds = time.monotonic() - since
     return [
-        TurnReceipt(plan.name, stream, done.inserted, done.repeated, done.refused, done.backlog, seconds)
+        ShiftReceipt(plan.name, stream, done.inserted, done.repeated, done.refused, done.backlog, seconds)
         for stream, done in desk.totals.items()
         if stream
     ]
@@ -242,7 +242,7 @@ async def _leased(admin: AdminClient, plan: LinkTaskPlan, gone: Callable[[], boo
     return None
 
 
-async def _move(plan: LinkTaskPlan, admin: AdminClient, lease: LeaseView, gone: Callable[[], bool]) -> RemoteDesk:
+async def _move(plan: LinkTaskPlan, admin: AdminClient, lease: LeaseView, gone: Callable[[], bool]) -> RemoteReporter:
     from bsfg.wire.client import BoundaryClient
     from bsfg.wire.reach import ConnectionDiagnosis
 
@@ -250,13 +250,11 @@ async def _move(plan: LinkTaskPlan, admin: AdminClient, lease: LeaseView, gone: 
     connection = calls().connection(plan.peer)
     connection.request_timeout_seconds = plan.link.request_timeout_seconds
     peer = BoundaryClient(connection)
-    desk = RemoteDesk(admin, plan.name, lease.token, lease.mode)
-    pulls = [CarriedPull(plan, each, peer, own, admin, lease.token, desk.came) for each in plan.streams]
+    desk = RemoteReporter(admin, plan.name, lease.token, lease.mode)
+    pulls = [TaskPull(plan, each, peer, own, admin, lease.token, desk.came) for each in plan.streams]
     watched = plan.peer.watched
     watched = watched if hasattr(watched, "files") else None
     reach = ConnectionDiagnosis(
-        plan.link.address.host,
-        plan.link.address.port,
         plan.link.expected_server,
         watched,
         connection,
@@ -284,9 +282,9 @@ async def _move(plan: LinkTaskPlan, admin: AdminClient, lease: LeaseView, gone: 
 
 
 async def _keep(
-    admin: AdminClient, plan: LinkTaskPlan, lease: LeaseView, desk: RemoteDesk, gone: Callable[[], bool]
+    admin: AdminClient, plan: LinkTaskPlan, lease: LeaseView, desk: RemoteReporter, gone: Callable[[], bool]
 ) -> None:
-    """Keep the lease until it is another's turn, or it is lost."""
+    """Keep the lease until it is another's shift, or it is lost."""
     since = time.monotonic()
     while desk.may_move() and not gone():
         held_seconds = time.monotonic() - since
@@ -309,7 +307,7 @@ async def _keep(
             return
 
 
-async def _settle(pulls: list[CarriedPull]) -> None:
+async def _settle(pulls: list[TaskPull]) -> None:
     """Give what was put a moment to be confirmed, so that the next task need not fetch it again."""
     with suppress(BsfgError, TimeoutError):
         async with asyncio.timeout(SETTLE_SECONDS):
@@ -342,14 +340,14 @@ RECEIPTS = pa.schema(
 
 
 @dataclass(frozen=True)
-class Turn(InputPartition):
-    """One turn of one link."""
+class Shift(InputPartition):
+    """One shift of one link."""
 
     plan: LinkTaskPlan
 
 
 class LiveReader(DataSourceStreamReader):
-    """Counts turns."""
+    """Counts shifts."""
 
     def __init__(self, plan: Path) -> None:
         self._plan = plan
@@ -359,17 +357,17 @@ class LiveReader(DataSourceStreamReader):
         return {"turn": 0}
 
     def latestOffset(self, start: dict[str, Any], limit: Any = None) -> dict[str, Any]:
-        """There is always one more turn."""
+        """There is always one more shift."""
         return {"turn": int(start["turn"]) + 1}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """One task has the turn, however many turns a restarted query believes it has missed."""
-        return [Turn(LinkTaskPlan.read(self._plan))]
+        """One task has the shift, however many shifts a restarted query believes it has missed."""
+        return [Shift(LinkTaskPlan.read(self._plan))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Take the turn and give its receipts."""
-        assert isinstance(partition, Turn)
-        receipts = take_turn(partition.plan)
+        """Take the shift and give its receipts."""
+        assert isinstance(partition, Shift)
+        receipts = take_shift(partition.plan)
         yield pa.RecordBatch.from_pylist([asdict(receipt) for receipt in receipts], RECEIPTS)
 
     def commit(self, end: dict[str, Any]) -> None:
