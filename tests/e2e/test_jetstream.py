@@ -19,8 +19,9 @@ import pytest
 from tests.e2e.cleanup import Cleanup
 from tests.e2e.producing import Insistent, calm, check_sound, expected, history, seed_of_run
 from tests.e2e.test_artifacts import download, naming, reference, upload
+from tests.e2e.test_high_availability import ENTERPRISE, PLANT, Twin, Twins, campaign
 from tests.e2e.test_postgres import ALIKE, in_database
-from tests.e2e.zones import Zone, pair, until
+from tests.e2e.zones import Zone, certificates, link_to, pair, peer, serve, until
 
 from bsfg.errors import BsfgError
 from bsfg.gaps import GapBook, listed
@@ -82,12 +83,17 @@ class StreamZone(Zone):
 
     server: PackagedNats = field(default_factory=lambda: PackagedNats().start())
 
+    @staticmethod
+    def storage_at(server: PackagedNats) -> str:
+        """Configure a storage at a server."""
+        return (
+            'backend = "jetstream"\n[storage.jetstream]\n'
+            f'servers = ["{server.url}"]\nmonitor_url = "{server.monitor_url}"\npatience = "1s"\n'
+        )
+
     def write(self) -> None:
         """Write its configuration."""
-        self.storage = (
-            'backend = "jetstream"\n[storage.jetstream]\n'
-            f'servers = ["{self.server.url}"]\nmonitor_url = "{self.server.monitor_url}"\npatience = "1s"\n'
-        )
+        self.storage = self.storage_at(self.server)
         super().write()
 
     def log(self, buffer: Buffer, stream: str = "operational") -> Any:
@@ -276,3 +282,46 @@ async def test_kills_of_nodes_and_servers(
     enterprise.stop()
     if other == "mixed":
         check_sound(enterprise)
+
+
+@dataclass
+class StreamTwin(Twin):
+    """One of the nodes of a zone on JetStream, with a folder of its own."""
+
+    def __post_init__(self) -> None:
+        """There is no way to cut: all go to the server itself."""
+
+    def write(self) -> None:
+        """Write its configuration."""
+        self.storage = StreamZone.storage_at(self.server)
+        Zone.write(self)
+
+    def log(self, buffer: Buffer, stream: str = "operational") -> Any:
+        """Read one of the zone's buffers."""
+        return StreamLog(self.server.url, self.name, stream, buffer)
+
+
+class StreamTwins(Twins):
+    """A zone of two nodes on JetStream; nobody writes down who stands by, so nothing need be known of it."""
+
+    async def known(self) -> None:
+        """Wait for nothing."""
+
+
+async def test_a_node_that_stands_by_takes_over(tmp_path: Path, cleanup: Cleanup) -> None:
+    """Killed, or paused and resumed: another node goes on, and each fact is there once and in order."""
+    certs, server = certificates(tmp_path, PLANT, ENTERPRISE), PackagedNats().start()
+    cleanup.closing(SimpleNamespace(close=server.stop))
+    nodes = [StreamTwin(PLANT, tmp_path, certs, server=server, tag=tag) for tag in "ab"]
+    enterprise = Zone(ENTERPRISE, tmp_path, certs)
+    both = ", ".join(f'"127.0.0.1:{node.port}"' for node in nodes)
+    single = f'address = "127.0.0.1:{nodes[0].port}"'
+    enterprise.links = link_to(nodes[0]).replace(single, f"address = [{both}]")
+    enterprise.identities, enterprise.serve = peer(PLANT), serve(PLANT)
+    enterprise.write()
+    cleanup.zone(enterprise)
+    for node in nodes:
+        node.links, node.identities, node.serve = link_to(enterprise), peer(ENTERPRISE), serve(ENTERPRISE)
+        node.write()
+        cleanup.zone(node)
+    await campaign(StreamTwins(nodes[0], nodes[1], enterprise), ["kill", "pause"])

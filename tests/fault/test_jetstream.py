@@ -33,6 +33,7 @@ from bsfg.retention import GapReason
 from bsfg.stores.jetstream import frames as frames_module
 from bsfg.stores.jetstream.server import JetStreamSettings
 from bsfg.stores.jetstream.storage import JetStreamStorage, look
+from bsfg.stores.jetstream.zone import ClaimWatch
 from bsfg.testing.facts import batch, message, messages, sealed
 from bsfg.testing.nats import PackagedNats, free_ports
 
@@ -223,14 +224,19 @@ async def test_no_server_at_the_start(settings: JetStreamSettings) -> None:
 @coroutine
 async def test_two_nodes_do_not_share_a_zone(settings: JetStreamSettings) -> None:
     """A second node of a zone finds it taken until the first one ends; another zone and digest are told apart."""
-    storage = await opened(settings)
-    with pytest.raises(StorageTaken):
+    storage = await opened(replace(settings, node_name="a:9443"))
+    watch = ClaimWatch(settings, ZONE)
+    assert await asyncio.to_thread(watch.look) == "a:9443"
+    with pytest.raises(StorageTaken) as caught:
         await opened(settings)
+    assert caught.value.details["active"] == "a:9443"
     other = await opened(settings, "plant.b")
     await other.store("audit.raw")
     assert await storage.streams() == []
     await other.close()
     await storage.close()
+    assert await asyncio.to_thread(watch.look) is None
+    watch.close()
     await asked_to_be_newer(settings)
 
 

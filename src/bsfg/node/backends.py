@@ -25,6 +25,7 @@ from bsfg.stores.log.writer import LogOptions
 
 if TYPE_CHECKING:
     from bsfg.stores.jetstream.server import JetStreamSettings
+    from bsfg.stores.jetstream.zone import ClaimWatch
     from bsfg.stores.postgres.database import PostgresSettings
     from bsfg.stores.postgres.place import PlaceWatch, ZoneNode
 
@@ -111,11 +112,15 @@ def node_name(config: ZoneConfig) -> str:
 
 def can_be_watched(config: ZoneConfig) -> bool:
     """Tell whether a node can stand by at a zone's storage for the one that is active."""
-    return config.storage.backend == "postgres"
+    return config.storage.backend in ("postgres", "jetstream")
 
 
-def watch_of(config: ZoneConfig) -> PlaceWatch:
+def watch_of(config: ZoneConfig) -> PlaceWatch | ClaimWatch:
     """Give what watches the active node of a zone, for one that stands by."""
+    if config.storage.backend == "jetstream":
+        from bsfg.stores.jetstream.zone import ClaimWatch
+
+        return ClaimWatch(_jetstream_settings(config), config.zone.name)
     settings = _postgres_settings(config)
     from bsfg.stores.postgres.database import Database
 
@@ -150,6 +155,7 @@ def _jetstream_settings(config: ZoneConfig) -> JetStreamSettings:
         path(table.key),
         table.allow_unsafe,
         table.patience_seconds,
+        node_name(config),
     )
 
 

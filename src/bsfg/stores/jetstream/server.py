@@ -70,6 +70,7 @@ class JetStreamSettings:
     key: Path | None = None
     allow_unsafe: bool = False
     patience_seconds: float = PATIENCE_SECONDS
+    node_name: str = ""
 
 
 class Away(Exception):
@@ -246,14 +247,14 @@ class JetStreamServer:
             waiting.fail(error)
 
     async def answer_at(self, subject: str) -> None:
-        """Answer whoever asks at a subject whether somebody is there, from now on."""
+        """Say our name to whoever asks at a subject who is there, from now on."""
         self._answering = subject
         await self._answer_at(self._connected())
 
     async def _answer_at(self, client: Client) -> None:
         async def here(message: Msg) -> None:
             with suppress(nats.errors.Error):
-                await message.respond(b"here")
+                await message.respond(self.settings.node_name.encode())
 
         self._subscribed = await client.subscribe(self._answering, cb=here)
         await client.flush()
@@ -364,14 +365,14 @@ class JetStreamServer:
         finally:
             del self._waiting[token]
 
-    async def nobody_answers(self, subject: str, seconds: float) -> bool:
-        """Tell whether nobody is there who answers at a subject, or nobody who still can."""
+    async def who_answers(self, subject: str, seconds: float) -> str | None:
+        """Give the name of whoever answers at a subject; None when nobody is there, or nobody who still can."""
         try:
             (answer,) = await self.ask(subject, seconds=seconds)
         except Away:
             await self.api("INFO")  # else it is the server that does not answer
-            return True
-        return (answer.headers or {}).get("Status") == "503"
+            return None
+        return None if (answer.headers or {}).get("Status") == "503" else answer.data.decode(errors="replace")
 
     async def api(self, what: str, document: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Ask the server about its streams; raises `ApiRefusal` when it says no."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
@@ -9,6 +10,7 @@ import orjson
 
 from bsfg.clock import SystemClock
 from bsfg.digest import Hasher, Sha256
+from bsfg.errors import BsfgError, StorageTaken
 from bsfg.ports import Buffer, Capabilities, Clock
 from bsfg.stores.jetstream.artifacts import JetStreamArtifacts
 from bsfg.stores.jetstream.frames import JetStreamFrames
@@ -20,6 +22,8 @@ from bsfg.stores.shared.reading import PAGE_FRAMES, chain_behind, entries_in
 from bsfg.stores.shared.storage import FramedStorage
 
 STATE_PATIENCE_SECONDS = 2.0
+OVERTAKEN_SECONDS = 1.0
+"""How often an active node looks whether another one has claimed its zone."""
 
 
 class JetStreamState:
@@ -83,6 +87,21 @@ class JetStreamStorage(FramedStorage):
     def state(self) -> JetStreamState:
         """Give what keeps the node's own values."""
         return JetStreamState(self.zone)
+
+    def nodes(self) -> Sequence[Any]:
+        """Nobody writes down who stands by."""
+        return ()
+
+    async def overtaken(self) -> None:
+        """Wait until another node has claimed the zone; from then on nothing is written here."""
+        while True:
+            await asyncio.sleep(OVERTAKEN_SECONDS)
+            try:
+                await asyncio.to_thread(self.zone.check_claim)
+            except StorageTaken:
+                return
+            except BsfgError:
+                continue  # the server is away, or slow
 
 
 def look(settings: JetStreamSettings, zone: str, verified_bytes_max: int) -> tuple[str, list[str]]:

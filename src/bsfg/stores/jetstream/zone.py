@@ -24,11 +24,17 @@ from bsfg.errors import (
     StorageTaken,
     StorageUnsafe,
 )
-from bsfg.frontier import Frontier
-from bsfg.ports import Buffer, ConsumerSpec, StartAt
+from bsfg.ports import Buffer
 from bsfg.stores.jetstream.frames import JetStreamFrames, mark
-from bsfg.stores.jetstream.server import ApiRefusal, Away, JetStreamServer, StoredMessage, WrongLastSequence
-from bsfg.stores.shared.cursors import ConsumerCursor
+from bsfg.stores.jetstream.server import (
+    ApiRefusal,
+    Away,
+    JetStreamServer,
+    JetStreamSettings,
+    StoredMessage,
+    WrongLastSequence,
+)
+from bsfg.stores.shared.cursors import ConsumerCursor, as_document, from_document
 from bsfg.stores.shared.keeper import BufferHead, NewBuffer, ZoneKeeper
 
 VERSION = 1
@@ -159,9 +165,9 @@ class JetStreamZone(ZoneKeeper):
         await self.server.answer_no_more()
         deadline = time.monotonic() + _TAKEN_SECONDS
         while True:
-            if not await self.server.nobody_answers(self.names.alive, _ALIVE_SECONDS):
+            if (active := await self.server.who_answers(self.names.alive, _ALIVE_SECONDS)) is not None:
                 if time.monotonic() > deadline:
-                    raise StorageTaken(f"another node has the zone {self.names.zone} open")
+                    raise StorageTaken(f"another node has the zone {self.names.zone} open", active=active)
                 await asyncio.sleep(_PAUSE_SECONDS)
                 continue
             last = await self.server.get(name, last_by_subj=f"{base}.claim")
@@ -215,6 +221,10 @@ class JetStreamZone(ZoneKeeper):
         if last is None or last.seq != self._claim_seq:
             raise StorageTaken(f"another node has taken over the zone {self.names.zone}")
 
+    def check_claim(self) -> None:
+        """Raise when another node has the zone by now."""
+        self.server.run("looking who has the zone", self._check_claim, patience_seconds=0)
+
     async def _read(self) -> dict[str, bytes]:
         """Read all values, up to our claim at least."""
         name, base = self.names.own
@@ -257,17 +267,42 @@ class JetStreamZone(ZoneKeeper):
     def consumers(self) -> list[ConsumerCursor]:
         """Read all consumers."""
         self._consumers = orjson.loads(self._values.get("consumers", b"{}"))
-        return [_cursor(each) for each in self._consumers.values()]
+        return [from_document(each) for each in self._consumers.values()]
 
     def keep_consumers(self, cursors: Sequence[ConsumerCursor]) -> None:
         """Write all consumers in one message, so that those that change do so together."""
-        fresh = self._consumers | {cursor.spec.name: _document(cursor) for cursor in cursors}
+        fresh = self._consumers | {cursor.spec.name: as_document(cursor) for cursor in cursors}
         self.keep("keeping consumers", "consumers", orjson.dumps(fresh))
         self._consumers = fresh
 
     def close(self) -> None:
         """End the connection: nobody answers for the zone any more."""
         self.server.close()
+
+
+class ClaimWatch:
+    """Watches, for a node that stands by, whether the active node of its zone answers."""
+
+    interval_seconds = 1.0
+
+    def __init__(self, settings: JetStreamSettings, zone: str) -> None:
+        self._server, self._names = JetStreamServer(settings), ZoneNames(settings.prefix, zone)
+        self._connected = False
+
+    def look(self) -> str | None:
+        """Give the name of the active node; None when its place is free."""
+        if not self._connected:
+            self._server.open()
+            self._connected = True
+        asked = partial(self._server.who_answers, self._names.alive, _ALIVE_SECONDS)
+        return self._server.run("watching the active node", asked, patience_seconds=0)
+
+    def interrupt(self) -> None:
+        """Nothing that it asks waits for long."""
+
+    def close(self) -> None:
+        """End the connection."""
+        self._server.close()
 
 
 async def listed(server: JetStreamServer, names: ZoneNames) -> list[tuple[str, Buffer]]:
@@ -294,23 +329,3 @@ def new_of(metadata: Mapping[str, str]) -> NewBuffer:
 def fresh_head(new: NewBuffer) -> BufferHead:
     """Give the head of a buffer that nothing was written to yet."""
     return BufferHead(0, 0, 0, 0, 0, new.chain)
-
-
-def _document(cursor: ConsumerCursor) -> dict[str, Any]:
-    spec, frontier = cursor.spec, cursor.frontier
-    return {
-        "name": spec.name, "stream": spec.stream, "buffer": str(spec.buffer), "start": str(spec.start),
-        "start_value": spec.start_value, "required": spec.required, "committed": frontier.committed,
-        "ranges": frontier.ranges, "log_id": cursor.log_id, "created_unix_ms": cursor.created_unix_ms,
-        "retired_reason": cursor.retired_reason, "peer_head": cursor.peer_head.hex() if cursor.peer_head else None,
-    }  # fmt: skip
-
-
-def _cursor(kept: Mapping[str, Any]) -> ConsumerCursor:
-    where = kept["name"], kept["stream"], Buffer(kept["buffer"])
-    spec = ConsumerSpec(*where, StartAt(kept["start"]), kept["start_value"], kept["required"])
-    frontier = Frontier(kept["committed"], [(first, last) for first, last in kept["ranges"]])
-    head = bytes.fromhex(kept["peer_head"]) if kept["peer_head"] else None
-    return ConsumerCursor(
-        spec, frontier, kept["log_id"], kept["created_unix_ms"], kept["retired_reason"], head, frontier.committed + 1
-    )
