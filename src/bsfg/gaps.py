@@ -144,6 +144,20 @@ class RangeSet:
         return b"".join(_chunk(self.slice(at, at + _CHUNK_RANGES)) for at in range(0, len(self), _CHUNK_RANGES))
 
     @staticmethod
+    def counted(data: bytes) -> int:
+        """Count the ranges of a set as it says itself, without making them; raises `FrameInvalid` if it is cut off."""
+        count = at = 0
+        try:
+            while at < len(data):
+                here, _, _, size = _HEAD.unpack_from(data, at)
+                (runs,) = _RUNS.unpack_from(data, at + _HEAD.size + size)
+                at += _HEAD.size + size + _RUNS.size + runs * _RUN.itemsize
+                count += here
+        except struct.error as error:
+            raise FrameInvalid(f"a set of ranges is malformed: {error}") from None
+        return count
+
+    @staticmethod
     def decode(data: bytes) -> RangeSet:
         """Read a set; raises `FrameInvalid` unless it is one."""
         parts, at = [], 0
@@ -233,6 +247,9 @@ Kind = tuple[GapReason, str, str | None]
 
 RELAYED_RANGES_MAX = 1_000
 """How many ranges of one set are told to the next zone at once."""
+
+RANGES_TOLD_MAX = 250_000
+"""How many ranges of all sets anybody may tell in one answer or message; who scans for an answer stops well before."""
 
 _STEPS_KEPT = 1_024
 
