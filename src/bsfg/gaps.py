@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import struct
-import threading
-from array import array
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -84,6 +80,14 @@ class RangeSet:
             np.concatenate([each.times_unix_ms for each in sets]),
         )
 
+    @staticmethod
+    def in_order(parts: Sequence[RangeSet]) -> RangeSet:
+        """Make one set of several that follow each other."""
+        if len(parts) == 1:
+            return parts[0]
+        names = ("firsts", "lasts", "times_unix_ms")
+        return RangeSet(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
     def __len__(self) -> int:
         return len(self.firsts)
 
@@ -144,6 +148,20 @@ class RangeSet:
         return b"".join(_chunk(self.slice(at, at + _CHUNK_RANGES)) for at in range(0, len(self), _CHUNK_RANGES))
 
     @staticmethod
+    def counted(data: bytes) -> int:
+        """Count the ranges of a set as it says itself, without making them; raises `FrameInvalid` if it is cut off."""
+        count = at = 0
+        try:
+            while at < len(data):
+                here, _, _, size = _HEAD.unpack_from(data, at)
+                (runs,) = _RUNS.unpack_from(data, at + _HEAD.size + size)
+                at += _HEAD.size + size + _RUNS.size + runs * _RUN.itemsize
+                count += here
+        except struct.error as error:
+            raise FrameInvalid(f"a set of ranges is malformed: {error}") from None
+        return count
+
+    @staticmethod
     def decode(data: bytes) -> RangeSet:
         """Read a set; raises `FrameInvalid` unless it is one."""
         parts, at = [], 0
@@ -155,10 +173,7 @@ class RangeSet:
             raise FrameInvalid(f"a set of ranges is malformed: {error}") from None
         if not parts:
             return RangeSet.empty()
-        columns = [
-            np.concatenate([getattr(part, name) for part in parts]) for name in ("firsts", "lasts", "times_unix_ms")
-        ]
-        found = RangeSet(*columns)
+        found = RangeSet.in_order(parts)
         if bool((found.firsts[1:] <= found.lasts[:-1] + 1).any()):
             raise FrameInvalid("the ranges of a set are not in order, or not apart")
         return found
@@ -234,7 +249,8 @@ Kind = tuple[GapReason, str, str | None]
 RELAYED_RANGES_MAX = 1_000
 """How many ranges of one set are told to the next zone at once."""
 
-_STEPS_KEPT = 1_024
+RANGES_TOLD_MAX = 250_000
+"""How many ranges of all sets anybody may tell in one answer or message; who scans for an answer stops well before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,196 +384,3 @@ def listed_in_steps(sets: Sequence[GapSet], step_ranges: int) -> Iterator[list[G
             GapRecord(first, last, sets[each].reason, time, sets[each].detail, sets[each].origin_zone)
             for each, first, last, time in found
         ]
-
-
-class _Growing:
-    """A set that grows, mostly at its end: three columns that are copied only for whoever looks."""
-
-    def __init__(self, gap: GapSet) -> None:
-        self.head = replace(gap, ranges=RangeSet.empty())
-        self._columns = [array("q") for _ in range(3)]
-        self._seen: GapSet | None = None
-        self.add(gap)
-
-    def __len__(self) -> int:
-        return len(self._columns[0])
-
-    def missing(self, ranges: RangeSet) -> RangeSet:
-        """Leave out the ranges that are covered already."""
-        lasts = self._columns[1]
-        if not len(ranges) or not lasts or int(ranges.firsts[0]) > lasts[-1]:
-            return ranges
-        return ranges.take(~self.seen().ranges.cover(ranges))
-
-    def add(self, gap: GapSet) -> None:
-        """Add ranges of the same kind."""
-        self.head = replace(self.head, since_unix_ms=min(self.head.since_unix_ms, gap.since_unix_ms))
-        lasts, ranges = self._columns[1], gap.ranges
-        if lasts and len(ranges) and int(ranges.firsts[0]) <= lasts[-1] + 1:
-            if int(ranges.firsts[0]) == lasts[-1] + 1:
-                # The most frequent case, a run that goes on, must not copy what is there.
-                first = self._columns[0].pop()
-                lasts.pop(), self._columns[2].pop()
-                ranges = ranges.beginning_at(first)
-            else:
-                ranges = RangeSet.union([self.seen().ranges, ranges])
-                self._columns = [array("q") for _ in range(3)]
-        for column, values in zip(self._columns, (ranges.firsts, ranges.lasts, ranges.times_unix_ms), strict=True):
-            column.frombytes(np.ascontiguousarray(values, dtype=np.int64).tobytes())
-        self._seen = None
-
-    def seen(self) -> GapSet:
-        """Give the set as it stands."""
-        if self._seen is None:
-            columns = [np.array(column, dtype=np.int64) for column in self._columns]
-            if self.head.reason == GapReason.SKIPPED and len(self):
-                # Nothing is missing where a link left out what it does not carry: one time for all is enough.
-                columns[2] = np.full(len(self), columns[2].max())
-            self._seen = replace(self.head, ranges=RangeSet(*columns))
-        return self._seen
-
-
-@dataclass(slots=True)
-class _Told:
-    """What other zones told, in the order in which it came, each step under a token that names all before it too."""
-
-    steps: list[GapSet] = field(default_factory=list)
-    tokens: list[str] = field(default_factory=list)
-    at: dict[str, int] = field(default_factory=dict)
-
-    def add(self, gap: GapSet) -> None:
-        for piece in gap.pieces(RELAYED_RANGES_MAX):
-            before = self.tokens[-1] if self.tokens else ""
-            said = f"{before}|{piece.reason}|{piece.detail}|{piece.origin_zone}|".encode() + piece.ranges.encode()
-            token = hashlib.sha256(said).hexdigest()[:32]
-            self.steps.append(piece)
-            self.tokens.append(token)
-            self.at[token] = len(self.steps)
-
-    def since(self, token: str, max_ranges: int) -> tuple[list[GapSet], str]:
-        start = stop = self.at.get(token, 0)
-        ranges = 0
-        while stop < len(self.steps) and (stop == start or ranges + len(self.steps[stop].ranges) <= max_ranges):
-            ranges += len(self.steps[stop].ranges)
-            stop += 1
-        return self.steps[start:stop], self.tokens[stop - 1] if stop > start else token
-
-
-DETAILS_MAX = 256
-"""How many details of one speaker's gaps of one reason are kept apart; what comes under others is one more set."""
-
-MANY = "for more reasons than are kept apart"
-
-_Speaker = tuple[GapReason, str, str | None]
-
-
-def _speaker_of(gap: Gap) -> _Speaker | None:
-    """Tell whose words the detail of a gap is; None for this node's own, which are few, or the place of a damage."""
-    if gap.origin_zone is not None:
-        return gap.reason, "", gap.origin_zone
-    # What a receiver refused is recorded under his name.
-    return (gap.reason, gap.detail.partition(":")[0], None) if gap.reason == GapReason.QUARANTINED else None
-
-
-class GapBook:
-    """The gap records of one buffer, in memory; one thread adds, any may look.
-
-    Each kind is a set for good, and others choose the details of theirs: of those only ``details_max`` are kept apart.
-    """
-
-    def __init__(self, details_max: int = DETAILS_MAX) -> None:
-        self._details_max = details_max
-        self._details: Counter[_Speaker] = Counter()
-        self._sets: dict[Kind, _Growing] = {}
-        self._told = _Told()
-        self._lock = threading.Lock()
-        self._own: tuple[GapRecord, ...] | None = None
-
-    def __len__(self) -> int:
-        with self._lock:
-            return sum(map(len, self._sets.values()))
-
-    def missing(self, gaps: Iterable[Gap]) -> list[GapSet]:
-        """Give what is not recorded yet; a range that is covered by those of its kind is not recorded again."""
-        result = []
-        for gap in grouped(self._kept_apart(gaps)):
-            with self._lock:
-                known = self._sets.get(gap.kind)
-                fresh = known.missing(gap.ranges) if known is not None else gap.ranges
-            if len(fresh):
-                result.append(replace(gap, ranges=fresh))
-        return result
-
-    def _kept_apart(self, gaps: Iterable[Gap]) -> list[Gap]:
-        """Give gaps under their own details as far as those may be kept apart, and all others under one."""
-        found, fresh = list[Gap](), dict[_Speaker, set[str]]()
-        for gap in gaps:
-            speaker = _speaker_of(gap)
-            if speaker is not None and (gap.reason, gap.detail, gap.origin_zone) not in self._sets:
-                details = fresh.setdefault(speaker, set())
-                if gap.detail not in details and len(details) + self._details[speaker] >= self._details_max:
-                    gap = replace(gap, detail=f"{speaker[1]}: {MANY}" if speaker[1] else MANY)
-                else:
-                    details.add(gap.detail)
-            found.append(gap)
-        return found
-
-    def add(self, gap: GapSet) -> None:
-        """Take ranges in."""
-        with self._lock:
-            known = self._sets.get(gap.kind)
-            if known is None:
-                self._sets[gap.kind] = _Growing(gap)
-                speaker = _speaker_of(gap)
-                if speaker is not None:
-                    self._details[speaker] += 1
-            else:
-                known.add(gap)
-            if gap.origin_zone is None:
-                self._own = None
-                return
-            self._told.add(gap)
-            if len(self._told.steps) > _STEPS_KEPT + 2 * self._full_steps():
-                self._tell_anew()
-
-    def sets(self) -> list[GapSet]:
-        """Give all sets as they stand, in the order in which their kinds first came."""
-        with self._lock:
-            return [each.seen() for each in self._sets.values()]
-
-    def own(self) -> tuple[GapRecord, ...]:
-        """Give the ranges of this buffer's own offsets one by one, by offset; they are few and often asked for."""
-        with self._lock:
-            if self._own is None:
-                own = [each.seen() for kind, each in self._sets.items() if kind[2] is None]
-                records = [record for each in own for record in each.records()]
-                self._own = tuple(sorted(records, key=lambda record: record.first))
-            return self._own
-
-    def told_since(self, token: str, max_ranges: int) -> tuple[list[GapSet], str]:
-        """Give what other zones told after a token, and the token that follows.
-
-        A token that is not known, because it is of another life of this book, begins anew: hearing of a range twice
-        does no harm, never hearing of it would.
-        """
-        with self._lock:
-            return self._told.since(token, max_ranges)
-
-    def before(self, end: int) -> GapBook:
-        """Give a book that knows nothing of this buffer's own offsets from ``end`` on."""
-        result = GapBook(self._details_max)
-        for each in self.sets():
-            kept = each if each.origin_zone is not None else each.within(0, end - 1)
-            if len(kept.ranges):
-                result.add(kept)
-        return result
-
-    def _full_steps(self) -> int:
-        return sum(1 + len(each) // RELAYED_RANGES_MAX for kind, each in self._sets.items() if kind[2] is not None)
-
-    def _tell_anew(self) -> None:
-        """Begin the telling again from the sets themselves, lest many small steps outgrow them."""
-        self._told = _Told()
-        for kind, each in self._sets.items():
-            if kind[2] is not None:
-                self._told.add(each.seen())

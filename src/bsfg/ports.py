@@ -110,7 +110,10 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class BufferStats:
-    """What a buffer holds at one moment; ``quarantine_full`` when a refused fact was turned away since one left."""
+    """What a buffer holds at one moment; ``quarantine_full`` when a refused fact was turned away since one left.
+
+    ``gaps_full`` when what others told of gaps was turned away.
+    """
 
     stream: str
     buffer: Buffer
@@ -132,6 +135,7 @@ class BufferStats:
     quarantine_bytes: int = 0
     quarantine_capacity_bytes: int = 0
     quarantine_full: bool = False
+    gaps_full: bool = False
 
 
 @dataclass(frozen=True, slots=True)

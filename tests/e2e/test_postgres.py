@@ -28,7 +28,8 @@ from tests.e2e.test_artifacts import download, naming, reference, upload
 from tests.e2e.zones import Zone, pair, until
 
 from bsfg.errors import BsfgError
-from bsfg.gaps import GapBook, GapSet, RangeSet, listed
+from bsfg.gapbook import GapBook
+from bsfg.gaps import GapSet, RangeSet, listed
 from bsfg.ports import Buffer, Frame
 from bsfg.retention import GapReason
 from bsfg.stores.shared.keeper import FrameRow

@@ -16,7 +16,7 @@ from bsfg.errors import (
     UnknownConsumer,
 )
 from bsfg.frontier import MAX_OPEN_RANGES, Frontier
-from bsfg.gaps import DETAILS_MAX
+from bsfg.gapbook import DETAILS_MAX
 from bsfg.journey.confirm import check_refusals, confirm_receipt
 from bsfg.journey.link import Refusal, merged_refusals
 from bsfg.ports import Confirmation, ConsumerSpec

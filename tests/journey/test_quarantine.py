@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tests.journey.zones import STREAM, Inbound, Zone, connect, log_backend, origin_span, spoil_keys
 
-from bsfg import digest
-from bsfg.errors import PeerUnreachable, QuarantineFull
+from bsfg import digest, gapbook
+from bsfg.errors import GapsFull, PeerUnreachable, QuarantineFull
 from bsfg.fact import Message
 from bsfg.journey.link import FetchRequest, Refusal, SessionMemory
 from bsfg.ports import ConsumerSpec, GapRecord, StartAt
@@ -199,6 +199,25 @@ async def test_gaps_of_the_sender_are_stored_with_their_origin(make_zone: MakeZo
     assert (progress.gaps, progress.inserted, progress.acknowledged) == (1, 2, 5)
     (gap,) = await lab.forward_gaps()
     assert replace(gap, at_unix_ms=0, detail="") == GapRecord(0, 3, GapReason.TRUNCATED, 0, "", "plant")
+
+
+async def test_gap_records_without_room_pause_the_link(make_zone: MakeZone, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sender whose gaps have no room left waits: nothing more of it is confirmed, and nothing is lost."""
+    plant, enterprise = make_zone("plant"), make_zone("enterprise")
+    inbound = await connect(plant, enterprise, relayed=["idmz"])
+    facts = messages(8)
+    await (await enterprise.forward()).put_if_absent(sealed(altered(facts[::2])), origin_span("idmz", 0, 4))
+    await plant.append(facts)
+    monkeypatch.setattr(gapbook, "TOLD_RANGES_MAX", 2)
+    inbound.request = FetchRequest(max_facts=1)
+    turns = await inbound.pull_all()
+    assert isinstance(turns[-1].paused, GapsFull)
+    assert await plant.committed(inbound.link.consumer) == 3
+    assert (await (await enterprise.forward()).stats()).gaps_full
+    monkeypatch.undo()
+    await inbound.pull_all()
+    assert await plant.committed(inbound.link.consumer) == 7
+    assert [gap.first for gap in await enterprise.forward_gaps()] == [0, 2, 4, 6]
 
 
 async def test_a_full_quarantine_pauses_the_link(make_zone: MakeZone) -> None:

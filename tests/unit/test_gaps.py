@@ -1,18 +1,17 @@
 """The book of gap records: sets that grow, what it gives to whoever looks, and what it tells to the next zone."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bsfg import gaps
-from bsfg.errors import InvalidArgument
+from bsfg import gapbook
+from bsfg.errors import GapsFull, InvalidArgument
+from bsfg.gapbook import DETAILS_MAX, MANY, GapBook
 from bsfg.gaps import (
-    DETAILS_MAX,
-    MANY,
     RELAYED_RANGES_MAX,
-    GapBook,
     GapRecord,
     GapSet,
     RangeSet,
@@ -57,12 +56,14 @@ def add(book: GapBook, gaps: list[GapRecord]) -> None:
         book.add(gap)
 
 
-@given(RECORDS, st.integers(1, 5))
-def test_a_book_holds_what_was_added(records: list[GapRecord], step: int) -> None:
+@given(RECORDS, st.integers(1, 5), st.sampled_from([1, 2, 5, 10_000]))
+def test_a_book_holds_what_was_added(records: list[GapRecord], step: int, block_ranges: int) -> None:
     """However records come, one by one or together, the book holds their offsets, each kind in fewest ranges."""
-    book = GapBook()
-    for at in range(0, len(records), step):
-        add(book, records[at : at + step])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gapbook, "_BLOCK_RANGES", block_ranges)
+        book = GapBook()
+        for at in range(0, len(records), step):
+            add(book, records[at : at + step])
     expected = {
         ((gap.reason, gap.detail, gap.origin_zone), offset)
         for gap in records
@@ -97,6 +98,41 @@ def test_the_words_of_others_make_no_sets_without_end(origin_zone: str | None, a
     for each in sets:
         add(again, list(each.records()))
     assert held(again.sets()) == held(sets)
+
+
+@given(st.permutations(range(60)), st.integers(1, 4), st.integers(1, 4))
+def test_ranges_that_come_out_of_order_stay_apart(order: list[int], step: int, block_ranges: int) -> None:
+    """Wherever among the others a range belongs, the set stays in order, and nothing of it is asked for again."""
+    book, known = GapBook(), list[GapRecord]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gapbook, "_BLOCK_RANGES", block_ranges)
+        for at in range(0, len(order), step):
+            known += [GapRecord(3 * n, 3 * n, GapReason.EVICTED, 1, "", "plant") for n in order[at : at + step]]
+            add(book, known)
+            assert [gap.first for gap in book.sets()[0].records()] == sorted(gap.first for gap in known)
+            assert len(book) == len(known) and book.missing(known) == []
+
+
+@pytest.mark.parametrize(
+    ("told", "limit"),
+    [
+        (GapRecord(0, 0, GapReason.SKIPPED, 1, "", "plant"), "TOLD_RANGES_MAX"),
+        (GapRecord(0, 0, GapReason.QUARANTINED, 1, "lab: expired"), "REFUSED_RANGES_MAX"),
+    ],
+)
+def test_what_others_tell_is_bounded(told: GapRecord, limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others are told that there is no more room; what is known is no news, and what the node itself found has room."""
+    monkeypatch.setattr(gapbook, limit, 10)
+    book = GapBook()
+    told_all = [replace(told, first=at, last=at) for at in range(0, 20, 2)]
+    for gap in book.taken(told_all):
+        book.add(gap)
+    with pytest.raises(GapsFull) as refused:
+        book.taken([replace(told, first=50, last=50)])
+    assert refused.value.details["capacity_ranges"] == 10 and book.full
+    assert book.taken(told_all) == []
+    own = [GapRecord(at, at, GapReason.DAMAGED, 1, "torn") for at in range(0, 40, 2)]
+    assert sum(len(each.ranges) for each in book.taken(own)) == 20
 
 
 @given(RECORDS, st.integers(0, 220))
@@ -157,7 +193,7 @@ def test_a_range_beyond_all_offsets_is_refused() -> None:
 
 def test_what_is_told_anew_is_told_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """When many small steps were told, the telling begins again: whoever asks then hears of everything, once."""
-    monkeypatch.setattr(gaps, "_STEPS_KEPT", 2)
+    monkeypatch.setattr(gapbook, "_STEPS_KEPT", 2)
     book, steps = GapBook(), 40
     for number in range(steps):
         book.add(GapSet.of(GapRecord(3 * number, 3 * number, GapReason.EVICTED, number, "", "plant")))

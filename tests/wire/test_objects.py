@@ -260,6 +260,8 @@ async def test_a_held_gate_lets_no_artifact_of_its_link_in(sites: Sites) -> None
         site.parts.links.hold(LINK, "receiver", by="operator", reason="works on the firewall")
         yield CONTENT[1000:]
 
+    with pytest.raises(InvalidArgument, match="must name its link"):
+        await site.client().put_object(INFO, pieces(CONTENT))
     for content in (held_meanwhile(), pieces(CONTENT)):
         with pytest.raises(GateHeld, match="works on the firewall"):
             await site.client().put_object(brought, content)

@@ -1,23 +1,34 @@
 """Sets of ranges on the wire: frames with what was left out among their entries, evidence, and who knows no sets."""
 
 import asyncio
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.wire.conftest import Sites
+from tests.wire.site import STREAM
 
 from bsfg.batch import EntryBatch
+from bsfg.clock import SystemClock
 from bsfg.errors import FrameInvalid
-from bsfg.gaps import GapRecord, GapSet, RangeSet, listed
-from bsfg.journey.link import NOT_CARRIED, Carriage, Fetched, apart
+from bsfg.gaps import RANGES_TOLD_MAX, GapRecord, GapSet, RangeSet, listed
+from bsfg.journey.link import NOT_CARRIED, Carriage, Fetched, SessionMemory, apart
+from bsfg.journey.pull import Flow
+from bsfg.journey.verify import LinkRules
 from bsfg.ports import Buffer, Frame
 from bsfg.retention import GapReason
+from bsfg.stores.memory import MemoryStorage
 from bsfg.testing.facts import message, sealed
 from bsfg.wire import boundary_pb2 as pb
+from bsfg.wire.client import ClientLink
 from bsfg.wire.convert import GAPS_AT_ONCE, LogEvidence, evidence_of, evidence_pieces, gap_set_message, gap_set_of
 from bsfg.wire.frames import frame_messages, frames_response, read_frame, read_head
+from bsfg.wire.server import put_call
 
 
 def entries(zones: list[str], first: int) -> EntryBatch:
@@ -84,6 +95,49 @@ def test_what_is_no_set_makes_the_frame_invalid() -> None:
             read_frame(pb.FetchFrame(first=0, last=2, skips=[bad]))
     with pytest.raises(FrameInvalid):
         read_frame(pb.FetchFrame(first=0, last=2))
+
+
+def many(first: int, count: int) -> GapSet:
+    """Make a set of so many ranges, which take a bit or two each on the wire."""
+    return GapSet(GapReason.SKIPPED, RangeSet.of_offsets(np.arange(first, first + 2 * count, 2), 5), "x", "idmz", 5)
+
+
+def test_what_may_be_told_at_once_is_bounded() -> None:
+    """However few bytes they take, sets with more ranges than the limit are refused, in one set or in several."""
+    half = RANGES_TOLD_MAX // 2
+    enough = [many(0, half), many(RANGES_TOLD_MAX, half)]
+    for sets, is_good in ((enough, True), ([*enough, many(9_000_000, 1)], False), ([many(0, 2 * half + 1)], False)):
+        head, *_ = pb.FetchResponse.FromString(frames_response(Fetched("log", 0, 0, b"", [], gap_sets=sets))).frames
+        told = [gap_set_message(each) for each in sets]
+        reads: list[Callable[[], object]] = [
+            partial(read_head, head),
+            partial(read_frame, pb.FetchFrame(first=0, last=9, skips=told)),
+            partial(put_call, pb.PutFrame(first=0, last=-1, gap_sets=told)),
+            partial(put_call, pb.PutFrame(first=0, last=9, skips=told)),
+        ]
+        for read in reads:
+            with nullcontext() if is_good else pytest.raises(FrameInvalid, match="told at once"):
+                read()
+
+
+async def test_an_answer_that_tells_too_much_holds_the_link(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames that are each within the limit may together be beyond it: nothing is stored, and the link is held."""
+    site = await sites()
+    await site.consumer()
+    part = RANGES_TOLD_MAX // 2 + 1
+    skips = [many(first, part) for first in (0, 2 * part)]
+    frames = [Frame(2 * part * at, 2 * part * (at + 1) - 1, skips=(each,)) for at, each in enumerate(skips)]
+
+    async def told(*_: object) -> Fetched:
+        return Fetched("log", 0, 4 * part, b"", frames)
+
+    monkeypatch.setattr(site.boundary, "fetch", told)
+    link = ClientLink("plant", "historian", site.client())
+    flow = Flow(link, SessionMemory(), LinkRules("lab", frozenset({"plant", "idmz"})), clock=SystemClock())
+    forward = await MemoryStorage().forward(STREAM)
+    progress = await flow.turn(forward)
+    assert progress.held is not None and progress.held.code == "frame_invalid"
+    assert "told at once" in progress.held.detail and (await forward.stats()).gaps == 0
 
 
 def test_evidence_is_the_same_with_and_without_sets() -> None:

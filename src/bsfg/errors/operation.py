@@ -21,6 +21,16 @@ class QuarantineFull(BufferFull):
     default_hint = "Settle what waits (bsfg quarantine list, export, retry, drop), or raise quarantine_bytes."
 
 
+class GapsFull(BufferFull):
+    """Others have told of more ranges than a buffer keeps gap records of; nothing of what told of them is confirmed."""
+
+    code = "gaps_full"
+    retryable = True
+    default_hint = (
+        "See whose they are (bsfg status); a link that leaves out every other fact needs a stream of its own."
+    )
+
+
 class OutcomeUnknown(BsfgError):
     """The medium failed while the batch was being made durable: it may or may not be stored."""
 

@@ -24,6 +24,9 @@ from bsfg.retention import GapReason
 SCANNED_PER_FACT = 16
 """A link that carries little looks at this many facts per fact asked for, then answers with what it has."""
 
+SCANNED_MAX = 100_000
+"""Nor does it look at more before it answers: each fact may be a range to tell of, and receivers bound those."""
+
 
 @dataclass(slots=True)
 class _Given:
@@ -178,7 +181,7 @@ class _Collector:
         self.is_worth_an_answer = False
         self._max_facts = self._facts = request.max_facts
         self._bytes = request.max_bytes
-        self._scanned = request.max_facts * SCANNED_PER_FACT
+        self._scanned = min(request.max_facts * SCANNED_PER_FACT, SCANNED_MAX)
         self._frames: list[Frame] = []
         self._pending: list[Frame] = []
 

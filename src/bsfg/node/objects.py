@@ -83,7 +83,10 @@ class Objects:
 
     async def put(self, caller: Caller, info: ObjectInfo, chunks: AsyncIterator[bytes]) -> ObjectInfo:
         """Store an artifact."""
-        self._parts.guard.check(caller, Request(Action.UPLOAD))
+        row = self._parts.guard.check(caller, Request(Action.UPLOAD))
+        if info.link is None and Role.PRODUCER not in row.roles:
+            # Who is no producer uploads for a link, and a held gate stops everything of that.
+            raise InvalidArgument("an artifact that a pipeline brings must name its link")
         if info.link is not None:
             self._parts.links.check_open(info.link)
             chunks = self._brought(info.link, chunks)

@@ -178,6 +178,9 @@ def _buffer(buffer: Document) -> Iterator[HealthFinding]:
     if buffer.get("expiry_near"):
         says = f"the oldest unconfirmed fact of {about} expires soon"
         yield HealthFinding(HealthLevel.ALERT, "expiry_near", about, says)
+    if buffer.get("gaps_full"):
+        says = f"{about} has no room for more gap records of other zones: links that bring them pause"
+        yield HealthFinding(HealthLevel.ALERT, "gaps_full", about, says)
     if buffer.get("quarantine_full"):
         says = f"the quarantine of {about} is full: links that bring more refused facts pause"
         yield HealthFinding(HealthLevel.ALERT, "quarantine_full", about, says)
@@ -434,6 +437,7 @@ def _buffer_document(stats: BufferStats, facts_per_second: float | None, unconfi
         "quarantine_bytes": stats.quarantine_bytes,
         "quarantine_capacity_bytes": stats.quarantine_capacity_bytes,
         "quarantine_full": stats.quarantine_full,
+        "gaps_full": stats.gaps_full,
         "chain_head": stats.chain_head.hex(),
         "facts_per_second": None if facts_per_second is None else round(facts_per_second, 3),
         "hours_left": hours_left(stats, facts_per_second),

@@ -183,6 +183,8 @@ class Upkeep:
             held = f"{stats.quarantine_bytes} of {stats.quarantine_capacity_bytes} bytes"
             full = f"the quarantine of {about} is full ({held}): links that bring more refused facts pause"
         self._alerts.update("quarantine_full", about, full)
+        text = f"{about} has no room for more gap records of other zones: links that bring them pause"
+        self._alerts.update("gaps_full", about, text if stats.gaps_full else None)
 
     async def _look_at_consumers(self, stats: list[BufferStats]) -> None:
         views = await consumer_views(self._parts, stats)

@@ -20,11 +20,13 @@ from bsfg.wire.connection import MESSAGE_BYTES, Connection, unreadable
 from bsfg.wire.convert import (
     LogEvidence,
     buffer_number,
+    check_ranges,
     confirm_request,
     entry_of,
     envelope_message,
     evidence_of,
     fact_message,
+    ranges_in,
     refusal_message,
 )
 from bsfg.wire.frames import CHUNK_BYTES, description_message, hashers_here, read_download, read_frame, read_head
@@ -375,6 +377,7 @@ class _Room:
     def __init__(self, request: FetchRequest) -> None:
         self._bytes = 4 * request.max_bytes + MESSAGE_BYTES
         self._parts = 4 * request.max_facts + ANSWER_PARTS
+        self._ranges = 0
 
     def take(self, answer: pb.FetchFrame) -> None:
         """Count a message, or raise `FrameInvalid` when it is one too many."""
@@ -382,6 +385,8 @@ class _Room:
         self._parts -= 1 + len(answer.head.gaps)
         if self._bytes < 0 or self._parts < 0:
             raise FrameInvalid("the answer brings far more than was asked for")
+        self._ranges += ranges_in(answer.head.gap_sets) + ranges_in(answer.skips)
+        check_ranges(self._ranges)
 
 
 def _frames_request(max_facts: int, carry_only: Sequence[str], **selection: Any) -> pb.FetchFramesRequest:

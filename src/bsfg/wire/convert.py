@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from bsfg.batch import FactBatch
 from bsfg.digest import KeptRange, LogHistory, Restore
 from bsfg.errors import FrameInvalid, InvalidArgument, InvalidFact
 from bsfg.fact import JSON_MEDIA_TYPE, SHA256_NAME, ArtifactRef, Entry, Envelope, Fact, Message, Origin
-from bsfg.gaps import RangeSet, grouped, listed_in_steps
+from bsfg.gaps import RANGES_TOLD_MAX, RangeSet, grouped, listed_in_steps
 from bsfg.journey.link import PeerPosition, Refusal, Release
 from bsfg.jsonform import artifact_to_dict
 from bsfg.ports import Buffer, Checkpoint, Confirmation, ConsumerSpec, ConsumerState, GapRecord, GapSet, StartAt
@@ -189,6 +189,23 @@ def gap_set_of(found: pb.GapSet) -> GapSet:
         raise FrameInvalid(f"a set of gap records has the unknown reason {found.reason[:80]!r}") from None
     origin_zone = found.origin_zone if found.HasField("origin_zone") else None
     return GapSet(reason, RangeSet.decode(found.ranges), found.detail, origin_zone, found.since_unix_ms)
+
+
+def gap_sets_of(found: Sequence[pb.GapSet]) -> list[GapSet]:
+    """Read the sets of one message; more ranges than anybody may tell at once make it invalid before they are made."""
+    check_ranges(ranges_in(found))
+    return [gap_set_of(each) for each in found]
+
+
+def ranges_in(found: Iterable[pb.GapSet]) -> int:
+    """Count the ranges of sets that are not read yet."""
+    return sum(RangeSet.counted(each.ranges) for each in found)
+
+
+def check_ranges(count: int) -> None:
+    """Raise `FrameInvalid` when somebody tells of more ranges at once than he may."""
+    if count > RANGES_TOLD_MAX:
+        raise FrameInvalid(f"{count} ranges are told at once, the limit is {RANGES_TOLD_MAX}", limit=RANGES_TOLD_MAX)
 
 
 def refusal_message(refusal: Refusal) -> pb.Refusal:

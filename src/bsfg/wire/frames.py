@@ -21,7 +21,7 @@ from bsfg.offload import by_size
 from bsfg.ports import Frame, Receipt, Result
 from bsfg.sealing import functions_of
 from bsfg.wire import boundary_pb2 as pb
-from bsfg.wire.convert import gap_message, gap_of, gap_set_message, gap_set_of
+from bsfg.wire.convert import gap_message, gap_of, gap_set_message, gap_sets_of
 from bsfg.wire.grpc_calls import IncomingRequests
 from bsfg.wire.service import BoundaryService, Caller, ObjectInfo
 
@@ -150,7 +150,7 @@ def read_frame(message: pb.FetchFrame, limits: Limits = DEFAULT_LIMITS) -> Frame
     content = message.WhichOneof("content")
     if content == "gap":
         return Frame(message.first, message.last, gap=gap_of(message.gap))
-    skips = tuple(gap_set_of(each) for each in message.skips)
+    skips = tuple(gap_sets_of(message.skips))
     if content != "entries":
         if not skips or content is not None:
             raise FrameInvalid("a frame holds neither entries nor a gap record")
@@ -163,7 +163,7 @@ def read_head(message: pb.FetchFrame, frames: Sequence[Frame] = ()) -> Fetched:
     if message.WhichOneof("content") != "head":
         raise FrameInvalid("an answer begins with its head")
     head = message.head
-    gaps, sets = [gap_of(gap) for gap in head.gaps], tuple(gap_set_of(each) for each in head.gap_sets)
+    gaps, sets = [gap_of(gap) for gap in head.gaps], tuple(gap_sets_of(head.gap_sets))
     served_at = head.served_at_unix_ms if head.HasField("served_at_unix_ms") else None
     return Fetched(
         head.log_id,

@@ -53,6 +53,7 @@ STATUSES: dict[str, tuple[grpc.StatusCode, int]] = {
     "message_too_large": (Status.RESOURCE_EXHAUSTED, 413),
     # What a buffer cannot do now.
     "buffer_full": (Status.RESOURCE_EXHAUSTED, 503),
+    "gaps_full": (Status.RESOURCE_EXHAUSTED, 503),
     "quarantine_full": (Status.RESOURCE_EXHAUSTED, 503),
     "artifact_store_full": (Status.RESOURCE_EXHAUSTED, 503),
     "disk_full": (Status.RESOURCE_EXHAUSTED, 507),

@@ -12,7 +12,8 @@ import crc32c
 
 from bsfg.errors import InvalidArgument
 from bsfg.frontier import Frontier
-from bsfg.gaps import Gap, GapBook, GapRecord, GapSet, RangeSet, listed
+from bsfg.gapbook import GapBook
+from bsfg.gaps import Gap, GapRecord, GapSet, RangeSet, listed
 from bsfg.ports import Quarantined
 from bsfg.retention import GapReason
 from bsfg.stores.log.damage import is_damage
@@ -112,7 +113,7 @@ class Notes:
 
     def add_gaps(self, gaps: Sequence[Gap]) -> None:
         """Record gaps durably; those already known are left out."""
-        fresh = [_gaps(each) for each in self.book.missing(gaps)]
+        fresh = [_gaps(each) for each in self.book.taken(gaps)]
         if fresh:
             self._write(fresh)
 

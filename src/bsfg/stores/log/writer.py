@@ -16,7 +16,7 @@ from bsfg.columns import STORED_SCHEMA
 from bsfg.digest import KeyHash, LogHistory
 from bsfg.errors import BsfgError, BufferFull, DiskFull, OutcomeUnknown, StorageFailed
 from bsfg.fact import Entry, Key
-from bsfg.gaps import GapBook
+from bsfg.gapbook import GapBook
 from bsfg.ports import Buffer, Clock, Gap, GapRecord, Quarantined, Receipt, Result
 from bsfg.retention import Cause, ConsumerStanding, GapReason, Piece, Policy, Removal, departure, make_room
 from bsfg.stores.log.damage import keep_aside, uncovered

@@ -13,7 +13,9 @@ from bsfg.clock import JumpGuardedClock
 from bsfg.digest import LogHistory
 from bsfg.errors import BsfgError, BufferFull, InvalidArgument, OffsetOutOfRange, StorageClosed
 from bsfg.fact import Entry, Key
-from bsfg.gaps import RELAYED_RANGES_MAX, GapBook, check_gaps, listed
+from bsfg.gapbook import GapBook
+from bsfg.gaps import RELAYED_RANGES_MAX, check_gaps, listed
+from bsfg.offload import by_size
 from bsfg.ports import (
     QUARANTINE_PAGE,
     Buffer,
@@ -33,6 +35,7 @@ from bsfg.stores.shared.judging import AppendItem
 
 MAX_GROUP_BYTES = 8 << 20
 MAX_GROUP_FACTS = 65_536
+_RANGE_BYTES = 24
 
 
 class RefusedFacts(Protocol):
@@ -357,12 +360,13 @@ class SharedBuffer(ABC, Generic[Writer]):
     async def gaps(self) -> list[GapRecord]:
         """List all gap records."""
         self._check_open()
-        return listed(self._writer.book.sets())
+        return listed(await self.gap_sets())
 
     async def gap_sets(self) -> list[GapSet]:
         """Give all gap records as sets."""
         self._check_open()
-        return self._writer.book.sets()
+        book = self._writer.book
+        return await by_size(_RANGE_BYTES * len(book), book.sets)
 
     async def gaps_told(self, after: str = "", max_ranges: int = RELAYED_RANGES_MAX) -> tuple[list[GapSet], str]:
         """Give what other zones told after a token."""
@@ -440,6 +444,7 @@ class SharedBuffer(ABC, Generic[Writer]):
             quarantine_bytes=aside.used_bytes,
             quarantine_capacity_bytes=writer.policy.quarantine_bytes,
             quarantine_full=aside.full,
+            gaps_full=writer.book.full,
         )
 
     async def history(self, heads: Sequence[bytes] = ()) -> LogHistory:

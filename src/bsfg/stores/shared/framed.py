@@ -19,7 +19,8 @@ from bsfg.clock import JumpGuardedClock
 from bsfg.digest import KeptRange, KeyHash, LogHistory, RangeDigest
 from bsfg.errors import BufferFull, InvalidArgument, OutcomeUnknown, QuarantineFull
 from bsfg.fact import Entry, Key
-from bsfg.gaps import Gap, GapBook, GapRecord, GapSet
+from bsfg.gapbook import GapBook
+from bsfg.gaps import Gap, GapRecord, GapSet
 from bsfg.latest import LatestEntries
 from bsfg.ports import Buffer, Clock, Frame, Quarantined, Receipt, Result
 from bsfg.retention import ConsumerStanding, GapReason, Piece, Policy, Removal, make_room
@@ -453,7 +454,7 @@ class FramedWriter:
 
     def add_gaps(self, gaps: Sequence[Gap]) -> None:
         """Record gaps durably; those already known are left out."""
-        fresh = self.book.missing(gaps)
+        fresh = self.book.taken(gaps)
         if fresh:
             self._commit(gaps=fresh)
 

@@ -6,7 +6,8 @@ from random import Random
 
 import pytest
 
-from bsfg.errors import InvalidArgument, OffsetOutOfRange, QuarantineFull
+from bsfg import gapbook
+from bsfg.errors import GapsFull, InvalidArgument, OffsetOutOfRange, QuarantineFull
 from bsfg.gaps import RELAYED_RANGES_MAX, RangeSet
 from bsfg.ports import GapRecord, GapSet, Result
 from bsfg.retention import GapReason, Policy
@@ -88,6 +89,24 @@ class RecordsContract(StorageCase):
         await lane.buffer.record_gap(GapRecord(8_000, 8_001, GapReason.EVICTED, 2_000, "", "field"))
         (after,), _ = await lane.buffer.gaps_told(token)
         assert [(gap.first, gap.last, gap.reason) for gap in after.records()] == [(8_000, 8_001, GapReason.EVICTED)]
+
+    @scenario
+    async def test_gap_records_of_others_are_bounded(self, rig: Rig) -> None:
+        """What others tell beyond the capacity is refused as a whole; the node's own records always have room."""
+        lane = await rig.lane()
+        await lane.write(batch(9))
+        told = [GapRecord(at, at, GapReason.SKIPPED, 1_000, "", "field") for at in range(0, 10, 2)]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(gapbook, "TOLD_RANGES_MAX", 5)
+            await lane.buffer.record_gaps(told)
+            with pytest.raises(GapsFull):
+                await lane.buffer.record_gaps(
+                    [GapRecord(at, at, GapReason.SKIPPED, 2_000, "", "field") for at in (4, 90)]
+                )
+            await lane.buffer.record_gap(GapRecord(3, 4, GapReason.DAMAGED, 3_000))
+            assert (await lane.stats()).gaps_full
+            async for lane in rig.across_restart():
+                assert len(await lane.gaps()) == 6
 
     @scenario
     async def test_impossible_gap_records_are_refused(self, rig: Rig) -> None:
