@@ -19,7 +19,7 @@ from bsfg.retention import GapReason
 DETAILS_MAX = 256
 """How many details of one speaker's gaps of one reason are kept apart; what comes under others is one more set."""
 
-TOLD_RANGES_MAX, REFUSED_RANGES_MAX = 4_000_000, 200_000
+TOLD_RANGES_MAX, REFUSED_RANGES_MAX = 16_000_000, 200_000
 """How many ranges of other zones, and of what receivers refused here, the book of one buffer holds."""
 
 MANY = "for more reasons than are kept apart"

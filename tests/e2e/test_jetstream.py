@@ -24,7 +24,8 @@ from tests.e2e.test_postgres import ALIKE, in_database
 from tests.e2e.zones import Zone, certificates, link_to, pair, peer, serve, until
 
 from bsfg.errors import BsfgError
-from bsfg.gaps import GapBook, listed
+from bsfg.gapbook import GapBook
+from bsfg.gaps import listed
 from bsfg.ports import Buffer, Frame
 from bsfg.stores.jetstream.frames import JetStreamFrames
 from bsfg.stores.jetstream.server import JetStreamServer, JetStreamSettings

@@ -8,7 +8,9 @@ import struct
 from dataclasses import replace
 from typing import Any
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.wire.conftest import Sites
 from tests.wire.rawhttp2 import DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, frame, headers
 from tests.wire.site import STREAM, Site, files_of, until
@@ -60,6 +62,21 @@ async def test_a_long_answer_ends_with_its_reader(sites: Sites, monkeypatch: pyt
     with pytest.raises(IdentityRevoked):
         async for _ in reading:
             pass
+
+
+async def test_who_watches_in_silence_is_judged_too(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is revoked while he watches the health of a node, which says nothing, does not keep his place for ever."""
+    monkeypatch.setattr(grpc_calls, "JUDGED_SECONDS", 0.1)
+    site = await sites(tls=True)
+    client = site.client("app")
+    await client.connection.check_health()
+    watching = health_pb2_grpc.HealthStub(client.connection._channel).Watch(health_pb2.HealthCheckRequest())
+    await watching.read()
+    trust_again(site, crl=revoke(site.folder, "app"))
+    async with asyncio.timeout(30):
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await watching.read()
+    assert isinstance(client.connection.translated(ended.value), IdentityRevoked)
 
 
 async def test_a_stream_without_end_is_ended_between_two_frames(sites: Sites) -> None:

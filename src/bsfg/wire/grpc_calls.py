@@ -460,7 +460,10 @@ class GrpcHandlers:
         return await answer
 
     async def _written(self, answers: Any, context: Context, again: Callable[[], object]) -> None:
-        """Write answers as they come; who reads for long is judged ``again`` from time to time."""
+        """Write answers as they come; who reads for long is judged ``again`` from time to time, also between them.
+
+        An answer that is None is none: it only gives the occasion.
+        """
         # A caller that reads nothing more must not hold his place for ever.
         idle = IdleTimer(self.limits.idle_timeout_seconds)
         judged = time.monotonic()
@@ -470,7 +473,8 @@ class GrpcHandlers:
                     if time.monotonic() - judged >= JUDGED_SECONDS:
                         again()
                         judged = time.monotonic()
-                    await idle.wait(context.write(answer))
+                    if answer is not None:
+                        await idle.wait(context.write(answer))
         finally:
             idle.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -14,6 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha._async import ReflectionServicer
 
 from bsfg.errors import PortUnavailable, UnknownService
+from bsfg.wire import grpc_calls
 from bsfg.wire.admin import AdminServicer
 from bsfg.wire.connections import GrpcHandshakes, Handshakes, connections_allowed, listening_on
 from bsfg.wire.grpc_calls import GrpcHandlers, IncomingRequests
@@ -134,7 +136,10 @@ class Health:
                 told = status
                 yield _STATUS(status=status)
                 continue
-            await changed.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grpc_calls.JUDGED_SECONDS):
+                    await changed.wait()
+            yield None  # so that who watches is judged again
 
 
 class Reflection:
