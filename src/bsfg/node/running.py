@@ -141,25 +141,27 @@ async def _first(*waits: Awaitable[Any]) -> None:
             task.cancel()
 
 
-async def _serve(node: Node, stopping: asyncio.Event) -> None:
+async def _serve(node: Node, stopping: asyncio.Event, ready: Callable[[Node], None]) -> None:
     """Be active until the process is to stop or another node has taken over."""
     try:
+        ready(node)
         # What is here now stays: a search for garbage that goes through it holds everybody up for a twentieth second.
         gc.freeze()
         await _first(stopping.wait(), node.overtaken())
     finally:
         gc.unfreeze()
-        if not stopping.is_set():
+        is_overtaken = sys.exc_info()[0] is None and not stopping.is_set()
+        if is_overtaken:
             log.error("overtaken", zone=node.config.zone.name)
         try:
-            async with asyncio.timeout(None if stopping.is_set() else LEAVE_SECONDS):
+            async with asyncio.timeout(LEAVE_SECONDS if is_overtaken else None):
                 await node.stop()
         except TimeoutError:
             hint = "Let whatever runs the node start it again; it stands by then."
             raise StorageTaken("the node was overtaken, and could not end its work", hint=hint) from None
 
 
-async def run(config: ZoneConfig, ready: Callable[[Node], None] | None = None) -> None:
+async def run(config: ZoneConfig, ready: Callable[[Node], None] = lambda node: None) -> None:
     """Run a node until it is told to stop by SIGINT or SIGTERM."""
     sys.setswitchinterval(SWITCH_SECONDS)
     stopping, has_run = asyncio.Event(), False
@@ -179,6 +181,4 @@ async def run(config: ZoneConfig, ready: Callable[[Node], None] | None = None) -
             await _stand_by(config, str(error.details.get("active", "")), stopping)
             continue
         has_run = True
-        if ready is not None:
-            ready(node)
-        await _serve(node, stopping)
+        await _serve(node, stopping, ready)
