@@ -305,6 +305,22 @@ async def test_a_server_that_stays_away_is_told_of_and_comes_back(own_server: Pa
 
 
 @coroutine
+async def test_who_has_less_patience_takes_none_from_others(own_server: PackagedServer) -> None:
+    """A value of the node is waited for briefly; when that is over an append still has all of its time."""
+    storage = await opened(PostgresSettings(own_server.dsn, patience_seconds=120))
+    store = await storage.store(STREAM)
+    await store.append(batch(2))
+    own_server.kill()
+    with pytest.raises(BsfgError) as caught:
+        await asyncio.to_thread(storage.state().keep, "gate", "a/receiver", {"mode": "held"})
+    assert isinstance(caught.value, OutcomeUnknown | StorageUnavailable)
+    appending = asyncio.ensure_future(store.append(batch(2, first=2)))
+    await asyncio.to_thread(own_server.start)
+    assert (await appending).offsets.tolist() == [2, 3]
+    await storage.close()
+
+
+@coroutine
 async def test_no_server_at_the_start(tmp_path: Path, settings: PostgresSettings) -> None:
     """A server that is not there, a role that is not let in and a string that is none each have their error."""
     for dsn, kind in (

@@ -279,7 +279,8 @@ class Database:
                 if time.monotonic() < deadline:
                     time.sleep(_PAUSE_SECONDS)
                     continue
-                self._given_up = True
+                # Who has less patience than others does not end theirs.
+                self._given_up = self._given_up or patience_seconds >= self.settings.patience_seconds
                 if again and changes:
                     raise OutcomeUnknown(f"{doing}: the server went away meanwhile: {away.message}") from None
                 raise StorageUnavailable(f"{doing}: {away.message}") from None
