@@ -101,7 +101,8 @@ def truncate_anything(patch: pytest.MonkeyPatch) -> None:
 
 def keep_silent_about_truncation(patch: pytest.MonkeyPatch) -> None:
     page = FramedWriter.page
-    patch.setattr(FramedWriter, "page", lambda writer, at, stop, most: page(writer, max(at, writer.start), stop, most))
+    silent = lambda writer, at, *given, **how: page(writer, max(at, writer.start), *given, **how)  # noqa: E731
+    patch.setattr(FramedWriter, "page", silent)
 
 
 def jump_over_missing_confirmations(patch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -151,6 +152,103 @@ async def test_an_unknown_outcome_is_looked_up_before_the_next_append(
     await storage.close()
 
 
+@coroutine
+async def test_a_refusal_does_not_settle_what_an_earlier_attempt_did(
+    settings: PostgresSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A definite error of the second attempt says nothing of the first, which may still land: that is looked up."""
+    made = recorded_connections(monkeypatch)
+    storage = await opened(settings)
+    store = await storage.store(STREAM)
+    await store.append(batch(3))
+    with psycopg.connect(settings.dsn) as other:
+        other.execute(f"SELECT FROM {settings.schema}.buffer FOR UPDATE")
+        appending = asyncio.ensure_future(store.append(batch(2, first=3)))
+        [pid] = await waiting(settings, 1)
+        postgres().execute(f"ALTER ROLE {settings.schema} SET default_transaction_read_only = on")
+        break_off(made, pid)
+        with pytest.raises(OutcomeUnknown, match="read-only"):
+            await appending
+    postgres().execute(f"ALTER ROLE {settings.schema} RESET default_transaction_read_only")
+    _end_connections(settings)
+    assert (await store.append(batch(6))).offsets.tolist() == [0, 1, 2, 3, 4, 5]
+    await storage.close()
+
+
+@coroutine
+async def test_a_removal_that_is_still_committing_is_waited_for(
+    own_server: PackagedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made again behind its own commit, which waits for a standby, it is recognised, not refused as made twice."""
+    made = recorded_connections(monkeypatch)
+    storage = await opened(PostgresSettings(own_server.dsn))
+    store = await storage.store(STREAM)
+    await store.append(batch(3))
+    await storage.cursors.create(ConsumerSpec("reader", STREAM))
+    await storage.cursors.commit("reader", Confirmation(through=2))
+    await wait_for_standby(own_server, "nobody")
+    removing = asyncio.ensure_future(store.truncate_before(3))
+    [first] = await waiting_for_standby(own_server)
+    break_off(made, first)
+    await waiting(PostgresSettings(own_server.dsn), 1)
+    await wait_for_standby(own_server, "")
+    await removing
+    assert (await store.append(batch(1, first=3))).offsets.tolist() == [3]
+    assert not await store.gaps()
+    await storage.close()
+
+
+@coroutine
+async def test_nothing_is_acknowledged_before_the_standby_has_it(own_server: PackagedServer) -> None:
+    """A commit whose wait for the standby was cut short is seen; who finds it there waits for the standby as well."""
+    storage = await opened(PostgresSettings(own_server.dsn))
+    store = await storage.store(STREAM)
+    await store.append(batch(3))
+    await wait_for_standby(own_server, "nobody")
+    appending = asyncio.ensure_future(store.append(batch(2, first=3)))
+    [first] = await waiting_for_standby(own_server)
+    own_server.execute("SELECT pg_terminate_backend(%s, 5000)", first)
+    assert await waiting_for_standby(own_server) != [first]
+    assert not appending.done()
+    assert own_server.execute("SELECT end_offset FROM bsfg.buffer") == [(5,)]
+    await wait_for_standby(own_server, "")
+    assert (await appending).offsets.tolist() == [3, 4]
+    # So does who looks up what became of a change.
+    await wait_for_standby(own_server, "nobody")
+    looking = asyncio.ensure_future(asyncio.to_thread(store._writer._keeper.found))
+    await waiting_for_standby(own_server)
+    await wait_for_standby(own_server, "")
+    assert (await looking).head.end == 5
+    await storage.close()
+
+
+async def wait_for_standby(server: PackagedServer, name: str) -> None:
+    """Have every commit wait for a standby of a name, or none of them."""
+    server.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
+    server.execute("SELECT pg_reload_conf()")
+    if name:
+        # The server takes note of it in its own time.
+        probing = asyncio.ensure_future(asyncio.to_thread(_commit_until_ended, server.dsn))
+        [pid] = await waiting_for_standby(server)
+        server.execute("SELECT pg_terminate_backend(%s, 5000)", pid)
+        await probing
+
+
+def _commit_until_ended(dsn: str) -> None:
+    with suppress(psycopg.OperationalError), psycopg.connect(dsn, autocommit=True) as connection:
+        while True:
+            connection.execute("SELECT pg_logical_emit_message(true, 'probe', 'probe')")
+
+
+async def waiting_for_standby(server: PackagedServer) -> list[int]:
+    """Wait until commits wait for a standby, and give the numbers of their connections."""
+    for _ in range(1_000):
+        if found := server.execute("SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"):
+            return [pid for (pid,) in found]
+        await asyncio.sleep(0.02)
+    raise AssertionError("no commit waits for a standby")
+
+
 def recorded_connections(monkeypatch: pytest.MonkeyPatch) -> list[psycopg.Connection[Any]]:
     """Give all connections that are made from now on."""
     made: list[psycopg.Connection[Any]] = []
@@ -207,6 +305,22 @@ async def test_a_server_that_stays_away_is_told_of_and_comes_back(own_server: Pa
 
 
 @coroutine
+async def test_who_has_less_patience_takes_none_from_others(own_server: PackagedServer) -> None:
+    """A value of the node is waited for briefly; when that is over an append still has all of its time."""
+    storage = await opened(PostgresSettings(own_server.dsn, patience_seconds=120))
+    store = await storage.store(STREAM)
+    await store.append(batch(2))
+    own_server.kill()
+    with pytest.raises(BsfgError) as caught:
+        await asyncio.to_thread(storage.state().keep, "gate", "a/receiver", {"mode": "held"})
+    assert isinstance(caught.value, OutcomeUnknown | StorageUnavailable)
+    appending = asyncio.ensure_future(store.append(batch(2, first=2)))
+    await asyncio.to_thread(own_server.start)
+    assert (await appending).offsets.tolist() == [2, 3]
+    await storage.close()
+
+
+@coroutine
 async def test_no_server_at_the_start(tmp_path: Path, settings: PostgresSettings) -> None:
     """A server that is not there, a role that is not let in and a string that is none each have their error."""
     for dsn, kind in (
@@ -234,6 +348,9 @@ async def test_a_read_only_server_stores_nothing(settings: PostgresSettings) -> 
     await store.append(batch(2))
     postgres().execute(f"ALTER ROLE {settings.schema} SET default_transaction_read_only = on")
     _end_connections(settings)
+    # What became of an attempt over a connection that was lost nobody knows, until it was looked up.
+    with pytest.raises(OutcomeUnknown):
+        await store.append(batch(2, first=2))
     with pytest.raises(StorageReadOnly):
         await store.append(batch(2, first=2))
     assert [frame.last async for frame in store.replay(0)] == [1]

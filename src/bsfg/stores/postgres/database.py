@@ -263,7 +263,7 @@ class Database:
     ) -> Found:
         """Do some work on a connection, and once more when that is lost; ``work`` is told whether it is made again.
 
-        What changes something and cannot be made again in time has an unknown outcome.
+        What changes something and cannot be made again, or not in time, has an unknown outcome.
         """
         deadline, again = 0.0, False
         patience_seconds = self.settings.patience_seconds if patience_seconds is None else patience_seconds
@@ -279,7 +279,8 @@ class Database:
                 if time.monotonic() < deadline:
                     time.sleep(_PAUSE_SECONDS)
                     continue
-                self._given_up = True
+                # Who has less patience than others does not end theirs.
+                self._given_up = self._given_up or patience_seconds >= self.settings.patience_seconds
                 if again and changes:
                     raise OutcomeUnknown(f"{doing}: the server went away meanwhile: {away.message}") from None
                 raise StorageUnavailable(f"{doing}: {away.message}") from None
@@ -288,7 +289,11 @@ class Database:
                 found = work(connection, again)
             except psycopg.Error as error:
                 if self._given_back(connection) and error.sqlstate not in _AWAY:
-                    raise translated(error, doing) from None
+                    refusal = translated(error, doing)
+                    if again and changes:
+                        # That says nothing of the attempt before, which may still be made.
+                        raise OutcomeUnknown(refusal.message) from None
+                    raise refusal from None
                 self._lost(losses)
                 again = True
                 continue

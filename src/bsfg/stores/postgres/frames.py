@@ -184,7 +184,10 @@ class PostgresFrames(BufferKeeper):
         return self._database.rows(f"reading {self._place}", asked, values)
 
     def found(self) -> BufferFound:
-        """Read the row of the buffer, behind whoever changes it now, and what is counted beside it."""
+        """Read the row of the buffer, behind whoever changes it now, and what is counted beside it.
+
+        The lock of the row is written to the server's log: where commits wait for a standby, so does this.
+        """
         return self._database.run(f"opening {self._place}", self._found)
 
     def _found(self, connection: Connection, again: bool) -> BufferFound:
@@ -217,19 +220,27 @@ class PostgresFrames(BufferKeeper):
         )
 
     def _committed(self, connection: Connection, again: bool, change: Change) -> bool:
-        # The commit may have been the last thing that a lost connection did.
-        if again and change.after != change.before and self._head(connection) == change.after:
-            return True
-        if change.frame is not None and not change.aside:
+        if change.frame is not None and not change.aside and not again:
             return self._appended(connection, change, change.frame)
         with connection.transaction():
             self._database.check_epoch(connection)
+            if again and self._was_made(connection, change):
+                return True
             self._keep_beside(connection, change)
             if change.frame is not None:
                 return self._appended(connection, change, change.frame)
             if change.after != change.before:
                 self._move(connection, change)
         return True
+
+    def _was_made(self, connection: Connection, change: Change) -> bool:
+        """Tell whether the commit was the last thing that a lost connection did, behind it if it is still under way.
+
+        Its wait for a synchronous standby may have been cut short. The locks that are taken here are written to the
+        server's log: the commit of this transaction waits for the standby, with all that was committed before.
+        """
+        connection.execute("SELECT FROM buffer WHERE id = %s FOR UPDATE", (self._id,))
+        return change.after != change.before and self._head(connection) == change.after
 
     def _appended(self, connection: Connection, change: Change, new: NewFrame) -> bool:
         frame = new.row
@@ -241,20 +252,14 @@ class PostgresFrames(BufferKeeper):
         }  # fmt: skip
         rows = connection.execute(_APPEND, values, binary=True).fetchall()
         if not rows:
-            self._check_made(connection, change)
-        return not rows or rows[0][0] is None
+            raise touched(self._place, self._head(connection), change.before)
+        return rows[0][0] is None
 
     def _move(self, connection: Connection, change: Change) -> None:
         before = change.before
         values = (*change.after, self._id, self._database.epoch, before.start, before.end, before.keys)
         if connection.execute(_MOVE, values).rowcount != 1:
-            self._check_made(connection, change)
-
-    def _check_made(self, connection: Connection, change: Change) -> None:
-        """Raise unless the change is there: a lost connection had its commit under way, and this one waited for it."""
-        there = self._head(connection)
-        if there != change.after:
-            raise touched(self._place, there, change.before)
+            raise touched(self._place, self._head(connection), before)
 
     def _keep_beside(self, connection: Connection, change: Change) -> None:
         with connection.cursor() as cursor:

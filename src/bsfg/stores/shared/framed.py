@@ -53,7 +53,7 @@ from bsfg.stores.shared.keeper import (
     ReleasedFact,
     touched,
 )
-from bsfg.stores.shared.reading import PAGE_FRAMES, FrameReader, absent, chain_behind, read_keys
+from bsfg.stores.shared.reading import PAGE_FRAMES, FrameReader, absent, chain_behind, has_hole, read_keys
 from bsfg.wording import check_reason
 
 _INSERTED = int(Result.INSERTED)
@@ -216,14 +216,17 @@ class FramedWriter:
         """Read the entry of a key while it is retained."""
         return self._reader.entry_of(_signed(self._key_hash.of_one(*key)), key, self.start)
 
-    def page(self, at: int, stop: int, max_facts: int) -> list[Frame]:
-        """Give the next steps of a replay: what left, or what one look at the frames shows."""
+    def page(self, at: int, stop: int, max_facts: int, *, in_turn: bool = False) -> list[Frame] | None:
+        """Give the next steps of a replay: what left, or what one look at the frames shows.
+
+        None when entries are missing, unless it is the writer's turn: what leaves is gone before that is known here.
+        """
         start = self.start
         if at < start:
             return list(absent(at, min(start, stop), self.book.own(), 0))
         frames = self._keeper.frames(at, stop, min(PAGE_FRAMES, max_facts, stop - at))
-        if not frames and self.start > at:
-            return []  # it left while we looked
+        if not in_turn and has_hole(frames, at):
+            return None
         return list(self._reader.steps(frames, at, stop, max_facts))
 
     def history(self, heads: Sequence[bytes]) -> LogHistory:

@@ -60,6 +60,12 @@ def chain_behind(frame: FrameRow) -> bytes:
     return chain_after(frame.content[:FRAME_HEADER_BYTES], frame.content[FRAME_HEADER_BYTES:])
 
 
+def has_hole(frames: Sequence[FrameRow], at: int) -> bool:
+    """Tell whether frames leave out entries that follow an offset; a page without frames does."""
+    ends = (at, *(frame.end for frame in frames))
+    return not frames or any(frame.base > end for frame, end in zip(frames, ends, strict=False))
+
+
 def read_keys(data: bytes) -> pa.RecordBatch:
     """Read the keys of what left."""
     return pa.ipc.read_record_batch(pa.py_buffer(data), KEY_SCHEMA)

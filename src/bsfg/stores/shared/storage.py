@@ -48,10 +48,24 @@ class FramedBuffer(SharedBuffer[FramedWriter]):
         """Give everything from ``start`` up to ``end``; see `bsfg.ports.Replayable`."""
         stop, at = self._stop_of(start, end, max_facts, self.end), start
         while at < stop:
-            for frame in await self._look(partial(self._writer.page, at, stop, max_facts)):
+            for frame in await self._page(at, stop, max_facts):
                 self._check_open()
                 yield frame
                 at = frame.last + 1
+
+    async def _page(self, at: int, stop: int, max_facts: int) -> Sequence[Frame]:
+        writer = self._writer
+        found = await self._look(partial(writer.page, at, stop, max_facts))
+        if found is not None:
+            return found
+
+        def turn() -> Sequence[Frame]:
+            sure = writer.page(at, stop, max_facts, in_turn=True)
+            writer.record_seen()
+            return sure or ()
+
+        steps: Sequence[Frame] = await self._submit(WriterStep(turn))
+        return steps
 
     async def _remove(self, decide: Callable[[], Removal]) -> None:
         writer = self._writer
