@@ -6,13 +6,14 @@ import asyncio
 import itertools
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import replace
 from functools import wraps
 from random import Random
 from typing import Any
 
 import pytest
+from nats.aio.msg import Msg
 from tests.natsproxy import NatsProxy
 from tests.servers import jetstream
 
@@ -249,6 +250,48 @@ async def asked_to_be_newer(settings: JetStreamSettings) -> None:
         await storage.close()
         with pytest.raises(kind):
             await opened(storage.server.settings)
+
+
+@coroutine
+async def test_a_busy_subject_is_waited_for(settings: JetStreamSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several servers one says that another message is on its way: what is refused so is sent again, not missed."""
+    storage = await opened(settings)
+    artifacts = await asyncio.to_thread(storage.artifacts, max_artifact_bytes=None, capacity_bytes=None)
+    ask, numbers = storage.server.ask, itertools.count()
+
+    async def busy(subject: str, data: bytes = b"", headers: dict[str, str] | None = None, **more: Any) -> list[Msg]:
+        if headers and next(numbers) % 2:
+            said = b'{"error":{"code":400,"err_code":10164,"description":"wrong last sequence"}}'
+            return [Msg(storage.server._connected(), data=said)]
+        return await ask(subject, data, headers, **more)
+
+    monkeypatch.setattr(storage.server, "ask", busy)
+    content = await artifacts.add(pieces_of(b"one", b"two", b"three"))
+    assert b"".join([piece async for piece in artifacts.get(content.digest)]) == b"onetwothree"
+    for number in range(3):
+        await asyncio.to_thread(storage.state().keep, "gate", "x", {"number": number})
+    await storage.close()
+
+
+async def pieces_of(*pieces: bytes) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
+
+
+@coroutine
+async def test_a_node_that_was_overtaken_collects_no_artifacts(settings: JetStreamSettings) -> None:
+    """It does not know what the new one has stored: it removes nothing."""
+    old = await opened(settings)
+    stale = await asyncio.to_thread(old.artifacts, max_artifact_bytes=None, capacity_bytes=None)
+    await asyncio.to_thread(old.server.wait, old.server.answer_no_more())
+    new = await opened(settings)
+    artifacts = await asyncio.to_thread(new.artifacts, max_artifact_bytes=None, capacity_bytes=None)
+    content = await artifacts.add(pieces_of(b"one", b"two"))
+    with pytest.raises(StorageTaken):
+        await stale.collect(set(), now_unix_ms=0, grace_seconds=0)
+    assert b"".join([piece async for piece in artifacts.get(content.digest)]) == b"onetwo"
+    await old.close()
+    await new.close()
 
 
 @coroutine

@@ -49,7 +49,9 @@ SAFE_REPLICAS = 3
 _HEADERS_BYTES = 4096
 _PIECE_BYTES = 8 << 20
 _PAUSE_SECONDS = 0.1
-_WRONG_LAST = (10071, 10164)
+_WRONG_LAST = 10071
+_BUSY = 10164
+"""Another message with a condition on the same subject is on its way through the servers; nothing was compared."""
 _FULL = frozenset({10002, 10023, 10028, 10047})
 _FOR_GOOD = _FULL | {10039, 10076, 10077}
 """What a server says with the code of one that is not ready, but means."""
@@ -385,8 +387,10 @@ class JetStreamServer:
         try:
             return int(_document(answer)["seq"])
         except ApiRefusal as refusal:
-            if refusal.number in _WRONG_LAST:
+            if refusal.number == _WRONG_LAST:
                 raise WrongLastSequence(str(refusal)) from None
+            if refusal.number == _BUSY:
+                raise Away(str(refusal)) from None
             raise
 
     async def get(self, stream: str, **which: int | str) -> StoredMessage | None:

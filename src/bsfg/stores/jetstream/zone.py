@@ -208,13 +208,13 @@ class JetStreamZone(ZoneKeeper):
         if isinstance(marked, BsfgError):
             raise marked
         if marked is None:
-            self.server.run(f"opening {place}", self._check_claim)
+            self.server.run(f"opening {place}", self.still_ours)
             marked = self.server.run(f"opening {place}", lambda: self._mark(name, base), changes=True)
         return JetStreamFrames(self.server, name, base, place, new_of(there), marked)
 
     # The zone's own stream.
 
-    async def _check_claim(self) -> None:
+    async def still_ours(self) -> None:
         """Raise when another node has the zone by now."""
         name, base = self.names.own
         last = await self.server.get(name, last_by_subj=f"{base}.claim")
@@ -223,7 +223,7 @@ class JetStreamZone(ZoneKeeper):
 
     def check_claim(self) -> None:
         """Raise when another node has the zone by now."""
-        self.server.run("looking who has the zone", self._check_claim, patience_seconds=0)
+        self.server.run("looking who has the zone", self.still_ours, patience_seconds=0)
 
     async def _read(self) -> dict[str, bytes]:
         """Read all values, up to our claim at least."""
