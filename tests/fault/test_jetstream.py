@@ -13,6 +13,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from nats.aio.client import Client
 from nats.aio.msg import Msg
 from tests.natsproxy import NatsProxy
 from tests.servers import jetstream
@@ -32,7 +33,8 @@ from bsfg.errors import (
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec, Result
 from bsfg.retention import GapReason
 from bsfg.stores.jetstream import frames as frames_module
-from bsfg.stores.jetstream.server import JetStreamSettings
+from bsfg.stores.jetstream import server as server_module
+from bsfg.stores.jetstream.server import ApiRefusal, Away, JetStreamSettings
 from bsfg.stores.jetstream.storage import JetStreamStorage, look
 from bsfg.stores.jetstream.zone import ClaimWatch
 from bsfg.testing.facts import batch, message, messages, sealed
@@ -168,6 +170,49 @@ def test_a_message_whose_answer_was_lost_is_recognised(
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("comes_first", [False, True])
+def test_an_old_value_does_not_come_late(settings: JetStreamSettings, door: NatsProxy, comes_first: bool) -> None:
+    """A value that lay on its way does not take the place of a newer one, nor keep it off when it comes before it."""
+
+    async def run() -> None:
+        storage = await opened(replace(settings, servers=[door.url]))
+        server, zone = storage.server, storage.zone
+        going, released, gone = threading.Event(), asyncio.Event(), threading.Event()
+
+        async def before(subject: str) -> bool:
+            door.before = None
+            going.set()
+            await released.wait()
+            door.call(gone.set)
+            return False
+
+        async def release() -> None:
+            door.call(released.set)
+            await asyncio.to_thread(gone.wait)
+
+        def keep(data: bytes) -> int:
+            return zone.keep("keeping", "value", data, patience_seconds=0)
+
+        door.before = before
+        keeping = asyncio.create_task(asyncio.to_thread(keep, b"old"))
+        await asyncio.to_thread(going.wait)
+        server._loop.call_soon_threadsafe(server._fail_all, Away("no answer"))
+        with pytest.raises(OutcomeUnknown):
+            await keeping
+        if comes_first:
+            await release()
+        await asyncio.to_thread(keep, b"new")
+        if not comes_first:
+            await release()
+        await asked(storage, "INFO")
+        await storage.close()
+        storage = await opened(settings)
+        assert storage.zone.values("value") == {"value": b"new"}
+        await storage.close()
+
+    asyncio.run(run())
+
+
 async def retried(write: Callable[[], Any]) -> Any:
     """Repeat a write until the server is back."""
     for _ in range(200):
@@ -197,6 +242,76 @@ async def test_a_server_that_stays_away_is_told_of_and_comes_back(own_server: Pa
     own_server.start()
     assert (await retried(lambda: store.append(batch(4)))).offsets.tolist() == [0, 1, 2, 3]
     assert (await storage.cursors.commit("reader", Confirmation(through=3))).committed == 3
+    await storage.close()
+
+
+@coroutine
+async def test_who_does_not_wait_takes_nobody_s_patience(settings: JetStreamSettings, door: NatsProxy) -> None:
+    """A look at the claim gives up at once; a write goes on waiting, until the server is back or the storage closes."""
+    storage = await opened(replace(settings, servers=[door.url], patience_seconds=60))
+    store = await storage.store(STREAM)
+    door.cut()
+    with pytest.raises(StorageUnavailable):
+        await asyncio.to_thread(storage.zone.check_claim)
+    appending = asyncio.ensure_future(store.append(batch(2)))
+    await asyncio.sleep(0.3)
+    door.open()
+    assert (await appending).offsets.tolist() == [0, 1]
+    door.cut()
+    asking = asyncio.create_task(asked(storage, "INFO"))
+    await asyncio.sleep(0.3)
+    await asyncio.to_thread(storage.server.close)
+    with pytest.raises(StorageUnavailable):
+        await asking
+    await storage.close()
+
+
+@coroutine
+async def test_a_line_that_drops_again_at_once_is_no_end(
+    settings: JetStreamSettings, door: NatsProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who comes back and loses the connection before he answers for his zone tries again."""
+    dropped = threading.Event()
+
+    class Dropping(Client):
+        async def flush(self, timeout: int = 10) -> None:
+            if not dropped.is_set():
+                door.cut()
+                dropped.set()
+            await super().flush(timeout)
+
+    storage = await opened(replace(settings, servers=[door.url], node_name="a:9443"))
+    monkeypatch.setattr(server_module, "Client", Dropping)
+    door.cut()
+    door.open()
+    await asyncio.to_thread(dropped.wait)
+    door.open()
+    assert (await (await storage.store(STREAM)).append(batch(2))).offsets.tolist() == [0, 1]
+    watch = ClaimWatch(settings, ZONE)
+    assert await asyncio.to_thread(watch.look) == "a:9443"
+    watch.close()
+    await storage.close()
+
+
+@coroutine
+async def test_a_refusal_settles_no_doubt(settings: JetStreamSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer to a write is lost, the second attempt is refused: the first one may be there, and is."""
+    storage = await opened(settings)
+    store, publish, numbers = await storage.store(STREAM), storage.server.publish, itertools.count()
+
+    async def doubtful(*message: Any) -> int:
+        match next(numbers):
+            case 0:
+                await publish(*message)
+                raise Away("no answer")
+            case 1:
+                raise ApiRefusal({"err_code": 10077, "description": "maximum bytes exceeded"})
+        return await publish(*message)
+
+    monkeypatch.setattr(storage.server, "publish", doubtful)
+    with pytest.raises(OutcomeUnknown):
+        await store.append(batch(2))
+    assert (await store.append(batch(3))).offsets.tolist() == [0, 1, 2]
     await storage.close()
 
 
