@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from random import Random
 from typing import Any
 
@@ -34,7 +34,7 @@ from bsfg.ports import Buffer, Confirmation, ConsumerSpec, Result
 from bsfg.retention import GapReason
 from bsfg.stores.jetstream import frames as frames_module
 from bsfg.stores.jetstream import server as server_module
-from bsfg.stores.jetstream.server import ApiRefusal, Away, JetStreamSettings
+from bsfg.stores.jetstream.server import ApiRefusal, Away, JetStreamSettings, WrongLastSequence
 from bsfg.stores.jetstream.storage import JetStreamStorage, look
 from bsfg.stores.jetstream.zone import ClaimWatch
 from bsfg.testing.facts import batch, message, messages, sealed
@@ -316,6 +316,48 @@ async def test_a_refusal_settles_no_doubt(settings: JetStreamSettings, monkeypat
 
 
 @coroutine
+async def test_sums_and_marks_whose_answers_were_lost_are_ours(
+    settings: JetStreamSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sum, and a mark that settles a doubt, are stored but nobody hears of it: the next change follows them."""
+    monkeypatch.setattr(frames_module, "SUMMED_FRAMES", 2)
+    storage = await opened(replace(settings, patience_seconds=0))
+    server, store, sent = storage.server, await storage.store(STREAM), [""]
+    publish, api = server.publish, server.api
+
+    async def unheard(subject: str, data: bytes, headers: dict[str, str]) -> int:
+        sent[0] = subject
+        if subject.endswith("aside"):
+            raise WrongLastSequence("another one is on its way")
+        seq = await publish(subject, data, headers)
+        if not subject.endswith("frame"):
+            raise Away("no answer")
+        return seq
+
+    async def unasked(*question: Any) -> dict[str, Any]:
+        if sent[0].endswith("keys"):
+            raise Away("no answer")
+        return await api(*question)
+
+    monkeypatch.setattr(server, "publish", unheard)
+    monkeypatch.setattr(server, "api", unasked)
+    for first in range(0, 12, 2):
+        sent[0] = ""
+        assert (await store.append(batch(2, first=first))).offsets.tolist() == [first, first + 1]
+    sent[0] = ""
+    for _ in range(2):
+        with pytest.raises(OutcomeUnknown):
+            await store.set_aside(batch(1), "fact_expired")
+    monkeypatch.undo()
+    assert (await store.append(batch(14))).offsets.tolist() == list(range(14))
+    assert [frame.last async for frame in store.replay(0)][-1] == 13
+    await storage.close()
+    again = await opened(settings)
+    assert [frame.last async for frame in (await again.store(STREAM)).replay(0)][-1] == 13
+    await again.close()
+
+
+@coroutine
 async def test_no_server_at_the_start(settings: JetStreamSettings) -> None:
     """A server that is not there is worth another try; one that refuses the node is not, nor one without JetStream."""
     with pytest.raises(StorageUnavailable):
@@ -428,6 +470,9 @@ async def test_a_node_that_was_overtaken_writes_nothing(settings: JetStreamSetti
     ):
         with pytest.raises(StorageTaken):
             await write()
+    mark = partial(old.zone._mark, *old.zone.names.buffer(STREAM, Buffer.STORE))
+    with pytest.raises(StorageTaken):
+        await asyncio.to_thread(old.server.run, "marking what the other one has marked", mark)
     after = await new.store(STREAM)
     assert (await after.append(batch(4))).offsets.tolist() == [0, 1, 2, 3]
     assert (await new.cursors.checkpoint("reader")).committed == -1

@@ -197,7 +197,7 @@ class JetStreamZone(ZoneKeeper):
     async def _mark(self, name: str, base: str) -> StoredMessage:
         found = await self.server.api(f"STREAM.INFO.{name}")
         check_stream(found["config"], last_only=False, replicas=self.server.settings.replicas)
-        return await mark(self.server, name, base, fresh_head(new_of(found["config"]["metadata"])))
+        return await mark(self.server, name, base, fresh_head(new_of(found["config"]["metadata"])), self.still_ours)
 
     # Buffers.
 
@@ -213,7 +213,6 @@ class JetStreamZone(ZoneKeeper):
         if isinstance(marked, BsfgError):
             raise marked
         if marked is None:
-            self.server.run(f"opening {place}", self.still_ours)
             marked = self.server.run(f"opening {place}", lambda: self._mark(name, base), changes=True)
         return JetStreamFrames(self.server, name, base, place, new_of(there), marked)
 
