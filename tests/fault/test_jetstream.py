@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import replace
 from functools import partial, wraps
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -20,6 +22,7 @@ from tests.servers import jetstream
 
 from bsfg.errors import (
     BsfgError,
+    ExtraMissing,
     FormatUnsupported,
     HasherMismatch,
     OutcomeUnknown,
@@ -34,7 +37,14 @@ from bsfg.ports import Buffer, Confirmation, ConsumerSpec, Result
 from bsfg.retention import GapReason
 from bsfg.stores.jetstream import frames as frames_module
 from bsfg.stores.jetstream import server as server_module
-from bsfg.stores.jetstream.server import ApiRefusal, Away, JetStreamSettings, WrongLastSequence
+from bsfg.stores.jetstream.server import (
+    ApiRefusal,
+    Away,
+    JetStreamServer,
+    JetStreamSettings,
+    StoredMessage,
+    WrongLastSequence,
+)
 from bsfg.stores.jetstream.storage import JetStreamStorage, look
 from bsfg.stores.jetstream.zone import ClaimWatch
 from bsfg.testing.facts import batch, message, messages, sealed
@@ -496,6 +506,49 @@ def test_what_is_not_durable_is_refused() -> None:
         asyncio.run(run())
     finally:
         server.stop()
+
+
+def test_a_server_of_a_cluster_alone_is_refused() -> None:
+    """Which of the servers keeps a stream, and how that one syncs, is not known: three copies, or none of it."""
+    own, other = free_ports(2)
+    server = PackagedNats(cluster=(own, [other])).start()
+    try:
+        with pytest.raises(StorageUnsafe) as caught:
+            asyncio.run(opened(settings_at(server)))
+        assert "replicas = 3" in caught.value.hint
+    finally:
+        server.stop()
+
+
+def test_credentials_need_a_package(settings: JetStreamSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What signs with them is no part of the client."""
+    monkeypatch.setitem(sys.modules, "nkeys", None)
+    with pytest.raises(ExtraMissing) as caught:
+        asyncio.run(opened(replace(settings, credentials=Path("plant.creds"))))
+    assert "nkeys" in caught.value.hint
+
+
+@coroutine
+async def test_what_was_dropped_does_not_come_back(
+    settings: JetStreamSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is behind gives a value that is gone; what the leader does not list is not taken."""
+    storage = await opened(settings)
+    await asyncio.to_thread(storage.zone.keep, "keeping", "value", b"there")
+    await asyncio.to_thread(storage.zone.keep, "keeping", "other", b"there")
+    page = JetStreamServer.page
+
+    async def behind(server: JetStreamServer, stream: str, subject: str, seq: int, *more: int) -> list[StoredMessage]:
+        found = await page(server, stream, subject, seq, *more)
+        _, base = storage.zone.names.own
+        return [StoredMessage(1, f"{base}.value", {}, b"there"), *found] if seq == 1 else found
+
+    await asyncio.to_thread(storage.zone.drop, "dropping", "value")
+    await storage.close()
+    monkeypatch.setattr(JetStreamServer, "page", behind)
+    storage = await opened(settings)
+    assert (storage.zone.values("value"), storage.zone.values("other")) == ({}, {"other": b"there"})
+    await storage.close()
 
 
 @coroutine

@@ -133,8 +133,7 @@ class JetStreamArtifacts(SharedArtifacts):
 
     async def _purge_but(self, kept: AbstractSet[str | int]) -> None:
         name, base = self._zone.names.artifacts
-        asked = {"subjects_filter": f"{base}.*"}
-        subjects = (await self._server.api(f"STREAM.INFO.{name}", asked))["state"].get("subjects") or {}
+        subjects = await self._server.subjects(name, f"{base}.*")
         # What was listed while the zone is ours is no other node's, whoever has the zone when it is removed.
         await self._zone.still_ours()
         for subject in subjects:

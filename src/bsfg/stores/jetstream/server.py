@@ -30,6 +30,7 @@ from nats.aio.subscription import Subscription
 from bsfg.errors import (
     BsfgError,
     DiskFull,
+    ExtraMissing,
     FormatUnsupported,
     OutcomeUnknown,
     StorageFailed,
@@ -228,6 +229,8 @@ class JetStreamServer:
             raise _unreached(url, self._last_error or str(error) or type(error).__name__) from None
         except (ValueError, ssl.SSLError) as error:
             raise StorageUnreadable(f"{url} cannot be used: {error}", hint=_ADDRESS) from None
+        except ModuleNotFoundError as error:
+            raise ExtraMissing(f"credentials needs {error.name}, which is not installed", hint=_NKEYS) from None
         self._client = client
         self.piece_bytes = min(client.max_payload, _PIECE_BYTES) - _HEADERS_BYTES
 
@@ -447,6 +450,17 @@ class JetStreamServer:
             raise Away(f"the server answers {status} to a reader")
         return [_stored(each) for each in found[:-1]]
 
+    async def subjects(self, stream: str, subject: str) -> set[str]:
+        """List the subjects below one that have messages, as the stream's leader has them."""
+        found: set[str] = set()
+        while True:
+            asked = {"subjects_filter": subject, "offset": len(found)}
+            answer = await self.api(f"STREAM.INFO.{stream}", asked)
+            page = answer["state"].get("subjects") or {}
+            found |= page.keys()
+            if not page or len(found) >= answer.get("total", 0):
+                return found
+
     async def purge(self, stream: str, subject: str, before_seq: int) -> None:
         """Remove the messages of a subject before a sequence number."""
         await self.api(f"STREAM.PURGE.{stream}", {"filter": subject, "seq": before_seq})
@@ -460,13 +474,17 @@ class JetStreamServer:
         if (version.major, version.minor) < OLDEST_SERVER:
             hint = "Use nats-server {}.{} or newer.".format(*OLDEST_SERVER)
             raise FormatUnsupported(f"the server is nats-server {version}", hint=hint)
+        unsafe = not self.settings.allow_unsafe and self.settings.replicas < SAFE_REPLICAS
+        if unsafe and client._server_info.get("cluster"):
+            says = "the server is one of a cluster: each of them may keep a stream, and be the only one"
+            raise StorageUnsafe(says, hint=_UNSYNCED)
         try:
             await self.api("INFO")
         except (ApiRefusal, Away) as error:
             self._connected()
             hint = "Turn JetStream on in the server's configuration, and for the node's account."
             raise StorageUnreadable(f"the server has no JetStream for the node: {error}", hint=hint) from None
-        if not self.settings.allow_unsafe and self.settings.replicas < SAFE_REPLICAS:
+        if unsafe:
             await asyncio.to_thread(self._check_synced)
         return f"nats-server {version}"
 
@@ -487,9 +505,10 @@ class JetStreamServer:
 
 
 _ADDRESS = "Check servers, credentials and certificates in [storage.jetstream]."
+_NKEYS = "pip install 'nats-py[nkeys]'"
 _PERMISSIONS = "Let the node's account publish and subscribe below its prefix, $JS.API and _INBOX."
 _UNSYNCED = (
-    "Set sync_interval: always in the server's jetstream block, or use three servers and replicas = 3; "
+    "Set sync_interval: always in the jetstream block of a server of its own, or use three servers and replicas = 3; "
     "allow_unsafe = true in [storage.jetstream] accepts the loss of facts."
 )
 _UNKNOWN = (

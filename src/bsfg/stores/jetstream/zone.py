@@ -240,7 +240,9 @@ class JetStreamZone(ZoneKeeper):
             if not page:
                 raise Away("a server is behind the others")
             seq = page[-1].seq
-        return found
+        # A server that is behind still gives what was dropped.
+        there = await self.server.subjects(name, f"{base}.>")
+        return {what: data for what, data in found.items() if f"{base}.{what}" in there}
 
     def values(self, kind: str) -> dict[str, bytes]:
         """Give the values whose names begin with a kind, as they were when the zone was claimed."""
