@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
 from tests.natsproxy import NatsProxy
 from tests.servers import jetstream
 
 from bsfg.errors import (
     BsfgError,
+    ExtraMissing,
     FormatUnsupported,
     HasherMismatch,
     OutcomeUnknown,
@@ -31,7 +36,15 @@ from bsfg.errors import (
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec, Result
 from bsfg.retention import GapReason
 from bsfg.stores.jetstream import frames as frames_module
-from bsfg.stores.jetstream.server import JetStreamSettings
+from bsfg.stores.jetstream import server as server_module
+from bsfg.stores.jetstream.server import (
+    ApiRefusal,
+    Away,
+    JetStreamServer,
+    JetStreamSettings,
+    StoredMessage,
+    WrongLastSequence,
+)
 from bsfg.stores.jetstream.storage import JetStreamStorage, look
 from bsfg.stores.jetstream.zone import ClaimWatch
 from bsfg.testing.facts import batch, message, messages, sealed
@@ -167,6 +180,49 @@ def test_a_message_whose_answer_was_lost_is_recognised(
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("comes_first", [False, True])
+def test_an_old_value_does_not_come_late(settings: JetStreamSettings, door: NatsProxy, comes_first: bool) -> None:
+    """A value that lay on its way does not take the place of a newer one, nor keep it off when it comes before it."""
+
+    async def run() -> None:
+        storage = await opened(replace(settings, servers=[door.url]))
+        server, zone = storage.server, storage.zone
+        going, released, gone = threading.Event(), asyncio.Event(), threading.Event()
+
+        async def before(subject: str) -> bool:
+            door.before = None
+            going.set()
+            await released.wait()
+            door.call(gone.set)
+            return False
+
+        async def release() -> None:
+            door.call(released.set)
+            await asyncio.to_thread(gone.wait)
+
+        def keep(data: bytes) -> int:
+            return zone.keep("keeping", "value", data, patience_seconds=0)
+
+        door.before = before
+        keeping = asyncio.create_task(asyncio.to_thread(keep, b"old"))
+        await asyncio.to_thread(going.wait)
+        server._loop.call_soon_threadsafe(server._fail_all, Away("no answer"))
+        with pytest.raises(OutcomeUnknown):
+            await keeping
+        if comes_first:
+            await release()
+        await asyncio.to_thread(keep, b"new")
+        if not comes_first:
+            await release()
+        await asked(storage, "INFO")
+        await storage.close()
+        storage = await opened(settings)
+        assert storage.zone.values("value") == {"value": b"new"}
+        await storage.close()
+
+    asyncio.run(run())
+
+
 async def retried(write: Callable[[], Any]) -> Any:
     """Repeat a write until the server is back."""
     for _ in range(200):
@@ -197,6 +253,118 @@ async def test_a_server_that_stays_away_is_told_of_and_comes_back(own_server: Pa
     assert (await retried(lambda: store.append(batch(4)))).offsets.tolist() == [0, 1, 2, 3]
     assert (await storage.cursors.commit("reader", Confirmation(through=3))).committed == 3
     await storage.close()
+
+
+@coroutine
+async def test_who_does_not_wait_takes_nobody_s_patience(settings: JetStreamSettings, door: NatsProxy) -> None:
+    """A look at the claim gives up at once; a write goes on waiting, until the server is back or the storage closes."""
+    storage = await opened(replace(settings, servers=[door.url], patience_seconds=60))
+    store = await storage.store(STREAM)
+    door.cut()
+    with pytest.raises(StorageUnavailable):
+        await asyncio.to_thread(storage.zone.check_claim)
+    appending = asyncio.ensure_future(store.append(batch(2)))
+    await asyncio.sleep(0.3)
+    door.open()
+    assert (await appending).offsets.tolist() == [0, 1]
+    door.cut()
+    asking = asyncio.create_task(asked(storage, "INFO"))
+    await asyncio.sleep(0.3)
+    await asyncio.to_thread(storage.server.close)
+    with pytest.raises(StorageUnavailable):
+        await asking
+    await storage.close()
+
+
+@coroutine
+async def test_a_line_that_drops_again_at_once_is_no_end(
+    settings: JetStreamSettings, door: NatsProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who comes back and loses the connection before he answers for his zone tries again."""
+    dropped = threading.Event()
+
+    class Dropping(Client):
+        async def flush(self, timeout: int = 10) -> None:
+            if not dropped.is_set():
+                door.cut()
+                dropped.set()
+            await super().flush(timeout)
+
+    storage = await opened(replace(settings, servers=[door.url], node_name="a:9443"))
+    monkeypatch.setattr(server_module, "Client", Dropping)
+    door.cut()
+    door.open()
+    await asyncio.to_thread(dropped.wait)
+    door.open()
+    assert (await (await storage.store(STREAM)).append(batch(2))).offsets.tolist() == [0, 1]
+    watch = ClaimWatch(settings, ZONE)
+    assert await asyncio.to_thread(watch.look) == "a:9443"
+    watch.close()
+    await storage.close()
+
+
+@coroutine
+async def test_a_refusal_settles_no_doubt(settings: JetStreamSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer to a write is lost, the second attempt is refused: the first one may be there, and is."""
+    storage = await opened(settings)
+    store, publish, numbers = await storage.store(STREAM), storage.server.publish, itertools.count()
+
+    async def doubtful(*message: Any) -> int:
+        match next(numbers):
+            case 0:
+                await publish(*message)
+                raise Away("no answer")
+            case 1:
+                raise ApiRefusal({"err_code": 10077, "description": "maximum bytes exceeded"})
+        return await publish(*message)
+
+    monkeypatch.setattr(storage.server, "publish", doubtful)
+    with pytest.raises(OutcomeUnknown):
+        await store.append(batch(2))
+    assert (await store.append(batch(3))).offsets.tolist() == [0, 1, 2]
+    await storage.close()
+
+
+@coroutine
+async def test_sums_and_marks_whose_answers_were_lost_are_ours(
+    settings: JetStreamSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sum, and a mark that settles a doubt, are stored but nobody hears of it: the next change follows them."""
+    monkeypatch.setattr(frames_module, "SUMMED_FRAMES", 2)
+    storage = await opened(replace(settings, patience_seconds=0))
+    server, store, sent = storage.server, await storage.store(STREAM), [""]
+    publish, api = server.publish, server.api
+
+    async def unheard(subject: str, data: bytes, headers: dict[str, str]) -> int:
+        sent[0] = subject
+        if subject.endswith("aside"):
+            raise WrongLastSequence("another one is on its way")
+        seq = await publish(subject, data, headers)
+        if not subject.endswith("frame"):
+            raise Away("no answer")
+        return seq
+
+    async def unasked(*question: Any) -> dict[str, Any]:
+        if sent[0].endswith("keys"):
+            raise Away("no answer")
+        return await api(*question)
+
+    monkeypatch.setattr(server, "publish", unheard)
+    monkeypatch.setattr(server, "api", unasked)
+    for first in range(0, 12, 2):
+        sent[0] = ""
+        assert (await store.append(batch(2, first=first))).offsets.tolist() == [first, first + 1]
+    sent[0] = ""
+    for _ in range(2):
+        with pytest.raises(OutcomeUnknown):
+            await store.set_aside(batch(1), "fact_expired")
+    monkeypatch.undo()
+    assert (await store.append(batch(14))).offsets.tolist() == list(range(14))
+    assert [frame.last async for frame in store.replay(0)][-1] == 13
+    await storage.close()
+    again = await opened(settings)
+    assert [frame.last async for frame in (await again.store(STREAM)).replay(0)][-1] == 13
+    await again.close()
 
 
 @coroutine
@@ -252,6 +420,48 @@ async def asked_to_be_newer(settings: JetStreamSettings) -> None:
 
 
 @coroutine
+async def test_a_busy_subject_is_waited_for(settings: JetStreamSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several servers one says that another message is on its way: what is refused so is sent again, not missed."""
+    storage = await opened(settings)
+    artifacts = await asyncio.to_thread(storage.artifacts, max_artifact_bytes=None, capacity_bytes=None)
+    ask, numbers = storage.server.ask, itertools.count()
+
+    async def busy(subject: str, data: bytes = b"", headers: dict[str, str] | None = None, **more: Any) -> list[Msg]:
+        if headers and next(numbers) % 2:
+            said = b'{"error":{"code":400,"err_code":10164,"description":"wrong last sequence"}}'
+            return [Msg(storage.server._connected(), data=said)]
+        return await ask(subject, data, headers, **more)
+
+    monkeypatch.setattr(storage.server, "ask", busy)
+    content = await artifacts.add(pieces_of(b"one", b"two", b"three"))
+    assert b"".join([piece async for piece in artifacts.get(content.digest)]) == b"onetwothree"
+    for number in range(3):
+        await asyncio.to_thread(storage.state().keep, "gate", "x", {"number": number})
+    await storage.close()
+
+
+async def pieces_of(*pieces: bytes) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
+
+
+@coroutine
+async def test_a_node_that_was_overtaken_collects_no_artifacts(settings: JetStreamSettings) -> None:
+    """It does not know what the new one has stored: it removes nothing."""
+    old = await opened(settings)
+    stale = await asyncio.to_thread(old.artifacts, max_artifact_bytes=None, capacity_bytes=None)
+    await asyncio.to_thread(old.server.wait, old.server.answer_no_more())
+    new = await opened(settings)
+    artifacts = await asyncio.to_thread(new.artifacts, max_artifact_bytes=None, capacity_bytes=None)
+    content = await artifacts.add(pieces_of(b"one", b"two"))
+    with pytest.raises(StorageTaken):
+        await stale.collect(set(), now_unix_ms=0, grace_seconds=0)
+    assert b"".join([piece async for piece in artifacts.get(content.digest)]) == b"onetwo"
+    await old.close()
+    await new.close()
+
+
+@coroutine
 async def test_a_node_that_was_overtaken_writes_nothing(settings: JetStreamSettings) -> None:
     """Who does not answer for its zone loses it, and can neither append, confirm, record nor remove any more."""
     old = await opened(settings)
@@ -270,6 +480,9 @@ async def test_a_node_that_was_overtaken_writes_nothing(settings: JetStreamSetti
     ):
         with pytest.raises(StorageTaken):
             await write()
+    mark = partial(old.zone._mark, *old.zone.names.buffer(STREAM, Buffer.STORE))
+    with pytest.raises(StorageTaken):
+        await asyncio.to_thread(old.server.run, "marking what the other one has marked", mark)
     after = await new.store(STREAM)
     assert (await after.append(batch(4))).offsets.tolist() == [0, 1, 2, 3]
     assert (await new.cursors.checkpoint("reader")).committed == -1
@@ -293,6 +506,49 @@ def test_what_is_not_durable_is_refused() -> None:
         asyncio.run(run())
     finally:
         server.stop()
+
+
+def test_a_server_of_a_cluster_alone_is_refused() -> None:
+    """Which of the servers keeps a stream, and how that one syncs, is not known: three copies, or none of it."""
+    own, other = free_ports(2)
+    server = PackagedNats(cluster=(own, [other])).start()
+    try:
+        with pytest.raises(StorageUnsafe) as caught:
+            asyncio.run(opened(settings_at(server)))
+        assert "replicas = 3" in caught.value.hint
+    finally:
+        server.stop()
+
+
+def test_credentials_need_a_package(settings: JetStreamSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What signs with them is no part of the client."""
+    monkeypatch.setitem(sys.modules, "nkeys", None)
+    with pytest.raises(ExtraMissing) as caught:
+        asyncio.run(opened(replace(settings, credentials=Path("plant.creds"))))
+    assert "nkeys" in caught.value.hint
+
+
+@coroutine
+async def test_what_was_dropped_does_not_come_back(
+    settings: JetStreamSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is behind gives a value that is gone; what the leader does not list is not taken."""
+    storage = await opened(settings)
+    await asyncio.to_thread(storage.zone.keep, "keeping", "value", b"there")
+    await asyncio.to_thread(storage.zone.keep, "keeping", "other", b"there")
+    page = JetStreamServer.page
+
+    async def behind(server: JetStreamServer, stream: str, subject: str, seq: int, *more: int) -> list[StoredMessage]:
+        found = await page(server, stream, subject, seq, *more)
+        _, base = storage.zone.names.own
+        return [StoredMessage(1, f"{base}.value", {}, b"there"), *found] if seq == 1 else found
+
+    await asyncio.to_thread(storage.zone.drop, "dropping", "value")
+    await storage.close()
+    monkeypatch.setattr(JetStreamServer, "page", behind)
+    storage = await opened(settings)
+    assert (storage.zone.values("value"), storage.zone.values("other")) == ({}, {"other": b"there"})
+    await storage.close()
 
 
 @coroutine

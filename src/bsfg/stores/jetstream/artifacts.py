@@ -16,7 +16,7 @@ from bsfg.artifacts import ArtifactStats, ArtifactStore, Collected, StoredArtifa
 from bsfg.errors import BsfgError
 from bsfg.ports import Clock
 from bsfg.stores.jetstream.messages import pieces
-from bsfg.stores.jetstream.server import StoredMessage, WrongLastSequence
+from bsfg.stores.jetstream.server import Away, StoredMessage, WrongLastSequence
 from bsfg.stores.jetstream.zone import SUBJECT_SEQUENCE, JetStreamZone, stream_of
 from bsfg.stores.shared.artifacts import SharedArtifacts, Upload, missing
 
@@ -133,8 +133,9 @@ class JetStreamArtifacts(SharedArtifacts):
 
     async def _purge_but(self, kept: AbstractSet[str | int]) -> None:
         name, base = self._zone.names.artifacts
-        asked = {"subjects_filter": f"{base}.*"}
-        subjects = (await self._server.api(f"STREAM.INFO.{name}", asked))["state"].get("subjects") or {}
+        subjects = await self._server.subjects(name, f"{base}.*")
+        # What was listed while the zone is ours is no other node's, whoever has the zone when it is removed.
+        await self._zone.still_ours()
         for subject in subjects:
             if subject.rpartition(".")[2] not in kept:
                 await self._server.api(f"STREAM.PURGE.{name}", {"filter": subject})
@@ -162,7 +163,9 @@ class JetStreamArtifacts(SharedArtifacts):
                 except WrongLastSequence:
                     # Nobody else writes under this subject: a first attempt was made before its connection was lost.
                     last = await self._server.get(name, last_by_subj=subject)
-                    return last.seq if last is not None else after
+                    if last is None or last.seq <= after or last.data != data:
+                        raise Away("a piece is still on its way") from None
+                    return last.seq
 
             upload.last = self._server.run("storing an artifact", write, changes=True)
             upload.first = upload.first or upload.last

@@ -7,9 +7,10 @@ message of a writer that was overtaken does not follow the last one any more.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import struct
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from uuid import uuid4
 
@@ -61,10 +62,14 @@ _SCATTERED = 4
 _TOUCHED = "Messages were removed by hand: restore the stream from a copy; facts in other streams are not concerned."
 
 
-async def mark(server: JetStreamServer, name: str, base: str, new: BufferHead) -> StoredMessage:
+async def mark(
+    server: JetStreamServer, name: str, base: str, new: BufferHead, still_ours: Callable[[], Awaitable[None]]
+) -> StoredMessage:
     """Be the one writer of a stream: whatever another one sends does not follow the last message any more."""
     while True:
         seq = (await server.api(f"STREAM.INFO.{name}"))["state"]["last_seq"]
+        # In this order: a mark of whoever claims the zone from now on is behind ours, or keeps ours off.
+        await still_ours()
         last = await server.get(name, seq=seq) if seq else None
         if seq and (last is None or HEAD not in last.headers):
             raise StorageFailed(f"the last message of {name}, which says where it ends, is missing", hint=_TOUCHED)
@@ -96,6 +101,8 @@ class JetStreamFrames(BufferKeeper):
         self._server, self._name, self._base, self._place, self._made_of = server, name, base, place, made_of
         self._seq, self._head = marked.seq, head_of(marked)
         self._doubt: ChangeAttempt | None = None
+        self._beside, self._numbers = uuid4().hex, itertools.count()
+        """How the ids of our sums and marks begin: one whose answer was lost is known by it, however late it comes."""
         self._lock = threading.Lock()
         self._reads_only = reads_only
         self._known = server.run(f"opening {place}", self._loaded)
@@ -173,7 +180,7 @@ class JetStreamFrames(BufferKeeper):
             return True
         try:
             # What is still on its way is to follow the last message, which now is another one.
-            headers = self._headers(uuid4().hex, 1, 1, self._head)
+            headers = self._headers(self._id_beside(), 1, 1, self._head)
             self._seq = await self._server.publish(f"{self._base}.{MARK}", b"", headers)
         except WrongLastSequence:
             raise Away("a message came late") from None
@@ -210,26 +217,36 @@ class JetStreamFrames(BufferKeeper):
                 self._seq = await self._server.publish(f"{self._base}.{kind}", data, headers)
                 attempt.done = number
             except WrongLastSequence:
-                await self._look_for(attempt)
+                if not await self._look_for(attempt):
+                    raise Away("a message is still on its way") from None
+
+    def _id_beside(self) -> str:
+        return f"{self._beside}.{next(self._numbers)}"
 
     def _headers(self, id_: str, number: int, count: int, head: BufferHead) -> dict[str, str]:
         return {EXPECTED: str(self._seq), CHANGE: f"{id_};{number};{count}", HEAD: head_text(head)}
 
-    async def _look_for(self, attempt: ChangeAttempt) -> None:
-        """Find out how much of a change is stored; raise when another one wrote behind us."""
+    async def _look_for(self, attempt: ChangeAttempt) -> bool:
+        """Find out how much of a change is stored, and whether that is news; raise when another one wrote behind us."""
         last = await self._unknown_last(attempt.id)
-        if last is not None:
-            attempt.done, self._seq = ChangePart.of(last).number, last.seq
+        if last is None:
+            return False
+        if (part := ChangePart.of(last)).id == attempt.id:
+            attempt.done = part.number
+        else:
+            attempt.move(last.seq - self._seq)
+        self._seq = last.seq
+        return True
 
     async def _unknown_last(self, ours: str = "") -> StoredMessage | None:
-        """Give the last message when it is not the one that is known; raise when it is not of our change."""
+        """Give the last message when it is not the one that is known; raise when it is not ours."""
         seq = (await self._server.api(f"STREAM.INFO.{self._name}"))["state"]["last_seq"]
         if seq == self._seq:
             return None
         last = await self._server.get(self._name, seq=seq)
         if last is None or CHANGE not in last.headers:
             raise StorageTaken(f"the last message of {self._name} is not one that a node wrote", hint=_TOUCHED)
-        if ChangePart.of(last).id == ours:
+        if (id_ := ChangePart.of(last).id) == ours or id_.startswith(self._beside):
             return last
         if last.subject.endswith(MARK):
             raise StorageTaken(f"another node has taken over {self._place}")
@@ -258,14 +275,14 @@ class JetStreamFrames(BufferKeeper):
             self._known.summed(first, meta["through"], meta["end"])
 
     async def _send_summary(self, cut: Sequence[bytes]) -> int:
-        id_, first = uuid4().hex, self._seq + 1
+        id_, first = self._id_beside(), self._seq + 1
         try:
             for number, piece in enumerate(cut, 1):
                 headers = self._headers(id_, number, len(cut), self._head)
                 self._seq = await self._server.publish(f"{self._base}.{KEYS}", piece, headers)
         except (Away, WrongLastSequence):
             # A part of it may be there: the next change must know where the stream ends.
-            if (last := await self._unknown_last(id_)) is not None:
+            if (last := await self._unknown_last()) is not None:
                 self._seq = last.seq
             raise Away("the sum broke off") from None
         return first

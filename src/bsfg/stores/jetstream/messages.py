@@ -155,6 +155,10 @@ class ChangeAttempt:
             messages += [(kind, piece) for piece in cut]
         return ChangeAttempt(change, bodies, messages)
 
+    def move(self, by: int) -> None:
+        """Follow a later message than was thought."""
+        self.bodies = [body._replace(seq=body.seq + by) for body in self.bodies]
+
 
 def joined(group: Sequence[StoredMessage], base: str) -> list[MessageBody]:
     """Give what the messages of one change hold."""

@@ -13,6 +13,7 @@ import threading
 import time
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from nats.aio.subscription import Subscription
 from bsfg.errors import (
     BsfgError,
     DiskFull,
+    ExtraMissing,
     FormatUnsupported,
     OutcomeUnknown,
     StorageFailed,
@@ -49,7 +51,9 @@ SAFE_REPLICAS = 3
 _HEADERS_BYTES = 4096
 _PIECE_BYTES = 8 << 20
 _PAUSE_SECONDS = 0.1
-_WRONG_LAST = (10071, 10164)
+_WRONG_LAST = 10071
+_BUSY = 10164
+"""Another message with a condition on the same subject is on its way through the servers; nothing was compared."""
 _FULL = frozenset({10002, 10023, 10028, 10047})
 _FOR_GOOD = _FULL | {10039, 10076, 10077}
 """What a server says with the code of one that is not ready, but means."""
@@ -115,9 +119,10 @@ class StoredMessage(NamedTuple):
 class _Answer:
     """What waits for one answer, or for several with an end."""
 
-    __slots__ = ("future", "parts")
+    __slots__ = ("future", "parts", "subject")
 
-    def __init__(self, parts: list[Msg] | None) -> None:
+    def __init__(self, subject: str, parts: list[Msg] | None) -> None:
+        self.subject = subject
         self.future: asyncio.Future[list[Msg]] = asyncio.get_running_loop().create_future()
         self.parts = parts
 
@@ -152,6 +157,7 @@ class JetStreamServer:
         self._last_error = ""
         self._given_up = False
         self._closed = False
+        self._submitting = threading.Lock()
         self._staying: asyncio.Task[None] | None = None
         self._turn = 0
         self.piece_bytes = 0
@@ -183,7 +189,7 @@ class JetStreamServer:
         async def told(error: Exception) -> None:
             self._last_error = str(error)
             if "permissions violation" in self._last_error.lower():
-                self._fail_all(StorageUnreadable(self._last_error, hint=_PERMISSIONS))
+                self._forbidden(self._last_error)
 
         async def ended() -> None:
             if not lost.is_set():
@@ -208,21 +214,25 @@ class JetStreamServer:
                 tls=_tls(settings),
                 user_credentials=str(settings.credentials) if settings.credentials else None,
             )
-        except (TimeoutError, OSError, nats.errors.Error) as error:
+            self._inbox = client.new_inbox()
+            await client.subscribe(
+                f"{self._inbox}.*", cb=self._answered, pending_msgs_limit=1 << 30, pending_bytes_limit=1 << 40
+            )
+            if self._answering:
+                await self._answer_at(client)
+            if lost.is_set():
+                raise Away("the connection was lost at once")
+        except (TimeoutError, OSError, nats.errors.Error, Away) as error:
             lost.set()
             with suppress(nats.errors.Error):
                 await client.close()
             raise _unreached(url, self._last_error or str(error) or type(error).__name__) from None
         except (ValueError, ssl.SSLError) as error:
             raise StorageUnreadable(f"{url} cannot be used: {error}", hint=_ADDRESS) from None
-        self._inbox = client.new_inbox()
-        await client.subscribe(
-            f"{self._inbox}.*", cb=self._answered, pending_msgs_limit=1 << 30, pending_bytes_limit=1 << 40
-        )
+        except ModuleNotFoundError as error:
+            raise ExtraMissing(f"credentials needs {error.name}, which is not installed", hint=_NKEYS) from None
         self._client = client
         self.piece_bytes = min(client.max_payload, _PIECE_BYTES) - _HEADERS_BYTES
-        if self._answering:
-            await self._answer_at(client)
 
     async def _answered(self, message: Msg) -> None:
         waiting = self._waiting.get(message.subject.rpartition(".")[2])
@@ -238,13 +248,19 @@ class JetStreamServer:
     async def _come_back(self) -> None:
         """Connect again, for as long as it takes: who asks whether the zone's node is alive must find it so."""
         while self._client is None and not self._closed:
-            with suppress(StorageUnavailable, StorageUnreadable):
+            with suppress(Exception):  # whatever it is: nobody else tries again
                 await self._connect_any()
             await asyncio.sleep(_PAUSE_SECONDS)
 
     def _fail_all(self, error: Exception) -> None:
         for waiting in list(self._waiting.values()):
             waiting.fail(error)
+
+    def _forbidden(self, says: str) -> None:
+        """Tell who may not publish, and nobody else; without the right to hear answers that is everybody."""
+        for waiting in list(self._waiting.values()):
+            if "publish to" not in says.lower() or f'"{waiting.subject}"'.lower() in says.lower():
+                waiting.fail(StorageUnreadable(says, hint=_PERMISSIONS))
 
     async def answer_at(self, subject: str) -> None:
         """Say our name to whoever asks at a subject who is there, from now on."""
@@ -256,8 +272,11 @@ class JetStreamServer:
             with suppress(nats.errors.Error):
                 await message.respond(self.settings.node_name.encode())
 
-        self._subscribed = await client.subscribe(self._answering, cb=here)
-        await client.flush()
+        try:
+            self._subscribed = await client.subscribe(self._answering, cb=here)
+            await client.flush(CONNECT_SECONDS)
+        except nats.errors.Error as error:
+            raise Away(str(error)) from None
 
     async def answer_no_more(self) -> None:
         """Be silent again."""
@@ -269,9 +288,10 @@ class JetStreamServer:
 
     def close(self) -> None:
         """End the connection and its thread."""
-        if self._closed:
-            return
-        self._closed = True
+        with self._submitting:
+            if self._closed:
+                return
+            self._closed = True
         if not self._thread.is_alive():
             self._loop.close()
             return
@@ -288,16 +308,25 @@ class JetStreamServer:
             await asyncio.gather(self._staying, return_exceptions=True)
         if self._client is not None:
             await self._client.close()
+        # Whoever waits for a server hears that the storage is closed; without the loop he would hear nothing.
+        if waiting := asyncio.all_tasks() - {asyncio.current_task()}:
+            _, waiting = await asyncio.wait(waiting, timeout=CONNECT_SECONDS)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
     # Use.
 
     def wait(self, work: Awaitable[Found]) -> Found:
         """Let the thread of the client do something, and wait for it."""
 
+        return self._submit(work).result()
+
+    def _submit(self, work: Awaitable[Found]) -> Future[Found]:
         async def run() -> Found:
             return await work
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
+        return asyncio.run_coroutine_threadsafe(run(), self._loop)
 
     def run(
         self,
@@ -311,33 +340,43 @@ class JetStreamServer:
 
         What changes something and cannot be made again in time has an unknown outcome.
         """
-        if self._closed:
-            raise StorageUnavailable(f"{doing}: the storage is closed")
         patience = self.settings.patience_seconds if patience_seconds is None else patience_seconds
         begun = time.perf_counter()
-        found = self.wait(self._insist(doing, work, changes, patience))
+        with self._submitting:
+            if self._closed:
+                raise StorageUnavailable(f"{doing}: the storage is closed")
+            running = self._submit(self._insist(doing, work, changes, patience))
+        try:
+            found = running.result()
+        except CancelledError:
+            raise (OutcomeUnknown if changes else StorageUnavailable)(f"{doing}: the storage was closed") from None
         if changes:
             self._on_sync(time.perf_counter() - begun)
         return found
 
     async def _insist(self, doing: str, work: Callable[[], Awaitable[Found]], changes: bool, patience: float) -> Found:
-        deadline, tried = 0.0, False
+        deadline, unsure = 0.0, False
         while True:
+            reached = self._client is not None
             try:
-                tried = tried or self._client is not None
                 found = await work()
                 self._given_up = False
                 return found
             except Away as away:
+                unsure = changes and (unsure or reached)
                 deadline = deadline or time.monotonic() + (0.0 if self._given_up else patience)
                 if time.monotonic() >= deadline or self._closed:
-                    self._given_up = True
-                    if tried and changes:
+                    # Who had less patience than others says nothing for them.
+                    self._given_up = self._given_up or patience >= self.settings.patience_seconds
+                    if unsure:
                         raise OutcomeUnknown(f"{doing}: the server went away meanwhile: {away}") from None
                     raise StorageUnavailable(f"{doing}: {away}") from None
                 await asyncio.sleep(_PAUSE_SECONDS)
-            except ApiRefusal as refusal:
-                raise refusal.translated(doing) from None
+            except (ApiRefusal, StorageUnreadable) as refusal:
+                if unsure:
+                    # This attempt was refused; an earlier one may have been heard.
+                    raise OutcomeUnknown(f"{doing}: the server went away, then refused: {refusal}") from None
+                raise refusal.translated(doing) if isinstance(refusal, ApiRefusal) else refusal from None
 
     def _connected(self) -> Client:
         if self._client is None:
@@ -355,7 +394,7 @@ class JetStreamServer:
     ) -> list[Msg]:
         """Send a message and give the answer, or several and the status at their end."""
         client, token = self._connected(), str(next(self._tokens))
-        waiting = self._waiting[token] = _Answer([] if many else None)
+        waiting = self._waiting[token] = _Answer(subject, [] if many else None)
         try:
             await client.publish(subject, data, f"{self._inbox}.{token}", headers)
             async with asyncio.timeout(seconds):
@@ -385,8 +424,10 @@ class JetStreamServer:
         try:
             return int(_document(answer)["seq"])
         except ApiRefusal as refusal:
-            if refusal.number in _WRONG_LAST:
+            if refusal.number == _WRONG_LAST:
                 raise WrongLastSequence(str(refusal)) from None
+            if refusal.number == _BUSY:
+                raise Away(str(refusal)) from None
             raise
 
     async def get(self, stream: str, **which: int | str) -> StoredMessage | None:
@@ -409,6 +450,17 @@ class JetStreamServer:
             raise Away(f"the server answers {status} to a reader")
         return [_stored(each) for each in found[:-1]]
 
+    async def subjects(self, stream: str, subject: str) -> set[str]:
+        """List the subjects below one that have messages, as the stream's leader has them."""
+        found: set[str] = set()
+        while True:
+            asked = {"subjects_filter": subject, "offset": len(found)}
+            answer = await self.api(f"STREAM.INFO.{stream}", asked)
+            page = answer["state"].get("subjects") or {}
+            found |= page.keys()
+            if not page or len(found) >= answer.get("total", 0):
+                return found
+
     async def purge(self, stream: str, subject: str, before_seq: int) -> None:
         """Remove the messages of a subject before a sequence number."""
         await self.api(f"STREAM.PURGE.{stream}", {"filter": subject, "seq": before_seq})
@@ -422,13 +474,17 @@ class JetStreamServer:
         if (version.major, version.minor) < OLDEST_SERVER:
             hint = "Use nats-server {}.{} or newer.".format(*OLDEST_SERVER)
             raise FormatUnsupported(f"the server is nats-server {version}", hint=hint)
+        unsafe = not self.settings.allow_unsafe and self.settings.replicas < SAFE_REPLICAS
+        if unsafe and client._server_info.get("cluster"):
+            says = "the server is one of a cluster: each of them may keep a stream, and be the only one"
+            raise StorageUnsafe(says, hint=_UNSYNCED)
         try:
             await self.api("INFO")
         except (ApiRefusal, Away) as error:
             self._connected()
             hint = "Turn JetStream on in the server's configuration, and for the node's account."
             raise StorageUnreadable(f"the server has no JetStream for the node: {error}", hint=hint) from None
-        if not self.settings.allow_unsafe and self.settings.replicas < SAFE_REPLICAS:
+        if unsafe:
             await asyncio.to_thread(self._check_synced)
         return f"nats-server {version}"
 
@@ -449,9 +505,10 @@ class JetStreamServer:
 
 
 _ADDRESS = "Check servers, credentials and certificates in [storage.jetstream]."
+_NKEYS = "pip install 'nats-py[nkeys]'"
 _PERMISSIONS = "Let the node's account publish and subscribe below its prefix, $JS.API and _INBOX."
 _UNSYNCED = (
-    "Set sync_interval: always in the server's jetstream block, or use three servers and replicas = 3; "
+    "Set sync_interval: always in the jetstream block of a server of its own, or use three servers and replicas = 3; "
     "allow_unsafe = true in [storage.jetstream] accepts the loss of facts."
 )
 _UNKNOWN = (

@@ -1,12 +1,13 @@
 """What a zone has in its streams: who writes, its buffers, its consumers and the node's values.
 
-The zone's own stream keeps the last message of each subject. What is written there depends on the claim: who does
-not have the zone any more writes nothing.
+The zone's own stream keeps the last message of each subject. What is written there must follow the last message that
+the writer knows: who does not have the zone any more writes nothing, and nothing old comes late.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -22,10 +23,12 @@ from bsfg.errors import (
     StorageFailed,
     StorageReadOnly,
     StorageTaken,
+    StorageUnavailable,
     StorageUnsafe,
 )
 from bsfg.ports import Buffer
 from bsfg.stores.jetstream.frames import JetStreamFrames, mark
+from bsfg.stores.jetstream.messages import CHANGE, EXPECTED
 from bsfg.stores.jetstream.server import (
     ApiRefusal,
     Away,
@@ -45,7 +48,6 @@ _ALIVE_SECONDS = 4.0
 _PAUSE_SECONDS = 0.2
 _READ_BYTES = 16 << 20
 SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
-_SEQUENCE_OF = "Nats-Expected-Last-Subject-Sequence-Subject"
 
 
 class ZoneNames:
@@ -133,7 +135,9 @@ class JetStreamZone(ZoneKeeper):
     def __init__(self, server: JetStreamServer) -> None:
         self.server = server
         self.names = ZoneNames(server.settings.prefix, "")
-        self._claim_seq = 0
+        self._claim_seq = self._last_seq = 0
+        self._keeping = threading.Lock()
+        self._writer, self._kept = uuid4().hex, 0
         self._marks: dict[str, StoredMessage | BsfgError] = {}
         self._consumers: dict[str, dict[str, Any]] = {}
         self._values: dict[str, bytes] = {}
@@ -185,6 +189,7 @@ class JetStreamZone(ZoneKeeper):
             try:
                 headers = {SUBJECT_SEQUENCE: str(last.seq if last is not None else 0)}
                 self._claim_seq = await self.server.publish(f"{base}.claim", orjson.dumps(claim), headers)
+                self._last_seq = self._claim_seq
                 return
             except WrongLastSequence:
                 await self.server.answer_no_more()
@@ -192,7 +197,7 @@ class JetStreamZone(ZoneKeeper):
     async def _mark(self, name: str, base: str) -> StoredMessage:
         found = await self.server.api(f"STREAM.INFO.{name}")
         check_stream(found["config"], last_only=False, replicas=self.server.settings.replicas)
-        return await mark(self.server, name, base, fresh_head(new_of(found["config"]["metadata"])))
+        return await mark(self.server, name, base, fresh_head(new_of(found["config"]["metadata"])), self.still_ours)
 
     # Buffers.
 
@@ -208,13 +213,12 @@ class JetStreamZone(ZoneKeeper):
         if isinstance(marked, BsfgError):
             raise marked
         if marked is None:
-            self.server.run(f"opening {place}", self._check_claim)
             marked = self.server.run(f"opening {place}", lambda: self._mark(name, base), changes=True)
         return JetStreamFrames(self.server, name, base, place, new_of(there), marked)
 
     # The zone's own stream.
 
-    async def _check_claim(self) -> None:
+    async def still_ours(self) -> None:
         """Raise when another node has the zone by now."""
         name, base = self.names.own
         last = await self.server.get(name, last_by_subj=f"{base}.claim")
@@ -223,7 +227,7 @@ class JetStreamZone(ZoneKeeper):
 
     def check_claim(self) -> None:
         """Raise when another node has the zone by now."""
-        self.server.run("looking who has the zone", self._check_claim, patience_seconds=0)
+        self.server.run("looking who has the zone", self.still_ours, patience_seconds=0)
 
     async def _read(self) -> dict[str, bytes]:
         """Read all values, up to our claim at least."""
@@ -236,27 +240,49 @@ class JetStreamZone(ZoneKeeper):
             if not page:
                 raise Away("a server is behind the others")
             seq = page[-1].seq
-        return found
+        # A server that is behind still gives what was dropped.
+        there = await self.server.subjects(name, f"{base}.>")
+        return {what: data for what, data in found.items() if f"{base}.{what}" in there}
 
     def values(self, kind: str) -> dict[str, bytes]:
         """Give the values whose names begin with a kind, as they were when the zone was claimed."""
         return {what: data for what, data in self._values.items() if what.startswith(kind) and data}
 
     def keep(self, doing: str, what: str, data: bytes, *, patience_seconds: float | None = None) -> int:
-        """Replace a value of the zone, while the zone is ours; made twice it does no harm."""
-        _, base = self.names.own
-        headers = {SUBJECT_SEQUENCE: str(self._claim_seq), _SEQUENCE_OF: f"{base}.claim"}
+        """Replace a value of the zone, while the zone is ours; what was sent before it is not stored behind it."""
         if len(data) > self.server.piece_bytes:
             says = f"{doing}: {len(data)} bytes are more than a message may have"
             raise StorageFailed(says, hint="Raise max_payload in the configuration of the servers; 8MB is a good size.")
+        patience = self.server.settings.patience_seconds if patience_seconds is None else patience_seconds
+        if not self._keeping.acquire(timeout=max(patience, _PAUSE_SECONDS)):
+            raise StorageUnavailable(f"{doing}: what is to be kept before it waits for the server")
+        try:
+            self._kept += 1
+            return self.server.run(
+                doing, lambda: self._write(what, data), changes=True, patience_seconds=patience_seconds
+            )
+        finally:
+            self._keeping.release()
 
-        async def write() -> int:
+    async def _write(self, what: str, data: bytes) -> int:
+        """Write a value behind the last message that is known, or find that an earlier attempt did."""
+        name, base = self.names.own
+        ours = f"{self._writer};{self._kept};1"
+        while True:
             try:
-                return await self.server.publish(f"{base}.{what}", data, headers)
+                headers = {EXPECTED: str(self._last_seq), CHANGE: ours}
+                self._last_seq = await self.server.publish(f"{base}.{what}", data, headers)
+                return self._last_seq
             except WrongLastSequence:
-                raise StorageTaken(f"another node has taken over the zone {self.names.zone}") from None
-
-        return self.server.run(doing, write, changes=True, patience_seconds=patience_seconds)
+                seq: int = (await self.server.api(f"STREAM.INFO.{name}"))["state"]["last_seq"]
+                if seq == self._last_seq:
+                    raise Away("a message is still on its way") from None
+                last = await self.server.get(name, seq=seq)
+                # It is ours, an earlier one of ours that came late, or a hand's, as long as nobody claimed the zone.
+                await self.still_ours()
+                self._last_seq = seq
+                if last is not None and last.headers.get(CHANGE) == ours:
+                    return seq
 
     def drop(self, doing: str, what: str) -> None:
         """Let a value go: first it is empty, while the zone is ours, then it is removed up to there."""
