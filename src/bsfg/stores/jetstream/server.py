@@ -7,7 +7,9 @@ patience lasts; who changes something looks first at what became of the first at
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
+import os
 import ssl
 import threading
 import time
@@ -51,6 +53,7 @@ SAFE_REPLICAS = 3
 _HEADERS_BYTES = 4096
 _PIECE_BYTES = 8 << 20
 _PAUSE_SECONDS = 0.1
+_RESETS_MOST, _RESET = 5, os.strerror(errno.ECONNRESET)
 _WRONG_LAST = 10071
 _BUSY = 10164
 """Another message with a condition on the same subject is on its way through the servers; nothing was compared."""
@@ -176,11 +179,20 @@ class JetStreamServer:
         servers, self._turn = list(self.settings.servers), self._turn + 1
         for number in range(len(servers)):
             try:
-                await self._connect(servers[(number + self._turn) % len(servers)])
+                await self._heard(servers[(number + self._turn) % len(servers)])
                 return
             except StorageUnavailable:
                 if number == len(servers) - 1:
                     raise
+
+    async def _heard(self, url: str) -> None:
+        """Connect, and again when the line is reset: a server that refuses may hang up before its words are read."""
+        for _ in range(_RESETS_MOST):
+            try:
+                return await self._connect(url)
+            except ConnectionResetError:
+                continue
+        raise _unreached(url, "the connection was reset")
 
     async def _connect(self, url: str) -> None:
         settings, lost = self.settings, asyncio.Event()
@@ -226,7 +238,8 @@ class JetStreamServer:
             lost.set()
             with suppress(nats.errors.Error):
                 await client.close()
-            raise _unreached(url, self._last_error or str(error) or type(error).__name__) from None
+            unreached = _unreached(url, self._last_error or str(error) or type(error).__name__)
+            raise ConnectionResetError if _RESET in unreached.message else unreached from None
         except (ValueError, ssl.SSLError) as error:
             raise StorageUnreadable(f"{url} cannot be used: {error}", hint=_ADDRESS) from None
         except ModuleNotFoundError as error:
