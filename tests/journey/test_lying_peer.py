@@ -201,6 +201,18 @@ LIES: dict[str, tuple[Alteration, str]] = {
         lambda fetched: replace(fetched, gaps=[GapRecord(0, 1 << 62, GapReason.LOST, 0, origin_zone="plant")]),
         "frame_invalid",
     ),
+    "a relayed gap that stands for more than it has": (
+        lambda fetched: replace(fetched, gaps=[GapRecord(0, 5, GapReason.SKIPPED, 0, "", "plant", count=7)]),
+        "frame_invalid",
+    ),
+    "a loss that does not say what is lost": (
+        lambda fetched: replace(fetched, gaps=[GapRecord(0, 5, GapReason.LOST, 0, "", "plant", count=1)]),
+        "frame_invalid",
+    ),
+    "a set of losses that does not say what is lost": (
+        lambda fetched: replace(fetched, gap_sets=[GapSet(GapReason.LOST, FOLDED, "", "plant", 1)]),
+        "frame_invalid",
+    ),
     "a gap record of nobody": (
         lambda fetched: replace(fetched, gaps=[GapRecord(0, 0, GapReason.LOST, 0)]),
         "frame_invalid",
@@ -307,7 +319,7 @@ async def test_gap_records_are_cut_to_their_frame(make_zone: MakeZone) -> None:
     """
 
     def boast(fetched: Fetched) -> Fetched:
-        gap = GapRecord(0, 1 << 60, GapReason.EVICTED, 7, "\x00\x1b" + "x" * 100_000, origin_zone="moon")
+        gap = GapRecord(0, 1 << 60, GapReason.EVICTED, 7, "\x00\x1b" + "x" * 100_000, "moon", count=1)
         return replace(fetched, frames=[Frame(4, 9, gap=gap)])
 
     plant, enterprise, inbound, link = await lied_to(make_zone, boast)
@@ -385,6 +397,8 @@ def skips(*ranges: tuple[int, int], detail: str = "not carried") -> GapSet:
     return GapSet(GapReason.SKIPPED, RangeSet.of(ranges, 1), detail, None, 1)
 
 
+FOLDED = RangeSet.of([(5, 5), (7, 7), (9, 9)], 7).fold(8)
+
 LEFT_OUT: dict[str, tuple[list[int] | None, list[GapSet]]] = {
     "a hole": ([4, 6, 8, 9], [skips((5, 5))]),
     "an entry that was left out": ([4, 5, 6, 7, 8, 9], [skips((5, 5))]),
@@ -393,6 +407,7 @@ LEFT_OUT: dict[str, tuple[list[int] | None, list[GapSet]]] = {
     "two sets of one offset": ([4, 7, 8, 9], [skips((5, 5)), skips((5, 5), detail="again")]),
     "nothing but a part": (None, [skips((4, 8))]),
     "everything and more": (None, [skips((4, 1 << 61))]),
+    "a folded set that does not say which": ([4, 6, 8], [replace(skips((5, 5), (7, 9)), ranges=FOLDED)]),
 }
 
 

@@ -515,6 +515,7 @@ def _gap(gap: GapRecord) -> dict[str, Any]:
         "at_unix_ms": gap.at_unix_ms,
         "detail": gap.detail,
         "origin_zone": gap.origin_zone,
+        "count": gap.offsets,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -27,7 +28,10 @@ NONE = -1
 
 @dataclass(frozen=True, slots=True)
 class Excuse:
-    """A range of the sender's offsets (both ends inclusive) that need not be there, and why."""
+    """A range of the sender's offsets (both ends inclusive) that need not be there, and why.
+
+    With ``at_most`` so many of them need not, of which it is no longer known which they are.
+    """
 
     first: int
     last: int
@@ -35,6 +39,7 @@ class Excuse:
     side: str
     detail: str = ""
     at_unix_ms: int | None = None
+    at_most: int | None = None
 
     def absence(self, first: int, last: int, count: int) -> Absence:
         """Give the part of it that was used."""
@@ -87,7 +92,7 @@ def for_absent(scope: AuditScope, sender: Evidence, receiver: Evidence, frontier
 
     ``lowest`` is the lowest offset that the receiver still has of the link: what it let go was in order, too.
     """
-    told = [gap for gap in receiver.gaps if gap.origin_zone == scope.zone]
+    told = [gap for gap in receiver.gaps if gap.origin_zone == scope.zone and gap.count is None]
     excuses = [_recorded(gap) for gap in told if gap.reason == GapReason.QUARANTINED]
     excuses += [_recorded(gap) for gap in told if gap.reason != GapReason.QUARANTINED and _counts(gap, scope)]
     begin = _begin(sender, lowest)
@@ -98,7 +103,48 @@ def for_absent(scope: AuditScope, sender: Evidence, receiver: Evidence, frontier
         detail = f"the receiver's buffer begins at {receiver.start}{_removed(receiver)}"
         excuses.append(Excuse(0, gone, RECEIVER_TRUNCATED, RECEIVER, detail))
     excuses.append(Excuse(frontier + 1, NO_END, IN_FLIGHT, SENDER, "not confirmed yet"))
+    if not scope.carry_only:
+        excuses += folded(scope, receiver)
     return Excuses(excuses)
+
+
+def returning(scope: AuditScope, receiver: Evidence) -> list[Excuse]:
+    """Give what returns to the receiver's zone as it is on record, for those who cannot see it from the facts."""
+    told = [gap for gap in receiver.gaps if gap.origin_zone == scope.zone and gap.detail.startswith(link.RETURNING)]
+    return [_recorded(gap) if gap.count is None else _folded(gap) for gap in told]
+
+
+def folded(scope: AuditScope, receiver: Evidence) -> list[Excuse]:
+    """Give what folded records excuse, for those who cannot see by themselves what the link left out.
+
+    They come after all others, because they do not tell which offsets they are for.
+    """
+    gaps = [gap for gap in receiver.gaps if gap.origin_zone == scope.zone and gap.count is not None]
+    return [_folded(gap) for gap in gaps if _counts(gap, scope)]
+
+
+def _folded(gap: GapRecord) -> Excuse:
+    detail = f"{gap.detail}: {gap.count:,} of {gap.first} to {gap.last}, which ones is no longer kept"
+    return Excuse(gap.first, gap.last, str(gap.reason), RECEIVER, detail, gap.at_unix_ms, gap.count)
+
+
+def overused(excuses: Iterable[Excuse], absences: Iterable[Absence]) -> list[AuditFinding]:
+    """Report what is absent beyond the number that a folded record stands for."""
+    used: Counter[str] = Counter()
+    for each in absences:
+        used[each.detail] += each.count
+    return [
+        AuditFinding(
+            FindingKind.MISSING,
+            RECEIVER,
+            excuse.first,
+            excuse.last,
+            detail=f"{used[excuse.detail]:,} are absent, and on record are {excuse.detail}",
+            count=used[excuse.detail] - excuse.at_most,
+        )
+        for excuse in excuses
+        if excuse.at_most is not None and used[excuse.detail] > excuse.at_most
+    ]
 
 
 def _removed(receiver: Evidence) -> str:
@@ -114,8 +160,8 @@ def _removed(receiver: Evidence) -> str:
 
 def for_gaps(scope: AuditScope, receiver: Evidence, others: Excuses) -> Excuses:
     """Give what excuses that the receiver has neither a fact nor, of its absence at the sender, any other record."""
-    told = [_recorded(gap) for gap in receiver.gaps if gap.origin_zone == scope.zone]
-    return Excuses([*told, *others.all])
+    told = [_recorded(gap) for gap in receiver.gaps if gap.origin_zone == scope.zone and gap.count is None]
+    return Excuses([*told, *(each for each in others.all if each.at_most is None)])
 
 
 def of_gaps(gaps: Sequence[GapRecord]) -> Excuses:

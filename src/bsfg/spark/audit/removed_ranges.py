@@ -9,23 +9,27 @@ import numpy as np
 import pyarrow as pa
 
 from bsfg.batch import EntryBatch
+from bsfg.columns import is_in
 from bsfg.digest import KeptRange, RangeDigest
 from bsfg.retention import GapReason
 from bsfg.spark.audit.case import Case
 from bsfg.spark.audit.compare import Detail
 from bsfg.spark.audit.ends import End
-from bsfg.spark.audit.judging import NONE, Excuses, of_gaps, own_gaps
+from bsfg.spark.audit.judging import NONE, Excuses, folded, of_gaps, own_gaps, returning
 from bsfg.spark.audit.runner import Runner
 from bsfg.spark.audit.scope import RECEIVER, SENDER, AuditScope, LinkRows, received, sent
 from bsfg.spark.audit.sums import NAMED_MAX, EntryHash, Named
-from bsfg.spark.audit.verdict import AuditFinding, FindingKind
+from bsfg.spark.audit.verdict import Absence, AuditFinding, FindingKind
 
 _DIGEST_FACTS = 10_000
 
 
 @dataclass(slots=True)
 class KeptDetail:
-    """What became of one range that an end has let go: how many facts were proven, or why they could not be."""
+    """What became of one range that an end has let go: how many facts were proven, or why they could not be.
+
+    ``folded`` is what folded records were taken to excuse in it.
+    """
 
     first: int
     last: int
@@ -34,6 +38,7 @@ class KeptDetail:
     why: str = ""
     detail: Detail | None = None
     findings: list[AuditFinding] = field(default_factory=list)
+    folded: list[Absence] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,7 @@ class SenderKept:
     scope: AuditScope
     absent: Excuses
     other_paths: bool
+    returning: Excuses
 
     def __call__(self) -> KeptDetail:
         """Do it, in whichever process this is."""
@@ -59,6 +65,7 @@ class SenderKept:
             found.proven = len(expected)
             return found
         keys = self.sender.kept_keys(kept.first, kept.last)
+        found.folded = self._folded(np.setdiff1d(expected, rows.offsets))
         if keys is not None:
             found.detail = self._by_keys(rows, keys)
             found.findings = _differing(rows, keys) or self._envelopes(rows, expected)
@@ -77,11 +84,21 @@ class SenderKept:
         rows = LinkRows.concat(parts)
         return rows.take(np.lexsort((rows.places, rows.offsets)))
 
+    def _folded(self, lacking: np.ndarray) -> list[Absence]:
+        """Count what only folded records excuse: whether they stand for so many is asked when all ranges are known."""
+        owners = self.absent.of(lacking)
+        used = [number for number in np.unique(owners[owners != NONE]).tolist() if self.absent.all[number].at_most]
+        parts = [(self.absent.all[number], lacking[owners == number]) for number in used]
+        return [excuse.absence(int(part[0]), int(part[-1]), len(part)) for excuse, part in parts]
+
     def _by_keys(self, rows: LinkRows, keys: pa.RecordBatch) -> Detail:
         """Find what the receiver lacks of the keys that were kept."""
         offsets = np.asarray(keys.column("offset"))
         lacking = np.flatnonzero(~np.isin(offsets, rows.offsets))
-        open_rows = lacking[self.absent.of(offsets[lacking]) == NONE]
+        lacking = lacking[self.absent.of(offsets[lacking]) == NONE]
+        # What its own zone said does not come back to a receiver, and is no loss.
+        own = frozenset({self.scope.receiver_zone} if self.scope.receiver_zone is not None else ())
+        open_rows = lacking[~is_in(keys.column("from_zone"), own)[lacking]]
         part = keys.take(pa.array(open_rows))
         detail = Detail(self.kept.first // self.scope.range_facts)
         detail.absent = offsets[open_rows]
@@ -100,7 +117,7 @@ class SenderKept:
 
     def _without_keys(self, found: KeptDetail, rows: LinkRows, expected: np.ndarray) -> None:
         lacking = np.setdiff1d(expected, rows.offsets)
-        open_offsets = lacking[self.absent.of(lacking) == NONE]
+        open_offsets = lacking[(self.absent.of(lacking) == NONE) & (self.returning.of(lacking) == NONE)]
         if len(lacking) == 0:
             found.findings = [_differs(found.first, found.last, SENDER)]
         elif len(open_offsets) == 0:
@@ -229,13 +246,16 @@ def _sender_kept(case: Case) -> Iterator[SenderKept]:
                 case.scope,
                 _excuses(case, kept),
                 other_paths,
+                Excuses(returning(case.scope, case.receiver)).within(kept.first, kept.last + 1),
             )
 
 
 def _excuses(case: Case, kept: KeptRange) -> Excuses:
     """Give why the receiver may lack something of a range: also that the sender dropped it before it was sent."""
     gaps = [gap for gap in own_gaps(case.totals.side(SENDER)) if gap.reason != GapReason.TRUNCATED]
-    return Excuses([*case.excuses.all, *of_gaps(gaps).all]).within(kept.first, kept.last + 1)
+    known = [each for each in case.excuses.all if each.at_most is None]
+    folds = folded(case.scope, case.receiver)
+    return Excuses([*known, *of_gaps(gaps).all, *folds]).within(kept.first, kept.last + 1)
 
 
 def _spans(case: Case, first: int, last: int) -> tuple[tuple[int, int], ...]:
