@@ -38,6 +38,7 @@ def here(made: Path, data: Path, tmp_path: Path) -> Iterator[Path]:
     shutil.copytree(made, folder, dirs_exist_ok=True)
     shutil.copytree(data, folder / "plant" / "data")
     (folder / "facts.jsonl").write_text("{}\n")
+    assert main(["backup", f"{folder}/good", "--data", f"{folder}/plant/data"]) == 0
     (folder / "closed").mkdir()
     (folder / "closed").chmod(0o555)
     yield folder
@@ -58,6 +59,10 @@ UNREADABLE = [
     ("plant/data/streams", ("verify", "plant/data")),
     ("plant/data/streams", ("backup", "copy", "--data", "plant/data")),
     ("plant/data/streams", ("salvage", "plant/data", "saved")),
+    ("good", ("restore", "good", "new", "--accept-unsigned")),
+    ("good/data", ("restore", "good", "new", "--accept-unsigned")),
+    ("good/backup.json", ("restore", "good", "new", "--accept-unsigned")),
+    ("good", ("backup", "copy", "--data", "plant/data", "--base", "good")),
     ("plant/zone.toml", ("status", *CONFIG)),
     ("plant/zone.toml", ("node", *CONFIG)),
     ("plant/zone.toml", ("pipeline", "replicate", *CONFIG)),
@@ -90,6 +95,10 @@ UNWRITABLE = [
     ("salvage", "plant/data", "closed/saved"),
     ("append", "facts.jsonl", "--stream", "operational", "--outbox", "closed/out", *CONFIG),
     ("node", "--ready-file", "closed/ready", *CONFIG),
+    ("restore", "good", "closed/new", "--accept-unsigned"),
+    ("pipeline", "replicate", "--work", "closed", "--link", "from-enterprise", *CONFIG),
+    ("pipeline", "replicate", "--work", "closed/work", "--link", "from-enterprise", *CONFIG),
+    ("pipeline", "audit", "--sender", "plant/data", "--receiver", "plant/data", "--report", "closed/report.html"),
 ]
 
 

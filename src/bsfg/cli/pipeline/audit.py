@@ -16,7 +16,7 @@ from bsfg.cli.complete import streams
 from bsfg.cli.connection import DEFAULT_CONFIG, NodeChoice, resolve
 from bsfg.cli.output import console, count_text, examples, print_json, progress_bar, range_text, table
 from bsfg.cli.pipeline.running import Conf, Master, ends_on_signals, settings_of, spark_session
-from bsfg.errors import InvalidArgument
+from bsfg.errors import InvalidArgument, StorageReadOnly
 from bsfg.ports import Buffer
 from bsfg.wording import counted, one_line
 
@@ -241,8 +241,10 @@ def _progress() -> Iterator[Progress]:
 
 def _check_writable(path: Path) -> None:
     """Find out before the work that there will be no place for its report."""
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+    if path.is_dir() or not path.parent.is_dir():
         raise InvalidArgument(f"the report {path} cannot be written", hint="Name a file in a folder that is there.")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise StorageReadOnly(f"the report {path} cannot be written", hint="Name a file that this user can write.")
 
 
 def _write(path: Path, verdict: Verdict) -> None:
@@ -251,4 +253,4 @@ def _write(path: Path, verdict: Verdict) -> None:
     try:
         path.write_text(page(verdict), encoding="utf-8")
     except OSError as error:
-        raise InvalidArgument(f"{path} cannot be written: {error.strerror}") from None
+        raise StorageReadOnly(f"{path} cannot be written: {error.strerror}") from None

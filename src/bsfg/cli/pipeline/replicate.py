@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from errno import EACCES
 from hashlib import sha256
 from pathlib import Path
 from tempfile import gettempdir
@@ -224,7 +225,7 @@ def replicate(
     chosen = master or local_master(len(plans))
     if not is_local(chosen):
         plans = [plan.shipped() for plan in plans]
-    folder = (work or work_folder(zone.source.parent)).absolute()
+    folder = _usable(work or work_folder(zone.source.parent)).absolute()
     with (
         ends_on_signals(),
         suppress(Stopped, KeyboardInterrupt),
@@ -258,6 +259,18 @@ def work_folder(beside: Path) -> Path:
     if about.st_uid != os.geteuid() or not stat.S_ISDIR(about.st_mode) or about.st_mode & 0o077:
         raise StorageReadOnly(f"{folder} is not this user's alone", hint="Remove it, or name a folder with --work.")
     say(f"{beside} cannot be written; working in {folder}")
+    return folder
+
+
+def _usable(folder: Path) -> Path:
+    """Make a folder to work in, before Spark fails for want of it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(EACCES, os.strerror(EACCES))
+    except OSError as error:
+        hint = "Name a folder that this user can write with --work."
+        raise StorageReadOnly(f"{folder} cannot be written: {error.strerror}", hint=hint) from None
     return folder
 
 
