@@ -17,6 +17,7 @@ from bsfg.cli.app import app
 from bsfg.cli.help import pages
 from bsfg.config.declare import tables_of
 from bsfg.config.settings import ZoneConfig
+from bsfg.errors import BsfgError
 
 ROOT = Path(__file__).parents[2]
 WRITTEN = [page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name != "reference"]
@@ -171,3 +172,26 @@ def test_messages_and_hints_name_no_file_that_a_wheel_does_not_have() -> None:
         if where.partition(":")[0] != "help.py" and re.search(r"\bdocs/|\bexamples/|\btests/|README", text)
     ]
     assert not wrong
+
+
+FOR_PROGRAMMERS = {"writing-a-backend.md", "producer.md", "consumer.md"}
+"""Pages whose names are those of the programming interface, where units are part of a name."""
+
+
+def test_keys_are_named_as_they_stand_in_the_file() -> None:
+    """In zone.toml the unit is part of the value: what a page or hint calls by the name of the code is no key."""
+    of_code = {item.attribute for table in tables_of(ZoneConfig) for item in table.settings()}
+    of_code -= {item.name for table in tables_of(ZoneConfig) for item in table.settings()}
+    assert "quarantine_bytes" in of_code
+    for page in (each for each in PAGES if each.name not in FOR_PROGRAMMERS and each.parent.name != "adr"):
+        named = set(inline(page.read_text(encoding="utf-8"))) & of_code
+        assert not named, f"{page.name} names {named}, which are no keys of a zone.toml"
+    for error in [BsfgError, *_below(BsfgError)]:
+        named = set(re.findall(r"\w+", error.default_hint or "")) & of_code
+        assert not named, f"the hint of {error.code} names {named}, which are no keys of a zone.toml"
+
+
+def _below(error: type[BsfgError]) -> Iterator[type[BsfgError]]:
+    for each in error.__subclasses__():
+        yield each
+        yield from _below(each)

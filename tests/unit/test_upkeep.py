@@ -9,8 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from bsfg import gapbook
 from bsfg.config import consumer_name, parse
-from bsfg.errors import DiskFull, OutcomeUnknown
+from bsfg.errors import DiskFull, GapsFull, OutcomeUnknown, QuarantineFull
 from bsfg.gate import SENDER, Event, Gate, Mode
 from bsfg.journey.link import PeerPosition, SessionMemory
 from bsfg.node.alerts import AlertBoard
@@ -21,8 +22,8 @@ from bsfg.node.parts import NodeContext, NodeSettings
 from bsfg.node.state import NodeState
 from bsfg.node.status import Rates, document
 from bsfg.node.upkeep import Upkeep
-from bsfg.ports import Buffer, Confirmation, ConsumerSpec, Result, StartAt
-from bsfg.retention import DAY_SECONDS
+from bsfg.ports import Buffer, Confirmation, ConsumerSpec, GapRecord, Result, StartAt
+from bsfg.retention import DAY_SECONDS, GapReason
 from bsfg.stores.artifacts import ArtifactFolder
 from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.log.writer import LogOptions
@@ -220,6 +221,32 @@ async def _silence() -> None:
     site.clock.jump(3_650 * DAY_SECONDS)
     await site.upkeep.look()
     assert not [each for each in site.alerts.active() if each["alert"] == "latest_stale"]
+
+
+def test_records_without_room_raise_alerts_that_end_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gap records and refused facts that find no room are alerts, which end when the next ones are taken."""
+
+    async def work() -> None:
+        site = Site(CONFIG.replace("[streams.operational]", '[streams.operational]\nquarantine = "64KiB"'))
+        forward = await site.parts.forward("operational")
+
+        async def raised() -> set[str]:
+            await site.upkeep.look()
+            return {each["alert"] for each in site.alerts.active()} & {"gaps_full", "quarantine_full"}
+
+        evicted = [GapRecord(at, at, GapReason.EVICTED, 1, "", "plant") for at in range(0, 8, 2)]
+        monkeypatch.setattr(gapbook, "TOLD_RANGES_MAX", 3)
+        with pytest.raises(GapsFull):
+            await forward.record_gaps(evicted)
+        with pytest.raises(QuarantineFull):
+            await forward.set_aside(batch(4_000), "expired")
+        assert await raised() == {"gaps_full", "quarantine_full"}
+        monkeypatch.undo()
+        await forward.record_gaps(evicted)
+        await forward.set_aside(batch(1), "expired")
+        assert await raised() == set()
+
+    asyncio.run(work())
 
 
 async def _closed_site() -> tuple[Site, SimulatedDisk]:

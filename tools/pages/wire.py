@@ -9,6 +9,8 @@ from pathlib import Path
 
 import bsfg.wire
 from bsfg.columns import ENTRY_SCHEMA, FACT_FIELDS
+from bsfg.config.declare import tables_of
+from bsfg.config.settings import ZoneConfig
 from bsfg.errors import BsfgError
 from bsfg.wire.limits import WireLimits
 from bsfg.wire.operations import ROUTES, TERMS
@@ -62,10 +64,11 @@ nothing.
 _LIMITS = """\
 ## Limits
 
-Everything has one; the configuration's table `[limits]` changes the first eight. What is refused for a limit says so
-with `overloaded`, `message_too_large` or `timed_out`. Compressed calls are not taken. The last three follow from the
-ceiling of memory. An identity with a row always has a few requests of its own, however many of others are served;
-callers without one share a few requests that nobody else needs, and their answers come later the more they ask.
+Everything has one; those that have a key can be changed in the configuration's table `[limits]`. What is refused for a
+limit says so with `overloaded`, `message_too_large` or `timed_out`. Compressed calls are not taken. The last three
+follow from the ceiling of memory. An identity with a row always has a few requests of its own, however many of others
+are served; callers without one share a few requests that nobody else needs, and their answers come later the more they
+ask.
 
 `concurrent_per_identity` is also how many calls one connection may have, those included that the node has answered and
 not yet put away. A call beyond it is refused below gRPC, by RST_STREAM with REFUSED_STREAM, before anything of it was
@@ -193,11 +196,13 @@ def _door() -> Iterator[str]:
 
 def _limits() -> Iterator[str]:
     yield _LIMITS
-    yield "| Limit | Default |"
-    yield "|---|---|"
+    yield "| Limit | Key | Default |"
+    yield "|---|---|---|"
     limits = WireLimits()
+    (table,) = (table for table in tables_of(ZoneConfig) if table.name == "limits")
+    keys = {item.attribute: f"`{item.name}`" for item in table.settings()}
     for name in (*WireLimits.__dataclass_fields__, "in_flight_bytes", "answer_bytes", "awaited_messages"):
-        yield f"| `{name}` | {getattr(limits, name):,} |"
+        yield f"| `{name}` | {keys.get(name, '')} | {getattr(limits, name):,} |"
     yield ""
 
 

@@ -136,6 +136,8 @@ def test_a_healthy_node_has_no_findings() -> None:
         ({"buffer__fill": "alert", "buffer__fill_percent": 81.0}, {"buffer_fill": "alert"}),
         ({"buffer__quarantined": 3}, {"quarantine": "alert"}),
         ({"buffer__expiry_near": True}, {"expiry_near": "alert"}),
+        ({"buffer__gaps_full": True}, {"gaps_full": "alert"}),
+        ({"buffer__quarantine_full": True}, {"quarantine_full": "alert"}),
         ({"link__mode": "held", "link__held_by": "ops"}, {"gate_held": "alert"}),
         ({"link__mode": "autonomous"}, {"link_autonomous": "warning"}),
         ({"link__mode": "reconciliation"}, {"link_reconciliation": "warning"}),
