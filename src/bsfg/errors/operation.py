@@ -18,9 +18,7 @@ class QuarantineFull(BufferFull):
 
     code = "quarantine_full"
     retryable = True
-    default_hint = (
-        "Settle what waits (bsfg quarantine list, export, retry, drop), or enlarge quarantine of the stream."
-    )
+    default_hint = "Settle what waits (bsfg quarantine list, export, retry, drop), or enlarge quarantine of the stream."
 
 
 class GapsFull(BufferFull):
