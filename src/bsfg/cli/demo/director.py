@@ -79,6 +79,10 @@ class DemoDirector:
         self._tasks: list[asyncio.Task[None]] = []
         self._times = Times()
 
+    def _span(self) -> tuple[int, int] | None:
+        """Give when facts were appended whose longest way is told; None for all."""
+        return None
+
     def _more(self) -> dict[str, Any]:
         """Give what only some stories have to tell in the end."""
         return {}
@@ -101,7 +105,7 @@ class DemoDirector:
             modes=referee.modes_of(self.site),
             before=referee.Lag.of(ways, (times.normal_from, times.cut - referee.SPAN_MARGIN_MS)),
             after=referee.Lag.of(ways, (times.after_from, times.pause)),
-            overall=referee.Lag.of(ways),
+            overall=referee.Lag.of(ways, self._span()),
             append_ms=sorted(value for each in self.stage.producing.values() for value in each.append_ms),
             answer_ms_max=max(each.answer_ms_max for each in self.stage.producing.values()),
             seconds=time.monotonic() - started,

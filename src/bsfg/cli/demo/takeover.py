@@ -160,6 +160,10 @@ class TakeoverDirector(DemoDirector):
         old, new = sorted(self._nodes_seen, key=lambda each: not each.serves)
         return old, new
 
+    def _span(self) -> tuple[int, int]:
+        # Spark takes longer to start than any takeover.
+        return self._times.cut - referee.SPAN_MARGIN_MS, now_unix_ms()
+
     def _more(self) -> dict[str, Any]:
         return {"takeovers": self._takeovers, "late": self._late}
 
