@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from tests.spark.nodes import SparkZone
+from tests.e2e.zones import Zone
 
 WAIT_SECONDS = 240.0
 """How long something that must happen may take before a test gives up; it is never what is measured."""
@@ -25,7 +25,7 @@ WAIT_SECONDS = 240.0
 class Pipeline:
     """One run of the command."""
 
-    zone: SparkZone
+    zone: Zone
     arguments: Sequence[str] = ()
     process: subprocess.Popen[bytes] = field(init=False)
     states: list[dict[str, Any]] = field(default_factory=list)

@@ -62,6 +62,10 @@ class SharedStorage(Protocol):
         """Give the nodes that run, the active one first."""
         ...
 
+    async def end_waiting(self) -> None:
+        """End whatever waits for a server; what was being changed has an unknown outcome, and nothing is changed."""
+        ...
+
     async def overtaken(self) -> None:
         """Wait until another node is active."""
         ...

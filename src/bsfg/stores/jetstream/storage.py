@@ -92,6 +92,10 @@ class JetStreamStorage(FramedStorage):
         """Nobody writes down who stands by."""
         return ()
 
+    async def end_waiting(self) -> None:
+        """Have nobody wait for a server any more."""
+        await asyncio.to_thread(self.server.close)
+
     async def overtaken(self) -> None:
         """Wait until another node has claimed the zone; from then on nothing is written here."""
         while True:
