@@ -50,10 +50,16 @@ ACTIONS: dict[str, str] = {
     "signed_in": "Somebody signed in to the dashboard.",
     "signed_out": "Somebody signed out of the dashboard.",
     "trail_begun": "The trail begins here, with a name of its own.",
-    "trail_damaged": "When the trail was opened something of it was missing or not as it was written.",
+    "trail_damaged": "Something of the trail, or beside it, was missing, not as it was written, or not ours.",
     "trail_trimmed": "The oldest files of the trail left, by age or size; the record says up to which number.",
 }
 """Every action that a record can have, and what it means."""
+
+OF_COMMANDS = frozenset({"backup_made", "restored", "salvaged"})
+"""The actions that commands beside the node tell of; of all others the node alone knows."""
+
+USER = "user:"
+"""How the identity of a user of the system begins, who runs a command."""
 
 
 @dataclass(frozen=True, slots=True)

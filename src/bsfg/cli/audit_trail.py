@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from bsfg.cli.common import Json, ListsByDefault, checked_folder
+from bsfg.cli.common import Json, ListsByDefault, checked_folder, flag, option
 from bsfg.cli.output import CellLines, console, count_text, examples, print_json, size_text, table, time_text
 from bsfg.errors import InvalidArgument
 from bsfg.wording import one_line
@@ -37,15 +37,13 @@ app = typer.Typer(
 )
 
 ConfigOption = Annotated[
-    Path | None, typer.Option("--config", "-c", envvar="BSFG_CONFIG", help="The zone's file. Default: zone.toml.")
+    Path | None, typer.Option("--config", "-c", help="The zone's file. Default: zone.toml.", envvar="BSFG_CONFIG")
 ]
-DataOption = Annotated[Path | None, typer.Option("--data", metavar="DIR", help="A data folder, without a zone's file.")]
-SinceOption = Annotated[
-    str | None, typer.Option(metavar="TIME", help="From here on: 24h, 7d …, or 2026-06-30T12:00:00Z.")
-]
-UntilOption = Annotated[str | None, typer.Option(metavar="TIME", help="Only before this: written as --since.")]
-IdentityOption = Annotated[str | None, typer.Option(metavar="NAME", help="Only this identity; `node` is the node.")]
-ActionOption = Annotated[str | None, typer.Option(metavar="NAME", help="Only this action, such as gate_held.")]
+DataOption = Annotated[Path | None, option("DIR", "A data folder, without a zone's file.", "--data")]
+SinceOption = Annotated[str | None, option("TIME", "From here on: 24h, 7d …, or 2026-06-30T12:00:00Z.")]
+UntilOption = Annotated[str | None, option("TIME", "Only before this: written as --since.")]
+IdentityOption = Annotated[str | None, option("NAME", "Only this identity; `node` is the node.")]
+ActionOption = Annotated[str | None, option("NAME", "Only this action, such as gate_held.")]
 
 COUNT_MAX = 100
 WIDE_COLUMNS = 110
@@ -61,7 +59,7 @@ def list_records(
     until: UntilOption = None,
     identity: IdentityOption = None,
     action: ActionOption = None,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="The newest so many.")] = COUNT_MAX,
+    limit: Annotated[int, option("N", "The newest so many.", min=1)] = COUNT_MAX,
     json: Json = False,
 ) -> None:
     """List the newest records, the last at the end.
@@ -96,7 +94,7 @@ def export(
     until: UntilOption = None,
     identity: IdentityOption = None,
     action: ActionOption = None,
-    jsonl: Annotated[bool, typer.Option("--jsonl", help="As JSON Lines, which is the one form there is.")] = True,
+    jsonl: Annotated[bool, flag("--jsonl", "As JSON Lines, which is the one form there is.")] = True,
 ) -> None:
     """Write records to standard output as JSON Lines, oldest first, each with its digest and that of the one before."""
     import orjson

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from bsfg.cli.common import orderly_end
+from bsfg.cli.common import argument, flag, option, orderly_end
 from bsfg.cli.output import console, count_text, examples, print_json, progress_bar, range_text, size_text, table
 from bsfg.errors import InvalidArgument
 from bsfg.wording import counted, one_line
@@ -38,26 +38,18 @@ UNSIGNED_NOTE = (
 
 @app.command(epilog=EPILOG)
 def backup(
-    target: Annotated[Path, typer.Argument(metavar="TARGET", help="A new folder for the backup.")],
+    target: Annotated[Path, argument("TARGET", "A new folder for the backup.")],
     *,
     config: Annotated[
-        Path | None, typer.Option("--config", "-c", envvar="BSFG_CONFIG", help="The zone's file. Default: zone.toml.")
+        Path | None, typer.Option("--config", "-c", help="The zone's file. Default: zone.toml.", envvar="BSFG_CONFIG")
     ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option("--data", metavar="DIR", help="A data folder alone, without a zone's file."),
-    ] = None,
+    data: Annotated[Path | None, option("DIR", "A data folder alone, without a zone's file.")] = None,
     base: Annotated[
-        Path | None,
-        typer.Option("--base", metavar="BACKUP", help="An earlier backup on this disk; what did not change is linked."),
+        Path | None, option("BACKUP", "An earlier backup on this disk; what did not change is linked.")
     ] = None,
-    with_keys: Annotated[
-        bool, typer.Option("--with-keys", help="Put the private key of the zone's node into it as well.")
-    ] = False,
-    no_verify: Annotated[
-        bool, typer.Option("--no-verify", help="Do not read the copy again to check it; a restore does.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print what is in the backup as JSON.")] = False,
+    with_keys: Annotated[bool, flag("--with-keys", "Put the private key of the zone's node into it as well.")] = False,
+    no_verify: Annotated[bool, flag("--no-verify", "Do not read the copy again to check it; a restore does.")] = False,
+    json: Annotated[bool, flag("--json", "Print what is in the backup as JSON.")] = False,
 ) -> None:
     """Copy everything a zone has into a new folder, while its node runs and producers append.
 

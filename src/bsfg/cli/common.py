@@ -85,12 +85,24 @@ def _near(path: Path) -> list[Path]:
     return [path / "data", *path.parents[:4]]
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Reason = Annotated[
-    str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; it is recorded with your name.", show_default=False)
-]
+def option(metavar: str, says: str, *names: str, panel: str | None = None, **more: Any) -> Any:
+    """Declare an option with a value: how the value is shown, what it is for, and its names unless the usual one."""
+    return typer.Option(*names, metavar=metavar, help=says, rich_help_panel=panel, **more)
 
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking; needed where nobody can be asked.")]
+
+def argument(metavar: str, says: str, **more: Any) -> Any:
+    """Declare an argument likewise."""
+    return typer.Argument(metavar=metavar, help=says, **more)
+
+
+def flag(name: str, says: str, *names: str, panel: str | None = None) -> Any:
+    """Declare an option without a value."""
+    return typer.Option(name, *names, help=says, rich_help_panel=panel)
+
+
+Json = Annotated[bool, flag("--json", "Print the result as JSON.")]
+Reason = Annotated[str, option("TEXT", "Why; it is recorded with your name.", "--reason", "-r", show_default=False)]
+Yes = Annotated[bool, flag("--yes", "Do it without asking; needed where nobody can be asked.", "-y")]
 
 
 class ListsByDefault(TyperGroup):

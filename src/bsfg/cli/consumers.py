@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from bsfg.cli.common import Json, ListsByDefault, Reason, Yes, ask_first, checked_reason, suggestion
+from bsfg.cli.common import (
+    Json,
+    ListsByDefault,
+    Reason,
+    Yes,
+    argument,
+    ask_first,
+    checked_reason,
+    flag,
+    option,
+    suggestion,
+)
 from bsfg.cli.complete import consumers as known_consumers
 from bsfg.cli.complete import streams as known_streams
 from bsfg.cli.connection import Target, admin_of, connects
@@ -63,17 +74,14 @@ def list_consumers(node: Target, json: Json = False) -> None:
 @connects("operator")
 def add(
     node: Target,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, which stays taken even when it is retired.")],
-    stream: Annotated[
-        str, typer.Option(metavar="S", help="The stream it reads.", autocompletion=known_streams, show_default=False)
-    ],
+    name: Annotated[str, argument("NAME", "Its name, which stays taken even when it is retired.")],
+    stream: Annotated[str, option("S", "The stream it reads.", autocompletion=known_streams, show_default=False)],
     buffer: Annotated[
         BufferName, typer.Option(help="forward: what other zones sent. store: what this zone produced.")
     ] = BufferName.FORWARD,
-    start: Annotated[str, typer.Option(metavar="WHERE", help=f"Where it begins: {START_FORMS}.")] = "earliest",
+    start: Annotated[str, option("WHERE", f"Where it begins: {START_FORMS}.")] = "earliest",
     required: Annotated[
-        bool,
-        typer.Option("--required/--optional", help="Whether facts are kept until it has confirmed them."),
+        bool, flag("--required/--optional", "Whether facts are kept until it has confirmed them.")
     ] = True,
     json: Json = False,
 ) -> None:
@@ -106,7 +114,7 @@ def add(
 @connects("operator")
 def retire(
     node: Target,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Which one.", autocompletion=known_consumers)],
+    name: Annotated[str, argument("NAME", "Which one.", autocompletion=known_consumers)],
     reason: Reason,
     yes: Yes = False,
     json: Json = False,

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from bsfg.cli.backup import stages
-from bsfg.cli.common import orderly_end
+from bsfg.cli.common import argument, flag, option, orderly_end
 from bsfg.cli.output import console, count_text, examples, print_json, table, time_text
+from bsfg.wording import counted
 
 if TYPE_CHECKING:
     from bsfg.node.restore import Restored
@@ -24,31 +26,28 @@ EPILOG = examples(
 )
 
 GUIDE = "bsfg help backup"
+DAMAGE_SHOWN = 20
 
 
 @app.command(epilog=EPILOG)
 def restore(
-    backup: Annotated[Path, typer.Argument(metavar="BACKUP", help="A folder that `bsfg backup` made.")],
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The zone's folder, the one for its zone.toml.")],
+    backup: Annotated[Path, argument("BACKUP", "A folder that `bsfg backup` made.")],
+    folder: Annotated[Path, argument("FOLDER", "The zone's folder, the one for its zone.toml.")],
     *,
-    moved: Annotated[
-        bool, typer.Option("--moved", help="Keep the history: only if nothing was written since the backup.")
-    ] = False,
+    moved: Annotated[bool, flag("--moved", "Keep the history: only if nothing was written since the backup.")] = False,
     accept_damage: Annotated[
-        bool, typer.Option("--accept-damage", help="Restore what is left of a damaged backup.")
+        bool, flag("--accept-damage", "Restore what is left of a damaged backup, and name what is wrong.")
     ] = False,
     ca: Annotated[
-        Path | None,
-        typer.Option("--ca", metavar="FILE", help="Who vouches for the zone's signature. Default: as in zone.toml."),
+        Path | None, option("FILE", "Who vouches for the zone's signature. Default: as in zone.toml.")
     ] = None,
     take_config: Annotated[
-        bool,
-        typer.Option("--take-config", help="Take zone.toml and certificates of the backup where there are none."),
+        bool, flag("--take-config", "Take zone.toml and certificates of the backup where there are none.")
     ] = False,
     accept_unsigned: Annotated[
-        bool, typer.Option("--accept-unsigned", help="Ask nobody who made the backup; it may be anybody's.")
+        bool, flag("--accept-unsigned", "Ask nobody who made the backup; it may be anybody's.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print what was restored and what comes next as JSON.")] = False,
+    json: Annotated[bool, flag("--json", "Print what was restored and what comes next as JSON.")] = False,
 ) -> None:
     """Bring a zone back from a backup, into the places that its zone.toml names.
 
@@ -73,7 +72,7 @@ def restore(
         options = RestoreOptions(moved, accept_damage, take_config, ca, accept_unsigned)
         restored = restore_zone(backup, folder, options, SystemClock().now_unix_ms, progress)
     how = {"backup": str(backup.resolve()), "moved": moved, "accept_damage": accept_damage}
-    how |= {"accept_unsigned": accept_unsigned, "take_config": take_config}
+    how |= {"accept_unsigned": accept_unsigned, "take_config": take_config, "damage": len(restored.damage)}
     told_by_user(restored.data, "restored", str(restored.data.resolve()), how, SystemClock().now_unix_ms())
     if json:
         print_json(_as_dict(restored))
@@ -94,6 +93,8 @@ def _as_dict(restored: Restored) -> dict[str, Any]:
         "lacking": restored.lacking,
         "signed_by": restored.signed_by,
         "warnings": restored.warnings,
+        "sound": not restored.damage,
+        "damage": restored.damage,
         "next": next_steps(restored),
     }
 
@@ -110,6 +111,13 @@ def _show(restored: Restored) -> None:
     out.print(f"Restored {restored.data} as it was at {when}.", soft_wrap=True)
     if restored.logs:
         out.print("What was appended after that is not here. Offsets from these on will be given to other facts.")
+    if restored.damage:
+        out.print(f"\nIt is damaged, as you accepted ({counted(len(restored.damage), 'problem')}):", style="bold red")
+        for problem in restored.damage[:DAMAGE_SHOWN]:
+            out.print(Text(f"  {problem}"), soft_wrap=True)
+        if len(restored.damage) > DAMAGE_SHOWN:
+            out.print(f"  and {count_text(len(restored.damage) - DAMAGE_SHOWN)} more; --json names all of them.")
+        out.print("What is not in the backup is lost here; peers may have it.\n")
     out.print(f"Signed by {restored.signed_by}." if restored.signed_by else "Nobody was asked who made this backup.")
     if restored.warnings:
         out.print("\nThe zone.toml that came with it says:", style="yellow")

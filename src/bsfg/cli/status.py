@@ -12,6 +12,7 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from bsfg.cli.common import flag, option
 from bsfg.cli.connection import CONNECTION_ERRORS, Target, connects
 from bsfg.cli.output import CellLines, console, examples, fitting, json_line, print_json, table
 from bsfg.errors import BsfgError, RemoteError
@@ -224,16 +225,10 @@ WAIT_SECONDS = 0.2
 @connects("viewer", "operator")
 def status(
     node: Target,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again, until Ctrl-C.")] = False,
-    interval: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.1, help="How long --watch waits between two looks.")
-    ] = 2.0,
-    wait: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for a node that does not answer yet.")
-    ] = 0.0,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print the status as JSON; with --watch one document a line.")
-    ] = False,
+    watch: Annotated[bool, flag("--watch", "Show it again and again, until Ctrl-C.", "-w")] = False,
+    interval: Annotated[float, option("SECONDS", "How long --watch waits between two looks.", min=0.1)] = 2.0,
+    wait: Annotated[float, option("SECONDS", "How long to wait for a node that does not answer yet.", min=0)] = 0.0,
+    json: Annotated[bool, flag("--json", "Print the status as JSON; with --watch one document a line.")] = False,
 ) -> None:
     """Show how a node is doing: streams and fill, frontiers and backlogs, the mode and lag of every link, alerts.
 

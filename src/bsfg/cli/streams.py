@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from bsfg.cli.common import Json, ListsByDefault, Reason, Yes, ask_first, checked_reason, suggestion
+from bsfg.cli.common import Json, ListsByDefault, Reason, Yes, argument, ask_first, checked_reason, option, suggestion
 from bsfg.cli.complete import streams as known_streams
 from bsfg.cli.connection import Target, admin_of, connects
 from bsfg.cli.consumers import BufferName
@@ -46,8 +46,8 @@ def list_streams(node: Target, json: Json = False) -> None:
 @connects("operator")
 def truncate(
     node: Target,
-    stream: Annotated[str, typer.Argument(metavar="STREAM", help="Which one.", autocompletion=known_streams)],
-    before: Annotated[int, typer.Option(metavar="N", min=0, help="The first offset that stays.", show_default=False)],
+    stream: Annotated[str, argument("STREAM", "Which one.", autocompletion=known_streams)],
+    before: Annotated[int, option("N", "The first offset that stays.", min=0, show_default=False)],
     reason: Reason,
     buffer: Annotated[
         BufferName, typer.Option(help="store: what this zone produced. forward: what other zones sent.")

@@ -6,10 +6,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from bsfg.cli.bench.results import Aim, finished, percentile
 from bsfg.cli.bench.store import measured_in, show_all
+from bsfg.cli.common import flag, option
 from bsfg.cli.output import examples, print_json, progress_bar
 
 if TYPE_CHECKING:
@@ -68,14 +67,13 @@ EPILOG = examples(
 
 
 def pipeline(
-    facts: Annotated[int, typer.Option(metavar="N", min=10_000, help="How large the backlog is.")] = DEFAULT_FACTS,
-    rate: Annotated[float, typer.Option(metavar="N", min=1, help="Facts per second while lag is measured.")] = 1_000.0,
-    seconds: Annotated[float, typer.Option(metavar="S", min=1, help="How long lag is measured.")] = 180.0,
+    facts: Annotated[int, option("N", "How large the backlog is.", min=10_000)] = DEFAULT_FACTS,
+    rate: Annotated[float, option("N", "Facts per second while lag is measured.", min=1)] = 1_000.0,
+    seconds: Annotated[float, option("S", "How long lag is measured.", min=1)] = 180.0,
     folder: Annotated[
-        Path | None,
-        typer.Option("--dir", metavar="D", help="Where to put the temporary folder; this disk is measured."),
+        Path | None, option("D", "Where to put the temporary folder; this disk is measured.", "--dir")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+    json: Annotated[bool, flag("--json", "Print the numbers as JSON.")] = False,
 ) -> None:
     """Measure the pipeline: a backlog replayed on Spark, live lag, landing and audit, all with real nodes and TLS.
 

@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-import typer
 from rich.table import Table
 from rich.text import Text
 
-from bsfg.cli.common import orderly_end, run
+from bsfg.cli.common import flag, option, orderly_end, run
 from bsfg.cli.output import console, examples, print_json, progress_bar, table
 from bsfg.errors import InvalidArgument
 
@@ -35,19 +34,16 @@ EPILOG = examples(
 
 
 def store(
-    facts: Annotated[int, typer.Option(metavar="N", min=1, help="How many facts to append.")] = DEFAULT_FACTS,
+    facts: Annotated[int, option("N", "How many facts to append.", min=1)] = DEFAULT_FACTS,
     folder: Annotated[
-        Path | None,
-        typer.Option("--dir", metavar="D", help="Where to put the temporary data folder; this disk is measured."),
+        Path | None, option("D", "Where to put the temporary data folder; this disk is measured.", "--dir")
     ] = None,
-    backend: Annotated[str, typer.Option(metavar="NAME", help="What to measure: log, postgres or jetstream.")] = "log",
+    backend: Annotated[str, option("NAME", "What to measure: log, postgres or jetstream.")] = "log",
     dsn: Annotated[
         str | None,
-        typer.Option(
-            metavar="DSN", help="With postgres or jetstream: the server; without, one of its own in a temporary folder."
-        ),
+        option("DSN", "With postgres or jetstream: the server; without, one of its own in a temporary folder."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+    json: Annotated[bool, flag("--json", "Print the numbers as JSON.")] = False,
 ) -> None:
     """Measure the embedded log: append, put-if-absent, repeats, replay, latency, and coming back after a kill.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from bsfg.cli.common import checked_folder
+from bsfg.cli.common import checked_folder, flag, option
 from bsfg.cli.complete import streams
 from bsfg.cli.connection import DEFAULT_CONFIG, NodeChoice, resolve
 from bsfg.cli.output import console, count_text, examples, print_json, progress_bar, range_text, table
@@ -117,45 +117,26 @@ app = typer.Typer(
 
 
 Config = Annotated[
-    Path | None,
-    typer.Option("--config", "-c", envvar="BSFG_CONFIG", metavar="FILE", help="The receiving zone's configuration."),
+    Path | None, option("FILE", "The receiving zone's configuration.", "--config", "-c", envvar="BSFG_CONFIG")
 ]
-Link = Annotated[str | None, typer.Option(metavar="NAME", help="The link; may be left out if there is only one.")]
+Link = Annotated[str | None, option("NAME", "The link; may be left out if there is only one.")]
 Streams = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME", help="A stream; all of the link when left out.", autocompletion=streams),
+    list[str] | None, option("NAME", "A stream; all of the link when left out.", autocompletion=streams)
 ]
-First = Annotated[int, typer.Option("--from", metavar="OFFSET", min=0, help="The sender's first offset.")]
+First = Annotated[int, option("OFFSET", "The sender's first offset.", "--from", min=0)]
 Last = Annotated[
-    int | None,
-    typer.Option("--to", metavar="OFFSET", min=0, help="The sender's last offset, inclusive.", show_default=False),
+    int | None, option("OFFSET", "The sender's last offset, inclusive.", "--to", min=0, show_default=False)
 ]
-Deep = Annotated[bool, typer.Option("--deep/--shallow", help="Hash every body again, or believe the stored digests.")]
-Report = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write a page of HTML with pictures.", show_default=False)
-]
-Json = Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")]
-Identity = Annotated[
-    str | None, typer.Option(envvar="BSFG_IDENTITY", metavar="NAME", help="Call the receiver's node as this identity.")
-]
-Address = Annotated[
-    str | None, typer.Option(envvar="BSFG_ADDRESS", metavar="HOST:PORT", help="Where the receiver's node listens.")
-]
-Sender = Annotated[Path | None, typer.Option(metavar="DIR", help="The sender's data folder.", rich_help_panel=FOLDERS)]
-Receiver = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="The receiver's data folder.", rich_help_panel=FOLDERS)
-]
-SenderZone = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Without a configuration: the sender's zone.", rich_help_panel=FOLDERS),
-]
-ReceiverZone = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Likewise: the receiver's, if facts return to it.", rich_help_panel=FOLDERS),
-]
-Pulled = Annotated[
-    Buffer, typer.Option(metavar="BUFFER", help="Likewise: the buffer that was pulled.", rich_help_panel=FOLDERS)
-]
+Deep = Annotated[bool, flag("--deep/--shallow", "Hash every body again, or believe the stored digests.")]
+Report = Annotated[Path | None, option("FILE", "Write a page of HTML with pictures.", show_default=False)]
+Json = Annotated[bool, flag("--json", "Print the verdict as JSON.")]
+Identity = Annotated[str | None, option("NAME", "Call the receiver's node as this identity.", envvar="BSFG_IDENTITY")]
+Address = Annotated[str | None, option("HOST:PORT", "Where the receiver's node listens.", envvar="BSFG_ADDRESS")]
+Sender = Annotated[Path | None, option("DIR", "The sender's data folder.", panel=FOLDERS)]
+Receiver = Annotated[Path | None, option("DIR", "The receiver's data folder.", panel=FOLDERS)]
+SenderZone = Annotated[str | None, option("NAME", "Without a configuration: the sender's zone.", panel=FOLDERS)]
+ReceiverZone = Annotated[str | None, option("NAME", "Likewise: the receiver's, if facts return to it.", panel=FOLDERS)]
+Pulled = Annotated[Buffer, option("BUFFER", "Likewise: the buffer that was pulled.", panel=FOLDERS)]
 
 
 @app.command()

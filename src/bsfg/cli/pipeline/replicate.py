@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from bsfg.cli.common import flag, option
 from bsfg.cli.connection import DEFAULT_CONFIG, NodeChoice, resolve
 from bsfg.cli.output import console, count_text, examples, json_line, say, table
 from bsfg.cli.pipeline.running import PANEL, Conf, Stopped, ends_on_signals, settings_of, spark_session
@@ -143,59 +144,48 @@ EPILOG = examples(
 def replicate(
     *,
     config: Annotated[
-        Path, typer.Option("--config", "-c", envvar="BSFG_CONFIG", metavar="FILE", help="The zone's configuration.")
+        Path, option("FILE", "The zone's configuration.", "--config", "-c", envvar="BSFG_CONFIG")
     ] = DEFAULT_CONFIG,
-    link: Annotated[
-        list[str] | None,
-        typer.Option("--link", metavar="NAME", help="A link to move; all with engine = spark when left out."),
-    ] = None,
+    link: Annotated[list[str] | None, option("NAME", "A link to move; all with engine = spark when left out.")] = None,
     identity: Annotated[
-        str | None,
-        typer.Option(
-            "--identity", envvar="BSFG_IDENTITY", metavar="NAME", help="Call the zone's node as this identity."
-        ),
+        str | None, option("NAME", "Call the zone's node as this identity.", envvar="BSFG_IDENTITY")
     ] = None,
-    address: Annotated[
-        str | None,
-        typer.Option("--address", envvar="BSFG_ADDRESS", metavar="HOST:PORT", help="Where the zone's node listens."),
-    ] = None,
+    address: Annotated[str | None, option("HOST:PORT", "Where the zone's node listens.", envvar="BSFG_ADDRESS")] = None,
     until_caught_up: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--until-caught-up",
-            help="Move what the senders have now, then leave; a link that is held or cannot get on is an error.",
+            "Move what the senders have now, then leave; a link that is held or cannot get on is an error.",
         ),
     ] = False,
     patience: Annotated[
         float,
-        typer.Option(
-            metavar="SECONDS",
-            min=1,
-            help="With --until-caught-up: how long a link may stand still, as without its sender, until it is an "
+        option(
+            "SECONDS",
+            "With --until-caught-up: how long a link may stand still, as without its sender, until it is an "
             "error. Spark's own start does not count, for 3 minutes at most.",
+            min=1,
         ),
     ] = PATIENCE_SECONDS,
     replay_backlog: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, help="A link in reconciliation with so many facts left is replayed in bulk."),
+        int, option("N", "A link in reconciliation with so many facts left is replayed in bulk.", min=1)
     ] = REPLAY_BACKLOG,
     work: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Where each run keeps its checkpoints, in a folder of its own; nothing depends on them. Default: "
+        option(
+            "DIR",
+            "Where each run keeps its checkpoints, in a folder of its own; nothing depends on them. Default: "
             "pipeline beside the configuration, or a folder for passing things where that cannot be written.",
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print a line of JSON every second.")] = False,
+    json: Annotated[bool, flag("--json", "Print a line of JSON every second.")] = False,
     master: Annotated[
         str | None,
-        typer.Option(
-            "--master",
-            metavar="URL",
+        option(
+            "URL",
+            "Where Spark runs: this process when left out, or a cluster such as spark://host:7077.",
             envvar="BSFG_SPARK_MASTER",
-            help="Where Spark runs: this process when left out, or a cluster such as spark://host:7077.",
-            rich_help_panel=PANEL,
+            panel=PANEL,
         ),
     ] = None,
     conf: Conf = None,

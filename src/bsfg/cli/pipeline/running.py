@@ -12,8 +12,7 @@ from tempfile import mkstemp
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from bsfg.cli.common import option
 from bsfg.cli.output import console
 from bsfg.errors import InvalidArgument, SparkFailed
 
@@ -24,22 +23,18 @@ PANEL = "Spark"
 
 Master = Annotated[
     str,
-    typer.Option(
+    option(
+        "URL",
+        "Where Spark runs: local[*] is this process, or a cluster such as spark://host:7077.",
         "--master",
-        metavar="URL",
         envvar="BSFG_SPARK_MASTER",
-        help="Where Spark runs: local[*] is this process, or a cluster such as spark://host:7077.",
-        rich_help_panel=PANEL,
+        panel=PANEL,
     ),
 ]
 Conf = Annotated[
     list[str] | None,
-    typer.Option(
-        "--conf",
-        metavar="NAME=VALUE",
-        help="A setting of Spark, which overrides ours. Repeatable.",
-        rich_help_panel=PANEL,
-        show_default=False,
+    option(
+        "NAME=VALUE", "A setting of Spark, which overrides ours. Repeatable.", "--conf", panel=PANEL, show_default=False
     ),
 ]
 

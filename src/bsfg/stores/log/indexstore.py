@@ -30,7 +30,7 @@ from bsfg.stores.log.runfile import RunWriter, read_head, read_run
 
 WORKING_BYTES_PER_KEY = 160
 """So much memory, for each of the ``run_keys`` keys of a run, is left to the recent keys, sorting and merging."""
-_SAVED_KEYS, _SAVED_SECONDS = 4_096, 30.0
+_SAVED_KEYS, _SAVED_SECONDS = 4_096, 10.0
 """Recent keys are written when so many are not, and so much time has passed; a run of them is at most some 2 MB."""
 _CLOSED_KEYS = 1_024
 """At the end fewer are worth a file. Up to so many are soon read from the log, and take no room on a full disk."""
