@@ -20,8 +20,7 @@ from tests.wire.test_putting import LINK, LOG, frame
 from bsfg.batch import EntryBatch
 from bsfg.errors import DigestMismatch, LeaseLost, ZoneNotAllowed
 from bsfg.journey.link import Fetched, PeerPosition, SessionMemory
-from bsfg.journey.receive import PullProgress
-from bsfg.journey.verify import LinkHeld
+from bsfg.journey.receive import LinkHeld, PullProgress
 from bsfg.ports import Frame, GapRecord
 from bsfg.retention import GapReason
 from bsfg.spark.replicate import shift

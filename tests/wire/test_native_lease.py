@@ -15,8 +15,7 @@ from bsfg.errors import DiskFull, GateHeld, IdentityRevoked, LeaseHeld
 from bsfg.gate import RECEIVER, Gate, Mode
 from bsfg.journey import handoff
 from bsfg.journey.link import Fetched, FetchRequest, Refusal, SessionMemory
-from bsfg.journey.receive import PullProgress
-from bsfg.journey.verify import LinkRules
+from bsfg.journey.receive import LinkRules, PullProgress
 from bsfg.node import links, native
 from bsfg.node.links import LinkRegistry
 from bsfg.node.native import NativeHandoff, StreamPull

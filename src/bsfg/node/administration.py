@@ -16,7 +16,7 @@ from bsfg.errors import BsfgError, InvalidArgument, NotReady, RemoteError, Stora
 from bsfg.fact import Origin
 from bsfg.gate import RECEIVER
 from bsfg.journey.link import PeerPosition, Release
-from bsfg.journey.truncate import decide, retire, truncate_before
+from bsfg.journey.truncate import decide, truncate_before
 from bsfg.model import check_name
 from bsfg.node.authorize import Request
 from bsfg.node.parts import NodeContext
@@ -177,7 +177,7 @@ class Administration:
         state = await self._parts.storage.cursors.consumer(name)
         self._check(caller, Action.ACT, state.spec.stream)
         async with self._act(row, caller, "consumer_retired", f"consumer {name}", reason) as details:
-            gaps = await retire(self._parts.storage.cursors, name, reason)
+            gaps = await self._parts.storage.cursors.retire(name, reason)
             missed = details["missed"] = sum(gap.last - gap.first + 1 for gap in gaps)
         log.warning("consumer_retired", consumer=name, reason=reason, missed=missed, by=row.name)
         return gaps

@@ -15,8 +15,7 @@ from bsfg.journey.backfill import ReadRange, make_good, put_again
 from bsfg.journey.handoff import Handoff, Note, SenderWay
 from bsfg.journey.link import Fetched, FetchRequest, PeerLink, PeerMemory
 from bsfg.journey.pull import Flow
-from bsfg.journey.receive import BeforePut, PullProgress
-from bsfg.journey.verify import LinkRules
+from bsfg.journey.receive import BeforePut, LinkRules, PullProgress
 from bsfg.node.alerts import AlertBoard
 from bsfg.node.parts import NodeContext
 from bsfg.ports import Buffer, Frame

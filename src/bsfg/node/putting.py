@@ -12,8 +12,7 @@ from bsfg.batch import EntryBatch
 from bsfg.config.kinds import Action
 from bsfg.errors import BufferFull, ForeignLog, ZoneNotAllowed
 from bsfg.journey.link import Fetched, PeerPosition
-from bsfg.journey.receive import PullProgress, receive
-from bsfg.journey.verify import LinkRules
+from bsfg.journey.receive import LinkRules, PullProgress, receive
 from bsfg.node.authorize import Request
 from bsfg.node.objects import Objects
 from bsfg.node.parts import NodeContext

@@ -15,7 +15,7 @@ from bsfg.config.kinds import Action
 from bsfg.digest import LogHistory
 from bsfg.errors import BsfgError, FactNotFound, InvalidArgument, UnknownConsumer
 from bsfg.fact import Entry, Key
-from bsfg.journey.append import ANYTHING, AppendRules, commit, prepare
+from bsfg.journey.append import AppendRules, commit, prepare
 from bsfg.journey.confirm import confirm_receipt
 from bsfg.journey.link import AppendOutcome, Carriage, Fetched, FetchRequest, Refusal
 from bsfg.journey.serve import GivenGaps, serve, serve_range
@@ -130,10 +130,9 @@ class NodeService:
         started = time.perf_counter()
         parts, stream = self._parts, prepared.stream
         try:
-            plausibility = parts.settings.stream(stream).plausibility
-            rules = ANYTHING if plausibility is None else AppendRules(plausibility=plausibility)
+            window = parts.settings.stream(stream).plausibility
             # The embedded log gives a future; where it is a coroutine this makes a task of it.
-            receipt = asyncio.ensure_future(commit(prepared.store, prepared.facts, clock=parts.clock, rules=rules))
+            receipt = asyncio.ensure_future(commit(prepared.store, prepared.facts, clock=parts.clock, window=window))
         except BsfgError as error:
             self._append_failed(stream, error)
             raise
