@@ -18,10 +18,10 @@ from bsfg.batch import FactBatch
 from bsfg.digest import Sha256
 from bsfg.fact import Envelope, Fact, Message
 from bsfg.journey.link import FetchRequest
+from bsfg.node import http, server
 from bsfg.offload import STEP_FACTS, THREAD_BYTES, LoopTurns, by_size
 from bsfg.testing.clock import FakeClock
 from bsfg.testing.facts import messages
-from bsfg.wire import http, server
 
 LARGE_BYTES = (1 << 20) - 2
 JSON = {"content-type": "application/json"}

@@ -8,7 +8,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-from bsfg.wire.server import put_call
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.wire.conftest import Sites
@@ -21,6 +20,7 @@ from bsfg.gaps import RANGES_TOLD_MAX, GapRecord, GapSet, RangeSet, listed
 from bsfg.journey.link import NOT_CARRIED, Carriage, Fetched, SessionMemory, apart
 from bsfg.journey.pull import Flow
 from bsfg.journey.receive import LinkRules
+from bsfg.node.server import put_call
 from bsfg.ports import Buffer, Frame
 from bsfg.retention import GapReason
 from bsfg.stores.memory import MemoryStorage

@@ -35,7 +35,7 @@ class Putting:
         parts = self._parts
         parts.guard.check(caller, Request(Action.PUT, call.stream, Buffer.FORWARD, link=call.link))
         lane = parts.settings.stream(call.stream)
-        parts.links.check_lease(call.link, call.lease)
+        parts.links.leases.check(call.link, call.lease)
         parts.links.check_open(call.link)
         parts.links.spoke(call.link)
         history = await self._foreign(call)
