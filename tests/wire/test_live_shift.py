@@ -20,8 +20,7 @@ from tests.wire.test_putting import LINK, LOG, frame
 from bsfg.batch import EntryBatch
 from bsfg.errors import DigestMismatch, LeaseLost, ZoneNotAllowed
 from bsfg.journey.link import Fetched, PeerPosition, SessionMemory
-from bsfg.journey.receive import PullProgress
-from bsfg.journey.verify import LinkHeld
+from bsfg.journey.receive import LinkHeld, PullProgress
 from bsfg.ports import Frame, GapRecord
 from bsfg.retention import GapReason
 from bsfg.spark.replicate import shift
@@ -63,7 +62,7 @@ async def test_a_task_gives_way_to_its_sibling(sites: Sites, monkeypatch: pytest
     monkeypatch.setattr(shift, "HOLD_SECONDS_MIN", 0.0)
     site, (gone, seen) = await sites(), looks()
     keeping = asyncio.create_task(keep(site, gone))
-    await until(lambda: site.parts.links.holder(LINK) is not None)
+    await until(lambda: site.parts.links.leases.holder(LINK) is not None)
     waiting = asyncio.create_task(site.admin_client().acquire_lease(LINK, HOLDER, 60_000, wait_seconds=60))
     desk = await keeping
     waiting.cancel()
@@ -75,7 +74,7 @@ async def test_a_task_gives_way_to_its_driver_at_once(sites: Sites) -> None:
     """The driver needs no patience: whoever waits urgently has the link before the task's time is over."""
     site, (gone, seen) = await sites(), looks()
     keeping = asyncio.create_task(keep(site, gone))
-    await until(lambda: site.parts.links.holder(LINK) is not None)
+    await until(lambda: site.parts.links.leases.holder(LINK) is not None)
     driver = site.admin_client().acquire_lease(LINK, HOLDER, 60_000, wait_seconds=60, urgent=True)
     waiting = asyncio.create_task(driver)
     await keeping
@@ -94,8 +93,8 @@ async def test_a_task_that_lost_its_lease_moves_nothing_more(sites: Sites) -> No
             lost = True
             held = board.leases.live(LINK)
             assert held is not None
-            board.give_back(LINK, held.token)
-            board.acquire(LINK, "another", 60_000)
+            board.leases.give_back(LINK, held.token)
+            board.leases.acquire(LINK, "another", 60_000)
         return gone()
 
     desk = await keep(site, stolen)
@@ -108,11 +107,11 @@ async def test_what_could_not_be_told_is_told_later(sites: Sites) -> None:
     site.act_as("pipeline")
     admin, board = site.admin_client(), site.parts.links
     desk = RemoteReporter(admin, LINK, "mine", "normal")
-    other = board.acquire(LINK, "another", 60_000)
+    other = board.leases.acquire(LINK, "another", 60_000)
     desk.report(STREAM, PullProgress(inserted=2))
     with pytest.raises(LeaseLost):
         await desk.flush()
-    board.give_back(LINK, other.token)
+    board.leases.give_back(LINK, other.token)
     desk.report(STREAM, PullProgress(inserted=3))
     await desk.flush()
     [(_, report)] = board.reports()

@@ -16,9 +16,10 @@ from bsfg.errors import BsfgError, InvalidArgument, NotReady, RemoteError, Stora
 from bsfg.fact import Origin
 from bsfg.gate import RECEIVER
 from bsfg.journey.link import PeerPosition, Release
-from bsfg.journey.truncate import decide, retire, truncate_before
+from bsfg.journey.truncate import decide, truncate_before
 from bsfg.model import check_name
 from bsfg.node.authorize import Request
+from bsfg.node.links import Lease, Leases
 from bsfg.node.parts import NodeContext
 from bsfg.node.status import Rates, SeenMetrics, VisibleStreams, all_stats, backlog_of, consumer_views, document
 from bsfg.ports import (
@@ -63,8 +64,9 @@ CLOCKS_DIFFER_MS = 60_000
 
 
 class Administration:
-    """The operations of operators, viewers and pipelines; see `bsfg.wire.service.AdminService`.
+    """The operations of operators, viewers and pipelines.
 
+    Every call names its caller, and whether he may is decided here.
     ``rates`` are those that the node's upkeep observes all the time, ``alerts`` gives those that last.
     """
 
@@ -177,7 +179,7 @@ class Administration:
         state = await self._parts.storage.cursors.consumer(name)
         self._check(caller, Action.ACT, state.spec.stream)
         async with self._act(row, caller, "consumer_retired", f"consumer {name}", reason) as details:
-            gaps = await retire(self._parts.storage.cursors, name, reason)
+            gaps = await self._parts.storage.cursors.retire(name, reason)
             missed = details["missed"] = sum(gap.last - gap.first + 1 for gap in gaps)
         log.warning("consumer_retired", consumer=name, reason=reason, missed=missed, by=row.name)
         return gaps
@@ -269,24 +271,35 @@ class Administration:
     ) -> LeaseView:
         """Take the lease of a link."""
         row = self._check_link(caller, link)
-        lease = await self._parts.links.acquire_in_line(link, holder or row.name, ttl_ms, wait_seconds, urgent=urgent)
+        leases, holder = self._leases_of(link), holder or row.name
+        lease = await leases.acquire_in_line(link, holder, ttl_ms, wait_seconds, urgent=urgent)
         if self._lease_holders.get(link) != lease.holder:
             # The parts of one holder take turns every few seconds, which is no news.
             self._lease_holders[link] = lease.holder
             log.info("lease_granted", link=link, holder=lease.holder, by=row.name)
-        return lease
+        return self._leased(link, lease, ttl_ms)
 
     async def renew_lease(
         self, caller: Caller, link: str, token: str, ttl_ms: int, wait_seconds: float = 0.0, seen: int = 0
     ) -> LeaseView:
         """Keep a lease."""
         self._check_link(caller, link)
-        return await self._parts.links.keep(link, token, ttl_ms, wait_seconds, seen)
+        lease = await self._leases_of(link).keep(link, token, ttl_ms, wait_seconds, seen)
+        return self._leased(link, lease, ttl_ms)
+
+    def _leases_of(self, link: str) -> Leases:
+        self._parts.links.gate(link)
+        return self._parts.links.leases
+
+    def _leased(self, link: str, lease: Lease, ttl_ms: int) -> LeaseView:
+        links = self._parts.links
+        mode, wanted = str(links.gate(link).gate.mode), links.leases.wanted(link, lease.token)
+        return LeaseView(link, lease.holder, lease.token, ttl_ms, mode, wanted)
 
     async def release_lease(self, caller: Caller, link: str, token: str) -> None:
         """Give a lease back."""
         self._check_link(caller, link)
-        self._parts.links.give_back(link, token)
+        self._parts.links.leases.give_back(link, token)
 
     async def report_link(self, caller: Caller, report: LinkReport) -> GateView:
         """Take a report about one stream of a link and give its gate."""
@@ -318,7 +331,7 @@ class Administration:
     ) -> None:
         """Keep what a pipeline knows of the sender of a link, and that it has acted upon a release."""
         self._check_link(caller, link, stream)
-        self._parts.links.check_lease(link, lease)
+        self._parts.links.leases.check(link, lease)
         await self._parts.memory(link, stream).remember(position, settles)
 
     def _check_gate(self, caller: Caller, link: str, side: str) -> Identity:

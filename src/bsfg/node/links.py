@@ -14,7 +14,7 @@ from bsfg.config.access import consumer_name
 from bsfg.errors import GateHeld, InvalidArgument, LeaseHeld, LeaseLost, UnknownLink
 from bsfg.gate import RECEIVER, SENDER, Event, Gate, Mode
 from bsfg.ports import Buffer, Clock
-from bsfg.wire.service import GateView, LeaseView, LinkReport
+from bsfg.wire.service import GateView, LinkReport
 
 TTL_MS_MIN, TTL_MS_MAX = 1_000, 300_000
 SILENT_MS = 300
@@ -44,7 +44,7 @@ class Lease:
 
 @dataclass(slots=True)
 class Leases:
-    """The leases of all links of one node."""
+    """The leases of all links of one node: one engine at a time moves a link."""
 
     clock: Clock
     _held: dict[str, Lease] = field(default_factory=dict)
@@ -139,6 +139,11 @@ class Leases:
         held = self._held.get(link)
         return held if held is not None and held.ends_ms > self.clock.monotonic_ms() else None
 
+    def holder(self, link: str) -> str | None:
+        """Say who holds the lease of a link."""
+        held = self.live(link)
+        return held.holder if held else None
+
     def other(self, link: str, than: str) -> str | None:
         """Say who else asks for the lease of a link, has it, or had it a moment ago; None when nobody does."""
         held, since_ms = self.live(link), self.clock.monotonic_ms() - ABOUT_MS
@@ -176,7 +181,8 @@ class Leases:
 
     async def _wait(self, link: str, seconds: float) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._news.setdefault(link, asyncio.Event()).wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._news.setdefault(link, asyncio.Event()).wait()
 
 
 def check_ttl(ttl_ms: int) -> None:
@@ -333,65 +339,18 @@ class LinkRegistry:
         """Give what is wrong with a side of a link."""
         return self._troubles.get((link, side))
 
-    # Leases: one engine at a time moves a link.
-
-    def acquire(self, link: str, holder: str, ttl_ms: int) -> LeaseView:
-        """Take the lease of a link for a while, or raise `LeaseHeld`."""
-        self.gate(link)
-        return self._leased(link, self.leases.acquire(link, holder, ttl_ms), ttl_ms)
-
-    async def acquire_in_line(
-        self, link: str, holder: str, ttl_ms: int, wait_seconds: float, *, urgent: bool = False
-    ) -> LeaseView:
-        """Take the lease of a link, waiting for its turn; see `Leases.acquire_in_line`."""
-        self.gate(link)
-        return self._leased(
-            link, await self.leases.acquire_in_line(link, holder, ttl_ms, wait_seconds, urgent=urgent), ttl_ms
-        )
-
-    def renew(self, link: str, token: str, ttl_ms: int) -> LeaseView:
-        """Keep a lease, or raise `LeaseLost`."""
-        self.gate(link)
-        return self._leased(link, self.leases.renew(link, token, ttl_ms), ttl_ms)
-
-    async def keep(self, link: str, token: str, ttl_ms: int, wait_seconds: float, seen: int) -> LeaseView:
-        """Keep a lease and wait for somebody to want it; see `Leases.keep`."""
-        self.gate(link)
-        return self._leased(link, await self.leases.keep(link, token, ttl_ms, wait_seconds, seen), ttl_ms)
-
-    def give_back(self, link: str, token: str) -> None:
-        """End a lease."""
-        self.leases.give_back(link, token)
-
-    def check_lease(self, link: str, token: str | None) -> None:
-        """Raise `LeaseLost` when somebody else holds the lease of a link."""
-        self.leases.check(link, token)
-
-    def holder(self, link: str) -> str | None:
-        """Say who holds the lease of a link."""
-        held = self.leases.live(link)
-        return held.holder if held else None
-
-    def other_engine(self, link: str, than: str) -> str | None:
-        """Say who else moves a link, or wants to; see `Leases.other`."""
-        return self.leases.other(link, than)
-
-    def _leased(self, link: str, lease: Lease, ttl_ms: int) -> LeaseView:
-        mode, wanted = str(self.gate(link).gate.mode), self.leases.wanted(link, lease.token)
-        return LeaseView(link, lease.holder, lease.token, ttl_ms, mode, wanted)
-
     # Reports.
 
     def report(self, report: LinkReport) -> GateView:
         """Take what a pipeline tells of a link, and give the gate that follows from it."""
-        self.check_lease(report.link, report.lease)
+        self.leases.check(report.link, report.lease)
         view = self.gate(report.link)
         # A report about nothing only asks after the gate: whoever sends it lives, but need not move anything.
         if report.stream or report.event or report.hold_code or report.failure_code:
             self.spoke(report.link)
         if report.stream:
             self._reports[report.link, report.stream] = (self.clock.now_unix_ms(), report)
-            self._reporters[report.link, report.stream] = self.holder(report.link)
+            self._reporters[report.link, report.stream] = self.leases.holder(report.link)
             if report.lag_seconds is not None:
                 self._lags[report.link, report.stream] = self.clock.monotonic_ms(), report.lag_seconds
         if report.hold_code:

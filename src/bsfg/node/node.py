@@ -36,6 +36,7 @@ from bsfg.node.backends import (
 from bsfg.node.certificates import Certificates
 from bsfg.node.dashboard import Dashboard
 from bsfg.node.links import LinkRegistry
+from bsfg.node.listeners import Listeners
 from bsfg.node.logs import Repeats
 from bsfg.node.metrics import Metrics
 from bsfg.node.native import NativeHandoff, StreamPull, rules_of
@@ -58,7 +59,6 @@ from bsfg.trail import NODE, REFUSED, STRANGER, TrailEvent
 from bsfg.wire.certcheck import check_signed
 from bsfg.wire.client import BoundaryClient, ClientLink
 from bsfg.wire.connection import PEER_MESSAGE_BYTES, Connection
-from bsfg.wire.listeners import Listeners
 from bsfg.wire.peer import PeerNames
 from bsfg.wire.reach import ConnectionDiagnosis
 from bsfg.wire.service import Caller, GateView
@@ -397,7 +397,7 @@ class Node:
     def _dashboard(self, administration: Administration) -> Dashboard | None:
         if not (self.config.dashboard.enabled and self.config.listen.http_enabled):
             return None
-        return Dashboard(self.config, self.parts, administration, administration.describe)
+        return Dashboard(self.config, self.parts, administration)
 
     # Pulling.
 

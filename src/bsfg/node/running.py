@@ -21,11 +21,11 @@ from starlette.routing import BaseRoute, Route
 from bsfg.config import ZoneConfig
 from bsfg.errors import BsfgError, StandingBy, StorageTaken, StorageUnavailable
 from bsfg.node.backends import can_be_watched, node_name, watch_of
+from bsfg.node.listeners import Listeners
 from bsfg.node.node import Node
 from bsfg.node.parts import NodeSettings
 from bsfg.wire.http_server import caller_of, problem
 from bsfg.wire.limits import Admission
-from bsfg.wire.listeners import Listeners
 from bsfg.wire.service import Caller
 from bsfg.wire.tls import Watched
 

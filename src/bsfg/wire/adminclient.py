@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import orjson
@@ -69,14 +69,7 @@ class AdminClient:
 
     async def create_consumer(self, spec: ConsumerSpec) -> ConsumerView:
         """Create a durable consumer; the same again gives what is there."""
-        request = pb.CreateConsumerRequest(
-            name=spec.name,
-            stream=spec.stream,
-            buffer=buffer_number(spec.buffer),
-            start=spec.start,
-            start_value=spec.start_value,
-            required=spec.required,
-        )
+        request = pb.CreateConsumerRequest(**{**asdict(spec), "buffer": buffer_number(spec.buffer)})
         return _consumer(await self.connection.call("CreateConsumer", request))
 
     async def retire_consumer(self, name: str, reason: str) -> list[GapRecord]:
@@ -138,22 +131,9 @@ class AdminClient:
 
     async def report_link(self, report: LinkReport) -> Gate:
         """Tell how a link is doing and learn the mode of its gate, and the reason for it."""
+        lag_seconds = -1.0 if report.lag_seconds is None else report.lag_seconds
         request = pb.ReportLinkRequest(
-            link=report.link,
-            stream=report.stream,
-            event=report.event or "",
-            backlog=report.backlog,
-            inserted=report.inserted,
-            repeated=report.repeated,
-            refused=report.refused,
-            lag_seconds=-1.0 if report.lag_seconds is None else report.lag_seconds,
-            hold_code=report.hold_code,
-            hold_detail=report.hold_detail,
-            lease=report.lease,
-            reason=report.reason,
-            failure_code=report.failure_code,
-            hold_stream=report.hold_stream,
-            hold_log_id=report.hold_log_id,
+            **{**asdict(report), "event": report.event or "", "lag_seconds": lag_seconds},
         )
         answer = await self.connection.call("ReportLink", request)
         return Gate(_word(Mode, answer.mode), reason=answer.reason)

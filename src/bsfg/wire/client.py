@@ -234,26 +234,9 @@ class BoundaryClient:
             answer = await self.connection.call("ConfirmReceipt", request)
         return int(answer.cursor_advanced_to)
 
-    def put_stream(
-        self,
-        link: str,
-        stream: str,
-        log_id: str,
-        *,
-        lease: str | None = None,
-        window_frames: int = 4,
-        sender_ahead_ms: int | None = None,
-    ) -> PutStream:
-        """Open a stream of frames that a link brought."""
-        return PutStream(
-            self.connection,
-            link,
-            stream,
-            log_id,
-            lease=lease,
-            window_frames=window_frames,
-            sender_ahead_ms=sender_ahead_ms,
-        )
+    def put_stream(self, link: str, stream: str, log_id: str, **options: Any) -> PutStream:
+        """Open a stream of frames that a link brought; the options are those of `PutStream`."""
+        return PutStream(self.connection, link, stream, log_id, **options)
 
     async def put_object(self, info: ObjectInfo, content: AsyncIterable[bytes]) -> ObjectInfo:
         """Upload an artifact; it is durable and can be named by facts when this returns.

@@ -13,7 +13,7 @@ from bsfg.artifacts import DEFAULT_MEDIA_TYPE
 from bsfg.batch import EntryBatch, FactBatch
 from bsfg.columns import DIGEST_BYTES, fixed_rows
 from bsfg.digest import known_hashers
-from bsfg.errors import FrameInvalid, HasherUnknown, InvalidArgument, Overloaded, TimedOut
+from bsfg.errors import FrameInvalid, HasherUnknown, TimedOut
 from bsfg.fact import SHA256_NAME
 from bsfg.journey.link import AppendOutcome, Fetched
 from bsfg.model import DEFAULT_LIMITS, Limits
@@ -22,8 +22,7 @@ from bsfg.ports import Frame, Receipt, Result
 from bsfg.sealing import functions_of
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.convert import gap_message, gap_of, gap_set_message, gap_sets_of
-from bsfg.wire.grpc_calls import IncomingRequests
-from bsfg.wire.service import BoundaryService, Caller, ObjectInfo
+from bsfg.wire.service import ObjectInfo
 
 _INT64 = np.dtype("<i8")
 
@@ -370,32 +369,6 @@ def object_info(found: pb.ObjectDescription) -> ObjectInfo:
     )
 
 
-async def upload(service: BoundaryService, requests: IncomingRequests, caller: Caller) -> pb.PutObjectResponse:
-    """Take an upload; a caller that falls silent in the middle gets `timed_out`, and nothing is stored."""
-
-    async def next_part() -> pb.PutObjectRequest | None:
-        part: pb.PutObjectRequest | None = await anext(requests, None)
-        if part is None and requests.fell_silent:
-            if requests.is_given_up:
-                raise Overloaded("too many messages are on their way to the node", limit="awaited_messages")
-            raise TimedOut("the upload fell silent before its end")
-        return part
-
-    async def chunks() -> AsyncIterator[bytes]:
-        while (part := await next_part()) is not None:
-            if part.WhichOneof("part") != "chunk":
-                raise InvalidArgument("an upload has one description, then chunks")
-            yield part.chunk
-
-    first = await next_part()
-    if first is None or first.WhichOneof("part") != "description":
-        raise InvalidArgument("an upload begins with its description")
-    stored = await service.put_object(caller, object_info(first.description), chunks())
-    return pb.PutObjectResponse(
-        digest=stored.digest or "", size_bytes=stored.size_bytes or 0, already_exists=stored.already_exists
-    )
-
-
 async def read_download(
     answers: AsyncGenerator[pb.GetObjectResponse, None], idle_timeout_seconds: float
 ) -> tuple[ObjectInfo, AsyncGenerator[bytes, None]]:
@@ -417,15 +390,3 @@ async def read_download(
     if first is None or first.WhichOneof("part") != "description":
         raise FrameInvalid("a download begins with its description")
     return object_info(first.description), chunks()
-
-
-async def download(
-    service: BoundaryService, request: pb.GetObjectRequest, caller: Caller
-) -> AsyncIterator[pb.GetObjectResponse]:
-    """Give an artifact: its description, then its bytes."""
-    digest = request.digest if request.HasField("digest") else None
-    info, data = await service.get_object(caller, request.bucket, request.key, digest)
-    yield pb.GetObjectResponse(description=description_message(info))
-    async for piece in data:
-        for start in range(0, len(piece), CHUNK_BYTES):
-            yield pb.GetObjectResponse(chunk=piece[start : start + CHUNK_BYTES])

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import grpc
 import numpy as np
@@ -66,11 +66,7 @@ class FrameStream(Generic[Ack]):
         """Whether frames should be sent; one that has grown old still takes them, but a new one is to be preferred."""
         return self._failure is None and time.monotonic() < self._ends
 
-    def number(self) -> int:
-        """Give a number for a frame, to be found again in its ack."""
-        return next(self._numbers)
-
-    async def send(self, number: int, frame: Any) -> asyncio.Future[Ack]:
+    async def _send(self, number: int, frame: Any) -> asyncio.Future[Ack]:
         """Send a frame and give the future of its ack; wait while as many as the window allows are on their way."""
         await self._window.acquire()
         future: asyncio.Future[Ack] = asyncio.get_running_loop().create_future()
@@ -108,7 +104,7 @@ class FrameStream(Generic[Ack]):
         if self._reader.done():
             self._fail(self._failure or self._closed())
 
-    async def __aenter__(self) -> FrameStream[Ack]:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -218,40 +214,25 @@ class Appended:
         return len(self.receipt.offsets)
 
 
-class AppendStream:
-    """Appends batches to one stream of a node, many in flight; see `FrameStream` for what happens when it breaks."""
+class AppendStream(FrameStream[Appended]):
+    """Appends batches to one stream of a node, many in flight."""
 
     def __init__(self, connection: Connection, stream: str, *, window_frames: int = 16) -> None:
+        super().__init__(connection, "AppendFacts", _appended, window_frames=window_frames)
         self._stream = stream
-        self._frames = FrameStream(connection, "AppendFacts", _appended, window_frames=window_frames)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether batches can be sent."""
-        return self._frames.is_open
 
     async def send(self, facts: FactBatch) -> asyncio.Future[Appended]:
         """Send a batch and give the future of its answer; an error of the batch alone is the future's."""
-        number = self._frames.number()
+        number = next(self._numbers)
         message = pb.AppendFrame(stream=self._stream, sequence=number)
-        return await self._frames.send(number, await _with_batch(message, "facts", facts))
+        return await self._send(number, await _with_batch(message, "facts", facts))
 
     async def append(self, facts: FactBatch) -> Appended:
         """Send a batch and wait for its answer."""
         return await (await self.send(facts))
 
-    async def close(self) -> None:
-        """Wait for the answers to what was sent and end the call."""
-        await self._frames.close()
 
-    async def __aenter__(self) -> AppendStream:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.close()
-
-
-class PutStream:
+class PutStream(FrameStream[PutOutcome]):
     """Puts what a link brought into the forward buffer of the zone's own node; for pipelines."""
 
     def __init__(
@@ -261,18 +242,13 @@ class PutStream:
         stream: str,
         log_id: str,
         *,
-        lease: str | None,
-        window_frames: int,
+        lease: str | None = None,
+        window_frames: int = 4,
         sender_ahead_ms: int | None = None,
     ) -> None:
+        super().__init__(connection, "PutFacts", _put, window_frames=window_frames)
         self._fixed: dict[str, Any] = {"link": link, "stream": stream, "log_id": log_id, "lease": lease}
-        self._frames = FrameStream(connection, "PutFacts", _put, window_frames=window_frames)
         self._sender_ahead_ms = sender_ahead_ms
-
-    @property
-    def is_open(self) -> bool:
-        """Whether frames can be sent."""
-        return self._frames.is_open
 
     async def send(
         self, frame: Frame, gaps: Sequence[Gap] = (), *, served_at_unix_ms: int | None = None
@@ -284,7 +260,7 @@ class PutStream:
         """
         if served_at_unix_ms is None and self._sender_ahead_ms is not None:
             served_at_unix_ms = SystemClock().now_unix_ms() + self._sender_ahead_ms
-        number = self._frames.number()
+        number = next(self._numbers)
         message = pb.PutFrame(
             **self._fixed,
             sequence=number,
@@ -297,8 +273,8 @@ class PutStream:
             served_at_unix_ms=served_at_unix_ms,
         )
         if frame.entries is None:
-            return await self._frames.send(number, message)
-        return await self._frames.send(number, await _with_batch(message, "entries", frame.entries))
+            return await self._send(number, message)
+        return await self._send(number, await _with_batch(message, "entries", frame.entries))
 
     async def send_gaps(self, at: int, gaps: Sequence[Gap]) -> asyncio.Future[PutOutcome]:
         """Send gap records that the sender got from other zones, when it has no facts to go with them."""
@@ -307,20 +283,6 @@ class PutStream:
     async def put(self, frame: Frame, gaps: Sequence[Gap] = ()) -> PutOutcome:
         """Send a frame and wait for its outcome."""
         return await (await self.send(frame, gaps))
-
-    async def close(self) -> None:
-        """Wait for the answers to what was sent and end the call."""
-        await self._frames.close()
-
-    def abandon(self) -> None:
-        """End the call at once."""
-        self._frames.abandon()
-
-    async def __aenter__(self) -> PutStream:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.close()
 
 
 def _appended(ack: pb.AppendAck) -> Appended:

@@ -27,8 +27,7 @@ from bsfg.journey.artifacts import named_artifacts
 from bsfg.journey.backfill import make_good
 from bsfg.journey.link import Fetched, FetchRequest, PeerLink, PeerPosition, Release
 from bsfg.journey.pull import HOLDING, LinkTurns
-from bsfg.journey.receive import PullProgress, StoredAnswer
-from bsfg.journey.verify import Decision, LinkHeld, Put, check_history, check_order
+from bsfg.journey.receive import Decision, LinkHeld, PullProgress, Put, StoredAnswer, check_history, check_order
 from bsfg.ports import Frame, Gap
 from bsfg.spark.replicate.plan import LinkTaskPlan, StreamTaskPlan
 

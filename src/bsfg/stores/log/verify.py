@@ -20,16 +20,16 @@ from bsfg.errors import BsfgError, HasherUnknown
 from bsfg.rows import Row
 from bsfg.sealing import digest_mismatches
 from bsfg.stores.log import keysegments
-from bsfg.stores.log.cursors import CURSORS, cursor_from
 from bsfg.stores.log.damage import DamageFinding, readable
 from bsfg.stores.log.files import DiskFiles, Files, translated
 from bsfg.stores.log.identity import read_identity
 from bsfg.stores.log.index import Run, decode_run
+from bsfg.stores.log.indexstore import PART
 from bsfg.stores.log.journal import Record, read_journal
 from bsfg.stores.log.notes import Notes
 from bsfg.stores.log.reader import LogFolder, open_folder
-from bsfg.stores.log.runfile import PART
 from bsfg.stores.log.segments import SegmentFile, scan_segment, segment_bases, segment_name
+from bsfg.stores.log.storage import CURSORS, cursor_from
 from bsfg.stores.log.trailcheck import TrailReport, check_trail
 from bsfg.stores.log.trailfile import FOLDER as TRAIL
 from bsfg.stores.log.view import LogView

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import orjson
 
 from bsfg.errors import InvalidArgument
 from bsfg.gate import Event
+from bsfg.node.administration import Administration
 from bsfg.ports import Buffer, ConsumerSpec, StartAt
 from bsfg.wire import admin_pb2 as pb
 from bsfg.wire.convert import (
@@ -25,12 +27,10 @@ from bsfg.wire.frames import encode
 from bsfg.wire.grpc_calls import GrpcHandlers, Unary
 from bsfg.wire.messages import ADMIN, ADMIN_SERVICE, snake
 from bsfg.wire.service import (
-    AdminService,
     Caller,
     ConsumerView,
     FrontierView,
     GateView,
-    LeaseView,
     LinkReport,
     QuarantinedView,
 )
@@ -41,7 +41,7 @@ LEASE_WAIT_SECONDS_MAX = 10.0
 class AdminServicer:
     """Answers the methods of the administration."""
 
-    def __init__(self, service: AdminService, calls: GrpcHandlers) -> None:
+    def __init__(self, service: Administration, calls: GrpcHandlers) -> None:
         self._service, self._calls = service, calls
 
     def handlers(self) -> tuple[str, dict[str, Any]]:
@@ -120,7 +120,7 @@ class AdminServicer:
             min(request.wait_ms / 1000, LEASE_WAIT_SECONDS_MAX),
             urgent=request.urgent,
         )
-        return lease_message(lease)
+        return pb.Lease(**asdict(lease))
 
     async def renew_lease(self, request: pb.RenewLeaseRequest, caller: Caller) -> pb.Lease:
         """Keep a lease."""
@@ -128,7 +128,7 @@ class AdminServicer:
         lease = await self._service.renew_lease(
             caller, request.link, request.token, request.ttl_ms, wait_seconds, request.seen
         )
-        return lease_message(lease)
+        return pb.Lease(**asdict(lease))
 
     async def release_lease(self, request: pb.ReleaseLeaseRequest, caller: Caller) -> pb.ReleaseLeaseResponse:
         """Give a lease back."""
@@ -218,15 +218,7 @@ def consumer_message(view: ConsumerView) -> pb.Consumer:
 
 def frontier_message(view: FrontierView) -> pb.FrontierView:
     """Write where a buffer stands."""
-    return pb.FrontierView(
-        stream=view.stream,
-        buffer=buffer_number(view.buffer),
-        start=view.start,
-        end=view.end,
-        frontier=view.frontier,
-        slowest=view.slowest,
-        held_by=view.held_by,
-    )
+    return pb.FrontierView(**{**asdict(view), "buffer": buffer_number(view.buffer)})
 
 
 def gate_message(view: GateView) -> pb.Gate:
@@ -240,18 +232,6 @@ def gate_message(view: GateView) -> pb.Gate:
         reason=gate.reason,
         held_by=gate.held_by,
         held_until_unix_ms=gate.held_until_unix_ms,
-    )
-
-
-def lease_message(view: LeaseView) -> pb.Lease:
-    """Write a lease."""
-    return pb.Lease(
-        link=view.link,
-        holder=view.holder,
-        token=view.token,
-        ttl_ms=view.ttl_ms,
-        mode=view.mode,
-        wanted=view.wanted,
     )
 
 

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from typing import Any
 
-from bsfg.errors import BsfgError, FrameInvalid, InvalidArgument, NotReady
+from bsfg.errors import BsfgError, FrameInvalid, InvalidArgument, NotReady, Overloaded, TimedOut
 from bsfg.fact import SHA256_NAME, Entry, Key
 from bsfg.journey.link import AppendOutcome, Fetched, FetchRequest, Refusal
+from bsfg.node.service import NodeService, Reading
 from bsfg.offload import STEP_FACTS, THREAD_BYTES, Step, by_size, step_of
 from bsfg.ports import Buffer, Confirmation, Frame, Result
 from bsfg.wire import boundary_pb2 as pb
@@ -26,19 +27,20 @@ from bsfg.wire.convert import (
     single_fact,
 )
 from bsfg.wire.frames import (
+    CHUNK_BYTES,
     Pipelined,
     ack_message,
     check_hashers,
-    download,
+    description_message,
     frame_messages,
     frames_response,
     given,
     head_message,
-    upload,
+    object_info,
 )
 from bsfg.wire.grpc_calls import GrpcHandlers, IncomingRequests, Stream, Unary
 from bsfg.wire.messages import BOUNDARY, BOUNDARY_SERVICE, snake
-from bsfg.wire.service import BoundaryService, Caller, PutCall, PutOutcome, Reading
+from bsfg.wire.service import Caller, PutCall, PutOutcome
 from bsfg.wire.status import error_message
 
 FACTS_DEFAULT = 100
@@ -53,7 +55,7 @@ Frames = AsyncIterator[pb.FetchFrame | bytes]
 class BoundaryServicer:
     """Answers the methods of the boundary."""
 
-    def __init__(self, service: BoundaryService, calls: GrpcHandlers) -> None:
+    def __init__(self, service: NodeService, calls: GrpcHandlers) -> None:
         self._service, self._calls = service, calls
         self._limits = calls.limits
 
@@ -236,12 +238,38 @@ class BoundaryServicer:
         return Pipelined(begin, window_frames=self._limits.window_frames).answers(requests)
 
     async def put_object(self, requests: IncomingRequests, caller: Caller) -> pb.PutObjectResponse:
-        """Upload an artifact."""
-        return await upload(self._service, requests, caller)
+        """Take an upload; a caller that falls silent in the middle gets `timed_out`, and nothing is stored."""
 
-    def get_object(self, request: pb.GetObjectRequest, caller: Caller) -> AsyncIterator[pb.GetObjectResponse]:
-        """Download an artifact."""
-        return download(self._service, request, caller)
+        async def next_part() -> pb.PutObjectRequest | None:
+            part: pb.PutObjectRequest | None = await anext(requests, None)
+            if part is None and requests.fell_silent:
+                if requests.is_given_up:
+                    raise Overloaded("too many messages are on their way to the node", limit="awaited_messages")
+                raise TimedOut("the upload fell silent before its end")
+            return part
+
+        async def chunks() -> AsyncIterator[bytes]:
+            while (part := await next_part()) is not None:
+                if part.WhichOneof("part") != "chunk":
+                    raise InvalidArgument("an upload has one description, then chunks")
+                yield part.chunk
+
+        first = await next_part()
+        if first is None or first.WhichOneof("part") != "description":
+            raise InvalidArgument("an upload begins with its description")
+        stored = await self._service.put_object(caller, object_info(first.description), chunks())
+        return pb.PutObjectResponse(
+            digest=stored.digest or "", size_bytes=stored.size_bytes or 0, already_exists=stored.already_exists
+        )
+
+    async def get_object(self, request: pb.GetObjectRequest, caller: Caller) -> AsyncIterator[pb.GetObjectResponse]:
+        """Give an artifact: its description, then its bytes."""
+        digest = request.digest if request.HasField("digest") else None
+        info, data = await self._service.get_object(caller, request.bucket, request.key, digest)
+        yield pb.GetObjectResponse(description=description_message(info))
+        async for piece in data:
+            for start in range(0, len(piece), CHUNK_BYTES):
+                yield pb.GetObjectResponse(chunk=piece[start : start + CHUNK_BYTES])
 
     def _wait_seconds(self, wait_ms: int) -> float:
         return min(wait_ms / 1000, self._limits.fetch_wait_max_seconds)
