@@ -157,7 +157,7 @@ class Migration:
 
 
 class SettableClock:
-    """The clock of a store of artifacts, which names are given the time by that they had."""
+    """The clock of the new storage, by which names of artifacts are given the time that they had."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -243,11 +243,12 @@ class _Source:
     keeps_artifacts: bool
 
     async def places(self) -> list[HistoryPlace]:
-        """Give all buffers."""
-        return [
-            HistoryPlace(stream, kind, await _history_of(self.storage, stream, kind))
-            for stream, kind in await self.storage.streams()
-        ]
+        """Give all buffers, or raise `InvalidArgument` when there is none."""
+        names = await self.storage.streams()
+        if not names:
+            says = f"there is nothing of the zone {self.config.zone.name} in its storage, {self.config.storage.backend}"
+            raise InvalidArgument(says, hint="Give the file that its node runs with as --config.")
+        return [HistoryPlace(stream, kind, await _history_of(self.storage, stream, kind)) for stream, kind in names]
 
     def consumers(self) -> list[ConsumerCursor]:
         """Give all consumers."""
@@ -308,14 +309,17 @@ def _check_log(folder: Path, progress: Progress) -> None:
 
     What a node does at its start about damage it must find out itself, and would not if it was put right here.
     """
-    if not (folder / MARK).is_file():
-        raise NotAFolder(f"there is no {MARK} in {folder}")
-    with without_writer(folder):
-        files = DiskFiles(folder)
-        report = verify(folder, progress=lambda done, total: progress("checking", done, total))
-        problems = [each for each in report.problems if not _is_known(files, each)]
-        for path in (STATE, CURSORS):
-            problems += [DamageFinding("log_damaged", path, text) for text in read_journal(files, path)[2]]
+    try:
+        if not (folder / MARK).is_file():
+            raise NotAFolder(f"there is no {MARK} in {folder}")
+        with without_writer(folder):
+            files = DiskFiles(folder)
+            report = verify(folder, progress=lambda done, total: progress("checking", done, total))
+            problems = [each for each in report.problems if not _is_known(files, each)]
+            for path in (STATE, CURSORS):
+                problems += [DamageFinding("log_damaged", path, text) for text in read_journal(files, path)[2]]
+    except OSError as error:
+        raise translated(error, f"reading {folder}") from None
     if problems:
         first = problems[0]
         says = f"{folder} is damaged: {first.code}: {first.where}: {first.detail}"
@@ -347,7 +351,7 @@ class _Target:
     mark: MovedMark
 
     def __init__(self, config: ZoneConfig, clock: Clock) -> None:
-        self.config, self.clock, self._artifact_clock = config, clock, SettableClock(clock)
+        self.config, self.clock = config, SettableClock(clock)
         self.stack = AsyncExitStack()
 
     @property
@@ -380,22 +384,22 @@ class _Target:
 
     async def _open_artifacts(self, storage: Storage | None) -> ArtifactStore:
         if storage is not None:
-            return await open_artifacts(self.config, storage, self._artifact_clock)
+            return await open_artifacts(self.config, storage, self.clock)
         table = self.config.artifacts
         return await ArtifactFolder.open(
             self.config.artifacts_folder,
-            clock=self._artifact_clock,
+            clock=self.clock,
             max_artifact_bytes=table.max_artifact_bytes,
             capacity_bytes=table.capacity_bytes,
         )
 
     async def link(self, name: StoredArtifact) -> StoredArtifact:
         """Give a name to content, with the time that it had."""
-        self._artifact_clock.at_unix_ms = name.created_unix_ms
+        self.clock.at_unix_ms = name.created_unix_ms
         try:
             return await self.artifacts.link(name.bucket, name.key, name.digest, media_type=name.media_type)
         finally:
-            self._artifact_clock.at_unix_ms = None
+            self.clock.at_unix_ms = None
 
 
 class _StorageTarget(_Target):
@@ -484,8 +488,11 @@ class _LogTarget(_Target):
         if not staging.is_dir():
             if held := _held(folder):
                 raise StorageNotEmpty(f"{folder} is not empty: {', '.join(held)} is there")
-            staging.mkdir(mode=0o700)
-            DiskFiles(folder).sync_folder("")
+            try:
+                staging.mkdir(mode=0o700)
+                DiskFiles(folder).sync_folder("")
+            except OSError as error:
+                raise translated(error, f"making {staging}") from None
         if (staging / _COMPLETE).exists():
             await asyncio.to_thread(self._move)
             self._open_state(folder)
@@ -592,6 +599,7 @@ async def migrate(source: ZoneConfig, target: ZoneConfig, clock: Clock, progress
     check_pair(source, target)
     kind = _LogTarget if target.storage.backend == "log" else _StorageTarget
     async with _opened_source(source, clock, progress) as old:
+        places = await old.places()
         new = kind(target, clock)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(new.stack.aclose)
@@ -603,7 +611,7 @@ async def migrate(source: ZoneConfig, target: ZoneConfig, clock: Clock, progress
                 if moved is None or moved.token != new.mark.token:
                     raise StorageNotEmpty("the new storage holds a zone that was moved to it before")
                 return Migration(was_done=True)
-            return await _Move(old, new, clock, progress).run()
+            return await _Move(old, new, clock, progress).run(places)
 
 
 class _Move:
@@ -614,10 +622,9 @@ class _Move:
         self._result = Migration()
         self._named: set[str] = set()
 
-    async def run(self) -> Migration:
+    async def run(self, places: Sequence[HistoryPlace]) -> Migration:
         """Bring everything, hold it against the old storage, and let the new one take over."""
         source, target = self._source, self._target
-        places = await source.places()
         await self._copy(places)
         await target.takes.keep_consumers(source.consumers())
         self._result.consumers = len(source.consumers())

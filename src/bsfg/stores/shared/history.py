@@ -134,15 +134,16 @@ class HistoryPlace:
             for frame in frames:
                 if frame.base > at:
                     self._check_recorded(at, frame.base - 1, lost, head, "no frame holds them")
-                elif frame.base != at or (chain and frame.chain_before != chain):
-                    raise self._damaged(frame.base, frame.end - 1, "they do not follow what is before them")
-                at = frame.end
+                    chain = b""
                 try:
                     entries = entries_in(frame, found.log_id, self.kind)
                 except Damaged as damage:
                     self._check_recorded(frame.base, frame.end - 1, lost, head, str(damage))
-                    chain = b""
+                    at, chain = frame.end, b""
                     continue
+                if frame.base < at or (chain and frame.chain_before != chain):
+                    raise self._damaged(frame.base, frame.end - 1, "they do not follow what is before them")
+                at = frame.end
                 if len(wrong := digest_mismatches(entries.facts)):
                     bad = frame.base + int(wrong[0])
                     raise self._damaged(bad, bad, "the digest is not that of the fact")
