@@ -146,6 +146,7 @@ class Node:
         self._stack.push_async_callback(storage.close)
         state = self._open_state(storage)
         self._stack.callback(state.close)
+        state.check_settled()
         trail_problems = self._open_trail(reserve_of(storage, config.data_folder, self.clock))
         self.alerts = AlertBoard(config.zone.name, config.alerts, metrics, self.clock, _note)
         self._stack.push_async_callback(self.alerts.close)

@@ -186,7 +186,9 @@ class _LogCheck:
                 self._problem("log_damaged", segment.where(hole.position), hole.why, hole.first, hole.last)
             if scan.torn:
                 self._note("torn_tail", segment.path, scan.torn)
-            if chain and segment.header.chain_before != chain and segment.header.chain_before:
+            # Behind entries that are on record as lost the chain goes on from what they were.
+            follows = bool(chain) and segment.base <= expected
+            if follows and segment.header.chain_before != chain and segment.header.chain_before:
                 self._problem("chain_broken", segment.path, "the chain does not continue from the segment before")
             if segment.base > expected and not self._explained(notes, expected, segment.base - 1):
                 self._problem("log_damaged", segment.path, "entries are missing before", expected, segment.base - 1)
