@@ -299,6 +299,24 @@ async def test_a_line_that_drops_again_at_once_is_no_end(
 
 
 @coroutine
+async def test_a_client_that_closes_without_a_word_is_replaced(settings: JetStreamSettings) -> None:
+    """A client whose last bytes do not reach a dying server tells nobody that it is closed; the next call sees it."""
+    storage = await opened(settings)
+    store, client = await storage.store(STREAM), storage.server._client
+    assert client is not None
+    await store.append(batch(2))
+
+    async def closed() -> None:
+        client._status = Client.CLOSED
+        client._transport.close()  # type: ignore[union-attr]
+
+    storage.server.wait(closed())
+    assert (await store.append(batch(2, first=2))).offsets.tolist() == [2, 3]
+    assert storage.server._client is not client
+    await storage.close()
+
+
+@coroutine
 async def test_a_refusal_settles_no_doubt(settings: JetStreamSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer to a write is lost, the second attempt is refused: the first one may be there, and is."""
     storage = await opened(settings)

@@ -194,8 +194,8 @@ class JetStreamServer:
                 self._forbidden(self._last_error)
 
         async def ended() -> None:
-            if not lost.is_set():
-                lost.set()
+            lost.set()
+            if self._client is client:
                 self._lost()
 
         client = Client()
@@ -380,6 +380,9 @@ class JetStreamServer:
                 raise refusal.translated(doing) if isinstance(refusal, ApiRefusal) else refusal from None
 
     def _connected(self) -> Client:
+        if self._client is not None and self._client.is_closed:
+            # One whose last bytes could not be sent closes without a word.
+            self._lost()
         if self._client is None:
             raise Away(self._last_error or "no server can be reached")
         return self._client
@@ -426,23 +429,22 @@ class JetStreamServer:
         return _stored_as(answer)
 
     def publish_once(self, subject: str, data: bytes, headers: dict[str, str]) -> int | None:
-        """Store a message from a writer's thread, by one step of the loop: tasks take as long as half a sync.
+        """Store a message from a writer's thread, by one step of the loop; raises `Away` only when it was not sent.
 
-        Gives its sequence number when it is durable, None when nobody knows what became of it; raises `Away` when it
-        was not sent, and else as `publish` does.
+        Gives its sequence number when it is durable, None when nobody knows what became of it.
         """
-        future: Future[list[Msg]] = Future()
-        token, waiting, begun = str(next(self._tokens)), _Answer(subject, future), time.perf_counter()
+        token, future, begun = str(next(self._tokens)), Future[list[Msg]](), time.perf_counter()
 
         def send() -> None:
             if not future.set_running_or_notify_cancel():
                 return  # nobody waits for it any more
-            transport = self._client._transport if self._client is not None else None
-            if transport is None:
-                waiting.fail(Away())
+            try:
+                transport: Any = self._connected()._transport
+            except Away as away:
+                future.set_exception(away)
                 return
-            self._waiting[token] = waiting
-            # Not by way of the client's own task, which would send it a turn of the loop later.
+            self._waiting[token] = _Answer(subject, future)
+            # The client's own task would send it a turn of the loop later.
             transport.write(written(subject, f"{self._inbox}.{token}", data, headers))
 
         with self._submitting:
@@ -517,10 +519,10 @@ class JetStreamServer:
             hint = "Turn JetStream on in the server's configuration, and for the node's account."
             raise StorageUnreadable(f"the server has no JetStream for the node: {error}", hint=hint) from None
         if unsafe:
-            await asyncio.to_thread(self._check_synced)
+            await asyncio.to_thread(self._check_synced, client._server_info.get("server_id"))
         return f"nats-server {version}"
 
-    def _check_synced(self) -> None:
+    def _check_synced(self, server_id: str | None) -> None:
         url = self.settings.monitor_url
         if url is None:
             raise StorageUnsafe("whether the server syncs what it acknowledges is not known", hint=_UNKNOWN)
@@ -530,7 +532,7 @@ class JetStreamServer:
             always = bool(said["jetstream"]["config"].get("sync_always"))
         except (URLError, OSError, ValueError, KeyError, TypeError) as error:
             raise StorageUnsafe(f"{url} does not say how the server syncs: {error}", hint=_UNKNOWN) from None
-        if said.get("server_id") != self._connected()._server_info.get("server_id"):
+        if said.get("server_id") != server_id:
             raise StorageUnsafe(f"{url} is the monitor of another server", hint=_UNKNOWN)
         if not always:
             raise StorageUnsafe("sync_interval of the server is not always", hint=_UNSYNCED)
