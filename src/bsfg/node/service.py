@@ -136,7 +136,8 @@ class NodeService:
             keys = settings.signing
             if keys.concern(from_zones):
                 await self._verify(keys, sealed, stream)
-            sealed = await self._objects.require(sealed)
+            if sealed.names_artifacts:
+                sealed = await self._objects.require(sealed)
             # The first append opens the buffer; it must not be in the commit, where a later frame could pass by.
             store = await self._parts.store(stream)
         except BsfgError as error:
