@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,8 @@ from bsfg.wire.service import (
     ConsumerView,
     FrontierView,
     GateView,
+    KeptLease,
+    LeasesView,
     LeaseView,
     LinkReport,
     QuarantinedView,
@@ -270,11 +273,14 @@ class Administration:
         """Take the lease of a link."""
         row = self._check_link(caller, link)
         lease = await self._parts.links.acquire_in_line(link, holder or row.name, ttl_ms, wait_seconds, urgent=urgent)
-        if self._lease_holders.get(link) != lease.holder:
-            # The parts of one holder take turns every few seconds, which is no news.
-            self._lease_holders[link] = lease.holder
-            log.info("lease_granted", link=link, holder=lease.holder, by=row.name)
+        self._granted(lease, row)
         return lease
+
+    def _granted(self, lease: LeaseView, row: Identity) -> None:
+        """Say who has a lease now; the parts of one holder take turns every few seconds, which is no news."""
+        if self._lease_holders.get(lease.link) != lease.holder:
+            self._lease_holders[lease.link] = lease.holder
+            log.info("lease_granted", link=lease.link, holder=lease.holder, by=row.name)
 
     async def renew_lease(
         self, caller: Caller, link: str, token: str, ttl_ms: int, wait_seconds: float = 0.0, seen: int = 0
@@ -301,6 +307,49 @@ class Administration:
             if report.lag_seconds is not None:
                 metrics.lagged(report.link, report.stream, report.lag_seconds)
         return view
+
+    async def acquire_leases(
+        self, caller: Caller, links: Sequence[str], holder: str, ttl_ms: int, wait_seconds: float, plan: int
+    ) -> LeasesView:
+        """Take the leases of many links, as many as there are to be had; wait until there is one."""
+        row = self._check(caller, Action.REPORT)
+        allowed, refused = self._allowed_links(caller, links)
+        found = await self._parts.links.acquire_many(allowed, holder or row.name, ttl_ms, wait_seconds, plan)
+        for lease in found.leases.values():
+            self._granted(lease, row)
+        return replace(found, refused={**refused, **found.refused})
+
+    async def renew_leases(
+        self, caller: Caller, leases: Sequence[KeptLease], holder: str, ttl_ms: int, wait_seconds: float, plan: int
+    ) -> LeasesView:
+        """Keep many leases; answer early when there is something new about one of them."""
+        row = self._check(caller, Action.REPORT)
+        allowed, refused = self._allowed_links(caller, [each.link for each in leases])
+        kept = [each for each in leases if each.link in allowed]
+        found = await self._parts.links.keep_many(kept, holder or row.name, ttl_ms, wait_seconds, plan)
+        return replace(found, refused={**refused, **found.refused})
+
+    def _allowed_links(self, caller: Caller, links: Sequence[str]) -> tuple[list[str], dict[str, BsfgError]]:
+        """Part the links that a pipeline may move from those that it may not."""
+        allowed, refused = [], dict[str, BsfgError]()
+        for link in links:
+            try:
+                self._check_link(caller, link)
+            except BsfgError as error:
+                refused[link] = error
+            else:
+                allowed.append(link)
+        return allowed, refused
+
+    async def report_links(self, caller: Caller, reports: Sequence[LinkReport]) -> list[GateView | BsfgError]:
+        """Take reports about many links; each is taken or refused by itself."""
+        answers: list[GateView | BsfgError] = []
+        for report in reports:
+            try:
+                answers.append(await self.report_link(caller, report))
+            except BsfgError as error:
+                answers.append(error)
+        return answers
 
     async def recall_peer(self, caller: Caller, link: str, stream: str) -> PeerPosition:
         """Give what is remembered of the sender of a link."""

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from bsfg.artifacts import DEFAULT_MEDIA_TYPE
 from bsfg.batch import FactBatch
+from bsfg.errors import BsfgError
 from bsfg.fact import Entry, Key
 from bsfg.gate import Event, Gate
 from bsfg.journey.link import AppendOutcome, Fetched, FetchRequest, PeerPosition, Refusal, Release, Room
@@ -259,6 +260,25 @@ class LeaseView:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptLease:
+    """A lease that is to be kept: how much it was wanted, and what its gate was, when its holder last looked."""
+
+    link: str
+    token: str
+    seen: int = 0
+    mode: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LeasesView:
+    """What became of the leases of many links, and the newest plan that was heard of from the same holder."""
+
+    leases: Mapping[str, LeaseView]
+    refused: Mapping[str, BsfgError]
+    plan: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class LinkReport:
     """How one stream of a link is doing, as the pipeline that moves it tells."""
 
@@ -372,6 +392,22 @@ class AdminService(Protocol):
 
     async def report_link(self, caller: Caller, report: LinkReport) -> GateView:
         """Take a report and give the link's gate."""
+        ...
+
+    async def acquire_leases(
+        self, caller: Caller, links: Sequence[str], holder: str, ttl_ms: int, wait_seconds: float, plan: int
+    ) -> LeasesView:
+        """Take the leases of many links, as many as there are to be had; wait until there is one."""
+        ...
+
+    async def renew_leases(
+        self, caller: Caller, leases: Sequence[KeptLease], holder: str, ttl_ms: int, wait_seconds: float, plan: int
+    ) -> LeasesView:
+        """Keep many leases; answer early when there is something new about one of them."""
+        ...
+
+    async def report_links(self, caller: Caller, reports: Sequence[LinkReport]) -> list[GateView | BsfgError]:
+        """Take reports about many links; each is taken or refused by itself."""
         ...
 
     async def recall_peer(self, caller: Caller, link: str, stream: str) -> PeerPosition:
