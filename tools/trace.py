@@ -226,7 +226,7 @@ def _run_task(config: Path, ready: Path) -> None:
     from bsfg.config import load
     from bsfg.sdk.endpoint import Endpoint
     from bsfg.spark.calls import NodeAccess
-    from bsfg.spark.replicate.plan import plan_of
+    from bsfg.spark.replicate.plan import plan_of, spread
     from bsfg.spark.replicate.shift import take_shift
 
     stops: list[int] = []  # an event has a lock, on which a signal that interrupts another would wait for ever
@@ -235,7 +235,8 @@ def _run_task(config: Path, ready: Path) -> None:
     own = NodeAccess(way.address, str(way.ca), str(way.certificate), str(way.key), way.server_name)
     plan = plan_of(load(config), LINK, own, "trace")
     ready.write_text("{}", encoding="utf-8")
-    take_shift(plan, lambda: bool(stops))
+    [bundle] = spread([plan], 1, own, plan.holder).bundles
+    take_shift(bundle, lambda: bool(stops))
 
 
 # The zones.

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from bsfg.errors import InvalidArgument
+from bsfg.errors import BsfgError, InvalidArgument
 from bsfg.gate import Event
 from bsfg.node.administration import Administration
 from bsfg.ports import Buffer, ConsumerSpec, StartAt
@@ -31,11 +31,14 @@ from bsfg.wire.service import (
     ConsumerView,
     FrontierView,
     GateView,
+    KeptLease,
+    LeasesView,
     LinkReport,
     QuarantinedView,
 )
+from bsfg.wire.status import error_message
 
-LEASE_WAIT_SECONDS_MAX = 10.0
+LEASE_WAIT_SECONDS_MAX, LEASES_WAIT_SECONDS_MAX = 10.0, 3.0
 
 
 class AdminServicer:
@@ -140,6 +143,30 @@ class AdminServicer:
         gate = (await self._service.report_link(caller, link_report(request))).gate
         return pb.ReportLinkResponse(mode=gate.mode, reason=gate.reason)
 
+    async def acquire_leases(self, request: pb.AcquireLeasesRequest, caller: Caller) -> pb.LeasesResponse:
+        """Take the leases of many links."""
+        wait_seconds = min(request.wait_ms / 1000, LEASES_WAIT_SECONDS_MAX)
+        return leases_message(
+            await self._service.acquire_leases(
+                caller, list(request.links), request.holder[:200], request.ttl_ms, wait_seconds, request.plan
+            )
+        )
+
+    async def renew_leases(self, request: pb.RenewLeasesRequest, caller: Caller) -> pb.LeasesResponse:
+        """Keep many leases."""
+        wait_seconds = min(request.wait_ms / 1000, LEASES_WAIT_SECONDS_MAX)
+        kept = [KeptLease(each.link, each.token, each.seen, each.mode) for each in request.leases]
+        return leases_message(
+            await self._service.renew_leases(
+                caller, kept, request.holder[:200], request.ttl_ms, wait_seconds, request.plan
+            )
+        )
+
+    async def report_links(self, request: pb.ReportLinksRequest, caller: Caller) -> pb.ReportLinksResponse:
+        """Take reports about many links."""
+        answers = await self._service.report_links(caller, [link_report(each) for each in request.reports])
+        return pb.ReportLinksResponse(answers=map(report_answer, answers))
+
     async def recall_peer(self, request: pb.RecallPeerRequest, caller: Caller) -> pb.PeerPosition:
         """Give what is remembered of a sender."""
         return position_message(await self._service.recall_peer(caller, request.link, request.stream))
@@ -233,6 +260,20 @@ def gate_message(view: GateView) -> pb.Gate:
         held_by=gate.held_by,
         held_until_unix_ms=gate.held_until_unix_ms,
     )
+
+
+def leases_message(view: LeasesView) -> pb.LeasesResponse:
+    """Write what became of the leases of many links."""
+    leases = [pb.LeaseAnswer(link=link, lease=pb.Lease(**asdict(lease))) for link, lease in view.leases.items()]
+    refused = [pb.LeaseAnswer(link=link, error=error_message(error)) for link, error in view.refused.items()]
+    return pb.LeasesResponse(leases=[*leases, *refused], plan=view.plan)
+
+
+def report_answer(answer: GateView | BsfgError) -> pb.ReportAnswer:
+    """Write what became of one report of many."""
+    if isinstance(answer, BsfgError):
+        return pb.ReportAnswer(error=error_message(answer))
+    return pb.ReportAnswer(gate=pb.ReportLinkResponse(mode=answer.gate.mode, reason=answer.gate.reason))
 
 
 def link_report(found: pb.ReportLinkRequest) -> LinkReport:

@@ -46,13 +46,12 @@ from bsfg.node.backends import (
 from bsfg.node.state import STATE, MovedMark, NodeState
 from bsfg.ports import Buffer, Clock, Storage
 from bsfg.stores.artifacts.folder import ArtifactFolder
-from bsfg.stores.log.cursors import CURSORS
 from bsfg.stores.log.damage import DamageFinding
 from bsfg.stores.log.files import SESSIONS, DiskFiles, translated, write_whole
 from bsfg.stores.log.history import LogZoneImport, exported
 from bsfg.stores.log.journal import read_journal
 from bsfg.stores.log.reader import LogFolder
-from bsfg.stores.log.storage import MARK, STREAMS, LogStorage
+from bsfg.stores.log.storage import CURSORS, MARK, STREAMS, LogStorage
 from bsfg.stores.log.trailfile import FOLDER as TRAIL
 from bsfg.stores.log.trailfile import copy_trail
 from bsfg.stores.log.verify import verify

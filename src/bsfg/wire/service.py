@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from bsfg.artifacts import DEFAULT_MEDIA_TYPE
+from bsfg.errors import BsfgError
 from bsfg.gate import Event, Gate
 from bsfg.journey.link import Refusal, Room
 from bsfg.ports import Buffer, ConsumerState, Gap, GapRecord, GapSet, Quarantined
@@ -123,6 +124,25 @@ class LeaseView:
     ttl_ms: int
     mode: str
     wanted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLease:
+    """A lease that is to be kept: how much it was wanted, and what its gate was, when its holder last looked."""
+
+    link: str
+    token: str
+    seen: int = 0
+    mode: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LeasesView:
+    """What became of the leases of many links, and the newest plan that was heard of from the same holder."""
+
+    leases: Mapping[str, LeaseView]
+    refused: Mapping[str, BsfgError]
+    plan: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,12 @@ class Replay:
         """How many facts it moves."""
         return self.end - self.start
 
+    @property
+    def batches(self) -> int:
+        """How many micro-batches are done."""
+        progress = self.query.lastProgress
+        return 0 if progress is None else int(progress["batchId"]) + 1
+
 
 def start_replay(
     spark: SparkSession, plan: LinkTaskPlan, of: StreamTaskPlan, lease: str, folder: Path

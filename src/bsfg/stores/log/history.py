@@ -19,7 +19,6 @@ from bsfg.gapbook import GapBook
 from bsfg.gaps import GapSet
 from bsfg.ports import Buffer
 from bsfg.stores.log import keysegments
-from bsfg.stores.log.cursors import CURSORS, cursor_record
 from bsfg.stores.log.files import Files, OpenFile, write_whole
 from bsfg.stores.log.frames import FrameRef
 from bsfg.stores.log.identity import LogIdentity, read_identity, write_identity
@@ -28,7 +27,7 @@ from bsfg.stores.log.keysegments import KeySegmentName, KeySegments
 from bsfg.stores.log.notes import Anchor, Notes
 from bsfg.stores.log.quarantine import write_records
 from bsfg.stores.log.segments import SegmentFile, read_segment_header, scan_segment, segment_bases, segment_name
-from bsfg.stores.log.storage import STREAMS, LogStorage, log_folder
+from bsfg.stores.log.storage import CURSORS, STREAMS, LogStorage, cursor_record, log_folder
 from bsfg.stores.log.view import kept_ranges, read_latest, write_latest
 from bsfg.stores.log.writer import FORWARD_SCHEMA, STORE_SCHEMA, LogOptions, LogWriter
 from bsfg.stores.shared.cursors import ConsumerCursor
