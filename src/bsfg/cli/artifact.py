@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 from rich.text import Text
 
-from bsfg.artifacts import key_problem, own_name
+from bsfg.artifacts import DEFAULT_MEDIA_TYPE, key_problem, own_name
 from bsfg.cli.common import Json, argument, flag, option
 from bsfg.cli.connection import Target, connects
 from bsfg.cli.output import console, count_text, examples, print_json, progress_bar, size_text
@@ -67,7 +67,6 @@ def put(
 
     An artifact never changes: other content needs another key. The same content again is fine.
     """
-    from bsfg.artifacts import DEFAULT_MEDIA_TYPE
     from bsfg.wire.service import ObjectInfo
 
     name = None if str(file) == STANDARD else file.name

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from bsfg.cli.common import Json, ListsByDefault, checked_folder, flag, option
+from bsfg.cli.common import Json, ListsByDefault, checked_folder, config_or_data, flag, option, suggestion
 from bsfg.cli.output import CellLines, console, count_text, examples, print_json, size_text, table, time_text
 from bsfg.errors import InvalidArgument
 from bsfg.wording import one_line
@@ -110,14 +110,9 @@ def export(
 def _files(config: Path | None, data: Path | None) -> DiskFiles:
     from bsfg.stores.log.files import DiskFiles
 
-    if data is not None and config is not None:
-        raise InvalidArgument("--config and --data both say which trail to read", hint="Choose one.")
+    path = config_or_data(config, data, "which trail to read")
     if data is not None:
         return DiskFiles(checked_folder(data))
-    path = config or Path("zone.toml")
-    if config is None and not path.is_file():
-        hint = "Give --config zone.toml, or --data with a data folder."
-        raise InvalidArgument("which zone is not said, and there is no zone.toml here", hint=hint)
     from bsfg.config import load
 
     return DiskFiles(checked_folder(load(path).data_folder))
@@ -138,7 +133,6 @@ def _reading(files: DiskFiles) -> Iterator[None]:
 
 
 def _query(since: str | None, until: str | None, identity: str | None, action: str | None) -> TrailQuery:
-    from bsfg.cli.common import suggestion
     from bsfg.trail import ACTIONS, TrailQuery
 
     if action is not None and action not in ACTIONS:

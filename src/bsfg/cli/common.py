@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Coroutine, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, TypeVar
@@ -28,16 +28,22 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 @contextmanager
-def orderly_end() -> Iterator[None]:
-    """Let SIGTERM end a block by an exception, with the exit code that a shell expects."""
+def handled(handler: Any, *numbers: signal.Signals) -> Iterator[None]:
+    """Have signals do something else while a block runs."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may say what a signal does
         return
-    before = signal.signal(signal.SIGTERM, _end)
+    before = [(number, signal.signal(number, handler)) for number in numbers]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, usual in before:
+            signal.signal(number, usual)
+
+
+def orderly_end() -> AbstractContextManager[None]:
+    """Let SIGTERM end a block by an exception, with the exit code that a shell expects."""
+    return handled(_end, signal.SIGTERM)
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
@@ -78,6 +84,17 @@ def checked_folder(path: Path) -> Path:
     near = next((folder for folder in _near(path) if (folder / MARK).is_file()), None)
     hint = f"Did you mean {near}?" if near is not None else None
     raise NotAFolder(f"{path} is empty" if empty else f"there is no {MARK} in {path}", hint=hint)
+
+
+def config_or_data(config: Path | None, data: Path | None, what: str) -> Path:
+    """Give the zone's file that a command means unless it is given a data folder alone; both at once contradict."""
+    if data is not None and config is not None:
+        raise InvalidArgument(f"--config and --data both say {what}", hint="Choose one.")
+    path = config or Path("zone.toml")
+    if data is None and config is None and not path.is_file():
+        hint = "Give --config zone.toml, or --data with a data folder."
+        raise InvalidArgument("which zone is not said, and there is no zone.toml here", hint=hint)
+    return path
 
 
 def _near(path: Path) -> list[Path]:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from bsfg.cli.backup import stages
 from bsfg.cli.common import orderly_end, run
-from bsfg.cli.output import console, count_text, examples, print_json, range_text, size_text, table
+from bsfg.cli.output import console, count_text, examples, print_json, range_text, size_text, stages, table
 from bsfg.wording import counted
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from bsfg.cli.backup import stages
 from bsfg.cli.common import argument, flag, option, orderly_end
-from bsfg.cli.output import console, count_text, examples, print_json, table, time_text
+from bsfg.cli.output import console, count_text, examples, print_json, stages, table, time_text
 from bsfg.wording import counted
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from bsfg.cli.backup import stages
 from bsfg.cli.common import argument, flag, option, orderly_end
-from bsfg.cli.output import console, count_text, examples, print_json, range_text, table
+from bsfg.cli.output import console, count_text, examples, print_json, range_text, stages, table
 from bsfg.wording import counted, one_line
 
 if TYPE_CHECKING:

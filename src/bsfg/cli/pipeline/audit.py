@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +12,7 @@ from rich.text import Text
 from bsfg.cli.common import checked_folder, flag, option
 from bsfg.cli.complete import streams
 from bsfg.cli.connection import DEFAULT_CONFIG, NodeChoice, resolve
-from bsfg.cli.output import console, count_text, examples, print_json, progress_bar, range_text, table
+from bsfg.cli.output import console, count_text, examples, print_json, range_text, stages, table
 from bsfg.cli.pipeline.running import Conf, Master, ends_on_signals, settings_of, spark_session
 from bsfg.errors import InvalidArgument
 from bsfg.ports import Buffer
@@ -23,7 +21,6 @@ from bsfg.wording import counted, one_line
 if TYPE_CHECKING:
     from bsfg.spark.audit import AuditedLink
     from bsfg.spark.audit.case import Wish
-    from bsfg.spark.audit.runner import Progress
     from bsfg.spark.audit.verdict import AuditFinding, StreamVerdict, Verdict
 
 
@@ -183,7 +180,7 @@ def audit(
         plan = plan_folders(Folders(sender, receiver, zone, receiver_zone, buffer), wish)
     else:
         plan = _of_config(config or DEFAULT_CONFIG, link, identity, address, wish)
-    with ends_on_signals(), spark_session("bsfg-audit", master, settings_of(conf)) as spark, _progress() as progress:
+    with ends_on_signals(), spark_session("bsfg-audit", master, settings_of(conf)) as spark, stages() as progress:
         verdict = run(spark, plan, progress=progress)
     if report is not None:
         _write(report, verdict)
@@ -204,20 +201,6 @@ def _of_config(path: Path, link: str | None, identity: str | None, address: str 
     if wish.receiver is None:
         own = resolve(NodeChoice(config=path, identity=identity, address=address), ("pipeline",)).access()
     return plan_link(load(path), link, own, wish)
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    """Show what is being done, on stderr, when somebody is watching."""
-    with progress_bar("") as bar:
-        tasks: dict[str, object] = {}
-
-        def told(title: str, done: int, total: int) -> None:
-            if title not in tasks:
-                tasks[title] = bar.add_task(title, total=total)
-            bar.update(tasks[title], completed=done, total=total)  # type: ignore[arg-type]
-
-        yield told
 
 
 def _check_writable(path: Path) -> None:

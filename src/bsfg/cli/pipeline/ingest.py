@@ -21,6 +21,7 @@ from bsfg.cli.connection import Target, connects, told_once
 from bsfg.cli.output import console, count_text, examples, print_json, progress_bar
 from bsfg.cli.pipeline.running import Conf, Master, ends_on_signals, settings_of, size_of, spark_session
 from bsfg.errors import BsfgError, InvalidArgument
+from bsfg.wording import counted
 
 if TYPE_CHECKING:
     from bsfg.spark.ingest.dryrun import Look
@@ -78,15 +79,15 @@ def _document(job: IngestWork, sources: Sources, stream: str) -> dict[str, Any]:
 def _tell(job: IngestWork, counts: Counts, known: int, first: list[dict[str, Any]]) -> None:
     files = job.open_files()
     if not files:
-        say(f"Nothing new: {count_text(known)} file{_s(known)} known, all ingested before. --again sends them again.")
+        say(f"Nothing new: {counted(known, 'file')} known, all ingested before. --again sends them again.")
         return
     parts = [f"{count_text(counts.inserted)} stored"]
     parts += [f"{count_text(counts.already_exists)} were there already"] if counts.already_exists else []
     parts += [f"{count_text(counts.rejected)} rejected"] if counts.rejected else []
     among = f", {count_text(counts.conflicts)} of them because their id is taken" if counts.conflicts else ""
-    say(f"{count_text(len(files))} file{_s(len(files))}, {count_text(counts.rows)} rows: {', '.join(parts)}{among}.")
+    say(f"{counted(len(files), 'file')}, {count_text(counts.rows)} rows: {', '.join(parts)}{among}.")
     if known > 0:
-        say(f"{count_text(known)} file{_s(known)} were ingested before.")
+        say(f"{counted(known, 'file')} were ingested before.")
     if counts.rejected:
         for reject in first:
             say(f"  {reject_line(reject)}")
@@ -169,10 +170,6 @@ def _rejects(path: Path, start: int) -> Any:
 def _near(path: Path) -> str:
     """Give a path as it is seen from here, when that is shorter."""
     return min(os.path.relpath(path), str(path), key=len)
-
-
-def _s(count: int) -> str:
-    return "" if count == 1 else "s"
 
 
 EXIT_REJECTED = 3

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bsfg.cli.common import flag, option
+from bsfg.cli.common import flag, handled, option
 from bsfg.cli.complete import consumers as known_consumers
 from bsfg.cli.complete import streams
 from bsfg.cli.connection import Target, connects
@@ -153,12 +153,8 @@ def _asked_to_end() -> Iterator[threading.Event]:
             timer.daemon = True
             timer.start()
 
-    before = [(number, signal.signal(number, ask)) for number in (signal.SIGINT, signal.SIGTERM)]
-    try:
+    with handled(ask, signal.SIGINT, signal.SIGTERM):
         yield asked
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
 
 
 FILES = "Files"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import sys
 import time
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from bsfg.cli.common import flag, option
+from bsfg.cli.common import flag, handled, option
 from bsfg.cli.connection import DEFAULT_CONFIG, NodeChoice, resolve
 from bsfg.cli.output import console, count_text, examples, json_line, say, table
 from bsfg.cli.pipeline.running import PANEL, Conf, Stopped, ends_on_signals, settings_of, spark_session
@@ -242,7 +243,8 @@ def replicate(
 
                 replication.run(look)
         finally:
-            with _unhurried():
+            # It finishes although more signals come.
+            with handled(signal.SIG_IGN, signal.SIGTERM, signal.SIGINT):
                 replication.stop()
 
 
@@ -336,19 +338,6 @@ def work_folder(beside: Path) -> Path:
         raise StorageReadOnly(f"{folder} is not this user's alone", hint="Remove it, or name a folder with --work.")
     say(f"{beside} cannot be written; working in {folder}")
     return folder
-
-
-@contextmanager
-def _unhurried() -> Iterator[None]:
-    """Let a block finish although more signals come."""
-    import signal
-
-    before = [(number, signal.signal(number, signal.SIG_IGN)) for number in (signal.SIGTERM, signal.SIGINT)]
-    try:
-        yield
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
 
 
 @contextmanager

@@ -6,13 +6,13 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from tempfile import mkstemp
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
-from bsfg.cli.common import option
+from bsfg.cli.common import handled, option
 from bsfg.cli.output import console
 from bsfg.errors import InvalidArgument, SparkFailed
 
@@ -103,15 +103,10 @@ class Stopped(KeyboardInterrupt):
     """Somebody asked the command to end, by Ctrl-C or SIGTERM."""
 
 
-@contextmanager
-def ends_on_signals() -> Iterator[None]:
+def ends_on_signals() -> AbstractContextManager[None]:
     """Have SIGTERM end a block as Ctrl-C does, so that what it began is cleaned up."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise Stopped
 
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    return handled(end, signal.SIGTERM)
