@@ -194,9 +194,10 @@ class Pipeline:
         capacity_bytes = parse(machine.config).streams[STREAM].forward_capacity_bytes
         peer: Any = SimulatedClient(machine.network, machine.name, machine.others[self.peer])
         own: Any = SimpleNamespace(
+            put_lane=lambda link, stream, log_id, *, lease: SimulatedPuts(admin, link, stream, log_id, lease),
             put_stream=lambda link, stream, log_id, *, lease, window_frames: SimulatedPuts(
                 admin, link, stream, log_id, lease
-            )
+            ),
         )
         desk = RemoteReporter(task.reports, link.name, lease.token, lease.mode)
         stream = StreamTaskPlan(STREAM, consumer_name(machine.name, STREAM, link.buffer), capacity_bytes)

@@ -1,5 +1,6 @@
 """How links are spread over bundles, and how many bundles and replays fit the slots that there are."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,8 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bsfg.errors import InvalidArgument
+from bsfg.gate import Mode
 from bsfg.spark.calls import NodeAccess
-from bsfg.spark.replicate.driver import Layout, default_bundles, local_master, slots_for, slots_of
+from bsfg.spark.replicate.driver import (
+    Layout,
+    LinkState,
+    MovingEngine,
+    Replication,
+    default_bundles,
+    local_master,
+    slots_for,
+    slots_of,
+)
 from bsfg.spark.replicate.plan import LinkTaskPlan, RunPlan, spread
 
 OWN = NodeAccess("127.0.0.1:1")
@@ -71,3 +82,67 @@ def test_local_masters_say_how_many_tasks_they_run(master: str, slots: int) -> N
     """Nobody needs to be asked."""
     spark: Any = None
     assert slots_of(spark, master, 1) == slots
+
+
+def replication(folder: Path, links: list[str], layout: Layout, monkeypatch: pytest.MonkeyPatch) -> Replication:
+    """Give a run without Spark and without a node."""
+    spark: Any = None
+    plans: Any = [task_plan(name) for name in links]
+    monkeypatch.setattr(Replication, "_tell_tasks", lambda self, plan: None)
+    return Replication(spark, OWN, plans, folder, 100, layout)
+
+
+def task_plan(name: str, setting: int = 0) -> Any:
+    """Give as much of a link's plan as a run looks at."""
+    return SimpleNamespace(name=name, holder="us", setting=setting, streams=(), link=SimpleNamespace(rate_limit=0))
+
+
+def test_a_run_goes_on_with_other_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is added, changed and removed is said; what stays keeps its state, and tasks find the plan by its number."""
+    run = replication(tmp_path, ["one", "two", "three"], Layout(2), monkeypatch)
+    before = {link.plan.name: link for link in run.links}
+    before["one"].replays = 7
+    plans = [task_plan("one"), task_plan("two", 1), task_plan("four")]
+    assert run.replan(plans) == ["three: no longer moved", "two: changed", "four: new"]
+    assert [link.plan.name for link in run.links] == ["one", "two", "four"]
+    assert run.links[0].replays == 7
+    assert before["three"].is_removed
+    assert run.links[1].plan is plans[1]
+    plan = RunPlan.read(tmp_path / "plan")
+    assert (plan.number, set(plan.places)) == (2, {"one", "two", "four"})
+    assert run.replan(plans) == []
+    assert RunPlan.read(tmp_path / "plan").number == 2
+    assert (tmp_path / "plan").stat().st_mode & 0o077 == 0, "it may hold keys"
+
+
+def test_backlogs_take_turns_at_the_places_for_replays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more are replayed than there are places, those first that were replayed the longest ago."""
+    run = replication(tmp_path, ["a", "b", "c", "d"], Layout(1, 2), monkeypatch)
+    begun: list[str] = []
+
+    class Begun:
+        """A thread that is never there."""
+
+        def __init__(self, *, target: object, args: tuple[LinkState], daemon: bool) -> None:
+            begun.append(args[0].plan.name)
+
+        def start(self) -> None:
+            """Do nothing."""
+
+    monkeypatch.setattr("bsfg.spark.replicate.driver.threading.Thread", Begun)
+    reports = [{"stream": "s", "holder": "us", "backlog": 500}]
+    for number, link in enumerate(run.links):
+        link.look({"mode": str(Mode.RECONCILIATION), "reason": "", "lease": "us", "reports": reports}, 0.0)
+        link.replayed_at = float(-number)
+    run._replay_some()
+    assert begun == ["d", "c"]
+    assert run._replays_wait, "others wait for a place"
+    run._replay_some()
+    assert begun == ["d", "c"], "there are two places"
+    run.links[3].engine, run.links[3].replayed_at = MovingEngine.LIVE, 1.0
+    run._replay_some()
+    assert begun == ["d", "c", "b"]
+    run.links[2].engine, run.links[2].replayed_at = MovingEngine.LIVE, 2.0
+    run._replay_some()
+    run._replay_some()
+    assert begun == ["d", "c", "b", "a"]

@@ -505,7 +505,7 @@ async def test_a_peer_whose_acks_lie(sites: Sites) -> None:
     future = await stream.send(facts(5))
     await future
     waiting: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-    frames._waiting.append((77, waiting, b""))  # type: ignore[arg-type]
+    frames._waiting[77] = waiting, b""  # type: ignore[assignment]
     with pytest.raises(FrameInvalid):
         frames._take(pb.AppendAck(sequence=78))
     frames._take(pb.AppendAck(sequence=77, count=9))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ from bsfg.wire.convert import (
 )
 from bsfg.wire.frames import (
     CHUNK_BYTES,
+    Laned,
     Pipelined,
     ack_message,
     check_hashers,
@@ -47,6 +49,11 @@ FACTS_DEFAULT = 100
 FETCH_BYTES_DEFAULT = 1 << 20
 FRAMES_FACTS_DEFAULT = 10_000
 FRAMES_BYTES_DEFAULT = 8 << 20
+LANES = 8
+"""How many times as many frames as in one lane may be under way in a call with many."""
+
+BROKEN_LANES_MAX = 10_000
+"""How many lanes a call remembers to refuse; who has as many under way breaks his own order alone."""
 
 
 Frames = AsyncIterator[pb.FetchFrame | bytes]
@@ -221,21 +228,42 @@ class BoundaryServicer:
 
         async def begin(frame: pb.PutFrame) -> Awaitable[pb.PutAck]:
             nonlocal broken
-            try:
-                if broken:
-                    raise NotReady("a frame before this one was not taken", hint="Send both again in a new call.")
-                # The batch stays as it is until the node has looked whose it is; the rest takes time by its bytes.
-                beside = frame.ByteSize() - len(frame.entries)
-                outcome = await self._service.put(caller, await by_size(beside, put_call, frame))
-            except BsfgError as error:
-                broken = True
-                requests.pause(self._calls.admission.delay_seconds(str(caller), error))
-                ack = pb.PutAck(sequence=frame.sequence, through=max(-1, frame.first - 1), error=error_message(error))
-                return given(ack)
-            broken = outcome.through != frame.last
-            return given(put_ack(frame.sequence, outcome))
+            ack, is_taken, delay_seconds = await self._put(caller, frame, refused=broken)
+            broken = not is_taken
+            requests.pause(delay_seconds)
+            return given(ack)
 
         return Pipelined(begin, window_frames=self._limits.window_frames).answers(requests)
+
+    def put_lanes(self, requests: IncomingRequests, caller: Caller) -> AsyncIterator[pb.PutAck]:
+        """Put what many links brought, each lane by itself: what is wrong with one link delays no other."""
+        broken: OrderedDict[int, None] = OrderedDict()
+
+        async def put(frame: pb.PutFrame) -> pb.PutAck:
+            ack, is_taken, delay_seconds = await self._put(caller, frame, refused=frame.lane in broken)
+            if not is_taken:
+                broken[frame.lane] = None
+                if len(broken) > BROKEN_LANES_MAX:
+                    broken.popitem(last=False)
+                await asyncio.sleep(delay_seconds)
+            return ack
+
+        window_frames = LANES * self._limits.window_frames
+        return Laned(put, lambda frame: frame.lane, window_frames=window_frames).answers(requests)
+
+    async def _put(self, caller: Caller, frame: pb.PutFrame, *, refused: bool) -> tuple[pb.PutAck, bool, float]:
+        """Put one frame, or refuse it; give its ack, whether it was taken whole, and how long its sender is to wait."""
+        try:
+            if refused:
+                raise NotReady("a frame before this one was not taken", hint="Send both again in a new call.")
+            # The batch stays as it is until the node has looked whose it is; the rest takes time by its bytes.
+            beside = frame.ByteSize() - len(frame.entries)
+            outcome = await self._service.put(caller, await by_size(beside, put_call, frame))
+        except BsfgError as error:
+            delay_seconds = self._calls.admission.delay_seconds(str(caller), error)
+            ack = pb.PutAck(sequence=frame.sequence, through=max(-1, frame.first - 1), error=error_message(error))
+            return ack, False, delay_seconds
+        return put_ack(frame.sequence, outcome), outcome.through == frame.last, 0.0
 
     async def put_object(self, requests: IncomingRequests, caller: Caller) -> pb.PutObjectResponse:
         """Take an upload; a caller that falls silent in the middle gets `timed_out`, and nothing is stored."""

@@ -118,6 +118,7 @@ _TABLE = (
         fields=150_000,
     ),
     _boundary("PutFacts", "put", message_bytes=None, cost=Cost.STREAM, most=_GAPS, fields=70_000),
+    _boundary("PutLanes", "put", message_bytes=None, cost=Cost.STREAM, most=_GAPS, fields=70_000),
     _boundary("PutObject", "upload", message_bytes=CHUNK_BYTES_MAX, cost=Cost.STREAM),
     _boundary("GetObject", "download", cost=Cost.STREAM),
     _admin("Status", "view", Cost.BYTES),

@@ -83,7 +83,10 @@ def _locked(folder: Path) -> IO[bytes] | None:
 
 
 PAIR = ("a", "b")
-LOOK_SECONDS = 0.25
+LOOK_SECONDS, LOOK_SECONDS_MOST = 0.25, 2.0
+LOOK_PART = 40
+"""How many times as long as a look at the node takes there is none: with hundreds of links it tells of each of them."""
+
 ASK_SECONDS = 5.0
 """How long a sender may take to say where its buffers end, before it counts as away."""
 
@@ -307,12 +310,14 @@ class Replication:
     def run(self, look: Callable[[Replication], bool]) -> None:
         """Work until ``look``, which is called several times a second, gives False."""
         while not self._stopping.is_set():
+            began = time.monotonic()
             self._observe()
+            took = time.monotonic() - began
             self._mend()
             self._replay_some()
             if not look(self):
                 return
-            time.sleep(LOOK_SECONDS)
+            time.sleep(min(LOOK_SECONDS_MOST, max(LOOK_SECONDS, LOOK_PART * took)))
 
     def stop(self) -> None:
         """Stop everything: what is under way is finished or left to the next run, and no lease is kept."""

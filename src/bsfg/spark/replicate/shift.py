@@ -26,12 +26,14 @@ from bsfg.errors import BsfgError
 from bsfg.journey.handoff import Handoff
 from bsfg.spark.calls import calls
 from bsfg.spark.daemon import DAEMON_PID
-from bsfg.spark.replicate.carrying import TaskPull
+from bsfg.spark.replicate.carrying import CONFIRM_EVERY_SECONDS, TaskPull
 from bsfg.spark.replicate.group import AWAY_SECONDS, GroupCalls, LeaseGroup, RemoteReporter, ReportLine, TurnTally
 from bsfg.spark.replicate.plan import BundlePlan, LinkTaskPlan, RunPlan
 
 if TYPE_CHECKING:
     from bsfg.wire.adminclient import AdminClient
+    from bsfg.wire.client import BoundaryClient
+    from bsfg.wire.reach import ConnectionDiagnosis
     from bsfg.wire.service import LeaseView
 
 
@@ -46,6 +48,7 @@ PASS_PACE_SECONDS = 0.02
 PASS_SECONDS = 3.0
 """How long a shift that is over waits for somebody to pass a link on to; the other task may just be starting."""
 
+CONFIRM_SECONDS_MOST = 1.0
 SETTLE_SECONDS = 2.0
 
 
@@ -78,10 +81,16 @@ def take_shift(bundle: BundlePlan, gone: Callable[[], bool] | None = None) -> li
 
 async def _take_shift(bundle: BundlePlan, gone: Callable[[], bool]) -> list[ShiftReceipt]:
     from bsfg.wire.adminclient import AdminClient
+    from bsfg.wire.client import BoundaryClient
 
-    shift = BundleShift(bundle, AdminClient(calls().connection(bundle.own)), gone, _move)
+    own = BoundaryClient(calls().connection(bundle.own))
+    mover = LinkMover(own, len(bundle.links))
+    shift = BundleShift(bundle, AdminClient(own.connection), gone, mover.move, mover.prepare)
     since = time.monotonic()
-    await shift.run()
+    try:
+        await shift.run()
+    finally:
+        mover.close()
     seconds = time.monotonic() - since
     return [
         ShiftReceipt(link, stream, done.inserted, done.repeated, done.refused, done.backlog, seconds)
@@ -92,9 +101,16 @@ async def _take_shift(bundle: BundlePlan, gone: Callable[[], bool]) -> list[Shif
 class BundleShift:
     """The shift of one task: its links, each in a loop of its own, and when they are passed on."""
 
-    def __init__(self, bundle: BundlePlan, admin: AdminClient, gone: Callable[[], bool], move: Move) -> None:
+    def __init__(
+        self,
+        bundle: BundlePlan,
+        admin: AdminClient,
+        gone: Callable[[], bool],
+        move: Move,
+        prepare: Prepare | None = None,
+    ) -> None:
         self.admin, self.gone = admin, gone
-        self._bundle, self._move = bundle, move
+        self._bundle, self._move, self._prepare = bundle, move, prepare
         group = GroupCalls(admin, bundle.holder, bundle.number)
         self.leases, self.reports = LeaseGroup(group, self), ReportLine(group)
         self._began = time.monotonic()
@@ -147,6 +163,7 @@ class BundleShift:
 
     async def _carry(self, plan: LinkTaskPlan) -> None:
         """Move one link whenever its lease can be had, until the shift is over; nothing of it is raised."""
+        preparing = asyncio.create_task(self._prepared(plan))
         while not self.is_over:
             try:
                 lease = await self.leases.leased(plan.name)
@@ -157,6 +174,15 @@ class BundleShift:
                 # What nobody expected of one link is no reason to stop the others.
                 _note("link_failed", exc_info=error)
                 await asyncio.sleep(AWAY_SECONDS)
+        preparing.cancel()
+        await asyncio.wait({preparing})
+
+    async def _prepared(self, plan: LinkTaskPlan) -> None:
+        """Find the way to a sender while another has its link: no fact is to wait for a handshake later."""
+        if self._prepare is not None:
+            await asyncio.sleep(self._places[plan.name] * PASS_PACE_SECONDS)
+            with suppress(BsfgError):
+                await self._prepare(plan)
 
     def _count(self, link: str, totals: dict[str, TurnTally]) -> None:
         for stream, tally in totals.items():
@@ -166,43 +192,75 @@ class BundleShift:
 Move = Callable[[BundleShift, LinkTaskPlan, "LeaseView"], Awaitable[RemoteReporter]]
 """Moves one link for as long as its lease is kept."""
 
+Prepare = Callable[[LinkTaskPlan], Awaitable[None]]
+"""Does for one link what can be done before there is a lease."""
 
-async def _move(shift: BundleShift, plan: LinkTaskPlan, lease: LeaseView) -> RemoteReporter:
-    from bsfg.wire.client import BoundaryClient
-    from bsfg.wire.reach import ConnectionDiagnosis
 
-    admin = shift.admin
-    own = BoundaryClient(calls().connection(plan.own))
-    connection = calls().connection(plan.peer)
-    connection.request_timeout_seconds = plan.link.request_timeout_seconds
-    peer = BoundaryClient(connection)
-    desk = RemoteReporter(shift.reports, plan.name, lease.token, lease.mode)
-    pulls = [TaskPull(plan, each, peer, own, admin, lease.token, desk.came) for each in plan.streams]
-    watched = plan.peer.watched
-    watched = watched if hasattr(watched, "files") else None
-    reach = ConnectionDiagnosis(
-        plan.link.expected_server,
-        watched,
-        connection,
-        by_alternative_name=plan.by_alternative_name,
-        vouch=plan.vouch(watched),
-    )
-    handoff = Handoff(plan.link, desk, pulls, note=_note, way=reach)
-    await handoff.start()
-    try:
-        await shift.leases.keep(lease, desk)
-        await _settle(pulls)
-    finally:
-        await handoff.stop()
-        reach.close()
-        peer.hang_up()
-        with suppress(BsfgError):
-            await asyncio.gather(*(pull.close() for pull in pulls))
-        with suppress(BsfgError):
-            await shift.reports.remove(desk)
-        with suppress(BsfgError):
-            await admin.release_lease(plan.name, lease.token)
-    return desk
+class LinkMover:
+    """Moves links between their senders and this zone's node, all over one connection to that."""
+
+    def __init__(self, own: BoundaryClient, links: int) -> None:
+        self._own = own
+        self._ways: dict[str, ConnectionDiagnosis] = {}
+        self._confirm_every_seconds = confirm_every_seconds(links)
+
+    async def prepare(self, plan: LinkTaskPlan) -> None:
+        """Look at the sender's certificate, and connect."""
+        await self._way(plan).ready()
+        await calls().connection(plan.peer).check_health()
+
+    async def move(self, shift: BundleShift, plan: LinkTaskPlan, lease: LeaseView) -> RemoteReporter:
+        """Move one link for as long as its lease is kept."""
+        from bsfg.wire.client import BoundaryClient
+
+        admin, way, pace = shift.admin, self._way(plan), self._confirm_every_seconds
+        peer = BoundaryClient(calls().connection(plan.peer))
+        desk = RemoteReporter(shift.reports, plan.name, lease.token, lease.mode)
+        pulls = [TaskPull(plan, each, peer, self._own, admin, lease.token, desk.came, pace) for each in plan.streams]
+        handoff = Handoff(plan.link, desk, pulls, note=_note, way=way)
+        await handoff.start()
+        try:
+            await shift.leases.keep(lease, desk)
+            await _settle(pulls)
+        finally:
+            await handoff.stop()
+            peer.hang_up()
+            with suppress(BsfgError):
+                await asyncio.gather(*(pull.close() for pull in pulls))
+            with suppress(BsfgError):
+                await shift.reports.remove(desk)
+            with suppress(BsfgError):
+                await admin.release_lease(plan.name, lease.token)
+        return desk
+
+    def _way(self, plan: LinkTaskPlan) -> ConnectionDiagnosis:
+        """Give the way to the sender of a link, the same for all of a shift."""
+        from bsfg.wire.reach import ConnectionDiagnosis
+
+        way = self._ways.get(plan.name)
+        if way is None:
+            connection, watched = calls().connection(plan.peer), plan.peer.watched
+            connection.request_timeout_seconds = plan.link.request_timeout_seconds
+            watched = watched if hasattr(watched, "files") else None
+            way = self._ways[plan.name] = ConnectionDiagnosis(
+                plan.link.expected_server,
+                watched,
+                connection,
+                by_alternative_name=plan.by_alternative_name,
+                vouch=plan.vouch(watched),
+            )
+        return way
+
+    def close(self) -> None:
+        """Let go of everything that all links share."""
+        for way in self._ways.values():
+            way.close()
+        self._own.hang_up()
+
+
+def confirm_every_seconds(links: int) -> float:
+    """Give how long a task with so many links gathers what it confirms: each confirmation is three calls."""
+    return min(CONFIRM_SECONDS_MOST, max(CONFIRM_EVERY_SECONDS, links * CONFIRM_EVERY_SECONDS / 10))
 
 
 async def _settle(pulls: list[TaskPull]) -> None:
