@@ -22,6 +22,12 @@ DETAILS_MAX = 256
 TOLD_RANGES_MAX, REFUSED_RANGES_MAX = 16_000_000, 200_000
 """How many ranges of other zones, and of what receivers refused here, the book of one buffer holds."""
 
+SKIPPED_RANGES_MAX = 2_000_000
+"""How many ranges of what links left out a book holds, beside those; with more, the older half of them is folded."""
+
+FOLD_SHIFT = 20
+"""Ranges that begin in the same 2 ** so many offsets are folded into one; in more where they are far apart."""
+
 MANY = "for more reasons than are kept apart"
 
 _STEPS_KEPT = 1_024
@@ -38,7 +44,7 @@ class _Growing:
         self.head = replace(gap, ranges=RangeSet.empty())
         self._blocks: list[bytes] = []
         self._firsts, self._lasts, self._counts = array("q"), array("q"), array("q")
-        self._columns = [array("q") for _ in range(3)]
+        self._columns = [array("q") for _ in range(4)]
         self.add(gap)
 
     def __len__(self) -> int:
@@ -51,7 +57,7 @@ class _Growing:
             return ranges
         start, stop = self._touched(int(ranges.firsts[0]), int(ranges.lasts[-1]))
         there = RangeSet.in_order([*map(RangeSet.decode, self._blocks[start:stop]), self._tail()])
-        return ranges.take(~there.cover(ranges))
+        return there.news(ranges)
 
     def add(self, gap: GapSet) -> None:
         """Add ranges of the same kind."""
@@ -60,17 +66,39 @@ class _Growing:
         if lasts and len(ranges) and int(ranges.firsts[0]) <= lasts[-1] + 1:
             if int(ranges.firsts[0]) == lasts[-1] + 1:
                 # The most frequent case, a run that goes on, must not copy what is there.
-                first = self._columns[0].pop()
-                lasts.pop(), self._columns[2].pop()
-                ranges = ranges.beginning_at(first)
+                first, *_, count = (column.pop() for column in self._columns)
+                ranges = ranges.beginning_at(first, count)
             else:
                 ranges = self._among(ranges)
-        for column, values in zip(self._columns, (ranges.firsts, ranges.lasts, ranges.times_unix_ms), strict=True):
+        values_of = ranges.firsts, ranges.lasts, ranges.times_unix_ms, ranges.held
+        for column, values in zip(self._columns, values_of, strict=True):
             column.frombytes(np.ascontiguousarray(values, dtype=np.int64).tobytes())
         while len(self._columns[0]) >= 2 * _BLOCK_RANGES:
-            self._put(len(self._blocks), len(self._blocks), self._tail().slice(0, _BLOCK_RANGES))
-            for column in self._columns:
-                del column[:_BLOCK_RANGES]
+            self._pack(_BLOCK_RANGES)
+
+    def _pack(self, count: int) -> None:
+        """Put the first ranges of the end into blocks."""
+        self._put(len(self._blocks), len(self._blocks), self._tail().slice(0, count))
+        for column in self._columns:
+            del column[:count]
+
+    def fold(self) -> bool:
+        """Fold the older half of the ranges, so that it becomes half as many; tell whether any were left to fold."""
+        half = len(self) // 2
+        if half > (packed := sum(self._counts)):
+            self._pack(half - packed)
+        stop, before = 0, 0
+        while before < half:
+            stop, before = stop + 1, before + self._counts[stop]
+        if not stop:
+            return False
+        folded = RangeSet.in_order([RangeSet.decode(block).fold(FOLD_SHIFT) for block in self._blocks[:stop]])
+        shift = FOLD_SHIFT
+        # What was folded in two blocks may begin in the same place; what is far apart is folded more coarsely.
+        while len(folded := folded.fold(shift)) > max(1, before // 2):
+            shift += 2
+        self._put(0, stop, folded)
+        return len(folded) < before
 
     def _among(self, ranges: RangeSet) -> RangeSet:
         """Put ranges among the blocks that they touch; give the new end of the set where they reach that."""
@@ -85,7 +113,7 @@ class _Growing:
             return RangeSet.empty()
         union = RangeSet.union([union, self._tail()])
         self._put(start, stop, RangeSet.empty())
-        self._columns = [array("q") for _ in range(3)]
+        self._columns = [array("q") for _ in range(4)]
         return union
 
     def _touched(self, first: int, last: int) -> tuple[int, int]:
@@ -104,7 +132,7 @@ class _Growing:
         self._counts[start:stop] = array("q", [len(part) for part in parts])
 
     def _tail(self) -> RangeSet:
-        return RangeSet(*(np.array(column, dtype=np.int64) for column in self._columns))
+        return RangeSet.counted_in(*(np.array(column, dtype=np.int64) for column in self._columns))
 
     def seen(self) -> GapSet:
         """Give the set as it stands."""
@@ -158,6 +186,16 @@ def _speaker_of(gap: Gap) -> _Speaker | None:
     return (gap.reason, gap.detail.partition(":")[0], None) if gap.reason == GapReason.QUARANTINED else None
 
 
+def _is_foldable(gap: Gap) -> bool:
+    """Tell whether ranges may be folded: nothing is missing where a link left out what it does not carry."""
+    return gap.reason == GapReason.SKIPPED and gap.origin_zone is not None
+
+
+def _is_bounded(gap: Gap, with_origin: bool) -> bool:
+    """Tell whether a gap counts among those of which others may tell so many, of their offsets or of this node's."""
+    return _speaker_of(gap) is not None and (gap.origin_zone is not None) == with_origin and not _is_foldable(gap)
+
+
 class GapBook:
     """The gap records of one buffer, in memory; one thread adds, any may look.
 
@@ -167,6 +205,7 @@ class GapBook:
     def __init__(self, details_max: int = DETAILS_MAX) -> None:
         self._details_max = details_max
         self.full = False
+        """Whether what others told last was turned away."""
         self._details: Counter[_Speaker] = Counter()
         self._sets: dict[Kind, _Growing] = {}
         self._told = _Told()
@@ -176,6 +215,12 @@ class GapBook:
     def __len__(self) -> int:
         with self._lock:
             return sum(map(len, self._sets.values()))
+
+    @property
+    def kinds(self) -> int:
+        """How many sets there are."""
+        with self._lock:
+            return len(self._sets)
 
     def missing(self, gaps: Iterable[Gap]) -> list[GapSet]:
         """Give what is not recorded yet; a range that is covered by those of its kind is not recorded again."""
@@ -191,13 +236,16 @@ class GapBook:
     def taken(self, gaps: Iterable[Gap]) -> list[GapSet]:
         """Give what is not recorded yet; raises `GapsFull` when others tell of more than there is room for.
 
-        What this node found out itself always has room.
+        What this node found out itself always has room, and what links left out is folded when it becomes too much.
         """
         fresh = self.missing(gaps)
         for origin, most in ((True, TOLD_RANGES_MAX), (False, REFUSED_RANGES_MAX)):
-            coming = sum(len(each.ranges) for each in fresh if _speaker_of(each) and bool(each.origin_zone) == origin)
-            if coming and (there := self._told_by_others(origin)) + coming > most:
-                self.full = True
+            coming = sum(len(each.ranges) for each in fresh if _is_bounded(each, origin))
+            if not coming:
+                continue
+            there = self._told_by_others(origin)
+            self.full = there + coming > most
+            if self.full:
                 raise GapsFull(
                     f"{coming} more ranges do not fit into the gap records of others, which hold {there} of {most}",
                     used_ranges=there,
@@ -207,8 +255,7 @@ class GapBook:
 
     def _told_by_others(self, with_origin: bool) -> int:
         with self._lock:
-            found = (each for each in self._sets.values() if _speaker_of(each.head))
-            return sum(len(each) for each in found if bool(each.head.origin_zone) == with_origin)
+            return sum(len(each) for each in self._sets.values() if _is_bounded(each.head, with_origin))
 
     def _kept_apart(self, gaps: Iterable[Gap]) -> list[Gap]:
         """Give gaps under their own details as far as those may be kept apart, and all others under one."""
@@ -239,8 +286,18 @@ class GapBook:
                 self._own = None
                 return
             self._told.add(gap)
-            if len(self._told.steps) > _STEPS_KEPT + 2 * self._full_steps():
+            if (_is_foldable(gap) and self._fold()) or len(self._told.steps) > _STEPS_KEPT + 2 * self._full_steps():
                 self._tell_anew()
+
+    def _fold(self) -> bool:
+        """Fold what links left out while that is too much, where there is most of it; tell whether it was."""
+        sets = [each for each in self._sets.values() if _is_foldable(each.head)]
+        if sum(map(len, sets)) <= SKIPPED_RANGES_MAX:
+            return False
+        while sum(map(len, sets)) > SKIPPED_RANGES_MAX * 3 // 4:
+            if not max(sets, key=len).fold():
+                break
+        return True
 
     def sets(self) -> list[GapSet]:
         """Give all sets as they stand, in the order in which their kinds first came."""

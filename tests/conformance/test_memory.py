@@ -1,15 +1,18 @@
 """The memory storage keeps the contract of every port."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
 import pytest
 from tests.conformance.functions import SealedByBlake3
+from tests.journey.zones import origin_span
 
 from bsfg.digest import Hasher
 from bsfg.errors import HasherMismatch
-from bsfg.ports import Buffer, Clock, Storage
+from bsfg.ports import Buffer, Clock, GapRecord, Storage
+from bsfg.retention import GapReason
 from bsfg.stores.memory import MemoryStorage
 from bsfg.testing.conformance import (
     BrokenMediumContract,
@@ -23,7 +26,7 @@ from bsfg.testing.conformance import (
     StorageContract,
     StoreBufferContract,
 )
-from bsfg.testing.facts import WeakHasher
+from bsfg.testing.facts import WeakHasher, batch
 
 
 class MemoryCase(StorageCase):
@@ -51,6 +54,23 @@ class TestStoreBuffer(MemoryCase, StoreBufferContract):
 
 class TestForwardBuffer(MemoryCase, ForwardBufferContract):
     """The forward buffer."""
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_records_of_gaps_do_not_gather_for_ever(own: bool) -> None:
+    """Every turn of a link, and every removal, may add one: when they are many they are written anew, as their sets."""
+
+    async def work() -> None:
+        storage = MemoryStorage()
+        forward = await storage.forward("operational")
+        await forward.put_if_absent(batch(4_000), origin_span("plant", 0, 4_000))
+        for at in range(0, 4_000, 2):
+            await forward.record_gap(GapRecord(at, at, GapReason.SKIPPED, at, "not carried", None if own else "plant"))
+            assert len(storage.medium.buffers["operational", Buffer.FORWARD].gaps) < 600
+        again = MemoryStorage(medium=storage.medium)
+        assert (await (await again.forward("operational")).gap_sets())[0].ranges.offsets == 2_000
+
+    asyncio.run(work())
 
 
 class TestStoreBufferByBlake3(SealedByBlake3, MemoryCase, StoreBufferContract):

@@ -34,7 +34,7 @@ from bsfg.errors import (
     StorageUnreadable,
     StorageUnsafe,
 )
-from bsfg.ports import Buffer, Confirmation, ConsumerSpec, Result
+from bsfg.ports import Buffer, Confirmation, ConsumerSpec, GapRecord, Result
 from bsfg.retention import GapReason
 from bsfg.stores.jetstream import frames as frames_module
 from bsfg.stores.jetstream import server as server_module
@@ -583,6 +583,25 @@ async def test_what_was_dropped_does_not_come_back(
     monkeypatch.setattr(JetStreamServer, "page", behind)
     storage = await opened(settings)
     assert (storage.zone.values("value"), storage.zone.values("other")) == ({}, {"other": b"there"})
+    await storage.close()
+
+
+@coroutine
+async def test_gap_records_do_not_gather_for_ever(settings: JetStreamSettings) -> None:
+    """Each turn of a link may leave something out: what was said of it is said anew, and the messages before it go."""
+    storage = await opened(settings)
+    forward = await storage.forward(STREAM)
+    name, base = storage.zone.names.buffer(STREAM, Buffer.FORWARD)
+    for at in range(0, 2_400, 2):
+        await forward.record_gap(GapRecord(at, at, GapReason.SKIPPED, at, "not carried", "plant"))
+    server = storage.zone.server
+    told = await asyncio.to_thread(
+        server.run, "counting", lambda: server.page(name, f"{base}.meta.gaps", 1, 9_999, 1 << 24)
+    )
+    assert len(told) < 600
+    await storage.close()
+    storage = await opened(settings)
+    assert (await (await storage.forward(STREAM)).gap_sets())[0].ranges.offsets == 1_200
     await storage.close()
 
 

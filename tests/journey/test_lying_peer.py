@@ -22,6 +22,8 @@ from bsfg.testing.facts import WeakHasher, messages, sealed
 MakeZone = Callable[[str], Zone]
 Alteration = Callable[[Fetched], Fetched]
 
+FOLDED = RangeSet.of([(5, 5), (7, 7), (9, 9)], 7).fold(8)
+
 
 @dataclass
 class LyingLink(DirectLink):
@@ -201,6 +203,18 @@ LIES: dict[str, tuple[Alteration, str]] = {
         lambda fetched: replace(fetched, gaps=[GapRecord(0, 1 << 62, GapReason.LOST, 0, origin_zone="plant")]),
         "frame_invalid",
     ),
+    "a relayed gap that stands for more than it has": (
+        lambda fetched: replace(fetched, gaps=[GapRecord(0, 5, GapReason.SKIPPED, 0, "", "plant", count=7)]),
+        "frame_invalid",
+    ),
+    "a loss that does not say what is lost": (
+        lambda fetched: replace(fetched, gaps=[GapRecord(0, 5, GapReason.LOST, 0, "", "plant", count=1)]),
+        "frame_invalid",
+    ),
+    "a set of losses that does not say what is lost": (
+        lambda fetched: replace(fetched, gap_sets=[GapSet(GapReason.LOST, FOLDED, "", "plant", 1)]),
+        "frame_invalid",
+    ),
     "a gap record of nobody": (
         lambda fetched: replace(fetched, gaps=[GapRecord(0, 0, GapReason.LOST, 0)]),
         "frame_invalid",
@@ -307,7 +321,7 @@ async def test_gap_records_are_cut_to_their_frame(make_zone: MakeZone) -> None:
     """
 
     def boast(fetched: Fetched) -> Fetched:
-        gap = GapRecord(0, 1 << 60, GapReason.EVICTED, 7, "\x00\x1b" + "x" * 100_000, origin_zone="moon")
+        gap = GapRecord(0, 1 << 60, GapReason.EVICTED, 7, "\x00\x1b" + "x" * 100_000, "moon", count=1)
         return replace(fetched, frames=[Frame(4, 9, gap=gap)])
 
     plant, enterprise, inbound, link = await lied_to(make_zone, boast)
@@ -393,6 +407,7 @@ LEFT_OUT: dict[str, tuple[list[int] | None, list[GapSet]]] = {
     "two sets of one offset": ([4, 7, 8, 9], [skips((5, 5)), skips((5, 5), detail="again")]),
     "nothing but a part": (None, [skips((4, 8))]),
     "everything and more": (None, [skips((4, 1 << 61))]),
+    "a folded set that does not say which": ([4, 6, 8], [replace(skips((5, 5), (7, 9)), ranges=FOLDED)]),
 }
 
 

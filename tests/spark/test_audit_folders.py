@@ -27,6 +27,7 @@ from tests.spark.audit_worlds import (
     without,
 )
 
+from bsfg import gapbook
 from bsfg.batch import FactBatch
 from bsfg.columns import FACT_SCHEMA
 from bsfg.journey.link import Carriage, FetchRequest
@@ -684,3 +685,71 @@ def test_what_is_let_go_while_it_is_read_is_no_loss(tmp_path: Path, side: str) -
     verdict = audit_with(Interrupted(lambda: asyncio.run(truncate())), AuditedLink("link", "plant-a", "e", [found]))
     assert verdict.findings == []
     assert verdict.streams[0].in_flight == 20
+
+
+# What a link leaves out.
+
+
+async def left_out_world(root: Path, count: int, let_go: int = 0) -> Inbound:
+    """Make a link that leaves out every other fact, and let its sender let go some."""
+    plant, enterprise = FolderZone("plant-a", root), FolderZone("enterprise", root)
+    inbound = await linked(plant, enterprise, carriage=Carriage(frozenset({"enterprise"}), "enterprise"))
+    zones = ("enterprise", "lab")
+    facts = [message(f"id-{at}", at, from_zone="plant-a", to_zone=zones[at % 2]) for at in range(count)]
+    for at in range(0, count, 100):
+        await plant.say(0, facts=facts[at : at + 100])
+    await inbound.pull_all()
+    await (await plant.store()).truncate_before(let_go)
+    await closed(plant, enterprise)
+    return inbound
+
+
+def fold_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have records folded after a few facts."""
+    monkeypatch.setattr(gapbook, "SKIPPED_RANGES_MAX", 100)
+    monkeypatch.setattr(gapbook, "FOLD_SHIFT", 6)
+
+
+@pytest.mark.parametrize("let_go", [0, 600])
+@pytest.mark.parametrize("knows", [True, False], ids=["who knows what is carried", "who does not"])
+@pytest.mark.parametrize("folded", [False, True], ids=["exact", "folded"])
+def test_what_was_left_out_is_no_loss_however_it_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folded: bool, knows: bool, let_go: int
+) -> None:
+    """Nobody is accused for what a link left out; a fact that it carried and that is gone is found all the same."""
+    if folded:
+        fold_soon(monkeypatch)
+    inbound = asyncio.run(left_out_world(tmp_path, 1_000, let_go))
+    found = plan(inbound)
+    found = found if knows else replace(found, carry_only=frozenset())
+    assert isinstance(found.receiver, FolderEnd)
+    gaps = found.receiver.evidence().gaps
+    assert sum(gap.offsets for gap in gaps) == 500 and any(gap.count is not None for gap in gaps) == folded
+    verdict = audited(found)
+    assert verdict.findings == []
+    for offset in (50, 700):
+        folder = copied(Path(found.receiver.name), tmp_path / f"without-{offset}")
+        rewrite(folder, Buffer.FORWARD, lambda rows, at=offset: without(rows, at // 2))  # type: ignore[misc]
+        harm = audited(replace(found, receiver=replace(found.receiver, path=str(folder))))
+        missing = [each for each in harm.findings if each.kind == FindingKind.MISSING]
+        assert sum(each.count for each in missing) == 1, (offset, harm.findings)
+
+
+def test_what_returns_and_was_let_go_is_no_loss(tmp_path: Path) -> None:
+    """Facts of the receiver's own zone come back to it from no relay, also when the relay has let them go since."""
+
+    async def work() -> Inbound:
+        plant, idmz, enterprise = (FolderZone(name, tmp_path) for name in ("plant-a", "idmz", "enterprise"))
+        up, back = await linked(plant, idmz), await linked(enterprise, idmz)
+        on = await linked(idmz, enterprise, relayed=("plant-a",), buffer=Buffer.FORWARD)
+        for at in range(0, 300, 30):
+            await plant.say(0, facts=[message(f"up-{n}", n, from_zone="plant-a") for n in range(at, at + 30)])
+            await enterprise.say(0, facts=[message(f"down-{n}", n, from_zone="enterprise") for n in range(at, at + 20)])
+            for link in (up, back, on):
+                await link.pull_all()
+        await (await idmz.forward()).truncate_before(400)
+        await closed(plant, idmz, enterprise)
+        return on
+
+    verdict = audited(plan(asyncio.run(work())))
+    assert verdict.findings == []

@@ -116,7 +116,7 @@ def test_ranges_that_come_out_of_order_stay_apart(order: list[int], step: int, b
 @pytest.mark.parametrize(
     ("told", "limit"),
     [
-        (GapRecord(0, 0, GapReason.SKIPPED, 1, "", "plant"), "TOLD_RANGES_MAX"),
+        (GapRecord(0, 0, GapReason.EVICTED, 1, "", "plant"), "TOLD_RANGES_MAX"),
         (GapRecord(0, 0, GapReason.QUARANTINED, 1, "lab: expired"), "REFUSED_RANGES_MAX"),
     ],
 )
@@ -131,6 +131,9 @@ def test_what_others_tell_is_bounded(told: GapRecord, limit: str, monkeypatch: p
         book.taken([replace(told, first=50, last=50)])
     assert refused.value.details["capacity_ranges"] == 10 and book.full
     assert book.taken(told_all) == []
+    monkeypatch.setattr(gapbook, limit, 11)
+    assert book.taken([replace(told, first=50, last=50)]) and not book.full
+    monkeypatch.setattr(gapbook, limit, 10)
     own = [GapRecord(at, at, GapReason.DAMAGED, 1, "torn") for at in range(0, 40, 2)]
     assert sum(len(each.ranges) for each in book.taken(own)) == 20
 
@@ -202,3 +205,87 @@ def test_what_is_told_anew_is_told_whole(monkeypatch: pytest.MonkeyPatch) -> Non
     assert {offset for _, offset in held(told)} == {3 * number for number in range(steps)}
     assert book.told_since(token, RELAYED_RANGES_MAX) == ([], token)
     assert book.told_since("a token of another life", RELAYED_RANGES_MAX)[0] == told
+
+
+def left_out(book: GapBook, first: int, last: int, step: int = 2) -> None:
+    """Let a link leave out every so manieth fact of a stretch, an answer at a time."""
+    for at in range(first, last, 50 * step):
+        pairs = [(offset, offset) for offset in range(at, min(at + 50 * step, last), step)]
+        for gap in book.taken([GapSet(GapReason.SKIPPED, RangeSet.of(pairs, at), "not carried", "plant", at)]):
+            book.add(gap)
+
+
+@pytest.mark.parametrize("block_ranges", [3, 64, 10_000])
+def test_a_link_that_leaves_out_every_other_fact_goes_on_for_ever(
+    block_ranges: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its records stay bounded and exact where they are new; of the older ones it stays known how many there are."""
+    monkeypatch.setattr(gapbook, "SKIPPED_RANGES_MAX", 1_000)
+    monkeypatch.setattr(gapbook, "TOLD_RANGES_MAX", 1_000)
+    monkeypatch.setattr(gapbook, "FOLD_SHIFT", 6)
+    monkeypatch.setattr(gapbook, "_BLOCK_RANGES", block_ranges)
+    book, end = GapBook(), 100_000
+    for first in range(0, end, 1_000):
+        left_out(book, first, first + 1_000)
+        (found,) = book.sets()
+        assert len(book) == len(found.ranges) <= 1_000
+        assert found.ranges.offsets == (first + 1_000) // 2
+        assert not found.ranges.within(first + 500, first + 999).folded.any()
+    (found,) = book.sets()
+    assert found.ranges.folded.any() and not book.full
+    # Told again, nothing of it is news, whether it was folded or not, and whoever hears of it hears of as many.
+    left_out(book, 0, end)
+    assert book.sets() == [found] and book.missing([found]) == []
+    told, _ = book.told_since("", 1 << 30)
+    assert sum(each.ranges.offsets for each in told) == end // 2
+    again = GapBook()
+    for each in told:
+        for gap in again.missing([each]):
+            again.add(gap)
+    assert again.sets() == [found]
+    assert RangeSet.decode(found.ranges.encode()) == found.ranges
+
+
+def test_who_knows_more_or_less_exactly_hears_of_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A book that folded and one that did not, each told by the other: both know as many as before."""
+    monkeypatch.setattr(gapbook, "FOLD_SHIFT", 6)
+    exact = GapBook()
+    left_out(exact, 0, 2_000)
+    monkeypatch.setattr(gapbook, "SKIPPED_RANGES_MAX", 200)
+    folded = GapBook()
+    left_out(folded, 0, 2_400)
+    (wide,), (narrow,) = folded.sets(), exact.sets()
+    assert wide.ranges.folded.any()
+    assert folded.missing([narrow]) == []
+    monkeypatch.undo()
+    for gap in exact.missing([wide]):
+        exact.add(gap)
+    (found,) = exact.sets()
+    assert found.ranges.offsets == wide.ranges.offsets == 1_200
+    # Beside a folded range something else is news, and counts in full.
+    last = int(wide.ranges.lasts[0])
+    for gap in folded.missing([GapRecord(last - 1, last + 1, GapReason.SKIPPED, 1, "not carried", "plant")]):
+        folded.add(gap)
+    assert folded.sets()[0].ranges.offsets == 1_201
+
+
+@pytest.mark.parametrize("kind", [(GapReason.EVICTED, "plant"), (GapReason.SKIPPED, None)])
+def test_what_is_missing_is_never_folded(kind: tuple[GapReason, str | None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only of what a link left out may it be forgotten which facts they were: there nothing is missing."""
+    monkeypatch.setattr(gapbook, "SKIPPED_RANGES_MAX", 10)
+    book = GapBook()
+    for at in range(0, 100, 2):
+        book.add(GapSet.of(GapRecord(at, at, kind[0], 1, "", kind[1])))
+    assert len(book) == 50 and not book.sets()[0].ranges.folded.any()
+
+
+def test_a_liar_who_leaves_out_far_apart_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However far apart ranges are, and under however many words, they do not become more than there is room for."""
+    monkeypatch.setattr(gapbook, "SKIPPED_RANGES_MAX", 600)
+    book, random = GapBook(), Random(7)
+    for number in range(60):
+        offsets = sorted(random.sample(range(1 << 40), 50))
+        gaps = [GapRecord(at << 20, at << 20, GapReason.SKIPPED, 1, f"word {number % 7}", "plant") for at in offsets]
+        for gap in book.taken(gaps):
+            book.add(gap)
+        assert 0 < len(book) <= 600

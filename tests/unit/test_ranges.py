@@ -83,10 +83,38 @@ def test_the_compact_form_gives_the_same_set_back(ranges: Ranges) -> None:
     assert RangeSet.decode(found.encode()) == found
 
 
-@given(st.one_of(RANGES, FAR), st.data())
-def test_damaged_bytes_are_refused_or_a_set(ranges: Ranges, data: st.DataObject) -> None:
+@given(st.one_of(RANGES, FAR), st.lists(st.integers(0, 61), min_size=1, max_size=3))
+def test_folded_ranges_stand_for_as_many_offsets(ranges: Ranges, shifts: list[int]) -> None:
+    """However often and coarsely a set is folded, it stands for as many offsets, reaches as far, and keeps its form."""
+    found = exact = made(ranges)
+    for shift in sorted(shifts):
+        found = found.fold(shift)
+        assert is_normal(found) and found.offsets == exact.offsets
+        assert len({int(first) >> shift for first in found.firsts}) == len(found) <= len(exact)
+        assert RangeSet.decode(found.encode()) == found
+        assert found.cover(exact).all() and not len(found.news(exact)) and not len(exact.news(found))
+        assert RangeSet.union([found, found]).offsets == RangeSet.union([exact, found]).offsets == exact.offsets
+
+
+@given(RANGES, RANGES, st.integers(0, 9))
+def test_what_is_news_beside_folded_ranges(known: Ranges, told: Ranges, shift: int) -> None:
+    """Of what is told all counts that lies outside of folded ranges, and nothing that lies inside."""
+    folded, exact = made(known).fold(shift), made(told)
+    inside = offsets(folded.take(folded.folded))
+    both = RangeSet.union([folded, folded.news(exact)])
+    assert is_normal(both)
+    plain = offsets(folded.take(~folded.folded))
+    spanned = {offset for first, last, _ in exact.rows() for offset in range(first, last + 1)}
+    outside = (spanned | plain) - inside
+    assert both.offsets >= folded.take(folded.folded).offsets + len(outside)
+    assert offsets(both) == offsets(folded) | spanned
+
+
+@given(st.one_of(RANGES, FAR), st.sampled_from([None, 4, 30]), st.data())
+def test_damaged_bytes_are_refused_or_a_set(ranges: Ranges, shift: int | None, data: st.DataObject) -> None:
     """Altered or cut bytes raise `FrameInvalid` or give a set that keeps the rules; never anything else."""
-    good = bytearray(made([*ranges, (5, 9, 1)]).encode())
+    whole = made([*ranges, (5, 9, 1)])
+    good = bytearray((whole if shift is None else whole.fold(shift)).encode())
     for _ in range(data.draw(st.integers(1, 3))):
         good[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))
     cut = bytes(good[: data.draw(st.integers(0, len(good)))])
@@ -96,6 +124,7 @@ def test_damaged_bytes_are_refused_or_a_set(ranges: Ranges, data: st.DataObject)
         return
     assert is_normal(found)
     assert all(0 <= first <= last < 1 << 62 for first, last, _ in found.rows())
+    assert all(1 <= held <= last - first + 1 for (first, last, _), held in zip(found.rows(), found.held, strict=True))
 
 
 @pytest.mark.parametrize("outlier", [False, True])

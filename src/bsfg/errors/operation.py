@@ -22,12 +22,12 @@ class QuarantineFull(BufferFull):
 
 
 class GapsFull(BufferFull):
-    """Others have told of more ranges than a buffer keeps gap records of; nothing of what told of them is confirmed."""
+    """Others have told of more missing ranges than a buffer keeps records of; what told of them is not confirmed."""
 
     code = "gaps_full"
     retryable = True
     default_hint = (
-        "See whose they are (bsfg status); a link that leaves out every other fact needs a stream of its own."
+        "See whose they are and why (bsfg status): a peer that makes them up, or one that loses fact by fact."
     )
 
 

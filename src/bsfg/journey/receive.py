@@ -178,7 +178,8 @@ def _sort_in(put: Put, frame: Frame, rules: LinkRules, peer_zone: str) -> int | 
     """Add a frame's content to what is to be put; give the offset of the first altered entry, if there is one."""
     suspect = None
     if frame.gap is not None:
-        gap = replace(frame.gap, first=frame.first, last=frame.last, origin_zone=peer_zone)
+        # All of the frame, whatever it says: nothing else came of it.
+        gap = replace(frame.gap, first=frame.first, last=frame.last, origin_zone=peer_zone, count=None)
         put.gaps.append(_trimmed(gap))
         put.through = frame.last
         return suspect
@@ -226,9 +227,17 @@ def _relayed(gaps: Sequence[Gap], rules: LinkRules) -> list[Gap]:
     for gap in gaps:
         if gap.origin_zone is None or (isinstance(gap, GapRecord) and not 0 <= gap.first <= gap.last < OFFSETS_END):
             raise FrameInvalid(f"a relayed gap record of zone {gap.origin_zone} names no range of its offsets")
+        if isinstance(gap, GapRecord) and not 1 <= gap.offsets <= gap.last - gap.first + 1:
+            raise FrameInvalid(f"a relayed gap record of zone {gap.origin_zone} cannot stand for {gap.count} offsets")
+        if gap.reason != GapReason.SKIPPED and _is_folded(gap):
+            raise FrameInvalid(f"a relayed gap record of zone {gap.origin_zone} does not say what is {gap.reason}")
         if gap.origin_zone not in rules.from_zones and gap.origin_zone != rules.zone:
             raise ZoneNotAllowed(f"this link may not bring gap records of zone {gap.origin_zone!r}")
     return [_trimmed(gap) for gap in gaps if gap.origin_zone != rules.zone]
+
+
+def _is_folded(gap: Gap) -> bool:
+    return (gap.count if isinstance(gap, GapRecord) else gap.ranges.counts) is not None
 
 
 def _trimmed(gap: AnyGap) -> AnyGap:

@@ -35,7 +35,7 @@ from bsfg.model import DEFAULT_LIMITS, Limits
 from bsfg.node.administration import Administration
 from bsfg.node.service import NodeService
 from bsfg.offload import STEP_FACTS, THREAD_BYTES, Step, by_size, step_of
-from bsfg.ports import Buffer, Confirmation
+from bsfg.ports import Buffer, Confirmation, GapRecord
 from bsfg.rows import Row, row_of
 from bsfg.rules import judge
 from bsfg.wire.grpc_calls import check_most
@@ -441,13 +441,13 @@ def _appended(outcome: AppendOutcome) -> dict[str, Any]:
 
 def _lines(fetched: Fetched) -> Iterator[Step]:
     """Give an answer line by line, as `bsfg fetch` does: entries, and each range that is not there as a gap."""
-    yield from (_line({"gap": gap}) for gap in fetched.gaps)
+    yield from (_line({"gap": _counted(gap)}) for gap in fetched.gaps)
     for frame in fetched.frames:
         if frame.entries is not None:
             for size_bytes, entries in frame.entries.in_steps(STEP_FACTS, THREAD_BYTES):
                 yield step_of(size_bytes, _entry_lines, entries)
         elif frame.gap is not None:
-            yield _line({"gap": frame.gap})
+            yield _line({"gap": _counted(frame.gap)})
 
 
 def _entry_lines(entries: Sequence[Entry]) -> bytes:
@@ -473,7 +473,7 @@ def _fetched(fetched: Fetched) -> Iterator[Step]:
                 between = b","
     ranges = [frame.gap for frame in fetched.frames if frame.gap is not None]
     rest = {
-        "gaps": [*fetched.gaps, *ranges],
+        "gaps": [_counted(gap) for gap in [*fetched.gaps, *ranges]],
         "start": fetched.start,
         "next_offset": fetched.frames[-1].last + 1 if fetched.frames else fetched.start,
         "end": fetched.end,
@@ -481,6 +481,11 @@ def _fetched(fetched: Fetched) -> Iterator[Step]:
         "gaps_token": fetched.gaps_token,
     }
     yield (b"" if between == b"," else between) + b"]," + orjson.dumps(rest)[1:]
+
+
+def _counted(gap: GapRecord) -> GapRecord:
+    """Let a record say for how many offsets it stands, whether it was folded or not."""
+    return replace(gap, count=gap.offsets)
 
 
 def _confirmation(body: bytes) -> tuple[Confirmation, list[Refusal]]:

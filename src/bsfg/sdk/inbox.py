@@ -221,7 +221,7 @@ def _frame(record: Spooled) -> Frame | None:
 
 
 def _gap_row(gap: GapRecord) -> list[Any]:
-    return [gap.first, gap.last, str(gap.reason), gap.at_unix_ms, gap.detail, gap.origin_zone]
+    return [gap.first, gap.last, str(gap.reason), gap.at_unix_ms, gap.detail, gap.origin_zone, gap.count]
 
 
 def _gap(row: list[Any]) -> GapRecord:

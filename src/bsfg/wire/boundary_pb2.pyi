@@ -115,20 +115,22 @@ class Entry(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., appended_at_unix_ms: _Optional[int] = ..., envelope: _Optional[_Union[Envelope, _Mapping]] = ..., fact: _Optional[_Union[Fact, _Mapping]] = ..., digest: _Optional[bytes] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., hasher: _Optional[str] = ...) -> None: ...
 
 class GapRecord(_message.Message):
-    __slots__ = ("first", "last", "reason", "at_unix_ms", "detail", "origin_zone")
+    __slots__ = ("first", "last", "reason", "at_unix_ms", "detail", "origin_zone", "count")
     FIRST_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_ZONE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
     first: int
     last: int
     reason: str
     at_unix_ms: int
     detail: str
     origin_zone: str
-    def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ..., reason: _Optional[str] = ..., at_unix_ms: _Optional[int] = ..., detail: _Optional[str] = ..., origin_zone: _Optional[str] = ...) -> None: ...
+    count: int
+    def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ..., reason: _Optional[str] = ..., at_unix_ms: _Optional[int] = ..., detail: _Optional[str] = ..., origin_zone: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class GapSet(_message.Message):
     __slots__ = ("reason", "ranges", "detail", "origin_zone", "since_unix_ms")

@@ -157,6 +157,7 @@ def gap_message(gap: GapRecord) -> pb.GapRecord:
         at_unix_ms=gap.at_unix_ms,
         detail=gap.detail,
         origin_zone=gap.origin_zone,
+        count=gap.count,
     )
 
 
@@ -167,7 +168,8 @@ def gap_of(found: pb.GapRecord) -> GapRecord:
     except ValueError:
         raise FrameInvalid(f"a gap record has the unknown reason {found.reason[:80]!r}") from None
     origin_zone = found.origin_zone if found.HasField("origin_zone") else None
-    return GapRecord(found.first, found.last, reason, found.at_unix_ms, found.detail, origin_zone)
+    count = found.count if found.HasField("count") else None
+    return GapRecord(found.first, found.last, reason, found.at_unix_ms, found.detail, origin_zone, count)
 
 
 def gap_set_message(gaps: GapSet) -> pb.GapSet:

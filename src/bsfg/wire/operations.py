@@ -397,7 +397,13 @@ SCHEMAS: dict[str, Any] = {
         appended_at_unix_ms=_INTEGER,
     ),
     "GapRecord": _object(
-        first=_INTEGER, last=_INTEGER, reason=_STRING, at_unix_ms=_INTEGER, detail=_STRING, origin_zone=_STRING
+        first=_INTEGER,
+        last=_INTEGER,
+        reason=_STRING,
+        at_unix_ms=_INTEGER,
+        detail=_STRING,
+        origin_zone=_STRING,
+        count=_INTEGER,
     ),
     "Fetched": _object(
         entries=_list(_ref("Entry")),

@@ -132,4 +132,5 @@ def _gap(stream: str, buffer: str, gap: GapRecord) -> dict[str, Any]:
         "at_unix_ms": gap.at_unix_ms,
         "detail": gap.detail,
         "origin_zone": gap.origin_zone,
+        "count": gap.offsets,
     }

@@ -198,7 +198,7 @@ class _Comparison:
             covered = rows[owners == number]
             first, last = self._ours.bounds(covered)
             excuse = self._step.absent.all[number]
-            self.found.absences.append(replace(excuse, first=first, last=last, count=len(covered)))
+            self.found.absences.append(excuse.part(first, last, len(covered)))
         open_rows = rows[owners == NONE]
         self.found.absent, self.found.absent_keys = self._ours.offsets[open_rows], self._ours.keys[open_rows]
         self.found.absent_names = {each.offset: each for each in named(self._ours.rows, open_rows[:NAMED_MAX])}

@@ -249,6 +249,8 @@ def audit_stream(plan: AuditedStream, runner: Runner) -> StreamVerdict:
     verdict.add(finding for detail in compared.details for finding in detail.findings)
     verdict.add(finding for each in kept for finding in each.findings)
     verdict.compared, verdict.absences = compared.compared, compared.absences
+    used = [*compared.absences, *(absence for each in kept for absence in each.folded)]
+    verdict.add(judging.overused(judging.folded(case.scope, case.receiver), used))
     verdict.by_digest = sum(each.proven for each in kept)
     _settle(case, verdict, [*compared.details, *(each.detail for each in kept if each.detail is not None)], runner)
     _add_rest(case, verdict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -12,7 +13,7 @@ from bsfg.ports import GapRecord, StartAt
 from bsfg.retention import GapReason
 from bsfg.spark.audit.scope import NO_END, NOT_CARRIED, RECEIVER, RETURNING, SENDER, AuditScope, Evidence, Named
 from bsfg.spark.audit.sums import Descent, RangeSum, RangeSums, Sibling, merge_sum
-from bsfg.spark.audit.verdict import Absence, AuditFinding, FindingKind
+from bsfg.spark.audit.verdict import Absence, AuditFinding, FindingKind, FoldedAbsence
 
 IN_FLIGHT = "in_flight"
 BEFORE_THE_LINK = "before_the_link"
@@ -72,7 +73,7 @@ def for_absent(scope: AuditScope, sender: Evidence, receiver: Evidence, frontier
     ``lowest`` is the lowest offset that the receiver still has of the link: what it let go was in order, too.
     """
     told = sorted(told_gaps(scope, receiver), key=lambda gap: gap.reason != GapReason.QUARANTINED)
-    excuses = [Absence.of_gap(gap, RECEIVER) for gap in told if _counts(gap, scope)]
+    excuses = [Absence.of_gap(gap, RECEIVER) for gap in told if gap.count is None and _counts(gap, scope)]
     begin = _begin(sender, lowest)
     if begin > 0:
         detail = "the receiver's consumer was created later"
@@ -82,12 +83,54 @@ def for_absent(scope: AuditScope, sender: Evidence, receiver: Evidence, frontier
         detail = f"the receiver's buffer begins at {receiver.start}{_removed(receiver)}"
         excuses.append(Absence(RECEIVER_TRUNCATED, RECEIVER, 0, gone, detail=detail))
     excuses.append(Absence(IN_FLIGHT, SENDER, frontier + 1, NO_END, detail="not confirmed yet"))
+    if not scope.carry_only:
+        excuses += folded(scope, receiver)
     return Excuses(excuses)
 
 
 def told_gaps(scope: AuditScope, receiver: Evidence) -> list[GapRecord]:
     """Give what a receiver has on record of the sender's offsets."""
     return [gap for gap in receiver.gaps if gap.origin_zone == scope.zone]
+
+
+def returning(scope: AuditScope, receiver: Evidence) -> list[Absence]:
+    """Give what returns to the receiver's zone as it is on record, for those who cannot see it from the facts."""
+    told = [gap for gap in told_gaps(scope, receiver) if gap.detail.startswith(link.RETURNING)]
+    return [Absence.of_gap(gap, RECEIVER) if gap.count is None else _folded(gap) for gap in told]
+
+
+def folded(scope: AuditScope, receiver: Evidence) -> list[Absence]:
+    """Give what folded records excuse, for those who cannot see by themselves what the link left out.
+
+    They come after all others, because they do not tell which offsets they are for.
+    """
+    gaps = [gap for gap in told_gaps(scope, receiver) if gap.count is not None]
+    return [_folded(gap) for gap in gaps if _counts(gap, scope)]
+
+
+def _folded(gap: GapRecord) -> FoldedAbsence:
+    detail = f"{gap.detail}: {gap.count:,} of {gap.first} to {gap.last}, which ones is no longer kept"
+    at_most = gap.offsets
+    return FoldedAbsence(str(gap.reason), RECEIVER, gap.first, gap.last, 0, detail, gap.at_unix_ms, at_most)
+
+
+def overused(excuses: Iterable[Absence], absences: Iterable[Absence]) -> list[AuditFinding]:
+    """Report what is absent beyond the number that a folded record stands for."""
+    used: Counter[str] = Counter()
+    for each in absences:
+        used[each.detail] += each.count
+    return [
+        AuditFinding(
+            FindingKind.MISSING,
+            RECEIVER,
+            excuse.first,
+            excuse.last,
+            detail=f"{used[excuse.detail]:,} are absent, and on record are {excuse.detail}",
+            count=used[excuse.detail] - excuse.at_most,
+        )
+        for excuse in excuses
+        if isinstance(excuse, FoldedAbsence) and used[excuse.detail] > excuse.at_most
+    ]
 
 
 def _removed(receiver: Evidence) -> str:

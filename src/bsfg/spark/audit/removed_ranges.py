@@ -8,22 +8,26 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
+from bsfg.columns import is_in
 from bsfg.digest import KeptRange, RangeDigest
 from bsfg.retention import GapReason
 from bsfg.spark.audit.case import Case
 from bsfg.spark.audit.compare import Detail
-from bsfg.spark.audit.judging import NONE, Excuses, of_gaps
+from bsfg.spark.audit.judging import NONE, Excuses, folded, of_gaps, returning
 from bsfg.spark.audit.runner import Runner
 from bsfg.spark.audit.scope import RECEIVER, SENDER, AuditScope, End, LinkRows, Named, named, received, sent
 from bsfg.spark.audit.sums import NAMED_MAX, EntryHash
-from bsfg.spark.audit.verdict import AuditFinding, FindingKind
+from bsfg.spark.audit.verdict import Absence, AuditFinding, FindingKind, FoldedAbsence
 
 _DIGEST_FACTS = 10_000
 
 
 @dataclass(slots=True)
 class KeptDetail:
-    """What became of one range that an end has let go: how many facts were proven, or why they could not be."""
+    """What became of one range that an end has let go: how many facts were proven, or why they could not be.
+
+    ``folded`` is what folded records were taken to excuse in it.
+    """
 
     first: int
     last: int
@@ -31,6 +35,7 @@ class KeptDetail:
     why: str = ""
     detail: Detail | None = None
     findings: list[AuditFinding] = field(default_factory=list)
+    folded: list[Absence] = field(default_factory=list)
 
     @property
     def facts(self) -> int:
@@ -55,6 +60,7 @@ class SenderKept:
     scope: AuditScope
     absent: Excuses
     other_paths: bool
+    returning: Excuses
 
     def __call__(self) -> KeptDetail:
         """Do it, in whichever process this is."""
@@ -63,8 +69,11 @@ class SenderKept:
         whole = np.array_equal(rows.offsets, expected)
         if whole and digest_of(rows) == kept.range_digest:
             found.proven = found.facts
-        elif (keys := self.sender.kept_keys(kept.first, kept.last)) is None:
-            self._without_keys(found, np.setdiff1d(expected, rows.offsets))
+            return found
+        lacking = np.setdiff1d(expected, rows.offsets)
+        found.folded = self._folded(lacking)
+        if (keys := self.sender.kept_keys(kept.first, kept.last)) is None:
+            self._without_keys(found, lacking)
         else:
             found.detail = self._by_keys(rows, keys)
             found.findings = _differing(rows, keys)
@@ -85,11 +94,22 @@ class SenderKept:
         rows = LinkRows.concat(parts)
         return rows.take(np.lexsort((rows.places, rows.offsets)))
 
+    def _folded(self, lacking: np.ndarray) -> list[Absence]:
+        """Count what only folded records excuse: whether they stand for so many is asked when all ranges are known."""
+        owners = self.absent.of(lacking)
+        numbers = np.unique(owners[owners != NONE]).tolist()
+        used = [number for number in numbers if isinstance(self.absent.all[number], FoldedAbsence)]
+        parts = [(self.absent.all[number], lacking[owners == number]) for number in used]
+        return [excuse.part(int(part[0]), int(part[-1]), len(part)) for excuse, part in parts]
+
     def _by_keys(self, rows: LinkRows, keys: pa.RecordBatch) -> Detail:
         """Find what the receiver lacks of the keys that were kept."""
         offsets = np.asarray(keys.column("offset"))
         lacking = np.flatnonzero(~np.isin(offsets, rows.offsets))
-        open_rows = lacking[self.absent.of(offsets[lacking]) == NONE]
+        lacking = lacking[self.absent.of(offsets[lacking]) == NONE]
+        # What its own zone said does not come back to a receiver, and is no loss.
+        own = frozenset({self.scope.receiver_zone} if self.scope.receiver_zone is not None else ())
+        open_rows = lacking[~is_in(keys.column("from_zone"), own)[lacking]]
         part = keys.take(pa.array(open_rows))
         detail = Detail(absent=offsets[open_rows])
         zones, ids = (part.column(name) for name in ("from_zone", "message_id"))
@@ -99,7 +119,7 @@ class SenderKept:
         return detail
 
     def _without_keys(self, found: KeptDetail, lacking: np.ndarray) -> None:
-        open_offsets = lacking[self.absent.of(lacking) == NONE]
+        open_offsets = lacking[(self.absent.of(lacking) == NONE) & (self.returning.of(lacking) == NONE)]
         if len(lacking) == 0:
             found.differs(SENDER)
         elif len(open_offsets) == 0:
@@ -210,13 +230,16 @@ def _sender_kept(case: Case) -> Iterator[SenderKept]:
                 case.scope,
                 _excuses(case, kept),
                 other_paths,
+                Excuses(returning(case.scope, case.receiver)).within(kept.first, kept.last + 1),
             )
 
 
 def _excuses(case: Case, kept: KeptRange) -> Excuses:
     """Give why the receiver may lack something of a range: also that the sender dropped it before it was sent."""
     gaps = [gap for gap in case.totals.gaps(SENDER) if gap.reason != GapReason.TRUNCATED]
-    return Excuses([*case.excuses.all, *of_gaps(gaps).all]).within(kept.first, kept.last + 1)
+    known = [each for each in case.excuses.all if not isinstance(each, FoldedAbsence)]
+    folds = folded(case.scope, case.receiver)
+    return Excuses([*known, *of_gaps(gaps).all, *folds]).within(kept.first, kept.last + 1)
 
 
 def _spans(case: Case, first: int, last: int) -> tuple[tuple[int, int], ...]:

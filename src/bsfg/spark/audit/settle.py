@@ -15,7 +15,7 @@ from bsfg.spark.audit.judging import OTHER_PATH, PUT_AGAIN, Excuses, of_gaps, to
 from bsfg.spark.audit.runner import Runner
 from bsfg.spark.audit.scope import RECEIVER, SENDER, AuditScope, End, Named
 from bsfg.spark.audit.sums import EntryHash
-from bsfg.spark.audit.verdict import Absence, AuditFinding, FindingKind
+from bsfg.spark.audit.verdict import Absence, AuditFinding, FindingKind, FoldedAbsence
 
 RUN_MIN = 16
 """From how many neighbours on missing facts are named together."""
@@ -35,8 +35,8 @@ def compare_ranges(case: Case, runner: Runner) -> Compared:
     """Compare all ranges, reading again only those that differ."""
     gaps = case.totals.gaps(SENDER)
     # Of what the sender lost before it was sent any record of the receiver is enough.
-    told = [Absence.of_gap(gap, RECEIVER) for gap in told_gaps(case.scope, case.receiver)]
-    recorded = Excuses([*told, *case.excuses.all])
+    told = [Absence.of_gap(gap, RECEIVER) for gap in told_gaps(case.scope, case.receiver) if gap.count is None]
+    recorded = Excuses([*told, *(each for each in case.excuses.all if not isinstance(each, FoldedAbsence))])
     unrecorded = judging.by_range(judging.unrecorded(gaps, recorded, case.frontier), case.scope)
     altered = {entry.offset // case.scope.range_facts for stretch in case.totals.stretches for entry in stretch.altered}
     found = Compared()
@@ -66,7 +66,7 @@ def _judged(case: Case, found: Compared, suspect: set[int]) -> set[int]:
         elif excuse is not None:
             first, end = case.scope.bounds(number)
             count = case.totals.sender[number].count
-            found.absences.append(replace(excuse, first=first, last=min(end, case.end) - 1, count=count))
+            found.absences.append(excuse.part(first, min(end, case.end) - 1, count))
     return chosen
 
 

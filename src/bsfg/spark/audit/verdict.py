@@ -151,6 +151,17 @@ class Absence:
         count = gap.last - gap.first + 1
         return Absence(str(gap.reason), side, gap.first, gap.last, count, gap.detail, gap.at_unix_ms or None)
 
+    def part(self, first: int, last: int, count: int) -> Absence:
+        """Give the part of it that was used."""
+        return Absence(self.reason, self.side, first, last, count, self.detail, self.at_unix_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedAbsence(Absence):
+    """So many facts between two offsets, of which it is no longer known which they are."""
+
+    at_most: int = 0
+
 
 def merged_absences(absences: Iterable[Absence]) -> list[Absence]:
     """Join absences of one kind, in order of offsets; what lies between two of them is not counted."""

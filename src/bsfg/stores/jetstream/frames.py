@@ -24,6 +24,7 @@ from bsfg.stores.jetstream.messages import (
     CHANGE,
     EXPECTED,
     FRAME_SUBJECT,
+    GAPS,
     GONE,
     HEAD,
     KEYS,
@@ -280,7 +281,7 @@ class JetStreamFrames(BufferKeeper):
             self._head = change.after
         if len(self._known.unsummed) >= SUMMED_FRAMES or self._known.unsummed_bytes >= SUMMED_BYTES:
             self._sum_up()
-        if change.departed or change.released or change.forgotten:
+        if change.departed or change.released or change.forgotten or change.gaps_anew:
             self._clean(change)
 
     # Tidying: what is not done now is done another time.
@@ -323,6 +324,8 @@ class JetStreamFrames(BufferKeeper):
                 purges[KEYS] = next((each.seq for each in known.summaries if each.end > known.first_key), self._seq)
             if change is None or change.released:
                 purges[ASIDE] = min((row.seq for row in known.aside.values()), default=self._seq)
+            if known.gaps_seq and (change is None or change.gaps_anew):
+                purges[GAPS] = known.gaps_seq
             if change is None:
                 purges[MARK] = self._seq
         with suppress(BsfgError):

@@ -10,7 +10,7 @@ import numpy as np
 from bsfg.digest import KeptRange
 from bsfg.gaps import GapSet, RangeSet
 from bsfg.retention import GapReason
-from bsfg.stores.jetstream.messages import ASIDE, FRAME_SUBJECT, NOTE, MessageBody, unpack
+from bsfg.stores.jetstream.messages import ASIDE, FRAME_SUBJECT, GAPS, NOTE, MessageBody, unpack
 from bsfg.stores.shared.keeper import AsideRow
 
 FRAME = np.dtype(
@@ -179,6 +179,8 @@ class KnownBuffer:
     def __init__(self) -> None:
         self.frames, self.keys = FrameTable(), KeyRuns()
         self.gaps: list[GapSet] = []
+        self.gaps_seq = 0
+        """The message in which they were last written anew, 0 when they never were."""
         self.left: list[LeftRange] = []
         self.aside: dict[int, RefusedPlace] = {}
         self._same: dict[int, list[int]] = {}
@@ -200,6 +202,8 @@ class KnownBuffer:
             self._take_aside(body)
         elif body.kind == NOTE:
             self._take_note(body)
+        elif body.kind == GAPS:
+            self._take_gaps(body)
 
     def _take_frame(self, body: MessageBody) -> None:
         meta, (content, hashes) = unpack(body.data)
@@ -220,7 +224,7 @@ class KnownBuffer:
             at += head_bytes + fact_bytes
 
     def _take_note(self, body: MessageBody) -> None:
-        note, blobs = unpack(body.data)
+        note, _ = unpack(body.data)
         if "latest" in note:
             back, parts = note["latest"]
             self.latest = body.seq - back, parts
@@ -239,12 +243,17 @@ class KnownBuffer:
             self.last_aside_id = max(self.last_aside_id, id_)
             if (gone := self.aside.pop(id_, None)) is not None:
                 self._same[gone.same].remove(id_)
-        if "gaps" in note:
-            gaps = [
-                GapSet(GapReason(reason), RangeSet.decode(blob), *more)
-                for (reason, *more), blob in zip(note["gaps"], blobs, strict=True)
-            ]
-            self.gaps = gaps if note["anew"] else self.gaps + gaps
+
+    def _take_gaps(self, body: MessageBody) -> None:
+        told, blobs = unpack(body.data)
+        gaps = [
+            GapSet(GapReason(reason), RangeSet.decode(blob), *more)
+            for (reason, *more), blob in zip(told["gaps"], blobs, strict=True)
+        ]
+        if told["anew"]:
+            self.gaps, self.gaps_seq = gaps, body.seq
+        else:
+            self.gaps += gaps
 
     # Sums: what is known of many frames, in one message.
 

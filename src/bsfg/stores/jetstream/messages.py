@@ -4,8 +4,9 @@ A change is one message, or several when it is too large for one or when its par
 of them makes the change; without it the others are void.
 
 By subject: ``frame`` has a frame and the hashes of its keys; ``bulk`` the keys of what left and the newest entries
-among it; ``meta.note`` and ``meta.aside`` records and refused facts; ``meta.mark`` says who writes; ``meta.keys`` sums
-up the frames before it, so that an opening does not read them.
+among it; ``meta.note`` and ``meta.aside`` records and refused facts; ``meta.gaps`` gap records, which are written anew
+when they have become many; ``meta.mark`` says who writes; ``meta.keys`` sums up the frames before it, so that an
+opening does not read them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from bsfg.stores.shared.keeper import BufferHead, Change
 
 CHANGE, HEAD, EXPECTED = "Bsfg-Change", "Bsfg-Head", "Nats-Expected-Last-Sequence"
 FRAME_SUBJECT, NOTE, ASIDE, KEYS, MARK = "frame", "meta.note", "meta.aside", "meta.keys", "meta.mark"
+GAPS = "meta.gaps"
 GONE, LATEST = "bulk.gone", "bulk.latest"
 
 
@@ -125,17 +127,18 @@ def bodies_of(change: Change, piece_bytes: int) -> list[tuple[str, bytes]]:
         rows = [[row.id, row.same, len(row.head.encode()), len(row.fact)] for row in change.aside]
         content = b"".join(part for row in change.aside for part in (row.head.encode(), row.fact))
         bodies.append((ASIDE, pack({"rows": rows}, content)))
-    note, blobs = _note_of(change, bodies, piece_bytes)
+    if change.gaps or change.gaps_anew:
+        gaps = [[str(gap.reason), gap.detail, gap.origin_zone, gap.since_unix_ms] for gap in change.gaps]
+        blobs = [gap.ranges.encode() for gap in change.gaps]
+        bodies.append((GAPS, pack({"gaps": gaps, "anew": change.gaps_anew}, *blobs)))
+    note = _note_of(change, bodies, piece_bytes)
     if note or len(bodies) != 1:
-        bodies.append((NOTE, pack(note, *blobs)))
+        bodies.append((NOTE, pack(note)))
     return bodies
 
 
-def _note_of(
-    change: Change, bodies: Sequence[tuple[str, bytes]], piece_bytes: int
-) -> tuple[dict[str, Any], list[bytes]]:
+def _note_of(change: Change, bodies: Sequence[tuple[str, bytes]], piece_bytes: int) -> dict[str, Any]:
     note: dict[str, Any] = {}
-    blobs: list[bytes] = []
     parts: dict[str, int] = {}
     if change.latest is not None or change.departed is not None:
         parts = {kind: len(pieces(data, piece_bytes)) for kind, data in bodies}
@@ -150,11 +153,7 @@ def _note_of(
         note["forgotten"] = change.forgotten.first
     if (released := change.released) is not None:
         note["released"] = [released.id, released.reason, released.at_unix_ms]
-    if change.gaps or change.gaps_anew:
-        note["gaps"] = [[str(gap.reason), gap.detail, gap.origin_zone, gap.since_unix_ms] for gap in change.gaps]
-        note["anew"] = change.gaps_anew
-        blobs = [gap.ranges.encode() for gap in change.gaps]
-    return note, blobs
+    return note
 
 
 def pieces(data: bytes, piece_bytes: int) -> list[bytes]:

@@ -7,6 +7,7 @@ finds it elsewhere writes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ import pyarrow as pa
 from bsfg.batch import EntryBatch, FactBatch
 from bsfg.clock import JumpGuardedClock
 from bsfg.digest import KeptRange, KeyHash, LogHistory, RangeDigest
-from bsfg.errors import BufferFull, InvalidArgument, OutcomeUnknown, QuarantineFull
+from bsfg.errors import BufferFull, DiskFull, InvalidArgument, OutcomeUnknown, QuarantineFull
 from bsfg.fact import Entry, Key
 from bsfg.gapbook import GapBook
 from bsfg.gaps import Gap, GapRecord, GapSet
@@ -59,6 +60,7 @@ from bsfg.wording import check_reason
 
 _INSERTED = int(Result.INSERTED)
 _COMPACT_RECORDS = 256
+_COMPACT_RANGES = 256
 
 
 class FramedQuarantine:
@@ -161,12 +163,12 @@ class FramedWriter:
         self._take(found)
         self.log_id, self._key_hash = found.log_id, KeyHash(found.secret)
         self._reader = FrameReader(keeper, self.log_id, kind, self._damaged)
-        if len(found.gaps) > _COMPACT_RECORDS + 4 * len(self.book.sets()):
-            self._commit(gaps=self.book.sets(), gaps_anew=True)
+        self._compact_gaps()
 
     def _take(self, found: BufferFound) -> None:
         self.head, self.book = found.head, GapBook()
         self._take_gaps(found.gaps)
+        self._gap_rows = len(found.gaps)
         self.quarantine = FramedQuarantine(self._keeper, found, self.policy.quarantine_bytes)
 
     # What is known.
@@ -263,6 +265,7 @@ class FramedWriter:
             self.head = change.after
             self.quarantine.added(change.aside)
             self._take_gaps(change.gaps)
+            self._gap_rows = len(change.gaps) + (0 if change.gaps_anew else self._gap_rows)
         return done
 
     # Appending.
@@ -404,6 +407,7 @@ class FramedWriter:
             latest=self._latest(readable) if self._latest_most and readable else None,
         )
         self._seen = []
+        self._compact_gaps()
 
     @property
     def _latest_most(self) -> int:
@@ -471,6 +475,16 @@ class FramedWriter:
         fresh = self.book.taken(gaps)
         if fresh:
             self._commit(gaps=fresh)
+            self._compact_gaps()
+
+    def _compact_gaps(self) -> None:
+        """Write the records of gaps anew when they are many more than the sets they make: each turn adds some."""
+        kinds, ranges = self.book.kinds, len(self.book)
+        if self._gap_rows <= _COMPACT_RECORDS + 4 * kinds + ranges // _COMPACT_RANGES:
+            return
+        # They are durable as they are: without room for both forms they stay so until there is.
+        with suppress(DiskFull):
+            self._commit(gaps=self.book.sets(), gaps_anew=True)
 
     def _take_gaps(self, gaps: Sequence[GapSet]) -> None:
         for each in gaps:

@@ -95,13 +95,13 @@ class RecordsContract(StorageCase):
         """What others tell beyond the capacity is refused as a whole; the node's own records always have room."""
         lane = await rig.lane()
         await lane.write(batch(9))
-        told = [GapRecord(at, at, GapReason.SKIPPED, 1_000, "", "field") for at in range(0, 10, 2)]
+        told = [GapRecord(at, at, GapReason.EVICTED, 1_000, "", "field") for at in range(0, 10, 2)]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(gapbook, "TOLD_RANGES_MAX", 5)
             await lane.buffer.record_gaps(told)
             with pytest.raises(GapsFull):
                 await lane.buffer.record_gaps(
-                    [GapRecord(at, at, GapReason.SKIPPED, 2_000, "", "field") for at in (4, 90)]
+                    [GapRecord(at, at, GapReason.EVICTED, 2_000, "", "field") for at in (4, 90)]
                 )
             await lane.buffer.record_gap(GapRecord(3, 4, GapReason.DAMAGED, 3_000))
             assert (await lane.stats()).gaps_full
@@ -109,13 +109,31 @@ class RecordsContract(StorageCase):
                 assert len(await lane.gaps()) == 6
 
     @scenario
+    async def test_what_links_leave_out_is_folded(self, rig: Rig) -> None:
+        """A link that leaves out every other fact goes on: records stay few, and how many were left out stays exact."""
+        lane = await rig.lane()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(gapbook, "SKIPPED_RANGES_MAX", 100)
+            patch.setattr(gapbook, "FOLD_SHIFT", 6)
+            for first in range(0, 6_000, 20):
+                pairs = [(offset, offset) for offset in range(first, first + 20, 2)]
+                skips = GapSet(GapReason.SKIPPED, RangeSet.of(pairs, first), "not carried", "field", first)
+                await lane.buffer.record_gaps([skips])
+            async for lane in rig.across_restart():
+                (found,) = await lane.buffer.gap_sets()
+                assert (await lane.stats()).gaps == len(found.ranges) <= 100
+                assert found.ranges.offsets == sum(gap.offsets for gap in await lane.gaps()) == 3_000
+                assert not found.ranges.within(5_900, 5_999).folded.any()
+                assert not (await lane.stats()).gaps_full
+
+    @scenario
     async def test_impossible_gap_records_are_refused(self, rig: Rig) -> None:
         """A gap record must name a range, and one of this buffer must lie below its end."""
         lane = await rig.lane()
         await lane.write(batch(3))
-        for first, last in ((-1, 1), (2, 1)):
+        for first, last, count in ((-1, 1, None), (2, 1, None), (0, 1, 3), (0, 1, 0)):
             with pytest.raises(InvalidArgument):
-                await lane.buffer.record_gap(GapRecord(first, last, GapReason.LOST, 0))
+                await lane.buffer.record_gap(GapRecord(first, last, GapReason.LOST, 0, count=count))
         with pytest.raises(OffsetOutOfRange):
             await lane.buffer.record_gap(GapRecord(2, 3, GapReason.LOST, 0))
         assert await lane.gaps() == []

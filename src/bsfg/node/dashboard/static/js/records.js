@@ -73,7 +73,7 @@ function drawGaps({ total, rows }) {
       h("td", { class: "time" }, moment(gap.at_unix_ms)),
       h("td", {}, foreign(gap.stream), `, ${gap.buffer}`, gap.origin_zone ? h("span", { class: "sub" }, "offsets of ", foreign(gap.origin_zone)) : null),
       h("td", { class: "number" }, gap.first === gap.last ? offset(gap.first) : `${offset(gap.first)}–${offset(gap.last)}`),
-      h("td", { class: "number" }, count(gap.last - gap.first + 1)),
+      h("td", { class: "number" }, count(gap.count)),
       h("td", {}, h("span", { class: "pill" }, foreign(gap.reason.replaceAll("_", " ")))),
       h("td", {}, h("span", { class: "text" }, foreign(gap.detail || "–"))))))), more(total, rows.length));
 }
