@@ -336,19 +336,15 @@ async def test_links_that_two_tasks_hold_come_together_again(sites: Sites, short
     short(1.0)
     async with bundle_of(sites) as bundle:
         bundle.begin("a", links=LINKS[:3])
+        await until(lambda: bundle.of("a") == LINKS[:3])
         bundle.begin("b")
-        await until(lambda: len(bundle.moved) >= len(LINKS))
-        bundle.begin("c")
-        for _ in range(100):
-            await asyncio.sleep(0.05)
-            held = {name for name, link in bundle.moved[-len(LINKS) :]}
-            if len(held) == 1 and bundle.moving.total() == len(LINKS):
-                break
-            for name in [name for name, task in bundle.running.items() if task.done()]:
-                bundle.running.pop(name)
-                bundle.begin(name)
-        assert len(held) == 1
-        assert bundle.moving.total() == len(LINKS)
+        await until(lambda: bundle.of("b") == LINKS[3:])
+        await bundle.ends("a")
+        await until(lambda: bundle.of("b") == LINKS)
+        bundle.begin("a again")
+        await bundle.ends("b")
+        await until(lambda: bundle.of("a again") == LINKS)
+        assert not bundle.running["a again"].done()
 
 
 async def test_a_driver_takes_one_link_and_leaves_the_rest(sites: Sites, short: Callable[[float], None]) -> None:
