@@ -7,9 +7,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 from bsfg.cli.bench.results import Aim, finished, percentile
-from bsfg.cli.bench.store import measured_in, show_all
+from bsfg.cli.bench.store import measured_in, show_all, steps
 from bsfg.cli.common import flag, option
-from bsfg.cli.output import examples, print_json, progress_bar
+from bsfg.cli.output import examples, print_json
 
 if TYPE_CHECKING:
     # Its producers are processes of this package, which must not have loaded them already.
@@ -110,11 +110,9 @@ def _measured(place: Path, plan: Any) -> Any:
     from bsfg.cli.bench.node_measure import node_site, run
 
     site = node_site(place)
-    with progress_bar("starting") as bar:
-        task = bar.task_ids[0]
-        bar.update(task, total=PHASES)
+    with steps(PHASES) as step:
         try:
-            return run(site, plan, lambda phase: bar.update(task, description=phase, advance=1))
+            return run(site, plan, step)
         finally:
             site.stop()
 

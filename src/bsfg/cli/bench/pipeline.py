@@ -7,9 +7,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 from bsfg.cli.bench.results import Aim, finished, percentile
-from bsfg.cli.bench.store import measured_in, show_all, verdict
+from bsfg.cli.bench.store import measured_in, show_all, steps, verdict
 from bsfg.cli.common import flag, option
-from bsfg.cli.output import console, examples, print_json, progress_bar
+from bsfg.cli.output import console, examples, print_json
 
 if TYPE_CHECKING:
     from bsfg.cli.bench.pipeline_measure import PipelineSamples
@@ -107,23 +107,19 @@ def _measured(place: Path, plan: Any) -> Any:
     from bsfg.spark.replicate.driver import local_master
 
     site = pipeline_site(place)
-    with progress_bar("starting Spark") as bar:
-        task = bar.task_ids[0]
-        bar.update(task, total=PHASES)
-        with spark_session("bsfg bench", local_master(1), {}, place / "spark.log") as spark:
-            try:
-                return run(site, spark, plan, lambda phase: bar.update(task, description=phase, advance=1))
-            finally:
-                site.stop()
+    session = spark_session("bsfg bench", local_master(1), {}, place / "spark.log")
+    with steps(PHASES, "starting Spark") as step, session as spark:
+        try:
+            return run(site, spark, plan, step)
+        finally:
+            site.stop()
 
 
 def _measured_many(place: Path, links: int, seconds: float) -> Any:
     from bsfg.cli.bench.pipeline_links import measure
 
-    with progress_bar("starting") as bar:
-        task = bar.task_ids[0]
-        bar.update(task, total=MANY_PHASES)
-        return measure(place, links, seconds, lambda phase: bar.update(task, description=phase, advance=1))
+    with steps(MANY_PHASES) as step:
+        return measure(place, links, seconds, step)
 
 
 def _results_of_many(samples: Any, folder: Path, seconds: float) -> dict[str, Any]:
