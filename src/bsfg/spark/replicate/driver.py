@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from bsfg.wire.adminclient import AdminClient
     from bsfg.wire.service import LeaseView
 
 
@@ -358,10 +359,9 @@ class Replication:
 
     def _tell_tasks(self, plan: int) -> None:
         """Have the tasks that go by an older plan end their shifts soon, as soon as the node can be told."""
-        from bsfg.wire.adminclient import AdminClient
         from bsfg.wire.streams import is_unimplemented
 
-        admin = AdminClient(calls().connection(self._own))
+        admin = self._admin()
         try:
             calls().run(admin.acquire_leases([], self._holder, LEASE_TTL_MS, plan=plan))
             self._told_plan = plan
@@ -382,10 +382,8 @@ class Replication:
     # What the node says.
 
     def _observe(self) -> None:
-        from bsfg.wire.adminclient import AdminClient
-
         try:
-            status = calls().run(AdminClient(calls().connection(self._own)).status())
+            status = calls().run(self._admin().status())
         except BsfgError as error:
             self.node_away = f"{error.code}: {error.message}"
             for link in self.links:
@@ -537,19 +535,24 @@ class Replication:
 
     def _report_backlog(self, link: LinkState, stream: str, token: str) -> None:
         """Tell the board how far the replay is: what the sender has left is what it has not confirmed yet."""
-        from bsfg.wire.adminclient import AdminClient
         from bsfg.wire.service import LinkReport
 
         of = next(each for each in link.plan.streams if each.stream == stream)
 
         async def work() -> None:
             fetched = await asked(link.plan, of, ONE_FACT, link.plan.link.carry_only)
-            admin = AdminClient(calls().connection(self._own))
+            admin = self._admin()
             backlog = fetched.end - fetched.start
             await admin.report_link(LinkReport(link.plan.name, stream, backlog=backlog, lease=token))
 
         with suppress(BsfgError):
             calls().run(work())
+
+    def _admin(self) -> AdminClient:
+        """Give the way to this zone's node."""
+        from bsfg.wire.adminclient import AdminClient
+
+        return AdminClient(calls().connection(self._own))
 
     # The lease.
 
@@ -558,9 +561,7 @@ class Replication:
         return calls().run(self._taken(link, seconds))
 
     async def _taken(self, link: LinkState, seconds: float) -> LeaseView:
-        from bsfg.wire.adminclient import AdminClient
-
-        admin = AdminClient(calls().connection(self._own))
+        admin = self._admin()
         plan = link.plan
         deadline = time.monotonic() + seconds
         while True:
@@ -573,9 +574,7 @@ class Replication:
                     raise
 
     def _renew(self, link: LinkState, token: str) -> None:
-        from bsfg.wire.adminclient import AdminClient
-
-        admin = AdminClient(calls().connection(self._own))
+        admin = self._admin()
         try:
             lease = calls().run(admin.renew_lease(link.plan.name, token, LEASE_TTL_MS))
         except LeaseLost:
@@ -586,7 +585,5 @@ class Replication:
             raise SparkFailed("the gate of the link is held")
 
     def _give_back(self, link: LinkState, token: str) -> None:
-        from bsfg.wire.adminclient import AdminClient
-
         with suppress(BsfgError):
-            calls().run(AdminClient(calls().connection(self._own)).release_lease(link.plan.name, token))
+            calls().run(self._admin().release_lease(link.plan.name, token))
