@@ -39,6 +39,7 @@ ACTIONS: dict[str, str] = {
     "gate_held": "An operator, or the node itself, closed a gate.",
     "gate_released": "An operator opened a gate.",
     "handshake_refused": "Somebody connected and no TLS handshake came of it. Repeats are counted.",
+    "migrated": "The zone was moved from one storage to another; the record is on both sides.",
     "node_started": "The node serves.",
     "node_stopped": "The node was stopped in order; after a kill there is none.",
     "quarantine_dropped": "An operator gave up a quarantined fact.",

@@ -1,7 +1,7 @@
 """The embedded log loses power at every point, is killed, fails and is damaged, and keeps its promises.
 
 A failure names its seed and crash point. Replay it with ``BSFG_SEED=17`` (and ``BSFG_CRASH_POINT=42``) in the
-environment, or with ``python -m bsfg.testing.powerloss --seed 17 --crash-point 42``.
+environment, or with ``python -m tests.fault.powerloss --seed 17 --crash-point 42``.
 """
 
 import asyncio
@@ -12,15 +12,8 @@ from random import Random
 from typing import Any
 
 import pytest
-
-from bsfg.errors import BsfgError, FolderLocked
-from bsfg.ports import Clock, Storage
-from bsfg.stores.log import journal
-from bsfg.stores.log.files import Files, OpenFile
-from bsfg.testing.clock import FakeClock
-from bsfg.testing.disk import PowerLoss, SimulatedDisk
-from bsfg.testing.ledger import BrokenPromise, Ledger
-from bsfg.testing.powerloss import (
+from tests.fault.ledger import BrokenPromise, Ledger
+from tests.fault.powerloss import (
     Campaign,
     main,
     open_log,
@@ -28,7 +21,14 @@ from bsfg.testing.powerloss import (
     open_log_with_small_index,
     verify_log,
 )
-from bsfg.testing.workload import Driver, script, work
+from tests.fault.workload import Driver, script, work
+
+from bsfg.errors import BsfgError, FolderLocked
+from bsfg.ports import Clock, Storage
+from bsfg.stores.log import journal
+from bsfg.stores.log.files import Files, OpenFile
+from bsfg.testing.clock import FakeClock
+from bsfg.testing.disk import PowerLoss, SimulatedDisk
 
 SoakSize = Callable[[int, int], int]
 

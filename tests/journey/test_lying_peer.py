@@ -14,13 +14,15 @@ from bsfg.batch import EntryBatch
 from bsfg.errors import ForeignLog
 from bsfg.gaps import RangeSet
 from bsfg.journey.link import DETAIL_CHARACTERS_MAX, Fetched, FetchRequest, PeerPosition, Refusal
-from bsfg.journey.verify import LinkHeld, LinkRules, Put, judge
+from bsfg.journey.receive import LinkHeld, LinkRules, Put, judge
 from bsfg.ports import Confirmation, Frame, GapRecord, GapSet
 from bsfg.retention import GapReason
 from bsfg.testing.facts import WeakHasher, messages, sealed
 
 MakeZone = Callable[[str], Zone]
 Alteration = Callable[[Fetched], Fetched]
+
+FOLDED = RangeSet.of([(5, 5), (7, 7), (9, 9)], 7).fold(8)
 
 
 @dataclass
@@ -396,8 +398,6 @@ def skips(*ranges: tuple[int, int], detail: str = "not carried") -> GapSet:
     """Make a set of what a link left out."""
     return GapSet(GapReason.SKIPPED, RangeSet.of(ranges, 1), detail, None, 1)
 
-
-FOLDED = RangeSet.of([(5, 5), (7, 7), (9, 9)], 7).fold(8)
 
 LEFT_OUT: dict[str, tuple[list[int] | None, list[GapSet]]] = {
     "a hole": ([4, 6, 8, 9], [skips((5, 5))]),

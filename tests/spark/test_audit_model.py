@@ -17,15 +17,15 @@ from tests.spark.audit_worlds import audited
 
 from bsfg.batch import EntryBatch, FactBatch
 from bsfg.columns import ENTRY_SCHEMA
-from bsfg.ports import Frame, GapRecord
+from bsfg.ports import Checkpoint, ConsumerSpec, ConsumerState, Frame, GapRecord
 from bsfg.retention import GapReason
 from bsfg.sealing import seal
 from bsfg.spark.audit import AuditedStream, StreamVerdict
-from bsfg.spark.audit.judging import Excuse, Excuses
+from bsfg.spark.audit.judging import Excuses
 from bsfg.spark.audit.runner import repeated
-from bsfg.spark.audit.scope import Evidence, LinkCursor
+from bsfg.spark.audit.scope import Evidence
 from bsfg.spark.audit.sums import EntryHash, lanes
-from bsfg.spark.audit.verdict import FindingKind
+from bsfg.spark.audit.verdict import Absence, FindingKind
 
 RANGE_FACTS = 8
 ZONE, OTHER = "plant", "idmz"
@@ -136,7 +136,8 @@ class World:
 
     def plan(self) -> AuditedStream:
         """Plan its audit."""
-        cursor = LinkCursor("enterprise.operational", self.committed)
+        spec = ConsumerSpec("enterprise.operational", "operational")
+        cursor = ConsumerState(spec, Checkpoint(self.committed + 1, self.committed), (), "s", 0)
         gaps = [GapRecord(0, len(self.sender), GapReason.QUARANTINED, 1)]
         sender = MemoryEnd(self.sender, Evidence("s", 0, 0, gaps=gaps, cursor=cursor))
         receiver = MemoryEnd(self.receiver, Evidence("r", 0, 0, gaps=self.records))
@@ -410,7 +411,7 @@ def test_an_audit_finds_what_a_look_at_every_entry_finds(world: World) -> None:
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8), st.sampled_from("abcd")), max_size=8))
 def test_excuses_are_those_of_the_first_that_covers(ranges: list[tuple[int, int, str]]) -> None:
     """For every offset the first excuse of the list counts, and what none covers is uncovered."""
-    listed = [Excuse(first, first + length, reason, "sender") for first, length, reason in ranges]
+    listed = [Absence(reason, "sender", first, first + length) for first, length, reason in ranges]
     excuses = Excuses(listed)
     naive = [next((n for n, each in enumerate(listed) if each.first <= at <= each.last), -1) for at in range(45)]
     assert excuses.of(np.arange(45)).tolist() == naive

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 from rich.text import Text
 
-from bsfg.cli.common import Json
+from bsfg.cli.common import Json, argument, flag, option
 from bsfg.cli.complete import streams as known_streams
 from bsfg.cli.connection import Target, connects, told_once
 from bsfg.cli.output import console, count_text, examples, json_line, print_json, progress_bar
@@ -86,24 +86,18 @@ class LineTally:
 @connects("producer")
 def append(
     node: Target,
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A file of JSON Lines; - reads standard input.", show_default=False)
-    ] = Path(STANDARD),
+    file: Annotated[Path, argument("FILE", "A file of JSON Lines; - reads standard input.", show_default=False)] = Path(
+        STANDARD
+    ),
     *,
-    stream: Annotated[
-        str, typer.Option(metavar="S", help="The stream.", autocompletion=known_streams, show_default=False)
-    ],
+    stream: Annotated[str, option("S", "The stream.", autocompletion=known_streams, show_default=False)],
     from_zone: Annotated[
-        str | None, typer.Option(metavar="Z", help="from_zone of lines without one. Default: the configuration's zone.")
+        str | None, option("Z", "from_zone of lines without one. Default: the configuration's zone.")
     ] = None,
-    to_zone: Annotated[str | None, typer.Option(metavar="Z", help="to_zone of lines without one.")] = None,
-    results: Annotated[bool, typer.Option("--results", help="Print a JSON line per fact with its result.")] = False,
-    outbox: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep facts in this folder until the node has them.")
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="How long to try when the node does not answer.")
-    ] = 15.0,
+    to_zone: Annotated[str | None, option("Z", "to_zone of lines without one.")] = None,
+    results: Annotated[bool, flag("--results", "Print a JSON line per fact with its result.")] = False,
+    outbox: Annotated[Path | None, option("DIR", "Keep facts in this folder until the node has them.")] = None,
+    timeout: Annotated[float, option("SECONDS", "How long to try when the node does not answer.", min=0)] = 15.0,
     json: Json = False,
 ) -> None:
     """Append facts to a stream of the zone; each is durable when it is counted as stored.

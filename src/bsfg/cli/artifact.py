@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 from rich.text import Text
 
-from bsfg.artifacts import key_problem, own_name
-from bsfg.cli.common import Json
+from bsfg.artifacts import DEFAULT_MEDIA_TYPE, key_problem, own_name
+from bsfg.cli.common import Json, argument, flag, option
 from bsfg.cli.connection import Target, connects
 from bsfg.cli.output import console, count_text, examples, print_json, progress_bar, size_text
 from bsfg.errors import ArtifactMissing, DigestMismatch, FactNotFound, InvalidArgument
@@ -47,8 +47,8 @@ PIECE_BYTES = 1 << 20
 LARGE_BYTES = 8 << 20
 STANDARD = "-"
 
-Bucket = Annotated[str, typer.Argument(metavar="BUCKET", help="The bucket, such as batch-files.")]
-Key = Annotated[str, typer.Argument(metavar="KEY", help="The name in the bucket, such as B1042/report.pdf.")]
+Bucket = Annotated[str, argument("BUCKET", "The bucket, such as batch-files.")]
+Key = Annotated[str, argument("KEY", "The name in the bucket, such as B1042/report.pdf.")]
 
 Advance = Callable[[int], None]
 
@@ -59,17 +59,14 @@ def put(
     node: Target,
     bucket: Bucket,
     object_key: Key,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What to upload; - reads standard input.")],
-    media_type: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="Its media type. Default: by the ending of its name.")
-    ] = None,
+    file: Annotated[Path, argument("FILE", "What to upload; - reads standard input.")],
+    media_type: Annotated[str | None, option("TYPE", "Its media type. Default: by the ending of its name.")] = None,
     json: Json = False,
 ) -> None:
     """Upload a file; when this returns it is durable in the zone, and facts can name it.
 
     An artifact never changes: other content needs another key. The same content again is fine.
     """
-    from bsfg.artifacts import DEFAULT_MEDIA_TYPE
     from bsfg.wire.service import ObjectInfo
 
     name = None if str(file) == STANDARD else file.name
@@ -91,14 +88,10 @@ def put(
 
 
 Which = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="sha256:DIGEST | BUCKET KEY", help="The digest, or what this zone calls the artifact."),
+    list[str] | None, argument("sha256:DIGEST | BUCKET KEY", "The digest, or what this zone calls the artifact.")
 ]
-OfFact = Annotated[
-    str | None,
-    typer.Option("--fact", metavar="ZONE/ID", help="The artifact of this fact; or of the one at this offset."),
-]
-Stream = Annotated[str | None, typer.Option(metavar="STREAM", help="The stream of the fact.")]
+OfFact = Annotated[str | None, option("ZONE/ID", "The artifact of this fact; or of the one at this offset.", "--fact")]
+Stream = Annotated[str | None, option("STREAM", "The stream of the fact.")]
 InBuffer = Annotated[Buffer, typer.Option("--buffer", help="The buffer of the fact.")]
 
 
@@ -108,15 +101,12 @@ def get(
     node: Target,
     which: Which = None,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="Where to write it; - for standard output. Default: by its name."
-        ),
+        Path | None, option("FILE", "Where to write it; - for standard output. Default: by its name.", "--output", "-o")
     ] = None,
     fact: OfFact = None,
     stream: Stream = None,
     buffer: InBuffer = Buffer.FORWARD,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+    force: Annotated[bool, flag("--force", "Overwrite a file that is there.")] = False,
     json: Json = False,
 ) -> None:
     """Download an artifact; the file appears when all of it is there and its digest is right.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from bsfg.cli.common import Json, ListsByDefault, checked_folder
+from bsfg.cli.common import Json, ListsByDefault, checked_folder, config_or_data, flag, option, suggestion
 from bsfg.cli.output import CellLines, console, count_text, examples, print_json, size_text, table, time_text
 from bsfg.errors import InvalidArgument
 from bsfg.wording import one_line
@@ -37,15 +37,13 @@ app = typer.Typer(
 )
 
 ConfigOption = Annotated[
-    Path | None, typer.Option("--config", "-c", envvar="BSFG_CONFIG", help="The zone's file. Default: zone.toml.")
+    Path | None, typer.Option("--config", "-c", help="The zone's file. Default: zone.toml.", envvar="BSFG_CONFIG")
 ]
-DataOption = Annotated[Path | None, typer.Option("--data", metavar="DIR", help="A data folder, without a zone's file.")]
-SinceOption = Annotated[
-    str | None, typer.Option(metavar="TIME", help="From here on: 24h, 7d …, or 2026-06-30T12:00:00Z.")
-]
-UntilOption = Annotated[str | None, typer.Option(metavar="TIME", help="Only before this: written as --since.")]
-IdentityOption = Annotated[str | None, typer.Option(metavar="NAME", help="Only this identity; `node` is the node.")]
-ActionOption = Annotated[str | None, typer.Option(metavar="NAME", help="Only this action, such as gate_held.")]
+DataOption = Annotated[Path | None, option("DIR", "A data folder, without a zone's file.", "--data")]
+SinceOption = Annotated[str | None, option("TIME", "From here on: 24h, 7d …, or 2026-06-30T12:00:00Z.")]
+UntilOption = Annotated[str | None, option("TIME", "Only before this: written as --since.")]
+IdentityOption = Annotated[str | None, option("NAME", "Only this identity; `node` is the node.")]
+ActionOption = Annotated[str | None, option("NAME", "Only this action, such as gate_held.")]
 
 COUNT_MAX = 100
 WIDE_COLUMNS = 110
@@ -61,7 +59,7 @@ def list_records(
     until: UntilOption = None,
     identity: IdentityOption = None,
     action: ActionOption = None,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="The newest so many.")] = COUNT_MAX,
+    limit: Annotated[int, option("N", "The newest so many.", min=1)] = COUNT_MAX,
     json: Json = False,
 ) -> None:
     """List the newest records, the last at the end.
@@ -96,7 +94,7 @@ def export(
     until: UntilOption = None,
     identity: IdentityOption = None,
     action: ActionOption = None,
-    jsonl: Annotated[bool, typer.Option("--jsonl", help="As JSON Lines, which is the one form there is.")] = True,
+    jsonl: Annotated[bool, flag("--jsonl", "As JSON Lines, which is the one form there is.")] = True,
 ) -> None:
     """Write records to standard output as JSON Lines, oldest first, each with its digest and that of the one before."""
     import orjson
@@ -112,14 +110,9 @@ def export(
 def _files(config: Path | None, data: Path | None) -> DiskFiles:
     from bsfg.stores.log.files import DiskFiles
 
-    if data is not None and config is not None:
-        raise InvalidArgument("--config and --data both say which trail to read", hint="Choose one.")
+    path = config_or_data(config, data, "which trail to read")
     if data is not None:
         return DiskFiles(checked_folder(data))
-    path = config or Path("zone.toml")
-    if config is None and not path.is_file():
-        hint = "Give --config zone.toml, or --data with a data folder."
-        raise InvalidArgument("which zone is not said, and there is no zone.toml here", hint=hint)
     from bsfg.config import load
 
     return DiskFiles(checked_folder(load(path).data_folder))
@@ -140,7 +133,6 @@ def _reading(files: DiskFiles) -> Iterator[None]:
 
 
 def _query(since: str | None, until: str | None, identity: str | None, action: str | None) -> TrailQuery:
-    from bsfg.cli.common import suggestion
     from bsfg.trail import ACTIONS, TrailQuery
 
     if action is not None and action not in ACTIONS:

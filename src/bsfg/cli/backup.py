@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
-from bsfg.cli.common import orderly_end
-from bsfg.cli.output import console, count_text, examples, print_json, progress_bar, range_text, size_text, table
-from bsfg.errors import InvalidArgument
+from bsfg.cli.common import argument, config_or_data, flag, option, orderly_end
+from bsfg.cli.output import console, count_text, examples, print_json, range_text, size_text, stages, table
 from bsfg.wording import counted, one_line
 
 if TYPE_CHECKING:
-    from bsfg.node.backup import Manifest, Progress, ZonePlace
+    from bsfg.node.backup import Manifest, ZonePlace
 
 app = typer.Typer()
 
@@ -38,26 +35,18 @@ UNSIGNED_NOTE = (
 
 @app.command(epilog=EPILOG)
 def backup(
-    target: Annotated[Path, typer.Argument(metavar="TARGET", help="A new folder for the backup.")],
+    target: Annotated[Path, argument("TARGET", "A new folder for the backup.")],
     *,
     config: Annotated[
-        Path | None, typer.Option("--config", "-c", envvar="BSFG_CONFIG", help="The zone's file. Default: zone.toml.")
+        Path | None, typer.Option("--config", "-c", help="The zone's file. Default: zone.toml.", envvar="BSFG_CONFIG")
     ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option("--data", metavar="DIR", help="A data folder alone, without a zone's file."),
-    ] = None,
+    data: Annotated[Path | None, option("DIR", "A data folder alone, without a zone's file.")] = None,
     base: Annotated[
-        Path | None,
-        typer.Option("--base", metavar="BACKUP", help="An earlier backup on this disk; what did not change is linked."),
+        Path | None, option("BACKUP", "An earlier backup on this disk; what did not change is linked.")
     ] = None,
-    with_keys: Annotated[
-        bool, typer.Option("--with-keys", help="Put the private key of the zone's node into it as well.")
-    ] = False,
-    no_verify: Annotated[
-        bool, typer.Option("--no-verify", help="Do not read the copy again to check it; a restore does.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print what is in the backup as JSON.")] = False,
+    with_keys: Annotated[bool, flag("--with-keys", "Put the private key of the zone's node into it as well.")] = False,
+    no_verify: Annotated[bool, flag("--no-verify", "Do not read the copy again to check it; a restore does.")] = False,
+    json: Annotated[bool, flag("--json", "Print what is in the backup as JSON.")] = False,
 ) -> None:
     """Copy everything a zone has into a new folder, while its node runs and producers append.
 
@@ -87,33 +76,12 @@ def backup(
         raise typer.Exit(1)
 
 
-@contextmanager
-def stages() -> Iterator[Progress]:
-    """Show the progress of one step after the other."""
-    with progress_bar("") as bar:
-        tasks: dict[str, Any] = {}
-
-        def progress(doing: str, done: int, total: int) -> None:
-            if doing not in tasks:
-                tasks[doing] = bar.add_task(doing, total=total)
-            bar.update(tasks[doing], completed=done, total=total)
-
-        yield progress
-
-
 def _place(config: Path | None, data: Path | None) -> ZonePlace:
     from bsfg.config import load
     from bsfg.node.backup import ZonePlace
 
-    if data is not None and config is not None:
-        raise InvalidArgument("--config and --data both say what to back up", hint="Choose one.")
-    if data is not None:
-        return ZonePlace.of_folder(data)
-    path = config or Path("zone.toml")
-    if config is None and not path.is_file():
-        hint = "Give --config zone.toml, or --data with a data folder."
-        raise InvalidArgument("which zone is not said, and there is no zone.toml here", hint=hint)
-    return ZonePlace.of(load(path))
+    path = config_or_data(config, data, "what to back up")
+    return ZonePlace.of_folder(data) if data is not None else ZonePlace.of(load(path))
 
 
 def _show(target: Path, manifest: Manifest, place: ZonePlace) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from bsfg.cli.common import argument, flag
 from bsfg.cli.init import LOCAL_ROLES
 from bsfg.cli.output import CellLines, console, examples, pairs, print_json, table
 from bsfg.errors import BsfgError, FileExists, InvalidArgument
@@ -38,9 +39,9 @@ app = typer.Typer(
 
 DAYS = 365
 Folder = Annotated[Path, typer.Argument(help="The folder of the authority: ca.crt, ca.key and what it issues.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Json = Annotated[bool, flag("--json", "Print the result as JSON.")]
 HOST_HELP = "A host name or address by which curl and browsers reach the node, such as plant.example."
-Force = Annotated[bool, typer.Option("--force", help="Overwrite files that are there.")]
+Force = Annotated[bool, flag("--force", "Overwrite files that are there.")]
 
 
 class RoleHint(StrEnum):
@@ -84,10 +85,7 @@ def issue(
     zone: Annotated[
         str | None, typer.Option("--zone", help="The holder's zone, where its name does not say it; for the row.")
     ] = None,
-    host: Annotated[
-        list[str] | None,
-        typer.Option("--host", help=f"{HOST_HELP} Repeatable."),
-    ] = None,
+    host: Annotated[list[str] | None, typer.Option("--host", help=f"{HOST_HELP} Repeatable.")] = None,
     days: Annotated[int, typer.Option("--days", help="How long it lasts.")] = DAYS,
     force: Force = False,
     json_mode: Json = False,
@@ -113,10 +111,10 @@ def bundle(
         Path, typer.Argument(help="A new folder, such as plant/certs, or a new file that ends with .tar.")
     ],
     node_only: Annotated[
-        bool, typer.Option("--node-only", help="Leave out the certificates of the zone's own applications.")
+        bool, flag("--node-only", "Leave out the certificates of the zone's own applications.")
     ] = False,
     issue_first: Annotated[
-        bool, typer.Option("--issue", help="Issue first what is not there of those that `bsfg init` gives a row.")
+        bool, flag("--issue", "Issue first what is not there of those that `bsfg init` gives a row.")
     ] = False,
     host: Annotated[list[str] | None, typer.Option("--host", help=f"With --issue: {HOST_HELP} Repeatable.")] = None,
     json_mode: Json = False,
@@ -200,7 +198,7 @@ def signing_key(
 
 @app.command("show")
 def show(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Certificates in PEM form.")],
+    files: Annotated[list[Path], argument("FILE...", "Certificates in PEM form.")],
     json_mode: Json = False,
 ) -> None:
     """Show what certificates say."""

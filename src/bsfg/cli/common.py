@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Coroutine, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, TypeVar
@@ -28,16 +28,22 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 @contextmanager
-def orderly_end() -> Iterator[None]:
-    """Let SIGTERM end a block by an exception, with the exit code that a shell expects."""
+def handled(handler: Any, *numbers: signal.Signals) -> Iterator[None]:
+    """Have signals do something else while a block runs."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may say what a signal does
         return
-    before = signal.signal(signal.SIGTERM, _end)
+    before = [(number, signal.signal(number, handler)) for number in numbers]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, usual in before:
+            signal.signal(number, usual)
+
+
+def orderly_end() -> AbstractContextManager[None]:
+    """Let SIGTERM end a block by an exception, with the exit code that a shell expects."""
+    return handled(_end, signal.SIGTERM)
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
@@ -80,17 +86,40 @@ def checked_folder(path: Path) -> Path:
     raise NotAFolder(f"{path} is empty" if empty else f"there is no {MARK} in {path}", hint=hint)
 
 
+def config_or_data(config: Path | None, data: Path | None, what: str) -> Path:
+    """Give the zone's file that a command means unless it is given a data folder alone; both at once contradict."""
+    if data is not None and config is not None:
+        raise InvalidArgument(f"--config and --data both say {what}", hint="Choose one.")
+    path = config or Path("zone.toml")
+    if data is None and config is None and not path.is_file():
+        hint = "Give --config zone.toml, or --data with a data folder."
+        raise InvalidArgument("which zone is not said, and there is no zone.toml here", hint=hint)
+    return path
+
+
 def _near(path: Path) -> list[Path]:
     """List the folders around a path: those that a user is likely to mix up with it."""
     return [path / "data", *path.parents[:4]]
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Reason = Annotated[
-    str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; it is recorded with your name.", show_default=False)
-]
+def option(metavar: str, says: str, *names: str, panel: str | None = None, **more: Any) -> Any:
+    """Declare an option with a value: how the value is shown, what it is for, and its names unless the usual one."""
+    return typer.Option(*names, metavar=metavar, help=says, rich_help_panel=panel, **more)
 
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking; needed where nobody can be asked.")]
+
+def argument(metavar: str, says: str, **more: Any) -> Any:
+    """Declare an argument likewise."""
+    return typer.Argument(metavar=metavar, help=says, **more)
+
+
+def flag(name: str, says: str, *names: str, panel: str | None = None) -> Any:
+    """Declare an option without a value."""
+    return typer.Option(name, *names, help=says, rich_help_panel=panel)
+
+
+Json = Annotated[bool, flag("--json", "Print the result as JSON.")]
+Reason = Annotated[str, option("TEXT", "Why; it is recorded with your name.", "--reason", "-r", show_default=False)]
+Yes = Annotated[bool, flag("--yes", "Do it without asking; needed where nobody can be asked.", "-y")]
 
 
 class ListsByDefault(TyperGroup):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bsfg.cli.common import Json
+from bsfg.cli.common import Json, argument, option
 from bsfg.cli.complete import consumers as known_consumers
 from bsfg.cli.connection import Target, connects
 from bsfg.cli.output import console, examples, print_json
@@ -28,16 +28,10 @@ app = typer.Typer(
 @connects("consumer")
 def confirm(
     node: Target,
-    consumer: Annotated[
-        str, typer.Argument(metavar="CONSUMER", help="The durable consumer.", autocompletion=known_consumers)
-    ],
-    offset: Annotated[
-        int | None, typer.Argument(metavar="OFFSET", min=0, help="Confirm everything up to and including this.")
-    ] = None,
+    consumer: Annotated[str, argument("CONSUMER", "The durable consumer.", autocompletion=known_consumers)],
+    offset: Annotated[int | None, argument("OFFSET", "Confirm everything up to and including this.", min=0)] = None,
     *,
-    ranges: Annotated[
-        str, typer.Option(metavar="A-B,C,…", help="Confirm these offsets as well, in any order.", show_default=False)
-    ] = "",
+    ranges: Annotated[str, option("A-B,C,…", "Confirm these offsets as well, in any order.", show_default=False)] = "",
     json: Json = False,
 ) -> None:
     """Confirm facts of a consumer: they do not come again, and the node may let them go.

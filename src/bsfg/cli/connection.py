@@ -17,7 +17,7 @@ import asyncio
 import inspect
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -256,7 +256,7 @@ def resolve(choice: NodeChoice, roles: Sequence[str]) -> Target:
         if not DEFAULT_CONFIG.is_file():
             hint = "Give --config zone.toml, or --address with --ca, --cert and --key; BSFG_CONFIG and so on work too."
             raise InvalidArgument("which node is not said, and there is no zone.toml here", hint=hint)
-        choice = _with_config(choice, DEFAULT_CONFIG)
+        choice = replace(choice, config=DEFAULT_CONFIG)
     if choice.config is not None:
         return _from_config(choice, roles)
     from bsfg.config.kinds import Addresses
@@ -269,12 +269,6 @@ def resolve(choice: NodeChoice, roles: Sequence[str]) -> Target:
         hint = "Give --ca, --cert and --key. Nodes answer without TLS on loopback only, for trials."
         raise InvalidArgument(f"{choice.address} is not on this machine, so a certificate is needed", hint=hint)
     return Target(str(address))
-
-
-def _with_config(choice: NodeChoice, path: Path) -> NodeChoice:
-    from dataclasses import replace
-
-    return replace(choice, config=path)
 
 
 def _from_config(choice: NodeChoice, roles: Sequence[str]) -> Target:

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from datetime import UTC, date, datetime
-from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from bsfg.cli.common import Json, ListsByDefault, Reason, Yes, ask_first, checked_reason, suggestion
+from bsfg.cli.common import (
+    Json,
+    ListsByDefault,
+    Reason,
+    Yes,
+    argument,
+    ask_first,
+    checked_reason,
+    flag,
+    option,
+    suggestion,
+)
 from bsfg.cli.complete import consumers as known_consumers
 from bsfg.cli.complete import streams as known_streams
 from bsfg.cli.connection import Target, admin_of, connects
 from bsfg.cli.output import CellLines, console, count_text, examples, fitting, print_json, range_text, table, time_text
 from bsfg.errors import ConsumerExists, InvalidArgument, UnknownConsumer, UnknownStream
+from bsfg.ports import Buffer, ConsumerSpec, StartAt
 from bsfg.wording import counted
 
 if TYPE_CHECKING:
-    from bsfg.ports import ConsumerSpec, StartAt
     from bsfg.wire.adminclient import AdminClient
     from bsfg.wire.connection import Connection
     from bsfg.wire.service import ConsumerView
@@ -34,13 +44,6 @@ app = typer.Typer(
         ("bsfg consumers retire historian --reason 'replaced by historian-2'", "end one that never comes back"),
     ),
 )
-
-
-class BufferName(StrEnum):
-    """The two buffers of a stream."""
-
-    STORE = "store"
-    FORWARD = "forward"
 
 
 START_FORMS = "earliest, latest, offset:N or time:2026-03-01T06:00:00Z"
@@ -63,17 +66,14 @@ def list_consumers(node: Target, json: Json = False) -> None:
 @connects("operator")
 def add(
     node: Target,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, which stays taken even when it is retired.")],
-    stream: Annotated[
-        str, typer.Option(metavar="S", help="The stream it reads.", autocompletion=known_streams, show_default=False)
-    ],
+    name: Annotated[str, argument("NAME", "Its name, which stays taken even when it is retired.")],
+    stream: Annotated[str, option("S", "The stream it reads.", autocompletion=known_streams, show_default=False)],
     buffer: Annotated[
-        BufferName, typer.Option(help="forward: what other zones sent. store: what this zone produced.")
-    ] = BufferName.FORWARD,
-    start: Annotated[str, typer.Option(metavar="WHERE", help=f"Where it begins: {START_FORMS}.")] = "earliest",
+        Buffer, typer.Option(help="forward: what other zones sent. store: what this zone produced.")
+    ] = Buffer.FORWARD,
+    start: Annotated[str, option("WHERE", f"Where it begins: {START_FORMS}.")] = "earliest",
     required: Annotated[
-        bool,
-        typer.Option("--required/--optional", help="Whether facts are kept until it has confirmed them."),
+        bool, flag("--required/--optional", "Whether facts are kept until it has confirmed them.")
     ] = True,
     json: Json = False,
 ) -> None:
@@ -82,10 +82,8 @@ def add(
     A required consumer keeps facts in the buffer until it has confirmed them, however long that takes: retire it when
     it will not come back. An optional one may find that facts have left, and is told which.
     """
-    from bsfg.ports import Buffer, ConsumerSpec
-
     at, value = parse_start(start)
-    spec = ConsumerSpec(name, stream, Buffer(buffer.value), at, value, required)
+    spec = ConsumerSpec(name, stream, buffer, at, value, required)
 
     async def call(connection: Connection) -> tuple[ConsumerView, bool]:
         admin = admin_of(connection)
@@ -106,7 +104,7 @@ def add(
 @connects("operator")
 def retire(
     node: Target,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Which one.", autocompletion=known_consumers)],
+    name: Annotated[str, argument("NAME", "Which one.", autocompletion=known_consumers)],
     reason: Reason,
     yes: Yes = False,
     json: Json = False,
@@ -140,8 +138,6 @@ def retire(
 
 def parse_start(text: str) -> tuple[StartAt, int]:
     """Read a start position: ``earliest``, ``latest``, ``offset:42`` or ``time:2026-03-01T06:00:00Z``."""
-    from bsfg.ports import StartAt
-
     word, colon, value = text.partition(":")
     if not colon and word in (StartAt.EARLIEST, StartAt.LATEST):
         return StartAt(word), 0

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bsfg.cli.common import argument, flag, option
 from bsfg.cli.complete import consumers as known_consumers
 from bsfg.cli.connection import Target, connects, told_once
 from bsfg.cli.output import console, count_text, examples, json_line
@@ -32,23 +33,17 @@ app = typer.Typer(
 @connects("consumer")
 def fetch(
     node: Target,
-    consumer: Annotated[
-        str, typer.Argument(metavar="CONSUMER", help="The durable consumer.", autocompletion=known_consumers)
-    ],
+    consumer: Annotated[str, argument("CONSUMER", "The durable consumer.", autocompletion=known_consumers)],
     *,
     limit: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="At most so many facts. Default: 100, or no limit to follow.")
+        int | None, option("N", "At most so many facts. Default: 100, or no limit to follow.", min=1)
     ] = None,
-    wait: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="How long to wait when there is nothing (more).")
-    ] = 0.0,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on for ever; needs --confirm.")] = False,
+    wait: Annotated[float, option("SECONDS", "How long to wait when there is nothing (more).", min=0)] = 0.0,
+    follow: Annotated[bool, flag("--follow", "Go on for ever; needs --confirm.", "-f")] = False,
     confirm: Annotated[
-        bool, typer.Option("--confirm", help="Confirm what was written to stdout, so that it does not come again.")
+        bool, flag("--confirm", "Confirm what was written to stdout, so that it does not come again.")
     ] = False,
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="How long to try when the node does not answer.")
-    ] = 15.0,
+    timeout: Annotated[float, option("SECONDS", "How long to try when the node does not answer.", min=0)] = 15.0,
 ) -> None:
     """Write the next facts of a consumer to stdout, one JSON object a line.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from bsfg.cli.common import Json, ListsByDefault, Reason, checked_reason, suggestion
+from bsfg.cli.common import Json, ListsByDefault, Reason, argument, checked_reason, flag, option, suggestion
 from bsfg.cli.complete import gates
 from bsfg.cli.connection import Target, admin_of, connects
 from bsfg.cli.output import console, examples, fitting, print_json, table, time_text
@@ -41,8 +41,7 @@ class Side(StrEnum):
 
 
 LinkName = Annotated[
-    str,
-    typer.Argument(metavar="LINK", help="An inbound link by its name, or a zone that is served.", autocompletion=gates),
+    str, argument("LINK", "An inbound link by its name, or a zone that is served.", autocompletion=gates)
 ]
 SideOption = Annotated[
     Side | None,
@@ -70,10 +69,8 @@ def hold(
     link: LinkName,
     reason: Reason,
     side: SideOption = None,
-    duration: Annotated[
-        str | None, typer.Option("--for", metavar="TIME", help="Release it by itself after 30m, 2h, 1d …")
-    ] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace a hold that is there.")] = False,
+    duration: Annotated[str | None, option("TIME", "Release it by itself after 30m, 2h, 1d …", "--for")] = None,
+    replace: Annotated[bool, flag("--replace", "Replace a hold that is there.")] = False,
     json: Json = False,
 ) -> None:
     """Close the gate of a link until it is released, or for a while.

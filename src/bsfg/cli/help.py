@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import bsfg
-from bsfg.cli.common import suggestion
+from bsfg.cli.common import argument, suggestion
 from bsfg.cli.output import console, examples, table
 from bsfg.errors import InvalidArgument
 from bsfg.wording import printable
@@ -33,10 +33,7 @@ def _topics() -> list[str]:
 @app.command("help")
 def show(
     topic: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="TOPIC", help="What to read; all topics are listed when left out.", autocompletion=_topics
-        ),
+        str | None, argument("TOPIC", "What to read; all topics are listed when left out.", autocompletion=_topics)
     ] = None,
 ) -> None:
     """Show a page of the documentation; it comes with the package and needs no network.

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from bsfg.cli.common import flag, option
 from bsfg.cli.output import console, examples, print_json
 from bsfg.errors import FileExists, InvalidArgument, StorageReadOnly
 from bsfg.rules import ZONE, check_name
@@ -65,29 +66,29 @@ def init(
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option(
+        option(
+            "N",
+            f"Where the node listens for gRPC. Default: {GRPC_PORT}, or the next that is free on this machine.",
             min=1,
             max=_PORT_MAX,
-            metavar="N",
             show_default=False,
-            help=f"Where the node listens for gRPC. Default: {GRPC_PORT}, or the next that is free on this machine.",
         ),
     ] = None,
     http_port: Annotated[
         int | None,
-        typer.Option(
+        option(
+            "N",
+            f"Where it listens for HTTP. Default: as far from {HTTP_PORT} as --port is from {GRPC_PORT}.",
             min=1,
             max=_PORT_MAX,
-            metavar="N",
             show_default=False,
-            help=f"Where it listens for HTTP. Default: as far from {HTTP_PORT} as --port is from {GRPC_PORT}.",
         ),
     ] = None,
     engine: Annotated[
         FirstEngine, typer.Option(help="What moves the links: Spark, in a process beside the node, or the node itself.")
     ] = FirstEngine.SPARK,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
-    json_mode: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    force: Annotated[bool, flag("--force", "Overwrite a file that is there.")] = False,
+    json_mode: Annotated[bool, flag("--json", "Print the result as JSON.")] = False,
 ) -> None:
     """Write a commented zone.toml for a new zone.
 

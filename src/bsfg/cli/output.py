@@ -14,7 +14,7 @@ from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.measure import Measurement
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -180,6 +180,20 @@ def progress_bar(text: str, *, shown: bool = True) -> Iterator[Progress]:
         if text:
             bar.add_task(text, total=None)
         yield bar
+
+
+@contextmanager
+def stages() -> Iterator[Callable[[str, int, int], None]]:
+    """Show the progress of one step after the other; give what is told the step, how much is done and how much is."""
+    with progress_bar("") as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def progress(doing: str, done: int, total: int) -> None:
+            if doing not in tasks:
+                tasks[doing] = bar.add_task(doing, total=total)
+            bar.update(tasks[doing], completed=done, total=total)
+
+        yield progress
 
 
 def advance(bar: Progress, done: int, total: int) -> None:

@@ -11,7 +11,18 @@ import orjson
 import typer
 from rich.text import Text
 
-from bsfg.cli.common import Json, ListsByDefault, Reason, Yes, ask_first, checked_reason, suggestion
+from bsfg.cli.common import (
+    Json,
+    ListsByDefault,
+    Reason,
+    Yes,
+    argument,
+    ask_first,
+    checked_reason,
+    flag,
+    option,
+    suggestion,
+)
 from bsfg.cli.complete import streams
 from bsfg.cli.connection import Target, admin_of, connects
 from bsfg.cli.output import (
@@ -47,16 +58,12 @@ app = typer.Typer(
 
 _NOTHING = "Nothing is in quarantine."
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="As listed: stream/buffer/number; the number if it is clear.")]
-Ids = Annotated[list[str] | None, typer.Argument(metavar="ID...", help="As listed; the number alone if it is clear.")]
-All = Annotated[bool, typer.Option("--all", help="All of them, or all of --stream.")]
-Limit = Annotated[int, typer.Option(metavar="N", min=1, max=1_000, help="At most this many.")]
-After = Annotated[
-    str, typer.Option(metavar="ID", help="Only what follows this id, as the page before says.", show_default=False)
-]
-StreamOption = Annotated[
-    str | None, typer.Option(metavar="S", help="Only this stream.", autocompletion=streams, show_default=False)
-]
+Id = Annotated[str, argument("ID", "As listed: stream/buffer/number; the number if it is clear.")]
+Ids = Annotated[list[str] | None, argument("ID...", "As listed; the number alone if it is clear.")]
+All = Annotated[bool, flag("--all", "All of them, or all of --stream.")]
+Limit = Annotated[int, option("N", "At most this many.", min=1, max=1_000)]
+After = Annotated[str, option("ID", "Only what follows this id, as the page before says.", show_default=False)]
+StreamOption = Annotated[str | None, option("S", "Only this stream.", autocompletion=streams, show_default=False)]
 
 
 @app.command("list")
@@ -158,9 +165,7 @@ def export(
     node: Target,
     ids: Ids = None,
     stream: StreamOption = None,
-    facts: Annotated[
-        bool, typer.Option("--facts", help="Only the facts, in the form that `bsfg append` reads.")
-    ] = False,
+    facts: Annotated[bool, flag("--facts", "Only the facts, in the form that `bsfg append` reads.")] = False,
 ) -> None:
     """Write quarantined facts to stdout as JSON Lines, one object a fact, with what is known of its refusal."""
 

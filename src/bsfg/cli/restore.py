@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from bsfg.cli.backup import stages
-from bsfg.cli.common import orderly_end
-from bsfg.cli.output import console, count_text, examples, print_json, table, time_text
+from bsfg.cli.common import argument, flag, option, orderly_end
+from bsfg.cli.output import console, count_text, examples, print_json, stages, table, time_text
 from bsfg.wording import counted
 
 if TYPE_CHECKING:
@@ -31,27 +30,23 @@ DAMAGE_SHOWN = 20
 
 @app.command(epilog=EPILOG)
 def restore(
-    backup: Annotated[Path, typer.Argument(metavar="BACKUP", help="A folder that `bsfg backup` made.")],
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The zone's folder, the one for its zone.toml.")],
+    backup: Annotated[Path, argument("BACKUP", "A folder that `bsfg backup` made.")],
+    folder: Annotated[Path, argument("FOLDER", "The zone's folder, the one for its zone.toml.")],
     *,
-    moved: Annotated[
-        bool, typer.Option("--moved", help="Keep the history: only if nothing was written since the backup.")
-    ] = False,
+    moved: Annotated[bool, flag("--moved", "Keep the history: only if nothing was written since the backup.")] = False,
     accept_damage: Annotated[
-        bool, typer.Option("--accept-damage", help="Restore what is left of a damaged backup, and name what is wrong.")
+        bool, flag("--accept-damage", "Restore what is left of a damaged backup, and name what is wrong.")
     ] = False,
     ca: Annotated[
-        Path | None,
-        typer.Option("--ca", metavar="FILE", help="Who vouches for the zone's signature. Default: as in zone.toml."),
+        Path | None, option("FILE", "Who vouches for the zone's signature. Default: as in zone.toml.")
     ] = None,
     take_config: Annotated[
-        bool,
-        typer.Option("--take-config", help="Take zone.toml and certificates of the backup where there are none."),
+        bool, flag("--take-config", "Take zone.toml and certificates of the backup where there are none.")
     ] = False,
     accept_unsigned: Annotated[
-        bool, typer.Option("--accept-unsigned", help="Ask nobody who made the backup; it may be anybody's.")
+        bool, flag("--accept-unsigned", "Ask nobody who made the backup; it may be anybody's.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print what was restored and what comes next as JSON.")] = False,
+    json: Annotated[bool, flag("--json", "Print what was restored and what comes next as JSON.")] = False,
 ) -> None:
     """Bring a zone back from a backup, into the places that its zone.toml names.
 

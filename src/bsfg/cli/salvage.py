@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from bsfg.cli.backup import stages
-from bsfg.cli.common import orderly_end
-from bsfg.cli.output import console, count_text, examples, print_json, range_text, table
+from bsfg.cli.common import argument, flag, option, orderly_end
+from bsfg.cli.output import console, count_text, examples, print_json, range_text, stages, table
 from bsfg.wording import counted, one_line
 
 if TYPE_CHECKING:
@@ -31,16 +30,11 @@ SHOWN = 100
 
 @app.command(epilog=EPILOG)
 def salvage(
-    source: Annotated[
-        Path, typer.Argument(metavar="DIR", readable=False, help="The damaged data folder; it is only read.")
-    ],
-    target: Annotated[Path, typer.Argument(metavar="TARGET", help="A new folder, best on another disk.")],
+    source: Annotated[Path, argument("DIR", "The damaged data folder; it is only read.", readable=False)],
+    target: Annotated[Path, argument("TARGET", "A new folder, best on another disk.")],
     *,
-    artifacts: Annotated[
-        Path | None,
-        typer.Option("--artifacts", metavar="DIR", help="The folder of artifacts. Default: DIR/artifacts."),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print what was saved and what is missing as JSON.")] = False,
+    artifacts: Annotated[Path | None, option("DIR", "The folder of artifacts. Default: DIR/artifacts.")] = None,
+    json: Annotated[bool, flag("--json", "Print what was saved and what is missing as JSON.")] = False,
 ) -> None:
     """Write everything that can be read of a damaged data folder into a new one, and say what is missing.
 

@@ -6,12 +6,13 @@ import asyncio
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from bsfg.cli.common import flag, option
 from bsfg.cli.connection import CONNECTION_ERRORS, Target, connects
 from bsfg.cli.output import CellLines, console, examples, fitting, json_line, print_json, table
 from bsfg.errors import BsfgError, RemoteError
@@ -20,6 +21,7 @@ from bsfg.node.status import (
     Document,
     HealthFinding,
     HealthLevel,
+    as_json,
     autonomy,
     backlog_level,
     findings,
@@ -215,8 +217,6 @@ EPILOG = examples(
     ("bsfg status > /dev/null || echo look at the gateway", "the exit code for a script"),
 )
 
-StatusDocument = dict[str, Any]
-
 WAIT_SECONDS = 0.2
 
 
@@ -224,16 +224,10 @@ WAIT_SECONDS = 0.2
 @connects("viewer", "operator")
 def status(
     node: Target,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again, until Ctrl-C.")] = False,
-    interval: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.1, help="How long --watch waits between two looks.")
-    ] = 2.0,
-    wait: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for a node that does not answer yet.")
-    ] = 0.0,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print the status as JSON; with --watch one document a line.")
-    ] = False,
+    watch: Annotated[bool, flag("--watch", "Show it again and again, until Ctrl-C.", "-w")] = False,
+    interval: Annotated[float, option("SECONDS", "How long --watch waits between two looks.", min=0.1)] = 2.0,
+    wait: Annotated[float, option("SECONDS", "How long to wait for a node that does not answer yet.", min=0)] = 0.0,
+    json: Annotated[bool, flag("--json", "Print the status as JSON; with --watch one document a line.")] = False,
 ) -> None:
     """Show how a node is doing: streams and fill, frontiers and backlogs, the mode and lag of every link, alerts.
 
@@ -248,8 +242,6 @@ def status(
         document = node.run(lambda connection: retry.insist(lambda: _status(connection)))
         code = _exit_code(document)
         if json:
-            from bsfg.node.status import as_json
-
             print_json(as_json(document))
         else:
             console().print(render(document))
@@ -257,8 +249,7 @@ def status(
         raise typer.Exit(code)
 
 
-async def _status(connection: Connection) -> StatusDocument:
-    from bsfg.node.status import as_json
+async def _status(connection: Connection) -> Document:
     from bsfg.wire.adminclient import AdminClient
 
     document = await AdminClient(connection).status()
@@ -269,13 +260,11 @@ async def _status(connection: Connection) -> StatusDocument:
     return document
 
 
-def _exit_code(document: StatusDocument) -> int:
-    from bsfg.node.status import HealthLevel, findings, worst
-
+def _exit_code(document: Document) -> int:
     return int(worst(findings(document)) == HealthLevel.ALERT)
 
 
-def _watch(node: Target, interval: float, show: Callable[[StatusDocument | BsfgError], None]) -> int:
+def _watch(node: Target, interval: float, show: Callable[[Document | BsfgError], None]) -> int:
     """Show the status until Ctrl-C and give the exit code of the last one; a node that is away is shown as that."""
     code = 1
 
@@ -283,7 +272,7 @@ def _watch(node: Target, interval: float, show: Callable[[StatusDocument | BsfgE
         nonlocal code
         while True:
             try:
-                seen: StatusDocument | BsfgError = await _status(connection)
+                seen: Document | BsfgError = await _status(connection)
                 code = _exit_code(seen)  # type: ignore[arg-type]
             except CONNECTION_ERRORS as error:
                 seen, code = await asyncio.to_thread(node.explained, error), 1
@@ -299,15 +288,13 @@ def _watch(node: Target, interval: float, show: Callable[[StatusDocument | BsfgE
     return code
 
 
-def _json_line(seen: StatusDocument | BsfgError) -> None:
-    from bsfg.node.status import as_json
-
+def _json_line(seen: Document | BsfgError) -> None:
     document = {"error": seen.to_dict()} if isinstance(seen, BsfgError) else as_json(seen)
     sys.stdout.buffer.write(json_line(document))
     sys.stdout.buffer.flush()
 
 
-def _screen() -> Callable[[StatusDocument | BsfgError], None]:
+def _screen() -> Callable[[Document | BsfgError], None]:
     """Give what shows a status: in place on a terminal, one after the other elsewhere."""
     out = console()
     return _LiveScreen() if out.is_terminal else lambda seen: out.print(_rendered(seen))
@@ -322,15 +309,14 @@ class _LiveScreen:
         self._live = Live(console=console(), screen=True, auto_refresh=False)
         self._live.start()
 
-    def __call__(self, seen: StatusDocument | BsfgError) -> None:
+    def __call__(self, seen: Document | BsfgError) -> None:
         self._live.update(_rendered(seen), refresh=True)
 
     def close(self) -> None:
         self._live.stop()
 
 
-def _rendered(seen: StatusDocument | BsfgError) -> Any:
-
+def _rendered(seen: Document | BsfgError) -> RenderableType:
     if isinstance(seen, BsfgError):
         return Text.assemble((f"{seen.code}: ", "bold red"), seen.message, f"\n{seen.hint}")
     return render(seen)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from bsfg.cli.common import Json, ListsByDefault, Reason, Yes, ask_first, checked_reason, suggestion
+from bsfg.cli.common import Json, ListsByDefault, Reason, Yes, argument, ask_first, checked_reason, option, suggestion
 from bsfg.cli.complete import streams as known_streams
 from bsfg.cli.connection import Target, admin_of, connects
-from bsfg.cli.consumers import BufferName
 from bsfg.cli.output import CellLines, console, examples, fitting, print_json, table
 from bsfg.errors import UnknownStream
+from bsfg.ports import Buffer
 from bsfg.wording import counted
 
 if TYPE_CHECKING:
@@ -46,12 +46,12 @@ def list_streams(node: Target, json: Json = False) -> None:
 @connects("operator")
 def truncate(
     node: Target,
-    stream: Annotated[str, typer.Argument(metavar="STREAM", help="Which one.", autocompletion=known_streams)],
-    before: Annotated[int, typer.Option(metavar="N", min=0, help="The first offset that stays.", show_default=False)],
+    stream: Annotated[str, argument("STREAM", "Which one.", autocompletion=known_streams)],
+    before: Annotated[int, option("N", "The first offset that stays.", min=0, show_default=False)],
     reason: Reason,
     buffer: Annotated[
-        BufferName, typer.Option(help="store: what this zone produced. forward: what other zones sent.")
-    ] = BufferName.STORE,
+        Buffer, typer.Option(help="store: what this zone produced. forward: what other zones sent.")
+    ] = Buffer.STORE,
     yes: Yes = False,
     json: Json = False,
 ) -> None:
@@ -63,11 +63,9 @@ def truncate(
     ask_first(f"What {stream}/{buffer} holds below {before} leaves at once.", yes)
 
     async def call(connection: Connection) -> FrontierView:
-        from bsfg.ports import Buffer
-
         admin = admin_of(connection)
         try:
-            return await admin.truncate_before(stream, before, why, buffer=Buffer(buffer))
+            return await admin.truncate_before(stream, before, why, buffer=buffer)
         except UnknownStream as error:
             names = [each["stream"] for each in (await admin.status())["buffers"]]
             raise UnknownStream(error.message, hint=suggestion(stream, names, "stream")) from None
@@ -86,8 +84,6 @@ def as_dict(view: FrontierView) -> dict[str, Any]:
 
 
 async def _frontiers(connection: Connection) -> list[FrontierView]:
-    from bsfg.ports import Buffer
-
     admin = admin_of(connection)
     buffers = (await admin.status())["buffers"]
     return [await admin.frontier(each["stream"], Buffer(each["buffer"])) for each in buffers]

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from bsfg.cli.common import argument, flag
 from bsfg.cli.output import console, examples, print_json
 from bsfg.rules import check_name
 
@@ -31,10 +32,10 @@ class TokenKind(StrEnum):
 
 @app.command(epilog=EPILOG)
 def token(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Who gets it; shown on the page and in every record.")],
+    name: Annotated[str, argument("NAME", "Who gets it; shown on the page and in every record.")],
     role: Annotated[TokenKind, typer.Option(help="viewer looks, operator also acts.")] = TokenKind.VIEWER,
-    days: Annotated[int, typer.Option("--days", min=1, max=3650, help="From today, how long it is good.")] = 90,
-    json: Annotated[bool, typer.Option("--json", help="Print token, hash and row as JSON.")] = False,
+    days: Annotated[int, typer.Option("--days", help="From today, how long it is good.", min=1, max=3650)] = 90,
+    json: Annotated[bool, flag("--json", "Print token, hash and row as JSON.")] = False,
 ) -> None:
     """Make a token for the dashboard, and the row of the zone's file that lets it in.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from bsfg.cli.common import checked_folder
+from bsfg.cli.common import argument, checked_folder, flag
 from bsfg.cli.output import (
     advance,
     console,
@@ -65,10 +65,9 @@ EPILOG = examples(
 @app.command(epilog=EPILOG)
 def verify(
     folder: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", readable=False, help="The data folder of a zone: the one with bsfg.json in it."),
+        Path, argument("DIR", "The data folder of a zone: the one with bsfg.json in it.", readable=False)
     ],
-    json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    json: Annotated[bool, flag("--json", "Print the findings as JSON.")] = False,
 ) -> None:
     """Check a data folder: every checksum, the hash chain, digests, key segments, index, cursors and the audit trail.
 

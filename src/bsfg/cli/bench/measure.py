@@ -6,19 +6,19 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from statistics import median
+from typing import Any, TypeVar
 
 import numpy as np
 
 from bsfg.batch import FactBatch
+from bsfg.cli.bench.results import percentile
 from bsfg.cli.bench.workload import BATCH_FACTS, FROM_ZONE, OBJECT_BYTES, PRODUCED_AT_UNIX_MS, batch_of, batches_of
 from bsfg.digest import Sha256
 from bsfg.errors import StorageFailed
-from bsfg.ports import OriginSpan, Receipt, Result
+from bsfg.ports import ForwardBuffer, OriginSpan, Receipt, Result, StoreBuffer
 from bsfg.sealing import reseal, seal
-from bsfg.stores.log.buffer import LogForwardBuffer, LogStoreBuffer
 from bsfg.stores.log.storage import LogStorage
 
 STREAM = "bench"
@@ -43,56 +43,49 @@ Step = Callable[[str, int], None]
 """Told the phase and how many facts were done in it."""
 
 
-@dataclass(slots=True)
-class Samples:
-    """What was measured, before it is summed up."""
-
-    facts: int
-    sha256_rates: list[float] = field(default_factory=list)
-    append_seconds: list[float] = field(default_factory=list)
-    append_facts: list[int] = field(default_factory=list)
-    put_rate: float = 0.0
-    duplicates_rate: float = 0.0
-    replay_rate: float = 0.0
-    single_ms: list[float] = field(default_factory=list)
-    fdatasync_ms: list[float] = field(default_factory=list)
-    concurrent_rate: float = 0.0
-    index_bytes_per_key: float = 0.0
-    reopen_seconds: float = 0.0
-    trickled_bytes: float = 0.0
-    reopen_trickled_seconds: float = 0.0
-
-
 def planned(facts: int) -> int:
     """Count the facts that all phases handle, for the progress bar."""
     singles = SINGLES + CALLERS * FACTS_PER_CALLER
     return 2 * facts + min(facts, MAX_REPEATS) + min(facts, MAX_PUTS) * 2 + min(facts, MAX_REPLAYED) + singles
 
 
-async def run(folder: Path, samples: Samples, step: Step) -> None:
-    """Measure everything that one process can, in the order in which a log fills."""
+async def run(folder: Path, facts: int, step: Step) -> dict[str, Any]:
+    """Measure everything that one process can, in the order in which a log fills; give the numbers by their names."""
     storage = await LogStorage.open(folder)
     try:
         store = await storage.store(STREAM)
-        yardstick(samples)
-        await append(store, samples, step)
-        yardstick(samples)
+        # The yardstick is measured several times, because a busy machine varies more than the log does.
+        sha256 = [sha256_per_second()]
+        millions = await append(store, facts, step)
+        sha256.append(sha256_per_second())
         stats = await store.stats()
-        samples.index_bytes_per_key = stats.index_bytes / stats.keys
-        await single_appends(store, folder, samples, step)
-        await concurrent_appends(store, samples, step)
-        await duplicates(store, samples, step)
-        await replay(store, samples, step)
-        yardstick(samples)
-        await put_if_absent(await storage.forward(STREAM), samples, step)
-        yardstick(samples)
+        single_ms, fdatasync_ms = await single_appends(store, folder, step)
+        concurrent = await concurrent_appends(store, step)
+        rates = {"append": facts / sum(seconds for _, seconds in millions)}
+        repeated, replayed = await duplicates(store, facts, step), await replay(store, min(facts, MAX_REPLAYED), step)
+        sha256.append(sha256_per_second())
+        rates["put_if_absent"] = await put_if_absent(await storage.forward(STREAM), min(facts, MAX_PUTS), step)
+        sha256.append(sha256_per_second())
     finally:
         await storage.close()
-
-
-def yardstick(samples: Samples) -> None:
-    """Measure the yardstick; done several times, because a busy machine varies more than the log does."""
-    samples.sha256_rates.append(sha256_per_second())
+    rates |= {"duplicates": repeated, "replay": replayed}
+    yardstick, fdatasync = median(sha256), percentile(fdatasync_ms, 50)
+    by_million = [count / seconds for count, seconds in millions]
+    has_a_second = len(millions) > 1 and millions[-1][0] >= MILLION // 2
+    return {
+        "facts": facts,
+        "sha256_per_second": yardstick,
+        **{f"{name}_per_second": rate for name, rate in rates.items()},
+        "single_append_ms_p50": percentile(single_ms, 50),
+        "single_append_ms_p99": percentile(single_ms, 99),
+        "fdatasync_ms_p50": fdatasync,
+        "concurrent_append_per_second": concurrent,
+        "index_bytes_per_key": stats.index_bytes / stats.keys,
+        "append_per_second_by_million": by_million,
+        **{f"{name}_ratio": rate / yardstick for name, rate in rates.items()},
+        "single_append_limit_ms": 1.5 * fdatasync + 0.5,
+        "last_to_first_million_ratio": by_million[-1] / by_million[0] if has_a_second else None,
+    }
 
 
 def sha256_per_second(object_bytes: int = OBJECT_BYTES) -> float:
@@ -104,100 +97,102 @@ def sha256_per_second(object_bytes: int = OBJECT_BYTES) -> float:
     return len(objects) / (time.perf_counter() - started)
 
 
-async def append(store: LogStoreBuffer, samples: Samples, step: Step) -> None:
-    """Append all facts, a million prebuilt at a time; sealing is part of it."""
-    for first in range(0, samples.facts, MILLION):
-        count = min(MILLION, samples.facts - first)
+def appending(store: StoreBuffer, result: Result = Result.INSERTED) -> Callable[[FactBatch], Awaitable[None]]:
+    """Give what appends a batch and expects one result of all its facts; sealing is part of it."""
+
+    async def one(batch: FactBatch) -> None:
+        expect(await store.append(seal(batch)), result)
+
+    return one
+
+
+async def append(store: StoreBuffer, facts: int, step: Step) -> list[tuple[int, float]]:
+    """Append all facts, a million prebuilt at a time; give how many each time, and the seconds."""
+    millions = []
+    for first in range(0, facts, MILLION):
+        count = min(MILLION, facts - first)
         prepared = prebuilt(batches_of(first, count), step)
-
-        async def one(batch: FactBatch) -> None:
-            expect(await store.append(seal(batch)), Result.INSERTED)
-
-        seconds = await timed(prepared, one, "append", step)
-        samples.append_seconds.append(seconds)
-        samples.append_facts.append(count)
+        millions.append((count, await timed(prepared, appending(store), "append", step)))
+    return millions
 
 
-async def put_if_absent(forward: LogForwardBuffer, samples: Samples, step: Step) -> None:
+async def put_if_absent(forward: ForwardBuffer, total: int, step: Step) -> float:
     """Put sealed facts as a receiver does: checked again, then inserted."""
-    total, seconds = min(samples.facts, MAX_PUTS), 0.0
+
+    async def one(pair: tuple[FactBatch, OriginSpan]) -> None:
+        expect(await forward.put_if_absent(reseal(pair[0]), pair[1]), Result.INSERTED)
+
+    seconds = 0.0
     for first in range(0, total, MILLION):
-        count = min(MILLION, total - first)
-        sealed = (FactBatch(seal(batch).record_batch) for batch in batches_of(first, count))
+        sealed = (FactBatch(seal(batch).record_batch) for batch in batches_of(first, min(MILLION, total - first)))
         prepared = [
             (batch, _origin(first + at * BATCH_FACTS, len(batch))) for at, batch in enumerate(prebuilt(sealed, step))
         ]
-
-        async def one(pair: tuple[FactBatch, OriginSpan]) -> None:
-            expect(await forward.put_if_absent(reseal(pair[0]), pair[1]), Result.INSERTED)
-
         seconds += await timed(prepared, one, "put_if_absent", step)
-    samples.put_rate = total / seconds
+    return total / seconds
 
 
 def _origin(first: int, count: int) -> OriginSpan:
     return OriginSpan(FROM_ZONE, np.arange(first, first + count), np.full(count, PRODUCED_AT_UNIX_MS))
 
 
-async def duplicates(store: LogStoreBuffer, samples: Samples, step: Step) -> None:
+async def duplicates(store: StoreBuffer, facts: int, step: Step, most: int = MAX_REPEATS) -> float:
     """Append facts again that are there already, taken from all over the log."""
-    wanted = max(1, min(samples.facts, MAX_REPEATS) // BATCH_FACTS)
-    stored = [min(BATCH_FACTS, samples.facts - first) for first in range(0, samples.facts, BATCH_FACTS)]
+    wanted = max(1, min(facts, most) // BATCH_FACTS)
+    stored = [min(BATCH_FACTS, facts - first) for first in range(0, facts, BATCH_FACTS)]
     chosen = [int(at) for at in np.linspace(0, len(stored) - 1, min(wanted, len(stored)))]
     prepared = [batch_of(at * BATCH_FACTS, stored[at]) for at in chosen]
-
-    async def one(batch: FactBatch) -> None:
-        expect(await store.append(seal(batch)), Result.ALREADY_EXISTS)
-
-    seconds = await timed(prepared, one, "duplicates", step)
-    samples.duplicates_rate = sum(map(len, prepared)) / seconds
+    again = appending(store, Result.ALREADY_EXISTS)
+    return sum(map(len, prepared)) / await timed(prepared, again, "duplicates", step)
 
 
-async def replay(store: LogStoreBuffer, samples: Samples, step: Step) -> None:
+async def replay(store: StoreBuffer, end: int, step: Step) -> float:
     """Read the log from its beginning."""
-    end = min(samples.facts, MAX_REPLAYED)
-    started = time.perf_counter()
-    seen = 0
+    started, seen = time.perf_counter(), 0
     async for frame in store.replay(0, end=end):
         assert frame.entries is not None
         seen += len(frame.entries)
         step("replay", len(frame.entries))
-    samples.replay_rate = seen / (time.perf_counter() - started)
     if seen != end:
         raise StorageFailed(f"replay gave {seen} of {end} facts")
+    return seen / (time.perf_counter() - started)
 
 
-async def single_appends(store: LogStoreBuffer, folder: Path, samples: Samples, step: Step) -> None:
-    """Append one fact at a time, each beside a bare fdatasync of as many bytes in the same folder."""
-    facts = singles_of(SINGLES_FROM, SINGLES)
+async def single_appends(store: StoreBuffer, folder: Path, step: Step) -> tuple[list[float], list[float]]:
+    """Append one fact at a time, each beside a bare fdatasync of as many bytes in the same folder; give both times."""
+    facts, append = singles_of(SINGLES_FROM, SINGLES), appending(store)
+    single_ms: list[float] = []
+    fdatasync_ms: list[float] = []
     probe = os.open(folder / "probe", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
     try:
         for fact in facts:
             started = time.perf_counter()
-            expect(await store.append(seal(fact)), Result.INSERTED)
-            samples.single_ms.append(1000 * (time.perf_counter() - started))
+            await append(fact)
+            single_ms.append(1000 * (time.perf_counter() - started))
             started = time.perf_counter()
             os.write(probe, bytes(_SINGLE_BYTES))
             os.fdatasync(probe)
-            samples.fdatasync_ms.append(1000 * (time.perf_counter() - started))
+            fdatasync_ms.append(1000 * (time.perf_counter() - started))
             step("single", 1)
     finally:
         os.close(probe)
         os.unlink(folder / "probe")
+    return single_ms, fdatasync_ms
 
 
-async def concurrent_appends(store: LogStoreBuffer, samples: Samples, step: Step) -> None:
+async def concurrent_appends(store: StoreBuffer, step: Step) -> float:
     """Let many callers append one fact at a time, each waiting for its own receipt."""
-    facts = singles_of(CALLERS_FROM, CALLERS * FACTS_PER_CALLER)
+    facts, append = singles_of(CALLERS_FROM, CALLERS * FACTS_PER_CALLER), appending(store)
 
     async def caller(number: int) -> None:
         for fact in facts[number::CALLERS]:
-            expect(await store.append(seal(fact)), Result.INSERTED)
+            await append(fact)
 
     started = time.perf_counter()
     await asyncio.gather(*(caller(number) for number in range(CALLERS)))
-    samples.concurrent_rate = len(facts) / (time.perf_counter() - started)
+    seconds = time.perf_counter() - started
     step("concurrent", len(facts))
+    return len(facts) / seconds
 
 
 def singles_of(first: int, count: int) -> list[FactBatch]:

@@ -6,11 +6,10 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from bsfg.cli.bench.results import Aim, finished, percentile
-from bsfg.cli.bench.store import measured_in, show_all
-from bsfg.cli.output import examples, print_json, progress_bar
+from bsfg.cli.bench.store import measured_in, show_all, steps
+from bsfg.cli.common import flag, option
+from bsfg.cli.output import examples, print_json
 
 if TYPE_CHECKING:
     # Its producers are processes of this package, which must not have loaded them already.
@@ -78,19 +77,18 @@ EPILOG = examples(
 
 def node(
     facts: Annotated[
-        int, typer.Option(metavar="N", min=1, help="How many facts to append as batches; half as many one by one.")
+        int, option("N", "How many facts to append as batches; half as many one by one.", min=1)
     ] = DEFAULT_FACTS,
     size: Annotated[
-        int, typer.Option(metavar="BYTES", min=OBJECT_BYTES_MIN, max=1 << 20, help="The size of each fact's object.")
+        int, option("BYTES", "The size of each fact's object.", min=OBJECT_BYTES_MIN, max=1 << 20)
     ] = OBJECT_BYTES,
-    clients: Annotated[int, typer.Option(metavar="N", min=1, help="Producers at once, each a process.")] = 1,
-    rate: Annotated[float, typer.Option(metavar="N", min=1, help="Facts per second while lag is measured.")] = 1_000.0,
-    seconds: Annotated[float, typer.Option(metavar="S", min=1, help="How long lag is measured.")] = 20.0,
+    clients: Annotated[int, option("N", "Producers at once, each a process.", min=1)] = 1,
+    rate: Annotated[float, option("N", "Facts per second while lag is measured.", min=1)] = 1_000.0,
+    seconds: Annotated[float, option("S", "How long lag is measured.", min=1)] = 20.0,
     folder: Annotated[
-        Path | None,
-        typer.Option("--dir", metavar="D", help="Where to put the temporary folder; this disk is measured."),
+        Path | None, option("D", "Where to put the temporary folder; this disk is measured.", "--dir")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+    json: Annotated[bool, flag("--json", "Print the numbers as JSON.")] = False,
 ) -> None:
     """Measure nodes: appends under mutual TLS, the handoff from zone to zone, and how long a fact takes to cross.
 
@@ -112,11 +110,9 @@ def _measured(place: Path, plan: Any) -> Any:
     from bsfg.cli.bench.node_measure import node_site, run
 
     site = node_site(place)
-    with progress_bar("starting") as bar:
-        task = bar.task_ids[0]
-        bar.update(task, total=PHASES)
+    with steps(PHASES) as step:
         try:
-            return run(site, plan, lambda phase: bar.update(task, description=phase, advance=1))
+            return run(site, plan, step)
         finally:
             site.stop()
 

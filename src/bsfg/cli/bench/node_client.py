@@ -12,7 +12,8 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +28,7 @@ from bsfg.ports import Buffer, Confirmation, ConsumerSpec, Receipt, Result
 from bsfg.sdk.endpoint import Endpoint
 
 if TYPE_CHECKING:
+    from bsfg.sdk.producer import AsyncProducer
     from bsfg.wire.adminclient import AdminClient
     from bsfg.wire.client import BoundaryClient
 
@@ -154,13 +156,20 @@ async def append_batches(job: BenchJob) -> dict[str, Any]:
         return _done(began)
 
 
-async def append_facts(job: BenchJob) -> dict[str, Any]:
-    """Give single facts to a producer and wait for the future of each."""
+@asynccontextmanager
+async def _producing(job: BenchJob) -> AsyncIterator[tuple[AsyncProducer, list[Message]]]:
+    """Open the connection of a producer with one fact, and give it with the facts of the job."""
     from bsfg.sdk.producer import AsyncProducer
 
-    messages = _messages(job, 1)
+    messages = batch_of(job.first, job.count + 1, job.object_bytes).to_messages()
     async with AsyncProducer(job.endpoint, stream=job.stream) as producer:
         await producer.append(messages.pop())
+        yield producer, messages
+
+
+async def append_facts(job: BenchJob) -> dict[str, Any]:
+    """Give single facts to a producer and wait for the future of each."""
+    async with _producing(job) as (producer, messages):
         began = _ready()
         futures: deque[Any] = deque()
         for message in messages:
@@ -174,16 +183,12 @@ async def append_facts(job: BenchJob) -> dict[str, Any]:
 
 async def append_singles(job: BenchJob) -> dict[str, Any]:
     """Append one fact after the other, each beside a call that does nothing and a bare fdatasync on the same disk."""
-    from bsfg.sdk.producer import AsyncProducer
-
     probe = os.open(Path(job.certs) / "probe", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
     append_ms: list[float] = []
     floor_ms: list[float] = []
     fdatasync_ms: list[float] = []
-    messages = _messages(job, 1)
-    async with job.endpoint.connect() as client, AsyncProducer(job.endpoint, stream=job.stream) as producer:
+    async with job.endpoint.connect() as client, _producing(job) as (producer, messages):
         await client.connection.check_health()
-        await producer.append(messages.pop())
         began = _ready()
         for message in messages:
             times = [time.perf_counter()]
@@ -202,11 +207,7 @@ async def append_singles(job: BenchJob) -> dict[str, Any]:
 
 async def append_live(job: BenchJob) -> dict[str, Any]:
     """Give facts to a producer at a steady rate, late ones at once, as machines do that do not wait for an answer."""
-    from bsfg.sdk.producer import AsyncProducer
-
-    messages = _messages(job, 1)
-    async with AsyncProducer(job.endpoint, stream=job.stream) as producer:
-        await producer.append(messages.pop())
+    async with _producing(job) as (producer, messages):
         began = _ready()
         futures: list[Any] = []
         while len(futures) < len(messages):
@@ -221,12 +222,8 @@ async def append_live(job: BenchJob) -> dict[str, Any]:
 
 async def append_beside(job: BenchJob) -> dict[str, Any]:
     """Append one fact after the other for a time, while others keep the node busy, and note how long each took."""
-    from bsfg.sdk.producer import AsyncProducer
-
     append_ms: list[float] = []
-    messages = _messages(job, 1)
-    async with AsyncProducer(job.endpoint, stream=job.stream) as producer:
-        await producer.append(messages.pop())
+    async with _producing(job) as (producer, messages):
         began = _ready()
         while messages and time.monotonic() < began[0] + job.seconds:
             before = time.perf_counter()
@@ -297,11 +294,6 @@ JOBS = {
     "beside": append_beside,
     "crowd": crowd,
 }
-
-
-def _messages(job: BenchJob, more: int = 0) -> list[Message]:
-    """Make the facts of a job, and some more to open the connection with."""
-    return batch_of(job.first, job.count + more, job.object_bytes).to_messages()
 
 
 def _expect(receipt: Receipt) -> None:

@@ -6,11 +6,10 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from bsfg.cli.bench.results import Aim, finished, percentile
-from bsfg.cli.bench.store import measured_in, show_all
-from bsfg.cli.output import examples, print_json, progress_bar
+from bsfg.cli.bench.store import measured_in, show_all, steps, verdict
+from bsfg.cli.common import flag, option
+from bsfg.cli.output import console, examples, print_json
 
 if TYPE_CHECKING:
     from bsfg.cli.bench.pipeline_measure import PipelineSamples
@@ -58,30 +57,43 @@ def aims_of(numbers: dict[str, Any]) -> list[Aim]:
 
 
 DEFAULT_FACTS = 1_000_000
-PHASES = 8
+PHASES, MANY_PHASES = 8, 6
 
 EPILOG = examples(
     ("bsfg bench pipeline", "all of it, about six minutes"),
     ("bsfg bench pipeline --facts 10000000 --json", "a long backlog"),
     ("bsfg bench pipeline --seconds 20", "a short look at the lag"),
+    ("bsfg bench pipeline --links 100 --seconds 30", "what many links cost, and nothing else"),
 )
 
 
 def pipeline(
-    facts: Annotated[int, typer.Option(metavar="N", min=10_000, help="How large the backlog is.")] = DEFAULT_FACTS,
-    rate: Annotated[float, typer.Option(metavar="N", min=1, help="Facts per second while lag is measured.")] = 1_000.0,
-    seconds: Annotated[float, typer.Option(metavar="S", min=1, help="How long lag is measured.")] = 180.0,
-    folder: Annotated[
-        Path | None,
-        typer.Option("--dir", metavar="D", help="Where to put the temporary folder; this disk is measured."),
+    facts: Annotated[int, option("N", "How large the backlog is.", min=10_000)] = DEFAULT_FACTS,
+    rate: Annotated[float, option("N", "Facts per second while lag is measured.", min=1)] = 1_000.0,
+    seconds: Annotated[float, option("S", "How long lag is measured.", min=1)] = 180.0,
+    links: Annotated[
+        int | None,
+        option(
+            "N",
+            "Measure so many links of one zone instead: memory, processes, processor time at rest, lag at 1,000 "
+            "and 10,000 facts per second in total, and how long it takes until all of them move.",
+            min=1,
+        ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+    folder: Annotated[
+        Path | None, option("D", "Where to put the temporary folder; this disk is measured.", "--dir")
+    ] = None,
+    json: Annotated[bool, flag("--json", "Print the numbers as JSON.")] = False,
 ) -> None:
     """Measure the pipeline: a backlog replayed on Spark, live lag, landing and audit, all with real nodes and TLS.
 
     Every fact counts when it is durable at the receiver. The same facts are moved by the node's own engine first, and
     Spark carries as many bytes without any node, so that the figures can be compared wherever they were measured.
     """
+    if links is not None:
+        many = measured_in(folder, lambda place: _measured_many(place, links, seconds), _results_of_many)
+        print_json(many) if json else show_many(many)
+        return
     from bsfg.cli.bench.node_measure import BenchPlan
 
     plan = BenchPlan(facts, seconds=seconds, rate=rate)
@@ -95,14 +107,37 @@ def _measured(place: Path, plan: Any) -> Any:
     from bsfg.spark.replicate.driver import local_master
 
     site = pipeline_site(place)
-    with progress_bar("starting Spark") as bar:
-        task = bar.task_ids[0]
-        bar.update(task, total=PHASES)
-        with spark_session("bsfg bench", local_master(1), {}, place / "spark.log") as spark:
-            try:
-                return run(site, spark, plan, lambda phase: bar.update(task, description=phase, advance=1))
-            finally:
-                site.stop()
+    session = spark_session("bsfg bench", local_master(1), {}, place / "spark.log")
+    with steps(PHASES, "starting Spark") as step, session as spark:
+        try:
+            return run(site, spark, plan, step)
+        finally:
+            site.stop()
+
+
+def _measured_many(place: Path, links: int, seconds: float) -> Any:
+    from bsfg.cli.bench.pipeline_links import measure
+
+    with steps(MANY_PHASES) as step:
+        return measure(place, links, seconds, step)
+
+
+def _results_of_many(samples: Any, folder: Path, seconds: float) -> dict[str, Any]:
+    from bsfg.cli.bench.pipeline_links import results as results_of
+
+    return results_of(samples, folder, seconds)
+
+
+def show_many(numbers: dict[str, Any]) -> None:
+    """Print what many links cost beside what is hoped for."""
+    from bsfg.cli.bench.pipeline_links import RATES, aims_of
+
+    out, where = console(), numbers["machine"]
+    out.print(verdict(aims_of(numbers)))
+    for rate, suffix in zip(RATES, ("", f"_at_{RATES[1]}"), strict=True):
+        p50, p99 = (numbers[f"lag_ms_{name}{suffix}"] for name in ("p50", "p99"))
+        out.print(f"lag at {rate:,} facts/s in total: p50 {p50:.1f} ms, p99 {p99:.1f} ms")
+    out.print(f"{numbers['links']} links on {where['file_system']}, {where['cpus']} CPUs, in {numbers['seconds']} s")
 
 
 def show(numbers: dict[str, Any]) -> None:

@@ -7,14 +7,12 @@ import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 import bsfg
-from bsfg.cli.bench.measure import MILLION, Samples
 from bsfg.cli.doctor.machine import file_system
 
 
@@ -34,38 +32,6 @@ class Aim:
         return self.measured >= self.aim if self.at_least else self.measured <= self.aim
 
 
-def results(samples: Samples, folder: Path, seconds: float) -> dict[str, Any]:
-    """Give every number of one run by its stable name."""
-    sha256 = median(samples.sha256_rates)
-    append = sum(samples.append_facts) / sum(samples.append_seconds)
-    by_million = [count / taken for count, taken in zip(samples.append_facts, samples.append_seconds, strict=True)]
-    fdatasync_ms = percentile(samples.fdatasync_ms, 50)
-    numbers: dict[str, Any] = {
-        "facts": samples.facts,
-        "sha256_per_second": sha256,
-        "append_per_second": append,
-        "put_if_absent_per_second": samples.put_rate,
-        "duplicates_per_second": samples.duplicates_rate,
-        "replay_per_second": samples.replay_rate,
-        "single_append_ms_p50": percentile(samples.single_ms, 50),
-        "single_append_ms_p99": percentile(samples.single_ms, 99),
-        "fdatasync_ms_p50": fdatasync_ms,
-        "concurrent_append_per_second": samples.concurrent_rate,
-        "reopen_seconds": samples.reopen_seconds,
-        "reopen_trickled_seconds": samples.reopen_trickled_seconds,
-        "bytes_per_trickled_fact": samples.trickled_bytes,
-        "index_bytes_per_key": samples.index_bytes_per_key,
-        "append_per_second_by_million": by_million,
-        "append_ratio": append / sha256,
-        "put_if_absent_ratio": samples.put_rate / sha256,
-        "duplicates_ratio": samples.duplicates_rate / sha256,
-        "replay_ratio": samples.replay_rate / sha256,
-        "single_append_limit_ms": 1.5 * fdatasync_ms + 0.5,
-        "last_to_first_million_ratio": by_million[-1] / by_million[0] if _has_a_second_million(samples) else None,
-    }
-    return finished(numbers, aims_of, folder, seconds)
-
-
 def finished(
     numbers: dict[str, Any], aims_of: Callable[[dict[str, Any]], list[Aim]], folder: Path, seconds: float
 ) -> dict[str, Any]:
@@ -81,10 +47,6 @@ def finished(
         for aim in aims_of(shown)
     ]
     return shown | {"aims": aims, "seconds": round(seconds, 1), "machine": machine(folder)}
-
-
-def _has_a_second_million(samples: Samples) -> bool:
-    return len(samples.append_facts) > 1 and samples.append_facts[-1] >= MILLION // 2
 
 
 def aims_of(numbers: dict[str, Any]) -> list[Aim]:

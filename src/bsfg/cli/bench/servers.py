@@ -10,20 +10,17 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
 import orjson
 
 from bsfg.batch import FactBatch
-from bsfg.cli.bench.measure import SINGLES, SINGLES_FROM, expect, prebuilt, singles_of, timed
-from bsfg.cli.bench.results import Aim, finished, percentile
-from bsfg.cli.bench.workload import BATCH_FACTS, batches_of
+from bsfg.cli.bench.measure import SINGLES, SINGLES_FROM, appending, duplicates, prebuilt, replay, singles_of, timed
+from bsfg.cli.bench.results import Aim, percentile
+from bsfg.cli.bench.workload import batches_of
 from bsfg.errors import StorageFailed
-from bsfg.ports import Result, Storage, StoreBuffer
-from bsfg.sealing import seal
+from bsfg.ports import Storage, StoreBuffer
 
 if TYPE_CHECKING:
     import psycopg
@@ -53,24 +50,10 @@ class ByHand(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class ServerSamples:
-    """What was measured, before it is summed up."""
-
-    backend: str
-    facts: int
-    append_seconds: float = 0.0
-    direct_seconds: float = 0.0
-    repeat_rate: float = 0.0
-    replay_rate: float = 0.0
-    single_ms: list[float] = field(default_factory=list)
-    direct_single_ms: list[float] = field(default_factory=list)
-
-
 # PostgreSQL.
 
 
-async def run_postgres(dsn: str | None, samples: ServerSamples, step: Step) -> None:
+async def run_postgres(dsn: str | None, facts: int, step: Step) -> dict[str, Any]:
     """Measure a server, or one of our own, in a schema of our own, which is removed in the end."""
     import psycopg
     from psycopg import sql
@@ -89,7 +72,7 @@ async def run_postgres(dsn: str | None, samples: ServerSamples, step: Step) -> N
                 connection.execute(_TABLE)
                 connection.execute(_STAGING)
                 connection.commit()
-                await _measured(storage, TableByHand(connection), samples, step)
+                return await _measured(storage, TableByHand(connection), facts, step)
         finally:
             await storage.close()
             with psycopg.connect(reached, autocommit=True) as connection:
@@ -124,7 +107,7 @@ class TableByHand:
 # JetStream.
 
 
-async def run_jetstream(url: str | None, samples: ServerSamples, step: Step) -> None:
+async def run_jetstream(url: str | None, facts: int, step: Step) -> dict[str, Any]:
     """Measure a server, or one of our own, in streams of our own, which are removed in the end."""
     from bsfg.stores.jetstream.server import JetStreamSettings
     from bsfg.stores.jetstream.storage import JetStreamStorage
@@ -138,7 +121,7 @@ async def run_jetstream(url: str | None, samples: ServerSamples, step: Step) -> 
         async with _by_streams(reached, prefix) as by_hand:
             storage = await JetStreamStorage.open(settings, zone="bench")
             try:
-                await _measured(storage, by_hand, samples, step)
+                return await _measured(storage, by_hand, facts, step)
             finally:
                 await storage.close()
     finally:
@@ -202,77 +185,58 @@ class StreamByHand:
 # Both.
 
 
-async def _measured(storage: Storage, by_hand: ByHand, samples: ServerSamples, step: Step) -> None:
+async def _measured(storage: Storage, by_hand: ByHand, facts: int, step: Step) -> dict[str, Any]:
     store = await storage.store("bench")
-    await _bulk(store, by_hand, samples, step)
-    await _single(store, by_hand, samples, step)
-    await _repeats_and_replay(store, samples, step)
+    ours, theirs = await _bulk(store, by_hand, facts, step)
+    single_ms, direct_ms = await _single(store, by_hand, step)
+    single, direct_single = percentile(single_ms, 50), percentile(direct_ms, 50)
+    return {
+        "facts": facts,
+        "append_per_second": facts / ours,
+        "direct_per_second": facts / theirs,
+        "duplicates_per_second": await duplicates(store, facts, step, MAX_REPEATS),
+        "replay_per_second": await replay(store, facts, step),
+        "single_append_ms_p50": single,
+        "single_append_ms_p99": percentile(single_ms, 99),
+        "direct_single_ms_p50": direct_single,
+        "append_ratio": theirs / ours,
+        "single_append_ratio": single / direct_single,
+    }
 
 
-async def _bulk(store: StoreBuffer, by_hand: ByHand, samples: ServerSamples, step: Step) -> None:
-    async def one(batch: FactBatch) -> None:
-        expect(await store.append(seal(batch)), Result.INSERTED)
-
-    part = max(1, samples.facts // ROUNDS)
-    for first in range(0, samples.facts, part):
-        prepared = prebuilt(batches_of(first, min(part, samples.facts - first)), step)
+async def _bulk(store: StoreBuffer, by_hand: ByHand, facts: int, step: Step) -> tuple[float, float]:
+    """Append all facts, a part by us and a part by hand in turns; give the seconds that each took."""
+    ours = theirs = 0.0
+    part = max(1, facts // ROUNDS)
+    for first in range(0, facts, part):
+        prepared = prebuilt(batches_of(first, min(part, facts - first)), step)
         rows = [_rows(batch) for batch in prepared]
-        samples.append_seconds += await timed(prepared, one, "append", step)
+        ours += await timed(prepared, appending(store), "append", step)
         started = time.perf_counter()
         for batch in rows:
             await by_hand.store(batch)
-        samples.direct_seconds += time.perf_counter() - started
+        theirs += time.perf_counter() - started
         step("by hand", sum(map(len, rows)))
+    return ours, theirs
 
 
 def _rows(batch: FactBatch) -> list[Row]:
     return list(zip(batch.values("from_zone"), batch.values("message_id"), batch.values("object"), strict=True))
 
 
-async def _single(store: StoreBuffer, by_hand: ByHand, samples: ServerSamples, step: Step) -> None:
+async def _single(store: StoreBuffer, by_hand: ByHand, step: Step) -> tuple[list[float], list[float]]:
     """Append one fact at a time, each beside one by hand."""
+    append, ours, theirs = appending(store), list[float](), list[float]()
     for fact in singles_of(SINGLES_FROM, SINGLES):
         (row,) = _rows(fact)
         started = time.perf_counter()
-        expect(await store.append(seal(fact)), Result.INSERTED)
+        await append(fact)
         between = time.perf_counter()
         await by_hand.store_one(row)
-        samples.single_ms.append(1000 * (between - started))
-        samples.direct_single_ms.append(1000 * (time.perf_counter() - between))
+        ours.append(1000 * (between - started))
+        theirs.append(1000 * (time.perf_counter() - between))
         step("single", 1)
-
-
-async def _repeats_and_replay(store: StoreBuffer, samples: ServerSamples, step: Step) -> None:
-    async def again(batch: FactBatch) -> None:
-        expect(await store.append(seal(batch)), Result.ALREADY_EXISTS)
-
-    prepared = list(batches_of(0, min(samples.facts, MAX_REPEATS) // BATCH_FACTS * BATCH_FACTS or samples.facts))
-    samples.repeat_rate = sum(map(len, prepared)) / await timed(prepared, again, "duplicates", step)
-    started, seen = time.perf_counter(), 0
-    async for frame in store.replay(0, end=samples.facts):
-        assert frame.entries is not None
-        seen += len(frame.entries)
-    samples.replay_rate = seen / (time.perf_counter() - started)
-
-
-def results(samples: ServerSamples, folder: Path, seconds: float) -> dict[str, Any]:
-    """Give every number of one run by its stable name."""
-    append, direct = samples.facts / samples.append_seconds, samples.facts / samples.direct_seconds
-    single, direct_single = percentile(samples.single_ms, 50), percentile(samples.direct_single_ms, 50)
-    numbers = {
-        "backend": samples.backend,
-        "facts": samples.facts,
-        "append_per_second": append,
-        "direct_per_second": direct,
-        "duplicates_per_second": samples.repeat_rate,
-        "replay_per_second": samples.replay_rate,
-        "single_append_ms_p50": single,
-        "single_append_ms_p99": percentile(samples.single_ms, 99),
-        "direct_single_ms_p50": direct_single,
-        "append_ratio": append / direct,
-        "single_append_ratio": single / direct_single,
-    }
-    return finished(numbers, aims_of, folder, seconds)
+    return ours, theirs
 
 
 def aims_of(numbers: dict[str, Any]) -> list[Aim]:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-import typer
 from rich.table import Table
 from rich.text import Text
 
-from bsfg.cli.common import orderly_end, run
+from bsfg.cli.common import flag, option, orderly_end, run
 from bsfg.cli.output import console, examples, print_json, progress_bar, table
-from bsfg.errors import InvalidArgument
+from bsfg.errors import ExtraMissing, InvalidArgument
 
 if TYPE_CHECKING:
     from bsfg.cli.bench.results import Aim
@@ -35,19 +36,16 @@ EPILOG = examples(
 
 
 def store(
-    facts: Annotated[int, typer.Option(metavar="N", min=1, help="How many facts to append.")] = DEFAULT_FACTS,
+    facts: Annotated[int, option("N", "How many facts to append.", min=1)] = DEFAULT_FACTS,
     folder: Annotated[
-        Path | None,
-        typer.Option("--dir", metavar="D", help="Where to put the temporary data folder; this disk is measured."),
+        Path | None, option("D", "Where to put the temporary data folder; this disk is measured.", "--dir")
     ] = None,
-    backend: Annotated[str, typer.Option(metavar="NAME", help="What to measure: log, postgres or jetstream.")] = "log",
+    backend: Annotated[str, option("NAME", "What to measure: log, postgres or jetstream.")] = "log",
     dsn: Annotated[
         str | None,
-        typer.Option(
-            metavar="DSN", help="With postgres or jetstream: the server; without, one of its own in a temporary folder."
-        ),
+        option("DSN", "With postgres or jetstream: the server; without, one of its own in a temporary folder."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+    json: Annotated[bool, flag("--json", "Print the numbers as JSON.")] = False,
 ) -> None:
     """Measure the embedded log: append, put-if-absent, repeats, replay, latency, and coming back after a kill.
 
@@ -60,7 +58,7 @@ def store(
     CONFLICT, in turns with the storage. It works in a schema of its own, which is removed at the end. With --backend
     jetstream it is atomic batches of messages with a subject for each key, in streams that are removed likewise.
     """
-    from bsfg.cli.bench.results import results
+    from bsfg.cli.bench.results import aims_of, finished
 
     if backend in ("postgres", "jetstream"):
         _show_database(_database(backend, facts, dsn), json)
@@ -69,7 +67,8 @@ def store(
         raise InvalidArgument(
             f"--backend {backend} cannot be measured; log, postgres and jetstream can, --dsn belongs to the last two"
         )
-    numbers = measured_in(folder, lambda place: _measured(place, facts), results)
+    measure = partial(_measured, facts=facts)
+    numbers = measured_in(folder, measure, lambda found, place, seconds: finished(found, aims_of, place, seconds))
     print_json(numbers) if json else show(numbers)
 
 
@@ -89,24 +88,27 @@ def measured_in(
             shutil.rmtree(place, ignore_errors=True)
 
 
-def _database(backend: str, facts: int, dsn: str | None) -> dict[str, Any]:
+def _database(backend: str, facts: int, dsn: str | None) -> Numbers:
     """Measure a server, or one of our own."""
     from bsfg.cli.bench import servers
-    from bsfg.errors import ExtraMissing
+    from bsfg.cli.bench.results import finished
 
-    started, samples = time.perf_counter(), servers.ServerSamples(backend, facts)
-    with orderly_end(), progress_bar("starting") as bar:
-        bar.update(bar.task_ids[0], total=servers.planned(facts))
-
-        def step(phase: str, done: int) -> None:
-            bar.update(bar.task_ids[0], description=phase, advance=done)
-
-        measure = servers.run_postgres if backend == "postgres" else servers.run_jetstream
+    started = time.perf_counter()
+    measure = servers.run_postgres if backend == "postgres" else servers.run_jetstream
+    with orderly_end(), steps(servers.planned(facts)) as step:
         try:
-            run(measure(dsn, samples, step))
+            numbers = {"backend": backend, **run(measure(dsn, facts, step))}
         except ImportError as error:
             raise ExtraMissing.behind(error, f"--backend {backend}") or error from None
-    return servers.results(samples, Path(tempfile.gettempdir()), time.perf_counter() - started)
+    return finished(numbers, servers.aims_of, Path(tempfile.gettempdir()), time.perf_counter() - started)
+
+
+@contextmanager
+def steps(total: int, text: str = "starting") -> Iterator[Callable[..., None]]:
+    """Show progress while a block runs; give what is told of the phase and, unless it is one, how many are done."""
+    with progress_bar(text) as bar:
+        bar.update(bar.task_ids[0], total=total)
+        yield lambda phase, done=1: bar.update(bar.task_ids[0], description=phase, advance=done)
 
 
 def _show_database(numbers: dict[str, Any], json: bool) -> None:
@@ -127,24 +129,17 @@ def _show_database(numbers: dict[str, Any], json: bool) -> None:
     out.print(f"{where}, in {numbers['seconds']} s")
 
 
-def _measured(place: Path, facts: int) -> Any:
+def _measured(place: Path, facts: int) -> Numbers:
     from bsfg.cli.bench import measure
     from bsfg.cli.bench.reopen import reopen_seconds, trickled
 
-    samples = measure.Samples(facts)
-    with progress_bar("starting") as bar:
-        task = bar.task_ids[0]
-        bar.update(task, total=measure.planned(facts))
-
-        def step(phase: str, done: int) -> None:
-            bar.update(task, description=phase, advance=done)
-
-        run(measure.run(place / "data", samples, step))
-        bar.update(task, description="killing and reopening")
-        samples.reopen_seconds = reopen_seconds(place / "data")
-        bar.update(task, description="one by one, killing and reopening")
-        samples.trickled_bytes, samples.reopen_trickled_seconds = trickled(place / "trickled", facts)
-    return samples
+    with steps(measure.planned(facts)) as step:
+        numbers = run(measure.run(place / "data", facts, step))
+        step("killing and reopening", 0)
+        numbers["reopen_seconds"] = reopen_seconds(place / "data")
+        step("one by one, killing and reopening", 0)
+        size, seconds = trickled(place / "trickled", facts)
+    return numbers | {"reopen_trickled_seconds": seconds, "bytes_per_trickled_fact": size}
 
 
 def show(numbers: Numbers) -> None:

@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from bsfg.cli.common import flag
 from bsfg.cli.output import advance, console, examples, print_json, progress_bar
 from bsfg.errors import BsfgError, ConfigInvalid
 from bsfg.wording import CheckFinding, CheckLevel, Says, counted
@@ -32,9 +33,9 @@ STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 @app.command(epilog=EPILOG)
 def doctor(
     config: Annotated[
-        Path, typer.Option("--config", "-c", envvar="BSFG_CONFIG", help="The zone's configuration.")
+        Path, typer.Option("--config", "-c", help="The zone's configuration.", envvar="BSFG_CONFIG")
     ] = Path("zone.toml"),
-    json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    json: Annotated[bool, flag("--json", "Print the findings as JSON.")] = False,
 ) -> None:
     """Check everything a node needs: configuration, certificates, clock, disk, ports, peers, data folder, limits.
 

@@ -42,7 +42,6 @@ def certificates(subject: Subject) -> Iterator[CheckFinding]:
 
 
 def _users(subject: Subject) -> Iterator[CheckFinding]:
-    from bsfg.errors import BsfgError
     from bsfg.wire.certcheck import Expiry, lifetime
     from bsfg.wire.certs import load_certificates
 
@@ -189,7 +188,6 @@ def _in_use(subject: Subject, what: str, address: Address) -> CheckFinding:
 
 def _is_our_node(subject: Subject, address: Address) -> bool:
     """Tell whether whoever listens shows this zone's own certificate."""
-    from bsfg.errors import BsfgError
     from bsfg.wire.certcheck import names_in_file
     from bsfg.wire.probe import probe
 
@@ -248,8 +246,6 @@ _folder_says = Says("data")
 
 def folder(subject: Subject) -> Iterator[CheckFinding]:
     """Look at the data folder."""
-    from bsfg.errors import BsfgError
-
     path = subject.config.data_folder
     if not path.exists():
         yield _new(path)
@@ -278,7 +274,6 @@ _storage_says = Says("storage")
 
 def storage(subject: Subject) -> Iterator[CheckFinding]:
     """Look at what keeps the facts, where that is not the data folder."""
-    from bsfg.errors import BsfgError
     from bsfg.node.backends import looked_at
 
     backend = subject.config.storage.backend

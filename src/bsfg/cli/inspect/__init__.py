@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bsfg.cli.common import checked_folder
+from bsfg.cli.common import argument, checked_folder, flag, option
 from bsfg.cli.output import advance, examples, print_json, progress_bar
 from bsfg.errors import InvalidArgument
 from bsfg.ports import Buffer
@@ -30,32 +30,21 @@ EPILOG = examples(
 @app.command(epilog=EPILOG)
 def inspect(
     folder: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", readable=False, help="The data folder of a zone: the one with bsfg.json in it."),
+        Path, argument("DIR", "The data folder of a zone: the one with bsfg.json in it.", readable=False)
     ],
     *,
-    stream: Annotated[str | None, typer.Option(metavar="S", help="Only this stream.")] = None,
+    stream: Annotated[str | None, option("S", "Only this stream.")] = None,
     buffer: Annotated[Buffer | None, typer.Option(help="Only this buffer.")] = None,
-    first: Annotated[
-        int | None, typer.Option("--from", metavar="N", min=0, help="Show entries from this offset on.")
-    ] = None,
-    last: Annotated[
-        int | None, typer.Option("--to", metavar="M", min=0, help="Show entries up to this offset, inclusive.")
-    ] = None,
-    subject: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Show entries of this subject; * stands for any text.")
-    ] = None,
-    predicate: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Show entries with this predicate; * stands for any text.")
-    ] = None,
-    from_zone: Annotated[str | None, typer.Option(metavar="Z", help="Show entries that this zone said.")] = None,
+    first: Annotated[int | None, option("N", "Show entries from this offset on.", "--from", min=0)] = None,
+    last: Annotated[int | None, option("M", "Show entries up to this offset, inclusive.", "--to", min=0)] = None,
+    subject: Annotated[str | None, option("TEXT", "Show entries of this subject; * stands for any text.")] = None,
+    predicate: Annotated[str | None, option("TEXT", "Show entries with this predicate; * stands for any text.")] = None,
+    from_zone: Annotated[str | None, option("Z", "Show entries that this zone said.")] = None,
     export: Annotated[
-        bool, typer.Option("--export", help="Write the entries to stdout as JSON Lines, gap records included.")
+        bool, flag("--export", "Write the entries to stdout as JSON Lines, gap records included.")
     ] = False,
-    facts: Annotated[
-        bool, typer.Option("--facts", help="With --export: leave gap records out, for `bsfg append` to read.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON document.")] = False,
+    facts: Annotated[bool, flag("--facts", "With --export: leave gap records out, for `bsfg append` to read.")] = False,
+    json: Annotated[bool, flag("--json", "Print everything as one JSON document.")] = False,
 ) -> None:
     """Show what is in a data folder: streams, segments, offsets, sizes, consumers, gaps, quarantine, key index.
 

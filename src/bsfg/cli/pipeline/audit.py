@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from bsfg.cli.common import checked_folder
+from bsfg.cli.common import checked_folder, flag, option
 from bsfg.cli.complete import streams
 from bsfg.cli.connection import DEFAULT_CONFIG, NodeChoice, resolve
-from bsfg.cli.output import console, count_text, examples, print_json, progress_bar, range_text, table
+from bsfg.cli.output import console, count_text, examples, print_json, range_text, stages, table
 from bsfg.cli.pipeline.running import Conf, Master, ends_on_signals, settings_of, spark_session
 from bsfg.errors import InvalidArgument, StorageReadOnly
 from bsfg.ports import Buffer
@@ -23,7 +21,6 @@ from bsfg.wording import counted, one_line
 if TYPE_CHECKING:
     from bsfg.spark.audit import AuditedLink
     from bsfg.spark.audit.case import Wish
-    from bsfg.spark.audit.runner import Progress
     from bsfg.spark.audit.verdict import AuditFinding, StreamVerdict, Verdict
 
 
@@ -117,45 +114,26 @@ app = typer.Typer(
 
 
 Config = Annotated[
-    Path | None,
-    typer.Option("--config", "-c", envvar="BSFG_CONFIG", metavar="FILE", help="The receiving zone's configuration."),
+    Path | None, option("FILE", "The receiving zone's configuration.", "--config", "-c", envvar="BSFG_CONFIG")
 ]
-Link = Annotated[str | None, typer.Option(metavar="NAME", help="The link; may be left out if there is only one.")]
+Link = Annotated[str | None, option("NAME", "The link; may be left out if there is only one.")]
 Streams = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME", help="A stream; all of the link when left out.", autocompletion=streams),
+    list[str] | None, option("NAME", "A stream; all of the link when left out.", autocompletion=streams)
 ]
-First = Annotated[int, typer.Option("--from", metavar="OFFSET", min=0, help="The sender's first offset.")]
+First = Annotated[int, option("OFFSET", "The sender's first offset.", "--from", min=0)]
 Last = Annotated[
-    int | None,
-    typer.Option("--to", metavar="OFFSET", min=0, help="The sender's last offset, inclusive.", show_default=False),
+    int | None, option("OFFSET", "The sender's last offset, inclusive.", "--to", min=0, show_default=False)
 ]
-Deep = Annotated[bool, typer.Option("--deep/--shallow", help="Hash every body again, or believe the stored digests.")]
-Report = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write a page of HTML with pictures.", show_default=False)
-]
-Json = Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")]
-Identity = Annotated[
-    str | None, typer.Option(envvar="BSFG_IDENTITY", metavar="NAME", help="Call the receiver's node as this identity.")
-]
-Address = Annotated[
-    str | None, typer.Option(envvar="BSFG_ADDRESS", metavar="HOST:PORT", help="Where the receiver's node listens.")
-]
-Sender = Annotated[Path | None, typer.Option(metavar="DIR", help="The sender's data folder.", rich_help_panel=FOLDERS)]
-Receiver = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="The receiver's data folder.", rich_help_panel=FOLDERS)
-]
-SenderZone = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Without a configuration: the sender's zone.", rich_help_panel=FOLDERS),
-]
-ReceiverZone = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Likewise: the receiver's, if facts return to it.", rich_help_panel=FOLDERS),
-]
-Pulled = Annotated[
-    Buffer, typer.Option(metavar="BUFFER", help="Likewise: the buffer that was pulled.", rich_help_panel=FOLDERS)
-]
+Deep = Annotated[bool, flag("--deep/--shallow", "Hash every body again, or believe the stored digests.")]
+Report = Annotated[Path | None, option("FILE", "Write a page of HTML with pictures.", show_default=False)]
+Json = Annotated[bool, flag("--json", "Print the verdict as JSON.")]
+Identity = Annotated[str | None, option("NAME", "Call the receiver's node as this identity.", envvar="BSFG_IDENTITY")]
+Address = Annotated[str | None, option("HOST:PORT", "Where the receiver's node listens.", envvar="BSFG_ADDRESS")]
+Sender = Annotated[Path | None, option("DIR", "The sender's data folder.", panel=FOLDERS)]
+Receiver = Annotated[Path | None, option("DIR", "The receiver's data folder.", panel=FOLDERS)]
+SenderZone = Annotated[str | None, option("NAME", "Without a configuration: the sender's zone.", panel=FOLDERS)]
+ReceiverZone = Annotated[str | None, option("NAME", "Likewise: the receiver's, if facts return to it.", panel=FOLDERS)]
+Pulled = Annotated[Buffer, option("BUFFER", "Likewise: the buffer that was pulled.", panel=FOLDERS)]
 
 
 @app.command()
@@ -202,7 +180,7 @@ def audit(
         plan = plan_folders(Folders(sender, receiver, zone, receiver_zone, buffer), wish)
     else:
         plan = _of_config(config or DEFAULT_CONFIG, link, identity, address, wish)
-    with ends_on_signals(), spark_session("bsfg-audit", master, settings_of(conf)) as spark, _progress() as progress:
+    with ends_on_signals(), spark_session("bsfg-audit", master, settings_of(conf)) as spark, stages() as progress:
         verdict = run(spark, plan, progress=progress)
     if report is not None:
         _write(report, verdict)
@@ -223,20 +201,6 @@ def _of_config(path: Path, link: str | None, identity: str | None, address: str 
     if wish.receiver is None:
         own = resolve(NodeChoice(config=path, identity=identity, address=address), ("pipeline",)).access()
     return plan_link(load(path), link, own, wish)
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    """Show what is being done, on stderr, when somebody is watching."""
-    with progress_bar("") as bar:
-        tasks: dict[str, object] = {}
-
-        def told(title: str, done: int, total: int) -> None:
-            if title not in tasks:
-                tasks[title] = bar.add_task(title, total=total)
-            bar.update(tasks[title], completed=done, total=total)  # type: ignore[arg-type]
-
-        yield told
 
 
 def _check_writable(path: Path) -> None:

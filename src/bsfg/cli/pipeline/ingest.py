@@ -15,12 +15,13 @@ import orjson
 import typer
 from rich.text import Text
 
-from bsfg.cli.common import Json
+from bsfg.cli.common import Json, argument, flag, option
 from bsfg.cli.complete import streams as known_streams
 from bsfg.cli.connection import Target, connects, told_once
 from bsfg.cli.output import console, count_text, examples, print_json, progress_bar
 from bsfg.cli.pipeline.running import Conf, Master, ends_on_signals, settings_of, size_of, spark_session
 from bsfg.errors import BsfgError, InvalidArgument
+from bsfg.wording import counted
 
 if TYPE_CHECKING:
     from bsfg.spark.ingest.dryrun import Look
@@ -78,15 +79,15 @@ def _document(job: IngestWork, sources: Sources, stream: str) -> dict[str, Any]:
 def _tell(job: IngestWork, counts: Counts, known: int, first: list[dict[str, Any]]) -> None:
     files = job.open_files()
     if not files:
-        say(f"Nothing new: {count_text(known)} file{_s(known)} known, all ingested before. --again sends them again.")
+        say(f"Nothing new: {counted(known, 'file')} known, all ingested before. --again sends them again.")
         return
     parts = [f"{count_text(counts.inserted)} stored"]
     parts += [f"{count_text(counts.already_exists)} were there already"] if counts.already_exists else []
     parts += [f"{count_text(counts.rejected)} rejected"] if counts.rejected else []
     among = f", {count_text(counts.conflicts)} of them because their id is taken" if counts.conflicts else ""
-    say(f"{count_text(len(files))} file{_s(len(files))}, {count_text(counts.rows)} rows: {', '.join(parts)}{among}.")
+    say(f"{counted(len(files), 'file')}, {count_text(counts.rows)} rows: {', '.join(parts)}{among}.")
     if known > 0:
-        say(f"{count_text(known)} file{_s(known)} were ingested before.")
+        say(f"{counted(known, 'file')} were ingested before.")
     if counts.rejected:
         for reject in first:
             say(f"  {reject_line(reject)}")
@@ -171,10 +172,6 @@ def _near(path: Path) -> str:
     return min(os.path.relpath(path), str(path), key=len)
 
 
-def _s(count: int) -> str:
-    return "" if count == 1 else "s"
-
-
 EXIT_REJECTED = 3
 CONFLICTS = ("reject", "fail")
 SOME_ZONE = "this-zone"
@@ -199,160 +196,117 @@ app = typer.Typer(
 )
 
 
-def _option(*names: str, says: str, metavar: str | None = None, panel: str | None = None, **more: Any) -> Any:
-    return typer.Option(*names, help=says, metavar=metavar, rich_help_panel=panel, show_default=False, **more)
-
-
 @app.command()
 @connects("producer", "pipeline", unless="dry_run")
 def ingest(
     node: Target | None,
     files: Annotated[
         list[str],
-        typer.Argument(
-            metavar="FILE",
-            help="Files, folders or patterns in quotes. Folders are searched for .csv, .tsv, .jsonl, .ndjson, .json, "
+        argument(
+            "FILE",
+            "Files, folders or patterns in quotes. Folders are searched for .csv, .tsv, .jsonl, .ndjson, .json, "
             ".parquet and .pq.",
             show_default=False,
         ),
     ],
     *,
-    stream: Annotated[
-        str | None, _option("--stream", metavar="S", says="The stream.", autocompletion=known_streams)
-    ] = None,
-    mapping: Annotated[
-        Path | None, _option("--mapping", metavar="FILE", says="A mapping in TOML; options go before it.", panel=ROWS)
-    ] = None,
+    stream: Annotated[str | None, option("S", "The stream.", autocompletion=known_streams)] = None,
+    mapping: Annotated[Path | None, option("FILE", "A mapping in TOML; options go before it.", panel=ROWS)] = None,
     map: Annotated[
         list[str] | None,
-        _option(
-            "--map",
-            metavar="FIELD=COLUMN",
-            says="A field from a column, or from a template such as subject=asset:PlantA/{machine}. Fields: subject, "
+        option(
+            "FIELD=COLUMN",
+            "A field from a column, or from a template such as subject=asset:PlantA/{machine}. Fields: subject, "
             "predicate, produced_at, to_zone, correlation_id, causation_id, object_schema, label.NAME, and object for "
             "one column that is the whole object. Repeatable.",
             panel=ROWS,
         ),
     ] = None,
     set: Annotated[
-        list[str] | None,
-        _option("--set", metavar="FIELD=TEXT", says="A field that is the same in all rows. Repeatable.", panel=ROWS),
+        list[str] | None, option("FIELD=TEXT", "A field that is the same in all rows. Repeatable.", panel=ROWS)
     ] = None,
     object: Annotated[
         str | None,
-        _option(
-            "--object",
-            metavar="COLUMNS",
-            says="The columns that the object is made of as JSON, such as value,unit or temp=T1,unit. Default: *, all.",
+        option(
+            "COLUMNS",
+            "The columns that the object is made of as JSON, such as value,unit or temp=T1,unit. Default: *, all.",
             panel=ROWS,
         ),
     ] = None,
     type: Annotated[
         list[str] | None,
-        _option(
-            "--type",
-            metavar="COLUMN=TYPE",
-            says="What the texts of a column are in the object: text (default), number, boolean or json. Repeatable.",
+        option(
+            "COLUMN=TYPE",
+            "What the texts of a column are in the object: text (default), number, boolean or json. Repeatable.",
             panel=ROWS,
         ),
     ] = None,
     id: Annotated[
         str | None,
-        _option(
-            "--id",
-            metavar="TEMPLATE",
-            says="Where message ids come from: a column or a template such as '{machine}/{sequence}'; file (default): "
+        option(
+            "TEMPLATE",
+            "Where message ids come from: a column or a template such as '{machine}/{sequence}'; file (default): "
             "the file's SHA-256 and the row number; content: the SHA-256 of the fact; none: the zone derives them.",
             panel=ROWS,
         ),
     ] = None,
-    from_zone: Annotated[
-        str | None, _option(metavar="Z", says="from_zone. Default: the configuration's zone.", panel=ROWS)
-    ] = None,
-    to_zone: Annotated[str | None, _option(metavar="Z", says="to_zone.", panel=ROWS)] = None,
+    from_zone: Annotated[str | None, option("Z", "from_zone. Default: the configuration's zone.", panel=ROWS)] = None,
+    to_zone: Annotated[str | None, option("Z", "to_zone.", panel=ROWS)] = None,
     time_format: Annotated[
         str | None,
-        _option(
-            metavar="FORMAT",
-            says="How produced_at is written: iso (default), unix_s, unix_ms, unix_us, unix_ns, or a pattern such as "
+        option(
+            "FORMAT",
+            "How produced_at is written: iso (default), unix_s, unix_ms, unix_us, unix_ns, or a pattern such as "
             "'%d.%m.%Y %H:%M:%S'.",
             panel=ROWS,
         ),
     ] = None,
     timezone: Annotated[
-        str | None,
-        _option(metavar="ZONE", says="The zone of times that name none, such as UTC or Europe/Berlin.", panel=ROWS),
+        str | None, option("ZONE", "The zone of times that name none, such as UTC or Europe/Berlin.", panel=ROWS)
     ] = None,
     format: Annotated[
-        str | None, _option(metavar="F", says="csv, jsonl or parquet. Default: what the name of the file says.")
+        str | None, option("F", "csv, jsonl or parquet. Default: what the name of the file says.")
     ] = None,
     delimiter: Annotated[
-        str | None, _option(metavar="C", says="What stands between fields; tab for a tab. Default: a comma.", panel=CSV)
+        str | None, option("C", "What stands between fields; tab for a tab. Default: a comma.", panel=CSV)
     ] = None,
-    encoding: Annotated[str | None, _option(metavar="E", says="utf-8 (default), latin-1 or cp1252.", panel=CSV)] = None,
-    decimal: Annotated[str | None, _option(metavar="C", says="The decimal mark of numbers, . or ,", panel=CSV)] = None,
-    columns: Annotated[
-        str | None, _option(metavar="NAMES", says="The columns, when files have no header: a,b,c", panel=CSV)
-    ] = None,
+    encoding: Annotated[str | None, option("E", "utf-8 (default), latin-1 or cp1252.", panel=CSV)] = None,
+    decimal: Annotated[str | None, option("C", "The decimal mark of numbers, . or ,", panel=CSV)] = None,
+    columns: Annotated[str | None, option("NAMES", "The columns, when files have no header: a,b,c", panel=CSV)] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Send nothing: show the first facts and what would be rejected.")
+        bool, flag("--dry-run", "Send nothing: show the first facts and what would be rejected.")
     ] = False,
-    limit: Annotated[
-        int, typer.Option(metavar="N", min=0, help="How many rows --dry-run looks at; 0 for all.")
-    ] = LOOK_ROWS,
+    limit: Annotated[int, option("N", "How many rows --dry-run looks at; 0 for all.", min=0)] = LOOK_ROWS,
     work: Annotated[
-        Path,
-        typer.Option(
-            metavar="DIR",
-            help="Remembers files, progress and rejected rows; a cluster must share it.",
-            rich_help_panel=RUN,
-        ),
+        Path, option("DIR", "Remembers files, progress and rejected rows; a cluster must share it.", panel=RUN)
     ] = Path("bsfg-ingest"),
-    rejects: Annotated[
-        Path | None, _option(metavar="FILE", says="Where to copy the rejected rows to in the end.", panel=RUN)
-    ] = None,
+    rejects: Annotated[Path | None, option("FILE", "Where to copy the rejected rows to in the end.", panel=RUN)] = None,
     conflicts: Annotated[
-        str,
-        typer.Option(
-            metavar="reject|fail", help="What to do with a row whose id is taken by another body.", rich_help_panel=RUN
-        ),
+        str, option("reject|fail", "What to do with a row whose id is taken by another body.", panel=RUN)
     ] = "reject",
     changed: Annotated[
         str,
-        typer.Option(
-            metavar="fail|again|skip",
-            help="What to do about a file that changed since it was taken up: fail, take all its rows again, or leave "
+        option(
+            "fail|again|skip",
+            "What to do about a file that changed since it was taken up: fail, take all its rows again, or leave "
             "out what is left of it.",
-            rich_help_panel=RUN,
+            panel=RUN,
         ),
     ] = "fail",
     again: Annotated[
-        bool,
-        typer.Option("--again", help="Forget what earlier runs did, and send everything again.", rich_help_panel=RUN),
+        bool, flag("--again", "Forget what earlier runs did, and send everything again.", panel=RUN)
     ] = False,
     wait: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS", min=0, help="How long to wait for a node that is away or full.", rich_help_panel=RUN
-        ),
+        float, option("SECONDS", "How long to wait for a node that is away or full.", min=0, panel=RUN)
     ] = 300.0,
     tasks: Annotated[
-        int,
-        typer.Option(
-            metavar="N", min=1, help="Tasks that read side by side; facts are still sent in order.", rich_help_panel=RUN
-        ),
+        int, option("N", "Tasks that read side by side; facts are still sent in order.", min=1, panel=RUN)
     ] = 1,
     step: Annotated[
-        str,
-        typer.Option(
-            metavar="SIZE", help="How much is read between two notes of progress, at least 4MiB.", rich_help_panel=RUN
-        ),
+        str, option("SIZE", "How much is read between two notes of progress, at least 4MiB.", panel=RUN)
     ] = "64MiB",
     max_object: Annotated[
-        str | None,
-        _option(
-            metavar="SIZE", says="The stream's max_object, if it is not 1MiB; larger rows are rejected.", panel=RUN
-        ),
+        str | None, option("SIZE", "The stream's max_object, if it is not 1MiB; larger rows are rejected.", panel=RUN)
     ] = None,
     json: Json = False,
     master: Master = "local[*]",

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bsfg.cli.common import flag, handled, option
 from bsfg.cli.complete import consumers as known_consumers
 from bsfg.cli.complete import streams
 from bsfg.cli.connection import Target, connects
@@ -152,12 +153,8 @@ def _asked_to_end() -> Iterator[threading.Event]:
             timer.daemon = True
             timer.start()
 
-    before = [(number, signal.signal(number, ask)) for number in (signal.SIGINT, signal.SIGTERM)]
-    try:
+    with handled(ask, signal.SIGINT, signal.SIGTERM):
         yield asked
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
 
 
 FILES = "Files"
@@ -176,63 +173,46 @@ app = typer.Typer(
 )
 
 
-Out = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="The folder to land in; it is made if need be.")]
-Stream = Annotated[
-    str | None, typer.Option(metavar="NAME", help="The stream.", autocompletion=streams, show_default=False)
-]
-BufferName = Annotated[
-    Buffer,
-    typer.Option(metavar="BUFFER", help="store (facts of this zone) or forward (those that others sent it)."),
-]
-Once = Annotated[bool, typer.Option("--once", help="Land what is there now and leave.")]
-Every = Annotated[
-    float, typer.Option(metavar="SECONDS", min=0, help="Without --once: how long facts may gather first.")
-]
+Out = Annotated[Path, option("DIR", "The folder to land in; it is made if need be.", "--out", "-o")]
+Stream = Annotated[str | None, option("NAME", "The stream.", autocompletion=streams, show_default=False)]
+BufferName = Annotated[Buffer, option("BUFFER", "store (facts of this zone) or forward (those that others sent it).")]
+Once = Annotated[bool, flag("--once", "Land what is there now and leave.")]
+Every = Annotated[float, option("SECONDS", "Without --once: how long facts may gather first.", min=0)]
 ConsumerName = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME",
-        help="A durable consumer of the buffer; what is landed is confirmed for it, so the node may let it go.",
+    option(
+        "NAME",
+        "A durable consumer of the buffer; what is landed is confirmed for it, so the node may let it go.",
         autocompletion=known_consumers,
         show_default=False,
     ),
 ]
 From = Annotated[
     str | None,
-    typer.Option(
-        "--from",
-        metavar="POSITION",
-        help="Where a new folder starts: earliest, latest, an offset or a time such as 2026-03-01T06:00:00Z. "
+    option(
+        "POSITION",
+        "Where a new folder starts: earliest, latest, an offset or a time such as 2026-03-01T06:00:00Z. "
         "Default: where the consumer stands, or the earliest fact that is kept.",
+        "--from",
         show_default=False,
     ),
 ]
 ByTime = Annotated[
     str,
-    typer.Option(
-        metavar="TIME",
-        help="Which time gives a fact its date, in UTC: produced_at (when it happened) or appended_at (when it "
+    option(
+        "TIME",
+        "Which time gives a fact its date, in UTC: produced_at (when it happened) or appended_at (when it "
         "became durable in this buffer).",
-        rich_help_panel=FILES,
+        panel=FILES,
     ),
 ]
-FileSize = Annotated[
-    str,
-    typer.Option(
-        metavar="SIZE", help="How large files should be; those under half of it are merged.", rich_help_panel=FILES
-    ),
-]
-MaxFacts = Annotated[
-    int, typer.Option(metavar="N", min=1, help="At most so many facts are landed at once.", rich_help_panel=FILES)
-]
-Compact = Annotated[
-    bool, typer.Option("--compact/--no-compact", help="Merge small files along the way.", rich_help_panel=FILES)
-]
+FileSize = Annotated[str, option("SIZE", "How large files should be; those under half of it are merged.", panel=FILES)]
+MaxFacts = Annotated[int, option("N", "At most so many facts are landed at once.", min=1, panel=FILES)]
+Compact = Annotated[bool, flag("--compact/--no-compact", "Merge small files along the way.", panel=FILES)]
 CompactOnly = Annotated[
-    bool,
-    typer.Option("--compact-only", help="Merge all small files of the folder and land nothing.", rich_help_panel=FILES),
+    bool, flag("--compact-only", "Merge all small files of the folder and land nothing.", panel=FILES)
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")]
+Json = Annotated[bool, flag("--json", "Print what was done as JSON.")]
 
 
 @app.command()

@@ -6,14 +6,13 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from tempfile import mkstemp
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from bsfg.cli.common import handled, option
 from bsfg.cli.output import console
 from bsfg.errors import InvalidArgument, SparkFailed
 
@@ -24,22 +23,18 @@ PANEL = "Spark"
 
 Master = Annotated[
     str,
-    typer.Option(
+    option(
+        "URL",
+        "Where Spark runs: local[*] is this process, or a cluster such as spark://host:7077.",
         "--master",
-        metavar="URL",
         envvar="BSFG_SPARK_MASTER",
-        help="Where Spark runs: local[*] is this process, or a cluster such as spark://host:7077.",
-        rich_help_panel=PANEL,
+        panel=PANEL,
     ),
 ]
 Conf = Annotated[
     list[str] | None,
-    typer.Option(
-        "--conf",
-        metavar="NAME=VALUE",
-        help="A setting of Spark, which overrides ours. Repeatable.",
-        rich_help_panel=PANEL,
-        show_default=False,
+    option(
+        "NAME=VALUE", "A setting of Spark, which overrides ours. Repeatable.", "--conf", panel=PANEL, show_default=False
     ),
 ]
 
@@ -108,15 +103,10 @@ class Stopped(KeyboardInterrupt):
     """Somebody asked the command to end, by Ctrl-C or SIGTERM."""
 
 
-@contextmanager
-def ends_on_signals() -> Iterator[None]:
+def ends_on_signals() -> AbstractContextManager[None]:
     """Have SIGTERM end a block as Ctrl-C does, so that what it began is cleaned up."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise Stopped
 
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    return handled(end, signal.SIGTERM)

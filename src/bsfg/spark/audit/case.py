@@ -13,7 +13,7 @@ import numpy as np
 from bsfg.errors import InvalidArgument
 from bsfg.ports import Buffer
 from bsfg.spark.audit.ends import FolderEnd, NodeEnd
-from bsfg.spark.audit.judging import Excuses, Totals, for_absent, let_go_before, own_gaps, totals
+from bsfg.spark.audit.judging import Excuses, Totals, for_absent, let_go_before, told_gaps, totals
 from bsfg.spark.audit.runner import Runner
 from bsfg.spark.audit.scope import NO_END, RANGE_FACTS, RECEIVER, SENDER, AuditScope, End, Evidence, received
 from bsfg.spark.audit.sums import Sibling, Summing
@@ -156,17 +156,9 @@ class Case:
         """Give one end and its evidence."""
         return (self.plan.sender, self.sender) if side == SENDER else (self.plan.receiver, self.receiver)
 
-    @property
-    def told_to_sender(self) -> tuple[bytes, ...]:
-        """The chain heads that the receiver told the sender."""
-        cursor = self.sender.cursor
-        return (cursor.peer_head,) if cursor is not None and cursor.peer_head else ()
-
-    @property
-    def told_to_receiver(self) -> tuple[bytes, ...]:
-        """The chain heads that the sender told the receiver."""
-        position = self.receiver.position
-        return (position.chain_head,) if position is not None and position.chain_head else ()
+    def heads(self, side: str) -> tuple[bytes, ...]:
+        """Give the chain heads that one end told the other, so that its log must have them."""
+        return self.receiver.told_by_sender if side == SENDER else self.sender.told_by_receiver
 
 
 def open_case(plan: AuditedStream, runner: Runner) -> Case:
@@ -182,28 +174,22 @@ def open_case(plan: AuditedStream, runner: Runner) -> Case:
     title = f"{plan.stream}: reading both ends"
     results, repeated = runner.each_with_keys(title, steps, window.end - window.first)
     found = totals(results)
-    receiver = replace(receiver, start=max(receiver.start, let_go_before(own_gaps(found.side(RECEIVER)))))
+    receiver = replace(receiver, start=max(receiver.start, let_go_before(found.gaps(RECEIVER))))
     frontier = _must_have(sender, receiver, found, scope)
     lowest = min((each for each in (found.lowest, window.lowest) if each is not None), default=None)
     excuses = for_absent(scope, sender, receiver, frontier, lowest)
-    return Case(plan, scope, sender, receiver, found, repeated, frontier, excuses, end, lowest, _sibling(plan))
-
-
-def _sibling(plan: AuditedStream) -> Sibling | None:
-    if plan.sibling is None:
-        return None
-    evidence = plan.sibling.evidence()
-    return Sibling(plan.sibling, evidence.log_id, evidence.end)
+    sibling = None
+    if plan.sibling is not None:
+        evidence = plan.sibling.evidence()
+        sibling = Sibling(plan.sibling, evidence.log_id, evidence.end)
+    return Case(plan, scope, sender, receiver, found, repeated, frontier, excuses, end, lowest, sibling)
 
 
 def _look(plan: AuditedStream) -> tuple[Evidence, Evidence]:
     """Look at both ends, what is confirmed first and what there is to confirm last, so that neither seems behind."""
     before = plan.sender.evidence()
-    told = [before.cursor.peer_head] if before.cursor is not None and before.cursor.peer_head else []
-    receiver = plan.receiver.evidence(told)
-    position = receiver.position
-    heads = [position.chain_head] if position is not None and position.chain_head else []
-    return replace(plan.sender.evidence(heads), cursor=before.cursor), receiver
+    receiver = plan.receiver.evidence(before.told_by_receiver)
+    return replace(plan.sender.evidence(receiver.told_by_sender), cursor=before.cursor), receiver
 
 
 def stretches(side: str, log: End, evidence: Evidence, bounds: tuple[int, int], scope: AuditScope) -> Iterator[Summing]:
@@ -222,12 +208,12 @@ def _must_have(sender: Evidence, receiver: Evidence, found: Totals, scope: Audit
     While facts are on their way, a fact can be there already and the record of a refused one before it not yet.
     """
     position, cursor = receiver.position, sender.cursor
-    known = [cursor.committed] if cursor is not None else []
+    known = [cursor.checkpoint.committed] if cursor is not None else []
     if position is not None and position.acknowledged is not None and position.log_id == sender.log_id:
         known.append(position.acknowledged)
     if known:
         return max(known)
-    told = [gap.last for gap in receiver.gaps if gap.origin_zone == scope.zone]
+    told = [gap.last for gap in told_gaps(scope, receiver)]
     return max([-1 if found.highest is None else found.highest, *told])
 
 

@@ -13,12 +13,12 @@ from bsfg.errors import ForeignLog, LogDamaged, UnknownStream
 from bsfg.gaps import listed
 from bsfg.journey.link import PeerPosition
 from bsfg.ports import Buffer, ConsumerState, Frame, Quarantined
-from bsfg.spark.audit.scope import End, Evidence, LinkCursor, SetAside
+from bsfg.spark.audit.scope import End, Evidence, SetAside
 from bsfg.spark.calls import BufferSource, CallRetry, NodeAccess, calls
 from bsfg.stores.log import keysegments
-from bsfg.stores.log.cursors import CURSORS, cursor_from
 from bsfg.stores.log.journal import read_journal
 from bsfg.stores.log.reader import LogFolder, open_folder
+from bsfg.stores.log.storage import CURSORS, cursor_from
 from bsfg.stores.log.view import kept_ranges, restores_of
 
 if TYPE_CHECKING:
@@ -100,19 +100,13 @@ class FolderEnd:
             return found.get(self.link)
         return next(iter(found.values())) if len(found) == 1 else None
 
-    def _cursor(self, folder: LogFolder) -> LinkCursor | None:
+    def _cursor(self, folder: LogFolder) -> ConsumerState | None:
         """Find the consumer by which the receiver pulls."""
         found = {}
         for record in read_journal(folder.files, CURSORS)[0]:
             cursor = cursor_from(record)
             if (cursor.spec.stream, cursor.spec.buffer) == (self.stream, self.buffer):
-                found[cursor.spec.name] = LinkCursor(
-                    cursor.spec.name,
-                    cursor.frontier.committed,
-                    str(cursor.spec.start),
-                    cursor.spec.start_value,
-                    cursor.peer_head,
-                )
+                found[cursor.spec.name] = cursor.state()
         if self.consumer is not None:
             return found.get(self.consumer)
         pulled = [cursor for cursor in found.values() if cursor.peer_head is not None]
@@ -199,19 +193,10 @@ class NodeEnd:
             kept=found.history.kept,
             set_aside=set_aside,
             position=position,
-            cursor=self._cursor(found.cursors),
+            cursor=next((state for state in found.cursors if state.spec.name == self.consumer), None),
             heads=dict(found.history.heads),
             restores=found.history.restores,
         )
-
-    def _cursor(self, found: Sequence[ConsumerState]) -> LinkCursor | None:
-        for state in found:
-            if state.spec.name == self.consumer:
-                spec = state.spec
-                return LinkCursor(
-                    spec.name, state.checkpoint.committed, str(spec.start), spec.start_value, state.peer_head
-                )
-        return None
 
 
 def _set_aside(item: Quarantined) -> SetAside:

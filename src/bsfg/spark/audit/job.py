@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from bsfg.retention import GapReason
@@ -39,7 +39,6 @@ class SegmentChain:
     """
 
     base: int
-    end: int
     chain_before: bytes
     chain_after: bytes
     breaks: tuple[tuple[int, int], ...] = ()
@@ -68,34 +67,21 @@ class Verifying:
         scan.forget_from(view.end)
         values = [(ref.header.chain_before, ref.base) for ref in scan.frames]
         values += [(segment.header.chain_before, segment.base), (scan.chain, max(scan.end, segment.base))]
-        return SegmentChain(
-            segment.base,
-            max(scan.end, segment.base),
-            segment.header.chain_before,
-            scan.chain,
-            tuple((hole.first, hole.last) for hole in scan.holes if "chain" in hole.why),
-            {value: offset for value, offset in values if value in self.heads},
-        )
+        breaks = tuple((hole.first, hole.last) for hole in scan.holes if "chain" in hole.why)
+        heads = {value: offset for value, offset in values if value in self.heads}
+        return SegmentChain(segment.base, segment.header.chain_before, scan.chain, breaks, heads)
 
 
-def segments_of(log: FolderEnd) -> list[int]:
-    """Give the bases of the segments that a log consists of now."""
-    view = log.folder().view()
-    return [segment.base for segment in view.segments]
-
-
-def broken(side: str, evidence: Evidence, segments: Sequence[SegmentChain]) -> list[AuditFinding]:
+def broken(side: str, evidence: Evidence, segments: Sequence[SegmentChain]) -> Iterator[AuditFinding]:
     """Find where the chain of a log does not go on."""
-    found = []
-    before = _anchored(evidence, segments[0].base) if segments else b""
+    kind, before = FindingKind.CHAIN_BROKEN, _anchored(evidence, segments[0].base) if segments else b""
     for segment in segments:
         if before and segment.chain_before != before:
             detail = f"the segment that begins at {segment.base} does not follow the one before it"
-            found.append(_break(side, segment.base, segment.base, detail))
+            yield AuditFinding.within(kind, side, segment.base, segment.base, detail)
         for first, last in segment.breaks:
-            found.append(_break(side, first, last, "the frame before was replaced"))
+            yield AuditFinding.within(kind, side, first, last, "the frame before was replaced")
         before = segment.chain_after
-    return found
 
 
 def _anchored(evidence: Evidence, base: int) -> bytes:
@@ -105,14 +91,6 @@ def _anchored(evidence: Evidence, base: int) -> bytes:
         oldest = next((each.was_log_id for each in evidence.restores if each.first > 0), evidence.log_id)
         return genesis(bytes.fromhex(oldest))
     return next((kept.chain_after for kept in evidence.kept if kept.last + 1 == base), b"")
-
-
-def _break(side: str, first: int, last: int, detail: str) -> AuditFinding:
-    if side == RECEIVER:
-        return AuditFinding(
-            FindingKind.CHAIN_BROKEN, side, receiver_offset=first, detail=f"{first} to {last}: {detail}"
-        )
-    return AuditFinding(FindingKind.CHAIN_BROKEN, side, first, last, detail=detail)
 
 
 def known_heads(
@@ -171,10 +149,6 @@ def _not_asked(kinds: tuple[FindingKind, ...], case: Case) -> str:
     """Say why a question could not be asked, empty when it was."""
     if FindingKind.BODY_ALTERED in kinds and not case.scope.deep:
         return "bodies were not hashed again"
-    if FindingKind.UNREPORTED in kinds and not case.sender.knows_gaps:
-        return "the sender's gap records are not at hand"
-    if FindingKind.GAP_UNRECORDED in kinds and not case.receiver.knows_gaps:
-        return "the receiver's gap records are not at hand"
     if FindingKind.FOREIGN_LOG in kinds and (case.receiver.position is None or case.receiver.position.log_id is None):
         return "what the receiver remembers of the sender is not at hand"
     return ""
@@ -203,25 +177,20 @@ def _chain(side: str, verdict: StreamVerdict, chained: Sequence[str]) -> Check:
 
 def exchanged(case: Case, known: dict[str, dict[bytes, int | None]]) -> tuple[Check, list[AuditFinding]]:
     """Judge the heads that were exchanged, given per side where each was found."""
-    asked = ((SENDER, case.told_to_receiver), (RECEIVER, case.told_to_sender))
     found, notes, looked = [], [], 0
-    for side, heads in asked:
-        evidence = case.side(side)[1]
-        for head in heads:
-            if head not in known.get(side, {}):
+    for side, heads in known.items():
+        for head in case.heads(side):
+            if head not in heads:
                 continue
             looked += 1
-            place = known[side][head]
+            place = heads[head]
             if place is not None:
                 notes.append(f"{side} at {place:,}")
-            elif _may_be_gone(evidence):
+            elif _may_be_gone(case.side(side)[1]):
                 notes.append(f"{side}: in what was let go, or rewritten")
             else:
-                found.append(
-                    AuditFinding(
-                        FindingKind.HEAD_UNKNOWN, side, detail=f"the head {head.hex()[:16]}… is not in its log"
-                    )
-                )
+                detail = f"the head {head.hex()[:16]}… is not in its log"
+                found.append(AuditFinding(FindingKind.HEAD_UNKNOWN, side, detail=detail))
     if found:
         return Check(HEADS, CheckState.FAILED, f"{len(found)} of {looked}"), found
     if not looked or any("rewritten" in note for note in notes):
@@ -342,8 +311,7 @@ def _add_rest(case: Case, verdict: StreamVerdict) -> None:
     verdict.add(judging.order_findings(case.totals.side(RECEIVER), case.excuses, known, case.sibling))
     verdict.add(judging.body_findings(case.totals.stretches, _named_bodies(verdict.findings)))
     for side in (SENDER, RECEIVER):
-        gaps = judging.own_gaps(case.totals.side(side))
-        verdict.add(judging.damage(side, case.side(side)[1], gaps))
+        verdict.add(judging.damage(side, case.side(side)[1], case.totals.gaps(side)))
         verdict.add(judging.unreadable(case.totals.side(side)))
     verdict.add(judging.reports(case.scope, case.sender, case.receiver, case.frontier))
     verdict.add(judging.histories(case.sender, case.receiver))
@@ -361,13 +329,12 @@ def _named_bodies(findings: Sequence[AuditFinding]) -> set[tuple[str, int]]:
 
 def _chains(case: Case, verdict: StreamVerdict, runner: Runner) -> tuple[list[str], dict[str, dict[bytes, int | None]]]:
     """Verify the chains of the logs that are folders; give their sides, and where the exchanged heads are."""
-    wanted = {SENDER: case.told_to_receiver, RECEIVER: case.told_to_sender}
-    known = {side: dict(case.side(side)[1].heads) for side in wanted}
-    chained = []
-    for side, heads in wanted.items():
+    known, chained = {}, []
+    for side in (SENDER, RECEIVER):
         log, evidence = case.side(side)
+        known[side], heads = dict(evidence.heads), case.heads(side)
         if isinstance(log, FolderEnd):
-            steps = [Verifying(log, base, heads) for base in segments_of(log)]
+            steps = [Verifying(log, segment.base, heads) for segment in log.folder().view().segments]
             results = runner.each(f"{case.plan.stream}: verifying the {side}'s chain", steps)
             segments = [result for result in results if result is not None]
             verdict.add(broken(side, evidence, segments))

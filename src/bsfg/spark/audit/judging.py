@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from bsfg.journey import link
-from bsfg.ports import GapRecord
+from bsfg.ports import GapRecord, StartAt
 from bsfg.retention import GapReason
-from bsfg.spark.audit.scope import NO_END, NOT_CARRIED, RECEIVER, RETURNING, SENDER, AuditScope, Evidence
-from bsfg.spark.audit.sums import Descent, Named, RangeSum, RangeSums, Sibling, merge_sum
-from bsfg.spark.audit.verdict import Absence, AuditFinding, FindingKind
+from bsfg.spark.audit.scope import NO_END, NOT_CARRIED, RECEIVER, RETURNING, SENDER, AuditScope, Evidence, Named
+from bsfg.spark.audit.sums import Descent, RangeSum, RangeSums, Sibling, merge_sum
+from bsfg.spark.audit.verdict import Absence, AuditFinding, FindingKind, FoldedAbsence
 
 IN_FLIGHT = "in_flight"
 BEFORE_THE_LINK = "before_the_link"
@@ -26,30 +26,10 @@ GIVEN_BACK = "given_back"
 NONE = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Excuse:
-    """A range of the sender's offsets (both ends inclusive) that need not be there, and why.
-
-    With ``at_most`` so many of them need not, of which it is no longer known which they are.
-    """
-
-    first: int
-    last: int
-    reason: str
-    side: str
-    detail: str = ""
-    at_unix_ms: int | None = None
-    at_most: int | None = None
-
-    def absence(self, first: int, last: int, count: int) -> Absence:
-        """Give the part of it that was used."""
-        return Absence(self.reason, self.side, first, last, count, self.detail, self.at_unix_ms)
-
-
 class Excuses:
-    """Excuses in the order of their weight; for each offset the first one that covers it counts."""
+    """Why facts may be absent, in the order of weight; for each offset the first absence that covers it counts."""
 
-    def __init__(self, excuses: Iterable[Excuse]) -> None:
+    def __init__(self, excuses: Iterable[Absence]) -> None:
         self.all = [excuse for excuse in excuses if excuse.first <= excuse.last]
         edges = {edge for excuse in self.all for edge in (excuse.first, excuse.last + 1)}
         self._edges = np.array(sorted(edges), dtype=np.int64)
@@ -92,43 +72,49 @@ def for_absent(scope: AuditScope, sender: Evidence, receiver: Evidence, frontier
 
     ``lowest`` is the lowest offset that the receiver still has of the link: what it let go was in order, too.
     """
-    told = [gap for gap in receiver.gaps if gap.origin_zone == scope.zone and gap.count is None]
-    excuses = [_recorded(gap) for gap in told if gap.reason == GapReason.QUARANTINED]
-    excuses += [_recorded(gap) for gap in told if gap.reason != GapReason.QUARANTINED and _counts(gap, scope)]
+    told = sorted(told_gaps(scope, receiver), key=lambda gap: gap.reason != GapReason.QUARANTINED)
+    excuses = [Absence.of_gap(gap, RECEIVER) for gap in told if gap.count is None and _counts(gap, scope)]
     begin = _begin(sender, lowest)
     if begin > 0:
-        excuses.append(Excuse(0, begin - 1, BEFORE_THE_LINK, SENDER, "the receiver's consumer was created later"))
+        detail = "the receiver's consumer was created later"
+        excuses.append(Absence(BEFORE_THE_LINK, SENDER, 0, begin - 1, detail=detail))
     if receiver.start > 0:
         gone = frontier if lowest is None else lowest - 1
         detail = f"the receiver's buffer begins at {receiver.start}{_removed(receiver)}"
-        excuses.append(Excuse(0, gone, RECEIVER_TRUNCATED, RECEIVER, detail))
-    excuses.append(Excuse(frontier + 1, NO_END, IN_FLIGHT, SENDER, "not confirmed yet"))
+        excuses.append(Absence(RECEIVER_TRUNCATED, RECEIVER, 0, gone, detail=detail))
+    excuses.append(Absence(IN_FLIGHT, SENDER, frontier + 1, NO_END, detail="not confirmed yet"))
     if not scope.carry_only:
         excuses += folded(scope, receiver)
     return Excuses(excuses)
 
 
-def returning(scope: AuditScope, receiver: Evidence) -> list[Excuse]:
+def told_gaps(scope: AuditScope, receiver: Evidence) -> list[GapRecord]:
+    """Give what a receiver has on record of the sender's offsets."""
+    return [gap for gap in receiver.gaps if gap.origin_zone == scope.zone]
+
+
+def returning(scope: AuditScope, receiver: Evidence) -> list[Absence]:
     """Give what returns to the receiver's zone as it is on record, for those who cannot see it from the facts."""
-    told = [gap for gap in receiver.gaps if gap.origin_zone == scope.zone and gap.detail.startswith(link.RETURNING)]
-    return [_recorded(gap) if gap.count is None else _folded(gap) for gap in told]
+    told = [gap for gap in told_gaps(scope, receiver) if gap.detail.startswith(link.RETURNING)]
+    return [Absence.of_gap(gap, RECEIVER) if gap.count is None else _folded(gap) for gap in told]
 
 
-def folded(scope: AuditScope, receiver: Evidence) -> list[Excuse]:
+def folded(scope: AuditScope, receiver: Evidence) -> list[Absence]:
     """Give what folded records excuse, for those who cannot see by themselves what the link left out.
 
     They come after all others, because they do not tell which offsets they are for.
     """
-    gaps = [gap for gap in receiver.gaps if gap.origin_zone == scope.zone and gap.count is not None]
+    gaps = [gap for gap in told_gaps(scope, receiver) if gap.count is not None]
     return [_folded(gap) for gap in gaps if _counts(gap, scope)]
 
 
-def _folded(gap: GapRecord) -> Excuse:
+def _folded(gap: GapRecord) -> FoldedAbsence:
     detail = f"{gap.detail}: {gap.count:,} of {gap.first} to {gap.last}, which ones is no longer kept"
-    return Excuse(gap.first, gap.last, str(gap.reason), RECEIVER, detail, gap.at_unix_ms, gap.count)
+    at_most = gap.offsets
+    return FoldedAbsence(str(gap.reason), RECEIVER, gap.first, gap.last, 0, detail, gap.at_unix_ms, at_most)
 
 
-def overused(excuses: Iterable[Excuse], absences: Iterable[Absence]) -> list[AuditFinding]:
+def overused(excuses: Iterable[Absence], absences: Iterable[Absence]) -> list[AuditFinding]:
     """Report what is absent beyond the number that a folded record stands for."""
     used: Counter[str] = Counter()
     for each in absences:
@@ -143,7 +129,7 @@ def overused(excuses: Iterable[Excuse], absences: Iterable[Absence]) -> list[Aud
             count=used[excuse.detail] - excuse.at_most,
         )
         for excuse in excuses
-        if excuse.at_most is not None and used[excuse.detail] > excuse.at_most
+        if isinstance(excuse, FoldedAbsence) and used[excuse.detail] > excuse.at_most
     ]
 
 
@@ -158,36 +144,25 @@ def _removed(receiver: Evidence) -> str:
     return f", on record: {told}" if told else ""
 
 
-def for_gaps(scope: AuditScope, receiver: Evidence, others: Excuses) -> Excuses:
-    """Give what excuses that the receiver has neither a fact nor, of its absence at the sender, any other record."""
-    told = [_recorded(gap) for gap in receiver.gaps if gap.origin_zone == scope.zone and gap.count is None]
-    return Excuses([*told, *(each for each in others.all if each.at_most is None)])
-
-
-def of_gaps(gaps: Sequence[GapRecord]) -> Excuses:
+def of_gaps(gaps: Iterable[GapRecord]) -> Excuses:
     """Give the gaps of a sender's log as excuses for entries that the receiver alone has."""
-    return Excuses(
-        Excuse(gap.first, gap.last, str(gap.reason), SENDER, gap.detail, gap.at_unix_ms or None) for gap in gaps
-    )
-
-
-def _recorded(gap: GapRecord) -> Excuse:
-    return Excuse(gap.first, gap.last, str(gap.reason), RECEIVER, gap.detail, gap.at_unix_ms)
+    return Excuses(Absence.of_gap(gap, SENDER) for gap in gaps)
 
 
 def _counts(gap: GapRecord, scope: AuditScope) -> bool:
     """One record may stand for several stretches that return; who knows the receiver's zone sees that by itself."""
-    return scope.receiver_zone is None or not gap.detail.startswith(link.RETURNING)
+    quarantined = gap.reason == GapReason.QUARANTINED
+    return quarantined or scope.receiver_zone is None or not gap.detail.startswith(link.RETURNING)
 
 
 def _begin(sender: Evidence, lowest: int | None) -> int:
     """Give the first offset that the receiver was to get."""
     cursor = sender.cursor
-    if cursor is None or cursor.start == "earliest":
+    if cursor is None or cursor.spec.start == StartAt.EARLIEST:
         return 0
-    if cursor.start == "offset":
-        return cursor.start_value
-    return cursor.committed + 1 if lowest is None else lowest
+    if cursor.spec.start == StartAt.OFFSET:
+        return cursor.spec.start_value
+    return cursor.checkpoint.committed + 1 if lowest is None else lowest
 
 
 EQUAL, DIFFERS, EXCUSED, TRUNCATED, EMPTY = "equal", "differs", "excused", "truncated", "empty"
@@ -208,6 +183,10 @@ class Totals:
     def side(self, side: str) -> list[RangeSums]:
         """Give the stretches of one log, in order."""
         return [each for each in self.stretches if each.side == side]
+
+    def gaps(self, side: str) -> list[GapRecord]:
+        """Give the ranges of one log that hold no entries, as the log itself explained them."""
+        return [gap for stretch in self.side(side) for gap in stretch.gaps]
 
     @property
     def lowest(self) -> int | None:
@@ -239,7 +218,7 @@ def totals(stretches: Iterable[RangeSums]) -> Totals:
 
 def state_of(
     number: int, found: Totals, scope: AuditScope, sender: Evidence, excuses: Excuses
-) -> tuple[str, Excuse | None]:
+) -> tuple[str, Absence | None]:
     """Say what the sums tell of a range, and by which one excuse all of it may be absent."""
     ours, theirs = found.sender.get(number), found.receiver.get(number)
     first, end = scope.bounds(number)
@@ -253,11 +232,6 @@ def state_of(
     if len(owners) == 1 and NONE not in owners:
         return EXCUSED, excuses.all[owners.pop()]
     return DIFFERS, None
-
-
-def own_gaps(stretches: Sequence[RangeSums]) -> list[GapRecord]:
-    """Give the ranges of a log that hold no entries, as the log itself explained them."""
-    return [gap for stretch in stretches for gap in stretch.gaps]
 
 
 def let_go_before(gaps: Sequence[GapRecord]) -> int:
@@ -293,51 +267,31 @@ def by_range(spans: Iterable[Span], scope: AuditScope) -> dict[int, list[Span]]:
 
 def gap_absences(gaps: Sequence[GapRecord], stretches: Sequence[RangeSums]) -> list[Absence]:
     """List what a sender does not have or leaves out, one line per gap record and per reason to leave out."""
-    result = [
-        Absence(
-            str(gap.reason), SENDER, gap.first, gap.last, gap.last - gap.first + 1, gap.detail, gap.at_unix_ms or None
-        )
-        for gap in gaps
-        if not is_left_out(gap)
-    ]
-    details = {RETURNING: link.RETURNING, NOT_CARRIED: link.NOT_CARRIED}
-    for reason, detail in details.items():
-        skipped = [gap for gap in gaps if is_left_out(gap) and gap.detail == detail]
-        count = sum(gap.last - gap.first + 1 for gap in skipped) + sum(
-            each.left_out.get(reason, 0) for each in stretches
-        )
+    result = [Absence.of_gap(gap, SENDER) for gap in gaps if not is_left_out(gap)]
+    for reason, detail in ((RETURNING, link.RETURNING), (NOT_CARRIED, link.NOT_CARRIED)):
+        count = sum(gap.last - gap.first + 1 for gap in gaps if is_left_out(gap) and gap.detail == detail)
+        count += sum(each.left_out.get(reason, 0) for each in stretches)
         if count:
             first, last = min(each.first for each in stretches), max(each.end for each in stretches) - 1
             result.append(Absence(reason, SENDER, first, last, count, detail))
     return result
 
 
-def damage(side: str, evidence: Evidence, gaps: Sequence[GapRecord]) -> list[AuditFinding]:
+def damage(side: str, evidence: Evidence, gaps: Sequence[GapRecord]) -> Iterator[AuditFinding]:
     """Report ranges of a log that are damaged or lost without a record of it."""
-    if not evidence.knows_gaps:
-        return []
-    recorded = of_gaps([gap for gap in evidence.gaps if gap.origin_zone is None])
-    found = []
+    recorded = of_gaps(gap for gap in evidence.gaps if gap.origin_zone is None)
     for gap in gaps:
         if gap.reason in (GapReason.DAMAGED, GapReason.LOST):
+            detail = f"{gap.reason}: {gap.detail}".removesuffix(": ")
             for first, last in recorded.uncovered(gap.first, gap.last):
-                found.append(_damaged(side, first, last, f"{gap.reason}: {gap.detail}".removesuffix(": ")))
-    return found
-
-
-def _damaged(side: str, first: int, last: int, detail: str) -> AuditFinding:
-    count = last - first + 1
-    if side == SENDER:
-        return AuditFinding(FindingKind.LOG_DAMAGED, side, first, last, detail=detail, count=count)
-    return AuditFinding(
-        FindingKind.LOG_DAMAGED, side, receiver_offset=first, detail=f"{first} to {last}: {detail}", count=count
-    )
+                yield AuditFinding.within(FindingKind.LOG_DAMAGED, side, first, last, detail, last - first + 1)
 
 
 def descents(stretches: Sequence[RangeSums]) -> tuple[list[Descent], int]:
     """Give the entries of the receiver that stand behind a higher offset, and how many more there are."""
     named: list[Descent] = []
-    count, before = 0, None  # type: int, Named | None
+    count = 0
+    before: Named | None = None
     for stretch in stretches:
         if stretch.first_entry is None:
             continue
@@ -352,75 +306,49 @@ def descents(stretches: Sequence[RangeSums]) -> tuple[list[Descent], int]:
 
 def order_findings(
     stretches: Sequence[RangeSums], excuses: Excuses, known: set[int | None], sibling: Sibling | None
-) -> list[AuditFinding]:
+) -> Iterator[AuditFinding]:
     """Report what is out of order, unless it was taken out of quarantine, is of another link or reported already."""
     named, more = descents(stretches)
     quarantined = Excuses(each for each in excuses.all if each.reason == GapReason.QUARANTINED)
-    found = []
     for descent in named:
         entry = descent.entry
         other = sibling is not None and (sibling.has(entry) or sibling.has(descent.behind))
         if entry.place not in known and not other and not quarantined.covers(entry.offset):
             detail = f"it stands behind the offset {descent.behind.offset}"
-            found.append(_of_entry(FindingKind.OUT_OF_ORDER, RECEIVER, entry, detail=detail))
+            yield AuditFinding.of(FindingKind.OUT_OF_ORDER, RECEIVER, entry, detail=detail)
     if more:
-        found.append(
-            AuditFinding(FindingKind.OUT_OF_ORDER, RECEIVER, detail="more facts, which are not named", count=more)
-        )
-    return found
+        yield AuditFinding(FindingKind.OUT_OF_ORDER, RECEIVER, detail="more facts, which are not named", count=more)
 
 
-def body_findings(stretches: Sequence[RangeSums], known: set[tuple[str, int]]) -> list[AuditFinding]:
+def body_findings(stretches: Sequence[RangeSums], known: set[tuple[str, int]]) -> Iterator[AuditFinding]:
     """Report altered bodies that no comparison has named; ``known`` are side and place."""
-    found = []
     for stretch in stretches:
         for entry in stretch.altered:
             if (stretch.side, entry.place) not in known:
-                found.append(_of_entry(FindingKind.BODY_ALTERED, stretch.side, entry, ("body",)))
+                found = AuditFinding.of(FindingKind.BODY_ALTERED, stretch.side, entry, ("body",))
+                yield found if stretch.side == RECEIVER else replace(found, receiver_offset=None)
         more = stretch.altered_count - len(stretch.altered)
         if more:
             detail = f"more facts between {stretch.first} and {stretch.end - 1}, which are not named"
-            found.append(AuditFinding(FindingKind.BODY_ALTERED, stretch.side, detail=detail, count=more))
-    return found
+            yield AuditFinding(FindingKind.BODY_ALTERED, stretch.side, detail=detail, count=more)
 
 
-def unreadable(stretches: Sequence[RangeSums]) -> list[AuditFinding]:
+def unreadable(stretches: Sequence[RangeSums]) -> Iterator[AuditFinding]:
     """Report stretches that could not be read to their end."""
-    found = []
     for stretch in stretches:
         for first, last, why in stretch.unreadable:
-            detail, count = f"{first} to {last}: {why}", last - first + 1
-            if stretch.side == SENDER:
-                found.append(AuditFinding(FindingKind.UNREADABLE, SENDER, first, last, detail=detail, count=count))
-            else:
-                found.append(
-                    AuditFinding(FindingKind.UNREADABLE, RECEIVER, receiver_offset=first, detail=detail, count=count)
-                )
-    return found
+            yield AuditFinding.within(FindingKind.UNREADABLE, stretch.side, first, last, why, last - first + 1)
 
 
-def _of_entry(
-    kind: FindingKind, side: str, entry: Named, fields: tuple[str, ...] = (), detail: str = ""
-) -> AuditFinding:
-    place = entry.place if side == RECEIVER else None
-    return AuditFinding(kind, side, entry.offset, None, place, entry.from_zone, entry.message_id, fields, detail)
-
-
-def reports(scope: AuditScope, sender: Evidence, receiver: Evidence, frontier: int) -> list[AuditFinding]:
+def reports(scope: AuditScope, sender: Evidence, receiver: Evidence, frontier: int) -> Iterator[AuditFinding]:
     """Report what the receiver refused and the sender does not know to be refused."""
-    if not sender.knows_gaps:
-        return []
-    told = of_gaps([gap for gap in sender.gaps if gap.reason == GapReason.QUARANTINED])
-    found = []
-    for gap in receiver.gaps:
-        if gap.origin_zone == scope.zone and gap.reason == GapReason.QUARANTINED and gap.first <= frontier:
+    told = of_gaps(gap for gap in sender.gaps if gap.reason == GapReason.QUARANTINED)
+    for gap in told_gaps(scope, receiver):
+        if gap.reason == GapReason.QUARANTINED and gap.first <= frontier:
             for first, last in told.uncovered(gap.first, min(gap.last, frontier)):
-                if scope.first <= first and last < scope.end and first >= sender.start:
+                if max(scope.first, sender.start) <= first and last < scope.end:
                     count = last - first + 1
-                    found.append(
-                        AuditFinding(FindingKind.UNREPORTED, SENDER, first, last, detail=gap.detail, count=count)
-                    )
-    return found
+                    yield AuditFinding(FindingKind.UNREPORTED, SENDER, first, last, detail=gap.detail, count=count)
 
 
 def histories(sender: Evidence, receiver: Evidence) -> list[AuditFinding]:

@@ -8,18 +8,16 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from bsfg.batch import EntryBatch
 from bsfg.columns import is_in
 from bsfg.digest import KeptRange, RangeDigest
 from bsfg.retention import GapReason
 from bsfg.spark.audit.case import Case
 from bsfg.spark.audit.compare import Detail
-from bsfg.spark.audit.ends import End
-from bsfg.spark.audit.judging import NONE, Excuses, folded, of_gaps, own_gaps, returning
+from bsfg.spark.audit.judging import NONE, Excuses, folded, of_gaps, returning
 from bsfg.spark.audit.runner import Runner
-from bsfg.spark.audit.scope import RECEIVER, SENDER, AuditScope, LinkRows, received, sent
-from bsfg.spark.audit.sums import NAMED_MAX, EntryHash, Named
-from bsfg.spark.audit.verdict import Absence, AuditFinding, FindingKind
+from bsfg.spark.audit.scope import RECEIVER, SENDER, AuditScope, End, LinkRows, Named, named, received, sent
+from bsfg.spark.audit.sums import NAMED_MAX, EntryHash
+from bsfg.spark.audit.verdict import Absence, AuditFinding, FindingKind, FoldedAbsence
 
 _DIGEST_FACTS = 10_000
 
@@ -33,12 +31,21 @@ class KeptDetail:
 
     first: int
     last: int
-    side: str
     proven: int = 0
     why: str = ""
     detail: Detail | None = None
     findings: list[AuditFinding] = field(default_factory=list)
     folded: list[Absence] = field(default_factory=list)
+
+    @property
+    def facts(self) -> int:
+        """How many facts it held."""
+        return self.last - self.first + 1
+
+    def differs(self, side: str, detail: str = "") -> None:
+        """Find that the range is not what the digest was made of that one side kept."""
+        kind = FindingKind.KEPT_DIGEST
+        self.findings = [AuditFinding(kind, side, self.first, self.last, detail=detail, count=self.facts)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +64,23 @@ class SenderKept:
 
     def __call__(self) -> KeptDetail:
         """Do it, in whichever process this is."""
-        kept = self.kept
-        found = KeptDetail(kept.first, kept.last, SENDER)
-        rows = self._rows()
-        expected = np.arange(kept.first, kept.last + 1)
-        if np.array_equal(rows.offsets, expected) and digest_of(rows) == kept.range_digest:
-            found.proven = len(expected)
+        kept, rows = self.kept, self._rows()
+        found, expected = KeptDetail(kept.first, kept.last), np.arange(kept.first, kept.last + 1)
+        whole = np.array_equal(rows.offsets, expected)
+        if whole and digest_of(rows) == kept.range_digest:
+            found.proven = found.facts
             return found
-        keys = self.sender.kept_keys(kept.first, kept.last)
-        found.folded = self._folded(np.setdiff1d(expected, rows.offsets))
-        if keys is not None:
+        lacking = np.setdiff1d(expected, rows.offsets)
+        found.folded = self._folded(lacking)
+        if (keys := self.sender.kept_keys(kept.first, kept.last)) is None:
+            self._without_keys(found, lacking)
+        else:
             found.detail = self._by_keys(rows, keys)
-            found.findings = _differing(rows, keys) or self._envelopes(rows, expected)
-            return found
-        self._without_keys(found, rows, expected)
+            found.findings = _differing(rows, keys)
+            if whole and not found.findings:
+                found.differs(
+                    SENDER, "all keys and bodies agree with those kept, so a field of an envelope was altered"
+                )
         return found
 
     def _rows(self) -> LinkRows:
@@ -87,9 +97,10 @@ class SenderKept:
     def _folded(self, lacking: np.ndarray) -> list[Absence]:
         """Count what only folded records excuse: whether they stand for so many is asked when all ranges are known."""
         owners = self.absent.of(lacking)
-        used = [number for number in np.unique(owners[owners != NONE]).tolist() if self.absent.all[number].at_most]
+        numbers = np.unique(owners[owners != NONE]).tolist()
+        used = [number for number in numbers if isinstance(self.absent.all[number], FoldedAbsence)]
         parts = [(self.absent.all[number], lacking[owners == number]) for number in used]
-        return [excuse.absence(int(part[0]), int(part[-1]), len(part)) for excuse, part in parts]
+        return [excuse.part(int(part[0]), int(part[-1]), len(part)) for excuse, part in parts]
 
     def _by_keys(self, rows: LinkRows, keys: pa.RecordBatch) -> Detail:
         """Find what the receiver lacks of the keys that were kept."""
@@ -100,26 +111,17 @@ class SenderKept:
         own = frozenset({self.scope.receiver_zone} if self.scope.receiver_zone is not None else ())
         open_rows = lacking[~is_in(keys.column("from_zone"), own)[lacking]]
         part = keys.take(pa.array(open_rows))
-        detail = Detail(self.kept.first // self.scope.range_facts)
-        detail.absent = offsets[open_rows]
+        detail = Detail(absent=offsets[open_rows])
         zones, ids = (part.column(name) for name in ("from_zone", "message_id"))
         detail.absent_keys = EntryHash(self.scope.secret).keys_of(zones, ids)
-        named = zip(detail.absent.tolist(), zones.to_pylist(), ids.to_pylist(), strict=True)
-        detail.absent_names = {at: Named(at, at, zone, id) for at, zone, id in list(named)[:NAMED_MAX]}
+        shown = zip(detail.absent[:NAMED_MAX].tolist(), zones.to_pylist(), ids.to_pylist(), strict=False)
+        detail.absent_names = {at: Named(at, at, zone, id) for at, zone, id in shown}
         return detail
 
-    def _envelopes(self, rows: LinkRows, expected: np.ndarray) -> list[AuditFinding]:
-        """Keys and digests agree: then it is an envelope that differs, if all is there to say so."""
-        if not np.array_equal(rows.offsets, expected):
-            return []
-        detail = "all keys and bodies agree with those kept, so a field of an envelope was altered"
-        return [_differs(self.kept.first, self.kept.last, SENDER, detail)]
-
-    def _without_keys(self, found: KeptDetail, rows: LinkRows, expected: np.ndarray) -> None:
-        lacking = np.setdiff1d(expected, rows.offsets)
+    def _without_keys(self, found: KeptDetail, lacking: np.ndarray) -> None:
         open_offsets = lacking[(self.absent.of(lacking) == NONE) & (self.returning.of(lacking) == NONE)]
         if len(lacking) == 0:
-            found.findings = [_differs(found.first, found.last, SENDER)]
+            found.differs(SENDER)
         elif len(open_offsets) == 0:
             found.why = f"{len(lacking)} of the facts are not at the receiver, for reasons on record"
         elif self.other_paths:
@@ -144,19 +146,15 @@ class ReceiverKept:
 
     def __call__(self) -> KeptDetail:
         """Do it, in whichever process this is."""
-        first, last = self.kept.first + self.shift, self.kept.last + self.shift
-        found = KeptDetail(first, last, RECEIVER)
-        parts = []
-        for frame in self.sender.frames(first, last + 1, self.log_id):
-            if frame.entries is not None:
-                parts.append(sent(frame.entries, self.scope)[0])
-        rows = LinkRows.concat(parts)
-        if len(rows) != last - first + 1:
+        found = KeptDetail(self.kept.first + self.shift, self.kept.last + self.shift)
+        frames = self.sender.frames(found.first, found.last + 1, self.log_id)
+        rows = LinkRows.concat([sent(frame.entries, self.scope)[0] for frame in frames if frame.entries is not None])
+        if len(rows) != found.facts:
             found.why = "the sender does not have all of the range"
         elif digest_of(rows) == self.kept.range_digest:
             found.proven = len(rows)
         else:
-            found.findings = [_differs(first, last, RECEIVER)]
+            found.differs(RECEIVER)
         return found
 
 
@@ -175,17 +173,13 @@ def both_kept(sender: Sequence[KeptRange], receiver: Sequence[KeptRange], shift:
     for kept in sender:
         other = theirs.get((kept.first, kept.last))
         if other is not None:
-            found = KeptDetail(kept.first, kept.last, SENDER)
+            found = KeptDetail(kept.first, kept.last)
             if other.range_digest == kept.range_digest:
-                found.proven = kept.last - kept.first + 1
+                found.proven = found.facts
             else:
-                found.findings = [_differs(kept.first, kept.last, SENDER, "both ends have let the range go")]
+                found.differs(SENDER, "both ends have let the range go")
             result.append(found)
     return result
-
-
-def _differs(first: int, last: int, side: str, detail: str = "") -> AuditFinding:
-    return AuditFinding(FindingKind.KEPT_DIGEST, side, first, last, detail=detail, count=last - first + 1)
 
 
 def _differing(rows: LinkRows, keys: pa.RecordBatch) -> list[AuditFinding]:
@@ -200,21 +194,11 @@ def _differing(rows: LinkRows, keys: pa.RecordBatch) -> list[AuditFinding]:
         ours, kept = mine.entries.values(name), theirs.column(name).to_pylist()
         for row in (row for row, (one, other) in enumerate(zip(ours, kept, strict=True)) if one != other):
             wrong.setdefault(row, []).append(name)
-    return [_altered(mine.entries, mine, row, tuple(fields)) for row, fields in list(wrong.items())[:NAMED_MAX]]
-
-
-def _altered(entries: EntryBatch, rows: LinkRows, row: int, fields: tuple[str, ...]) -> AuditFinding:
-    return AuditFinding(
-        FindingKind.ALTERED,
-        RECEIVER,
-        int(rows.offsets[row]),
-        None,
-        int(rows.places[row]),
-        entries.column("from_zone")[row].as_py(),
-        entries.column("message_id")[row].as_py(),
-        fields=fields,
-        detail="compared with the key and digest that the sender kept",
-    )
+    shown, detail = list(wrong)[:NAMED_MAX], "compared with the key and digest that the sender kept"
+    return [
+        AuditFinding.of(FindingKind.ALTERED, RECEIVER, entry, tuple(wrong[row]), detail)
+        for row, entry in zip(shown, named(mine, shown), strict=True)
+    ]
 
 
 def check_let_go(case: Case, runner: Runner) -> list[KeptDetail]:
@@ -252,8 +236,8 @@ def _sender_kept(case: Case) -> Iterator[SenderKept]:
 
 def _excuses(case: Case, kept: KeptRange) -> Excuses:
     """Give why the receiver may lack something of a range: also that the sender dropped it before it was sent."""
-    gaps = [gap for gap in own_gaps(case.totals.side(SENDER)) if gap.reason != GapReason.TRUNCATED]
-    known = [each for each in case.excuses.all if each.at_most is None]
+    gaps = [gap for gap in case.totals.gaps(SENDER) if gap.reason != GapReason.TRUNCATED]
+    known = [each for each in case.excuses.all if not isinstance(each, FoldedAbsence)]
     folds = folded(case.scope, case.receiver)
     return Excuses([*known, *of_gaps(gaps).all, *folds]).within(kept.first, kept.last + 1)
 

@@ -14,7 +14,7 @@ from bsfg.batch import EntryBatch
 from bsfg.columns import is_in
 from bsfg.digest import KeptRange, Restore
 from bsfg.journey.link import PeerPosition
-from bsfg.ports import Frame, GapRecord
+from bsfg.ports import ConsumerState, Frame, GapRecord
 
 SENDER, RECEIVER = "sender", "receiver"
 RANGE_FACTS = 65_536
@@ -75,12 +75,33 @@ class LinkRows:
         if len(parts) == 1:
             return parts[0]
         empty = np.empty(0, dtype=np.int64)
-        columns = [np.concatenate([empty, *found]) for found in zip(*map(_arrays, parts), strict=True)] or [empty] * 3
+        names = ("offsets", "times", "places")
+        columns = [np.concatenate([empty, *(getattr(part, name) for part in parts)]) for name in names]
         return LinkRows(EntryBatch.concat([part.entries for part in parts]), *columns)
 
 
-def _arrays(rows: LinkRows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return rows.offsets, rows.times, rows.places
+@dataclass(frozen=True, slots=True)
+class Named:
+    """An entry by name: its place in the log it was read from, its offset at the sender, and its key."""
+
+    place: int
+    offset: int
+    from_zone: str | None
+    message_id: str | None
+
+    @property
+    def key(self) -> tuple[str | None, str | None]:
+        """Its key."""
+        return self.from_zone, self.message_id
+
+
+def named(rows: LinkRows, chosen: np.ndarray | Sequence[int]) -> list[Named]:
+    """Name some of the rows."""
+    if not len(chosen):
+        return []
+    part = rows.take(np.asarray(chosen))
+    keys = part.entries.values("from_zone"), part.entries.values("message_id")
+    return list(map(Named, part.places.tolist(), part.offsets.tolist(), *keys))
 
 
 def sent(entries: EntryBatch, scope: AuditScope) -> tuple[LinkRows, dict[str, int]]:
@@ -126,20 +147,6 @@ def _numbers(column: pa.Array) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkCursor:
-    """The durable consumer by which the receiver pulls, as the sender keeps it.
-
-    ``peer_head`` is the chain head that the receiver told with its last confirmation.
-    """
-
-    name: str
-    committed: int
-    start: str = "earliest"
-    start_value: int = 0
-    peer_head: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class SetAside:
     """A fact in quarantine: its key, why, and its offset at the sender where that is known."""
 
@@ -155,9 +162,9 @@ class SetAside:
 class Evidence:
     """One end at one moment.
 
-    ``position`` is what a receiver remembers of the sender, ``cursor`` what a sender keeps of the receiver; None where
-    it is not known. ``heads`` says for each chain head that was asked for the offset before which the log had it, None
-    when it is not in what is left of the log; without an answer the head could not be looked for.
+    ``position`` is what a receiver remembers of the sender, ``cursor`` the consumer by which a sender knows the
+    receiver; None where it is not known. ``heads`` says for each chain head that was asked for the offset before which
+    the log had it, None when it is not in what is left of the log; without an answer it could not be looked for.
     """
 
     log_id: str
@@ -168,10 +175,19 @@ class Evidence:
     kept: Sequence[KeptRange] = ()
     set_aside: Sequence[SetAside] = ()
     position: PeerPosition | None = None
-    cursor: LinkCursor | None = None
+    cursor: ConsumerState | None = None
     heads: dict[bytes, int | None] = field(default_factory=dict)
     restores: Sequence[Restore] = ()
-    knows_gaps: bool = True
+
+    @property
+    def told_by_receiver(self) -> tuple[bytes, ...]:
+        """The chain heads that the receiver told with its confirmations."""
+        return (self.cursor.peer_head,) if self.cursor is not None and self.cursor.peer_head else ()
+
+    @property
+    def told_by_sender(self) -> tuple[bytes, ...]:
+        """The chain heads that the sender told with its facts."""
+        return (self.position.chain_head,) if self.position is not None and self.position.chain_head else ()
 
 
 class End(Protocol):

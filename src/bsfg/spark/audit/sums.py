@@ -15,8 +15,18 @@ from bsfg.digest import ENVELOPE, KeyHash
 from bsfg.errors import FrameInvalid
 from bsfg.ports import GapRecord
 from bsfg.sealing import digest_mismatches
-from bsfg.spark.audit.ends import End
-from bsfg.spark.audit.scope import RECEIVER, SENDER, AuditScope, LinkRows, received, sender_rows, sent
+from bsfg.spark.audit.scope import (
+    RECEIVER,
+    SENDER,
+    AuditScope,
+    End,
+    LinkRows,
+    Named,
+    named,
+    received,
+    sender_rows,
+    sent,
+)
 
 TEXTS = tuple(name for name in ENVELOPE if name != "produced_at_unix_ms")
 """The columns of the envelope that hold text; the body is covered by its digest."""
@@ -162,16 +172,6 @@ class RangeSum:
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """An entry by name: its place in the log it was read from, its offset at the sender, and its key."""
-
-    place: int
-    offset: int
-    from_zone: str | None
-    message_id: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class Descent:
     """An entry that stands behind another one with a higher offset, or its own."""
 
@@ -188,7 +188,6 @@ class RangeSums:
     end: int
     ranges: dict[int, RangeSum] = field(default_factory=dict)
     read: int = 0
-    taken: int = 0
     size_bytes: int = 0
     left_out: dict[str, int] = field(default_factory=dict)
     gaps: list[GapRecord] = field(default_factory=list)
@@ -217,81 +216,56 @@ class Summing:
 
     def __call__(self) -> tuple[RangeSums, np.ndarray]:
         """Do it, in whichever process this is."""
-        return _Reading(self).run()
-
-
-class _Reading:
-    """One stretch while it is read."""
-
-    def __init__(self, item: Summing) -> None:
-        self._item, self._scope = item, item.scope
-        self._hash = EntryHash(item.scope.secret)
-        self._found = RangeSums(item.side, item.first, item.end)
-        self._keys: list[np.ndarray] = [np.empty(0, dtype=np.uint64)]
-
-    def run(self) -> tuple[RangeSums, np.ndarray]:
-        item, found, at = self._item, self._found, self._item.first
+        found, hasher = RangeSums(self.side, self.first, self.end), EntryHash(self.scope.secret)
+        keys, at = [np.empty(0, dtype=np.uint64)], self.first
         try:
-            for frame in item.log.frames(item.first, item.end, item.log_id):
+            for frame in self.log.frames(self.first, self.end, self.log_id):
                 if frame.entries is not None:
-                    self._take(frame.entries)
+                    self._take(frame.entries, found, hasher)
+                    if self.side == RECEIVER:
+                        keys.append(hasher.keys(frame.entries))
                 elif frame.gap is not None:
                     add_gap(found.gaps, frame.first, frame.last, frame.gap)
                 at = frame.last + 1
         except FrameInvalid as error:
-            found.unreadable.append((at, item.end - 1, error.message))
-        return found, np.concatenate(self._keys)
+            found.unreadable.append((at, self.end - 1, error.message))
+        return found, np.concatenate(keys)
 
-    def _take(self, entries: EntryBatch) -> None:
-        found = self._found
+    def _take(self, entries: EntryBatch, found: RangeSums, hasher: EntryHash) -> None:
         found.read += len(entries)
         found.size_bytes += entries.size_bytes
-        if found.side == SENDER:
-            rows, left_out = sent(entries, self._scope)
+        if self.side == SENDER:
+            rows, left_out = sent(entries, self.scope)
             for reason, count in left_out.items():
                 found.left_out[reason] = found.left_out.get(reason, 0) + count
         else:
-            self._keys.append(self._hash.keys(entries))
             found.paths |= _paths(entries)
-            rows = received(entries, self._scope)
-        if len(rows):
-            found.taken += len(rows)
-            self._check(rows)
-            add_up(found.ranges, rows, self._hash.of(rows.entries, rows.offsets, rows.times), self._scope.range_facts)
-
-    def _check(self, rows: LinkRows) -> None:
-        found = self._found
-        if self._scope.deep:
+            rows = received(entries, self.scope)
+        if not len(rows):
+            return
+        if self.scope.deep:
             wrong = digest_mismatches(rows.entries)
             found.altered_count += len(wrong)
             found.altered += named(rows, wrong[: max(0, NAMED_MAX - len(found.altered))])
-        if found.side == RECEIVER:
-            self._check_order(rows)
-
-    def _check_order(self, rows: LinkRows) -> None:
-        found, offsets = self._found, rows.offsets
-        first, last = named(rows, np.array([0, len(rows) - 1]))
-        if found.last_entry is not None and first.offset <= found.last_entry.offset:
-            found.descents.append(Descent(first, found.last_entry))
-            found.descents_count += 1
-        wrong = np.flatnonzero(np.diff(offsets) <= 0)
-        found.descents_count += len(wrong)
-        chosen = wrong[: max(0, NAMED_MAX - len(found.descents))]
-        found.descents += map(Descent, named(rows, chosen + 1), named(rows, chosen))
-        found.first_entry, found.last_entry = found.first_entry or first, last
-        low, high = int(offsets.min()), int(offsets.max())
-        found.lowest = low if found.lowest is None else min(low, found.lowest)
-        found.highest = high if found.highest is None else max(high, found.highest)
+        if self.side == RECEIVER:
+            _check_order(rows, found)
+        add_up(found.ranges, rows, hasher.of(rows.entries, rows.offsets, rows.times), self.scope.range_facts)
 
 
-def named(rows: LinkRows, chosen: np.ndarray) -> list[Named]:
-    """Name some of the rows."""
-    if not len(chosen):
-        return []
-    part = rows.take(chosen)
-    keys = zip(part.entries.values("from_zone"), part.entries.values("message_id"), strict=True)
-    places = zip(part.places.tolist(), part.offsets.tolist(), strict=True)
-    return [Named(place, offset, *key) for (place, offset), key in zip(places, keys, strict=True)]
+def _check_order(rows: LinkRows, found: RangeSums) -> None:
+    offsets = rows.offsets
+    first, last = named(rows, [0, len(rows) - 1])
+    if found.last_entry is not None and first.offset <= found.last_entry.offset:
+        found.descents.append(Descent(first, found.last_entry))
+        found.descents_count += 1
+    wrong = np.flatnonzero(np.diff(offsets) <= 0)
+    found.descents_count += len(wrong)
+    chosen = wrong[: max(0, NAMED_MAX - len(found.descents))]
+    found.descents += map(Descent, named(rows, chosen + 1), named(rows, chosen))
+    found.first_entry, found.last_entry = found.first_entry or first, last
+    low, high = int(offsets.min()), int(offsets.max())
+    found.lowest = low if found.lowest is None else min(low, found.lowest)
+    found.highest = high if found.highest is None else max(high, found.highest)
 
 
 def add_up(ranges: dict[int, RangeSum], rows: LinkRows, hashes: np.ndarray, range_facts: int) -> None:
@@ -355,8 +329,7 @@ class Sibling:
         if not 0 <= entry.offset < self.end:
             return False
         rows = self.rows(entry.offset, entry.offset + 1)
-        keys = zip(rows.entries.values("from_zone"), rows.entries.values("message_id"), strict=True)
-        return (entry.from_zone, entry.message_id) in keys
+        return any(each.key == entry.key for each in named(rows, range(len(rows))))
 
     def rows(self, first: int, end: int) -> LinkRows:
         """Read a range of offsets."""

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from bsfg.spark.audit.scope import SetAside
+from bsfg.ports import GapRecord
+from bsfg.spark.audit.scope import SENDER, Named, SetAside
 
 QUARANTINE_MAX = 200
 FINDINGS_MAX = 1_000
@@ -119,18 +120,47 @@ class AuditFinding:
     detail: str = ""
     count: int = 1
 
+    @staticmethod
+    def of(kind: FindingKind, side: str, entry: Named, fields: tuple[str, ...] = (), detail: str = "") -> AuditFinding:
+        """Name a finding by an entry of the receiver."""
+        return AuditFinding(kind, side, entry.offset, None, entry.place, *entry.key, fields, detail)
+
+    @staticmethod
+    def within(kind: FindingKind, side: str, first: int, last: int, detail: str, count: int = 1) -> AuditFinding:
+        """Name a finding by a range of one log, whose offsets a receiver counts by itself."""
+        if side == SENDER:
+            return AuditFinding(kind, side, first, last, detail=detail, count=count)
+        return AuditFinding(kind, side, receiver_offset=first, detail=f"{first} to {last}: {detail}", count=count)
+
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """Facts that are rightly not there, or not any more: which, how many, why, and which end says so."""
+    """Facts that are rightly not there, or not any more: between which offsets, how many, why, and who says so."""
 
     reason: str
     side: str
     first: int
     last: int
-    count: int
+    count: int = 0
     detail: str = ""
     at_unix_ms: int | None = None
+
+    @staticmethod
+    def of_gap(gap: GapRecord, side: str) -> Absence:
+        """Give what a gap record of one end excuses."""
+        count = gap.last - gap.first + 1
+        return Absence(str(gap.reason), side, gap.first, gap.last, count, gap.detail, gap.at_unix_ms or None)
+
+    def part(self, first: int, last: int, count: int) -> Absence:
+        """Give the part of it that was used."""
+        return Absence(self.reason, self.side, first, last, count, self.detail, self.at_unix_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedAbsence(Absence):
+    """So many facts between two offsets, of which it is no longer known which they are."""
+
+    at_most: int = 0
 
 
 def merged_absences(absences: Iterable[Absence]) -> list[Absence]:

@@ -111,7 +111,7 @@ class _Columns:
 
     def __init__(self, rows: FileRows, plan: IngestPlan, problems: Problems) -> None:
         self.rows, self.plan, self.problems = rows, plan, problems
-        self._known: dict[str, Column | None] = {}
+        self._known: dict[str, Column] = {}
 
     def all(self) -> dict[str, pa.Array]:
         """Make all columns of `fact_columns`."""
@@ -129,10 +129,15 @@ class _Columns:
             made["message_id"] = self._ids(fields["message_id"], made)
         return made
 
-    def _column(self, name: str) -> Column | None:
+    def _column(self, name: str, field: str, *, typed: bool = False) -> Column:
+        """Give a column for a field, without values where no row has it; what is wrong with single values is noted."""
         if name not in self._known:
-            self._known[name] = self.rows.get(name)
-        return self._known[name]
+            self._known[name] = self.rows.get(name) or Column(pa.nulls(len(self.rows), STRING))
+        column = self._known[name]
+        if typed:
+            column = column.as_type(self.plan.types.get(name, "text"), self.plan.csv.decimal)
+        self.problems.add_each({row: f"column {name} {says}" for row, says in column.problems.items()}, field)
+        return column
 
     def _text(self, template: Template, field: str, *, optional: bool, content: pa.Array | None = None) -> pa.Array:
         """Fill in a template; without one of its columns an optional field is null, and a row without others is bad."""
@@ -155,10 +160,7 @@ class _Columns:
         if name in (FILE, DIGEST):
             file = self.rows.file
             return constant(file.path.rpartition("/")[2] if name == FILE else file.digest[:ID_DIGITS], count)
-        column = self._column(name)
-        if column is None:
-            column = Column(pa.nulls(count, STRING))
-        self.problems.add_each({row: f"column {name} {says}" for row, says in column.problems.items()}, field)
+        column = self._column(name, field)
         self.problems.add(column.nested(), field, f"column {name} holds an object or array, which is no text")
         if not optional and column.text.null_count:
             self.problems.add(_rows(column.text.is_null()), field, f"is required, and column {name} is empty")
@@ -166,13 +168,11 @@ class _Columns:
 
     def _times(self) -> pa.Array:
         template, time = self.plan.fields["produced_at"], self.plan.time
-        count = len(self.rows)
         if template.value is not None:
-            zone = zone_of(time.zone) if time.zone is not None else None
-            return pa.repeat(pa.scalar(microseconds(template.value, time.format, zone), pa.int64()), count).cast(TIME)
+            moment = microseconds(template.value, time.format, zone_of(time.zone) if time.zone is not None else None)
+            return pa.repeat(pa.scalar(moment, pa.int64()), len(self.rows)).cast(TIME)
         name = template.columns[0]
-        column = self._column(name) or Column(pa.nulls(count, STRING))
-        self.problems.add_each({row: f"column {name} {says}" for row, says in column.problems.items()}, "produced_at")
+        column = self._column(name, "produced_at")
         if column.stamps is not None and time.format not in UNIX_UNITS:
             values, wrong = stamped_times(column.stamps, time)
         else:
@@ -211,9 +211,7 @@ class _Columns:
         """Give what one column holds: bytes as they are, text as it is, other values as JSON."""
         raw = self.rows.raw(name)
         if raw is None:
-            column = self._column(name) or Column(pa.nulls(len(self.rows), STRING))
-            column = column.as_type(self.plan.types.get(name, "text"), self.plan.csv.decimal)
-            self.problems.add_each({row: f"column {name} {says}" for row, says in column.problems.items()}, "object")
+            column = self._column(name, "object", typed=True)
             text = column.text
             if self.rows.whole is not None and self.plan.makes_json:
                 # In JSON Lines a value is JSON already, a text among them with its quotes.
@@ -227,10 +225,8 @@ class _Columns:
         parts: list[pa.Array | pa.Scalar] = []
         lead = "{"
         for key, name in sorted(fields):
-            column = self._column(name) or Column(pa.nulls(len(self.rows), STRING))
-            column = column.as_type(self.plan.types.get(name, "text"), self.plan.csv.decimal)
-            self.problems.add_each({row: f"column {name} {says}" for row, says in column.problems.items()}, "object")
-            parts += [pa.scalar(lead + _key(key), STRING), column.as_json()]
+            column = self._column(name, "object", typed=True)
+            parts += [pa.scalar(f"{lead}{orjson.dumps(key).decode()}:", STRING), column.as_json()]
             lead = ","
         if not parts:
             return constant("{}", len(self.rows)).cast(_BINARY)
@@ -267,10 +263,6 @@ class _Columns:
 def _content_digest(subject: str | None, predicate: str | None, time: int | None, data: bytes | None) -> str:
     head = f"{subject}\0{predicate}\0{None if time is None else time // 1000}\0".encode()
     return hashlib.sha256(head + (data or b"")).hexdigest()[:ID_DIGITS]
-
-
-def _key(key: str) -> str:
-    return orjson.dumps(key).decode() + ":"
 
 
 def _rows(mask: pa.Array) -> list[int]:

@@ -3,7 +3,7 @@
 While a workload runs, photographs are taken of the disk and of the ledger in the middle of operations. Each photograph
 is a power loss, or a killed process: the storage is opened on what is left, everything it promised is checked, it works
 on, and loses power again. A failure names its seed and crash point; replay it with
-``python -m bsfg.testing.powerloss --seed 17 --crash-point 42``.
+``python -m tests.fault.powerloss --seed 17 --crash-point 42``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from random import Random
 
+from tests.fault.ledger import BrokenPromise, Ledger, expect
+from tests.fault.workload import Driver, MediumFailed, RefusedToOpen, script, work
+
 from bsfg.errors import BsfgError, NotAFolder
 from bsfg.ports import Clock, Storage
 from bsfg.stores.log.files import Files
@@ -25,8 +28,6 @@ from bsfg.stores.log.verify import verify
 from bsfg.stores.log.writer import LogOptions
 from bsfg.testing.clock import FakeClock
 from bsfg.testing.disk import FAILING, SimulatedDisk
-from bsfg.testing.ledger import BrokenPromise, Ledger, expect
-from bsfg.testing.workload import Driver, MediumFailed, RefusedToOpen, script, work
 
 SEGMENT_BYTES = 16_384
 RESERVE_BYTES = 32_768
@@ -315,7 +316,7 @@ def verify_log(files: Files) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run or replay seeds of the campaign against the embedded log."""
-    parser = argparse.ArgumentParser(prog="python -m bsfg.testing.powerloss", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.fault.powerloss", description=main.__doc__)
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds")
     parser.add_argument("--crash-point", type=int, help="lose power only at this operation")

@@ -9,6 +9,19 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 import numpy as np
+from tests.fault.ledger import (
+    BufferLedger,
+    CursorLedger,
+    Ledger,
+    Place,
+    Row,
+    batch_of,
+    expect,
+    identity,
+    observe,
+    rows_of,
+    shown,
+)
 
 from bsfg.batch import FactBatch
 from bsfg.errors import (
@@ -40,19 +53,6 @@ from bsfg.ports import (
 from bsfg.retention import GapReason, Overflow, Policy
 from bsfg.testing.clock import FakeClock
 from bsfg.testing.facts import altered, messages, sealed
-from bsfg.testing.ledger import (
-    BufferLedger,
-    CursorLedger,
-    Ledger,
-    Place,
-    Row,
-    batch_of,
-    expect,
-    identity,
-    observe,
-    rows_of,
-    shown,
-)
 
 UNCERTAIN = (OutcomeUnknown, StorageClosed, StorageFailed, StorageReadOnly)
 
