@@ -186,12 +186,6 @@ def test_keys_are_named_as_they_stand_in_the_file() -> None:
     for page in (each for each in PAGES if each.name not in FOR_PROGRAMMERS and each.parent.name != "adr"):
         named = set(inline(page.read_text(encoding="utf-8"))) & of_code
         assert not named, f"{page.name} names {named}, which are no keys of a zone.toml"
-    for error in [BsfgError, *_below(BsfgError)]:
+    for error in BsfgError.registry.values():
         named = set(re.findall(r"\w+", error.default_hint or "")) & of_code
         assert not named, f"the hint of {error.code} names {named}, which are no keys of a zone.toml"
-
-
-def _below(error: type[BsfgError]) -> Iterator[type[BsfgError]]:
-    for each in error.__subclasses__():
-        yield each
-        yield from _below(each)

@@ -21,6 +21,7 @@ from bsfg.batch import FactBatch
 from bsfg.errors import BsfgError, PeerUnreachable
 from bsfg.fact import Entry, Message
 from bsfg.gate import RECEIVER, SENDER, Mode
+from bsfg.journey import handoff
 from bsfg.journey.link import Fetched, FetchRequest, Refusal
 from bsfg.node import upkeep
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec, Result
@@ -31,8 +32,8 @@ from bsfg.testing.facts import altered, messages
 T = TypeVar("T")
 APP = "historian"
 HOUR = 3600.0
-LOOK_SECONDS = 5.0
-"""How often a node looks after itself here: five times as rarely as it does, for the sake of speed."""
+SELDOM = 5
+"""How much more rarely a node looks after itself here, and a link that stands still whether it may go on, for speed."""
 
 CALM = Weather()
 SETTLED_WITHIN_SECONDS = HOUR
@@ -355,21 +356,18 @@ class Campaign:
             self._tell(f"  {event.pop('event')} {event}"[:300])
             raise structlog.DropEvent
 
-        before, look_seconds, time, clock = (
-            structlog.get_config(),
-            upkeep.LOOK_SECONDS,
-            shift.time,
-            carrying.SystemClock,
-        )
+        before, time, clock = structlog.get_config(), shift.time, carrying.SystemClock
+        looks = upkeep.LOOK_SECONDS, handoff.HELD_LOOK_SECONDS
         structlog.configure(processors=[kept], wrapper_class=structlog.BoundLogger, cache_logger_on_first_use=False)
-        upkeep.LOOK_SECONDS = LOOK_SECONDS
+        upkeep.LOOK_SECONDS, handoff.HELD_LOOK_SECONDS = (SELDOM * seconds for seconds in looks)
         shift.time = group.time = SimpleNamespace(monotonic=self.loop.time)  # type: ignore[assignment]
         carrying.SystemClock = lambda: VirtualClock(self.loop)  # type: ignore[assignment, return-value]
         try:
             yield
         finally:
-            upkeep.LOOK_SECONDS, carrying.SystemClock = look_seconds, clock
+            upkeep.LOOK_SECONDS, handoff.HELD_LOOK_SECONDS = looks
             shift.time = group.time = time
+            carrying.SystemClock = clock
             structlog.configure(**before)
 
     @property

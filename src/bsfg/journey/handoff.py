@@ -348,7 +348,8 @@ class Handoff:
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
 
 
 def _appetite(pull: Pull) -> Appetite:

@@ -86,7 +86,8 @@ class Upkeep:
             self._alerts.update("upkeep_failed", self._parts.settings.zone, failed)
             turn += 1
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), LOOK_SECONDS)
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._stopping.wait()
 
     async def _failure_of(self, step: Callable[[], Awaitable[None]]) -> str | None:
         """Do something and give what went wrong, whatever it was."""
