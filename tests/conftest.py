@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 import bsfg.wire  # noqa: F401 - gRPC takes its TLS settings when it is loaded, so what sets them comes first
 
-pytest_plugins = ["pytester", "tests.servers", "tests.stages"]
+pytest_plugins = ["pytester", "tests.coroutines", "tests.servers", "tests.stages"]
 
 # A shell starts what it puts in the background with Ctrl-C ignored, and everything started from there inherits that:
 # commands that tests interrupt would never end.

@@ -1,5 +1,5 @@
-"""What the tests of attacks share: coroutines as tests, and no node or attacker that outlives its test."""
+"""What the tests of attacks share: no node or attacker that outlives its test."""
 
-from tests.e2e.conftest import cleanup, pytest_pyfunc_call
+from tests.e2e.conftest import cleanup
 
-__all__ = ["cleanup", "pytest_pyfunc_call"]
+__all__ = ["cleanup"]

@@ -123,6 +123,12 @@ def _swap(backup: Path, where: str, make: Callable[[Path], None]) -> None:
     make(file)
 
 
+def _outside(backup: Path) -> Path:
+    file = backup.parent / "outside"
+    file.write_bytes(b"of somebody else")
+    return file
+
+
 def _longer(file: Path) -> None:
     file.write_bytes(file.read_bytes() + b"x")
 
@@ -140,11 +146,7 @@ HARMS: dict[str, Callable[[Path], object]] = {
     "longer file": lambda backup: _longer(next((backup / "data").rglob("*.seg"))),
     "link to a file": lambda backup: _swap(backup, "data", lambda file: file.symlink_to("/etc/passwd")),
     "link in zone": lambda backup: _swap(backup, "zone", lambda file: file.symlink_to("/etc/passwd")),
-    "hard link of another": lambda backup: (
-        _swap(backup, "data", lambda file: os.link("/etc/hostname", file))
-        if os.stat("/etc/hostname").st_dev == os.stat(tempfile.gettempdir()).st_dev
-        else _altered(backup, "data")
-    ),
+    "hard link of another": lambda backup: _swap(backup, "data", lambda file: os.link(_outside(backup), file)),
     "pipe": lambda backup: _swap(backup, "data", os.mkfifo),
     "linked folder": _linked_folder,
     "linked manifest": lambda backup: _swap(backup, ".", lambda file: file.symlink_to("/etc/passwd")),

@@ -7,9 +7,9 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -49,16 +49,6 @@ ZONE, STREAM = "plant", "operational"
 _numbers = itertools.count(1)
 
 
-def coroutine(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run a test in an event loop of its own."""
-
-    @wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return run
-
-
 def settings_at(server: PackagedNats, **more: Any) -> JetStreamSettings:
     return JetStreamSettings([server.url], monitor_url=server.monitor_url, **more)
 
@@ -94,7 +84,6 @@ async def asked(storage: JetStreamStorage, what: str, document: Any = None) -> d
     return await asyncio.to_thread(storage.server.run, "asking", lambda: storage.server.api(what, document))
 
 
-@coroutine
 async def test_a_killed_server_loses_and_doubles_nothing(own_server: PackagedNats) -> None:
     """The server is killed while many append and is started again: all goes on, each fact is there once."""
     storage = await opened(settings_at(own_server, patience_seconds=60))
@@ -229,7 +218,6 @@ async def retried(write: Callable[[], Any]) -> Any:
     raise AssertionError("the server does not come back")
 
 
-@coroutine
 async def test_a_server_that_stays_away_is_told_of_and_comes_back(own_server: PackagedNats) -> None:
     """Beyond its patience the storage says that the server is away; without being opened again it goes on later."""
     storage = await opened(settings_at(own_server, patience_seconds=0.2))
@@ -250,7 +238,6 @@ async def test_a_server_that_stays_away_is_told_of_and_comes_back(own_server: Pa
     await storage.close()
 
 
-@coroutine
 async def test_who_does_not_wait_takes_nobody_s_patience(settings: JetStreamSettings, door: NatsProxy) -> None:
     """A look at the claim gives up at once; a write goes on waiting, until the server is back or the storage closes."""
     storage = await opened(replace(settings, servers=[door.url], patience_seconds=60))
@@ -271,7 +258,6 @@ async def test_who_does_not_wait_takes_nobody_s_patience(settings: JetStreamSett
     await storage.close()
 
 
-@coroutine
 async def test_a_line_that_drops_again_at_once_is_no_end(
     settings: JetStreamSettings, door: NatsProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,7 +284,6 @@ async def test_a_line_that_drops_again_at_once_is_no_end(
     await storage.close()
 
 
-@coroutine
 async def test_a_client_that_closes_without_a_word_is_replaced(settings: JetStreamSettings) -> None:
     """A client whose last bytes do not reach a dying server tells nobody that it is closed; the next call sees it."""
     storage = await opened(settings)
@@ -316,7 +301,6 @@ async def test_a_client_that_closes_without_a_word_is_replaced(settings: JetStre
     await storage.close()
 
 
-@coroutine
 async def test_a_refusal_settles_no_doubt(settings: JetStreamSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer to a write is lost, the second attempt is refused: the first one may be there, and is."""
     storage = await opened(settings)
@@ -337,7 +321,6 @@ async def test_a_refusal_settles_no_doubt(settings: JetStreamSettings, monkeypat
     await storage.close()
 
 
-@coroutine
 async def test_a_refusal_of_the_first_attempt_is_one(
     settings: JetStreamSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -356,7 +339,6 @@ async def test_a_refusal_of_the_first_attempt_is_one(
     await storage.close()
 
 
-@coroutine
 async def test_sums_and_marks_whose_answers_were_lost_are_ours(
     settings: JetStreamSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -402,7 +384,6 @@ async def test_sums_and_marks_whose_answers_were_lost_are_ours(
     await again.close()
 
 
-@coroutine
 async def test_no_server_at_the_start(settings: JetStreamSettings) -> None:
     """A server that is not there is worth another try; one that refuses the node is not, nor one without JetStream."""
     with pytest.raises(StorageUnavailable):
@@ -424,7 +405,6 @@ async def test_no_server_at_the_start(settings: JetStreamSettings) -> None:
         plain.stop()
 
 
-@coroutine
 async def test_two_nodes_do_not_share_a_zone(settings: JetStreamSettings) -> None:
     """A second node of a zone finds it taken until the first one ends; another zone and digest are told apart."""
     storage = await opened(replace(settings, node_name="a:9443"))
@@ -454,7 +434,6 @@ async def asked_to_be_newer(settings: JetStreamSettings) -> None:
             await opened(storage.server.settings)
 
 
-@coroutine
 async def test_a_busy_subject_is_waited_for(settings: JetStreamSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of several servers one says that another message is on its way: what is refused so is sent again, not missed."""
     storage = await opened(settings)
@@ -480,7 +459,6 @@ async def pieces_of(*pieces: bytes) -> AsyncIterator[bytes]:
         yield piece
 
 
-@coroutine
 async def test_a_node_that_was_overtaken_collects_no_artifacts(settings: JetStreamSettings) -> None:
     """It does not know what the new one has stored: it removes nothing."""
     old = await opened(settings)
@@ -496,7 +474,6 @@ async def test_a_node_that_was_overtaken_collects_no_artifacts(settings: JetStre
     await new.close()
 
 
-@coroutine
 async def test_a_node_that_was_overtaken_writes_nothing(settings: JetStreamSettings) -> None:
     """Who does not answer for its zone loses it, and can neither append, confirm, record nor remove any more."""
     old = await opened(settings)
@@ -563,7 +540,6 @@ def test_credentials_need_a_package(settings: JetStreamSettings, monkeypatch: py
     assert "nkeys" in caught.value.hint
 
 
-@coroutine
 async def test_what_was_dropped_does_not_come_back(
     settings: JetStreamSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -586,7 +562,6 @@ async def test_what_was_dropped_does_not_come_back(
     await storage.close()
 
 
-@coroutine
 async def test_gap_records_do_not_gather_for_ever(settings: JetStreamSettings) -> None:
     """Each turn of a link may leave something out: what was said of it is said anew, and the messages before it go."""
     storage = await opened(settings)
@@ -605,7 +580,6 @@ async def test_gap_records_do_not_gather_for_ever(settings: JetStreamSettings) -
     await storage.close()
 
 
-@coroutine
 async def test_a_stream_that_would_discard_is_refused(settings: JetStreamSettings) -> None:
     """Limits that let facts go are refused by name; the buffers beside it work. A sealed stream takes nothing."""
     storage = await opened(settings)
@@ -629,7 +603,6 @@ async def test_a_stream_that_would_discard_is_refused(settings: JetStreamSetting
     await storage.close()
 
 
-@coroutine
 async def test_messages_removed_by_hand_are_damage(settings: JetStreamSettings) -> None:
     """A frame that was removed is a recorded gap, found by reading; the other facts are given."""
     storage = await opened(settings)
@@ -656,7 +629,6 @@ async def test_messages_removed_by_hand_are_damage(settings: JetStreamSettings) 
     assert broken == "operational/store: the frame at 9 does not follow what is before offset 3"
 
 
-@coroutine
 async def test_offsets_are_not_given_again_when_the_last_message_is_gone(settings: JetStreamSettings) -> None:
     """The last message says where the buffer ends: without it the buffer is out of service, and the others are not."""
     storage = await opened(settings)
@@ -716,7 +688,6 @@ def test_what_is_too_large_for_a_message_is_cut(monkeypatch: pytest.MonkeyPatch)
         server.stop()
 
 
-@coroutine
 async def test_an_opening_reads_sums_of_frames(settings: JetStreamSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys and places of frames are known again from sums, also when one of the sums was removed by hand."""
     monkeypatch.setattr(frames_module, "SUMMED_FRAMES", 4)
@@ -740,7 +711,6 @@ async def test_an_opening_reads_sums_of_frames(settings: JetStreamSettings, monk
 
 
 @pytest.mark.campaign
-@coroutine
 async def test_a_cluster_of_three_loses_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """With three servers one after the other is killed while many append: all goes on, each fact is there once."""
     routes = free_ports(3)

@@ -7,9 +7,8 @@ import itertools
 import os
 import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
-from functools import wraps
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -44,16 +43,6 @@ ZONE, STREAM = "plant", "operational"
 _numbers = itertools.count(1)
 
 
-def coroutine(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run a test in an event loop of its own."""
-
-    @wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return run
-
-
 @pytest.fixture
 def settings() -> PostgresSettings:
     """Give a role with a schema of its own."""
@@ -73,7 +62,6 @@ async def opened(settings: PostgresSettings, zone: str = ZONE) -> PostgresStorag
     return await PostgresStorage.open(settings, zone=zone)
 
 
-@coroutine
 async def test_a_killed_server_loses_and_doubles_nothing(own_server: PackagedServer) -> None:
     """The server is killed while many append and is started again: all goes on, each fact is there once."""
     storage = await opened(PostgresSettings(own_server.dsn, patience_seconds=60))
@@ -107,7 +95,6 @@ async def test_a_killed_server_loses_and_doubles_nothing(own_server: PackagedSer
     await storage.close()
 
 
-@coroutine
 async def test_a_commit_that_a_lost_connection_had_under_way_is_recognised(
     settings: PostgresSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,7 +115,6 @@ async def test_a_commit_that_a_lost_connection_had_under_way_is_recognised(
     await storage.close()
 
 
-@coroutine
 async def test_an_unknown_outcome_is_looked_up_before_the_next_append(
     settings: PostgresSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,7 +137,6 @@ async def test_an_unknown_outcome_is_looked_up_before_the_next_append(
     await storage.close()
 
 
-@coroutine
 async def test_a_refusal_does_not_settle_what_an_earlier_attempt_did(
     settings: PostgresSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,7 +159,6 @@ async def test_a_refusal_does_not_settle_what_an_earlier_attempt_did(
     await storage.close()
 
 
-@coroutine
 async def test_a_removal_that_is_still_committing_is_waited_for(
     own_server: PackagedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,7 +181,6 @@ async def test_a_removal_that_is_still_committing_is_waited_for(
     await storage.close()
 
 
-@coroutine
 async def test_nothing_is_acknowledged_before_the_standby_has_it(own_server: PackagedServer) -> None:
     """A commit whose wait for the standby was cut short is seen; who finds it there waits for the standby as well."""
     storage = await opened(PostgresSettings(own_server.dsn))
@@ -221,7 +204,6 @@ async def test_nothing_is_acknowledged_before_the_standby_has_it(own_server: Pac
     await storage.close()
 
 
-@coroutine
 async def test_who_waits_for_a_standby_that_never_comes_can_be_left(own_server: PackagedServer) -> None:
     """Whoever stands by watches on meanwhile; a storage that is told to wait no longer closes with an unknown outcome.
 
@@ -290,7 +272,6 @@ async def waiting(settings: PostgresSettings, count: int) -> list[int]:
     raise AssertionError(f"{len(found)} of {count} wait for a lock")
 
 
-@coroutine
 async def test_a_server_that_stays_away_is_told_of_and_comes_back(own_server: PackagedServer) -> None:
     """Beyond its patience the storage says that the server is away; without being opened again it goes on later."""
     storage = await opened(PostgresSettings(own_server.dsn, patience_seconds=0.2))
@@ -313,7 +294,6 @@ async def test_a_server_that_stays_away_is_told_of_and_comes_back(own_server: Pa
     await storage.close()
 
 
-@coroutine
 async def test_who_has_less_patience_takes_none_from_others(own_server: PackagedServer) -> None:
     """A value of the node is waited for briefly; when that is over an append still has all of its time."""
     storage = await opened(PostgresSettings(own_server.dsn, patience_seconds=120))
@@ -329,7 +309,6 @@ async def test_who_has_less_patience_takes_none_from_others(own_server: Packaged
     await storage.close()
 
 
-@coroutine
 async def test_no_server_at_the_start(tmp_path: Path, settings: PostgresSettings) -> None:
     """A server that is not there, a role that is not let in and a string that is none each have their error."""
     for dsn, kind in (
@@ -349,7 +328,6 @@ async def test_no_server_at_the_start(tmp_path: Path, settings: PostgresSettings
     assert StorageUnavailable.retryable and not StorageUnreadable.retryable
 
 
-@coroutine
 async def test_a_read_only_server_stores_nothing(settings: PostgresSettings) -> None:
     """A server that takes no writes says so, at the start and later, and what was stored stays readable."""
     storage = await opened(settings)
@@ -372,7 +350,6 @@ async def test_a_read_only_server_stores_nothing(settings: PostgresSettings) -> 
     await storage.close()
 
 
-@coroutine
 async def test_tables_of_a_newer_version_are_refused(settings: PostgresSettings) -> None:
     """A program does not touch tables that a newer one has made."""
     await (await opened(settings)).close()
@@ -381,7 +358,6 @@ async def test_tables_of_a_newer_version_are_refused(settings: PostgresSettings)
         await opened(settings)
 
 
-@coroutine
 async def test_two_zones_do_not_share_a_schema(settings: PostgresSettings) -> None:
     """The tables of a zone are refused to another one, and a second node of the zone finds them taken."""
     storage = await opened(settings)
@@ -393,7 +369,6 @@ async def test_two_zones_do_not_share_a_schema(settings: PostgresSettings) -> No
     await (await opened(settings)).close()
 
 
-@coroutine
 async def test_no_write_passes_the_epoch(settings: PostgresSettings) -> None:
     """A node that has noticed nothing and has all its connections changes no row of any table, once it is overtaken."""
     old = await opened(replace(settings, takeover_seconds=600))
@@ -447,7 +422,6 @@ def _content(settings: PostgresSettings) -> dict[str, object]:
     return {name: postgres().execute(digest.format(settings.schema, name)) for name in tables}
 
 
-@coroutine
 async def test_a_node_that_is_paused_in_mid_transaction_holds_nobody_up(
     settings: PostgresSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -482,7 +456,6 @@ async def test_a_node_that_is_paused_in_mid_transaction_holds_nobody_up(
     await old.close()
 
 
-@coroutine
 async def test_a_node_that_was_overtaken_writes_nothing(settings: PostgresSettings) -> None:
     """Whoever lost the lock, and with it the zone, can neither append, confirm, record nor remove any more."""
     # It must not be back for the lock before another one has it.
@@ -555,7 +528,6 @@ def test_a_table_touched_by_hand_is_damage(settings: PostgresSettings) -> None:
     asyncio.run(run())
 
 
-@coroutine
 async def test_the_chain_shows_what_a_hand_has_made_consistent(settings: PostgresSettings) -> None:
     """A frame that was forged with sound checksums, or put in another's place, does not follow the one before it."""
     storage = await opened(settings)
@@ -587,7 +559,6 @@ async def test_the_chain_shows_what_a_hand_has_made_consistent(settings: Postgre
     assert breaks() == ["operational/store: the last frame is not the one that the row of the buffer names"]
 
 
-@coroutine
 async def test_offsets_are_not_given_again_after_a_restore_underneath(settings: PostgresSettings) -> None:
     """A row that somebody set back while the node runs stops its buffer, until it is opened anew."""
     storage = await opened(settings)
@@ -607,7 +578,6 @@ def _end_connections(settings: PostgresSettings) -> None:
     postgres().execute(asked, settings.schema)
 
 
-@coroutine
 async def test_errors_of_the_server_are_ours(settings: PostgresSettings) -> None:
     """Whatever the server says, callers get an error with a code and a hint."""
     storage = await opened(settings)

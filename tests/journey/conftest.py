@@ -1,34 +1,13 @@
-"""What the journey's tests share: coroutines as tests, and zones over every backend."""
+"""What the journey's tests share: zones over every backend."""
 
-import asyncio
-import inspect
 from pathlib import Path
 
 import pytest
+from tests.coroutines import ClosedInLoop
 from tests.journey.zones import BACKENDS, Backend, Zone
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine in an event loop of its own."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    names = pyfuncitem._fixtureinfo.argnames
-    arguments = {name: pyfuncitem.funcargs[name] for name in names}
-
-    async def run() -> None:
-        try:
-            await pyfuncitem.obj(**arguments)
-        finally:
-            for zones in arguments.values():
-                if isinstance(zones, Zones):
-                    await zones.close()
-
-    asyncio.run(run())
-    return True
-
-
-class Zones:
+class Zones(ClosedInLoop):
     """Makes zones by name, each with a storage of its own, and closes them after the test."""
 
     def __init__(self, backend: Backend, path: Path) -> None:

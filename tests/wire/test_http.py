@@ -16,7 +16,8 @@ from tests.wire.test_objects import pieces
 from bsfg.batch import FactBatch
 from bsfg.ports import Buffer, ConsumerSpec
 from bsfg.testing.facts import messages
-from bsfg.wire.http_server import attachment
+from bsfg.wire.http_server import HttpListener, attachment
+from bsfg.wire.limits import WireLimits
 from bsfg.wire.operations import HTTP, ROUTES, SCHEMAS, Asks, openapi, terms_of
 from bsfg.wire.service import ObjectInfo
 
@@ -445,3 +446,74 @@ async def test_numbers_that_are_none(sites: Sites, number: str) -> None:
     for name in ("wait_ms", "limit", "max_bytes"):
         answer = await site.http("GET", f"/v1/consumers/historian/facts?{name}={quote(number)}")
         assert (answer.status, answer.json()["code"]) == (400, "invalid_argument"), (name, answer.body)
+
+
+class Answering:
+    """An application that answers when it may, and knows what became of its answers."""
+
+    def __init__(self) -> None:
+        self.asked, self.may = asyncio.Event(), asyncio.Event()
+        self.ended = ""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer one request."""
+        self.asked.set()
+        try:
+            await self.may.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+            await send({"type": "http.response.body", "body": b"ok"})
+        except asyncio.CancelledError:
+            self.ended = "cut off"
+            raise
+        self.ended = "answered"
+
+
+async def asking(app: Answering) -> tuple[HttpListener, asyncio.StreamReader, asyncio.StreamWriter]:
+    """Start a listener, and have one request under way."""
+    listener = HttpListener(app, WireLimits())
+    reader, writer = await asyncio.open_connection("127.0.0.1", await listener.start("127.0.0.1", 0))
+    writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    await app.asked.wait()
+    return listener, reader, writer
+
+
+async def test_a_listener_that_is_idle_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No timer is waited for, however short: neither to notice the end nor for connections without requests."""
+    app = Answering()
+    app.may.set()
+    listener, reader, writer = await asking(app)
+    assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+    sleep = asyncio.sleep
+
+    async def waited(seconds: float) -> None:
+        assert seconds == 0
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", waited)
+    await listener.stop()
+    assert await reader.read() == b""
+    writer.close()
+
+
+async def test_an_answer_under_way_is_waited_for() -> None:
+    """Who has asked before the listener was told to stop has his answer; then it ends."""
+    app = Answering()
+    listener, reader, writer = await asking(app)
+    stopping = asyncio.create_task(listener.stop())
+    done, _ = await asyncio.wait([stopping], timeout=0.1)
+    assert not done
+    app.may.set()
+    assert (await reader.read()).endswith(b"ok")
+    await stopping
+    assert app.ended == "answered"
+    writer.close()
+
+
+async def test_an_answer_without_end_is_cut_off() -> None:
+    """A listener waits for a while and no longer."""
+    app = Answering()
+    listener, _, writer = await asking(app)
+    listener._server.config.timeout_graceful_shutdown = 0
+    await listener.stop()
+    await until(lambda: app.ended == "cut off")
+    writer.close()

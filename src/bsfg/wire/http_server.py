@@ -244,6 +244,9 @@ def _fits(host: str, name: str) -> bool:
 
 
 BACKLOG = 1_024
+TICK_SECONDS = 1.0
+LEAVING_SECONDS = 0.01
+"""How often a server that ends looks whether the last answers are given."""
 
 
 class BoundedProtocol(H11Protocol):
@@ -315,7 +318,12 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._context, self._limits, self._handshakes = context, limits, handshakes
         self._pace = HandshakePace(limits.handshake_timeout_seconds)
-        self.open = asyncio.Event()
+        self.open, self._leaving = asyncio.Event(), asyncio.Event()
+
+    def leave(self) -> None:
+        """Take no more requests, and end when those under way have."""
+        self.should_exit = True
+        self._leaving.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -343,9 +351,31 @@ class _Server(uvicorn.Server):
         self.started = True
         self.open.set()
 
+    async def main_loop(self) -> None:
+        # A tick renews the date in answers. Uvicorn's own loop wakes ten times a second to see whether it is to end.
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._leaving.wait(), TICK_SECONDS)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._pace.close()
-        await super().shutdown(sockets)
+        for server in self.servers:
+            server.close()
+        for each in sockets or ():
+            each.close()
+        open_ones, answering = self.server_state.connections, self.server_state.tasks
+        for connection in list(open_ones):
+            connection.shutdown()
+        await asyncio.sleep(0)  # what was idle is gone now
+        try:
+            async with asyncio.timeout(self.config.timeout_graceful_shutdown):
+                while open_ones or answering:  # noqa: ASYNC110 - sets of uvicorn, which tell nobody
+                    await asyncio.sleep(LEAVING_SECONDS)
+                for server in self.servers:
+                    await server.wait_closed()
+        except TimeoutError:
+            for task in answering:
+                task.cancel()
 
 
 class HttpListener:
@@ -388,7 +418,7 @@ class HttpListener:
 
     async def stop(self) -> None:
         """Take no more requests, let those under way finish for a while, and close."""
-        self._server.should_exit = True
+        self._server.leave()
         if self._task is not None:
             await self._task
 
