@@ -32,7 +32,11 @@ class Module:
     name: str
     path: Path
     text: str
-    tree: ast.Module
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """Its syntax, read when somebody asks: of the tests only the text is."""
+        return ast.parse(self.text)
 
     @property
     def lines(self) -> int:
@@ -66,7 +70,7 @@ def modules(top: Path) -> list[Module]:
             parts = path.relative_to(top).with_suffix("").parts
             text = path.read_text(encoding="utf-8")
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            found.append(Module(name, path, text, ast.parse(text)))
+            found.append(Module(name, path, text))
     return found
 
 

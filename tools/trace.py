@@ -44,22 +44,22 @@ BESIDE = "beside"
 STEPS = ("serve", "pull", "receive", "confirm")
 LEGS = ("append", *STEPS, "truncate")
 DOORS = {
-    ("wire/server.py", "append_fact"): "append",
-    ("wire/server.py", "append_facts"): "append",
-    ("wire/server.py", "fetch_facts"): "serve",
-    ("wire/server.py", "follow_facts"): "serve",
-    ("wire/server.py", "fetch_frames"): "serve",
+    ("node/server.py", "append_fact"): "append",
+    ("node/server.py", "append_facts"): "append",
+    ("node/server.py", "fetch_facts"): "serve",
+    ("node/server.py", "follow_facts"): "serve",
+    ("node/server.py", "fetch_frames"): "serve",
     ("journey/handoff.py", "_loop"): "pull",
     ("journey/receive.py", "judged"): "receive",
     ("journey/receive.py", "store"): "receive",
     ("spark/replicate/carrying.py", "judge"): "receive",
     ("spark/replicate/carrying.py", "send"): "receive",
     ("spark/replicate/carrying.py", "_outcome"): "receive",
-    ("wire/server.py", "put_facts"): "receive",
+    ("node/server.py", "put_facts"): "receive",
     ("journey/pull.py", "_confirm"): "confirm",
-    ("wire/admin.py", "remember_peer"): "confirm",
-    ("wire/server.py", "confirm_receipt"): "confirm",
-    ("wire/server.py", "confirm_receipts"): "confirm",
+    ("node/adminserver.py", "remember_peer"): "confirm",
+    ("node/server.py", "confirm_receipt"): "confirm",
+    ("node/server.py", "confirm_receipts"): "confirm",
     ("node/upkeep.py", "look"): BESIDE,
     ("node/upkeep.py", "enforce_retention"): "truncate",
 }
@@ -226,7 +226,7 @@ def _run_task(config: Path, ready: Path) -> None:
     from bsfg.config import load
     from bsfg.sdk.endpoint import Endpoint
     from bsfg.spark.calls import NodeAccess
-    from bsfg.spark.replicate.plan import plan_of
+    from bsfg.spark.replicate.plan import plan_of, spread
     from bsfg.spark.replicate.shift import take_shift
 
     stops: list[int] = []  # an event has a lock, on which a signal that interrupts another would wait for ever
@@ -235,7 +235,8 @@ def _run_task(config: Path, ready: Path) -> None:
     own = NodeAccess(way.address, str(way.ca), str(way.certificate), str(way.key), way.server_name)
     plan = plan_of(load(config), LINK, own, "trace")
     ready.write_text("{}", encoding="utf-8")
-    take_shift(plan, lambda: bool(stops))
+    [bundle] = spread([plan], 1, own, plan.holder).bundles
+    take_shift(bundle, lambda: bool(stops))
 
 
 # The zones.

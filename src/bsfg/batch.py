@@ -35,6 +35,7 @@ BY_HAND_FACTS = 32
 
 SMALL_BATCH_BYTES = 65_536
 _VALUES_AT_ONCE = 512
+_ARTIFACT, _ARTIFACT_DIGEST = AT["artifact"], AT["artifact_digest"]
 _OLDEST_MS = 1 << 60
 _UNKNOWN = -(1 << 63)
 
@@ -170,6 +171,13 @@ class FactBatch:
             return np.array(self.values(name), dtype=np.int64)
         return np.asarray(self.column(name).to_numpy())
 
+    @property
+    def names_artifacts(self) -> bool:
+        """Whether any of these facts refers to an artifact."""
+        if self._rows is not None:
+            return any(row[_ARTIFACT] is not None or row[_ARTIFACT_DIGEST] is not None for row in self._rows)
+        return any(self.column(name).null_count < len(self) for name in ("artifact", "artifact_digest"))
+
     def first_null(self, name: str) -> int | None:
         """Give the first row without a value in a column, or None when all have one."""
         if self._rows is None and self.column(name).null_count == 0:
@@ -221,7 +229,7 @@ class FactBatch:
     @classmethod
     def empty(cls) -> Self:
         """Give a batch without rows."""
-        arrays = [pa.array([], type=field.type) for field in cls.schema]
+        arrays = [nulls(0, field.type) for field in cls.schema]
         return cls(pa.RecordBatch.from_arrays(arrays, schema=cls.schema), sealed=True)
 
     @classmethod

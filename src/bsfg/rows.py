@@ -57,12 +57,6 @@ def weight_of(row: Row) -> int:
     return _ROW_BYTES + sum(len(value) for value in row if isinstance(value, str | bytes))
 
 
-def weight_of_message(message: Message) -> int:
-    """Give about the bytes of a message that is not laid out yet."""
-    size = _ROW_BYTES + len(message.envelope.labels) * _ROW_BYTES
-    return size + (len(message.fact.object) if isinstance(message.fact.object, bytes) else 0)
-
-
 def is_plain(row: Row) -> bool:
     """Tell whether a row holds exactly the types of the schema, so that it becomes Arrow without change or error."""
     for value, kind in zip(row, _KINDS, strict=True):

@@ -39,6 +39,7 @@ ACTIONS: dict[str, str] = {
     "gate_held": "An operator, or the node itself, closed a gate.",
     "gate_released": "An operator opened a gate.",
     "handshake_refused": "Somebody connected and no TLS handshake came of it. Repeats are counted.",
+    "migrated": "The zone was moved from one storage to another; the record is on both sides.",
     "node_started": "The node serves.",
     "node_stopped": "The node was stopped in order; after a kill there is none.",
     "quarantine_dropped": "An operator gave up a quarantined fact.",
@@ -50,10 +51,16 @@ ACTIONS: dict[str, str] = {
     "signed_in": "Somebody signed in to the dashboard.",
     "signed_out": "Somebody signed out of the dashboard.",
     "trail_begun": "The trail begins here, with a name of its own.",
-    "trail_damaged": "When the trail was opened something of it was missing or not as it was written.",
+    "trail_damaged": "Something of the trail, or beside it, was missing, not as it was written, or not ours.",
     "trail_trimmed": "The oldest files of the trail left, by age or size; the record says up to which number.",
 }
 """Every action that a record can have, and what it means."""
+
+OF_COMMANDS = frozenset({"backup_made", "restored", "salvaged"})
+"""The actions that commands beside the node tell of; of all others the node alone knows."""
+
+USER = "user:"
+"""How the identity of a user of the system begins, who runs a command."""
 
 
 @dataclass(frozen=True, slots=True)

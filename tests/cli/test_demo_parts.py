@@ -22,7 +22,7 @@ from bsfg.cli.demo import crew, referee
 from bsfg.cli.demo.director import steps_of
 from bsfg.cli.demo.people import page
 from bsfg.cli.demo.picture import StagePicture, show_verdict
-from bsfg.cli.demo.referee import DemoVerdict
+from bsfg.cli.demo.referee import DemoVerdict, LateFacts, Takeover
 from bsfg.cli.demo.site import EVENTS, DemoSite, DemoZone, Wire
 from bsfg.cli.demo.stage import DemoStage, StepProgress
 from bsfg.errors import BsfgError, PeerUnreachable, TimedOut
@@ -117,10 +117,11 @@ def _reference(digest: str) -> ArtifactRef:
 
 def test_acknowledged_facts_are_looked_for_at_their_place(tmp_path: Path) -> None:
     """A killed node's folder must have every acknowledged fact where its producer was told."""
-    asyncio.run(fill(tmp_path, Buffer.STORE, SAID))
-    assert referee.missing(tmp_path, EVENTS, "plant-a", TOLD) == 0
+    plant = DemoZone("plant-a", "Plant A", tmp_path)
+    asyncio.run(fill(plant.data, Buffer.STORE, SAID))
+    assert referee.missing(plant, EVENTS, TOLD) == 0
     first = next(iter(TOLD))
-    assert referee.missing(tmp_path, EVENTS, "plant-a", {**TOLD, first: 9, "never said": 20}) == 2
+    assert referee.missing(plant, EVENTS, {**TOLD, first: 9, "never said": 20}) == 2
 
 
 def test_lag_is_measured_in_a_span(tmp_path: Path) -> None:
@@ -238,15 +239,17 @@ def test_the_pdf_is_whole() -> None:
     assert b"(Work order \\(7\\))" in content
 
 
-def stage_of(tmp_path: Path, three_zones: bool) -> DemoStage:
+def stage_of(tmp_path: Path, three_zones: bool, *, two_nodes: bool = False) -> DemoStage:
     """Make a stage in the middle of the story."""
-    site = DemoSite(tmp_path, three_zones, spark=True)
+    site = DemoSite(tmp_path, three_zones, spark=True, two_nodes=two_nodes)
     stage = DemoStage(site, steps_of(site), is_cut=True, note="both sides to notice")
     for number, step in enumerate(stage.steps[:4]):
         step.progress = StepProgress.DONE if number < 3 else StepProgress.NOW
         step.detail = "12,345 facts that had waited crossed"
     for zone in stage.zones.values():
-        zone.alive, zone.seen, zone.pid, zone.appended, zone.forwarded, zone.backlog = True, True, 7, 654_321, 1_000, 99
+        zone.alive, zone.seen, zone.appended, zone.forwarded, zone.backlog = True, True, 654_321, 1_000, 99
+        for node in zone.nodes:
+            node.pid = 7
     for link in stage.links.values():
         link.mode, link.lag_ms = "reconciliation", 98_000.0
         link.lags_ms.extend([None, 0.5, 20.0, 500.0, 98_000.0, 1e9] * 30)
@@ -285,12 +288,45 @@ def test_a_node_that_is_down_is_shown(tmp_path: Path) -> None:
     """Its panel says so, and its gate is not known."""
     stage = stage_of(tmp_path, False)
     plant = stage.zones["plant-a"]
-    plant.alive, plant.pid = False, 0
+    plant.alive, plant.nodes[0].pid = False, 0
     screen = Console(file=io.StringIO(), width=100, height=40, force_terminal=True, color_system=None)
     screen.print(StagePicture(stage))
     text = screen.file.getvalue()  # type: ignore[attr-defined]
     assert "node DOWN" in text
     assert "not known" in text
+
+
+@pytest.mark.parametrize("width", [60, 94, 200])
+def test_of_two_nodes_it_is_shown_who_is_active(tmp_path: Path, width: int) -> None:
+    """Each node's state is told, also when it is killed, paused or does not answer."""
+    stage = stage_of(tmp_path, False, two_nodes=True)
+    first, second = stage.zones["plant-a"].nodes
+    first.serves, second.serves = True, False
+    for change, words in (
+        ({}, "node 1 active, node 2 stands by"),
+        ({"paused": True}, "node 1 paused, node 2 stands by"),
+        ({"paused": False, "serves": None}, "node 1 silent, node 2 stands by"),
+        ({"pid": 0}, "node 1 DOWN, node 2 stands by"),
+    ):
+        for name, value in change.items():
+            setattr(first, name, value)
+        screen = Console(file=io.StringIO(), width=width, height=40, force_terminal=True, color_system=None)
+        screen.print(StagePicture(stage))
+        assert words in screen.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("late", "ok"), [((["storage_taken"], 0), True), ((["stored"], 0), False),
+                                          ((["outcome_unknown"], 1), False), (([], 0), False)])  # fmt: skip
+def test_a_node_that_writes_when_another_is_active_breaks_a_promise(
+    tmp_path: Path, late: tuple[list[str], int], ok: bool
+) -> None:
+    """A late fact that is stored, or said to be, fails the demo; so does a pause in which none was handed over."""
+    verdict = replace(verdict_of(judged(tmp_path, SAID)), late=LateFacts(*late), takeovers=[Takeover("paused", "b", 2)])
+    assert (verdict.ok, verdict.to_dict()["late"]["answers"]) == (ok, late[0])
+    screen = Console(file=io.StringIO(), width=100)
+    show_verdict(screen, verdict)
+    text = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert ("Nothing was lost" in text, "wrote when another one was active" in text) == (ok, not ok)
 
 
 def test_whoever_waits_learns_of_a_failure(tmp_path: Path) -> None:

@@ -38,6 +38,11 @@ def here(made: Path, data: Path, tmp_path: Path) -> Iterator[Path]:
     shutil.copytree(made, folder, dirs_exist_ok=True)
     shutil.copytree(data, folder / "plant" / "data")
     (folder / "facts.jsonl").write_text("{}\n")
+    text = (folder / "plant" / "zone.toml").read_text().replace('# backend = "log"', 'backend = "postgres"')
+    text = text.replace("[storage.postgres]", '[storage.postgres]\ndsn = "host=127.0.0.1"')
+    for name, where in (("zone-new", "data-new"), ("zone-closed", "../closed/data")):
+        path = folder / "plant" / f"{name}.toml"
+        path.write_text(text.replace('# data_folder = "data"', f'data_folder = "{where}"'))
     (folder / "closed").mkdir()
     (folder / "closed").chmod(0o555)
     yield folder
@@ -54,10 +59,12 @@ UNREADABLE = [
     ("plant/data", ("node", *CONFIG)),
     ("plant/data", ("audit-trail", *CONFIG)),
     ("plant/data", ("salvage", "plant/data", "saved")),
+    ("plant/data", ("migrate", "--to", "plant/zone-new.toml", *CONFIG)),
     ("plant/data", ("pipeline", "audit", "--sender", "plant/data", "--receiver", "plant/data")),
     ("plant/data/streams", ("verify", "plant/data")),
     ("plant/data/streams", ("backup", "copy", "--data", "plant/data")),
     ("plant/data/streams", ("salvage", "plant/data", "saved")),
+    ("plant/zone-new.toml", ("migrate", "--to", "plant/zone-new.toml", *CONFIG)),
     ("plant/zone.toml", ("status", *CONFIG)),
     ("plant/zone.toml", ("node", *CONFIG)),
     ("plant/zone.toml", ("pipeline", "replicate", *CONFIG)),
@@ -88,6 +95,7 @@ UNWRITABLE = [
     ("certs", "signing-key", "closed/line-7.key"),
     ("backup", "closed/copy", "--data", "plant/data"),
     ("salvage", "plant/data", "closed/saved"),
+    ("migrate", "--to", "plant/zone-closed.toml", *CONFIG),
     ("append", "facts.jsonl", "--stream", "operational", "--outbox", "closed/out", *CONFIG),
     ("node", "--ready-file", "closed/ready", *CONFIG),
 ]

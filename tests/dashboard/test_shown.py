@@ -76,7 +76,7 @@ async def test_every_time_has_its_date_and_its_zone(stages: Stages, zone: str) -
 def moves(stage: Stage, **report: Any) -> None:
     """Have an engine move the link and report."""
     board = stage.node.parts.links
-    lease = board.acquire(LINK, "an engine", 300_000)
+    lease = board.leases.acquire(LINK, "an engine", 300_000)
     for event in (Event.PEER_FOUND, Event.BACKLOG_CLEARED):
         board.on(LINK, RECEIVER, event)
     board.report(LinkReport(LINK, STREAM, lease=lease.token, **report))
@@ -129,7 +129,7 @@ async def test_what_nobody_knows_is_unknown(stages: Stages, end: str) -> None:
         if end == "held":
             board.hold(LINK, RECEIVER, by="somebody", reason="works")
         elif end == "left":
-            board.give_back(LINK, lease_of(stage))
+            board.leases.give_back(LINK, lease_of(stage))
         else:
             board.on(LINK, RECEIVER, Event.PEER_LOST, "no answer")
         await expect(tile.locator(".value")).to_have_text("unknown")

@@ -9,16 +9,15 @@ import pyarrow as pa
 import pytest
 from tests.differential import arrowmodel, campaign, rowmodel
 from tests.differential.jsonmodel import model
+from tests.journey.zones import append
 from tests.unit.samples import ARTIFACT, message, row
 
 from bsfg.batch import EntryBatch, FactBatch
 from bsfg.columns import AT, ENTRY_SCHEMA, FACT_SCHEMA, ORIGIN_FIELDS
 from bsfg.errors import BsfgError
 from bsfg.fact import is_json
-from bsfg.journey.append import append
 from bsfg.journey.link import Fetched, PeerPosition
-from bsfg.journey.receive import receive
-from bsfg.journey.verify import LinkRules
+from bsfg.journey.receive import LinkRules, receive
 from bsfg.ports import ForwardBuffer, Frame, Result, StoreBuffer
 from bsfg.rows import Row, record_batch_of, row_of
 from bsfg.rules import judge

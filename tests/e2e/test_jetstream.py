@@ -19,9 +19,10 @@ import pytest
 from tests.e2e.cleanup import Cleanup
 from tests.e2e.producing import Insistent, calm, check_sound, expected, history, seed_of_run
 from tests.e2e.test_artifacts import download, naming, reference, upload
-from tests.e2e.test_high_availability import ENTERPRISE, PLANT, Twin, Twins, campaign
+from tests.e2e.test_high_availability import TwoZones, campaign
 from tests.e2e.test_postgres import ALIKE, in_database
-from tests.e2e.zones import Zone, certificates, link_to, pair, peer, serve, until
+from tests.e2e.twins import Twin, Twins
+from tests.e2e.zones import Zone, pair, until
 
 from bsfg.errors import BsfgError
 from bsfg.gapbook import GapBook
@@ -311,18 +312,7 @@ class StreamTwins(Twins):
 
 async def test_a_node_that_stands_by_takes_over(tmp_path: Path, cleanup: Cleanup) -> None:
     """Killed, or paused and resumed: another node goes on, and each fact is there once and in order."""
-    certs, server = certificates(tmp_path, PLANT, ENTERPRISE), PackagedNats().start()
-    cleanup.closing(SimpleNamespace(close=server.stop))
-    nodes = [StreamTwin(PLANT, tmp_path, certs, server=server, tag=tag) for tag in "ab"]
-    enterprise = Zone(ENTERPRISE, tmp_path, certs)
-    both = ", ".join(f'"127.0.0.1:{node.port}"' for node in nodes)
-    single = f'address = "127.0.0.1:{nodes[0].port}"'
-    enterprise.links = link_to(nodes[0]).replace(single, f"address = [{both}]")
-    enterprise.identities, enterprise.serve = peer(PLANT), serve(PLANT)
-    enterprise.write()
-    cleanup.zone(enterprise)
-    for node in nodes:
-        node.links, node.identities, node.serve = link_to(enterprise), peer(ENTERPRISE), serve(ENTERPRISE)
-        node.write()
-        cleanup.zone(node)
-    await campaign(StreamTwins(nodes[0], nodes[1], enterprise), ["kill", "pause"])
+    plain, enterprise = pair(tmp_path)
+    plant = StreamTwins.of(plain, cleanup, PackagedNats().start(), StreamTwin)
+    plant.pulled_by(enterprise, plain)
+    await campaign(TwoZones(plant, cleanup.zone(enterprise)), ["kill", "pause"])

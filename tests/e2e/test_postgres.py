@@ -26,8 +26,9 @@ from tests.e2e.cleanup import Cleanup
 from tests.e2e.producing import Insistent, calm, check_sound, expected, history, seed_of_run
 from tests.e2e.test_artifacts import download, naming, reference, upload
 from tests.e2e.zones import Zone, pair, until
+from tests.servers import wait_for_standby, waiting_for_standby
 
-from bsfg.errors import BsfgError
+from bsfg.errors import BsfgError, OutcomeUnknown
 from bsfg.gapbook import GapBook
 from bsfg.gaps import GapSet, RangeSet, listed
 from bsfg.ports import Buffer, Frame
@@ -200,6 +201,34 @@ async def test_a_server_that_is_away_blocks_nobody_for_good(mixed: tuple[Databas
     async with enterprise.client() as client:
         await client.append("operational", batch(10, from_zone=enterprise.name))
     await asyncio.gather(calm(plant, enterprise), calm(enterprise, plant))
+
+
+async def test_a_node_whose_commits_wait_for_a_standby_can_be_stopped(mixed: tuple[DatabaseZone, Zone]) -> None:
+    """Where the server's synchronous standby is away, a node that is told to stop ends well, also while it starts.
+
+    Who waits for a commit is told that its outcome is unknown; sent again it is there once.
+    """
+    plant, _ = mixed
+    plant.start()
+    async with plant.client() as client:
+        await client.append("operational", batch(3, from_zone=plant.name))
+        await wait_for_standby(plant.server, "nobody")
+        appending = asyncio.ensure_future(client.append("operational", batch(2, first=3, from_zone=plant.name)))
+        await waiting_for_standby(plant.server)
+        await asyncio.to_thread(plant.stop)
+        with pytest.raises(OutcomeUnknown):
+            await appending
+    plant.launch()
+    # The session of the last append is ended by the node that starts.
+    asked = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND query = 'COMMIT'"
+    await until(lambda: plant.server.execute(asked), "the node to wait with its start")
+    await asyncio.to_thread(plant.stop)
+    await wait_for_standby(plant.server, "")
+    plant.start()
+    async with plant.client() as client:
+        answer = await client.append("operational", batch(5, from_zone=plant.name))
+    assert answer.receipt.offsets.tolist() == list(range(5))
+    assert plant.end(Buffer.STORE) == 5
 
 
 async def test_artifacts_and_held_gates_are_in_the_database(mixed: tuple[DatabaseZone, Zone]) -> None:

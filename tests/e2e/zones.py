@@ -153,18 +153,24 @@ streams = ["*"]
 
         With ``descriptors`` the system allows it so many and no more.
         """
-        assert self.pid is None, f"{self.name} runs already"
-        self.starts += 1
+        pid = self.launch(by_command=by_command, descriptors=descriptors)
         ready = self.folder / f"ready-{self.starts}"
-        if by_command or descriptors is not None:
-            self.pid = self._run_command(ready.name, descriptors)
-        else:
-            self.pid = nursery().start(self.folder, self.log_path, ready.name)
         deadline = time.monotonic() + READY_SECONDS
         while not (ready.exists() and ready.read_bytes()):
-            assert _runs(self.pid), self.log_path.read_text()[-3000:]
+            assert _runs(pid), self.log_path.read_text()[-3000:]
             assert time.monotonic() < deadline, "the node did not start"
             time.sleep(0.01)
+
+    def launch(self, *, by_command: bool = False, descriptors: int | None = None) -> int:
+        """Start the node, without waiting for what becomes of it, and give its process id."""
+        assert self.pid is None, f"{self.name} runs already"
+        self.starts += 1
+        ready = f"ready-{self.starts}"
+        if by_command or descriptors is not None:
+            self.pid = self._run_command(ready, descriptors)
+        else:
+            self.pid = nursery().start(self.folder, self.log_path, ready)
+        return self.pid
 
     def _run_command(self, ready: str, descriptors: int | None = None) -> int:
         limited = ["sh", "-c", f'ulimit -n {descriptors} && exec "$@"', "sh"] if descriptors is not None else []

@@ -13,8 +13,7 @@ import pytest
 from bsfg.gate import Gate, Mode
 from bsfg.node.state import NodeState
 from bsfg.ports import Confirmation, ConsumerSpec
-from bsfg.stores.log.cursors import CURSORS
-from bsfg.stores.log.storage import LogStorage
+from bsfg.stores.log.storage import CURSORS, LogStorage
 from bsfg.stores.log.writer import LogOptions
 from bsfg.testing.facts import batch
 

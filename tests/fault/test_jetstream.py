@@ -22,6 +22,7 @@ from tests.servers import jetstream
 
 from bsfg.errors import (
     BsfgError,
+    DiskFull,
     ExtraMissing,
     FormatUnsupported,
     HasherMismatch,
@@ -37,14 +38,8 @@ from bsfg.ports import Buffer, Confirmation, ConsumerSpec, Result
 from bsfg.retention import GapReason
 from bsfg.stores.jetstream import frames as frames_module
 from bsfg.stores.jetstream import server as server_module
-from bsfg.stores.jetstream.server import (
-    ApiRefusal,
-    Away,
-    JetStreamServer,
-    JetStreamSettings,
-    StoredMessage,
-    WrongLastSequence,
-)
+from bsfg.stores.jetstream.messages import StoredMessage
+from bsfg.stores.jetstream.server import ApiRefusal, Away, JetStreamServer, JetStreamSettings, WrongLastSequence
 from bsfg.stores.jetstream.storage import JetStreamStorage, look
 from bsfg.stores.jetstream.zone import ClaimWatch
 from bsfg.testing.facts import batch, message, messages, sealed
@@ -304,23 +299,59 @@ async def test_a_line_that_drops_again_at_once_is_no_end(
 
 
 @coroutine
+async def test_a_client_that_closes_without_a_word_is_replaced(settings: JetStreamSettings) -> None:
+    """A client whose last bytes do not reach a dying server tells nobody that it is closed; the next call sees it."""
+    storage = await opened(settings)
+    store, client = await storage.store(STREAM), storage.server._client
+    assert client is not None
+    await store.append(batch(2))
+
+    async def closed() -> None:
+        client._status = Client.CLOSED
+        client._transport.close()  # type: ignore[union-attr]
+
+    storage.server.wait(closed())
+    assert (await store.append(batch(2, first=2))).offsets.tolist() == [2, 3]
+    assert storage.server._client is not client
+    await storage.close()
+
+
+@coroutine
 async def test_a_refusal_settles_no_doubt(settings: JetStreamSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer to a write is lost, the second attempt is refused: the first one may be there, and is."""
     storage = await opened(settings)
-    store, publish, numbers = await storage.store(STREAM), storage.server.publish, itertools.count()
+    store, publish_once = await storage.store(STREAM), storage.server.publish_once
 
-    async def doubtful(*message: Any) -> int:
-        match next(numbers):
-            case 0:
-                await publish(*message)
-                raise Away("no answer")
-            case 1:
-                raise ApiRefusal({"err_code": 10077, "description": "maximum bytes exceeded"})
-        return await publish(*message)
+    def unheard(*message: Any) -> None:
+        publish_once(*message)
 
-    monkeypatch.setattr(storage.server, "publish", doubtful)
+    async def refused(*message: Any) -> int:
+        raise ApiRefusal({"err_code": 10077, "description": "maximum bytes exceeded"})
+
+    monkeypatch.setattr(storage.server, "publish_once", unheard)
+    monkeypatch.setattr(storage.server, "publish", refused)
     with pytest.raises(OutcomeUnknown):
         await store.append(batch(2))
+    monkeypatch.undo()
+    assert (await store.append(batch(3))).offsets.tolist() == [0, 1, 2]
+    await storage.close()
+
+
+@coroutine
+async def test_a_refusal_of_the_first_attempt_is_one(
+    settings: JetStreamSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write that is refused at once was not made: that is told as it is, and not sent again."""
+    storage = await opened(settings)
+    store = await storage.store(STREAM)
+
+    def refused(*message: Any) -> None:
+        raise ApiRefusal({"err_code": 10077, "description": "maximum bytes exceeded"})
+
+    monkeypatch.setattr(storage.server, "publish_once", refused)
+    with pytest.raises(DiskFull):
+        await store.append(batch(2))
+    monkeypatch.undo()
     assert (await store.append(batch(3))).offsets.tolist() == [0, 1, 2]
     await storage.close()
 
@@ -349,7 +380,11 @@ async def test_sums_and_marks_whose_answers_were_lost_are_ours(
             raise Away("no answer")
         return await api(*question)
 
+    def sent_once(*message: Any) -> int:
+        return server.wait(unheard(*message))
+
     monkeypatch.setattr(server, "publish", unheard)
+    monkeypatch.setattr(server, "publish_once", sent_once)
     monkeypatch.setattr(server, "api", unasked)
     for first in range(0, 12, 2):
         sent[0] = ""

@@ -8,7 +8,6 @@ import os
 import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 import psycopg
 import pytest
-from tests.servers import postgres
+from tests.servers import postgres, wait_for_standby, waiting_for_standby
 
 from bsfg.errors import (
     BsfgError,
@@ -222,31 +221,41 @@ async def test_nothing_is_acknowledged_before_the_standby_has_it(own_server: Pac
     await storage.close()
 
 
-async def wait_for_standby(server: PackagedServer, name: str) -> None:
-    """Have every commit wait for a standby of a name, or none of them."""
-    server.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
-    server.execute("SELECT pg_reload_conf()")
-    if name:
-        # The server takes note of it in its own time.
-        probing = asyncio.ensure_future(asyncio.to_thread(_commit_until_ended, server.dsn))
-        [pid] = await waiting_for_standby(server)
-        server.execute("SELECT pg_terminate_backend(%s, 5000)", pid)
-        await probing
+@coroutine
+async def test_who_waits_for_a_standby_that_never_comes_can_be_left(own_server: PackagedServer) -> None:
+    """Whoever stands by watches on meanwhile; a storage that is told to wait no longer closes with an unknown outcome.
 
-
-def _commit_until_ended(dsn: str) -> None:
-    with suppress(psycopg.OperationalError), psycopg.connect(dsn, autocommit=True) as connection:
-        while True:
-            connection.execute("SELECT pg_logical_emit_message(true, 'probe', 'probe')")
-
-
-async def waiting_for_standby(server: PackagedServer) -> list[int]:
-    """Wait until commits wait for a standby, and give the numbers of their connections."""
-    for _ in range(1_000):
-        if found := server.execute("SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"):
-            return [pid for (pid,) in found]
-        await asyncio.sleep(0.02)
-    raise AssertionError("no commit waits for a standby")
+    What was queued behind it is not begun, and one that opens the tables ends as well.
+    """
+    settings = PostgresSettings(own_server.dsn, node_name="one")
+    storage = await opened(settings)
+    store = await storage.store(STREAM)
+    await store.append(batch(3))
+    await wait_for_standby(own_server, "nobody")
+    appending = asyncio.ensure_future(store.append(batch(2, first=3)))
+    await waiting_for_standby(own_server)
+    behind = asyncio.ensure_future(store.append(batch(2, first=5)))
+    watch = Database(replace(settings, node_name="two")).watch()
+    assert [await asyncio.to_thread(watch.look) for _ in range(2)] == ["one", "one"]
+    await asyncio.to_thread(watch.close)
+    closing = asyncio.ensure_future(storage.close())
+    assert not (await asyncio.wait([closing], timeout=0.2))[0]
+    await storage.end_waiting()
+    with pytest.raises(OutcomeUnknown):
+        await appending
+    with pytest.raises(StorageUnavailable, match="closed"):
+        await behind
+    await closing
+    opening = asyncio.ensure_future(opened(settings))
+    await asyncio.sleep(0.1)
+    await waiting_for_standby(own_server)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    await wait_for_standby(own_server, "")
+    storage = await opened(settings)
+    assert (await (await storage.store(STREAM)).append(batch(7))).offsets.tolist() == list(range(7))
+    await storage.close()
 
 
 def recorded_connections(monkeypatch: pytest.MonkeyPatch) -> list[psycopg.Connection[Any]]:

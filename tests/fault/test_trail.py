@@ -38,9 +38,9 @@ ALL = TrailQuery()
 SMALL = Keeping(retention_seconds=10**9, max_bytes=1 << 30, file_bytes=1_500)
 
 
-def event(at: int, action: str = "gate_held") -> TrailEvent:
+def event(at: int, action: str = "gate_held", identity: str = "plant-a-operator") -> TrailEvent:
     """Make an event that can be told from others."""
-    return TrailEvent(action, "plant-a-operator", "127.0.0.1:1", f"link {at}", reason="works", at_unix_ms=1_000 + at)
+    return TrailEvent(action, identity, "127.0.0.1:1", f"link {at}", reason="works", at_unix_ms=1_000 + at)
 
 
 def opened(files: Files, keeping: Keeping = SMALL) -> TrailWriter:
@@ -88,7 +88,7 @@ def test_only_its_owner_may_read_it(tmp_path: Path) -> None:
     """Folder and files are closed for others, whatever the rest of the data folder is."""
     files = DiskFiles(tmp_path)
     written(files, 2)
-    tell(files, event(3))
+    tell(files, event(3, "backup_made", "user:ann"))
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "audit").rglob("*")}
     assert stat.S_IMODE((tmp_path / "audit").stat().st_mode) == 0o700
     assert {mode for name, mode in modes.items() if name != "told"} == {0o600}
@@ -363,7 +363,7 @@ def test_what_commands_tell_is_taken_in_once(tmp_path: Path) -> None:
     """What was left beside a trail becomes part of it, once, also when the taking is interrupted before its end."""
     files = DiskFiles(tmp_path)
     writer = opened(files)
-    assert tell(files, event(5, "backup_made"))
+    assert tell(files, event(5, "backup_made", "user:ann"))
     kept = {path.name: path.read_bytes() for path in (tmp_path / "audit/told").iterdir()}
     (tmp_path / "audit/told/rubbish.json").write_bytes(b"{")
     assert writer.take_in() == 1
@@ -373,8 +373,42 @@ def test_what_commands_tell_is_taken_in_once(tmp_path: Path) -> None:
         (tmp_path / "audit/told" / name).write_bytes(data)
     again = opened(files)
     assert again.take_in() == 0
-    assert [each.event.action for each in oldest_first(files, ALL)] == ["trail_begun", "backup_made"]
+    actions = ["trail_begun", "backup_made", "trail_damaged"]
+    assert [each.event.action for each in oldest_first(files, ALL)] == actions
     assert told(files) == []
+
+
+@pytest.mark.parametrize(
+    ("action", "identity"),
+    [("trail_trimmed", "node"), ("trail_trimmed", "user:eve"), ("gate_released", "user:eve"), ("backup_made", "ann")],
+)
+def test_nobody_speaks_for_the_node_or_for_others(tmp_path: Path, action: str, identity: str) -> None:
+    """What lies beside a trail is the word of a command: whoever removes files cannot have the trail account for it."""
+    files = DiskFiles(tmp_path)
+    written(files, 40)
+    first, second = file_numbers(files)[:2]
+    before = next(record.before for record in oldest_first(files, ALL) if record.number == second)
+    details = {"records_before": second, "digest": before, "files": 1, "because": "age"}
+    (files.root / file_name(first)).unlink()
+    assert tell(files, TrailEvent(action, identity, details=details, at_unix_ms=2_000))
+    writer = opened(files)
+    assert writer.take_in() == 0
+    assert codes(check_trail(files)) == [("trail_missing", first, second - 1)]
+    last = next(newest_first(files, ALL)).event
+    assert (last.action, last.identity) == ("trail_damaged", "node") and "audit/told" in last.reason
+    assert told(files) == []
+
+
+@pytest.mark.parametrize("details", [{"records_before": "x"}, {"records_before": None, "digest": 5}, {"digest": []}])
+def test_a_trimming_that_says_nonsense_accounts_for_nothing(tmp_path: Path, details: dict[str, Any]) -> None:
+    """Whatever stands in a record, a check goes on, and what is missing is missing."""
+    files = DiskFiles(tmp_path)
+    written(files, 40)
+    writer = opened(files)
+    writer.append([TrailEvent("trail_trimmed", "node", details=details, at_unix_ms=3_000)])
+    first, second = file_numbers(files)[:2]
+    (files.root / file_name(first)).unlink()
+    assert codes(check_trail(files)) == [("trail_missing", first, second - 1)]
 
 
 def test_a_read_only_folder_is_not_told(tmp_path: Path) -> None:
@@ -390,7 +424,7 @@ def test_a_copy_has_the_trail_and_is_sound(tmp_path: Path) -> None:
     source, target = tmp_path / "data", tmp_path / "copy"
     asyncio.run(data_folder(source))
     written(DiskFiles(source), 30)
-    tell(DiskFiles(source), event(3))
+    tell(DiskFiles(source), event(3, "backup_made", "user:ann"))
     with (source / file_name(file_numbers(DiskFiles(source))[-1])).open("ab") as file:
         file.write(b"JRN1 the beginning of a record that is being written")
     target.mkdir()

@@ -14,20 +14,18 @@ from random import Random
 from typing import Any, TypeVar
 
 from tests.journey.consuming import consume_once
-from tests.journey.zones import STREAM, Backend, Zone
+from tests.journey.zones import STREAM, Backend, Zone, append
 
 from bsfg.errors import BsfgError, PeerUnreachable, StorageClosed
 from bsfg.fact import Entry, Message
 from bsfg.gate import Mode
-from bsfg.journey.append import append
 from bsfg.journey.confirm import confirm_receipt
 from bsfg.journey.link import Carriage, Fetched, FetchRequest, Refusal, SessionMemory
 from bsfg.journey.pull import Flow
-from bsfg.journey.receive import PullProgress
+from bsfg.journey.receive import LinkRules, PullProgress
 from bsfg.journey.recover import recover
 from bsfg.journey.serve import serve
 from bsfg.journey.truncate import truncate
-from bsfg.journey.verify import LinkRules
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec, Result
 from bsfg.retention import DAY_SECONDS, Policy
 from bsfg.testing.facts import altered, messages

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from tests.journey.zones import Zone
+from tests.journey.zones import Zone, append
 
 from bsfg.batch import FactBatch
-from bsfg.errors import ImplausibleTime, InvalidFact, ZoneNotAllowed
+from bsfg.errors import ImplausibleTime, InvalidFact
 from bsfg.fact import Message
-from bsfg.journey.append import AppendRules, Plausibility, append
+from bsfg.journey.append import AppendRules, Plausibility
 from bsfg.ports import Result
 from bsfg.sealing import IdStrategy, MessageIds
 from bsfg.testing.clock import START_UNIX_MS
@@ -71,26 +71,6 @@ async def test_conflicts_are_named_and_refuse_only_themselves(make_zone: MakeZon
     assert (await (await zone.store()).stats()).end == 4
 
 
-async def test_another_zone_may_not_be_spoken_for(make_zone: MakeZone) -> None:
-    """A batch with one fact of a zone that the caller may not use is refused as a whole, and the row named."""
-    zone = make_zone("plant")
-    rules = AppendRules(from_zones=frozenset({"plant"}))
-    facts = [message("a"), message("b", from_zone="enterprise")]
-    with pytest.raises(ZoneNotAllowed) as caught:
-        await append(await zone.store(), facts, clock=zone.clock, rules=rules)
-    assert caught.value.details == {"row": 1, "field": "from_zone", "zone": "enterprise"}
-    assert (await (await zone.store()).stats()).end == 0
-
-
-async def test_targets_can_be_limited(make_zone: MakeZone) -> None:
-    """A caller may be limited in the zones it addresses."""
-    zone = make_zone("plant")
-    rules = AppendRules(to_zones=frozenset({"enterprise"}))
-    await append(await zone.store(), [message("a")], clock=zone.clock, rules=rules)
-    with pytest.raises(ZoneNotAllowed):
-        await append(await zone.store(), [message("b", to_zone="moon")], clock=zone.clock, rules=rules)
-
-
 @pytest.mark.parametrize(
     ("moved_seconds", "plausible"), [(-61, False), (-60, True), (0, True), (600, True), (601, False)]
 )
@@ -98,13 +78,13 @@ async def test_plausibility_window(make_zone: MakeZone, moved_seconds: int, plau
     """With a window, a fact produced too far in the future or the past is refused; its edges are still plausible."""
     zone = make_zone("plant")
     zone.clock.jump(moved_seconds)
-    rules = AppendRules(plausibility=Plausibility(past_seconds=600, future_seconds=60))
+    window = Plausibility(past_seconds=600, future_seconds=60)
     if plausible:
-        outcome = await append(await zone.store(), [message("a")], clock=zone.clock, rules=rules)
+        outcome = await append(await zone.store(), [message("a")], clock=zone.clock, window=window)
         assert outcome.results()[0].result == Result.INSERTED
     else:
         with pytest.raises(ImplausibleTime) as caught:
-            await append(await zone.store(), [message("a")], clock=zone.clock, rules=rules)
+            await append(await zone.store(), [message("a")], clock=zone.clock, window=window)
         assert caught.value.details["ahead_ms"] == START_UNIX_MS - zone.clock.now_unix_ms()
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.journey.zones import Inbound, Zone, connect
+from tests.journey.zones import Inbound, Zone, append, connect
 
 from bsfg.artifacts import ArtifactStore
 from bsfg.batch import FactBatch
@@ -26,7 +26,6 @@ from bsfg.errors import (
     PeerUnreachable,
 )
 from bsfg.fact import ArtifactRef, Message
-from bsfg.journey.append import append
 from bsfg.journey.artifacts import (
     References,
     Replicated,

@@ -14,7 +14,7 @@ from bsfg.batch import EntryBatch
 from bsfg.errors import ForeignLog
 from bsfg.gaps import RangeSet
 from bsfg.journey.link import DETAIL_CHARACTERS_MAX, Fetched, FetchRequest, PeerPosition, Refusal
-from bsfg.journey.verify import LinkHeld, LinkRules, Put, judge
+from bsfg.journey.receive import LinkHeld, LinkRules, Put, judge
 from bsfg.ports import Confirmation, Frame, GapRecord, GapSet
 from bsfg.retention import GapReason
 from bsfg.testing.facts import WeakHasher, messages, sealed

@@ -14,8 +14,7 @@ from tests.journey.zones import Zone, connect
 from bsfg.errors import BufferFull, PeerUnreachable
 from bsfg.journey.link import Fetched, FetchRequest
 from bsfg.journey.pull import Flow
-from bsfg.journey.receive import StoredAnswer
-from bsfg.journey.verify import Put
+from bsfg.journey.receive import Put, StoredAnswer
 from bsfg.ports import ForwardBuffer
 from bsfg.testing.facts import messages
 

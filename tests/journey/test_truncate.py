@@ -3,13 +3,12 @@
 from collections.abc import Callable
 
 import pytest
-from tests.journey.zones import STREAM, Zone, connect, origin_span
+from tests.journey.zones import STREAM, Zone, append, connect, origin_span
 
 from bsfg.errors import InvalidArgument, PeerUnreachable, TruncateRefused
 from bsfg.gate import Mode
-from bsfg.journey.append import append
 from bsfg.journey.link import PeerPosition
-from bsfg.journey.truncate import InStep, Truncation, decide, retire, truncate, truncate_before
+from bsfg.journey.truncate import InStep, Truncation, decide, truncate, truncate_before
 from bsfg.ports import Buffer, Checkpoint, Confirmation, ConsumerSpec, ConsumerState, Result
 from bsfg.retention import DAY_SECONDS, GapReason, Policy
 from bsfg.testing.facts import batch, messages
@@ -124,8 +123,8 @@ async def test_retired_consumer_lets_the_frontier_go(make_zone: MakeZone) -> Non
     await cursors.create(ConsumerSpec("scrapped-line", STREAM))
     assert await store.frontier() == -1
     with pytest.raises(InvalidArgument):
-        await retire(cursors, "scrapped-line", "  ")
-    gaps = await retire(cursors, "scrapped-line", "line 4 was scrapped")
+        await cursors.retire("scrapped-line", "  ")
+    gaps = await cursors.retire("scrapped-line", "line 4 was scrapped")
     assert [(gap.first, gap.last, gap.reason) for gap in gaps] == [(0, 9, GapReason.RETIRED)]
     assert await store.gaps() == gaps
     assert decide(await cursors.consumers(), STREAM, Buffer.STORE, {}) == Truncation(5, (), (consumer,))

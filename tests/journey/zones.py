@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from bsfg.batch import FactBatch
 from bsfg.errors import PeerUnreachable
-from bsfg.fact import Entry, Message
-from bsfg.journey.append import append
+from bsfg.fact import SHA256_NAME, Entry, Message
+from bsfg.journey.append import AppendRules, Plausibility, commit, prepare
 from bsfg.journey.confirm import confirm_receipt
 from bsfg.journey.link import (
     EVERYTHING,
@@ -24,9 +25,8 @@ from bsfg.journey.link import (
     SessionMemory,
 )
 from bsfg.journey.pull import Flow
-from bsfg.journey.receive import BeforePut, PullProgress
+from bsfg.journey.receive import BeforePut, LinkRules, PullProgress
 from bsfg.journey.serve import serve
-from bsfg.journey.verify import LinkRules
 from bsfg.ports import (
     Buffer,
     Clock,
@@ -39,6 +39,7 @@ from bsfg.ports import (
     StoreBuffer,
 )
 from bsfg.retention import Policy, Removal
+from bsfg.sealing import functions_of
 from bsfg.stores.log.buffer import LogForwardBuffer, LogStoreBuffer
 from bsfg.stores.log.files import DiskFiles
 from bsfg.stores.log.storage import LogStorage
@@ -50,6 +51,21 @@ STREAM = "operational"
 
 Opener = Callable[[Clock], Awaitable[Storage]]
 Backend = Callable[[Path], Opener]
+
+
+async def append(
+    store: StoreBuffer,
+    facts: FactBatch | Sequence[Message],
+    *,
+    clock: Clock,
+    rules: AppendRules | None = None,
+    window: Plausibility | None = None,
+) -> AppendOutcome:
+    """Append facts as a node does, which looks for rights, signatures and artifacts between the two halves."""
+    batch = facts if isinstance(facts, FactBatch) else FactBatch.from_messages(facts)
+    sealed = await prepare(batch, rules or AppendRules())
+    hasher = functions_of(sealed)[0] if len(sealed) else SHA256_NAME
+    return AppendOutcome(sealed, await commit(store, sealed, clock=clock, window=window), hasher)
 
 
 def memory_backend(path: Path) -> Opener:

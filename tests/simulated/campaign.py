@@ -24,7 +24,7 @@ from bsfg.gate import RECEIVER, SENDER, Mode
 from bsfg.journey.link import Fetched, FetchRequest, Refusal
 from bsfg.node import upkeep
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec, Result
-from bsfg.spark.replicate import carrying, shift
+from bsfg.spark.replicate import carrying, group, shift
 from bsfg.testing.disk import PowerLoss
 from bsfg.testing.facts import altered, messages
 
@@ -363,12 +363,13 @@ class Campaign:
         )
         structlog.configure(processors=[kept], wrapper_class=structlog.BoundLogger, cache_logger_on_first_use=False)
         upkeep.LOOK_SECONDS = LOOK_SECONDS
-        shift.time = SimpleNamespace(monotonic=self.loop.time)  # type: ignore[assignment]
+        shift.time = group.time = SimpleNamespace(monotonic=self.loop.time)  # type: ignore[assignment]
         carrying.SystemClock = lambda: VirtualClock(self.loop)  # type: ignore[assignment, return-value]
         try:
             yield
         finally:
-            upkeep.LOOK_SECONDS, shift.time, carrying.SystemClock = look_seconds, time, clock
+            upkeep.LOOK_SECONDS, carrying.SystemClock = look_seconds, clock
+            shift.time = group.time = time
             structlog.configure(**before)
 
     @property

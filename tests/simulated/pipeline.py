@@ -19,17 +19,19 @@ from tests.simulated.checks import expect
 from tests.simulated.clockwork import LIFE, Incarnation
 from tests.simulated.world import STREAM, Machine, SimulatedClient, SimulatedNode, caller
 
-from bsfg.config import Link, consumer_name, parse
+from bsfg.config import consumer_name, parse
 from bsfg.errors import BsfgError, PeerUnreachable
 from bsfg.gate import Gate
 from bsfg.journey.handoff import Handoff
 from bsfg.journey.link import PeerPosition, Release
 from bsfg.ports import Frame, Gap, GapRecord, GapSet
+from bsfg.spark.calls import NodeAccess
 from bsfg.spark.replicate import shift
 from bsfg.spark.replicate.carrying import TaskPull
-from bsfg.spark.replicate.plan import StreamTaskPlan
-from bsfg.spark.replicate.shift import RemoteReporter
-from bsfg.wire.service import LeaseView, LinkReport, PutCall, PutOutcome
+from bsfg.spark.replicate.group import RemoteReporter
+from bsfg.spark.replicate.plan import BundlePlan, StreamTaskPlan
+from bsfg.spark.replicate.shift import BundleShift
+from bsfg.wire.service import KeptLease, LeasesView, LeaseView, LinkReport, PutCall, PutOutcome
 
 T = TypeVar("T")
 HOLDER = "a task"
@@ -48,26 +50,28 @@ class SimulatedAdmin:
     machine: Machine
     life: Incarnation
 
-    async def acquire_lease(
-        self, link: str, holder: str, ttl_ms: int, *, wait_seconds: float = 0.0, urgent: bool = False
-    ) -> LeaseView:
-        """Take the lease."""
+    async def acquire_leases(
+        self, links: Sequence[str], holder: str, ttl_ms: int, *, wait_seconds: float, plan: int
+    ) -> LeasesView:
+        """Take the leases."""
 
-        async def acquire(node: SimulatedNode) -> LeaseView:
-            view = await node.administration.acquire_lease(ME, link, holder, ttl_ms, wait_seconds, urgent=urgent)
-            check_alone(node, link, "a task was given the lease")
+        async def acquire(node: SimulatedNode) -> LeasesView:
+            view = await node.administration.acquire_leases(ME, links, holder, ttl_ms, wait_seconds, plan)
+            for link in view.leases:
+                check_alone(node, link, "a task was given the lease")
             return view
 
         return await self._call(acquire)
 
-    async def renew_lease(
-        self, link: str, token: str, ttl_ms: int, *, wait_seconds: float = 0.0, seen: int = 0
-    ) -> LeaseView:
-        """Keep the lease."""
+    async def renew_leases(
+        self, leases: Sequence[KeptLease], holder: str, ttl_ms: int, *, wait_seconds: float, plan: int
+    ) -> LeasesView:
+        """Keep the leases."""
 
-        async def renew(node: SimulatedNode) -> LeaseView:
-            view = await node.administration.renew_lease(ME, link, token, ttl_ms, wait_seconds, seen)
-            check_alone(node, link, "a task kept the lease")
+        async def renew(node: SimulatedNode) -> LeasesView:
+            view = await node.administration.renew_leases(ME, leases, holder, ttl_ms, wait_seconds, plan)
+            for link in view.leases:
+                check_alone(node, link, "a task kept the lease")
             return view
 
         return await self._call(renew)
@@ -76,9 +80,10 @@ class SimulatedAdmin:
         """Give the lease back."""
         await self._call(lambda node: node.administration.release_lease(ME, link, token))
 
-    async def report_link(self, report: LinkReport) -> Gate:
+    async def report_links(self, reports: Sequence[LinkReport]) -> list[Gate | BsfgError]:
         """Report."""
-        return (await self._call(lambda node: node.administration.report_link(ME, report))).gate
+        answers = await self._call(lambda node: node.administration.report_links(ME, reports))
+        return [answer if isinstance(answer, BsfgError) else answer.gate for answer in answers]
 
     async def recall_peer(self, link: str, stream: str) -> PeerPosition:
         """Give what is remembered of the sender."""
@@ -180,33 +185,34 @@ class Pipeline:
         link = config.links[f"from-{self.peer}"]
         plan: Any = SimpleNamespace(name=link.name, link=link, holder=HOLDER)
         admin: Any = SimulatedAdmin(self.machine, self.life)
-        lease = await shift._leased(admin, plan, lambda: self.gone)
-        if lease is not None:
-            await self._move(plan, link, admin, lease, config.streams[STREAM].forward_capacity_bytes)
+        bundle = BundlePlan(1, NodeAccess("127.0.0.1:1"), HOLDER, (plan,))
+        await BundleShift(bundle, admin, lambda: self.gone, self._move).run()
 
-    async def _move(self, plan: Any, link: Link, admin: Any, lease: LeaseView, capacity_bytes: int) -> None:
-        machine = self.machine
+    async def _move(self, task: BundleShift, plan: Any, lease: LeaseView) -> RemoteReporter:
+        machine, link = self.machine, plan.link
+        admin: Any = task.admin
+        capacity_bytes = parse(machine.config).streams[STREAM].forward_capacity_bytes
         peer: Any = SimulatedClient(machine.network, machine.name, machine.others[self.peer])
         own: Any = SimpleNamespace(
+            put_lane=lambda link, stream, log_id, *, lease: SimulatedPuts(admin, link, stream, log_id, lease),
             put_stream=lambda link, stream, log_id, *, lease, window_frames: SimulatedPuts(
                 admin, link, stream, log_id, lease
-            )
+            ),
         )
-        desk = RemoteReporter(admin, link.name, lease.token, lease.mode)
+        desk = RemoteReporter(task.reports, link.name, lease.token, lease.mode)
         stream = StreamTaskPlan(STREAM, consumer_name(machine.name, STREAM, link.buffer), capacity_bytes)
         pull = TaskPull(plan, stream, peer, own, admin, lease.token)
         handoff = Handoff(link, desk, [pull], note=lambda event, **fields: None, rng=self.rng)
-        telling = asyncio.create_task(desk.run())
         await handoff.start()
         try:
-            await shift._keep(admin, plan, lease, desk, lambda: self.gone)
+            await task.leases.keep(lease, desk)
             await shift._settle([pull])
         finally:
             await handoff.stop()
-            telling.cancel()
             with suppress(BsfgError):
                 await pull.close()
             with suppress(BsfgError):
-                await desk.flush()
+                await task.reports.remove(desk)
             with suppress(BsfgError):
                 await admin.release_lease(link.name, lease.token)
+        return desk

@@ -135,6 +135,29 @@ engine = "spark"
     return plant, enterprise
 
 
+def with_many_links(plant: SparkZone, enterprise: SparkZone, count: int, settings: str = "") -> list[str]:
+    """Give both zones so many streams, and the enterprise a link for each; give the names of the streams."""
+    streams = [f"line-{number:02}" for number in range(count)]
+    for zone in (plant, enterprise):
+        zone.streams = "".join(f"[streams.{stream}]\n" for stream in streams)
+    enterprise.links = "".join(link_of(plant, stream, settings) for stream in streams)
+    for zone in (plant, enterprise):
+        zone.write()
+    return streams
+
+
+def link_of(plant: SparkZone, stream: str, settings: str = "") -> str:
+    """Give the table of a link that carries one stream alone."""
+    return f"""
+[links.from-{stream}]
+zone = "plant-a"
+address = "127.0.0.1:{plant.port}"
+engine = "spark"
+streams = ["{stream}"]
+{settings}
+"""
+
+
 def _pipeline(zone: str, roles: str = 'pipeline", "producer", "consumer', consumers: str = "app-*") -> str:
     return f"""
 [identities.{zone}-pipeline]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from tests.spark.nodes import SparkZone
+from tests.e2e.zones import Zone
 
 WAIT_SECONDS = 240.0
 """How long something that must happen may take before a test gives up; it is never what is measured."""
@@ -25,7 +25,7 @@ WAIT_SECONDS = 240.0
 class Pipeline:
     """One run of the command."""
 
-    zone: SparkZone
+    zone: Zone
     arguments: Sequence[str] = ()
     process: subprocess.Popen[bytes] = field(init=False)
     states: list[dict[str, Any]] = field(default_factory=list)
@@ -55,13 +55,18 @@ class Pipeline:
         """The last state of its link, empty before it has told one."""
         return self.states[-1]["links"][0] if self.states else {}
 
+    @property
+    def links(self) -> dict[str, dict[str, Any]]:
+        """The last states of all its links by their names."""
+        return {each["link"]: each for each in self.states[-1]["links"]} if self.states else {}
+
     def until(self, condition: Callable[[], object], what: str = "") -> None:
         """Wait until something holds while the pipeline runs."""
         wait_until(condition, what or f"{self.link}", lambda: self.process.poll() is None, self.log_path)
 
     def until_moving(self) -> None:
-        """Wait until it has the lease of its link."""
-        self.until(lambda: self.link.get("ours"), "the lease")
+        """Wait until it has the leases of all its links."""
+        self.until(lambda: self.links and all(each["ours"] for each in self.links.values()), "the leases")
 
     def stop(self) -> int:
         """End it as an operator would, and give its exit code."""

@@ -13,6 +13,7 @@ from tests.e2e.cleanup import Cleanup
 from tests.e2e.proxy import Proxy
 from tests.e2e.test_artifacts import download, naming, reference, upload
 from tests.e2e.test_backup import back_up, destroy, restore
+from tests.e2e.zones import Zone
 from tests.spark.nodes import SparkZone, zone_pair
 from tests.spark.replicating import Pipeline, wait_until
 
@@ -71,12 +72,12 @@ class Story:
         self.pipeline.until(lambda: self.enterprise.modes(LINK)[-1:] == [mode], f"the gate to be {mode}")
 
 
-def sent(zone: SparkZone, stream: str = "operational") -> list[tuple[int, str]]:
+def sent(zone: Zone, stream: str = "operational") -> list[tuple[int, str]]:
     """Give offset and id of every fact that a zone has appended."""
     return _columns(zone, Buffer.STORE, stream, "offset")
 
 
-def arrived(zone: SparkZone, stream: str = "operational") -> list[tuple[int, str]]:
+def arrived(zone: Zone, stream: str = "operational") -> list[tuple[int, str]]:
     """Give the sender's offset and the id of every fact that has come to a zone, in the order of arrival."""
     return _columns(zone, Buffer.FORWARD, stream, "origin_offset")
 
@@ -87,7 +88,7 @@ def functions(zone: SparkZone, buffer: Buffer) -> set[str]:
     return {name for frame in frames if frame.entries is not None for name in functions_of(frame.entries.facts)}
 
 
-def _columns(zone: SparkZone, buffer: Buffer, stream: str, offset: str) -> list[tuple[int, str]]:
+def _columns(zone: Zone, buffer: Buffer, stream: str, offset: str) -> list[tuple[int, str]]:
     result: list[tuple[int, str]] = []
     for frame in zone.log(buffer, stream).frames():
         if frame.entries is not None:

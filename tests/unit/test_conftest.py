@@ -30,6 +30,7 @@ def test_expected():
 def found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the copy of the configuration find what it loads."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # loading those that are not asked for takes seconds
 
 
 def test_skips_fail_in_ci(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:

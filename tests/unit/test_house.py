@@ -8,6 +8,7 @@ import pytest
 from tools.house import House, beyond, bounds
 
 
+@pytest.mark.xdist_group("source")
 def test_no_figure_is_worse_than_its_bound() -> None:
     """`make house` shows nothing that is worse than what was once reached; whoever improves it lowers the bound."""
     assert beyond(House().figures()) == []

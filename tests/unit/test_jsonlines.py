@@ -17,8 +17,8 @@ from bsfg.errors import FactTooLarge, InvalidFact
 from bsfg.fact import Envelope, Fact, Message
 from bsfg.jsonform import entry_to_dict, message_from_json, message_to_dict
 from bsfg.model import Limits
+from bsfg.node.http import read_jsonl
 from bsfg.sealing import seal
-from bsfg.wire.http import read_jsonl
 
 DEFAULTS = {"from_zone": "plant-a", "to_zone": "enterprise", "produced_at_unix_ms": 1_700_000_000_000}
 

@@ -13,8 +13,14 @@ import pytest
 
 from bsfg.stores.log.files import Bytes, DiskFile, DiskFiles
 from bsfg.stores.log.index import HEADER, PAGE_KEYS, Filter, Run, decode_run, encode_run, filter_pieces, merged
-from bsfg.stores.log.indexstore import WORKING_BYTES_PER_KEY, IndexStore
-from bsfg.stores.log.runfile import RunWriter, merged_stretches, read_head, read_run
+from bsfg.stores.log.indexstore import (
+    WORKING_BYTES_PER_KEY,
+    IndexStore,
+    RunWriter,
+    merged_stretches,
+    read_head,
+    read_run,
+)
 
 OWNER = b"o" * 16
 KEYS = 700_000

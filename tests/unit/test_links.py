@@ -71,18 +71,18 @@ def test_nobody_shares_a_lease(steps: list[tuple[str, int]]) -> None:
     for step, who in steps:
         try:
             if step == "acquire":
-                tokens[who] = links.acquire("from-a", f"p{who}", 1_000).token
+                tokens[who] = links.leases.acquire("from-a", f"p{who}", 1_000).token
             elif step == "renew" and who in tokens:
-                links.renew("from-a", tokens[who], 1_000)
+                links.leases.renew("from-a", tokens[who], 1_000)
             elif step == "give_back" and who in tokens:
-                links.give_back("from-a", tokens[who])
+                links.leases.give_back("from-a", tokens[who])
             elif step == "foreign":
-                links.renew("from-a", "guess", 1_000)
+                links.leases.renew("from-a", "guess", 1_000)
             elif step == "wait":
                 clock.advance(0.4)
         except (LeaseHeld, LeaseLost):
             pass
-        if links.holder("from-a") is None:
+        if links.leases.holder("from-a") is None:
             continue
         passing = [token for token in {*tokens.values(), "guess"} if _passes(links, token)]
         assert len(passing) == 1
@@ -90,7 +90,7 @@ def test_nobody_shares_a_lease(steps: list[tuple[str, int]]) -> None:
 
 def _passes(links: LinkRegistry, token: str) -> bool:
     try:
-        links.check_lease("from-a", token)
+        links.leases.check("from-a", token)
     except LeaseLost:
         return False
     return True
@@ -99,20 +99,20 @@ def _passes(links: LinkRegistry, token: str) -> bool:
 def test_leases_end_by_the_monotonic_clock() -> None:
     """A lease ends after its time; the late holder keeps it if nobody else took it."""
     links, clock, _ = board()
-    first = links.acquire("from-a", "p1", 1_000)
+    first = links.leases.acquire("from-a", "p1", 1_000)
     clock.advance(1.5)
-    assert links.holder("from-a") is None
-    assert links.renew("from-a", first.token, 1_000).token == first.token
+    assert links.leases.holder("from-a") is None
+    assert links.leases.renew("from-a", first.token, 1_000).token == first.token
     clock.advance(1.5)
-    second = links.acquire("from-a", "p2", 1_000)
+    second = links.leases.acquire("from-a", "p2", 1_000)
     with pytest.raises(LeaseLost, match="p2"):
-        links.renew("from-a", first.token, 1_000)
+        links.leases.renew("from-a", first.token, 1_000)
     with pytest.raises(LeaseLost):
         links.report(LinkReport("from-a", "s", lease=first.token))
     links.report(LinkReport("from-a", "s", lease=second.token))
     for ttl_ms in (0, 999, 300_001):
         with pytest.raises(InvalidArgument):
-            links.acquire("from-a", "p3", ttl_ms)
+            links.leases.acquire("from-a", "p3", ttl_ms)
 
 
 def test_an_urgent_waiter_comes_first() -> None:
@@ -122,15 +122,15 @@ def test_an_urgent_waiter_comes_first() -> None:
 
 async def _urgent_first() -> None:
     links, _, _ = board()
-    held = links.acquire("from-a", "spark", 60_000)
-    task = asyncio.create_task(links.acquire_in_line("from-a", "spark", 60_000, 60))
+    held = links.leases.acquire("from-a", "spark", 60_000)
+    task = asyncio.create_task(links.leases.acquire_in_line("from-a", "spark", 60_000, 60))
     await asyncio.sleep(0)
-    driver = asyncio.create_task(links.acquire_in_line("from-a", "spark", 60_000, 60, urgent=True))
+    driver = asyncio.create_task(links.leases.acquire_in_line("from-a", "spark", 60_000, 60, urgent=True))
     await asyncio.sleep(0)
-    links.give_back("from-a", held.token)
+    links.leases.give_back("from-a", held.token)
     await asyncio.wait([task, driver], return_when=asyncio.FIRST_COMPLETED)
     assert driver.done() and not task.done()
-    links.give_back("from-a", driver.result().token)
+    links.leases.give_back("from-a", driver.result().token)
     assert (await task).holder == "spark"
 
 

@@ -31,12 +31,13 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
     """A suite with one test of each kind; whoever runs it has the plugin."""
     monkeypatch.delenv("BSFG_SOAK", raising=False)
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # loading those that are not asked for takes seconds
     pytester.makepyfile(TESTS)
     pytester.makeini("[pytest]\nmarkers =\n    soak\n    campaign\n")
     return pytester
 
 
-@pytest.mark.parametrize("processes", [(), ("-n", "2")], ids=["one process", "two processes"])
+@pytest.mark.parametrize("processes", [(), ("-p", "xdist", "-n", "2")], ids=["one process", "two processes"])
 def test_what_is_left_out_is_counted_once(suite: pytest.Pytester, processes: tuple[str, ...]) -> None:
     """However many processes run the tests, each campaign is left out once."""
     done = suite.runpytest_subprocess("-p", "tests.stages", "-m", "not campaign", *processes)

@@ -6,10 +6,16 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 import bsfg
+
+# One process reads the source, once.
+pytestmark = pytest.mark.xdist_group("source")
 
 ROOT = Path(__file__).parents[2]
 TEXT_SUFFIXES = {"", ".cfg", ".css", ".csv", ".html", ".ini", ".js", ".json", ".md", ".proto", ".py", ".sh"}
@@ -23,8 +29,6 @@ FUNCTION_LINES_MAX = 60
 MACHINE_PATH = re.compile(r"(?<![\w.~$}/-])/(?:home|root|work|Users|tmp)/[\w.]")
 REGISTRY = re.compile(r"https?://[^\s\"'<>]*pypi|(?:extra[-])?index[-]url|find[-]links|/simple[/]", re.IGNORECASE)
 LEFTOVER = re.compile(r"\b(?:TO[D]O|FIX[M]E|X[X]X)\b")
-
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @cache
@@ -44,18 +48,47 @@ def generated(path: Path) -> bool:
     return "_pb2" in path.stem
 
 
-def python_files(*tops: str) -> Iterator[tuple[str, str, ast.Module]]:
-    """Yield name, text and syntax tree of each hand-written Python file under some folders."""
+@dataclass(frozen=True)
+class Function:
+    """One function of a module, methods and inner ones included."""
+
+    place: str
+    name: str
+    body_lines: int
+    described: bool
+
+
+@dataclass(frozen=True)
+class Module:
+    """One hand-written Python file, and what is asked about it; its syntax tree would be a hundred times as large."""
+
+    name: str
+    lines: int
+    described: bool
+    functions: tuple[Function, ...]
+
+
+@cache
+def module(path: Path) -> Module:
+    """Read a file."""
+    name, text = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    found = tuple(
+        Function(
+            f"{name}:{node.lineno} {node.name}", node.name, body_lines(node), ast.get_docstring(node) not in (None, "")
+        )
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+    described = not text.strip() or ast.get_docstring(tree) is not None
+    return Module(name, len(text.splitlines()), described, found)
+
+
+def python_files(*tops: str) -> Iterator[Module]:
+    """Read each hand-written Python file under some folders."""
     for path in tracked():
-        name = path.relative_to(ROOT).as_posix()
-        if path.suffix == ".py" and name.split("/")[0] in tops and not generated(path):
-            text = path.read_text(encoding="utf-8")
-            yield name, text, ast.parse(text)
-
-
-def functions(tree: ast.Module) -> Iterator[Function]:
-    """Yield every function of a module, methods and inner ones included."""
-    return (node for node in ast.walk(tree) if isinstance(node, Function))
+        if path.suffix == ".py" and path.relative_to(ROOT).parts[0] in tops and not generated(path):
+            yield module(path)
 
 
 def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -65,53 +98,50 @@ def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return (function.end_lineno or 0) - statements[0].lineno + 1 if statements else 0
 
 
+@cache
+def texts() -> tuple[tuple[str, list[str]], ...]:
+    """Read the lines of all text files."""
+    return tuple(
+        (path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8", errors="replace").splitlines())
+        for path in tracked()
+        if path.suffix in TEXT_SUFFIXES
+    )
+
+
 def lines_matching(pattern: re.Pattern[str]) -> list[str]:
     """Find the lines of all text files that match a pattern, as `file:line`."""
     return [
-        f"{path.relative_to(ROOT).as_posix()}:{number}"
-        for path in tracked()
-        if path.suffix in TEXT_SUFFIXES
-        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1)
-        if pattern.search(line)
+        f"{name}:{number}" for name, lines in texts() for number, line in enumerate(lines, 1) if pattern.search(line)
     ]
 
 
 def test_modules_are_small() -> None:
     """A module of the package has fewer than 600 lines."""
-    sizes = {name: len(text.splitlines()) for name, text, _ in python_files("src")}
+    sizes = {module.name: module.lines for module in python_files("src")}
+    assert sizes
     assert {name: size for name, size in sizes.items() if size >= MODULE_LINES_MAX} == {}
 
 
 def test_functions_are_short() -> None:
     """A function of the package has at most 60 lines beside its signature and its docstring."""
-    long = [
-        f"{name}:{function.lineno} {function.name}"
-        for name, _, tree in python_files("src")
-        for function in functions(tree)
-        if body_lines(function) > FUNCTION_LINES_MAX
-    ]
-    assert long == []
+    functions = [function for module in python_files("src") for function in module.functions]
+    assert functions
+    assert [each.place for each in functions if each.body_lines > FUNCTION_LINES_MAX] == []
 
 
 def test_public_modules_have_docstrings() -> None:
     """Every public module of the package, and every test module, says what it is for."""
-    silent = [
-        name
-        for name, text, tree in python_files("src", "tests")
-        if text.strip() and ast.get_docstring(tree) is None and not re.search(r"/_[a-z]", name)
-    ]
-    assert silent == []
+    public = [module for module in python_files("src", "tests") if not re.search(r"/_[a-z]", module.name)]
+    assert public
+    assert [module.name for module in public if not module.described] == []
 
 
 def test_tests_have_docstrings() -> None:
     """Every test function states the behaviour it checks."""
-    silent = [
-        f"{name}:{function.lineno} {function.name}"
-        for name, _, tree in python_files("src", "tests")
-        for function in functions(tree)
-        if function.name.startswith("test_") and not ast.get_docstring(function)
-    ]
-    assert silent == []
+    functions = [function for module in python_files("src", "tests") for function in module.functions]
+    tests = [function for function in functions if function.name.startswith("test_")]
+    assert tests
+    assert [each.place for each in tests if not each.described] == []
 
 
 def test_no_machine_paths() -> None:

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -407,6 +407,34 @@ def test_verify_server_with_a_name_in_cn_only(tmp_path: Path) -> None:
         assert (name, call(port, files, name)) == ("gw.example", "plant-a-bsfg")
         with pytest.raises(ServerIdentityMismatch):
             verify_server("127.0.0.1", port, files, "plant-a-bsfg", by_alternative_name=True)
+
+
+@pytest.mark.parametrize("pause_seconds", [0.0, 0.05], ids=["without end", "slowly"])
+def test_probe_of_a_talker(pki: Path, pause_seconds: float) -> None:
+    """A server that goes on talking and never answers keeps nobody: who it is is known from its certificate."""
+    ping = bytes((0, 0, 8, 6, 0, 0, 0, 0, 0)) + bytes(8)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    files = files_of(pki / "good", "plant-a-bsfg")
+    context.load_cert_chain(files.certificate, files.key)
+    context.set_alpn_protocols(["h2"])
+    ended = threading.Event()
+
+    def talk(listener: socket.socket) -> None:
+        with listener.accept()[0] as plain, context.wrap_socket(plain, server_side=True) as secured:
+            secured.settimeout(30)
+            while not ended.wait(pause_seconds):
+                secured.sendall(ping if pause_seconds else ping * 1_000)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, futures.ThreadPoolExecutor(2) as threads:
+        talking = threads.submit(talk, listener)
+        app = files_of(pki / "good", "app")
+        seen = threads.submit(probe, "127.0.0.1", listener.getsockname()[1], app, 2.0)
+        try:
+            assert seen.result(timeout=60).names.common_names == ("plant-a-bsfg",)
+        finally:
+            ended.set()
+            with suppress(OSError):
+                talking.result(timeout=60)
 
 
 def test_probe_of_nobody(pki: Path) -> None:

@@ -79,7 +79,7 @@ class Site:
         for _ in range(count):
             self.clock.advance(DAY_SECONDS)
             if moved:
-                lease = self.board.acquire("from-plant", "engine", 60_000)
+                lease = self.board.leases.acquire("from-plant", "engine", 60_000)
                 for event in (Event.PEER_FOUND, Event.BACKLOG_CLEARED):
                     self.board.report(LinkReport("from-plant", "safety", event=event, lease=lease.token))
             await self.upkeep.look()

@@ -18,6 +18,7 @@ from bsfg.gate import RECEIVER, SENDER
 from bsfg.node.administration import Administration
 from bsfg.node.authorize import Decision, Guard, Matrix
 from bsfg.node.links import LinkRegistry
+from bsfg.node.listeners import Listeners
 from bsfg.node.parts import NodeContext, NodeSettings
 from bsfg.node.service import NodeService
 from bsfg.ports import Buffer, ConsumerSpec, Storage
@@ -28,7 +29,6 @@ from bsfg.wire.adminclient import AdminClient
 from bsfg.wire.certs import create_authority, issue, load_trust
 from bsfg.wire.client import BoundaryClient
 from bsfg.wire.connection import Connection
-from bsfg.wire.listeners import Listeners
 from bsfg.wire.service import Caller
 from bsfg.wire.tls import TlsFiles, Watched, client_context
 

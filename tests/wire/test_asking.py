@@ -23,7 +23,11 @@ async def test_a_sender_is_asked_as_often_as_it_takes(sites: Sites, tmp_path: Pa
     await (await site.parts.store(STREAM)).append(batch(7))
     of = SimpleNamespace(stream=STREAM, consumer="historian")
     plan: Any = SimpleNamespace(
-        name="from-plant", peer=NodeAccess(site.grpc_address), streams=[of], link=SimpleNamespace(carry_only=())
+        name="from-plant",
+        holder="us",
+        peer=NodeAccess(site.grpc_address),
+        streams=[of],
+        link=SimpleNamespace(carry_only=()),
     )
     spark: Any = None
     replication = Replication(spark, NodeAccess(site.grpc_address), [plan], tmp_path, 1)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -201,6 +202,52 @@ def test_lists_are_checked(tmp_path: Path) -> None:
     (ours / "all.crl").write_bytes(lists)
     (ours / "ca.crt").write_bytes((ours / "ca.crt").read_bytes() + (theirs / "ca.crt").read_bytes())
     load_trust(files, ours / "all.crl").check(own, SystemClock().now_unix_ms())
+
+
+def test_two_keys_of_one_name_have_two_lists(tmp_path: Path) -> None:
+    """An authority that was given a new key keeps its name: what either of its lists says counts, in any order."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    for folder in (old, new):
+        create_authority(folder, name="plant authority", days=9, now=NOW)
+        issue(folder, "plant-bsfg", days=5, now=NOW)
+    (old / "all.crt").write_bytes((old / "ca.crt").read_bytes() + (new / "ca.crt").read_bytes())
+    files = TlsFiles(old / "all.crt", old / "plant-bsfg.crt", old / "plant-bsfg.key")
+    both = [revoke(old, "plant-bsfg").read_bytes(), revoke(new).read_bytes()]
+    for lists in (both, both[::-1]):
+        (old / "all.crl").write_bytes(b"".join(lists))
+        trust = load_trust(files, old / "all.crl")
+        with pytest.raises(IdentityRevoked):
+            trust.check(shown(load_certificates(old / "plant-bsfg.crt")[0]), SystemClock().now_unix_ms())
+        trust.check(shown(load_certificates(new / "plant-bsfg.crt")[0]), SystemClock().now_unix_ms())
+
+
+def test_lists_about_different_certificates_count_together(tmp_path: Path) -> None:
+    """Of an authority that has a list for users and one for authorities both count; of one kind the newest does."""
+    create_authority(tmp_path, name="ours", days=9, now=NOW)
+    issue(tmp_path, "plant-bsfg", days=5, now=NOW)
+    authority, key = load_certificates(tmp_path / "ca.crt")[0], load_key(tmp_path / "ca.key")
+    own = load_certificates(tmp_path / "plant-bsfg.crt")[0]
+
+    def made(age: timedelta, *, users: bool, revoked: bool) -> bytes:
+        about = x509.IssuingDistributionPoint(None, None, users, not users, None, False, False)
+        builder = x509.CertificateRevocationListBuilder().issuer_name(authority.subject).last_update(NOW - age)
+        builder = builder.next_update(NOW + timedelta(days=1)).add_extension(about, critical=True)
+        if revoked:
+            entry = x509.RevokedCertificateBuilder().serial_number(own.serial_number).revocation_date(NOW)
+            builder = builder.add_revoked_certificate(entry.build())
+        return builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)  # type: ignore[arg-type]
+
+    users, authorities = (
+        made(timedelta(days=2), users=True, revoked=True),
+        made(timedelta(1), users=False, revoked=False),
+    )
+    lifted = made(timedelta(hours=1), users=True, revoked=False)
+    files, now = files_of(tmp_path, "plant-bsfg"), SystemClock().now_unix_ms()
+    for lists, is_revoked in (([users, authorities], True), ([authorities, users], True), ([lifted, users], False)):
+        (tmp_path / "all.crl").write_bytes(b"".join(lists))
+        trust = load_trust(files, tmp_path / "all.crl")
+        with pytest.raises(IdentityRevoked) if is_revoked else nullcontext():
+            trust.check(shown(own), now)
 
 
 def test_an_intermediate_leads_to_its_authority(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ async def test_a_stream_without_end_is_ended_between_two_frames(sites: Sites) ->
     site = await sites(tls=True, connection_age_seconds=0.3)
     stream = site.client("app").append_stream(STREAM)
     await stream.append(FactBatch.from_messages(messages(3)))
-    await until(stream._frames._reader.done)
+    await until(stream._reader.done)
     await stream.append(FactBatch.from_messages(messages(3, first=3)))
     await stream.close()
     assert (await (await site.parts.store(STREAM)).stats()).end == 6

@@ -11,11 +11,11 @@ from tests.wire.site import STREAM, Site, until
 from bsfg.errors import BsfgError, FrameInvalid, GateHeld, IdentityUnknown, TimedOut, UnknownConsumer
 from bsfg.gate import SENDER
 from bsfg.journey.link import Fetched, FetchRequest
+from bsfg.node.listeners import Listeners
 from bsfg.ports import Confirmation
 from bsfg.testing.facts import batch, message
 from bsfg.wire import connection
 from bsfg.wire.client import BoundaryClient
-from bsfg.wire.listeners import Listeners
 from bsfg.wire.messages import BOUNDARY
 
 
@@ -192,7 +192,7 @@ async def test_a_new_certificate_means_a_new_call(sites: Sites, monkeypatch: pyt
 async def test_an_answer_that_cannot_be_read_is_refused(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is no answer is an error of the node, and the conversation goes on."""
     _, client = await filled(sites)
-    monkeypatch.setattr("bsfg.wire.server.frames_response", lambda fetched, **options: b"\xff\xff\xff")
+    monkeypatch.setattr("bsfg.node.server.frames_response", lambda fetched, **options: b"\xff\xff\xff")
     with pytest.raises(FrameInvalid, match="cannot be read"):
         await client.fetch("historian", FetchRequest())
     monkeypatch.undo()
@@ -204,8 +204,8 @@ async def test_messages_that_cannot_be_read_are_refused_everywhere(
 ) -> None:
     """A node that sends garbage in any stream is told from one that is not there."""
     _, client = await filled(sites)
-    monkeypatch.setattr("bsfg.wire.server.ack_message", lambda *args, **options: b"\xff\xff\xff")
-    monkeypatch.setattr("bsfg.wire.server.head_message", lambda fetched: b"\xff\xff\xff")
+    monkeypatch.setattr("bsfg.node.server.ack_message", lambda *args, **options: b"\xff\xff\xff")
+    monkeypatch.setattr("bsfg.node.server.head_message", lambda fetched: b"\xff\xff\xff")
     with pytest.raises(FrameInvalid, match="cannot be read"):
         await client.append(STREAM, batch(1, seed=3))
     with pytest.raises(FrameInvalid, match="cannot be read"):

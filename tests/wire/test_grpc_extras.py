@@ -13,9 +13,9 @@ from tests.wire.site import STREAM, until
 
 from bsfg.batch import FactBatch
 from bsfg.errors import PeerUnreachable, PortUnavailable
+from bsfg.node.listeners import Listeners
 from bsfg.node.service import NodeService
 from bsfg.testing.facts import message, messages
-from bsfg.wire.listeners import Listeners
 from bsfg.wire.service import Caller
 
 

@@ -274,7 +274,7 @@ async def test_silent_calls_and_connections_end(sites: Sites) -> None:
     site = await sites(idle_timeout_seconds=0.2, handshake_timeout_seconds=0.3)
     stream = site.client().append_stream(STREAM)
     assert len(await stream.append(facts(2))) == 2
-    await until(stream._frames._reader.done)
+    await until(stream._reader.done)
     await quiet(site)
     raw = await Raw.connect(site.listeners.grpc.port, greet=False)
     assert await raw.ended()
@@ -360,7 +360,7 @@ async def test_a_stream_that_ended_in_silence_is_opened_again(sites: Sites) -> N
     client = site.client()
     for number in range(3):
         assert len(await client.append(STREAM, facts(5, first=5 * number))) == 5
-        await until(client._appending[STREAM]._frames._reader.done)
+        await until(client._appending[STREAM]._reader.done)
 
 
 async def test_a_reader_that_does_not_read(sites: Sites) -> None:
@@ -501,11 +501,11 @@ async def test_a_peer_whose_acks_lie(sites: Sites) -> None:
     """A client does not believe acks for frames that it did not send, or that hold less than they claim."""
     site = await sites()
     stream = site.client().append_stream(STREAM)
-    frames = stream._frames
+    frames = stream
     future = await stream.send(facts(5))
     await future
     waiting: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-    frames._waiting.append((77, waiting, b""))  # type: ignore[arg-type]
+    frames._waiting[77] = waiting, b""  # type: ignore[assignment]
     with pytest.raises(FrameInvalid):
         frames._take(pb.AppendAck(sequence=78))
     frames._take(pb.AppendAck(sequence=77, count=9))

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.journey.zones import append
 from tests.wire.conftest import Sites
 from tests.wire.site import STREAM
 
@@ -16,7 +17,6 @@ from bsfg.clock import SystemClock
 from bsfg.config import parse
 from bsfg.errors import ConfigInvalid, StorageFailed
 from bsfg.fact import Envelope, Fact, Message
-from bsfg.journey.append import append
 from bsfg.node.node import Node
 from bsfg.node.parts import NodeContext
 from bsfg.node.state import check_ids

@@ -27,8 +27,8 @@ def test_generated_messages_are_in_step(tmp_path: Path) -> None:
 
 def test_every_method_is_described() -> None:
     """Each method of the services has a comment in the protocol file, and each is answered by the servers."""
-    from bsfg.wire.admin import AdminServicer
-    from bsfg.wire.server import BoundaryServicer
+    from bsfg.node.adminserver import AdminServicer
+    from bsfg.node.server import BoundaryServicer
 
     for methods, servicer in ((BOUNDARY, BoundaryServicer), (ADMIN, AdminServicer)):
         for name in methods:

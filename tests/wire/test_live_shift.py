@@ -7,7 +7,7 @@ there, is decided by a few lines that a run on Spark meets once in a minute or n
 import asyncio
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,14 +20,16 @@ from tests.wire.test_putting import LINK, LOG, frame
 from bsfg.batch import EntryBatch
 from bsfg.errors import DigestMismatch, LeaseLost, ZoneNotAllowed
 from bsfg.journey.link import Fetched, PeerPosition, SessionMemory
-from bsfg.journey.receive import PullProgress
-from bsfg.journey.verify import LinkHeld
+from bsfg.journey.receive import LinkHeld, PullProgress
 from bsfg.ports import Frame, GapRecord
 from bsfg.retention import GapReason
+from bsfg.spark.calls import NodeAccess
 from bsfg.spark.replicate import shift
 from bsfg.spark.replicate.carrying import Courier, CourierFlow
 from bsfg.spark.replicate.driver import LinkState
-from bsfg.spark.replicate.shift import RemoteReporter
+from bsfg.spark.replicate.group import GroupCalls, RemoteReporter, ReportLine
+from bsfg.spark.replicate.plan import BundlePlan
+from bsfg.spark.replicate.shift import BundleShift
 from bsfg.testing.clock import FakeClock
 from bsfg.testing.facts import messages
 
@@ -50,12 +52,26 @@ def looks() -> tuple[Callable[[], bool], Callable[[], int]]:
 async def keep(site: Site, gone: Callable[[], bool]) -> RemoteReporter:
     """Take the lease and keep it as a task does; give its desk when it stops."""
     site.act_as("pipeline")
-    admin = site.admin_client()
-    lease = await admin.acquire_lease(LINK, HOLDER, 60_000)
-    desk = RemoteReporter(admin, LINK, lease.token, lease.mode)
-    plan: Any = SimpleNamespace(name=LINK, holder=HOLDER)
-    await shift._keep(admin, plan, lease, desk, gone)
-    return desk
+    admin, plan = site.admin_client(), SimpleNamespace(name=LINK)
+    task = task_of(admin, [plan], gone)
+    working = asyncio.create_task(task.leases.run())
+    try:
+        lease = await task.leases.leased(LINK)
+        assert lease is not None
+        desk = RemoteReporter(task.reports, LINK, lease.token, lease.mode)
+        await task.leases.keep(lease, desk)
+        return desk
+    finally:
+        working.cancel()
+        await asyncio.wait({working})
+
+
+def task_of(
+    admin: Any, plans: Sequence[Any], gone: Callable[[], bool] = lambda: False, move: Any = None, number: int = 1
+) -> BundleShift:
+    """Give the shift of a task with some links."""
+    bundle = BundlePlan(number, NodeAccess("127.0.0.1:1"), HOLDER, tuple(plans))
+    return BundleShift(bundle, admin, gone, move)
 
 
 async def test_a_task_gives_way_to_its_sibling(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +79,7 @@ async def test_a_task_gives_way_to_its_sibling(sites: Sites, monkeypatch: pytest
     monkeypatch.setattr(shift, "HOLD_SECONDS_MIN", 0.0)
     site, (gone, seen) = await sites(), looks()
     keeping = asyncio.create_task(keep(site, gone))
-    await until(lambda: site.parts.links.holder(LINK) is not None)
+    await until(lambda: site.parts.links.leases.holder(LINK) is not None)
     waiting = asyncio.create_task(site.admin_client().acquire_lease(LINK, HOLDER, 60_000, wait_seconds=60))
     desk = await keeping
     waiting.cancel()
@@ -75,7 +91,7 @@ async def test_a_task_gives_way_to_its_driver_at_once(sites: Sites) -> None:
     """The driver needs no patience: whoever waits urgently has the link before the task's time is over."""
     site, (gone, seen) = await sites(), looks()
     keeping = asyncio.create_task(keep(site, gone))
-    await until(lambda: site.parts.links.holder(LINK) is not None)
+    await until(lambda: site.parts.links.leases.holder(LINK) is not None)
     driver = site.admin_client().acquire_lease(LINK, HOLDER, 60_000, wait_seconds=60, urgent=True)
     waiting = asyncio.create_task(driver)
     await keeping
@@ -90,12 +106,11 @@ async def test_a_task_that_lost_its_lease_moves_nothing_more(sites: Sites) -> No
 
     def stolen() -> bool:
         nonlocal lost
-        if not lost:
+        held = board.leases.live(LINK)
+        if not lost and held is not None:
             lost = True
-            held = board.leases.live(LINK)
-            assert held is not None
-            board.give_back(LINK, held.token)
-            board.acquire(LINK, "another", 60_000)
+            board.leases.give_back(LINK, held.token)
+            board.leases.acquire(LINK, "another", 60_000)
         return gone()
 
     desk = await keep(site, stolen)
@@ -107,14 +122,15 @@ async def test_what_could_not_be_told_is_told_later(sites: Sites) -> None:
     site = await sites()
     site.act_as("pipeline")
     admin, board = site.admin_client(), site.parts.links
-    desk = RemoteReporter(admin, LINK, "mine", "normal")
-    other = board.acquire(LINK, "another", 60_000)
+    line = ReportLine(GroupCalls(admin, HOLDER, 1))
+    desk = RemoteReporter(line, LINK, "mine", "normal")
+    other = board.leases.acquire(LINK, "another", 60_000)
     desk.report(STREAM, PullProgress(inserted=2))
     with pytest.raises(LeaseLost):
-        await desk.flush()
-    board.give_back(LINK, other.token)
+        await line.flush(desk)
+    board.leases.give_back(LINK, other.token)
     desk.report(STREAM, PullProgress(inserted=3))
-    await desk.flush()
+    await line.flush(desk)
     [(_, report)] = board.reports()
     assert report.inserted == 5
 

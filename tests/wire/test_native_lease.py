@@ -15,10 +15,9 @@ from bsfg.errors import DiskFull, GateHeld, IdentityRevoked, LeaseHeld
 from bsfg.gate import RECEIVER, Gate, Mode
 from bsfg.journey import handoff
 from bsfg.journey.link import Fetched, FetchRequest, Refusal, SessionMemory
-from bsfg.journey.receive import PullProgress
-from bsfg.journey.verify import LinkRules
+from bsfg.journey.receive import LinkRules, PullProgress
 from bsfg.node import links, native
-from bsfg.node.links import LinkRegistry
+from bsfg.node.links import Leases
 from bsfg.node.native import NativeHandoff, StreamPull
 from bsfg.node.objects import ArtifactFetcher
 from bsfg.ports import Confirmation, Frame, GapRecord, GapSet
@@ -32,7 +31,7 @@ async def test_a_lease_that_could_not_be_kept_is_kept_again(sites: Sites, monkey
     monkeypatch.setattr(native, "LEASE_RENEW_SECONDS", 0.001)
     site = await sites()
     board, renewed, noted = site.parts.links, [], list[str]()
-    renew = LinkRegistry.renew
+    renew = Leases.renew
 
     def unlucky(*given: object) -> object:
         renewed.append(given)
@@ -40,17 +39,17 @@ async def test_a_lease_that_could_not_be_kept_is_kept_again(sites: Sites, monkey
             raise OSError(28, "no space left on device")
         return renew(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(LinkRegistry, "renew", unlucky)
+    monkeypatch.setattr(Leases, "renew", unlucky)
     [link] = parse(CONFIG.format(stream=""), site.folder / "zone.toml").links.values()
     engine = NativeHandoff(link, site.parts, [], note=lambda event, **fields: noted.append(event))
     await engine.start()
     try:
         await until(lambda: len(renewed) >= 4)
-        assert board.holder(link.name) == "native"
+        assert board.leases.holder(link.name) == "native"
         assert noted == ["lease_taken", "link_failed"]
     finally:
         await engine.stop()
-    assert board.holder(link.name) is None
+    assert board.leases.holder(link.name) is None
 
 
 class Interrupted:
@@ -174,15 +173,15 @@ async def test_a_pipeline_that_asks_gets_the_link(sites: Sites, monkeypatch: pyt
     engine = NativeHandoff(link, site.parts, [], note=lambda event, **fields: noted.append(event))
     await engine.start()
     try:
-        await until(lambda: board.holder(link.name) == "native")
+        await until(lambda: board.leases.holder(link.name) == "native")
         with pytest.raises(LeaseHeld):
-            board.acquire(link.name, "pipeline", 60_000)
-        await until(lambda: board.holder(link.name) is None)
-        taken = board.acquire(link.name, "pipeline", 60_000)
+            board.leases.acquire(link.name, "pipeline", 60_000)
+        await until(lambda: board.leases.holder(link.name) is None)
+        taken = board.leases.acquire(link.name, "pipeline", 60_000)
         await until(lambda: "lease_waited_for" in noted)
-        board.check_lease(link.name, taken.token)
-        board.give_back(link.name, taken.token)
-        await until(lambda: board.holder(link.name) == "native")
+        board.leases.check(link.name, taken.token)
+        board.leases.give_back(link.name, taken.token)
+        await until(lambda: board.leases.holder(link.name) == "native")
     finally:
         await engine.stop()
     assert noted == ["lease_taken", "lease_waited_for", "lease_taken"]

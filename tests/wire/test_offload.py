@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from tests.journey.zones import append
 from tests.wire.conftest import Sites
 from tests.wire.entries import fetch_entries
 from tests.wire.site import STREAM
@@ -16,12 +17,11 @@ from tests.wire.site import STREAM
 from bsfg.batch import FactBatch
 from bsfg.digest import Sha256
 from bsfg.fact import Envelope, Fact, Message
-from bsfg.journey.append import append
 from bsfg.journey.link import FetchRequest
+from bsfg.node import http, server
 from bsfg.offload import STEP_FACTS, THREAD_BYTES, LoopTurns, by_size
 from bsfg.testing.clock import FakeClock
 from bsfg.testing.facts import messages
-from bsfg.wire import http, server
 
 LARGE_BYTES = (1 << 20) - 2
 JSON = {"content-type": "application/json"}

@@ -142,7 +142,7 @@ async def test_only_the_pipeline_with_the_lease_puts(sites: Sites) -> None:
     site, puts = await pipeline(sites)
     now = site.parts.clock.now_unix_ms()
     one = frame(messages(1, from_zone="enterprise"), 0, now)
-    lease = site.parts.links.acquire(LINK, "job 1", 60_000)
+    lease = site.parts.links.leases.acquire(LINK, "job 1", 60_000)
     async with puts:
         with pytest.raises(LeaseLost, match="job 1"):
             await puts.put(one)

@@ -19,7 +19,8 @@ from bsfg.errors import FrameInvalid
 from bsfg.gaps import RANGES_TOLD_MAX, GapRecord, GapSet, RangeSet, listed
 from bsfg.journey.link import NOT_CARRIED, Carriage, Fetched, SessionMemory, apart
 from bsfg.journey.pull import Flow
-from bsfg.journey.verify import LinkRules
+from bsfg.journey.receive import LinkRules
+from bsfg.node.server import put_call
 from bsfg.ports import Buffer, Frame
 from bsfg.retention import GapReason
 from bsfg.stores.memory import MemoryStorage
@@ -28,7 +29,6 @@ from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.client import ClientLink
 from bsfg.wire.convert import GAPS_AT_ONCE, LogEvidence, evidence_of, evidence_pieces, gap_set_message, gap_set_of
 from bsfg.wire.frames import frame_messages, frames_response, read_frame, read_head
-from bsfg.wire.server import put_call
 
 
 def entries(zones: list[str], first: int) -> EntryBatch:

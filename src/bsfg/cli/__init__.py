@@ -31,6 +31,7 @@ COMMANDS: dict[str, str] = {
     "backup": "bsfg.cli.backup",
     "restore": "bsfg.cli.restore",
     "salvage": "bsfg.cli.salvage",
+    "migrate": "bsfg.cli.migrate",
     "bench": "bsfg.cli.bench",
     "completion": "bsfg.cli.completion",
     "help": "bsfg.cli.help",
@@ -66,6 +67,8 @@ SUMMARIES: dict[str, str] = {
     "backup": "Copy everything a zone has into a new folder, while its node runs and producers append.",
     "restore": "Bring a zone back from a backup, into the places that its zone.toml names.",
     "salvage": "Write everything that can be read of a damaged data folder into a new one, and say what is missing.",
+    "migrate": "Move everything a zone has from one storage to another: log, PostgreSQL, JetStream, or another "
+    "package's.",
     "bench": "Measure how fast this machine is at what BSFG does.",
     "completion": "Write a shell's completion script to stdout: commands, options, and the names in the zone's file.",
     "help": "Show a page of the documentation; it comes with the package and needs no network.",

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from bsfg.cli.common import argument, flag, option, orderly_end
 from bsfg.cli.output import console, count_text, examples, print_json, stages, table, time_text
+from bsfg.wording import counted
 
 if TYPE_CHECKING:
     from bsfg.node.restore import Restored
@@ -23,6 +25,7 @@ EPILOG = examples(
 )
 
 GUIDE = "bsfg help backup"
+DAMAGE_SHOWN = 20
 
 
 @app.command(epilog=EPILOG)
@@ -31,7 +34,9 @@ def restore(
     folder: Annotated[Path, argument("FOLDER", "The zone's folder, the one for its zone.toml.")],
     *,
     moved: Annotated[bool, flag("--moved", "Keep the history: only if nothing was written since the backup.")] = False,
-    accept_damage: Annotated[bool, flag("--accept-damage", "Restore what is left of a damaged backup.")] = False,
+    accept_damage: Annotated[
+        bool, flag("--accept-damage", "Restore what is left of a damaged backup, and name what is wrong.")
+    ] = False,
     ca: Annotated[
         Path | None, option("FILE", "Who vouches for the zone's signature. Default: as in zone.toml.")
     ] = None,
@@ -66,7 +71,7 @@ def restore(
         options = RestoreOptions(moved, accept_damage, take_config, ca, accept_unsigned)
         restored = restore_zone(backup, folder, options, SystemClock().now_unix_ms, progress)
     how = {"backup": str(backup.resolve()), "moved": moved, "accept_damage": accept_damage}
-    how |= {"accept_unsigned": accept_unsigned, "take_config": take_config}
+    how |= {"accept_unsigned": accept_unsigned, "take_config": take_config, "damage": len(restored.damage)}
     told_by_user(restored.data, "restored", str(restored.data.resolve()), how, SystemClock().now_unix_ms())
     if json:
         print_json(_as_dict(restored))
@@ -87,6 +92,8 @@ def _as_dict(restored: Restored) -> dict[str, Any]:
         "lacking": restored.lacking,
         "signed_by": restored.signed_by,
         "warnings": restored.warnings,
+        "sound": not restored.damage,
+        "damage": restored.damage,
         "next": next_steps(restored),
     }
 
@@ -103,6 +110,13 @@ def _show(restored: Restored) -> None:
     out.print(f"Restored {restored.data} as it was at {when}.", soft_wrap=True)
     if restored.logs:
         out.print("What was appended after that is not here. Offsets from these on will be given to other facts.")
+    if restored.damage:
+        out.print(f"\nIt is damaged, as you accepted ({counted(len(restored.damage), 'problem')}):", style="bold red")
+        for problem in restored.damage[:DAMAGE_SHOWN]:
+            out.print(Text(f"  {problem}"), soft_wrap=True)
+        if len(restored.damage) > DAMAGE_SHOWN:
+            out.print(f"  and {count_text(len(restored.damage) - DAMAGE_SHOWN)} more; --json names all of them.")
+        out.print("What is not in the backup is lost here; peers may have it.\n")
     out.print(f"Signed by {restored.signed_by}." if restored.signed_by else "Nobody was asked who made this backup.")
     if restored.warnings:
         out.print("\nThe zone.toml that came with it says:", style="yellow")

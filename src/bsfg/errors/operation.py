@@ -94,6 +94,27 @@ class StorageUnable(BsfgError):
     )
 
 
+class StorageNotEmpty(BsfgError):
+    """A zone is to be moved to a storage that holds something already."""
+
+    code = "storage_not_empty"
+    default_hint = "Choose an empty place: another data_folder, and another schema or prefix in its table of [storage]."
+
+
+class StorageMoved(BsfgError):
+    """The facts of the zone were moved from this storage to another one."""
+
+    code = "storage_moved"
+    default_hint = "Start the node with the file that `bsfg migrate --to` was given; from there it can be moved back."
+
+
+class MigrationUnfinished(BsfgError):
+    """The storage holds a part of a zone that is being moved to it."""
+
+    code = "migration_unfinished"
+    default_hint = "Run the same `bsfg migrate` again, it goes on where it ended; or start the node on the old storage."
+
+
 class StreamUnavailable(BsfgError):
     """One stream of the node cannot be opened and is out of service; all others work."""
 

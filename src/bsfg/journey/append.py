@@ -6,22 +6,18 @@ same ids is answered as a repeat, so a producer that heard nothing simply sends 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from dataclasses import dataclass
 
 import numpy as np
 
 from bsfg.batch import FactBatch
-from bsfg.columns import constant_value
 from bsfg.digest import SHA256, Hasher
-from bsfg.errors import ImplausibleTime, ZoneNotAllowed
-from bsfg.fact import Message
-from bsfg.journey.link import AppendOutcome
+from bsfg.errors import ImplausibleTime
 from bsfg.offload import by_size
 from bsfg.ports import Clock, Receipt, StoreBuffer
-from bsfg.rows import weight_of_message
 from bsfg.rules import DEFAULT_LIMITS, Limits
-from bsfg.sealing import EXPLICIT, MessageIds, functions_of, seal
+from bsfg.sealing import EXPLICIT, MessageIds, seal
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,79 +30,39 @@ class Plausibility:
 
 @dataclass(frozen=True, slots=True)
 class AppendRules:
-    """What one caller may append, and how its facts are sealed. The defaults allow every zone and every time."""
+    """How the facts of a stream are sealed, and how large they may be."""
 
-    from_zones: frozenset[str] | None = None
-    to_zones: frozenset[str] | None = None
-    plausibility: Plausibility | None = None
     ids: MessageIds = EXPLICIT
     hasher: Hasher = SHA256
     limits: Limits = DEFAULT_LIMITS
 
 
-ANYTHING = AppendRules()
+async def prepare(facts: FactBatch | bytes, rules: AppendRules) -> FactBatch:
+    """Seal a producer's facts, a large batch in a thread; bytes are an Arrow frame that is decoded there, too.
 
-_FRAMES = (bytes, bytearray, memoryview)
-
-
-async def append(
-    store: StoreBuffer, facts: FactBatch | Sequence[Message], *, clock: Clock, rules: AppendRules = ANYTHING
-) -> AppendOutcome:
-    """Check a producer's facts, seal them and make them durable; give a result per fact.
-
-    The batch is refused as a whole, and nothing of it stored, when a fact breaks a rule (`InvalidFact`,
-    `FactTooLarge`), speaks for another zone (`ZoneNotAllowed`) or has an `ImplausibleTime`. A conflicting id refuses
-    its own fact alone: look at `AppendOutcome.conflicts`.
-
-    A sealed batch is given to the store at once: batches that were sealed before are stored in the order of the calls.
-    A node does the two halves by themselves, because it looks for artifacts and signatures in between.
+    The batch is refused as a whole when a fact breaks a rule (`InvalidFact`, `FactTooLarge`). Who says the facts, for
+    whom, what they refer to and who has signed them is looked at between this and `commit`.
     """
-    sealed = await prepare(facts, rules)
-    # Who has sealed them before may have done so with another function.
-    hasher = functions_of(sealed)[0] if sealed is facts and len(sealed) else rules.hasher.name
-    return AppendOutcome(sealed, await commit(store, sealed, clock=clock, rules=rules), hasher)
-
-
-async def prepare(facts: FactBatch | Sequence[Message] | bytes, rules: AppendRules = ANYTHING) -> FactBatch:
-    """Seal a producer's facts, a large batch in a thread; bytes are an Arrow frame that is decoded there, too."""
-    if isinstance(facts, FactBatch):
-        # What is sealed is only looked at, and must not be passed by a later call.
-        size_bytes = 0 if facts.sealed else facts.weight_bytes
-    else:
-        size_bytes = len(facts) if isinstance(facts, _FRAMES) else sum(map(weight_of_message, facts))
+    size_bytes = facts.weight_bytes if isinstance(facts, FactBatch) else len(facts)
     return await by_size(size_bytes, _sealed, facts, rules)
 
 
-def commit(store: StoreBuffer, sealed: FactBatch, *, clock: Clock, rules: AppendRules = ANYTHING) -> Awaitable[Receipt]:
-    """Hold sealed facts against the rules of their caller and give them to the store at once."""
-    return store.append(admit(sealed, rules, clock.now_unix_ms()))
-
-
-def _sealed(facts: FactBatch | Sequence[Message] | bytes, rules: AppendRules) -> FactBatch:
-    if isinstance(facts, _FRAMES):
-        facts = FactBatch.from_ipc(facts, rules.limits)
-    batch = facts if isinstance(facts, FactBatch) else FactBatch.from_messages(facts)
+def _sealed(facts: FactBatch | bytes, rules: AppendRules) -> FactBatch:
+    batch = facts if isinstance(facts, FactBatch) else FactBatch.from_ipc(facts, rules.limits)
     return seal(batch, hasher=rules.hasher, ids=rules.ids, limits=rules.limits)
 
 
-def admit(batch: FactBatch, rules: AppendRules, now_unix_ms: int) -> FactBatch:
-    """Check a batch against the rules of its caller and seal it, or raise what is wrong with its first bad row."""
-    # Sealing comes first because it proves that the columns can be read at all.
-    sealed = seal(batch, hasher=rules.hasher, ids=rules.ids, limits=rules.limits)
-    check_zones(sealed, "from_zone", rules.from_zones)
-    check_zones(sealed, "to_zone", rules.to_zones)
-    if rules.plausibility is not None:
-        check_produced_at(sealed, rules.plausibility, now_unix_ms)
-    return sealed
+def commit(
+    store: StoreBuffer, sealed: FactBatch, *, clock: Clock, window: Plausibility | None = None
+) -> Awaitable[Receipt]:
+    """Give sealed facts to the store at once: batches are stored in the order of the calls.
 
-
-def check_zones(batch: FactBatch, column: str, allowed: frozenset[str] | None) -> None:
-    """Raise `ZoneNotAllowed` for the first row whose zone is not among the allowed ones; None allows all."""
-    if allowed is None or (not batch.has_rows and constant_value(batch.column(column)) in allowed):
-        return
-    for row, zone in enumerate(batch.values(column)):
-        if zone not in allowed:
-            raise ZoneNotAllowed(f"row {row}: {column} {zone!r} is not allowed here", row=row, field=column, zone=zone)
+    With a ``window`` a fact that has an `ImplausibleTime` refuses the batch. A conflicting id refuses its own fact
+    alone: look at `bsfg.journey.link.AppendOutcome.conflicts`.
+    """
+    if window is not None:
+        check_produced_at(sealed, window, clock.now_unix_ms())
+    return store.append(sealed)
 
 
 def check_produced_at(batch: FactBatch, window: Plausibility, now_unix_ms: int) -> None:

@@ -70,12 +70,12 @@ def named_artifacts(batch: FactBatch) -> list[NamedArtifact]:
 
 def _pairs(batch: FactBatch) -> list[tuple[int, tuple[str | None, str | None]]]:
     """Give row, reference and digest of the rows that have an artifact."""
+    if not batch.names_artifacts:
+        return []
     if batch.has_rows:
         pairs = zip(batch.values("artifact"), batch.values("artifact_digest"), strict=True)
         return [(row, pair) for row, pair in enumerate(pairs) if pair != (None, None)]
     texts, digests = batch.column("artifact"), batch.column("artifact_digest")
-    if texts.null_count == digests.null_count == len(batch):
-        return []
     rows = np.flatnonzero(~(texts.is_null().to_numpy(False) & digests.is_null().to_numpy(False)))
     columns = [_taken(column, name, rows) for name, column in (("artifact", texts), ("artifact_digest", digests))]
     return list(zip(rows.tolist(), zip(*columns, strict=True), strict=True))

@@ -16,8 +16,7 @@ from dataclasses import replace
 
 from bsfg.errors import DigestMismatch, ForeignLog, FrameInvalid
 from bsfg.journey.link import Fetched, FetchRequest, PeerLink, PeerMemory, PeerPosition
-from bsfg.journey.receive import BeforePut, PullProgress, receive
-from bsfg.journey.verify import LinkHeld, LinkRules, check_history
+from bsfg.journey.receive import BeforePut, LinkHeld, LinkRules, PullProgress, check_history, receive
 from bsfg.ports import Clock, ForwardBuffer, Frame
 
 ReadRange = Callable[[int, int], AsyncIterator[Frame]]

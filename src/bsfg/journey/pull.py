@@ -29,7 +29,11 @@ from bsfg.errors import BufferFull, ForeignLog, FrameInvalid, HasherUnknown, Zon
 from bsfg.journey.link import Fetched, FetchRequest, PeerLink, PeerMemory, PeerPosition, Refusal
 from bsfg.journey.receive import (
     BeforePut,
+    Decision,
+    LinkHeld,
+    LinkRules,
     PullProgress,
+    Put,
     StoredAnswer,
     advanced,
     judged,
@@ -38,7 +42,6 @@ from bsfg.journey.receive import (
     store,
     to_put,
 )
-from bsfg.journey.verify import Decision, LinkHeld, LinkRules, Put
 from bsfg.ports import Clock, Confirmation, ForwardBuffer
 
 HOLDING = (ForeignLog, FrameInvalid, HasherUnknown, ZoneNotAllowed)

@@ -16,7 +16,7 @@ from bsfg.errors import TruncateRefused
 from bsfg.frontier import NOTHING
 from bsfg.gate import Gate, Mode
 from bsfg.journey.link import PeerPosition
-from bsfg.ports import Buffer, ConsumerState, CursorTracker, GapRecord, Replayable
+from bsfg.ports import Buffer, ConsumerState, CursorTracker, Replayable
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +133,6 @@ async def truncate_before(
         )
     await buffer.truncate_before(offset)
     return truncation
-
-
-async def retire(cursors: CursorTracker, consumer: str, reason: str) -> list[GapRecord]:
-    """End a consumer for good by an operator's decision; give the gap records of what it had not confirmed.
-
-    They are durable in the consumer's buffer, and it no longer holds the frontier back.
-    """
-    return await cursors.retire(consumer, reason)
 
 
 def _allows(mode: Mode | None) -> bool:

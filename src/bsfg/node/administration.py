@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ from bsfg.errors import BsfgError, InvalidArgument, NotReady, RemoteError, Stora
 from bsfg.fact import Origin
 from bsfg.gate import RECEIVER
 from bsfg.journey.link import PeerPosition, Release
-from bsfg.journey.truncate import decide, retire, truncate_before
+from bsfg.journey.truncate import decide, truncate_before
 from bsfg.model import check_name
 from bsfg.node.authorize import Request
+from bsfg.node.links import Leases
 from bsfg.node.parts import NodeContext
 from bsfg.node.status import Rates, SeenMetrics, VisibleStreams, all_stats, backlog_of, consumer_views, document
 from bsfg.ports import (
@@ -42,6 +44,8 @@ from bsfg.wire.service import (
     ConsumerView,
     FrontierView,
     GateView,
+    KeptLease,
+    LeasesView,
     LeaseView,
     LinkReport,
     QuarantinedView,
@@ -63,8 +67,9 @@ CLOCKS_DIFFER_MS = 60_000
 
 
 class Administration:
-    """The operations of operators, viewers and pipelines; see `bsfg.wire.service.AdminService`.
+    """The operations of operators, viewers and pipelines.
 
+    Every call names its caller, and whether he may is decided here.
     ``rates`` are those that the node's upkeep observes all the time, ``alerts`` gives those that last.
     """
 
@@ -177,7 +182,7 @@ class Administration:
         state = await self._parts.storage.cursors.consumer(name)
         self._check(caller, Action.ACT, state.spec.stream)
         async with self._act(row, caller, "consumer_retired", f"consumer {name}", reason) as details:
-            gaps = await retire(self._parts.storage.cursors, name, reason)
+            gaps = await self._parts.storage.cursors.retire(name, reason)
             missed = details["missed"] = sum(gap.last - gap.first + 1 for gap in gaps)
         log.warning("consumer_retired", consumer=name, reason=reason, missed=missed, by=row.name)
         return gaps
@@ -269,24 +274,34 @@ class Administration:
     ) -> LeaseView:
         """Take the lease of a link."""
         row = self._check_link(caller, link)
-        lease = await self._parts.links.acquire_in_line(link, holder or row.name, ttl_ms, wait_seconds, urgent=urgent)
-        if self._lease_holders.get(link) != lease.holder:
-            # The parts of one holder take turns every few seconds, which is no news.
-            self._lease_holders[link] = lease.holder
-            log.info("lease_granted", link=link, holder=lease.holder, by=row.name)
-        return lease
+        leases, holder = self._leases_of(link), holder or row.name
+        lease = await leases.acquire_in_line(link, holder, ttl_ms, wait_seconds, urgent=urgent)
+        view = self._parts.links.leased(link, lease, ttl_ms)
+        self._granted(view, row)
+        return view
+
+    def _granted(self, lease: LeaseView, row: Identity) -> None:
+        """Say who has a lease now; the parts of one holder take turns every few seconds, which is no news."""
+        if self._lease_holders.get(lease.link) != lease.holder:
+            self._lease_holders[lease.link] = lease.holder
+            log.info("lease_granted", link=lease.link, holder=lease.holder, by=row.name)
 
     async def renew_lease(
         self, caller: Caller, link: str, token: str, ttl_ms: int, wait_seconds: float = 0.0, seen: int = 0
     ) -> LeaseView:
         """Keep a lease."""
         self._check_link(caller, link)
-        return await self._parts.links.keep(link, token, ttl_ms, wait_seconds, seen)
+        lease = await self._leases_of(link).keep(link, token, ttl_ms, wait_seconds, seen)
+        return self._parts.links.leased(link, lease, ttl_ms)
+
+    def _leases_of(self, link: str) -> Leases:
+        self._parts.links.gate(link)
+        return self._parts.links.leases
 
     async def release_lease(self, caller: Caller, link: str, token: str) -> None:
         """Give a lease back."""
         self._check_link(caller, link)
-        self._parts.links.give_back(link, token)
+        self._parts.links.leases.give_back(link, token)
 
     async def report_link(self, caller: Caller, report: LinkReport) -> GateView:
         """Take a report about one stream of a link and give its gate."""
@@ -301,6 +316,49 @@ class Administration:
             if report.lag_seconds is not None:
                 metrics.lagged(report.link, report.stream, report.lag_seconds)
         return view
+
+    async def acquire_leases(
+        self, caller: Caller, links: Sequence[str], holder: str, ttl_ms: int, wait_seconds: float, plan: int
+    ) -> LeasesView:
+        """Take the leases of many links, as many as there are to be had; wait until there is one."""
+        row = self._check(caller, Action.REPORT)
+        allowed, refused = self._allowed_links(caller, links)
+        found = await self._parts.links.acquire_many(allowed, holder or row.name, ttl_ms, wait_seconds, plan)
+        for lease in found.leases.values():
+            self._granted(lease, row)
+        return replace(found, refused={**refused, **found.refused})
+
+    async def renew_leases(
+        self, caller: Caller, leases: Sequence[KeptLease], holder: str, ttl_ms: int, wait_seconds: float, plan: int
+    ) -> LeasesView:
+        """Keep many leases; answer early when there is something new about one of them."""
+        row = self._check(caller, Action.REPORT)
+        allowed, refused = self._allowed_links(caller, [each.link for each in leases])
+        kept = [each for each in leases if each.link in allowed]
+        found = await self._parts.links.keep_many(kept, holder or row.name, ttl_ms, wait_seconds, plan)
+        return replace(found, refused={**refused, **found.refused})
+
+    def _allowed_links(self, caller: Caller, links: Sequence[str]) -> tuple[list[str], dict[str, BsfgError]]:
+        """Part the links that a pipeline may move from those that it may not."""
+        allowed, refused = [], dict[str, BsfgError]()
+        for link in links:
+            try:
+                self._check_link(caller, link)
+            except BsfgError as error:
+                refused[link] = error
+            else:
+                allowed.append(link)
+        return allowed, refused
+
+    async def report_links(self, caller: Caller, reports: Sequence[LinkReport]) -> list[GateView | BsfgError]:
+        """Take reports about many links; each is taken or refused by itself."""
+        answers: list[GateView | BsfgError] = []
+        for report in reports:
+            try:
+                answers.append(await self.report_link(caller, report))
+            except BsfgError as error:
+                answers.append(error)
+        return answers
 
     async def recall_peer(self, caller: Caller, link: str, stream: str) -> PeerPosition:
         """Give what is remembered of the sender of a link."""
@@ -318,7 +376,7 @@ class Administration:
     ) -> None:
         """Keep what a pipeline knows of the sender of a link, and that it has acted upon a release."""
         self._check_link(caller, link, stream)
-        self._parts.links.check_lease(link, lease)
+        self._parts.links.leases.check(link, lease)
         await self._parts.memory(link, stream).remember(position, settles)
 
     def _check_gate(self, caller: Caller, link: str, side: str) -> Identity:

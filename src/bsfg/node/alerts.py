@@ -209,6 +209,9 @@ class _Posting:
             raise OSError(f"{type(error).__name__}: {error}") from None
         finally:
             watch.cancel()
+        if self._late:
+            # Headers that were cut off look like headers that ended.
+            raise TimeoutError("there was no answer in time")
         if not 200 <= status < 300:
             raise OSError(f"it was answered with {status}")
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from bsfg.wire.service import Caller
 
 
+VOUCHED_MAX = 4_096
+"""How many certificates are remembered to stand for their rows."""
+
 _NEEDS_STREAM = frozenset({Action.APPEND, Action.FETCH, Action.CONFIRM, Action.READ, Action.PUT})
 _READS = frozenset({Action.FETCH, Action.CONFIRM, Action.READ, Action.DOWNLOAD})
 
@@ -121,6 +124,8 @@ class Matrix:
     """Who the bearer of a token is; apart from the identities, so that no certificate can be called like a token."""
     vouching: Vouching = field(default_factory=Vouching)
     """Whose certificates stand for a row."""
+    _vouched: dict[tuple[str, str], int] = field(init=False, default_factory=dict, compare=False, repr=False)
+    """Until when a certificate, by its fingerprint, stands for a row; other tables begin with nothing."""
 
     @staticmethod
     def of(config: ZoneConfig, trust: Trust | None = None) -> Matrix:
@@ -204,12 +209,18 @@ class Matrix:
         return self.decide(name, request, now_unix_ms)
 
     def _not_vouched(self, peer: PeerNames, row: Identity, now_unix_ms: int) -> tuple[Rule, BsfgError] | None:
+        certificate = peer.certificate
+        if certificate is None or now_unix_ms <= self._vouched.get((certificate.fingerprint, row.name), -1):
+            return None
         try:
             self.vouching.check(peer, row, now_unix_ms)
         except IdentityUnknown as error:
             return Rule.ISSUER, error
         except (CertificateInvalid, IdentityRevoked) as error:
             return Rule.CERTIFICATE, error
+        if len(self._vouched) >= VOUCHED_MAX:
+            self._vouched.clear()
+        self._vouched[certificate.fingerprint, row.name] = certificate.not_after_unix_ms
         return None
 
     def decide_link(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from bsfg.config import ZoneConfig
 from bsfg.config.checks import BACKENDS
-from bsfg.errors import ConfigInvalid, ExtraMissing
+from bsfg.errors import ConfigInvalid, ExtraMissing, MigrationUnfinished
 from bsfg.node.state import NodeState, StateKeeper
 from bsfg.ports import ArtifactStore, Clock, Storage, StorageRequest
 from bsfg.stores.artifacts.folder import ArtifactFolder
@@ -62,6 +62,10 @@ class SharedStorage(Protocol):
         """Give the nodes that run, the active one first."""
         ...
 
+    async def end_waiting(self) -> None:
+        """End whatever waits for a server; what was being changed has an unknown outcome, and nothing is changed."""
+        ...
+
     async def overtaken(self) -> None:
         """Wait until another node is active."""
         ...
@@ -71,6 +75,7 @@ async def open_storage(config: ZoneConfig, clock: Clock, on_sync: Callable[[floa
     """Open the storage that a configuration names."""
     backend = config.storage.backend
     if backend == "log":
+        _check_complete(config)
         options = LogOptions(reserve_bytes=config.storage.reserve_bytes)
         return await LogStorage.open(config.data_folder, clock=clock, options=options, on_sync=on_sync)
     _check_left_nothing(config)
@@ -190,12 +195,22 @@ def looked_at(config: ZoneConfig, verified_bytes_max: int) -> tuple[str, list[st
     return said + "".join(read), breaks
 
 
+MIGRATING = "migrating"
+"""The folder inside a data folder in which a log is made of another storage's facts."""
+
+
+def _check_complete(config: ZoneConfig) -> None:
+    """Refuse to begin anew beside a log that is being made of another storage's facts."""
+    if (config.data_folder / MIGRATING).is_dir():
+        raise MigrationUnfinished(f"{config.data_folder} is to hold a zone that is not all there yet")
+
+
 def _check_left_nothing(config: ZoneConfig) -> None:
     """Refuse to leave behind what the embedded log holds: nobody would serve it, and nobody would be told."""
     if (config.data_folder / MARK).exists():
         raise ConfigInvalid(
             f"{config.data_folder} holds the facts of an embedded log, and backend is {config.storage.backend!r}",
-            hint='Write backend = "log" to go on with them, or give the zone another data_folder to begin anew.',
+            hint='Write backend = "log" to go on with them; `bsfg migrate` moves them, into another data_folder.',
         )
 
 

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 from bsfg.config.access import consumer_name
-from bsfg.errors import GateHeld, InvalidArgument, LeaseHeld, LeaseLost, UnknownLink
+from bsfg.errors import BsfgError, GateHeld, InvalidArgument, LeaseHeld, LeaseLost, UnknownLink
 from bsfg.gate import RECEIVER, SENDER, Event, Gate, Mode
 from bsfg.ports import Buffer, Clock
-from bsfg.wire.service import GateView, LeaseView, LinkReport
+from bsfg.wire.service import GateView, KeptLease, LeasesView, LeaseView, LinkReport
 
 TTL_MS_MIN, TTL_MS_MAX = 1_000, 300_000
+NO_LINK = ""
+"""What somebody waits for who waits for plans alone."""
+
+HOLDERS_MAX = 1_000
+"""Of how many holders it is remembered by which plan they go."""
+
 SILENT_MS = 300
 """How long a lease lasts whose holder has hung up; time enough to call again, if it was only the line."""
 
@@ -44,12 +50,13 @@ class Lease:
 
 @dataclass(slots=True)
 class Leases:
-    """The leases of all links of one node."""
+    """The leases of all links of one node: one engine at a time moves a link."""
 
     clock: Clock
     _held: dict[str, Lease] = field(default_factory=dict)
     _waiting: Counter[tuple[str, str, bool]] = field(default_factory=Counter)
-    _news: dict[str, asyncio.Event] = field(default_factory=dict)
+    _news: dict[str, set[asyncio.Event]] = field(default_factory=dict)
+    _plans: OrderedDict[str, int] = field(default_factory=OrderedDict)
     _about: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def acquire(self, link: str, holder: str, ttl_ms: int, *, urgent: bool = False) -> Lease:
@@ -81,15 +88,55 @@ class Leases:
                     left_seconds = deadline - asyncio.get_running_loop().time()
                     if left_seconds <= 0 or held.details["holder"] != holder:
                         raise
-                    await self._wait(link, min(left_seconds, held.details["left_ms"] / 1000 + 0.005))
+                    await self._wait([link], min(left_seconds, held.details["left_ms"] / 1000 + 0.005))
 
-    def renew(self, link: str, token: str, ttl_ms: int) -> Lease:
-        """Keep a lease. After a restart of the node the first who asks with a token keeps his."""
+    async def acquire_many(
+        self, links: Sequence[str], holder: str, ttl_ms: int, wait_seconds: float, plan: int = 0
+    ) -> tuple[dict[str, Lease], dict[str, LeaseHeld]]:
+        """Take the leases of as many links as can be had, waiting until there is one; say who has the others."""
+        deadline = asyncio.get_running_loop().time() + wait_seconds
+        with ExitStack() as waiting:
+            for link in links:
+                waiting.enter_context(self._waits(link, holder, False))
+            while True:
+                taken, refused = self._take(links, holder, ttl_ms)
+                left_seconds = deadline - asyncio.get_running_loop().time()
+                if taken or left_seconds <= 0 or self.heard_of(holder) > plan:
+                    return taken, refused
+                soonest_ms = min((held.details["left_ms"] for held in refused.values()), default=ttl_ms)
+                await self._wait(links or [NO_LINK], min(left_seconds, soonest_ms / 1000 + 0.005))
+
+    def _take(self, links: Sequence[str], holder: str, ttl_ms: int) -> tuple[dict[str, Lease], dict[str, LeaseHeld]]:
+        taken, refused = {}, {}
+        for link in links:
+            try:
+                taken[link] = self.acquire(link, holder, ttl_ms)
+            except LeaseHeld as held:
+                refused[link] = held
+        return taken, refused
+
+    def hear_of(self, holder: str, plan: int) -> None:
+        """Take note of the plan that a part of a holder goes by; its other parts hear of one that is newer."""
+        if plan <= self.heard_of(holder):
+            return
+        self._plans[holder] = plan
+        self._plans.move_to_end(holder)
+        if len(self._plans) > HOLDERS_MAX:
+            self._plans.popitem(last=False)
+        for link in list(self._news):
+            self.tell(link)
+
+    def heard_of(self, holder: str) -> int:
+        """Give the newest plan of a holder that was heard of."""
+        return self._plans.get(holder, 0)
+
+    def renew(self, link: str, token: str, ttl_ms: int, holder: str = "unknown") -> Lease:
+        """Keep a lease. After a restart of the node the first who asks with a token keeps his, by the name he gives."""
         check_ttl(ttl_ms)
         held = self._held.get(link)
         if held is not None and held.token != token:
             raise LeaseLost(f"the lease of {link} is held by {held.holder}", holder=held.holder)
-        return self._grant(link, held.holder if held else "unknown", token, ttl_ms)
+        return self._grant(link, held.holder if held else holder, token, ttl_ms)
 
     async def keep(self, link: str, token: str, ttl_ms: int, wait_seconds: float, seen: int) -> Lease:
         """Renew a lease, and wait a while for somebody to want it more urgently than its holder has ``seen``.
@@ -97,19 +144,50 @@ class Leases:
         When the holder hangs up meanwhile, which it also does by dying, the lease ends soon.
         """
         lease = self.renew(link, token, ttl_ms)
-        deadline = asyncio.get_running_loop().time() + min(wait_seconds, ttl_ms / 2000)
-        try:
-            while self.wanted(link, token) <= seen:
-                left_seconds = deadline - asyncio.get_running_loop().time()
-                if left_seconds <= 0:
-                    break
-                await self._wait(link, left_seconds)
-        except asyncio.CancelledError:
-            if self._held.get(link) == lease:
-                self._grant(link, lease.holder, token, SILENT_MS)
-                self._tell(link)
-            raise
+        with self._while_heard({link: lease}):
+            await self._until([link], min(wait_seconds, ttl_ms / 2000), lambda: self.wanted(link, token) > seen)
         return lease
+
+    async def keep_many(
+        self, kept: Sequence[KeptLease], holder: str, ttl_ms: int, wait_seconds: float, is_new: Callable[[], bool]
+    ) -> tuple[dict[str, Lease], dict[str, LeaseLost]]:
+        """Renew many leases, and wait a while for something new about any of them; say which are lost."""
+        leases, lost = {}, {}
+        for each in kept:
+            try:
+                leases[each.link] = self.renew(each.link, each.token, ttl_ms, holder)
+            except LeaseLost as error:
+                lost[each.link] = error
+        if not lost:
+            seen = {each.link: each.seen for each in kept}
+            with self._while_heard(leases):
+                await self._until(
+                    [*leases],
+                    min(wait_seconds, ttl_ms / 2000),
+                    lambda: is_new() or any(self.wanted(link, leases[link].token) > seen[link] for link in leases),
+                )
+        return leases, lost
+
+    async def _until(self, links: Sequence[str], wait_seconds: float, condition: Callable[[], bool]) -> None:
+        """Wait until something holds that can change with the news of some links, or for a while."""
+        deadline = asyncio.get_running_loop().time() + wait_seconds
+        while not condition():
+            left_seconds = deadline - asyncio.get_running_loop().time()
+            if left_seconds <= 0:
+                return
+            await self._wait(links, left_seconds)
+
+    @contextmanager
+    def _while_heard(self, leases: Mapping[str, Lease]) -> Iterator[None]:
+        """Let leases end soon when their holder hangs up in a block that waits."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            for link, lease in leases.items():
+                if self._held.get(link) == lease:
+                    self._grant(link, lease.holder, lease.token, SILENT_MS)
+                    self.tell(link)
+            raise
 
     def wanted(self, link: str, token: str) -> LeaseWish:
         """Tell who waits for a lease that is held with a token."""
@@ -126,7 +204,7 @@ class Leases:
         if held is not None and held.token == token:
             self._saw(link, held.holder)
             del self._held[link]
-            self._tell(link)
+            self.tell(link)
 
     def check(self, link: str, token: str | None) -> None:
         """Raise `LeaseLost` when somebody else holds the lease of a link."""
@@ -138,6 +216,11 @@ class Leases:
         """Give the lease of a link, None when nobody holds it."""
         held = self._held.get(link)
         return held if held is not None and held.ends_ms > self.clock.monotonic_ms() else None
+
+    def holder(self, link: str) -> str | None:
+        """Say who holds the lease of a link."""
+        held = self.live(link)
+        return held.holder if held else None
 
     def other(self, link: str, than: str) -> str | None:
         """Say who else asks for the lease of a link, has it, or had it a moment ago; None when nobody does."""
@@ -159,24 +242,34 @@ class Leases:
     @contextmanager
     def _waits(self, link: str, holder: str, urgent: bool) -> Iterator[None]:
         self._waiting[link, holder, urgent] += 1
-        self._tell(link)
+        self.tell(link)
         try:
             yield
         finally:
             self._waiting[link, holder, urgent] -= 1
             if not self._waiting[link, holder, urgent]:
                 del self._waiting[link, holder, urgent]
-            self._tell(link)
+            self.tell(link)
 
-    def _tell(self, link: str) -> None:
+    def tell(self, link: str) -> None:
         """Wake everybody who waits for news of a link."""
-        news = self._news.pop(link, None)
-        if news is not None:
+        for news in self._news.get(link, ()):
             news.set()
 
-    async def _wait(self, link: str, seconds: float) -> None:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._news.setdefault(link, asyncio.Event()).wait(), seconds)
+    async def _wait(self, links: Sequence[str], seconds: float) -> None:
+        """Wait for news of some links."""
+        news = asyncio.Event()
+        for link in links:
+            self._news.setdefault(link, set()).add(news)
+        try:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(news.wait(), seconds)
+        finally:
+            for link in links:
+                waiting = self._news[link]
+                waiting.discard(news)
+                if not waiting:
+                    del self._news[link]
 
 
 def check_ttl(ttl_ms: int) -> None:
@@ -257,6 +350,8 @@ class LinkRegistry:
         before, view = self._gates[link, side], GateView(link, side, gate)
         if gate != before:
             self._gates[link, side] = gate
+            if gate.mode != before.mode and side == RECEIVER:
+                self.leases.tell(link)
             self.on_move(view, before)
         return view
 
@@ -333,50 +428,52 @@ class LinkRegistry:
         """Give what is wrong with a side of a link."""
         return self._troubles.get((link, side))
 
-    # Leases: one engine at a time moves a link.
+    # Leases of many links at once, and what is told of one.
 
-    def acquire(self, link: str, holder: str, ttl_ms: int) -> LeaseView:
-        """Take the lease of a link for a while, or raise `LeaseHeld`."""
-        self.gate(link)
-        return self._leased(link, self.leases.acquire(link, holder, ttl_ms), ttl_ms)
+    async def acquire_many(
+        self, links: Sequence[str], holder: str, ttl_ms: int, wait_seconds: float, plan: int
+    ) -> LeasesView:
+        """Take the leases of many links, as they become free; see `Leases.acquire_many`."""
+        check_ttl(ttl_ms)
+        known, unknown = self._known(links)
+        self.leases.hear_of(holder, plan)
+        wait_seconds = 0.0 if unknown and not known else wait_seconds
+        taken, held = await self.leases.acquire_many(known, holder, ttl_ms, wait_seconds, plan)
+        views = {link: self.leased(link, lease, ttl_ms) for link, lease in taken.items()}
+        return LeasesView(views, {**unknown, **held}, self.leases.heard_of(holder))
 
-    async def acquire_in_line(
-        self, link: str, holder: str, ttl_ms: int, wait_seconds: float, *, urgent: bool = False
-    ) -> LeaseView:
-        """Take the lease of a link, waiting for its turn; see `Leases.acquire_in_line`."""
-        self.gate(link)
-        return self._leased(
-            link, await self.leases.acquire_in_line(link, holder, ttl_ms, wait_seconds, urgent=urgent), ttl_ms
-        )
+    async def keep_many(
+        self, kept: Sequence[KeptLease], holder: str, ttl_ms: int, wait_seconds: float, plan: int
+    ) -> LeasesView:
+        """Keep many leases, and wait for something new about them or their gates; see `Leases.keep_many`."""
+        check_ttl(ttl_ms)
+        known, unknown = self._known([each.link for each in kept])
+        self.leases.hear_of(holder, plan)
+        kept = [each for each in kept if each.link in known]
 
-    def renew(self, link: str, token: str, ttl_ms: int) -> LeaseView:
-        """Keep a lease, or raise `LeaseLost`."""
-        self.gate(link)
-        return self._leased(link, self.leases.renew(link, token, ttl_ms), ttl_ms)
+        def is_new() -> bool:
+            if self.leases.heard_of(holder) > plan or unknown:
+                return True
+            return any(each.mode and str(self._gates[each.link, RECEIVER].mode) != each.mode for each in kept)
 
-    async def keep(self, link: str, token: str, ttl_ms: int, wait_seconds: float, seen: int) -> LeaseView:
-        """Keep a lease and wait for somebody to want it; see `Leases.keep`."""
-        self.gate(link)
-        return self._leased(link, await self.leases.keep(link, token, ttl_ms, wait_seconds, seen), ttl_ms)
+        leases, lost = await self.leases.keep_many(kept, holder, ttl_ms, wait_seconds, is_new)
+        views = {link: self.leased(link, lease, ttl_ms) for link, lease in leases.items()}
+        return LeasesView(views, {**unknown, **lost}, self.leases.heard_of(holder))
 
-    def give_back(self, link: str, token: str) -> None:
-        """End a lease."""
-        self.leases.give_back(link, token)
+    def _known(self, links: Sequence[str]) -> tuple[list[str], dict[str, BsfgError]]:
+        """Part the links that there are from those that there are not."""
+        known, unknown = [], dict[str, BsfgError]()
+        for link in dict.fromkeys(links):
+            try:
+                self.gate(link)
+            except UnknownLink as error:
+                unknown[link] = error
+            else:
+                known.append(link)
+        return known, unknown
 
-    def check_lease(self, link: str, token: str | None) -> None:
-        """Raise `LeaseLost` when somebody else holds the lease of a link."""
-        self.leases.check(link, token)
-
-    def holder(self, link: str) -> str | None:
-        """Say who holds the lease of a link."""
-        held = self.leases.live(link)
-        return held.holder if held else None
-
-    def other_engine(self, link: str, than: str) -> str | None:
-        """Say who else moves a link, or wants to; see `Leases.other`."""
-        return self.leases.other(link, than)
-
-    def _leased(self, link: str, lease: Lease, ttl_ms: int) -> LeaseView:
+    def leased(self, link: str, lease: Lease, ttl_ms: int) -> LeaseView:
+        """Describe a lease to whoever has it: the mode of its gate, and who wants it."""
         mode, wanted = str(self.gate(link).gate.mode), self.leases.wanted(link, lease.token)
         return LeaseView(link, lease.holder, lease.token, ttl_ms, mode, wanted)
 
@@ -384,14 +481,14 @@ class LinkRegistry:
 
     def report(self, report: LinkReport) -> GateView:
         """Take what a pipeline tells of a link, and give the gate that follows from it."""
-        self.check_lease(report.link, report.lease)
+        self.leases.check(report.link, report.lease)
         view = self.gate(report.link)
         # A report about nothing only asks after the gate: whoever sends it lives, but need not move anything.
         if report.stream or report.event or report.hold_code or report.failure_code:
             self.spoke(report.link)
         if report.stream:
             self._reports[report.link, report.stream] = (self.clock.now_unix_ms(), report)
-            self._reporters[report.link, report.stream] = self.holder(report.link)
+            self._reporters[report.link, report.stream] = self.leases.holder(report.link)
             if report.lag_seconds is not None:
                 self._lags[report.link, report.stream] = self.clock.monotonic_ms(), report.lag_seconds
         if report.hold_code:

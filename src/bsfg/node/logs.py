@@ -105,6 +105,7 @@ EVENTS: dict[str, str] = {
     "signed_in": "Somebody signed in to the dashboard with a token.",
     "signed_out": "Somebody signed out of the dashboard.",
     "standing_by": "Another node of the zone is active; this one answers nobody and takes over when that one is gone.",
+    "storage_not_waited_for": "The node stops, and what its storage's servers had not answered has an unknown outcome.",
     "storage_not_watched": "A node that stands by cannot reach the storage; it tries again.",
     "storage_problem": "Something is damaged, lost or out of place; found at the start, or later by whoever read it.",
     "storage_recovered": "The storage is open; the record says what it holds.",

@@ -15,8 +15,7 @@ from bsfg.journey.backfill import ReadRange, make_good, put_again
 from bsfg.journey.handoff import Handoff, Note, SenderWay
 from bsfg.journey.link import Fetched, FetchRequest, PeerLink, PeerMemory
 from bsfg.journey.pull import Flow
-from bsfg.journey.receive import BeforePut, PullProgress
-from bsfg.journey.verify import LinkRules
+from bsfg.journey.receive import BeforePut, LinkRules, PullProgress
 from bsfg.node.alerts import AlertBoard
 from bsfg.node.parts import NodeContext
 from bsfg.ports import Buffer, Frame
@@ -48,7 +47,7 @@ class NativeReporter:
             self._parts.links.hold(self._link, RECEIVER, by="bsfg", reason=reason, stream=stream, log_id=log_id)
 
     def report(self, stream: str, progress: PullProgress) -> None:
-        """Count what a turn achieved and show it in the registry."""
+        """Count what a turn achieved and show it in the leases."""
         metrics = self._parts.metrics
         metrics.put(stream, Buffer.FORWARD, inserted=progress.inserted, repeated=progress.repeated)
         metrics.link_backlog.labels(self._link, stream).set(progress.backlog)
@@ -162,14 +161,14 @@ class NativeHandoff:
             with suppress(asyncio.CancelledError):
                 await self._leasing
         if self._desk.lease is not None:
-            self._parts.links.give_back(self._link, self._desk.lease)
+            self._parts.links.leases.give_back(self._link, self._desk.lease)
 
     async def _keep_lease(self) -> None:
         """Hold the lease of the link, unless a pipeline moves it or wants to: then stand back until it is gone."""
         name, told = self._link, ""
         while True:
             try:
-                other = self._parts.links.other_engine(name, HOLDER) or ""
+                other = self._parts.links.leases.other(name, HOLDER) or ""
                 if other and other != told:
                     self._note("lease_waited_for", link=name, holder=other)
                 told = other
@@ -187,15 +186,15 @@ class NativeHandoff:
     def _stand_back(self) -> None:
         token, self._desk.lease = self._desk.lease, None
         if token is not None:
-            self._parts.links.give_back(self._link, token)
+            self._parts.links.leases.give_back(self._link, token)
 
     def _hold_lease(self) -> None:
-        registry, name, desk = self._parts.links, self._link, self._desk
+        leases, name, desk = self._parts.links.leases, self._link, self._desk
         if desk.lease is None:
-            desk.lease = registry.acquire(name, HOLDER, LEASE_TTL_MS).token
+            desk.lease = leases.acquire(name, HOLDER, LEASE_TTL_MS).token
             self._note("lease_taken", link=name)
         else:
-            registry.renew(name, desk.lease, LEASE_TTL_MS)
+            leases.renew(name, desk.lease, LEASE_TTL_MS)
 
 
 class EveryZone(frozenset[str]):

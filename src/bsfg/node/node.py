@@ -36,6 +36,7 @@ from bsfg.node.backends import (
 from bsfg.node.certificates import Certificates
 from bsfg.node.dashboard import Dashboard
 from bsfg.node.links import LinkRegistry
+from bsfg.node.listeners import Listeners
 from bsfg.node.logs import Repeats
 from bsfg.node.metrics import Metrics
 from bsfg.node.native import NativeHandoff, StreamPull, rules_of
@@ -58,13 +59,17 @@ from bsfg.trail import NODE, REFUSED, STRANGER, TrailEvent
 from bsfg.wire.certcheck import check_signed
 from bsfg.wire.client import BoundaryClient, ClientLink
 from bsfg.wire.connection import PEER_MESSAGE_BYTES, Connection
-from bsfg.wire.listeners import Listeners
 from bsfg.wire.peer import PeerNames
 from bsfg.wire.reach import ConnectionDiagnosis
 from bsfg.wire.service import Caller, GateView
 from bsfg.wire.tls import Material, Watched
 
 log = structlog.get_logger("bsfg.node")
+
+FINISH_SECONDS = 4.0
+"""How long what is under way may wait for the servers of a storage when the node stops.
+
+A commit can wait for ever there. Its callers are told before the listeners let go of them."""
 
 OPENING_SECONDS = 2.0
 """Every so often the node says that a buffer is still being opened."""
@@ -88,6 +93,7 @@ class Node:
         self._rates = Rates()
         self.handoffs: dict[str, NativeHandoff] = {}
         self._stack = AsyncExitStack()
+        self._storage: Storage | None = None
 
     async def __aenter__(self) -> Node:
         await self.start()
@@ -101,13 +107,27 @@ class Node:
         try:
             await self._start()
         except BaseException:
-            await self._stack.aclose()
+            await self._end()
             raise
 
     async def stop(self) -> None:
         """Stop in the opposite order: no new calls, finish what is under way, release the storage."""
-        await self._stack.aclose()
+        await self._end()
         log.info("node_stopped", zone=self.config.zone.name)
+
+    async def _end(self) -> None:
+        hurry = asyncio.create_task(self._hurry())
+        try:
+            await self._stack.aclose()
+        finally:
+            hurry.cancel()
+
+    async def _hurry(self) -> None:
+        """Wait a while for what is under way at the servers of a storage, and then no longer."""
+        await asyncio.sleep(FINISH_SECONDS)
+        if isinstance(self._storage, SharedStorage):
+            log.warning("storage_not_waited_for", zone=self.config.zone.name)
+            await self._storage.end_waiting()
 
     async def overtaken(self) -> None:
         """Wait until another node of the zone has its storage; for ever where no other one can."""
@@ -122,10 +142,11 @@ class Node:
         metrics = Metrics()
         if config.storage.group_reads:
             ACCESS.let_group_read()
-        storage = await self._open_storage(metrics)
+        storage = self._storage = await self._open_storage(metrics)
         self._stack.push_async_callback(storage.close)
         state = self._open_state(storage)
         self._stack.callback(state.close)
+        state.check_settled()
         trail_problems = self._open_trail(reserve_of(storage, config.data_folder, self.clock))
         self.alerts = AlertBoard(config.zone.name, config.alerts, metrics, self.clock, _note)
         self._stack.push_async_callback(self.alerts.close)
@@ -377,7 +398,7 @@ class Node:
     def _dashboard(self, administration: Administration) -> Dashboard | None:
         if not (self.config.dashboard.enabled and self.config.listen.http_enabled):
             return None
-        return Dashboard(self.config, self.parts, administration, administration.describe)
+        return Dashboard(self.config, self.parts, administration)
 
     # Pulling.
 

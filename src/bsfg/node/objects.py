@@ -20,7 +20,7 @@ from bsfg.errors import (
     StreamUnavailable,
     ZoneNotAllowed,
 )
-from bsfg.journey.artifacts import bring_artifacts, named_artifacts, require_artifacts
+from bsfg.journey.artifacts import bring_artifacts, require_artifacts
 from bsfg.node.authorize import Decision, Request, Rule
 from bsfg.node.parts import NodeContext
 from bsfg.ports import ArtifactStore, Buffer, Replayable
@@ -59,7 +59,7 @@ class ArtifactFetcher:
         # What is read again after a release may take longer than any turn.
         self._parts.links.spoke(self._link)
         self._check_zones(facts)
-        if self._parts.artifacts is not None:
+        if self._parts.artifacts is not None and facts.names_artifacts:
             await bring_artifacts(facts, self._source, self._parts.artifacts)
             self._parts.links.check_open(self._link)
 
@@ -198,9 +198,7 @@ class Objects:
 
     async def require(self, facts: FactBatch) -> FactBatch:
         """Give a producer's facts with whole references; raise unless every artifact that they name is here."""
-        if self._parts.artifacts is not None or named_artifacts(facts):
-            return await require_artifacts(facts, self._store())
-        return facts
+        return await require_artifacts(facts, self._store())
 
     async def claim(self, facts: FactBatch) -> None:
         """Raise unless every artifact that facts name is here and has the size they say; keep those that are."""

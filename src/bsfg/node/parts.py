@@ -141,6 +141,8 @@ class NodeContext:
     """Which artifacts the facts of each buffer name: who may read those may read these."""
     scrub: Callable[[], Mapping[str, Any]] | None = None
     """Tells how far the scrub is; None when there is none."""
+    _buffers: dict[tuple[str, Buffer], Any] = field(default_factory=dict)
+    """The buffers that are open; one that closed itself stays so, and says it to whoever uses it."""
     unavailable: dict[tuple[str, Buffer], StreamUnavailable] = field(default_factory=dict)
     """The buffers that could not be opened or closed themselves; they are tried again when taken out of here."""
 
@@ -163,13 +165,17 @@ class NodeContext:
         """Open a buffer; one that cannot be opened is alone out of service, whatever the reason."""
         if (known := self.unavailable.get((stream, buffer))) is not None:
             raise StreamUnavailable(known.message, **known.details)
+        opened: Opened | None = self._buffers.get((stream, buffer))
+        if opened is not None:
+            return opened
         try:
-            return await opening()
+            opened = self._buffers[stream, buffer] = await opening()
         except StorageClosed:
             raise
         except Exception as error:
             failure = self.unavailable[stream, buffer] = StreamUnavailable.because(stream, buffer, error)
             raise failure from error
+        return opened
 
     def out_of_service(self, stream: str, buffer: Buffer, closed: StorageClosed) -> None:
         """Take note of a buffer that closed itself; until the node is restarted the others work without it."""

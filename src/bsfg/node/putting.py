@@ -12,8 +12,7 @@ from bsfg.batch import EntryBatch
 from bsfg.config.kinds import Action
 from bsfg.errors import BufferFull, ForeignLog, ZoneNotAllowed
 from bsfg.journey.link import Fetched, PeerPosition
-from bsfg.journey.receive import PullProgress, receive
-from bsfg.journey.verify import LinkRules
+from bsfg.journey.receive import LinkRules, PullProgress, receive
 from bsfg.node.authorize import Request
 from bsfg.node.objects import Objects
 from bsfg.node.parts import NodeContext
@@ -36,7 +35,7 @@ class Putting:
         parts = self._parts
         parts.guard.check(caller, Request(Action.PUT, call.stream, Buffer.FORWARD, link=call.link))
         lane = parts.settings.stream(call.stream)
-        parts.links.check_lease(call.link, call.lease)
+        parts.links.leases.check(call.link, call.lease)
         parts.links.check_open(call.link)
         parts.links.spoke(call.link)
         history = await self._foreign(call)

@@ -69,7 +69,7 @@ class Restored:
     """What was restored and where; ``files`` are those of the zone that were missing and are there again.
 
     ``signed_by`` is the certificate of the zone that vouches for it, None when nobody was asked. ``warnings`` are what
-    the file that was taken makes this machine do.
+    the file that was taken makes this machine do. ``damage`` is what was wrong with the backup, and was accepted.
     """
 
     manifest: Manifest
@@ -81,6 +81,7 @@ class Restored:
     lacking: tuple[str, ...]
     signed_by: str | None = None
     warnings: tuple[str, ...] = ()
+    damage: tuple[str, ...] = ()
 
 
 def restore(
@@ -91,12 +92,12 @@ def restore(
     manifest = parsed(backup, document)
     own = _own_config(folder, manifest)
     signed_by = None if options.accept_unsigned else _check_signed(backup, document, manifest, own, options)
-    _check_contents(backup, manifest, options, progress)
+    damage = _check_contents(backup, manifest, options, progress)
     config = own if own is not None else _taken_config(backup, folder, manifest, options)
     place = ZonePlace.of(config) if config is not None else ZonePlace.of_folder(folder)
     for path in (place.data, place.artifacts):
         _check_free(folder, path)
-    _check_sound(backup, manifest, options, progress)
+    damage += _check_sound(backup, manifest, options, progress)
     try:
         logs, files = _Restore(backup, place, options, now_unix_ms, progress).run(folder, manifest, config)
     except OSError as error:
@@ -106,7 +107,16 @@ def restore(
     source = config.source if config is not None else None
     warnings = _warnings(config) if config is not None and own is None else ()
     return Restored(
-        manifest, place.data, place.artifacts, source, tuple(logs), files, lacking, signed_by, tuple(warnings)
+        manifest,
+        place.data,
+        place.artifacts,
+        source,
+        tuple(logs),
+        files,
+        lacking,
+        signed_by,
+        tuple(warnings),
+        tuple(dict.fromkeys(damage)),
     )
 
 
@@ -148,20 +158,25 @@ def _check_signed(
     )
 
 
-def _check_contents(backup: Path, manifest: Manifest, options: RestoreOptions, progress: Progress) -> None:
-    """Hold every file against the manifest; one of an earlier version lists none, and only its kinds are looked at."""
+def _check_contents(backup: Path, manifest: Manifest, options: RestoreOptions, progress: Progress) -> list[str]:
+    """Hold every file against the manifest; one of an earlier version lists none, and only its kinds are looked at.
+
+    Gives what differs, where that is accepted.
+    """
     found = check_plain(backup, PARTS)
     if not manifest.contents:
         if not options.accept_unsigned:
             raise BackupUntrusted(f"the backup {backup} does not list its files", hint=UNSIGNED_HINT)
-        return
+        return []
     planted = sorted(found - set(manifest.contents))
     if planted:
         raise BackupUntrusted(f"{one_line(planted[0])[:200]!r} is not part of the backup {backup}", hint=HINT)
     meter = Meter(progress, "comparing", sum(int(str(size)) for size, _ in manifest.contents.values()))
     wrong = list(differences(backup, manifest.contents, meter))
+    damage = [one_line(f"{name}: {what}") for name, what in wrong]
     if any(name.startswith(f"{ZONE}/") for name, _ in wrong) or (wrong and not options.accept_damage):
-        raise _damaged([f"{name}: {what}" for name, what in wrong])
+        raise _damaged(damage)
+    return damage
 
 
 def _damaged(found: list[str]) -> LogDamaged:
@@ -169,11 +184,14 @@ def _damaged(found: list[str]) -> LogDamaged:
     return LogDamaged(one_line(f"the backup is damaged: {'; '.join(found[:5])}"), hint=hint, problems=len(found))
 
 
-def _check_sound(backup: Path, manifest: Manifest, options: RestoreOptions, progress: Progress) -> None:
-    """Read every byte of a backup before anything relies on it; what was not sound when it was made is not now."""
+def _check_sound(backup: Path, manifest: Manifest, options: RestoreOptions, progress: Progress) -> list[str]:
+    """Read every byte of a backup before anything relies on it; what was not sound when it was made is not now.
+
+    Gives what is damaged, where that is accepted.
+    """
     heads, problems = verified(backup, lambda _, done, total: progress("verifying", done, total))
     damage = [*manifest.damage, *replace(manifest, problems=problems).damage]
-    found = list(dict.fromkeys(f"{each['where']}: {each['detail']}" for each in damage))
+    found = list(dict.fromkeys(one_line(f"{each['where']}: {each['detail']}") for each in damage))
     found += [
         f"{log.stream}/{log.buffer}: it is not the log that was backed up"
         for log in manifest.logs
@@ -181,6 +199,7 @@ def _check_sound(backup: Path, manifest: Manifest, options: RestoreOptions, prog
     ]
     if found and not options.accept_damage:
         raise _damaged(found)
+    return found
 
 
 # Where it goes.

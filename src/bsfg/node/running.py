@@ -21,11 +21,11 @@ from starlette.routing import BaseRoute, Route
 from bsfg.config import ZoneConfig
 from bsfg.errors import BsfgError, StandingBy, StorageTaken, StorageUnavailable
 from bsfg.node.backends import can_be_watched, node_name, watch_of
+from bsfg.node.listeners import Listeners
 from bsfg.node.node import Node
 from bsfg.node.parts import NodeSettings
 from bsfg.wire.http_server import caller_of, problem
 from bsfg.wire.limits import Admission
-from bsfg.wire.listeners import Listeners
 from bsfg.wire.service import Caller
 from bsfg.wire.tls import Watched
 
@@ -141,6 +141,17 @@ async def _first(*waits: Awaitable[Any]) -> None:
             task.cancel()
 
 
+async def _started(node: Node, stopping: asyncio.Event) -> bool:
+    """Start a node; tell whether it has, or was told to stop before: a storage may keep it waiting for ever."""
+    starting = asyncio.ensure_future(node.start())
+    await _first(stopping.wait(), starting)
+    await asyncio.wait([starting])
+    if starting.cancelled():
+        return False
+    starting.result()
+    return True
+
+
 async def _serve(node: Node, stopping: asyncio.Event, ready: Callable[[Node], None]) -> None:
     """Be active until the process is to stop or another node has taken over."""
     try:
@@ -172,7 +183,8 @@ async def run(config: ZoneConfig, ready: Callable[[Node], None] = lambda node: N
         node = Node(config)
         loop.add_signal_handler(signal.SIGHUP, node.reload)
         try:
-            await node.start()
+            if not await _started(node, stopping):
+                return
         except (StorageTaken, StorageUnavailable) as error:
             # At its first start a node does not wait for a server that is away: whatever starts it tries again.
             if not can_be_watched(config) or (not has_run and isinstance(error, StorageUnavailable)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Generator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,7 +15,7 @@ from bsfg.config.kinds import Action
 from bsfg.digest import LogHistory
 from bsfg.errors import BsfgError, FactNotFound, InvalidArgument, UnknownConsumer
 from bsfg.fact import Entry, Key
-from bsfg.journey.append import ANYTHING, AppendRules, commit, prepare
+from bsfg.journey.append import AppendRules, commit, prepare
 from bsfg.journey.confirm import confirm_receipt
 from bsfg.journey.link import AppendOutcome, Carriage, Fetched, FetchRequest, Refusal
 from bsfg.journey.serve import GivenGaps, serve, serve_range
@@ -40,7 +40,7 @@ from bsfg.retention import GapReason
 from bsfg.sealing import IdStrategy
 from bsfg.signatures import SIGNATURE_WEIGHT_BYTES, TrustedKeys
 from bsfg.wire.convert import LogEvidence
-from bsfg.wire.service import Caller, ObjectInfo, Prepared, PutCall, PutOutcome, Reading
+from bsfg.wire.service import Caller, ObjectInfo, PutCall, PutOutcome
 
 
 @runtime_checkable
@@ -78,8 +78,30 @@ def _concerns(gap: GapSet, row: Identity, stream: str, buffer: Buffer) -> bool:
 FETCH_FACTS_MAX = 100_000
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Facts that were checked and sealed for one caller and wait to be made durable in a buffer."""
+
+    stream: str
+    facts: FactBatch
+    store: StoreBuffer
+    hasher: str
+    ids_derived: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What is read frame by frame: what it belongs to, and its frames; a gate that is held ends them."""
+
+    head: Fetched
+    frames: AsyncIterator[Frame]
+
+
 class NodeService:
-    """The operations of producers, consumers, peers and pipelines; see `bsfg.wire.service.BoundaryService`."""
+    """The operations of producers, consumers, peers and pipelines, whatever carries the requests.
+
+    Every call names its caller; whether he may is decided here, and only `bsfg.errors.BsfgError` is raised.
+    """
 
     def __init__(self, parts: NodeContext) -> None:
         self._parts = parts
@@ -114,7 +136,8 @@ class NodeService:
             keys = settings.signing
             if keys.concern(from_zones):
                 await self._verify(keys, sealed, stream)
-            sealed = await self._objects.require(sealed)
+            if sealed.names_artifacts:
+                sealed = await self._objects.require(sealed)
             # The first append opens the buffer; it must not be in the commit, where a later frame could pass by.
             store = await self._parts.store(stream)
         except BsfgError as error:
@@ -130,10 +153,9 @@ class NodeService:
         started = time.perf_counter()
         parts, stream = self._parts, prepared.stream
         try:
-            plausibility = parts.settings.stream(stream).plausibility
-            rules = ANYTHING if plausibility is None else AppendRules(plausibility=plausibility)
+            window = parts.settings.stream(stream).plausibility
             # The embedded log gives a future; where it is a coroutine this makes a task of it.
-            receipt = asyncio.ensure_future(commit(prepared.store, prepared.facts, clock=parts.clock, rules=rules))
+            receipt = asyncio.ensure_future(commit(prepared.store, prepared.facts, clock=parts.clock, window=window))
         except BsfgError as error:
             self._append_failed(stream, error)
             raise

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from bsfg.batch import EntryBatch
 from bsfg.clock import SystemClock
 from bsfg.digest import SHA256, hasher_named
-from bsfg.errors import BsfgError, ConfigInvalid, ForeignLog, HasherUnknown
+from bsfg.errors import BsfgError, ConfigInvalid, ForeignLog, HasherUnknown, MigrationUnfinished, StorageMoved
 from bsfg.gate import Gate, Mode
 from bsfg.journey.link import PeerPosition, Release
 from bsfg.ports import StoreBuffer
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 STATE = "node/state.journal"
 _PEER, _GATE, _RELEASE = "peer", "gate", "release"
+_MOVED = ("storage", "migration")
 
 
 @runtime_checkable
@@ -114,6 +115,25 @@ class StateJournal:
             yield Record({"kind": kind, "name": name, "value": value})
 
 
+@dataclass(frozen=True, slots=True)
+class MovedMark:
+    """What a storage says of the migration that it is, or was, a side of: as which, with which backend, and when.
+
+    Both sides of a migration have its ``token``.
+    """
+
+    side: str
+    other: str
+    at_unix_ms: int
+    token: str
+    is_done: bool = False
+
+    @property
+    def is_target(self) -> bool:
+        """Whether facts were brought here."""
+        return self.side == "target"
+
+
 class NodeState:
     """The durable values of one node; open it before anything else of the node starts."""
 
@@ -179,6 +199,28 @@ class NodeState:
         name, held = (_GATE, f"{link}/{side}"), gate.mode == Mode.HELD
         if held or self._values.get(name, {}).get("mode") == Mode.HELD:
             self.put(*name, {**asdict(gate), "mode": str(gate.mode)})
+
+    def moved(self) -> MovedMark | None:
+        """Give what is known of a migration from or to this storage."""
+        value = self._values.get(_MOVED)
+        return MovedMark(**value) if value else None
+
+    def mark_moved(self, mark: MovedMark) -> None:
+        """Remember a migration from or to this storage."""
+        self.put(*_MOVED, asdict(mark))
+
+    def check_settled(self) -> None:
+        """Raise when the zone's facts were moved away from here, or are not all here yet."""
+        mark = self.moved()
+        if mark is None or (mark.is_target and mark.is_done):
+            return
+        if mark.is_target:
+            raise MigrationUnfinished(f"the zone is being moved here from {mark.other}, and is not all there yet")
+        raise StorageMoved(f"the facts of the zone were moved to {mark.other}", moved_unix_ms=mark.at_unix_ms)
+
+    def values(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """Give all values, by kind and name."""
+        return dict(self._values)
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
         """Give a value."""

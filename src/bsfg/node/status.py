@@ -492,7 +492,7 @@ def _links(parts: NodeContext) -> list[dict[str, Any]]:
             "held_by": view.gate.held_by,
             "held_until_unix_ms": view.gate.held_until_unix_ms,
             "engine": _engine_of(parts, view),
-            "lease": registry.holder(view.link) if view.side == RECEIVER else None,
+            "lease": registry.leases.holder(view.link) if view.side == RECEIVER else None,
             "trouble": registry.trouble(view.link, view.side),
             "reports": reports.get(view.link, []) if view.side == RECEIVER else [],
         }

@@ -25,7 +25,7 @@ from bsfg.node.authorize import Decision, Rule
 from bsfg.ports import Clock
 from bsfg.stores.log.files import DiskFiles
 from bsfg.stores.log.trailfile import TrailWriter, newest_first, oldest_first, tell, trail_failure
-from bsfg.trail import FAILED, NODE, REFUSED, STRANGER, TrailEvent, TrailQuery, TrailRecord
+from bsfg.trail import FAILED, NODE, REFUSED, STRANGER, USER, TrailEvent, TrailQuery, TrailRecord
 
 if TYPE_CHECKING:
     # The command line leaves word in the trail where nothing but the core is installed.
@@ -285,7 +285,7 @@ class AuditTrail:
                 for each in part:
                     each.answer()
             self._tell_lost()
-            self._writer.take_in()
+            self._writer.take_in(self._clock.now_unix_ms())
             self._trim()
         except Exception as error:
             self.failure = trail_failure(error)
@@ -331,4 +331,4 @@ def _user() -> str:
     except KeyError:
         name = str(os.getuid())
     before = os.environ.get("SUDO_USER", "")
-    return f"user:{name}" + (f" ({before})" if before and before != name else "")
+    return f"{USER}{name}" + (f" ({before})" if before and before != name else "")

@@ -62,7 +62,7 @@ class LinkWatch:
         registry, name = self._registry, link.name
         now_ms = registry.clock.monotonic_ms()
         watched = self._watched.setdefault(name, _Watched(now_ms))
-        holder = registry.holder(name)
+        holder = registry.leases.holder(name)
         if holder is not None:
             watched.holder, watched.held_ms = holder, now_ms
         trouble = None

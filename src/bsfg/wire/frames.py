@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any, Generic, Protocol, TypeVar
@@ -13,7 +14,7 @@ from bsfg.artifacts import DEFAULT_MEDIA_TYPE
 from bsfg.batch import EntryBatch, FactBatch
 from bsfg.columns import DIGEST_BYTES, fixed_rows
 from bsfg.digest import known_hashers
-from bsfg.errors import FrameInvalid, HasherUnknown, InvalidArgument, Overloaded, TimedOut
+from bsfg.errors import FrameInvalid, HasherUnknown, TimedOut
 from bsfg.fact import SHA256_NAME
 from bsfg.journey.link import AppendOutcome, Fetched
 from bsfg.model import DEFAULT_LIMITS, Limits
@@ -22,8 +23,7 @@ from bsfg.ports import Frame, Receipt, Result
 from bsfg.sealing import functions_of
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.convert import gap_message, gap_of, gap_set_message, gap_sets_of
-from bsfg.wire.grpc_calls import IncomingRequests
-from bsfg.wire.service import BoundaryService, Caller, ObjectInfo
+from bsfg.wire.service import ObjectInfo
 
 _INT64 = np.dtype("<i8")
 
@@ -326,6 +326,69 @@ class Pipelined(Generic[Request, Answer]):
                 item[1]()
 
 
+class Laned(Generic[Request, Answer]):
+    """Answers the frames of one stream lane by lane: in each one after the other, each answer when it is ready."""
+
+    def __init__(
+        self, work: Callable[[Request], Awaitable[Answer]], lane_of: Callable[[Request], int], *, window_frames: int
+    ) -> None:
+        self._work, self._lane_of = work, lane_of
+        self._window = asyncio.Semaphore(window_frames)
+        self._answers: asyncio.Queue[Answer | None] = asyncio.Queue()
+        self._last: dict[int, asyncio.Task[None]] = {}
+        self._failure: Exception | None = None
+        self._is_over = False
+
+    async def answers(self, requests: IncomingFrames[Request]) -> AsyncIterator[Answer]:
+        """Give the answers as they come, until the requests end or fall silent, or one of them fails."""
+        reader = asyncio.create_task(self._read(requests))
+        try:
+            while (answer := await self._answers.get()) is not None:
+                yield answer
+            if self._failure is not None:
+                raise self._failure
+        finally:
+            # What was begun is finished also when nobody waits for the answer any more; what was not is not begun.
+            self._is_over = True
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+
+    async def _read(self, requests: IncomingFrames[Request]) -> None:
+        try:
+            while True:
+                await self._window.acquire()
+                try:
+                    request = await requests.__anext__()
+                except StopAsyncIteration:
+                    break
+                lane, release = self._lane_of(request), requests.take_over()
+                task = asyncio.create_task(self._answered(self._last.get(lane), request, release))
+                self._last[lane] = task
+                task.add_done_callback(functools.partial(self._done, lane))
+            await asyncio.gather(*self._last.values())
+        except Exception as error:
+            self._failure = error
+        self._answers.put_nowait(None)
+
+    async def _answered(self, before: asyncio.Task[None] | None, request: Request, release: Release) -> None:
+        try:
+            if before is not None:
+                await asyncio.wait({before})
+            if not self._is_over:
+                self._answers.put_nowait(await self._work(request))
+        except Exception as error:
+            # Whoever waits for it would wait for ever.
+            self._failure = error
+            self._answers.put_nowait(None)
+        finally:
+            release()
+            self._window.release()
+
+    def _done(self, lane: int, task: asyncio.Task[None]) -> None:
+        if self._last.get(lane) is task:
+            del self._last[lane]
+
+
 async def _waited(work: Awaitable[Answer]) -> Answer:
     if not isinstance(work, asyncio.Future):
         return await work
@@ -370,32 +433,6 @@ def object_info(found: pb.ObjectDescription) -> ObjectInfo:
     )
 
 
-async def upload(service: BoundaryService, requests: IncomingRequests, caller: Caller) -> pb.PutObjectResponse:
-    """Take an upload; a caller that falls silent in the middle gets `timed_out`, and nothing is stored."""
-
-    async def next_part() -> pb.PutObjectRequest | None:
-        part: pb.PutObjectRequest | None = await anext(requests, None)
-        if part is None and requests.fell_silent:
-            if requests.is_given_up:
-                raise Overloaded("too many messages are on their way to the node", limit="awaited_messages")
-            raise TimedOut("the upload fell silent before its end")
-        return part
-
-    async def chunks() -> AsyncIterator[bytes]:
-        while (part := await next_part()) is not None:
-            if part.WhichOneof("part") != "chunk":
-                raise InvalidArgument("an upload has one description, then chunks")
-            yield part.chunk
-
-    first = await next_part()
-    if first is None or first.WhichOneof("part") != "description":
-        raise InvalidArgument("an upload begins with its description")
-    stored = await service.put_object(caller, object_info(first.description), chunks())
-    return pb.PutObjectResponse(
-        digest=stored.digest or "", size_bytes=stored.size_bytes or 0, already_exists=stored.already_exists
-    )
-
-
 async def read_download(
     answers: AsyncGenerator[pb.GetObjectResponse, None], idle_timeout_seconds: float
 ) -> tuple[ObjectInfo, AsyncGenerator[bytes, None]]:
@@ -417,15 +454,3 @@ async def read_download(
     if first is None or first.WhichOneof("part") != "description":
         raise FrameInvalid("a download begins with its description")
     return object_info(first.description), chunks()
-
-
-async def download(
-    service: BoundaryService, request: pb.GetObjectRequest, caller: Caller
-) -> AsyncIterator[pb.GetObjectResponse]:
-    """Give an artifact: its description, then its bytes."""
-    digest = request.digest if request.HasField("digest") else None
-    info, data = await service.get_object(caller, request.bucket, request.key, digest)
-    yield pb.GetObjectResponse(description=description_message(info))
-    async for piece in data:
-        for start in range(0, len(piece), CHUNK_BYTES):
-            yield pb.GetObjectResponse(chunk=piece[start : start + CHUNK_BYTES])

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, aclosing, closing, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
 import grpc
@@ -25,7 +25,7 @@ from bsfg.wire.limits import STRANGERS, Admission, WireLimits
 from bsfg.wire.messages import COUNTED_BYTES, Method, count_fields, read_at_once, read_counted
 from bsfg.wire.operations import Asks, Terms, terms_of
 from bsfg.wire.peer import names_in_auth_context
-from bsfg.wire.service import BoundaryService, Caller
+from bsfg.wire.service import Caller
 from bsfg.wire.status import ERROR_METADATA, encoded, grpc_status
 
 Result = TypeVar("Result")
@@ -352,6 +352,22 @@ def caller_of(context: Context) -> Caller:
     return Caller(names_in_auth_context(context.auth_context()), context.peer())
 
 
+class CallerDoor(Protocol):
+    """Who says whether somebody may call at all."""
+
+    def admit(self, caller: Caller, actions: tuple[str, ...]) -> str:
+        """Give the name of a caller whose row is in force and allows one of the actions, whatever it is about.
+
+        Without actions only the row is asked for. Raises `IdentityUnknown`, `IdentityRevoked` or `PermissionRefused`
+        before anything of a request was looked at; the refusal is recorded.
+        """
+        ...
+
+    def known(self, caller: Caller) -> str | None:
+        """Give the name of a caller whose row is in force, None for anybody else; nothing is recorded."""
+        ...
+
+
 class GrpcHandlers:
     """Wraps the behaviours of a service into gRPC handlers."""
 
@@ -359,7 +375,7 @@ class GrpcHandlers:
         self,
         limits: WireLimits,
         admission: Admission,
-        door: BoundaryService,
+        door: CallerDoor,
         called: Callable[[str], None] | None = None,
         port: Callable[[], int] = lambda: 0,
     ) -> None:

@@ -20,6 +20,9 @@ CHUNK_BYTES_MAX = 1 << 20
 SIGN_IN_BYTES = 4 << 10
 PAGE_BODY_BYTES = 16 << 10
 
+LINKS_AT_ONCE_MAX, LINK_BYTES_MAX = 1_000, 1 << 10
+"""How many links one call may be about, and how many bytes each of them may take of it."""
+
 REASON_CHARACTERS_MAX = 1_000
 DETAIL_CHARACTERS_MAX = 10_000
 
@@ -82,6 +85,12 @@ def _admin(name: str, action: str, cost: Cost = Cost.CHEAP, most: Mapping[str, i
     return Terms(name, "bsfg.v1.Admin", (action,), cost=cost, most=most or {}, audited=action == "act")
 
 
+def _of_many(name: str, field: str, cost: Cost) -> Terms:
+    """Give the terms of what a pipeline asks or tells of many links at once."""
+    most, limit = {field: LINKS_AT_ONCE_MAX}, LINKS_AT_ONCE_MAX * LINK_BYTES_MAX
+    return Terms(name, "bsfg.v1.Admin", ("report",), limit, cost, most, 20 * LINKS_AT_ONCE_MAX)
+
+
 def _http(name: str, *actions: str, **terms: object) -> Terms:
     return Terms(name, HTTP, actions, **terms)  # type: ignore[arg-type]
 
@@ -109,6 +118,7 @@ _TABLE = (
         fields=150_000,
     ),
     _boundary("PutFacts", "put", message_bytes=None, cost=Cost.STREAM, most=_GAPS, fields=70_000),
+    _boundary("PutLanes", "put", message_bytes=None, cost=Cost.STREAM, most=_GAPS, fields=70_000),
     _boundary("PutObject", "upload", message_bytes=CHUNK_BYTES_MAX, cost=Cost.STREAM),
     _boundary("GetObject", "download", cost=Cost.STREAM),
     _admin("Status", "view", Cost.BYTES),
@@ -124,6 +134,9 @@ _TABLE = (
     _admin("RenewLease", "report", Cost.WAITS),
     _admin("ReleaseLease", "report"),
     _admin("ReportLink", "report", most=_REPORT),
+    _of_many("AcquireLeases", "links", Cost.WAITS),
+    _of_many("RenewLeases", "leases", Cost.WAITS),
+    _of_many("ReportLinks", "reports", Cost.BYTES),
     _admin("RecallPeer", "report"),
     _admin("RememberPeer", "report"),
     _admin("ListGaps", "view", Cost.BYTES),

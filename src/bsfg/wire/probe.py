@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -42,6 +43,9 @@ _HTTP2_HELLO = (
 The question is there for its sake: a connection without a call looks to it like a handshake that failed.
 """
 
+_FRAME_HEAD_BYTES = 9
+_ANSWER_BYTES_MAX = 64 << 10
+
 _LAST_WORDS = (1, 3, 7)
 """Frames after which nothing that matters comes: the head of an answer, the end of a stream or of the connection."""
 
@@ -67,7 +71,7 @@ def probe(host: str, port: int, files: TlsFiles, timeout_seconds: float = 5.0) -
             socket.create_connection((host, port), timeout=timeout_seconds) as plain,
             context.wrap_socket(plain, server_hostname=host) as secured,
         ):
-            return _seen(secured)
+            return _seen(secured, timeout_seconds)
     except ssl.SSLCertVerificationError as error:
         hint = "Look at the other side with `bsfg certs check` there, and at the authorities in [tls] ca here."
         raise CertificateInvalid(
@@ -80,28 +84,43 @@ def probe(host: str, port: int, files: TlsFiles, timeout_seconds: float = 5.0) -
         raise PeerUnreachable(f"{host}:{port} cannot be reached: {reason_of(error)}") from None
 
 
-def _seen(secured: ssl.SSLSocket) -> ServerSeen:
+def _seen(secured: ssl.SSLSocket, timeout_seconds: float) -> ServerSeen:
     der = secured.getpeercert(binary_form=True) or b""
     seen = ServerSeen(names_in_der(der), der)
     # In TLS 1.3 a client is done before the server has looked at its certificate: only an answer shows acceptance.
-    if secured.selected_alpn_protocol() == "h2" and not _answered(secured):
+    if secured.selected_alpn_protocol() == "h2" and not _answered(secured, timeout_seconds):
         hint = "Its log says why; compare the authority, the dates and the usage of our certificate."
         raise CertificateInvalid("the server ended the connection when it saw our certificate", hint=hint)
     return seen
 
 
-def _answered(secured: ssl.SSLSocket) -> bool:
-    """Ask for health, wait for the answer, and tell whether anything was said at all."""
-    said = False
+def _answered(secured: ssl.SSLSocket, timeout_seconds: float) -> bool:
+    """Ask for health, wait for the answer, and tell whether anything was said at all.
+
+    Who it is is not known yet: one that talks without end, or ever so slowly, is listened to no longer.
+    """
+    said, deadline = b"", time.monotonic() + timeout_seconds
     try:
         secured.sendall(_HTTP2_HELLO)
-        with secured.makefile("rb") as stream:
-            while len(head := stream.read(9)) == 9 and head[3] not in _LAST_WORDS:
-                said = True
-                stream.read(int.from_bytes(head[:3], "big"))
-            return said or len(head) == 9
+        while not _is_over(said) and (left := deadline - time.monotonic()) > 0:
+            secured.settimeout(left)
+            part = secured.recv(_ANSWER_BYTES_MAX)
+            if not part:
+                break
+            said += part
     except (ssl.SSLError, OSError):
-        return said
+        pass
+    return len(said) >= _FRAME_HEAD_BYTES
+
+
+def _is_over(said: bytes) -> bool:
+    """Tell whether the frames of an answer have come to its last words, or are more than an answer has."""
+    at = 0
+    while at + _FRAME_HEAD_BYTES <= len(said):
+        if said[at + 3] in _LAST_WORDS:
+            return True
+        at += _FRAME_HEAD_BYTES + int.from_bytes(said[at : at + 3], "big")
+    return len(said) >= _ANSWER_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,34 +1,16 @@
-"""What the listeners need from the node behind them, whatever carries the requests.
-
-`bsfg.node.service` implements the first contract, `bsfg.node.administration` the second. Every call names its caller;
-the implementation decides whether he may, does it, counts it, and raises only `bsfg.errors.BsfgError`.
-"""
+"""What callers and nodes tell each other beside facts: who calls, what a pipeline brings, and views of a node."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from bsfg.artifacts import DEFAULT_MEDIA_TYPE
-from bsfg.batch import FactBatch
-from bsfg.fact import Entry, Key
+from bsfg.errors import BsfgError
 from bsfg.gate import Event, Gate
-from bsfg.journey.link import AppendOutcome, Fetched, FetchRequest, PeerPosition, Refusal, Release, Room
-from bsfg.ports import (
-    Buffer,
-    Confirmation,
-    ConsumerSpec,
-    ConsumerState,
-    Frame,
-    Gap,
-    GapRecord,
-    GapSet,
-    Quarantined,
-    Result,
-    StoreBuffer,
-)
-from bsfg.wire.convert import LogEvidence
+from bsfg.journey.link import Refusal, Room
+from bsfg.ports import Buffer, ConsumerState, Gap, GapRecord, GapSet, Quarantined
 from bsfg.wire.peer import PeerNames
 
 
@@ -49,25 +31,6 @@ class Caller:
         if self.token is not None:
             return f"token:{self.token}"
         return str(self.names) if self.names else "plaintext"
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """Facts that were checked and sealed for one caller and wait to be made durable in a buffer."""
-
-    stream: str
-    facts: FactBatch
-    store: StoreBuffer
-    hasher: str
-    ids_derived: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What is read frame by frame: what it belongs to, and its frames; a gate that is held ends them."""
-
-    head: Fetched
-    frames: AsyncIterator[Frame]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,101 +81,6 @@ class ObjectInfo:
     link: str | None = None
 
 
-class BoundaryService(Protocol):
-    """The operations of producers, consumers, peers and the zone's own pipeline."""
-
-    def admit(self, caller: Caller, actions: tuple[str, ...]) -> str:
-        """Give the name of a caller whose row is in force and allows one of the actions, whatever it is about.
-
-        Without actions only the row is asked for. Raises `IdentityUnknown`, `IdentityRevoked` or `PermissionRefused`
-        before anything of a request was looked at; the refusal is recorded.
-        """
-        ...
-
-    def known(self, caller: Caller) -> str | None:
-        """Give the name of a caller whose row is in force, None for anybody else; nothing is recorded."""
-        ...
-
-    async def prepare(self, caller: Caller, stream: str, facts: FactBatch | bytes) -> Prepared:
-        """Decide whether the caller may append these facts, and seal them; bytes are an Arrow stream.
-
-        Calls for one stream of frames are made one after the other, so that a later frame never overtakes.
-        """
-        ...
-
-    def commit(self, prepared: Prepared) -> Awaitable[AppendOutcome]:
-        """Make prepared facts durable; that begins at the call, and goes on whether or not anybody waits for it."""
-        ...
-
-    async def fetch(
-        self, caller: Caller, consumer: str, request: FetchRequest, carry_only: frozenset[str] | None = None
-    ) -> Fetched:
-        """Give what follows the last confirmed offset of a durable consumer, waiting as long as the request says."""
-        ...
-
-    async def fetch_frames(
-        self, caller: Caller, consumer: str, request: FetchRequest, carry_only: frozenset[str] | None = None
-    ) -> Reading:
-        """Fetch as `fetch` does, and give the frames one by one: a gate that is held ends them."""
-        ...
-
-    async def read_offsets(
-        self,
-        caller: Caller,
-        stream: str,
-        buffer: Buffer,
-        first: int,
-        end: int | None,
-        *,
-        max_facts: int,
-        carry_only: frozenset[str] | None = None,
-    ) -> Reading:
-        """Read a range of offsets."""
-        ...
-
-    async def read_times(
-        self,
-        caller: Caller,
-        stream: str,
-        buffer: Buffer,
-        start_unix_ms: int,
-        end_unix_ms: int,
-        *,
-        max_facts: int,
-        carry_only: frozenset[str] | None = None,
-    ) -> Reading:
-        """Read what became durable in a span of time."""
-        ...
-
-    async def get(self, caller: Caller, stream: str, key: Key, buffer: Buffer) -> Entry:
-        """Give the entry of a key, or raise `FactNotFound`."""
-        ...
-
-    async def evidence(self, caller: Caller, stream: str, buffer: Buffer, heads: Sequence[bytes]) -> LogEvidence:
-        """Tell what a log shows of itself beside its entries."""
-        ...
-
-    async def confirm(
-        self, caller: Caller, consumer: str, confirmation: Confirmation, refusals: Sequence[Refusal] = ()
-    ) -> int:
-        """Record a confirmation and give the offset through which nothing is missing."""
-        ...
-
-    async def put(self, caller: Caller, call: PutCall) -> PutOutcome:
-        """Put what a link brought into the forward buffer."""
-        ...
-
-    async def put_object(self, caller: Caller, info: ObjectInfo, chunks: AsyncIterator[bytes]) -> ObjectInfo:
-        """Store an artifact; it is there when this returns."""
-        ...
-
-    async def get_object(
-        self, caller: Caller, bucket: str, key: str, digest: str | None = None
-    ) -> tuple[ObjectInfo, AsyncGenerator[bytes, None]]:
-        """Give an artifact by name, or by digest alone, and its bytes."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class GateView:
     """The gate of one side of a link, ``receiver`` or ``sender``."""
@@ -256,6 +124,25 @@ class LeaseView:
     ttl_ms: int
     mode: str
     wanted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLease:
+    """A lease that is to be kept: how much it was wanted, and what its gate was, when its holder last looked."""
+
+    link: str
+    token: str
+    seen: int = 0
+    mode: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LeasesView:
+    """What became of the leases of many links, and the newest plan that was heard of from the same holder."""
+
+    leases: Mapping[str, LeaseView]
+    refused: Mapping[str, BsfgError]
+    plan: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,107 +196,3 @@ class QuarantinePage:
     views: Sequence[QuarantinedView]
     following: str = ""
     total: int = 0
-
-
-class AdminService(Protocol):
-    """The operations of operators and viewers, and of pipelines about their links."""
-
-    async def status(self, caller: Caller) -> Mapping[str, Any]:
-        """Describe the node in a document of JSON values."""
-        ...
-
-    async def consumers(self, caller: Caller) -> list[ConsumerView]:
-        """List all durable consumers."""
-        ...
-
-    async def create_consumer(self, caller: Caller, spec: ConsumerSpec) -> ConsumerView:
-        """Create a durable consumer."""
-        ...
-
-    async def retire_consumer(self, caller: Caller, name: str, reason: str) -> list[GapRecord]:
-        """End a consumer and give the gap records it leaves."""
-        ...
-
-    async def frontier(self, caller: Caller, stream: str, buffer: Buffer) -> FrontierView:
-        """Tell how far all required consumers of a buffer have confirmed it."""
-        ...
-
-    async def truncate_before(
-        self, caller: Caller, stream: str, buffer: Buffer, before: int, reason: str
-    ) -> FrontierView:
-        """Remove everything below an offset at once; `TruncateRefused` when somebody still needs it."""
-        ...
-
-    async def gates(self, caller: Caller) -> list[GateView]:
-        """List the gates of all links."""
-        ...
-
-    async def hold_gate(
-        self, caller: Caller, link: str, side: str, reason: str, until_unix_ms: int | None = None
-    ) -> GateView:
-        """Close a gate."""
-        ...
-
-    async def release_gate(self, caller: Caller, link: str, side: str, reason: str) -> GateView:
-        """Open a held gate."""
-        ...
-
-    async def acquire_lease(
-        self, caller: Caller, link: str, holder: str, ttl_ms: int, wait_seconds: float = 0.0, *, urgent: bool = False
-    ) -> LeaseView:
-        """Take the lease of a link, or raise `LeaseHeld`."""
-        ...
-
-    async def renew_lease(
-        self, caller: Caller, link: str, token: str, ttl_ms: int, wait_seconds: float = 0.0, seen: int = 0
-    ) -> LeaseView:
-        """Keep a lease, or raise `LeaseLost`; answer early when it is wanted more than ``seen``."""
-        ...
-
-    async def release_lease(self, caller: Caller, link: str, token: str) -> None:
-        """Give a lease back; one that is not held any more is no error."""
-        ...
-
-    async def report_link(self, caller: Caller, report: LinkReport) -> GateView:
-        """Take a report and give the link's gate."""
-        ...
-
-    async def recall_peer(self, caller: Caller, link: str, stream: str) -> PeerPosition:
-        """Give what is remembered of the sender of a link."""
-        ...
-
-    async def remember_peer(
-        self,
-        caller: Caller,
-        link: str,
-        stream: str,
-        position: PeerPosition,
-        lease: str | None,
-        settles: Release | None = None,
-    ) -> None:
-        """Keep what a pipeline knows of the sender of a link, and that it has acted upon a release."""
-        ...
-
-    async def gaps(self, caller: Caller, stream: str, buffer: Buffer) -> list[GapSet]:
-        """Give the gap records of a buffer as sets."""
-        ...
-
-    async def quarantine(
-        self, caller: Caller, stream: str | None, after: str = "", limit: int = 0, *, newest_first: bool = False
-    ) -> QuarantinePage:
-        """List what is in quarantine, a page at a time."""
-        ...
-
-    async def quarantined(self, caller: Caller, stream: str, buffer: Buffer, id: int) -> QuarantinedView:
-        """Give one quarantined fact."""
-        ...
-
-    async def retry_quarantined(
-        self, caller: Caller, stream: str, buffer: Buffer, id: int, reason: str
-    ) -> tuple[bool, Result]:
-        """Put a quarantined fact again; tell whether it left quarantine, and the result."""
-        ...
-
-    async def drop_quarantined(self, caller: Caller, stream: str, buffer: Buffer, id: int, reason: str) -> None:
-        """Give up a quarantined fact."""
-        ...

@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import grpc
 import numpy as np
 
 from bsfg.batch import FactBatch
 from bsfg.clock import SystemClock
-from bsfg.errors import BsfgError, FrameInvalid, PeerUnreachable, RemoteError, TimedOut
+from bsfg.errors import BsfgError, FrameInvalid, NotReady, PeerUnreachable, RemoteError, TimedOut
 from bsfg.fact import SHA256_NAME
 from bsfg.offload import by_size
 from bsfg.ports import Frame, Gap, GapRecord, GapSet, Receipt
@@ -42,16 +41,24 @@ class FrameStream(Generic[Ack]):
     A node that has waited for long, or needs the room for somebody else, ends a call in peace: it has answered all that
     it read. Frames that were on their way then are sent again in another call, in their order; without any, the next
     frame opens one. When a call breaks, every frame without an ack fails with the same error: whether it was stored is
-    not known, and it is to be sent again with the same ids, on a new stream.
+    not known, and it is to be sent again with the same ids, on a new stream. Acks come in the order of the frames,
+    unless they are not ``in_order``.
     """
 
     def __init__(
-        self, connection: Connection, method: str, read: Callable[[Any], Ack], *, window_frames: int = 16
+        self,
+        connection: Connection,
+        method: str,
+        read: Callable[[Any], Ack],
+        *,
+        window_frames: int = 16,
+        in_order: bool = True,
     ) -> None:
         self._connection, self._method, self._read_ack = connection, method, read
+        self._in_order = in_order
         self._window = asyncio.Semaphore(window_frames)
         self._writing = asyncio.Lock()
-        self._waiting: deque[tuple[int, asyncio.Future[Ack], Any]] = deque()
+        self._waiting: dict[int, tuple[asyncio.Future[Ack], Any]] = {}
         self._numbers = itertools.count()
         self._failure: BsfgError | None = None
         self._in_vain = 0
@@ -66,11 +73,16 @@ class FrameStream(Generic[Ack]):
         """Whether frames should be sent; one that has grown old still takes them, but a new one is to be preferred."""
         return self._failure is None and time.monotonic() < self._ends
 
+    @property
+    def request_timeout_seconds(self) -> float:
+        """How long the node may take to answer."""
+        return self._connection.request_timeout_seconds
+
     def number(self) -> int:
         """Give a number for a frame, to be found again in its ack."""
         return next(self._numbers)
 
-    async def send(self, number: int, frame: Any) -> asyncio.Future[Ack]:
+    async def _send(self, number: int, frame: Any) -> asyncio.Future[Ack]:
         """Send a frame and give the future of its ack; wait while as many as the window allows are on their way."""
         await self._window.acquire()
         future: asyncio.Future[Ack] = asyncio.get_running_loop().create_future()
@@ -82,7 +94,7 @@ class FrameStream(Generic[Ack]):
                 if self._reader.done():
                     self._call = self._connection.stream(self._method)
                     self._reader = asyncio.create_task(self._read())
-                self._waiting.append((number, future, frame))
+                self._waiting[number] = future, frame
                 # When the call has ended, the reader learns the reason: the frame goes into another one, or fails.
                 with self._unless_ended():
                     await self._call.write(frame)
@@ -108,7 +120,7 @@ class FrameStream(Generic[Ack]):
         if self._reader.done():
             self._fail(self._failure or self._closed())
 
-    async def __aenter__(self) -> FrameStream[Ack]:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -156,7 +168,7 @@ class FrameStream(Generic[Ack]):
             raise PeerUnreachable(f"{self._connection.address} ended the stream")
         self._call = self._connection.stream(self._method)
         # Answers are read meanwhile: a node that cannot give them takes no more frames.
-        self._resending = resending = asyncio.create_task(self._resend([frame for _, _, frame in self._waiting]))
+        self._resending = resending = asyncio.create_task(self._resend([frame for _, frame in self._waiting.values()]))
         resending.add_done_callback(lambda _: self._writing.release())
         return True
 
@@ -178,9 +190,10 @@ class FrameStream(Generic[Ack]):
             yield
 
     def _take(self, message: Any) -> None:
-        if not self._waiting or self._waiting[0][0] != message.sequence:
+        number = message.sequence
+        if number not in self._waiting or (self._in_order and number != next(iter(self._waiting))):
             raise FrameInvalid(f"{self._connection.address} acknowledged a frame that was not sent")
-        _, future, _ = self._waiting.popleft()
+        future, _ = self._waiting.pop(number)
         self._in_vain = 0
         if future.done():
             return
@@ -195,8 +208,8 @@ class FrameStream(Generic[Ack]):
 
     def _fail(self, error: BsfgError) -> None:
         self._failure = error
-        while self._waiting:
-            _, future, _ = self._waiting.popleft()
+        waiting, self._waiting = self._waiting, {}
+        for future, _ in waiting.values():
             if not future.done():
                 future.set_exception(error)
 
@@ -218,41 +231,29 @@ class Appended:
         return len(self.receipt.offsets)
 
 
-class AppendStream:
-    """Appends batches to one stream of a node, many in flight; see `FrameStream` for what happens when it breaks."""
+class AppendStream(FrameStream[Appended]):
+    """Appends batches to one stream of a node, many in flight."""
 
     def __init__(self, connection: Connection, stream: str, *, window_frames: int = 16) -> None:
+        super().__init__(connection, "AppendFacts", _appended, window_frames=window_frames)
         self._stream = stream
-        self._frames = FrameStream(connection, "AppendFacts", _appended, window_frames=window_frames)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether batches can be sent."""
-        return self._frames.is_open
 
     async def send(self, facts: FactBatch) -> asyncio.Future[Appended]:
         """Send a batch and give the future of its answer; an error of the batch alone is the future's."""
-        number = self._frames.number()
+        number = self.number()
         message = pb.AppendFrame(stream=self._stream, sequence=number)
-        return await self._frames.send(number, await _with_batch(message, "facts", facts))
+        return await self._send(number, await _with_batch(message, "facts", facts))
 
     async def append(self, facts: FactBatch) -> Appended:
         """Send a batch and wait for its answer."""
         return await (await self.send(facts))
 
-    async def close(self) -> None:
-        """Wait for the answers to what was sent and end the call."""
-        await self._frames.close()
 
-    async def __aenter__(self) -> AppendStream:
-        return self
+class PutStream(FrameStream[PutOutcome]):
+    """Puts what a link brought into the forward buffer of the zone's own node; for pipelines.
 
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.close()
-
-
-class PutStream:
-    """Puts what a link brought into the forward buffer of the zone's own node; for pipelines."""
+    See `PutLanes` for many links that share one call.
+    """
 
     def __init__(
         self,
@@ -261,18 +262,13 @@ class PutStream:
         stream: str,
         log_id: str,
         *,
-        lease: str | None,
-        window_frames: int,
+        lease: str | None = None,
+        window_frames: int = 4,
         sender_ahead_ms: int | None = None,
     ) -> None:
+        super().__init__(connection, "PutFacts", _put, window_frames=window_frames)
         self._fixed: dict[str, Any] = {"link": link, "stream": stream, "log_id": log_id, "lease": lease}
-        self._frames = FrameStream(connection, "PutFacts", _put, window_frames=window_frames)
         self._sender_ahead_ms = sender_ahead_ms
-
-    @property
-    def is_open(self) -> bool:
-        """Whether frames can be sent."""
-        return self._frames.is_open
 
     async def send(
         self, frame: Frame, gaps: Sequence[Gap] = (), *, served_at_unix_ms: int | None = None
@@ -284,21 +280,11 @@ class PutStream:
         """
         if served_at_unix_ms is None and self._sender_ahead_ms is not None:
             served_at_unix_ms = SystemClock().now_unix_ms() + self._sender_ahead_ms
-        number = self._frames.number()
-        message = pb.PutFrame(
-            **self._fixed,
-            sequence=number,
-            first=frame.first,
-            last=frame.last,
-            gap=gap_message(frame.gap) if frame.gap is not None else None,
-            gaps=[gap_message(each) for each in gaps if isinstance(each, GapRecord)],
-            gap_sets=[gap_set_message(each) for each in gaps if isinstance(each, GapSet)],
-            skips=[gap_set_message(each) for each in frame.skips],
-            served_at_unix_ms=served_at_unix_ms,
-        )
+        number = self.number()
+        message = _put_frame(frame, gaps, sequence=number, served_at_unix_ms=served_at_unix_ms, **self._fixed)
         if frame.entries is None:
-            return await self._frames.send(number, message)
-        return await self._frames.send(number, await _with_batch(message, "entries", frame.entries))
+            return await self._send(number, message)
+        return await self._send(number, await _with_batch(message, "entries", frame.entries))
 
     async def send_gaps(self, at: int, gaps: Sequence[Gap]) -> asyncio.Future[PutOutcome]:
         """Send gap records that the sender got from other zones, when it has no facts to go with them."""
@@ -308,19 +294,150 @@ class PutStream:
         """Send a frame and wait for its outcome."""
         return await (await self.send(frame, gaps))
 
+
+def _put_frame(frame: Frame, gaps: Sequence[Gap], **fixed: Any) -> pb.PutFrame:
+    """Write all of a frame but its entries."""
+    return pb.PutFrame(
+        first=frame.first,
+        last=frame.last,
+        gap=gap_message(frame.gap) if frame.gap is not None else None,
+        gaps=[gap_message(each) for each in gaps if isinstance(each, GapRecord)],
+        gap_sets=[gap_set_message(each) for each in gaps if isinstance(each, GapSet)],
+        skips=[gap_set_message(each) for each in frame.skips],
+        **fixed,
+    )
+
+
+LANES_WINDOW_FRAMES = 256
+"""How many frames of all lanes together may be without an ack; each link has its own bound below it."""
+
+
+class LaneFrames(FrameStream[PutOutcome]):
+    """Frames of many lanes in one call after another.
+
+    Of a lane with a frame that was not taken whole nothing is sent again: the next call would not know of it.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection, "PutLanes", _put, window_frames=LANES_WINDOW_FRAMES, in_order=False)
+        self._lanes: dict[int, tuple[int, int]] = {}
+        self._dropped: set[int] = set()
+
+    async def send_in(self, lane: int, last: int, number: int, message: Any) -> asyncio.Future[PutOutcome]:
+        """Send a frame of a lane."""
+        self._lanes[number] = lane, last
+        try:
+            return await self._send(number, message)
+        except BaseException:
+            self._lanes.pop(number, None)
+            raise
+
+    def drop(self, lane: int) -> None:
+        """Wait for no frame of a lane any more, and send none of them again."""
+        for number, (its, _) in list(self._lanes.items()):
+            if its == lane and (found := self._waiting.pop(number, None)) is not None:
+                self._dropped.add(number)
+                if not found[0].done():
+                    found[0].set_exception(NotReady("a frame before this one was not taken"))
+
+    def _take(self, message: Any) -> None:
+        lane, last = self._lanes.pop(message.sequence, (0, -1))
+        if message.sequence in self._dropped:
+            self._dropped.discard(message.sequence)
+            return
+        super()._take(message)
+        if message.HasField("error") or message.through != last:
+            self.drop(lane)
+
+    async def _reopen(self) -> bool:
+        # What was dropped is on its way to nobody.
+        for number in self._dropped:
+            self._lanes.pop(number, None)
+        self._dropped.clear()
+        return await super()._reopen()
+
+
+class PutLanes:
+    """The call that many links of a task share: each puts its frames in lanes of its own.
+
+    A node waits for the next message of every call that is open, and for so many at once and no more. A hundred links
+    with a call each would take turns at being waited for.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._frames: LaneFrames | None = None
+        self._numbers = itertools.count(1)
+        self.is_known = True
+
+    def lane(self, link: str, stream: str, log_id: str, *, lease: str | None) -> PutLane:
+        """Begin a lane."""
+        fixed = {"link": link, "stream": stream, "log_id": log_id, "lease": lease, "lane": next(self._numbers)}
+        return PutLane(self, self._open(), fixed)
+
+    def _open(self) -> LaneFrames:
+        if self._frames is None or not self._frames.is_open:
+            # One that has grown old ends by itself when its node has waited for long; it may have answers to give.
+            self._frames = LaneFrames(self._connection)
+        return self._frames
+
+    def learn(self, error: BaseException) -> None:
+        """Take note of a node that does not know the call."""
+        if isinstance(error, RemoteError) and is_unimplemented(error):
+            self.is_known = False
+
+    def hang_up(self) -> None:
+        """End the call at once."""
+        if self._frames is not None:
+            self._frames.abandon()
+            self._frames = None
+
+
+class PutLane:
+    """The frames of one link's stream that follow each other; used as a `PutStream` is."""
+
+    def __init__(self, lanes: PutLanes, frames: LaneFrames, fixed: dict[str, Any]) -> None:
+        self._lanes, self._frames, self._fixed = lanes, frames, fixed
+        self._under_way: set[asyncio.Future[PutOutcome]] = set()
+        self._is_ended = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether frames can be sent."""
+        return self._frames.is_open and not self._is_ended
+
+    async def send(
+        self, frame: Frame, gaps: Sequence[Gap] = (), *, served_at_unix_ms: int | None = None
+    ) -> asyncio.Future[PutOutcome]:
+        """Send a frame as it was fetched, and give the future of its outcome; see `PutStream.send`."""
+        number = self._frames.number()
+        message: Any = _put_frame(frame, gaps, sequence=number, served_at_unix_ms=served_at_unix_ms, **self._fixed)
+        if frame.entries is not None:
+            message = await _with_batch(message, "entries", frame.entries)
+        outcome = await self._frames.send_in(self._fixed["lane"], frame.last, number, message)
+        self._under_way.add(outcome)
+        outcome.add_done_callback(self._done)
+        return outcome
+
+    async def send_gaps(self, at: int, gaps: Sequence[Gap]) -> asyncio.Future[PutOutcome]:
+        """Send gap records that the sender got from other zones, when it has no facts to go with them."""
+        return await self.send(Frame(at, at - 1), gaps)
+
     async def close(self) -> None:
-        """Wait for the answers to what was sent and end the call."""
-        await self._frames.close()
+        """Wait for the answers to what was sent, and end the lane."""
+        if self._under_way:
+            await asyncio.wait(self._under_way, timeout=self._frames.request_timeout_seconds)
+        self.abandon()
 
     def abandon(self) -> None:
-        """End the call at once."""
-        self._frames.abandon()
+        """Send no more; what is on its way is put or refused without anybody waiting for it."""
+        self._is_ended = True
+        self._frames.drop(self._fixed["lane"])
 
-    async def __aenter__(self) -> PutStream:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.close()
+    def _done(self, outcome: asyncio.Future[PutOutcome]) -> None:
+        self._under_way.discard(outcome)
+        if not outcome.cancelled() and (error := outcome.exception()) is not None:
+            self._lanes.learn(error)
 
 
 def _appended(ack: pb.AppendAck) -> Appended:

@@ -7,9 +7,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 from bsfg.cli.bench.results import Aim, finished, percentile
-from bsfg.cli.bench.store import measured_in, show_all, steps
+from bsfg.cli.bench.store import measured_in, show_all, steps, verdict
 from bsfg.cli.common import flag, option
-from bsfg.cli.output import examples, print_json
+from bsfg.cli.output import console, examples, print_json
 
 if TYPE_CHECKING:
     from bsfg.cli.bench.pipeline_measure import PipelineSamples
@@ -57,12 +57,13 @@ def aims_of(numbers: dict[str, Any]) -> list[Aim]:
 
 
 DEFAULT_FACTS = 1_000_000
-PHASES = 8
+PHASES, MANY_PHASES = 8, 6
 
 EPILOG = examples(
     ("bsfg bench pipeline", "all of it, about six minutes"),
     ("bsfg bench pipeline --facts 10000000 --json", "a long backlog"),
     ("bsfg bench pipeline --seconds 20", "a short look at the lag"),
+    ("bsfg bench pipeline --links 100 --seconds 30", "what many links cost, and nothing else"),
 )
 
 
@@ -70,6 +71,15 @@ def pipeline(
     facts: Annotated[int, option("N", "How large the backlog is.", min=10_000)] = DEFAULT_FACTS,
     rate: Annotated[float, option("N", "Facts per second while lag is measured.", min=1)] = 1_000.0,
     seconds: Annotated[float, option("S", "How long lag is measured.", min=1)] = 180.0,
+    links: Annotated[
+        int | None,
+        option(
+            "N",
+            "Measure so many links of one zone instead: memory, processes, processor time at rest, lag at 1,000 "
+            "and 10,000 facts per second in total, and how long it takes until all of them move.",
+            min=1,
+        ),
+    ] = None,
     folder: Annotated[
         Path | None, option("D", "Where to put the temporary folder; this disk is measured.", "--dir")
     ] = None,
@@ -80,6 +90,10 @@ def pipeline(
     Every fact counts when it is durable at the receiver. The same facts are moved by the node's own engine first, and
     Spark carries as many bytes without any node, so that the figures can be compared wherever they were measured.
     """
+    if links is not None:
+        many = measured_in(folder, lambda place: _measured_many(place, links, seconds), _results_of_many)
+        print_json(many) if json else show_many(many)
+        return
     from bsfg.cli.bench.node_measure import BenchPlan
 
     plan = BenchPlan(facts, seconds=seconds, rate=rate)
@@ -99,6 +113,31 @@ def _measured(place: Path, plan: Any) -> Any:
             return run(site, spark, plan, step)
         finally:
             site.stop()
+
+
+def _measured_many(place: Path, links: int, seconds: float) -> Any:
+    from bsfg.cli.bench.pipeline_links import measure
+
+    with steps(MANY_PHASES) as step:
+        return measure(place, links, seconds, step)
+
+
+def _results_of_many(samples: Any, folder: Path, seconds: float) -> dict[str, Any]:
+    from bsfg.cli.bench.pipeline_links import results as results_of
+
+    return results_of(samples, folder, seconds)
+
+
+def show_many(numbers: dict[str, Any]) -> None:
+    """Print what many links cost beside what is hoped for."""
+    from bsfg.cli.bench.pipeline_links import RATES, aims_of
+
+    out, where = console(), numbers["machine"]
+    out.print(verdict(aims_of(numbers)))
+    for rate, suffix in zip(RATES, ("", f"_at_{RATES[1]}"), strict=True):
+        p50, p99 = (numbers[f"lag_ms_{name}{suffix}"] for name in ("p50", "p99"))
+        out.print(f"lag at {rate:,} facts/s in total: p50 {p50:.1f} ms, p99 {p99:.1f} ms")
+    out.print(f"{numbers['links']} links on {where['file_system']}, {where['cpus']} CPUs, in {numbers['seconds']} s")
 
 
 def show(numbers: dict[str, Any]) -> None:

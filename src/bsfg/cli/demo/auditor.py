@@ -1,7 +1,7 @@
 """The auditor of the demo: compares both ends of every link, on a Spark of its own or without one.
 
-Run as `python -m bsfg.cli.demo.auditor ENGINE FOLDER SETTINGS LINK…`, a link as `sender:receiver:name`. It prints the
-verdicts as JSON.
+Run as `python -m bsfg.cli.demo.auditor ENGINE SETTINGS LINK…`, a link as the JSON that the director writes. It prints
+the verdicts as JSON.
 """
 
 from __future__ import annotations
@@ -15,46 +15,58 @@ import orjson
 from bsfg.cli.zones import leash
 
 
-def verdicts(root: Path, links: list[str], spark: Any = None) -> list[dict[str, Any]]:
-    """Audit links one after the other, from the data folders, so that the hash chains are verified, too."""
+def verdicts(links: list[dict[str, Any]], spark: Any = None) -> list[dict[str, Any]]:
+    """Audit links one after the other, from the data folders, so that the hash chains are verified, too.
+
+    Where a zone's facts are at a server its nodes are asked, and the server's own copy is verified beside that.
+    """
+    from bsfg.cli.connection import NodeChoice, resolve
     from bsfg.config import load
+    from bsfg.node.backends import looked_at
     from bsfg.spark.audit import audit, audit_with
     from bsfg.spark.audit.case import Wish, plan_link
     from bsfg.spark.audit.runner import LocalRunner
 
     found = []
-    for text in links:
-        sender, receiver, name = text.split(":")
-        wish = Wish(sender=root / sender / "data", receiver=root / receiver / "data")
-        plan = plan_link(load(root / receiver / "zone.toml"), name, None, wish)
+    for link in links:
+        sender, receiver = (Path(link[end]) if link[end] else None for end in ("sender", "receiver"))
+        config = Path(link["config"])
+        own = NodeChoice(config=config, identity=link["identity"], address=link["address"])
+        access = resolve(own, ("pipeline",)).access() if receiver is None else None
+        plan = plan_link(load(config), link["name"], access, Wish(sender=sender, receiver=receiver))
         verdict = audit_with(LocalRunner(), plan) if spark is None else audit(spark, plan)
+        checks = {each.name: str(each.state) for stream in verdict.streams for each in stream.checks}
+        broken: list[str] = []
+        if link["at_server"]:
+            _, broken = looked_at(load(Path(link["at_server"])), sys.maxsize)
+            checks["chain_at_server"] = "failed" if broken else "passed"
         found.append(
             {
-                "link": f"{receiver}/{name}",
-                "clean": verdict.clean,
+                "link": link["key"],
+                "clean": verdict.clean and not broken,
                 "facts": verdict.facts,
-                "counts": verdict.counts,
+                "counts": {**verdict.counts, **({"chain_broken": len(broken)} if broken else {})},
                 "seconds": round(verdict.seconds, 2),
-                "checks": {each.name: each.state for stream in verdict.streams for each in stream.checks},
+                "checks": checks,
             }
         )
     return found
 
 
-def main(engine: str, root: Path, settings: dict[str, str], links: list[str]) -> list[dict[str, Any]]:
+def main(engine: str, settings: dict[str, str], links: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Audit with the engine that is wanted."""
     if engine != "spark":
-        return verdicts(root, links)
+        return verdicts(links)
     from bsfg.spark.session import end, session
 
     spark = session("bsfg-demo-audit", "local[2]", settings)
     try:
-        return verdicts(root, links, spark)
+        return verdicts(links, spark)
     finally:
         end(spark)
 
 
 if __name__ == "__main__":
     leash()
-    answer = main(sys.argv[1], Path(sys.argv[2]), orjson.loads(sys.argv[3]), sys.argv[4:])
+    answer = main(sys.argv[1], orjson.loads(sys.argv[2]), [orjson.loads(link) for link in sys.argv[3:]])
     sys.stdout.write(orjson.dumps(answer).decode() + "\n")

@@ -23,7 +23,8 @@ from bsfg.cli.demo import referee
 from bsfg.cli.demo.crew import Crew, killed
 from bsfg.cli.demo.picture import Show, Silent, StoryLines, introduce, show_keeping, show_on, show_verdict
 from bsfg.cli.demo.referee import DemoVerdict
-from bsfg.cli.demo.site import CAUGHT_UP, EVENTS, ORDERS, DemoLink, DemoSite, DemoZone
+from bsfg.cli.demo.server import check_installed
+from bsfg.cli.demo.site import CAUGHT_UP, EVENTS, ORDERS, DemoLink, DemoNode, DemoSite, DemoZone
 from bsfg.cli.demo.stage import DemoStage, DemoStep, StageWatch
 from bsfg.cli.output import console, print_json
 from bsfg.errors import BsfgError, PeerUnreachable, SparkFailed
@@ -78,15 +79,21 @@ class DemoDirector:
         self._tasks: list[asyncio.Task[None]] = []
         self._times = Times()
 
+    def _span(self) -> tuple[int, int] | None:
+        """Give when facts were appended whose longest way is told; None for all."""
+        return None
+
+    def _more(self) -> dict[str, Any]:
+        """Give what only some stories have to tell in the end."""
+        return {}
+
     async def play(self) -> DemoVerdict:
         """Play the whole piece and give the verdict; processes are left to the crew."""
         started = time.monotonic()
         await self._start()
         await self._join()
         await self._normal()
-        await self._cut()
-        await self._kill()
-        await self._heal()
+        await self._disturb()
         await self._settle()
         audits = await self._audit()
         ways = await asyncio.to_thread(referee.ways_of, self.site, self._told())
@@ -98,10 +105,11 @@ class DemoDirector:
             modes=referee.modes_of(self.site),
             before=referee.Lag.of(ways, (times.normal_from, times.cut - referee.SPAN_MARGIN_MS)),
             after=referee.Lag.of(ways, (times.after_from, times.pause)),
-            overall=referee.Lag.of(ways),
+            overall=referee.Lag.of(ways, self._span()),
             append_ms=sorted(value for each in self.stage.producing.values() for value in each.append_ms),
             answer_ms_max=max(each.answer_ms_max for each in self.stage.producing.values()),
             seconds=time.monotonic() - started,
+            **self._more(),
         )
 
     async def linger(self) -> None:
@@ -122,15 +130,14 @@ class DemoDirector:
 
     async def _start(self) -> None:
         with self.stage.step("start") as step:
-            for link in self.site.links:
-                await link.wire.open()
+            await self._prepare()
             self.stage.note = "certificates"
             await asyncio.to_thread(self.site.write)
             # A pipeline waits for its node as long as it must, and its Java takes the longest of all to start.
             if self.site.spark:
                 await asyncio.gather(*(self._start_pipeline(zone) for zone in self.site.zones))
             self.stage.note = "the nodes"
-            await asyncio.gather(*(self._start_node(zone) for zone in self.site.zones))
+            await self._start_nodes()
             self._follow(StageWatch(self.site, self.stage).run())
             await self._start_producer(self.site.plant, self.site.enterprise, "machines", EVENTS)
             await self._start_producer(self.site.enterprise, self.site.plant, "orders", ORDERS)
@@ -139,14 +146,22 @@ class DemoDirector:
             )
             step.detail = "mutual TLS 1.3; producers append on both sides"
 
+    async def _prepare(self) -> None:
+        """Have there what the configurations name."""
+        for link in self.site.links:
+            await link.wire.open()
+
+    async def _start_nodes(self) -> None:
+        await asyncio.gather(*(self.start_node(node) for node in self.site.nodes))
+
     async def _join(self) -> None:
         with self.stage.step("join") as step:
             if self.site.spark:
                 await self.stage.until(lambda: len(self._ready) == len(self.site.zones), "Spark to start (Java)")
             waiting = sum(each.backlog for each in self.stage.links.values())
             await self.stage.until(self._is_normal, "every gate to be normal")
-            step.detail = f"{_facts(waiting)} that had waited crossed" if waiting else "every gate is normal"
-        self._times.normal_from = _now_unix_ms()
+            step.detail = f"{facts_text(waiting)} that had waited crossed" if waiting else "every gate is normal"
+        self._times.normal_from = now_unix_ms()
 
     async def _normal(self) -> None:
         with self.stage.step("normal") as step:
@@ -160,37 +175,44 @@ class DemoDirector:
         lags = [each.lag_ms for each in self.stage.links.values() if each.lag_ms is not None]
         step.detail = f"{rate:,.0f} facts/s" + (f", lag {max(lags):.0f} ms" if lags else "")
 
+    async def _disturb(self) -> None:
+        """Do what must not lose anything."""
+        await self._cut()
+        await self._kill()
+        await self._heal()
+
     async def _cut(self) -> None:
         links = self.site.cut_links
         with self.stage.step("cut") as step:
-            self._times.cut = _now_unix_ms()
+            self._times.cut = now_unix_ms()
             for link in links:
                 link.wire.cut()
             self.stage.is_cut = True
             await self.stage.until(lambda: self._is_apart(links), "both sides to notice")
             await self.stage.during(APART_SHARE * self.seconds)
             waiting = sum(self.stage.links[link.key].backlog for link in links)
-            step.detail = f"both sides go on; {_facts(waiting)} wait on disk"
+            step.detail = f"both sides go on; {facts_text(waiting)} wait on disk"
 
     async def _kill(self) -> None:
         plant = self.site.plant
+        (node,) = plant.nodes
         seen, producing = self.stage.zones[plant.name], self.stage.producing[plant.name]
         with self.stage.step("kill") as step:
-            seen.pid, seen.alive = 0, False
-            await killed(self._nodes.pop(plant.name))
+            self.stage.node(node).pid, seen.alive = 0, False
+            await killed(self._nodes.pop(node.name))
             told = dict(producing.told)
-            absent = await asyncio.to_thread(referee.missing, plant.data, EVENTS, plant.name, told)
+            absent = await asyncio.to_thread(referee.missing, plant, EVENTS, told)
             await self.stage.during(DEAD_SECONDS)
             step.detail = f"its folder alone has {len(told) - absent:,} of {len(told):,} acknowledged facts"
         with self.stage.step("restart") as step:
             waiting = producing.sent - producing.answered
             began = time.monotonic()
-            await self._start_node(plant)
+            await self.start_node(node)
             took = time.monotonic() - began
             target = producing.sent
             await self.stage.until(lambda: producing.answered >= target, "the producer's outbox to empty")
             await self.stage.until(lambda: seen.alive and seen.appended >= target, "a look at the node")
-            step.detail = f"up after {took:.1f} s; the producer's outbox had kept {_facts(waiting)}"
+            step.detail = f"up after {took:.1f} s; the producer's outbox had kept {facts_text(waiting)}"
 
     async def _heal(self) -> None:
         with self.stage.step("heal") as step:
@@ -200,14 +222,14 @@ class DemoDirector:
                 link.wire.mend()
             self.stage.is_cut = False
             await self.stage.until(self._is_normal, "the backlog to cross")
-            step.detail = f"{_facts(waiting)} crossed in {time.monotonic() - began:.1f} s"
-        self._times.after_from = _now_unix_ms()
+            step.detail = f"{facts_text(waiting)} crossed in {time.monotonic() - began:.1f} s"
+        self._times.after_from = now_unix_ms()
         with self.stage.step("after") as step:
             await self._cross(AFTER_SHARE * self.seconds, step)
 
     async def _settle(self) -> None:
         with self.stage.step("settle") as step:
-            self._times.pause = _now_unix_ms()
+            self._times.pause = now_unix_ms()
             for name in self._producers:
                 self._say(name, "pause")
             producing = self.stage.producing.values()
@@ -219,11 +241,9 @@ class DemoDirector:
         with self.stage.step("audit") as step:
             self.stage.note = "Spark to start for the audit" if self.site.spark else "the audit"
             engine = "spark" if self.site.spark else "native"
-            named = [f"{link.sender.name}:{link.receiver.name}:{link.name}" for link in self.site.links]
+            named = [orjson.dumps(audited(link)).decode() for link in self.site.links]
             settings = orjson.dumps(self._spark_settings("audit")).decode()
-            process = await self.crew.start(
-                "audit", "bsfg.cli.demo.auditor", engine, str(self.site.root), settings, *named
-            )
+            process = await self.crew.start("audit", "bsfg.cli.demo.auditor", engine, settings, *named)
             assert process.stdout is not None
             try:
                 async with asyncio.timeout(AUDIT_SECONDS):
@@ -234,7 +254,7 @@ class DemoDirector:
                 raise SparkFailed(f"the audit did not end well: {self.crew.last_words('audit')}")
             found: list[dict[str, Any]] = orjson.loads(answer)
             clean = "they agree" if all(each["clean"] for each in found) else "THEY DIFFER"
-            step.detail = f"{_facts(sum(each['facts'] for each in found))} compared, hash chains verified: {clean}"
+            step.detail = f"{facts_text(sum(each['facts'] for each in found))} compared, hash chains verified: {clean}"
         return found
 
     # Conditions.
@@ -259,35 +279,41 @@ class DemoDirector:
 
     # The processes.
 
-    async def _start_node(self, zone: DemoZone) -> None:
-        ready = zone.folder / "ready"
+    async def start_node(self, node: DemoNode) -> None:
+        """Start a node, and wait until it serves."""
+        ready = node.folder / "ready"
         ready.unlink(missing_ok=True)
-        process = await self.crew.start(
-            zone.name, "bsfg.cli.zones", "node", "-c", "zone.toml", "--ready-file", "ready", folder=zone.folder
-        )
+        process = await self.launch_node(node)
         ends = time.monotonic() + READY_SECONDS
         while not (ready.exists() and ready.read_bytes()):
             if process.returncode is not None or time.monotonic() > ends:
                 raise PeerUnreachable(
-                    f"the node of {zone.title} did not start", hint=f"It said: {self.crew.last_words(zone.name)}"
+                    f"the node of {node.name} did not start", hint=f"It said: {self.crew.last_words(node.name)}"
                 )
             await asyncio.sleep(0.02)
-        self._nodes[zone.name] = process
-        self.stage.zones[zone.name].pid = process.pid
-        self._follow(self._guard(process, zone))
 
-    async def _guard(self, process: Process, zone: DemoZone) -> None:
+    async def launch_node(self, node: DemoNode) -> Process:
+        """Start a node, whether it will be active or stand by."""
+        process = await self.crew.start(
+            node.name, "bsfg.cli.zones", "node", "-c", "zone.toml", "--ready-file", "ready", folder=node.folder
+        )
+        self._nodes[node.name] = process
+        self.stage.node(node).pid = process.pid
+        self._follow(self._guard(process, node))
+        return process
+
+    async def _guard(self, process: Process, node: DemoNode) -> None:
         """Notice when a node ends that nobody has killed."""
         await process.wait()
-        if self._nodes.get(zone.name) is process:
-            words = self.crew.last_words(zone.name)
-            self.stage.fail(PeerUnreachable(f"the node of {zone.title} ended by itself", hint=f"It said: {words}"))
+        if self._nodes.get(node.name) is process:
+            words = self.crew.last_words(node.name)
+            self.stage.fail(PeerUnreachable(f"the node of {node.name} ended by itself", hint=f"It said: {words}"))
 
     async def _start_pipeline(self, zone: DemoZone) -> None:
         name = f"pipeline-{zone.name}"
         settings = [f"--conf={key}={value}" for key, value in self._spark_settings(zone.name).items()]
-        command = ["pipeline", "replicate", "-c", "zone.toml", "--json", *settings]
-        process = await self.crew.start(name, "bsfg.cli.zones", *command, folder=zone.folder)
+        command = ["pipeline", "replicate", "-c", "zone.toml", "--address", zone.address, "--json", *settings]
+        process = await self.crew.start(name, "bsfg.cli.zones", *command, folder=zone.config.parent)
         self._pipelines[zone.name] = process
         self._follow(self._listen_to_pipeline(process, zone, name))
 
@@ -307,7 +333,7 @@ class DemoDirector:
             "stream": stream,
             "from_zone": zone.name,
             "to_zone": target.name,
-            "outbox": str(zone.folder / "outbox"),
+            "outbox": str(zone.config.parent / "outbox"),
         }
         process = await self.crew.start(kind, "bsfg.cli.demo.people", kind, orjson.dumps(settings).decode())
         self._producers[zone.name] = process
@@ -356,14 +382,26 @@ class DemoDirector:
         return settings
 
 
+def audited(link: DemoLink) -> dict[str, str | None]:
+    """Say for the auditor what a link is, and whose facts are at a server and not in a folder."""
+    sender, receiver = (None if zone.server else str(zone.data) for zone in (link.sender, link.receiver))
+    at_server = next((str(zone.config) for zone in (link.sender, link.receiver) if zone.server), None)
+    return {
+        "name": link.name, "key": link.key, "config": str(link.receiver.config), "address": link.receiver.address,
+        "identity": f"{link.receiver.name}-pipeline", "sender": sender, "receiver": receiver, "at_server": at_server,
+    }  # fmt: skip
+
+
 _ENDPOINT = ("address", "ca", "certificate", "key", "server_name")
 
 
-def _facts(count: int) -> str:
+def facts_text(count: int) -> str:
+    """Write a number of facts."""
     return f"{count:,} fact{'' if count == 1 else 's'}"
 
 
-def _now_unix_ms() -> int:
+def now_unix_ms() -> int:
+    """Give the time as entries have it."""
     return time.time_ns() // 1_000_000
 
 
@@ -376,6 +414,7 @@ class WantedDemo:
     seconds: float
     keep: bool
     json: bool
+    two_nodes: bool = False
 
 
 def perform(wanted: WantedDemo) -> bool:
@@ -384,12 +423,14 @@ def perform(wanted: WantedDemo) -> bool:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     if wanted.spark and find_spec("pyspark") is None:
         raise ModuleNotFoundError("No module named 'pyspark'", name="pyspark")
+    if wanted.two_nodes:
+        check_installed()
     screen = console(stderr=wanted.json)
     show = show_on(screen, as_json=wanted.json)
     with orderly_end():
         folder = Path(tempfile.mkdtemp(prefix="bsfg-demo-"))
         try:
-            site = DemoSite(folder, wanted.three_zones, wanted.spark)
+            site = DemoSite(folder, wanted.three_zones, wanted.spark, wanted.two_nodes)
             if not isinstance(show, Silent):
                 introduce(screen, site)
             return run(_Performance(wanted, site, screen, show).play()).ok
@@ -404,9 +445,14 @@ class _Performance:
         self._wanted, self._site, self._screen, self._show = wanted, site, screen, show
 
     async def play(self) -> DemoVerdict:
-        stage = DemoStage(self._site, steps_of(self._site), lambda step: self._show.on_step(stage, step))
+        from bsfg.cli.demo import takeover
+
+        steps, kind = steps_of, DemoDirector
+        if self._site.two_nodes:
+            steps, kind = takeover.steps_of, takeover.TakeoverDirector
+        stage = DemoStage(self._site, steps(self._site), lambda step: self._show.on_step(stage, step))
         async with Crew(self._site.root) as crew:
-            director = DemoDirector(self._site, stage, crew, self._wanted.seconds)
+            director = kind(self._site, stage, crew, self._wanted.seconds)
             try:
                 self._show.begin(stage)
                 try:

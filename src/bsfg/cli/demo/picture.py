@@ -128,10 +128,7 @@ class StagePicture:
 
 
 def _panel(zone: ZoneSeen, links: Sequence[LinkSeen], glyphs: Glyphs, width: int, *, wide: bool = False) -> Panel:
-    if zone.alive:
-        state = Text("node up", "green")
-    else:
-        state = Text("node starts", "dim") if zone.pid or not zone.seen else Text("node DOWN", "bold red")
+    state = _state(zone)
     inside, received = width - 4, f"received {count_text(zone.received)}  "
     lines: list[RenderableType] = [*(_tall(zone, inside, glyphs) if wide else _flat(zone))]
     for link in links:
@@ -145,8 +142,21 @@ def _panel(zone: ZoneSeen, links: Sequence[LinkSeen], glyphs: Glyphs, width: int
         subtitle=state,
         subtitle_align="right",
         box=box.ROUNDED,
-        border_style="red" if zone.seen and not zone.alive and not zone.pid else "blue",
+        border_style="red" if zone.seen and not zone.alive and not zone.runs else "blue",
     )
+
+
+_NODES = {"active": "green", "stands by": "cyan", "paused": "bold yellow", "silent": "yellow", "DOWN": "bold red"}
+
+
+def _state(zone: ZoneSeen) -> Text:
+    """Say whether a zone's node is up, or of several who is active."""
+    if len(zone.nodes) > 1:
+        parts = [(f"{node.node.title} {node.state}", _NODES[node.state]) for node in zone.nodes]
+        return Text(", ").join(Text(*part) for part in parts)
+    if zone.alive:
+        return Text("node up", "green")
+    return Text("node starts", "dim") if zone.runs or not zone.seen else Text("node DOWN", "bold red")
 
 
 def _tall(zone: ZoneSeen, width: int, glyphs: Glyphs) -> Iterator[RenderableType]:
@@ -368,6 +378,15 @@ COUNTS: tuple[tuple[str, Count, bool], ...] = (
 
 def introduce(screen: Console, site: DemoSite) -> None:
     """Say what is about to happen."""
+    if site.two_nodes:
+        moved = "A Spark pipeline in each zone pulls from the other." if site.spark else "The nodes pull."
+        screen.print(
+            f"Plant A sends machine events to Enterprise and gets work orders with PDFs back. {moved} Plant A has two "
+            "nodes on one storage server (NATS JetStream): one is active, the other stands by. The active one is "
+            "killed, and then the next one paused and resumed. At the end every fact is counted."
+        )
+        screen.print()
+        return
     over = " over an IDMZ" if site.three_zones else ""
     moved = "A Spark pipeline in each zone pulls from the next." if site.spark else "Each node pulls from the next."
     screen.print(
@@ -386,6 +405,8 @@ def show_verdict(screen: Console, verdict: DemoVerdict) -> None:
     if verdict.ok:
         screen.print(Text("Nothing was lost, and nothing is there twice.", "bold green"))
         return
+    if verdict.late is not None and not verdict.late.ok:
+        screen.print(Text("A node that was paused wrote when another one was active.", "red"))
     for audit in verdict.audits:
         if not audit["clean"]:
             screen.print(Text(f"The audit of {audit['link']} found {audit['counts']}.", "red"))
@@ -403,15 +424,22 @@ def _table(verdict: DemoVerdict) -> Table:
 
 
 def _sentences(verdict: DemoVerdict) -> Iterator[tuple[str, str]]:
-    yield "lag before the cut", _lag(verdict.before)
-    yield "lag after it healed", _lag(verdict.after)
+    yield f"lag before the {'first takeover' if verdict.takeovers else 'cut'}", _lag(verdict.before)
+    yield f"lag after {'the last one' if verdict.takeovers else 'it healed'}", _lag(verdict.after)
     if verdict.overall is not None:
-        yield "longest way through the outage", _span(verdict.overall.most)
+        yield f"longest way through {'a takeover' if verdict.takeovers else 'the outage'}", _span(verdict.overall.most)
     yield (
         "longest append",
         f"{_span(verdict.append_ms_max)} until the fact was on disk, in the middle {_span(verdict.append_ms_p50)}",
     )
-    yield "longest wait for a node's answer", f"{_span(verdict.answer_ms_max)}, its restart included"
+    ended = "takeovers" if verdict.takeovers else "its restart"
+    yield "longest wait for a node's answer", f"{_span(verdict.answer_ms_max)}, {ended} included"
+    if verdict.takeovers:
+        told = (f"{_span(1000 * each.seconds)} after the active node was {each.how}" for each in verdict.takeovers)
+        yield "another node served", ", ".join(told)
+    if verdict.late is not None:
+        stored = f"{verdict.late.stored} of {len(verdict.late.answers)} facts that it was handed meanwhile"
+        yield "the paused node wrote", f"{stored}; it answered {', '.join(sorted(set(verdict.late.answers)))}"
     yield "gates were", ", ".join(verdict.modes_seen)
     yield "artifacts", f"{count_text(verdict.artifacts)} PDFs arrived with their orders"
     checks = [state for audit in verdict.audits for state in audit["checks"].values()]
@@ -434,9 +462,11 @@ def show_keeping(screen: Console, site: DemoSite) -> None:
     screen.print()
     screen.print(Text("It goes on. Open a dashboard, and sign in with the token:", "bold"))
     for zone in site.zones:
-        screen.print(Text(f"  {zone.title:<11} https://127.0.0.1:{zone.http_port}/dashboard/"), soft_wrap=True)
+        for node in zone.nodes:
+            screen.print(Text(f"  {zone.title:<11} https://127.0.0.1:{node.http_port}/dashboard/"), soft_wrap=True)
     screen.print(Text(f"  token       {site.token}"), soft_wrap=True)
     screen.print("Your browser does not know the authority of this run, and will ask whether to go on.")
-    screen.print(Text(f"Or: bsfg status --config {site.plant.config}"), soft_wrap=True)
+    where = f" --address {site.plant.address}" if site.two_nodes else ""
+    screen.print(Text(f"Or: bsfg status --config {site.plant.config}{where}"), soft_wrap=True)
     screen.print(Text("Ctrl-C ends everything and removes it.", "bold"))
     screen.print()

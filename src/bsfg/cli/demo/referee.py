@@ -1,9 +1,10 @@
-"""The proof: what producers were told is held against what the folders of the zones hold, fact by fact."""
+"""The proof: what producers were told is held against what the storages of the zones hold, fact by fact."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 import numpy as np
 import orjson
 
+from bsfg.batch import EntryBatch
 from bsfg.cli.demo.site import EVENTS, ORDERS, DemoSite, DemoZone
+from bsfg.errors import BsfgError
 from bsfg.ports import Buffer
 from bsfg.stores.log.reader import open_folder
 
@@ -30,32 +33,37 @@ class Held:
     artifacts: list[str | None] = field(default_factory=list)
 
 
-def read(data: Path, stream: str, buffer: Buffer, from_zone: str) -> Held:
-    """Read a buffer from its folder, whether or not the node is alive."""
+def _stored(zone: DemoZone, stream: str, buffer: Buffer) -> Iterator[EntryBatch]:
+    """Read a buffer where the zone keeps it, whether or not a node is alive."""
+    if zone.server is not None:
+        yield from zone.server.entries(zone.name, stream, buffer)
+        return
+    for log in open_folder(zone.data):
+        if (log.stream, log.buffer) == (stream, buffer):
+            yield from (frame.entries for frame in log.frames() if frame.entries is not None)
+
+
+def read(zone: DemoZone, stream: str, buffer: Buffer, from_zone: str) -> Held:
+    """Read what a buffer has of one zone's facts."""
     held = Held()
-    for log in open_folder(data):
-        if (log.stream, log.buffer) != (stream, buffer):
-            continue
-        for frame in log.frames():
-            if frame.entries is None:
-                continue
-            columns = {
-                name: frame.entries.values(name)
-                for name in ("from_zone", "message_id", "offset", "digest", "appended_at_unix_ms", "artifact_digest")
-            }
-            for zone, id_, offset, digest, at, artifact in zip(*columns.values(), strict=True):
-                if zone == from_zone:
-                    held.ids.append(id_)
-                    held.offsets.append(offset)
-                    held.digests.append(digest)
-                    held.appended_at_unix_ms.append(at)
-                    held.artifacts.append(artifact)
+    for entries in _stored(zone, stream, buffer):
+        columns = {
+            name: entries.values(name)
+            for name in ("from_zone", "message_id", "offset", "digest", "appended_at_unix_ms", "artifact_digest")
+        }
+        for said_by, id_, offset, digest, at, artifact in zip(*columns.values(), strict=True):
+            if said_by == from_zone:
+                held.ids.append(id_)
+                held.offsets.append(offset)
+                held.digests.append(digest)
+                held.appended_at_unix_ms.append(at)
+                held.artifacts.append(artifact)
     return held
 
 
-def missing(data: Path, stream: str, zone: str, told: dict[str, int]) -> int:
+def missing(zone: DemoZone, stream: str, told: dict[str, int]) -> int:
     """Count the facts that a zone has acknowledged and that are not where its producer was told."""
-    held = read(data, stream, Buffer.STORE, zone)
+    held = read(zone, stream, Buffer.STORE, zone.name)
     there = dict(zip(held.ids, held.offsets, strict=True))
     return sum(there.get(id_) != offset for id_, offset in told.items())
 
@@ -86,8 +94,8 @@ class DirectionTally:
 
 def judge(source: DemoZone, target: DemoZone, stream: str, told: dict[str, int]) -> DirectionTally:
     """Compare what one zone said with what another has."""
-    said = read(source.data, stream, Buffer.STORE, source.name)
-    has = read(target.data, stream, Buffer.FORWARD, source.name)
+    said = read(source, stream, Buffer.STORE, source.name)
+    has = read(target, stream, Buffer.FORWARD, source.name)
     digests = dict(zip(said.ids, said.digests, strict=True))
     sent_at = dict(zip(said.ids, said.appended_at_unix_ms, strict=True))
     places = {id_: place for place, id_ in enumerate(said.ids)}
@@ -110,20 +118,38 @@ def judge(source: DemoZone, target: DemoZone, stream: str, told: dict[str, int])
         altered=sum(digests.get(id_) != has.digests[place] for id_, place in first.items()),
         out_of_order=int(np.count_nonzero(np.diff(order) < 0)),
         artifacts=len(artifacts),
-        artifacts_bad=sum(not _is_whole(target.data, digest) for digest in artifacts),
+        artifacts_bad=sum(not whole for whole in _are_whole(target, artifacts)),
         sent_at_ms=np.array([sent_at[id_] for id_ in crossed], dtype=np.int64),
         lag_ms=np.array([has.appended_at_unix_ms[first[id_]] - sent_at[id_] for id_ in crossed], dtype=np.float64),
     )
 
 
-def _is_whole(data: Path, digest: str) -> bool:
-    """Tell whether an artifact is there with the bytes that its digest stands for."""
-    digits = digest.removeprefix("sha256:")
-    try:
-        content = (data / "artifacts" / "content" / digits[:2] / digits).read_bytes()
-    except OSError:
-        return False
-    return hashlib.sha256(content).hexdigest() == digits
+def _are_whole(zone: DemoZone, digests: Sequence[str]) -> Iterator[bool]:
+    """Tell of each artifact whether it is there with the bytes that its digest stands for."""
+    contents = asyncio.run(_downloaded(zone, digests)) if zone.server is not None else _found(zone.data, digests)
+    for digest, content in zip(digests, contents, strict=True):
+        yield content is not None and f"sha256:{hashlib.sha256(content).hexdigest()}" == digest
+
+
+def _found(data: Path, digests: Sequence[str]) -> Iterator[bytes | None]:
+    for digits in (digest.removeprefix("sha256:") for digest in digests):
+        try:
+            yield (data / "artifacts" / "content" / digits[:2] / digits).read_bytes()
+        except OSError:
+            yield None
+
+
+async def _downloaded(zone: DemoZone, digests: Sequence[str]) -> list[bytes | None]:
+    """Ask the zone's active node for artifacts."""
+    contents: list[bytes | None] = []
+    async with zone.endpoint("pipeline").connect() as client:
+        for digest in digests:
+            try:
+                _, pieces = await client.get_object("", "", digest=digest)
+                contents.append(b"".join([piece async for piece in pieces]))
+            except BsfgError:
+                contents.append(None)
+    return contents
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +187,7 @@ def modes_of(site: DemoSite) -> dict[str, list[str]]:
     """Give the modes that every link has gone through at its receiver, as the nodes logged them."""
     found: dict[str, list[str]] = {}
     for link in site.links:
-        moves = _logged(link.receiver.root / f"{link.receiver.name}.stderr", "gate_moved")
+        moves = [move for node in link.receiver.nodes for move in _logged(node.words, "gate_moved")]
         found[link.key] = [each["mode"] for each in moves if (each["link"], each["side"]) == (link.name, "receiver")]
     return found
 
@@ -179,11 +205,38 @@ def _logged(path: Path, event: str) -> Sequence[dict[str, Any]]:
 
 
 @dataclass(frozen=True, slots=True)
+class Takeover:
+    """One time that another node became active: what had happened to the first, and after how long one served."""
+
+    how: str
+    node: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LateFacts:
+    """Facts that a paused node was handed, to be written when it was resumed: what it answered, and how many it did."""
+
+    answers: list[str]
+    stored: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether none was written, and none said to be."""
+        return bool(self.answers) and not self.stored and STORED not in self.answers
+
+
+STORED = "stored"
+"""What stands in the place of an error where a late fact was acknowledged."""
+
+
+@dataclass(frozen=True, slots=True)
 class DemoVerdict:
     """What the demo proved, or failed to.
 
     ``append_ms`` are sorted: how long producers waited until their facts were on disk, in the outbox beside them or at
     the node. ``answer_ms_max`` is the longest time until the zone's node had a fact, its restart included.
+    ``takeovers`` and ``late`` tell of a zone with two nodes.
     """
 
     engine: str
@@ -196,6 +249,8 @@ class DemoVerdict:
     append_ms: list[float]
     answer_ms_max: float
     seconds: float
+    takeovers: list[Takeover] = field(default_factory=list)
+    late: LateFacts | None = None
 
     @property
     def sent(self) -> int:
@@ -251,7 +306,7 @@ class DemoVerdict:
     def ok(self) -> bool:
         """Whether every promise was kept."""
         whole = all(way.ok for way in self.ways) and all(each["clean"] for each in self.audits)
-        return whole and self.sent == self.received > 0
+        return whole and self.sent == self.received > 0 and (self.late is None or self.late.ok)
 
     def to_dict(self) -> dict[str, Any]:
         """Give the JSON form."""
@@ -281,5 +336,7 @@ class DemoVerdict:
                 for way in self.ways
             ],
             "audits": self.audits,
+            **({"takeovers": [asdict(each) for each in self.takeovers]} if self.takeovers else {}),
+            **({"late": asdict(self.late)} if self.late is not None else {}),
             "seconds": round(self.seconds, 1),
         }

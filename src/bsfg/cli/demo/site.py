@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+from bsfg.cli.demo.server import DemoServer
 from bsfg.cli.zones import certificates
 from bsfg.config.access import consumer_name
 from bsfg.node.dashboard.sessions import hash_of, make
@@ -103,8 +104,8 @@ ROLES = ("producer", "pipeline", "operator", "viewer")
 
 
 @dataclass(slots=True)
-class DemoZone:
-    """One zone: its folder and where its node listens."""
+class DemoNode:
+    """One node of a zone: its folder and where it listens."""
 
     name: str
     title: str
@@ -118,24 +119,58 @@ class DemoZone:
         return self.root / self.name
 
     @property
-    def data(self) -> Path:
-        """Where its buffers are."""
-        return self.folder / "data"
-
-    @property
     def config(self) -> Path:
         """Its configuration."""
         return self.folder / "zone.toml"
 
+    @property
+    def words(self) -> Path:
+        """What it has logged."""
+        return self.root / f"{self.name}.stderr"
+
+    @property
+    def address(self) -> str:
+        """Where producers, peers and operators reach it."""
+        return f"127.0.0.1:{self.port}"
+
+
+@dataclass(slots=True)
+class DemoZone:
+    """One zone and its nodes: one with its facts in a folder, or several with theirs at one server."""
+
+    name: str
+    title: str
+    root: Path
+    nodes: list[DemoNode] = field(default_factory=list)
+    server: DemoServer | None = None
+
+    def __post_init__(self) -> None:
+        self.nodes = self.nodes or [DemoNode(self.name, "node", self.root)]
+
+    @property
+    def data(self) -> Path:
+        """Where its buffers are, if its facts are in a folder."""
+        return self.nodes[0].folder / "data"
+
+    @property
+    def config(self) -> Path:
+        """Its configuration, that of its first node."""
+        return self.nodes[0].config
+
+    @property
+    def address(self) -> str:
+        """Where its nodes are, with commas between."""
+        return ",".join(node.address for node in self.nodes)
+
     def connection(self, role: str) -> Connection:
-        """Give a way to its node."""
+        """Give a way to its node, whichever is active."""
         return self.endpoint(role).connect().connection
 
-    def endpoint(self, role: str) -> Endpoint:
-        """Give the same in the form that producers take."""
+    def endpoint(self, role: str, node: DemoNode | None = None) -> Endpoint:
+        """Give the same in the form that producers take, or the way to one node alone."""
         certs = self.root / "certs"
         files = certs / "ca.crt", certs / f"{self.name}-{role}.crt", certs / f"{self.name}-{role}.key"
-        return Endpoint(f"127.0.0.1:{self.port}", *files, server_name=f"{self.name}-bsfg")
+        return Endpoint(node.address if node is not None else self.address, *files, server_name=f"{self.name}-bsfg")
 
 
 @dataclass(slots=True)
@@ -155,6 +190,12 @@ class DemoLink:
         return f"{self.receiver.name}/{self.name}"
 
     @property
+    def address(self) -> str:
+        """How its receiver reaches the sender, as its configuration has it: by the wire, or each of several nodes."""
+        nodes = self.sender.nodes
+        return f'"127.0.0.1:{self.wire.port}"' if len(nodes) == 1 else _listed([node.address for node in nodes])
+
+    @property
     def consumer(self) -> str:
         """The cursor of the receiver at the sender."""
         return consumer_name(self.receiver.name, self.stream, self.buffer)
@@ -162,11 +203,15 @@ class DemoLink:
 
 @dataclass(slots=True)
 class DemoSite:
-    """Two zones, or three with one in the middle; the first is the plant and the last the enterprise."""
+    """Two zones, or three with one in the middle; the first is the plant and the last the enterprise.
+
+    With ``two_nodes`` the plant has two nodes at one server, of which one is active.
+    """
 
     root: Path
     three_zones: bool
     spark: bool
+    two_nodes: bool = False
     zones: list[DemoZone] = field(init=False)
     links: list[DemoLink] = field(init=False)
     token: str = field(default_factory=make)
@@ -176,9 +221,11 @@ class DemoSite:
         if not self.three_zones:
             del names[1]
         self.zones = [DemoZone(name, title, self.root) for name, title in names]
+        if self.two_nodes:
+            self.plant.nodes = [DemoNode(f"plant-a-{number}", f"node {number}", self.root) for number in (1, 2)]
         ports = _free_ports()
-        for zone in self.zones:
-            zone.port, zone.http_port = next(ports), next(ports)
+        for node in self.nodes:
+            node.port, node.http_port = next(ports), next(ports)
         self.links = [*_way(self.zones, EVENTS), *_way(self.zones[::-1], ORDERS)]
 
     @property
@@ -190,6 +237,11 @@ class DemoSite:
     def enterprise(self) -> DemoZone:
         """Where orders come from."""
         return self.zones[-1]
+
+    @property
+    def nodes(self) -> list[DemoNode]:
+        """The nodes of all zones."""
+        return [node for zone in self.zones for node in zone.nodes]
 
     @property
     def cut_links(self) -> list[DemoLink]:
@@ -204,11 +256,14 @@ class DemoSite:
         """Make certificates, and the file of every zone."""
         certificates(self.root / "certs", (zone.name for zone in self.zones), ROLES)
         for zone in self.zones:
-            zone.folder.mkdir()
-            zone.config.write_text("".join(self._text(zone)), encoding="utf-8")
+            for node in zone.nodes:
+                node.folder.mkdir()
+                node.config.write_text("".join(self._text(zone, node)), encoding="utf-8")
 
-    def _text(self, zone: DemoZone) -> Iterator[str]:
-        yield _ZONE.format(zone=zone, certs=self.root / "certs", token=hash_of(self.token))
+    def _text(self, zone: DemoZone, node: DemoNode) -> Iterator[str]:
+        yield _ZONE.format(zone=zone, node=node, certs=self.root / "certs", token=hash_of(self.token))
+        if zone.server is not None:
+            yield zone.server.storage
         for role in ROLES:
             yield _IDENTITY.format(name=f"{zone.name}-{role}", zone=zone.name, role=role, relay="[]")
         for other in self.zones:
@@ -232,7 +287,7 @@ def _way(zones: list[DemoZone], stream: str) -> Iterator[DemoLink]:
     for number, (sender, receiver) in enumerate(pairwise(zones)):
         buffer = Buffer.FORWARD if number else Buffer.STORE
         name = f"over-{sender.name}" if number else f"from-{sender.name}"
-        yield DemoLink(name, sender, receiver, stream, buffer, Wire(sender.port))
+        yield DemoLink(name, sender, receiver, stream, buffer, Wire(sender.nodes[0].port))
 
 
 def _listed(names: list[str] | set[str]) -> str:
@@ -257,8 +312,8 @@ _ZONE = """\
 [zone]
 name = "{zone.name}"
 [listen]
-grpc = "127.0.0.1:{zone.port}"
-http = "127.0.0.1:{zone.http_port}"
+grpc = "{node.address}"
+http = "127.0.0.1:{node.http_port}"
 [tls]
 ca = "{certs}/ca.crt"
 certificate = "{certs}/{zone.name}-bsfg.crt"
@@ -280,7 +335,7 @@ relay_for = {relay}
 _LINK = """
 [links.{link.name}]
 zone = "{link.sender.name}"
-address = "127.0.0.1:{link.wire.port}"
+address = {link.address}
 streams = ["{link.stream}"]
 buffer = "{link.buffer}"
 engine = "{engine}"

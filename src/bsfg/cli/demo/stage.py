@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from bsfg.cli.demo.site import DemoLink, DemoSite, DemoZone
+from bsfg.cli.demo.site import DemoLink, DemoNode, DemoSite, DemoZone
 from bsfg.errors import BsfgError, TimedOut
 from bsfg.gate import Mode
 from bsfg.ports import Buffer
@@ -47,8 +47,27 @@ class DemoStep:
 
 
 @dataclass(slots=True)
+class NodeSeen:
+    """A node as it shows itself: ``serves`` is whether it is active or stands by, None while it does not answer."""
+
+    node: DemoNode
+    pid: int = 0
+    paused: bool = False
+    serves: bool | None = None
+
+    @property
+    def state(self) -> str:
+        """What it is, in a word or two."""
+        if not self.pid:
+            return "DOWN"
+        if self.paused:
+            return "paused"
+        return {True: "active", False: "stands by", None: "silent"}[self.serves]
+
+
+@dataclass(slots=True)
 class ZoneSeen:
-    """A zone as its node describes it; the counts stay as they were while the node is away."""
+    """A zone as its active node describes it; the counts stay as they were while that is away."""
 
     zone: DemoZone
     alive: bool = False
@@ -58,7 +77,15 @@ class ZoneSeen:
     backlog: int = 0
     received: int = 0
     artifacts: int = 0
-    pid: int = 0
+    nodes: list[NodeSeen] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.nodes = [NodeSeen(node) for node in self.zone.nodes]
+
+    @property
+    def runs(self) -> bool:
+        """Whether a process of a node is there."""
+        return any(node.pid for node in self.nodes)
 
 
 @dataclass(slots=True)
@@ -100,6 +127,10 @@ class DemoStage:
     started: float = field(default_factory=time.monotonic)
     failure: Exception | None = None
     _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def node(self, node: DemoNode) -> NodeSeen:
+        """Give what is seen of a node."""
+        return next(each for zone in self.zones.values() for each in zone.nodes if each.node is node)
 
     def __post_init__(self) -> None:
         self.zones = {zone.name: ZoneSeen(zone) for zone in self.site.zones}
@@ -189,6 +220,7 @@ class DemoStage:
 
 LOOK_SECONDS = 0.4
 CALL_SECONDS = 5.0
+HEALTH_SECONDS = 1.0
 
 Document = dict[str, Any]
 
@@ -204,6 +236,8 @@ class StageWatch:
     async def run(self) -> None:
         """Look until cancelled."""
         self._connections = {zone.name: zone.connection("viewer") for zone in self._site.zones}
+        several = [zone for zone in self._stage.zones.values() if len(zone.nodes) > 1]
+        watching = [asyncio.create_task(self._ask(zone.zone, node)) for zone in several for node in zone.nodes]
         try:
             while True:
                 await asyncio.gather(*(self._look(zone) for zone in self._site.zones))
@@ -212,13 +246,27 @@ class StageWatch:
                 self._stage.tell()
                 await asyncio.sleep(LOOK_SECONDS)
         finally:
+            for task in watching:
+                task.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
             for connection in self._connections.values():
                 with contextlib.suppress(Exception):
                     await connection.close()
 
+    async def _ask(self, zone: DemoZone, seen: NodeSeen) -> None:
+        """Ask one node of several again and again whether it is active."""
+        while True:
+            try:
+                async with asyncio.timeout(HEALTH_SECONDS), zone.endpoint("viewer", seen.node).connect() as client:
+                    seen.serves = await client.connection.check_health()
+            except (BsfgError, TimeoutError):
+                seen.serves = None
+            self._stage.tell()
+            await asyncio.sleep(LOOK_SECONDS)
+
     async def _look(self, zone: DemoZone) -> None:
         connection, seen = self._connections[zone.name], self._stage.zones[zone.name]
-        if not seen.pid:
+        if not seen.runs:
             seen.alive = False
             return
         try:
@@ -228,7 +276,7 @@ class StageWatch:
             seen.alive = False
             return
         self._documents[zone.name] = found
-        seen.alive = seen.seen = bool(seen.pid)
+        seen.alive = seen.seen = seen.runs
         mine = [link for link in self._site.links if link.sender is zone]
         seen.appended = sum(each["end"] for each in found["buffers"] if each["buffer"] == Buffer.STORE)
         seen.received = sum(each["end"] for each in found["buffers"] if each["buffer"] == Buffer.FORWARD)

@@ -11,14 +11,13 @@ from typing import Any
 from bsfg.errors import BsfgError
 from bsfg.ports import Buffer, GapRecord, Quarantined
 from bsfg.stores.log import keysegments
-from bsfg.stores.log.cursors import CURSORS, cursor_from
 from bsfg.stores.log.files import DiskFiles, Files, translated
 from bsfg.stores.log.identity import read_identity
 from bsfg.stores.log.index import decode_run
 from bsfg.stores.log.journal import read_journal
 from bsfg.stores.log.notes import Anchor
 from bsfg.stores.log.reader import LogFolder, open_folder
-from bsfg.stores.log.storage import read_mark
+from bsfg.stores.log.storage import CURSORS, cursor_from, read_mark
 from bsfg.stores.log.view import LogView
 from bsfg.stores.shared.cursors import ConsumerCursor
 

@@ -7,7 +7,7 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -38,7 +38,9 @@ from bsfg.wording import counted, one_line
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from bsfg.spark.calls import NodeAccess
     from bsfg.spark.replicate.driver import LinkState, Replication
+    from bsfg.spark.replicate.plan import LinkTaskPlan
 
 
 START_SECONDS = 180.0
@@ -130,6 +132,9 @@ app = typer.Typer()
 
 REPLAY_BACKLOG = 200_000
 PATIENCE_SECONDS = 120.0
+FOLLOW_SECONDS = 1.0
+"""How often it is looked whether the configuration has changed."""
+
 LOG = "spark.log"
 """What Spark and its workers print, in the work folder."""
 
@@ -137,7 +142,7 @@ EPILOG = examples(
     ("bsfg pipeline replicate --config zone.toml", "all links of the zone, until it is stopped"),
     ("bsfg pipeline replicate -c zone.toml --link from-plant-a", "one link"),
     ("bsfg pipeline replicate -c zone.toml --until-caught-up", "what there is now, then leave"),
-    ("bsfg pipeline replicate -c zone.toml --master spark://host:7077", "on a cluster"),
+    ("bsfg pipeline replicate -c zone.toml --master spark://host:7077 --bundles 4", "on a cluster"),
 )
 
 
@@ -171,6 +176,15 @@ def replicate(
     replay_backlog: Annotated[
         int, option("N", "A link in reconciliation with so many facts left is replayed in bulk.", min=1)
     ] = REPLAY_BACKLOG,
+    bundles: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Over how many bundles the links are spread; each is carried by one task, with another one beside it. "
+            "Default: one for every two cores, on a cluster as many as have two slots and leave one for a replay.",
+        ),
+    ] = None,
     work: Annotated[
         Path | None,
         option(
@@ -198,40 +212,113 @@ def replicate(
     stands is known to the two nodes, so this command can be killed and started again at any moment. A second one for
     the same link waits until the first is gone.
     """
-    from bsfg.config import Engine, load
-    from bsfg.spark.replicate.driver import Replication, holder_name, local_master, run_folder
-    from bsfg.spark.replicate.plan import plan_of
-    from bsfg.spark.session import is_local
+    from bsfg.spark.replicate.driver import Layout, Replication, default_bundles, local_master, run_folder, slots_of
 
-    zone = load(config)
     own = resolve(NodeChoice(config=config, identity=identity, address=address), ("pipeline",)).access()
-    names = link or [each.name for each in zone.links.values() if each.engine == Engine.SPARK]
-    if not names:
-        raise InvalidArgument(
-            f'{config} has no link with engine = "spark"', hint="Add a [links.…] table, or name a link with --link."
-        )
-    holder = holder_name()
-    plans = [plan_of(zone, name, own, holder) for name in names]
-    chosen = master or local_master(len(plans))
-    if not is_local(chosen):
-        plans = [plan.shipped() for plan in plans]
-    folder = (work or work_folder(zone.source.parent)).absolute()
+    links = ConfiguredLinks(config, link, own)
+    plans = links.read()
+    chosen = master or local_master(bundles or min(default_bundles(), len(plans)))
+    links.ship_to(chosen)
+    folder = (work or work_folder(config.absolute().parent)).absolute()
     with (
         ends_on_signals(),
         suppress(Stopped, KeyboardInterrupt),
         spark_session("bsfg", chosen, settings_of(conf), folder / LOG) as spark,
         run_folder(folder) as run,
     ):
-        replication = Replication(spark, own, plans, run, replay_backlog)
+        slots = slots_of(spark, chosen, 3 if bundles is None else 2 * bundles + 1)
+        layout = Layout.fitting(slots, len(plans), bundles)
+        if not layout.replays:
+            say(f"Spark runs {slots} tasks at once, {slots + 1} are needed to replay backlogs: they are moved live")
+        replication = Replication(spark, own, links.read(), run, replay_backlog, layout)
         try:
             replication.start()
-            with _shown(zone.zone.name, json=json) as show:
+            with _shown(links.zone, json=json) as show:
                 watch = CaughtUp(patience) if until_caught_up else None
-                replication.run(lambda found: show(found) or watch is None or watch.goes_on(found))
+
+                def look(found: Replication) -> bool:
+                    links.follow(found)
+                    show(found)
+                    return watch is None or watch.goes_on(found)
+
+                replication.run(look)
         finally:
             # It finishes although more signals come.
             with handled(signal.SIG_IGN, signal.SIGTERM, signal.SIGINT):
                 replication.stop()
+
+
+class ConfiguredLinks:
+    """The links of a zone's configuration that a run moves, and what becomes of them when the file changes."""
+
+    def __init__(self, config: Path, names: Sequence[str] | None, own: NodeAccess) -> None:
+        from bsfg.spark.replicate.driver import holder_name
+
+        self._config, self._names, self._own = config, names, own
+        self._holder, self._is_shipped = holder_name(), False
+        self.zone = ""
+        self._taken = self._seen = b""
+        self._files: list[Path] = []
+        self._next = 0.0
+
+    def ship_to(self, master: str) -> None:
+        """Have the certificates travel with the plans, unless the tasks run on this machine."""
+        from bsfg.spark.session import is_local
+
+        self._is_shipped = not is_local(master)
+
+    def read(self) -> list[LinkTaskPlan]:
+        """Read the configuration; raises `InvalidArgument` when it has none of the links."""
+        self._taken = self._seen = self._digest()
+        self._moved = False
+        plans = self._plans()
+        self._moved = True
+        if not plans:
+            raise InvalidArgument(
+                f'{self._config} has no link with engine = "spark"',
+                hint="Add a [links.…] table, or name a link with --link.",
+            )
+        return plans
+
+    def _plans(self) -> list[LinkTaskPlan]:
+        from bsfg.config import Engine, load
+        from bsfg.spark.replicate.plan import plan_of
+
+        zone = load(self._config)
+        self.zone = zone.zone.name
+        names = self._names or [each.name for each in zone.links.values() if each.engine == Engine.SPARK]
+        if self._moved:
+            # What was named and is no longer there is no longer moved.
+            names = [name for name in names if name in zone.links]
+        plans = [plan_of(zone, name, self._own, self._holder) for name in names]
+        if self._is_shipped:
+            parts = {part for plan in plans for of in (plan.own, plan.peer) for part in (of.ca, of.certificate, of.key)}
+            self._files = sorted(Path(part) for part in parts if part is not None)
+            self._taken = self._seen = self._digest()
+        return [plan.shipped() for plan in plans] if self._is_shipped else plans
+
+    def follow(self, replication: Replication) -> None:
+        """Look now and then whether the file has changed, and go on by it; one with a mistake changes nothing."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + FOLLOW_SECONDS
+        before, self._seen = self._seen, self._digest()
+        # A file that is being written is left alone.
+        if self._seen in (self._taken, b"") or self._seen != before:
+            return
+        self._taken = self._seen
+        try:
+            for changed in replication.replan(self._plans()):
+                say(changed)
+        except BsfgError as error:
+            say(f"{self._config} is not taken up: {error.code}: {error.message}")
+
+    def _digest(self) -> bytes:
+        """Give the digest of all that the plans are made of, nothing while it cannot be read."""
+        try:
+            return sha256(b"\0".join(path.read_bytes() for path in (self._config, *self._files))).digest()
+        except OSError:
+            return b""
 
 
 def work_folder(beside: Path) -> Path:
@@ -333,13 +420,13 @@ class _JsonLines:
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + 1.0
-        links = [_state(link) for link in replication.links]
+        links = [_state(link, replication.restarts) for link in replication.links]
         document = {"zone": self._zone, "node_away": replication.node_away or None, "links": links}
         sys.stdout.buffer.write(json_line(document))
         sys.stdout.buffer.flush()
 
 
-def _state(link: LinkState) -> dict[str, Any]:
+def _state(link: LinkState, restarts: int) -> dict[str, Any]:
     return {
         "link": link.plan.name,
         "mode": link.mode,
@@ -349,7 +436,7 @@ def _state(link: LinkState) -> dict[str, Any]:
         "moved": link.is_moved,
         "backlog": link.backlog,
         "replays": link.replays,
-        "restarts": link.restarts,
+        "restarts": restarts,
         "problem": link.problem or None,
         "streams": link.streams,
     }

@@ -21,8 +21,9 @@ import bsfg
 from bsfg.config import Token, ZoneConfig
 from bsfg.errors import BsfgError, IdentityUnknown, InvalidArgument, SignInRequired
 from bsfg.gate import RECEIVER, SENDER
+from bsfg.node.administration import Administration
 from bsfg.node.dashboard import records
-from bsfg.node.dashboard.feed import BrowserFeed, EventStream, Look, NodeWatch
+from bsfg.node.dashboard.feed import BrowserFeed, EventStream, NodeWatch
 from bsfg.node.dashboard.sessions import ACT, VIEW, Door, Session, SessionFile, Sessions, Tokens
 from bsfg.node.parts import NodeContext
 from bsfg.node.status import VisibleStreams
@@ -30,7 +31,7 @@ from bsfg.ports import Buffer, Clock
 from bsfg.wire.http_server import Endpoint, Handler, Refused, caller_of, endpoint, problem
 from bsfg.wire.limits import Admission
 from bsfg.wire.operations import JSON, JSON_LINES, PAGE_BODY_BYTES, PAGES, SIGN_IN_BYTES, terms_of
-from bsfg.wire.service import AdminService, Caller
+from bsfg.wire.service import Caller
 from bsfg.wire.status import http_status
 from bsfg.wording import markup
 
@@ -128,7 +129,7 @@ Act = Callable[[Caller, dict[str, Any]], Awaitable[dict[str, Any]]]
 class Actions:
     """The acts of the page, by the name in their path."""
 
-    def __init__(self, admin: AdminService, clock: Clock) -> None:
+    def __init__(self, admin: Administration, clock: Clock) -> None:
         self._admin, self._clock = admin, clock
         self.table: dict[str, Act] = {
             "hold": self.hold,
@@ -222,9 +223,9 @@ BODY_SECONDS = 10.0
 
 
 class Dashboard:
-    """The pages of one node; see `bsfg.wire.http.Pages`."""
+    """The pages of one node; what people see in a browser, beside the operations."""
 
-    def __init__(self, config: ZoneConfig, parts: NodeContext, admin: AdminService, look: Look) -> None:
+    def __init__(self, config: ZoneConfig, parts: NodeContext, admin: Administration) -> None:
         self._parts, self._admin = parts, admin
         self._tokens = Tokens(config.tokens)
         self._opened_to_tokens = bool(self._tokens)
@@ -234,7 +235,7 @@ class Dashboard:
         self._door = Door(parts, self._tokens, self._sessions)
         self._files = DashboardFiles()
         self._feed = BrowserFeed(config.dashboard.watchers)
-        self._watch = NodeWatch(look, self._feed, parts)
+        self._watch = NodeWatch(admin.describe, self._feed, parts)
         self._actions = Actions(admin, parts.clock)
 
     @property

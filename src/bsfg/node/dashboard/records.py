@@ -12,13 +12,14 @@ import orjson
 from bsfg.config.kinds import Action
 from bsfg.fact import Message, is_json
 from bsfg.jsonform import message_to_dict
+from bsfg.node.administration import Administration
 from bsfg.node.authorize import Request
 from bsfg.node.parts import NodeContext
 from bsfg.node.trail import AuditTrail
 from bsfg.offload import by_size
 from bsfg.ports import GapRecord, GapSet
 from bsfg.trail import TrailRecord
-from bsfg.wire.service import AdminService, Caller, QuarantinedView
+from bsfg.wire.service import Caller, QuarantinedView
 
 SHOWN_MAX = 200
 OBJECT_CHARACTERS_MAX = 2_000
@@ -26,7 +27,7 @@ _RANGE_BYTES = 200
 
 
 async def gaps(
-    admin: AdminService, parts: NodeContext, caller: Caller, at_most: int | None = None
+    admin: Administration, parts: NodeContext, caller: Caller, at_most: int | None = None
 ) -> tuple[list[dict[str, Any]], int]:
     """List the gap records of all buffers that the caller may see, the newest first; tell how many there are in all."""
     found, total = list[tuple[str, str, GapSet]](), 0
@@ -45,13 +46,13 @@ def _newest_first(found: Sequence[tuple[str, str, GapSet]]) -> list[dict[str, An
     return sorted(rows, key=lambda gap: int(gap["at_unix_ms"]), reverse=True)
 
 
-async def quarantine(admin: AdminService, caller: Caller) -> tuple[list[QuarantinedView], int]:
+async def quarantine(admin: Administration, caller: Caller) -> tuple[list[QuarantinedView], int]:
     """List the newest of what is in quarantine and may be seen by the caller; tell how many there are in all."""
     page = await admin.quarantine(caller, None, limit=SHOWN_MAX, newest_first=True)
     return sorted(page.views, key=lambda view: view.quarantined.at_unix_ms, reverse=True), page.total
 
 
-async def quarantine_lines(admin: AdminService, caller: Caller) -> AsyncIterator[bytes]:
+async def quarantine_lines(admin: Administration, caller: Caller) -> AsyncIterator[bytes]:
     """Write all that is in quarantine as JSON Lines, a page at a time, the oldest first."""
     page = await admin.quarantine(caller, None)
     yield lines(quarantined_whole(page.views))

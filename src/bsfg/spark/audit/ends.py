@@ -16,9 +16,9 @@ from bsfg.ports import Buffer, ConsumerState, Frame, Quarantined
 from bsfg.spark.audit.scope import End, Evidence, SetAside
 from bsfg.spark.calls import BufferSource, CallRetry, NodeAccess, calls
 from bsfg.stores.log import keysegments
-from bsfg.stores.log.cursors import CURSORS, cursor_from
 from bsfg.stores.log.journal import read_journal
 from bsfg.stores.log.reader import LogFolder, open_folder
+from bsfg.stores.log.storage import CURSORS, cursor_from
 from bsfg.stores.log.view import kept_ranges, restores_of
 
 if TYPE_CHECKING:

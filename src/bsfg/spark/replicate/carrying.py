@@ -27,8 +27,7 @@ from bsfg.journey.artifacts import named_artifacts
 from bsfg.journey.backfill import make_good
 from bsfg.journey.link import Fetched, FetchRequest, PeerLink, PeerPosition, Release
 from bsfg.journey.pull import HOLDING, LinkTurns
-from bsfg.journey.receive import PullProgress, StoredAnswer
-from bsfg.journey.verify import Decision, LinkHeld, Put, check_history, check_order
+from bsfg.journey.receive import Decision, LinkHeld, PullProgress, Put, StoredAnswer, check_history, check_order
 from bsfg.ports import Frame, Gap
 from bsfg.spark.replicate.plan import LinkTaskPlan, StreamTaskPlan
 
@@ -36,9 +35,12 @@ if TYPE_CHECKING:
     from bsfg.wire.adminclient import AdminClient
     from bsfg.wire.client import BoundaryClient
     from bsfg.wire.service import PutOutcome
-    from bsfg.wire.streams import PutStream
+    from bsfg.wire.streams import PutLane, PutStream
 
 WINDOW_FRAMES = 8
+LANE_BYTES = 256 << 10
+"""Answers that are larger go by a call of their own: those of other links would have to wait behind their bytes."""
+
 CONFIRM_EVERY_SECONDS = 0.1
 """A confirmation takes three calls from here to two nodes, where the native engine needs one."""
 
@@ -95,12 +97,12 @@ Bring = Callable[[EntryBatch], Awaitable[None]]
 
 
 class Courier:
-    """Puts frames of one stream of a link over a call that is opened again when it has ended."""
+    """Puts frames of one stream of a link, over a call that all links of a task share or, for many bytes, its own."""
 
     def __init__(self, client: BoundaryClient, link: str, stream: str, lease: str | None, bring: Bring) -> None:
         self._client, self._link, self._stream, self._lease = client, link, stream, lease
         self._bring = bring
-        self._open: tuple[str, PutStream] | None = None
+        self._open: tuple[str, bool, PutStream | PutLane] | None = None
 
     async def carry(self, log_id: str, frames: Sequence[Frame], served_at_unix_ms: int | None) -> StoredAnswer:
         """Put frames and tell what became of them."""
@@ -119,7 +121,8 @@ class Courier:
         for frame in frames:
             if frame.entries is not None:
                 await self._bring(frame.entries)
-        calls = await self._stream_of(log_id)
+        is_small = sum(frame.entries.weight_bytes for frame in frames if frame.entries is not None) <= LANE_BYTES
+        calls = await self._stream_of(log_id, is_small)
         answers: list[tuple[Frame, asyncio.Future[PutOutcome]]] = []
         try:
             if relayed and not frames:
@@ -133,7 +136,7 @@ class Courier:
         return self._outcome(calls, answers, log_id)
 
     async def _outcome(
-        self, calls: PutStream, answers: Sequence[tuple[Frame, asyncio.Future[PutOutcome]]], log_id: str
+        self, calls: PutStream | PutLane, answers: Sequence[tuple[Frame, asyncio.Future[PutOutcome]]], log_id: str
     ) -> StoredAnswer:
         stored = StoredAnswer()
         try:
@@ -147,24 +150,29 @@ class Courier:
     async def close(self) -> None:
         """Wait for what the node has begun, and end the call."""
         if self._open is not None:
-            _, calls = self._open
+            _, _, calls = self._open
             self._open = None
             await calls.close()
 
-    async def _stream_of(self, log_id: str) -> PutStream:
-        if self._open is not None and self._open[0] == log_id and self._open[1].is_open:
-            return self._open[1]
+    async def _stream_of(self, log_id: str, is_small: bool) -> PutStream | PutLane:
+        if self._open is not None and self._open[:2] == (log_id, is_small) and self._open[2].is_open:
+            return self._open[2]
+        # What was sent before is stored before: the two ways know nothing of each other's order.
         await self.close()
-        calls = self._client.put_stream(
-            self._link, self._stream, log_id, lease=self._lease, window_frames=WINDOW_FRAMES
-        )
-        self._open = log_id, calls
+        calls: PutStream | PutLane | None = None
+        if is_small:
+            calls = self._client.put_lane(self._link, self._stream, log_id, lease=self._lease)
+        if calls is None:
+            calls = self._client.put_stream(
+                self._link, self._stream, log_id, lease=self._lease, window_frames=WINDOW_FRAMES
+            )
+        self._open = log_id, is_small, calls
         return calls
 
-    def _abandon(self, calls: PutStream) -> None:
-        """Begin anew after a frame that was not taken: the node refuses the rest of that call."""
+    def _abandon(self, calls: PutStream | PutLane) -> None:
+        """Begin anew after a frame that was not taken: the node refuses the rest of that call, or lane."""
         calls.abandon()
-        if self._open is not None and self._open[1] is calls:
+        if self._open is not None and self._open[2] is calls:
             self._open = None
 
 
@@ -258,6 +266,7 @@ class TaskPull:
     admin: AdminClient
     lease: str | None
     came: Callable[[], None] = lambda: None
+    confirm_every_seconds: float = CONFIRM_EVERY_SECONDS
     _source: PeerLink = field(init=False)
     _turns: CourierFlow = field(init=False)
     _courier: Courier = field(init=False)
@@ -270,7 +279,7 @@ class TaskPull:
         self._source = ClientLink(link.zone, self.of.consumer, self.peer, link.carry_only)
         self._memory = RemoteMemory(self.admin, link.name, self.stream, self.lease)
         self._turns = CourierFlow(
-            self._source, self._memory, clock=SystemClock(), confirm_every_seconds=CONFIRM_EVERY_SECONDS
+            self._source, self._memory, clock=SystemClock(), confirm_every_seconds=self.confirm_every_seconds
         )
         bring = ArtifactCourier(self.peer, self.own, link.name, self.came).bring
         self._courier = Courier(self.own, link.name, self.stream, self.lease, bring)

@@ -1,10 +1,11 @@
-"""The driver: starts the live queries of every link, switches to replay for backlogs, and stops without loss."""
+"""The driver: starts the live queries, switches links to replay for backlogs, and stops without loss."""
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
 import os
+import re
 import shutil
 import socket
 import threading
@@ -16,14 +17,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from bsfg.errors import BsfgError, LeaseHeld, LeaseLost, SparkFailed, WorkersUnfit
+from bsfg.errors import BsfgError, InvalidArgument, LeaseHeld, LeaseLost, SparkFailed, WorkersUnfit
 from bsfg.gate import Mode
 from bsfg.journey.link import FetchRequest
 from bsfg.spark.calls import NodeAccess, calls
-from bsfg.spark.replicate.plan import LEASE_TTL_MS, LinkTaskPlan
+from bsfg.spark.replicate.plan import LEASE_TTL_MS, LinkTaskPlan, spread
 from bsfg.spark.replicate.replay import asked, ended, live_failure, start_replay
 from bsfg.spark.replicate.shift import FORMAT, LiveSource
 from bsfg.spark.session import activate, failed, hush
+from bsfg.wording import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,7 +83,10 @@ def _locked(folder: Path) -> IO[bytes] | None:
 
 
 PAIR = ("a", "b")
-LOOK_SECONDS = 0.25
+LOOK_SECONDS, LOOK_SECONDS_MOST = 0.25, 2.0
+LOOK_PART = 40
+"""How many times as long as a look at the node takes there is none: with hundreds of links it tells of each of them."""
+
 ASK_SECONDS = 5.0
 """How long a sender may take to say where its buffers end, before it counts as away."""
 
@@ -89,6 +94,12 @@ ONE_FACT = FetchRequest(max_facts=1, max_bytes=1)
 RENEW_SECONDS = 1.5
 STOP_SECONDS = 4.0
 LEASE_SECONDS = 10.0
+REPLAYS = 2
+"""How many backlogs are replayed side by side, where nobody says else and there are slots for so many."""
+
+REPLAY_SHARE_SECONDS = 60.0
+"""How long a replay goes on, and then to the end of its micro-batch, while other links wait for its place."""
+
 REPLAY_AGAIN_SECONDS = 15.0
 """How long the live tasks have a link to themselves after a replay that failed."""
 
@@ -104,6 +115,9 @@ WORKED_SECONDS = 300.0
 VACANT_SECONDS = 5.0
 """For how long nobody may hold the lease of a link before it counts as moved by nobody; tasks change in less."""
 
+LAST_PLAN = 1 << 62
+"""The number of the plan of a run that ends: every task goes by an older one."""
+
 LIVE_TASK_ATTEMPTS = 50
 """A task that is killed is simply started again; one that cannot work at all ends its query, which is mended. On a
 cluster Spark's own `spark.task.maxFailures` counts."""
@@ -118,7 +132,7 @@ class MovingEngine(StrEnum):
 
 @dataclass(slots=True)
 class LiveQuery:
-    """One of the two live queries of a link, and when it may start again after a failure."""
+    """One of the two live queries, and when it may start again after a failure."""
 
     query: StreamingQuery
     began: float
@@ -143,7 +157,6 @@ class LinkState:
 
     plan: LinkTaskPlan
     folder: Path
-    queries: dict[str, LiveQuery] = field(default_factory=dict)
     engine: MovingEngine = MovingEngine.LIVE
     board_mode: str = str(Mode.AUTONOMOUS)
     reason: str = ""
@@ -152,7 +165,8 @@ class LinkState:
     ours_at: float = float("-inf")
     streams: list[dict[str, Any]] = field(default_factory=list)
     replays: int = 0
-    restarts: int = 0
+    replayed_at: float = float("-inf")
+    is_removed: bool = False
     problem: str = ""
     no_replay_before: float = 0.0
     thread: threading.Thread | None = None
@@ -204,49 +218,166 @@ def holder_name() -> str:
     return f"spark {socket.gethostname()} {os.getpid()} {os.urandom(3).hex()}"
 
 
-def local_master(links: int) -> str:
-    """Give the master that fits so many links on this machine: two live tasks each, and two for replays."""
-    return f"local[{2 * links + 2},{LIVE_TASK_ATTEMPTS}]"
+def default_bundles(cores: int | None = None) -> int:
+    """Give how many bundles fit a machine: one for every two cores."""
+    return max(1, (cores or os.cpu_count() or 1) // 2)
+
+
+def slots_for(bundles: int, replays: int = 1) -> int:
+    """Give how many tasks must be able to run at once: two for each bundle, and one for each replay."""
+    return 2 * bundles + replays
+
+
+def local_master(bundles: int, replays: int = REPLAYS) -> str:
+    """Give the master that fits so many bundles and replays on this machine."""
+    return f"local[{slots_for(bundles, replays)},{LIVE_TASK_ATTEMPTS}]"
+
+
+LOCAL_SLOTS = re.compile(r"local(?:\[\s*(\*|\d+)\s*(?:,\s*\d+\s*)?\])?")
+EXECUTORS_SECONDS = 15.0
+"""How long the machines of a cluster have to come, where nobody has said how many bundles there are to be."""
+
+
+def slots_of(spark: SparkSession, master: str, enough: int) -> int:
+    """Give how many tasks Spark runs at once; on a cluster as soon as there are ``enough``, or after a while."""
+    found = LOCAL_SLOTS.fullmatch(master)
+    if found is not None:
+        return (os.cpu_count() or 1) if found[1] == "*" else int(found[1] or 1)
+    ends = time.monotonic() + EXECUTORS_SECONDS
+    while (slots := int(spark.sparkContext.defaultParallelism)) < enough and time.monotonic() < ends:
+        time.sleep(LOOK_SECONDS)
+    return slots
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Over how many bundles links are spread, and how many backlogs are replayed side by side."""
+
+    bundles: int = 1
+    replays: int = REPLAYS
+
+    @staticmethod
+    def fitting(slots: int, links: int, asked: int | None = None, replays: int = REPLAYS) -> Layout:
+        """Give what fits so many slots, or raise `InvalidArgument` when what was ``asked`` for does not."""
+        bundles = max(1, (slots - 1) // 2) if asked is None else asked
+        bundles = max(1, min(bundles, links))
+        if slots < slots_for(bundles, 0):
+            raise InvalidArgument(
+                f"Spark runs {slots} tasks at once here, {counted(bundles, 'bundle')} of links need "
+                f"{slots_for(bundles)}: two live tasks each, and one for a replay",
+                hint="Give it more slots, such as --master local[N], or fewer --bundles.",
+                slots=slots,
+                needed=slots_for(bundles),
+            )
+        return Layout(bundles, max(0, min(replays, slots - 2 * bundles)))
 
 
 class Replication:
     """The handoff of some links of one zone, on one Spark session."""
 
     def __init__(
-        self, spark: SparkSession, own: NodeAccess, plans: Sequence[LinkTaskPlan], work: Path, replay_backlog: int
+        self,
+        spark: SparkSession,
+        own: NodeAccess,
+        plans: Sequence[LinkTaskPlan],
+        work: Path,
+        replay_backlog: int,
+        layout: Layout | None = None,
     ) -> None:
         self._spark, self._own, self._replay_backlog = spark, own, replay_backlog
+        self._work, self._layout = work, layout or Layout()
+        self._holder = plans[0].holder if plans else holder_name()
         self.links = [LinkState(plan, work / plan.name) for plan in plans]
+        self._plan = spread(plans, self._layout.bundles, own, self._holder)
+        self._queries: dict[str, LiveQuery] = {}
+        self.restarts = 0
         self._stopping = threading.Event()
+        self._replays_wait = False
+        self._told_plan = 1
         self.node_away = ""
 
     def start(self) -> None:
-        """Start the live queries of every link."""
+        """Start the two live queries, which carry all links."""
         self._spark.dataSource.register(LiveSource)
-        for link in self.links:
-            link.plan.write(link.folder / "plan")
-            for half in PAIR:
-                self._start_live(link, half)
+        self._plan.write(self._plan_file)
+        for half in PAIR:
+            self._start_live(half)
+
+    @property
+    def _plan_file(self) -> Path:
+        return (self._work / "plan").absolute()
 
     def run(self, look: Callable[[Replication], bool]) -> None:
         """Work until ``look``, which is called several times a second, gives False."""
         while not self._stopping.is_set():
+            began = time.monotonic()
             self._observe()
-            for link in self.links:
-                self._mend(link)
-                if self._wants_replay(link):
-                    link.thread = threading.Thread(target=self.replay, args=(link,), daemon=True)
-                    link.thread.start()
+            took = time.monotonic() - began
+            self._mend()
+            self._replay_some()
             if not look(self):
                 return
-            time.sleep(LOOK_SECONDS)
+            time.sleep(min(LOOK_SECONDS_MOST, max(LOOK_SECONDS, LOOK_PART * took)))
 
     def stop(self) -> None:
         """Stop everything: what is under way is finished or left to the next run, and no lease is kept."""
         self._stopping.set()
         hush(self._spark)
         for link in self.links:
-            self._stop_link(link)
+            if link.thread is not None:
+                link.thread.join(STOP_SECONDS)
+        self._tell_tasks(LAST_PLAN)
+        tokens = calls().run(self._take_all())
+        for live in self._queries.values():
+            with suppress(Exception):
+                live.query.stop()
+        for link, token in zip(self.links, tokens, strict=True):
+            if token is not None:
+                self._give_back(link, token)
+
+    def replan(self, plans: Sequence[LinkTaskPlan]) -> list[str]:
+        """Go on with other links, or other settings of them, from the next shift on; give what changes, in words."""
+        known, wanted = {link.plan.name: link for link in self.links}, {plan.name: plan for plan in plans}
+        said = [f"{name}: no longer moved" for name in known if name not in wanted]
+        for name, link in known.items():
+            link.is_removed = name not in wanted
+        for name, plan in wanted.items():
+            if name not in known:
+                said.append(f"{name}: new")
+                known[name] = LinkState(plan, self._work / name)
+            elif known[name].plan != plan:
+                said.append(f"{name}: changed")
+                known[name].plan = plan
+        if said:
+            self.links = [known[name] for name in wanted]
+            number, places = self._plan.number + 1, self._plan.places
+            self._plan = spread(plans, self._layout.bundles, self._own, self._holder, number, places)
+            self._plan.write(self._plan_file)
+            self._tell_tasks(number)
+        return said
+
+    def _tell_tasks(self, plan: int) -> None:
+        """Have the tasks that go by an older plan end their shifts soon, as soon as the node can be told."""
+        from bsfg.wire.adminclient import AdminClient
+        from bsfg.wire.streams import is_unimplemented
+
+        admin = AdminClient(calls().connection(self._own))
+        try:
+            calls().run(admin.acquire_leases([], self._holder, LEASE_TTL_MS, plan=plan))
+            self._told_plan = plan
+        except BsfgError as error:
+            # A node of an earlier version cannot pass it on: the tasks learn of it when their shifts end by themselves.
+            self._told_plan = plan if is_unimplemented(error) else 0
+
+    async def _take_all(self) -> list[str | None]:
+        """Take the leases of all links from the live tasks, as far as they can be had."""
+
+        async def take(link: LinkState) -> str | None:
+            with suppress(BsfgError):
+                return (await self._taken(link, STOP_SECONDS)).token
+            return None
+
+        return list(await asyncio.gather(*(take(link) for link in self.links)))
 
     # What the node says.
 
@@ -260,6 +391,9 @@ class Replication:
             for link in self.links:
                 link.look_in_vain(time.monotonic())
             return
+        if self.node_away or self._told_plan < self._plan.number:
+            # A node that was away may be another process, which has not heard of it.
+            self._tell_tasks(self._plan.number)
         self.node_away = ""
         gates = {each["link"]: each for each in status["links"] if each["side"] == "receiver"}
         for link in self.links:
@@ -286,42 +420,34 @@ class Replication:
         except (BsfgError, TimeoutError):
             return {}
 
-    def _wants_replay(self, link: LinkState) -> bool:
-        # A link with a rate limit has nothing to gain from bulk.
-        limited = link.plan.link.rate_limit > 0
-        if link.engine == MovingEngine.REPLAY or link.mode != Mode.RECONCILIATION or self.node_away or limited:
-            return False
-        ours = link.lease == link.plan.holder
-        return ours and (link.backlog or 0) >= self._replay_backlog and time.monotonic() >= link.no_replay_before
-
     # Live.
 
-    def _start_live(self, link: LinkState, half: str) -> None:
+    def _start_live(self, half: str) -> None:
         try:
-            query = self._live_query(link, half)
+            query = self._live_query(half)
         except Exception as error:
             # Spark runs the Python source once here already, to learn of its columns.
             raise live_failure(error) from None
-        live, now = link.queries.get(half), time.monotonic()
-        link.queries[half] = live.restarted(query, now) if live else LiveQuery(query, now)
+        live, now = self._queries.get(half), time.monotonic()
+        self._queries[half] = live.restarted(query, now) if live else LiveQuery(query, now)
 
-    def _live_query(self, link: LinkState, half: str) -> StreamingQuery:
+    def _live_query(self, half: str) -> StreamingQuery:
         writing = (
             self._spark.readStream.format(FORMAT)
-            .option("plan", str((link.folder / "plan").absolute()))
+            .option("plan", str(self._plan_file))
             .load()
             .writeStream.format("noop")
-            .option("checkpointLocation", str(link.folder / f"live-{half}-{link.restarts}"))
-            .queryName(f"live {link.plan.name} {half}")
+            .option("checkpointLocation", str(self._work / f"live-{half}-{self.restarts}"))
+            .queryName(f"live {half}")
         )
         return writing.start()
 
-    def _mend(self, link: LinkState) -> None:
+    def _mend(self) -> None:
         """Start a live query that failed again, after a pause.
 
         Raises `SparkFailed` when Spark itself is gone, and when a query fails time after time: nothing can be mended.
         """
-        for half, live in list(link.queries.items()):
+        for half, live in list(self._queries.items()):
             try:
                 active = live.query.isActive
                 failure = None if active else live.query.exception()
@@ -332,21 +458,40 @@ class Replication:
             if self._spark.sparkContext._jsc.sc().isStopped():
                 raise failed("Spark has ended")
             if live.again is None:
-                self._failed(link, live, failure)
+                self._failed(live, failure)
             elif time.monotonic() >= live.again:
-                link.restarts += 1
-                self._start_live(link, half)
+                self.restarts += 1
+                self._start_live(half)
 
-    def _failed(self, link: LinkState, live: LiveQuery, failure: object) -> None:
+    def _failed(self, live: LiveQuery, failure: object) -> None:
         now, error = time.monotonic(), live_failure(failure)
-        link.problem = error.message
-        live.fail(now, worked=link.ours_at >= live.began or now - live.began > WORKED_SECONDS)
+        for link in self.links:
+            link.problem = error.message
+        worked = any(link.ours_at >= live.began for link in self.links) or now - live.began > WORKED_SECONDS
+        live.fail(now, worked=worked)
         if live.failures >= FAILURES_MAX or isinstance(error, WorkersUnfit):
             times = f"{live.failures} times in a row" if live.failures > 1 else "at once"
-            message = f"the tasks of {link.plan.name} failed {times}: {error.message}"
-            raise type(error)(message, hint=error.hint, link=link.plan.name)
+            raise type(error)(f"the live tasks failed {times}: {error.message}", hint=error.hint)
 
     # Replay.
+
+    def _replay_some(self) -> None:
+        """Begin to replay the backlogs that there are places for, those first that were replayed the longest ago."""
+        wanting = [link for link in self.links if self._wants_replay(link)]
+        busy = sum(link.engine == MovingEngine.REPLAY for link in self.links)
+        for link in sorted(wanting, key=lambda each: each.replayed_at)[: max(0, self._layout.replays - busy)]:
+            link.engine = MovingEngine.REPLAY
+            link.thread = threading.Thread(target=self.replay, args=(link,), daemon=True)
+            link.thread.start()
+        self._replays_wait = len(wanting) > self._layout.replays - busy
+
+    def _wants_replay(self, link: LinkState) -> bool:
+        # A link with a rate limit has nothing to gain from bulk.
+        limited = link.plan.link.rate_limit > 0
+        if link.engine == MovingEngine.REPLAY or link.mode != Mode.RECONCILIATION or self.node_away or limited:
+            return False
+        ours = link.lease == link.plan.holder
+        return ours and (link.backlog or 0) >= self._replay_backlog and time.monotonic() >= link.no_replay_before
 
     def replay(self, link: LinkState) -> None:
         """Take the lease from the live tasks and move in bulk what the sender has left."""
@@ -367,6 +512,7 @@ class Replication:
             link.problem = f"{type(error).__name__}: {error}"[:300]
             link.no_replay_before = time.monotonic() + REPLAY_AGAIN_SECONDS
         finally:
+            link.replayed_at = time.monotonic()
             link.engine = MovingEngine.LIVE
 
     def _replay_stream(self, link: LinkState, of: Any, lease: LeaseView) -> None:
@@ -374,11 +520,16 @@ class Replication:
         if replay is None:
             return
         link.replays += 1
+        began, batches = time.monotonic(), 0
         try:
             while not ended(replay.query, RENEW_SECONDS):
                 self._renew(link, lease.token)
                 self._report_backlog(link, of.stream, lease.token)
-                if self._stopping.is_set():
+                before, batches = batches, replay.batches
+                if self._stopping.is_set() or link.is_removed:
+                    return
+                # What is left comes in its turn; what the stop interrupts is known by its keys.
+                if self._replays_wait and batches > before and time.monotonic() - began > REPLAY_SHARE_SECONDS:
                     return
         finally:
             with suppress(Exception):
@@ -404,6 +555,9 @@ class Replication:
 
     def _take(self, link: LinkState, seconds: float) -> LeaseView:
         """Take the lease from the live tasks, which give it up at once."""
+        return calls().run(self._taken(link, seconds))
+
+    async def _taken(self, link: LinkState, seconds: float) -> LeaseView:
         from bsfg.wire.adminclient import AdminClient
 
         admin = AdminClient(calls().connection(self._own))
@@ -411,8 +565,8 @@ class Replication:
         deadline = time.monotonic() + seconds
         while True:
             try:
-                return calls().run(
-                    admin.acquire_lease(plan.name, plan.holder, LEASE_TTL_MS, wait_seconds=seconds, urgent=True)
+                return await admin.acquire_lease(
+                    plan.name, plan.holder, LEASE_TTL_MS, wait_seconds=seconds, urgent=True
                 )
             except LeaseHeld as held:
                 if held.details.get("holder") != plan.holder or time.monotonic() > deadline:
@@ -436,15 +590,3 @@ class Replication:
 
         with suppress(BsfgError):
             calls().run(AdminClient(calls().connection(self._own)).release_lease(link.plan.name, token))
-
-    def _stop_link(self, link: LinkState) -> None:
-        if link.thread is not None:
-            link.thread.join(STOP_SECONDS)
-        token = None
-        with suppress(BsfgError):
-            token = self._take(link, STOP_SECONDS).token
-        for live in link.queries.values():
-            with suppress(Exception):
-                live.query.stop()
-        if token is not None:
-            self._give_back(link, token)

@@ -1,10 +1,11 @@
-"""What a task must know to move a link, in a form that reaches it wherever it runs."""
+"""What a task must know to move its links, in a form that reaches it wherever it runs."""
 
 from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,23 +83,87 @@ class LinkTaskPlan:
 
     def shipped(self) -> LinkTaskPlan:
         """Give the plan with the certificates themselves instead of their paths, for tasks on other machines."""
-        return replace(self, own=self.own.with_contents(), peer=self.peer.with_contents())
+        return replace(self, own=_once(self.own.with_contents()), peer=_once(self.peer.with_contents()))
+
+
+def _once(access: NodeAccess) -> NodeAccess:
+    """Have all links share one copy of a certificate, which so travels once in a plan of hundreds of them."""
+    parts = (access.ca, access.certificate, access.key)
+    ca, certificate, key = (None if part is None else sys.intern(part) for part in parts)
+    return replace(access, ca=ca, certificate=certificate, key=key)
+
+
+@dataclass(frozen=True, slots=True)
+class BundlePlan:
+    """The links that one task carries; ``number`` is that of the run's plan, which grows with every change of it."""
+
+    number: int
+    own: NodeAccess
+    holder: str
+    links: tuple[LinkTaskPlan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """All links of a run, spread over bundles."""
+
+    bundles: tuple[BundlePlan, ...]
+
+    @property
+    def number(self) -> int:
+        """The number of the plan."""
+        return self.bundles[0].number
+
+    @property
+    def places(self) -> dict[str, int]:
+        """In which bundle each link is, by its name."""
+        return {link.name: at for at, bundle in enumerate(self.bundles) for link in bundle.links}
 
     def write(self, path: Path) -> None:
-        """Write the plan to a file that nobody else can read: it may hold keys."""
+        """Write the plan to a file that nobody else can read: it may hold keys. Who reads meanwhile has the old one."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        fresh = path.with_name(f".{path.name}.{self.number}")
+        fresh.unlink(missing_ok=True)
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             pickle.dump(self, file)
+        fresh.replace(path)
 
     @staticmethod
-    def read(path: Path) -> LinkTaskPlan:
+    def read(path: Path) -> RunPlan:
         """Read a plan that this user's own driver wrote."""
         with path.open("rb") as file:
             plan = pickle.load(file)
-        assert isinstance(plan, LinkTaskPlan)
+        assert isinstance(plan, RunPlan)
         return plan
+
+
+def spread(
+    links: Sequence[LinkTaskPlan],
+    most: int,
+    own: NodeAccess,
+    holder: str,
+    number: int = 1,
+    before: Mapping[str, int] | None = None,
+) -> RunPlan:
+    """Spread links over at most so many bundles, evenly; where a link was ``before`` it stays.
+
+    There is always a bundle, be it an empty one: a query without a task would begin its next turn at once.
+    """
+    count = max(1, min(most, len(links)))
+    bundles: list[list[LinkTaskPlan]] = [[] for _ in range(count)]
+    staying = {name: at for name, at in (before or {}).items() if at < count}
+    room = -(-len(links) // count)
+    moving = []
+    for link in links:
+        at = staying.get(link.name)
+        if at is None or len(bundles[at]) >= room:
+            moving.append(link)
+        else:
+            bundles[at].append(link)
+    for link in moving:
+        min(bundles, key=len).append(link)
+    return RunPlan(tuple(BundlePlan(number, own, holder, tuple(bundle)) for bundle in bundles))
 
 
 def plan_of(config: ZoneConfig, name: str, own: NodeAccess, holder: str) -> LinkTaskPlan:

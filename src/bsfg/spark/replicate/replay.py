@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bsfg.clock import SystemClock
 from bsfg.errors import BsfgError, FrameInvalid
 from bsfg.journey.link import FetchRequest, PeerPosition
-from bsfg.journey.verify import check_history
+from bsfg.journey.receive import check_history
 from bsfg.spark.calls import calls
 from bsfg.spark.errors import told_by_spark
 from bsfg.spark.replicate.plan import LinkTaskPlan, StreamTaskPlan
@@ -51,6 +51,12 @@ class Replay:
     def facts(self) -> int:
         """How many facts it moves."""
         return self.end - self.start
+
+    @property
+    def batches(self) -> int:
+        """How many micro-batches are done."""
+        progress = self.query.lastProgress
+        return 0 if progress is None else int(progress["batchId"]) + 1
 
 
 def start_replay(

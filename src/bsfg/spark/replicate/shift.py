@@ -1,13 +1,19 @@
-"""One shift of a live task: wait for the lease, move facts, report to the node, and give way to the other task."""
+"""One shift of a live task: it moves all links of its bundle side by side, and then gives way to the other task.
+
+Each link has a loop of its own: wait for the lease, move facts, report to the node, pass the lease on. What happens to
+one link touches no other. As soon as one lease was passed on to the other task of the bundle the shift is over: what
+this task still waits for it leaves to the other one, and the links that it still moves follow one after the other, so
+that soon one task has the whole bundle and the other one is free for the next shift.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,173 +22,34 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from bsfg.errors import BsfgError, LeaseHeld, LeaseLost
-from bsfg.gate import Event, Gate, Mode
+from bsfg.errors import BsfgError
 from bsfg.journey.handoff import Handoff
-from bsfg.journey.receive import PullProgress
 from bsfg.spark.calls import calls
 from bsfg.spark.daemon import DAEMON_PID
-from bsfg.spark.replicate.carrying import TaskPull
-from bsfg.spark.replicate.plan import LEASE_TTL_MS, LinkTaskPlan
+from bsfg.spark.replicate.carrying import CONFIRM_EVERY_SECONDS, TaskPull
+from bsfg.spark.replicate.group import AWAY_SECONDS, GroupCalls, LeaseGroup, RemoteReporter, ReportLine, TurnTally
+from bsfg.spark.replicate.plan import BundlePlan, LinkTaskPlan, RunPlan
 
 if TYPE_CHECKING:
     from bsfg.wire.adminclient import AdminClient
-    from bsfg.wire.service import LeaseView, LinkReport
+    from bsfg.wire.client import BoundaryClient
+    from bsfg.wire.reach import ConnectionDiagnosis
+    from bsfg.wire.service import LeaseView
 
 
-TELL_EVERY_SECONDS = 0.25
-SILENT_SECONDS_MAX = 1.0
-"""After this time a task asks after the gate although it has nothing to tell."""
+HOLD_SECONDS_MIN, SHIFT_SECONDS_MAX = 60.0, 180.0
+"""How long a task moves its links before it lets the other one, and how long at most it lives; facts wait at each
+change. All tasks of a micro-batch begin at the same time, so they end together, whether or not they had anything to
+move: a micro-batch ends with the last of them."""
 
+PASS_PACE_SECONDS = 0.02
+"""How much later than the one before each link is passed on: the other task has to call its sender first."""
 
-@dataclass(frozen=True, slots=True)
-class TurnTally:
-    """What the turns of one stream achieved."""
+PASS_SECONDS = 3.0
+"""How long a shift that is over waits for somebody to pass a link on to; the other task may just be starting."""
 
-    inserted: int = 0
-    repeated: int = 0
-    refused: int = 0
-    backlog: int = 0
-    lag_seconds: float | None = None
-
-    def with_turn(self, progress: PullProgress) -> TurnTally:
-        """Add a turn."""
-        return TurnTally(
-            self.inserted + progress.inserted,
-            self.repeated + progress.repeated,
-            self.refused + progress.refused_facts,
-            progress.backlog,
-            self.lag_seconds if progress.lag_seconds is None else progress.lag_seconds,
-        )
-
-
-class RemoteReporter:
-    """Gathers what is to be told and tells it every so often, gate events and faults at once."""
-
-    def __init__(self, admin: AdminClient, link: str, lease: str, mode: str) -> None:
-        self._admin, self._link, self._lease = admin, link, lease
-        self._gate = Gate(Mode(mode))
-        self._urgent: list[LinkReport] = []
-        self._news: dict[str, TurnTally] = {}
-        self.totals: dict[str, TurnTally] = {}
-        self._something = asyncio.Event()
-        self._came_at = float("-inf")
-        self.moves = True
-
-    def may_move(self) -> bool:
-        """Tell whether the task still has the lease."""
-        return self.moves
-
-    def gate(self) -> Gate:
-        """Give the gate as it was last heard of, with what was told since."""
-        return self._gate
-
-    def tell(self, event: Event, reason: str = "") -> None:
-        """Tell what happened to the gate, if it changes anything."""
-        moved = self._gate.on(event, 0, reason)
-        if moved.mode != self._gate.mode:
-            self._gate = moved
-            self._add(event=event, reason=reason)
-
-    def hold(self, reason: str, stream: str = "", log_id: str = "") -> None:
-        """Close the gate."""
-        if self._gate.mode != Mode.HELD:
-            code, _, detail = reason.partition(": ")
-            self._gate = Gate(Mode.HELD, reason=reason)
-            self._add(hold_code=code, hold_detail=detail, hold_stream=stream, hold_log_id=log_id)
-
-    def report(self, stream: str, progress: PullProgress) -> None:
-        """Add what a turn achieved."""
-        self._news[stream] = self._news.get(stream, TurnTally()).with_turn(progress)
-        self.totals[stream] = self.totals.get(stream, TurnTally()).with_turn(progress)
-
-    def failed(self, code: str) -> None:
-        """Count a turn that failed."""
-        self._add(failure_code=code)
-
-    def came(self) -> None:
-        """Tell now and then that the sender gives something, though no turn ends: an artifact may take long."""
-        now = time.monotonic()
-        if now - self._came_at > SILENT_SECONDS_MAX:
-            self._came_at = now
-            self._add(event=Event.PEER_FOUND)
-
-    def distrust(self, text: str | None) -> None:
-        """The reason of the gate says it already."""
-
-    async def run(self) -> None:
-        """Tell what there is, until the task ends."""
-        heard_at = time.monotonic()
-        while True:
-            try:
-                if await self.flush() or time.monotonic() - heard_at > SILENT_SECONDS_MAX:
-                    heard_at = time.monotonic()
-            except BsfgError as error:
-                # The lease is another's, or the node is away; the next turn finds that out by itself. What was gathered
-                # waits, urgent or not: told again at once, it would be refused again at once.
-                self.moves = self.moves and not isinstance(error, LeaseLost)
-                await asyncio.sleep(TELL_EVERY_SECONDS)
-            self._something.clear()
-            if not self._urgent:
-                try:
-                    await asyncio.wait_for(self._something.wait(), TELL_EVERY_SECONDS)
-                except TimeoutError:
-                    if time.monotonic() - heard_at > SILENT_SECONDS_MAX and not self._news:
-                        self._news.setdefault("", TurnTally())
-
-    async def flush(self) -> bool:
-        """Tell everything now; False when there was nothing."""
-        told = False
-        while self._urgent:
-            gate = await self._admin.report_link(self._urgent[0])
-            self._urgent.pop(0)
-            self._heard(gate)
-            told = True
-        for stream in list(self._news):
-            tally = self._news.pop(stream)
-            try:
-                self._heard(await self._admin.report_link(self._report(stream, tally)))
-            except BsfgError:
-                self._news.setdefault(stream, tally)
-                raise
-            told = True
-        return told
-
-    def _heard(self, gate: Gate) -> None:
-        # What waits to be told will change the gate; until then what was told here counts, unless somebody holds it.
-        if not self._urgent or gate.mode == Mode.HELD:
-            self._gate = gate
-
-    def _report(self, stream: str, tally: TurnTally) -> LinkReport:
-        from bsfg.wire.service import LinkReport
-
-        return LinkReport(
-            link=self._link,
-            stream=stream,
-            backlog=tally.backlog,
-            inserted=tally.inserted,
-            repeated=tally.repeated,
-            refused=tally.refused,
-            lag_seconds=tally.lag_seconds,
-            lease=self._lease,
-        )
-
-    def _add(self, **fields: object) -> None:
-        report = self._report("", TurnTally())
-        self._urgent.append(replace(report, **fields))  # type: ignore[arg-type]
-        self._something.set()
-
-
-HOLD_SECONDS_MIN, HOLD_SECONDS_MAX = 60.0, 180.0
-"""How long a task moves a link before it lets the other one, and how long at most; facts wait at each change."""
-
-WAIT_SECONDS = 5.0
-AWAY_SECONDS = 0.5
-KEEP_SECONDS = 1.5
+CONFIRM_SECONDS_MOST = 1.0
 SETTLE_SECONDS = 2.0
-
-TURN, URGENT = 1, 2
-"""What `LeaseView.wanted` means."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,104 +74,193 @@ def orphaned() -> Callable[[], bool]:
     return lambda: os.getppid() != parent
 
 
-def take_shift(plan: LinkTaskPlan, gone: Callable[[], bool] | None = None) -> list[ShiftReceipt]:
-    """Wait for the lease and move the link for a while; give the receipts."""
-    return calls().run(_take_shift(plan, gone or orphaned()))
+def take_shift(bundle: BundlePlan, gone: Callable[[], bool] | None = None) -> list[ShiftReceipt]:
+    """Move the links of a bundle for a while; give the receipts."""
+    return calls().run(_take_shift(bundle, gone or orphaned()))
 
 
-async def _take_shift(plan: LinkTaskPlan, gone: Callable[[], bool]) -> list[ShiftReceipt]:
+async def _take_shift(bundle: BundlePlan, gone: Callable[[], bool]) -> list[ShiftReceipt]:
     from bsfg.wire.adminclient import AdminClient
+    from bsfg.wire.client import BoundaryClient
 
-    admin = AdminClient(calls().connection(plan.own))
-    lease = await _leased(admin, plan, gone)
-    if lease is None:
-        return []
+    own = BoundaryClient(calls().connection(bundle.own))
+    mover = LinkMover(own, len(bundle.links))
+    shift = BundleShift(bundle, AdminClient(own.connection), gone, mover.move, mover.prepare)
     since = time.monotonic()
-    desk = await _move(plan, admin, lease, gone)
+    try:
+        await shift.run()
+    finally:
+        mover.close()
     seconds = time.monotonic() - since
     return [
-        ShiftReceipt(plan.name, stream, done.inserted, done.repeated, done.refused, done.backlog, seconds)
-        for stream, done in desk.totals.items()
-        if stream
+        ShiftReceipt(link, stream, done.inserted, done.repeated, done.refused, done.backlog, seconds)
+        for (link, stream), done in shift.totals.items()
     ]
 
 
-async def _leased(admin: AdminClient, plan: LinkTaskPlan, gone: Callable[[], bool]) -> LeaseView | None:
-    """Wait for the lease, however long somebody else has it or the node is away."""
-    while not gone():
+class BundleShift:
+    """The shift of one task: its links, each in a loop of its own, and when they are passed on."""
+
+    def __init__(
+        self,
+        bundle: BundlePlan,
+        admin: AdminClient,
+        gone: Callable[[], bool],
+        move: Move,
+        prepare: Prepare | None = None,
+    ) -> None:
+        self.admin, self.gone = admin, gone
+        self._bundle, self._move, self._prepare = bundle, move, prepare
+        group = GroupCalls(admin, bundle.holder, bundle.number)
+        self.leases, self.reports = LeaseGroup(group, self), ReportLine(group)
+        self._began = time.monotonic()
+        self._first_at = self._passed_at = float("inf")
+        self._places = {plan.name: place for place, plan in enumerate(bundle.links)}
+        self.totals: dict[tuple[str, str], TurnTally] = {}
+
+    async def run(self) -> None:
+        """Move the links until the shift is over."""
+        together = [asyncio.create_task(self.leases.run()), asyncio.create_task(self.reports.run())]
         try:
-            return await admin.acquire_lease(plan.name, plan.holder, LEASE_TTL_MS, wait_seconds=WAIT_SECONDS)
-        except LeaseHeld as held:
-            if held.details.get("holder") != plan.holder:
+            if not self._bundle.links:
+                await self.leases.wait_for_plans()
+            await asyncio.gather(*(self._carry(plan) for plan in self._bundle.links))
+        finally:
+            for task in together:
+                task.cancel()
+            await asyncio.gather(*together, return_exceptions=True)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no lease is waited for any more."""
+        return self._over_at <= time.monotonic() or self.gone()
+
+    @property
+    def _over_at(self) -> float:
+        return min(self._passed_at, self._began + SHIFT_SECONDS_MAX)
+
+    def ripe_in_seconds(self, link: str) -> float:
+        """Tell how long a link is kept although the other task waits for it; not positive when it is kept no more."""
+        ripe_at = min(self._first_at + HOLD_SECONDS_MIN, self._over_at)
+        return ripe_at + self._places[link] * PASS_PACE_SECONDS - time.monotonic()
+
+    def is_left(self, link: str) -> bool:
+        """Tell whether a link is given up although nobody waits for it."""
+        return self.is_over and self.ripe_in_seconds(link) <= -PASS_SECONDS
+
+    def took(self) -> None:
+        """Take note of a lease that was given."""
+        self._first_at = min(self._first_at, time.monotonic())
+
+    def pass_on(self) -> None:
+        """End the shift, because a link was passed on to the other task."""
+        self._passed_at = min(self._passed_at, time.monotonic())
+
+    def heard_of(self, plan: int) -> None:
+        """End the shift when there is a newer plan: the next one goes by that."""
+        if plan > self._bundle.number:
+            self.pass_on()
+
+    async def _carry(self, plan: LinkTaskPlan) -> None:
+        """Move one link whenever its lease can be had, until the shift is over; nothing of it is raised."""
+        preparing = asyncio.create_task(self._prepared(plan))
+        while not self.is_over:
+            try:
+                lease = await self.leases.leased(plan.name)
+                if lease is not None:
+                    desk = await self._move(self, plan, lease)
+                    self._count(plan.name, desk.totals)
+            except Exception as error:
+                # What nobody expected of one link is no reason to stop the others.
+                _note("link_failed", exc_info=error)
                 await asyncio.sleep(AWAY_SECONDS)
-        except BsfgError:
-            await asyncio.sleep(AWAY_SECONDS)
-    return None
+        preparing.cancel()
+        await asyncio.wait({preparing})
+
+    async def _prepared(self, plan: LinkTaskPlan) -> None:
+        """Find the way to a sender while another has its link: no fact is to wait for a handshake later."""
+        if self._prepare is not None:
+            await asyncio.sleep(self._places[plan.name] * PASS_PACE_SECONDS)
+            with suppress(BsfgError):
+                await self._prepare(plan)
+
+    def _count(self, link: str, totals: dict[str, TurnTally]) -> None:
+        for stream, tally in totals.items():
+            self.totals[link, stream] = self.totals.get((link, stream), TurnTally()).added(tally)
 
 
-async def _move(plan: LinkTaskPlan, admin: AdminClient, lease: LeaseView, gone: Callable[[], bool]) -> RemoteReporter:
-    from bsfg.wire.client import BoundaryClient
-    from bsfg.wire.reach import ConnectionDiagnosis
+Move = Callable[[BundleShift, LinkTaskPlan, "LeaseView"], Awaitable[RemoteReporter]]
+"""Moves one link for as long as its lease is kept."""
 
-    own = BoundaryClient(calls().connection(plan.own))
-    connection = calls().connection(plan.peer)
-    connection.request_timeout_seconds = plan.link.request_timeout_seconds
-    peer = BoundaryClient(connection)
-    desk = RemoteReporter(admin, plan.name, lease.token, lease.mode)
-    pulls = [TaskPull(plan, each, peer, own, admin, lease.token, desk.came) for each in plan.streams]
-    watched = plan.peer.watched
-    watched = watched if hasattr(watched, "files") else None
-    reach = ConnectionDiagnosis(
-        plan.link.expected_server,
-        watched,
-        connection,
-        by_alternative_name=plan.by_alternative_name,
-        vouch=plan.vouch(watched),
-    )
-    handoff = Handoff(plan.link, desk, pulls, note=_note, way=reach)
-    telling = asyncio.create_task(desk.run())
-    await handoff.start()
-    try:
-        await _keep(admin, plan, lease, desk, gone)
-        await _settle(pulls)
-    finally:
-        await handoff.stop()
-        telling.cancel()
-        reach.close()
-        peer.hang_up()
-        with suppress(BsfgError):
-            await asyncio.gather(*(pull.close() for pull in pulls))
-        with suppress(BsfgError):
-            await desk.flush()
-        with suppress(BsfgError):
-            await admin.release_lease(plan.name, lease.token)
-    return desk
+Prepare = Callable[[LinkTaskPlan], Awaitable[None]]
+"""Does for one link what can be done before there is a lease."""
 
 
-async def _keep(
-    admin: AdminClient, plan: LinkTaskPlan, lease: LeaseView, desk: RemoteReporter, gone: Callable[[], bool]
-) -> None:
-    """Keep the lease until it is another's shift, or it is lost."""
-    since = time.monotonic()
-    while desk.may_move() and not gone():
-        held_seconds = time.monotonic() - since
-        ripe = held_seconds >= HOLD_SECONDS_MIN
-        wait_seconds = min(KEEP_SECONDS, max(0.05, HOLD_SECONDS_MIN - held_seconds)) if not ripe else KEEP_SECONDS
+class LinkMover:
+    """Moves links between their senders and this zone's node, all over one connection to that."""
+
+    def __init__(self, own: BoundaryClient, links: int) -> None:
+        self._own = own
+        self._ways: dict[str, ConnectionDiagnosis] = {}
+        self._confirm_every_seconds = confirm_every_seconds(links)
+
+    async def prepare(self, plan: LinkTaskPlan) -> None:
+        """Look at the sender's certificate, and connect."""
+        await self._way(plan).ready()
+        await calls().connection(plan.peer).check_health()
+
+    async def move(self, shift: BundleShift, plan: LinkTaskPlan, lease: LeaseView) -> RemoteReporter:
+        """Move one link for as long as its lease is kept."""
+        from bsfg.wire.client import BoundaryClient
+
+        admin, way, pace = shift.admin, self._way(plan), self._confirm_every_seconds
+        peer = BoundaryClient(calls().connection(plan.peer))
+        desk = RemoteReporter(shift.reports, plan.name, lease.token, lease.mode)
+        pulls = [TaskPull(plan, each, peer, self._own, admin, lease.token, desk.came, pace) for each in plan.streams]
+        handoff = Handoff(plan.link, desk, pulls, note=_note, way=way)
+        await handoff.start()
         try:
-            lease = await admin.renew_lease(
-                plan.name, lease.token, LEASE_TTL_MS, wait_seconds=wait_seconds, seen=0 if ripe else TURN
+            await shift.leases.keep(lease, desk)
+            await _settle(pulls)
+        finally:
+            await handoff.stop()
+            peer.hang_up()
+            with suppress(BsfgError):
+                await asyncio.gather(*(pull.close() for pull in pulls))
+            with suppress(BsfgError):
+                await shift.reports.remove(desk)
+            with suppress(BsfgError):
+                await admin.release_lease(plan.name, lease.token)
+        return desk
+
+    def _way(self, plan: LinkTaskPlan) -> ConnectionDiagnosis:
+        """Give the way to the sender of a link, the same for all of a shift."""
+        from bsfg.wire.reach import ConnectionDiagnosis
+
+        way = self._ways.get(plan.name)
+        if way is None:
+            connection, watched = calls().connection(plan.peer), plan.peer.watched
+            connection.request_timeout_seconds = plan.link.request_timeout_seconds
+            watched = watched if hasattr(watched, "files") else None
+            way = self._ways[plan.name] = ConnectionDiagnosis(
+                plan.link.expected_server,
+                watched,
+                connection,
+                by_alternative_name=plan.by_alternative_name,
+                vouch=plan.vouch(watched),
             )
-        except LeaseLost:
-            desk.moves = False
-            return
-        except BsfgError:
-            await asyncio.sleep(AWAY_SECONDS)
-            continue
-        held_seconds = time.monotonic() - since
-        if lease.wanted == URGENT or held_seconds >= HOLD_SECONDS_MAX:
-            return
-        if lease.wanted == TURN and held_seconds >= HOLD_SECONDS_MIN:
-            return
+        return way
+
+    def close(self) -> None:
+        """Let go of everything that all links share."""
+        for way in self._ways.values():
+            way.close()
+        self._own.hang_up()
+
+
+def confirm_every_seconds(links: int) -> float:
+    """Give how long a task with so many links gathers what it confirms: each confirmation is three calls."""
+    return min(CONFIRM_SECONDS_MOST, max(CONFIRM_EVERY_SECONDS, links * CONFIRM_EVERY_SECONDS / 10))
 
 
 async def _settle(pulls: list[TaskPull]) -> None:
@@ -341,9 +297,9 @@ RECEIPTS = pa.schema(
 
 @dataclass(frozen=True)
 class Shift(InputPartition):
-    """One shift of one link."""
+    """One shift of one bundle."""
 
-    plan: LinkTaskPlan
+    bundle: BundlePlan
 
 
 class LiveReader(DataSourceStreamReader):
@@ -361,13 +317,13 @@ class LiveReader(DataSourceStreamReader):
         return {"turn": int(start["turn"]) + 1}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """One task has the shift, however many shifts a restarted query believes it has missed."""
-        return [Shift(LinkTaskPlan.read(self._plan))]
+        """One task for each bundle of the plan as it is now, however many shifts a restarted query has missed."""
+        return [Shift(bundle) for bundle in RunPlan.read(self._plan).bundles]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Take the shift and give its receipts."""
         assert isinstance(partition, Shift)
-        receipts = take_shift(partition.plan)
+        receipts = take_shift(partition.bundle)
         yield pa.RecordBatch.from_pylist([asdict(receipt) for receipt in receipts], RECEIPTS)
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -375,7 +331,7 @@ class LiveReader(DataSourceStreamReader):
 
 
 class LiveSource(DataSource):
-    """The source of live queries; its option ``plan`` names the file with the plan of the link."""
+    """The source of live queries; its option ``plan`` names the file with the plan of the run."""
 
     @classmethod
     def name(cls) -> str:

@@ -15,8 +15,8 @@ import orjson
 from bsfg.artifacts import ArtifactStats, ArtifactStore, Collected, StoredArtifact, StoredContent, check_name
 from bsfg.errors import BsfgError
 from bsfg.ports import Clock
-from bsfg.stores.jetstream.messages import pieces
-from bsfg.stores.jetstream.server import Away, StoredMessage, WrongLastSequence
+from bsfg.stores.jetstream.messages import StoredMessage, pieces
+from bsfg.stores.jetstream.server import Away, WrongLastSequence
 from bsfg.stores.jetstream.zone import SUBJECT_SEQUENCE, JetStreamZone, stream_of
 from bsfg.stores.shared.artifacts import SharedArtifacts, Upload, missing
 

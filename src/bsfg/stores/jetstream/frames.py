@@ -32,6 +32,7 @@ from bsfg.stores.jetstream.messages import (
     ChangeAttempt,
     ChangePart,
     MessageBody,
+    StoredMessage,
     head_of,
     head_text,
     joined,
@@ -39,7 +40,7 @@ from bsfg.stores.jetstream.messages import (
     pieces,
     unpack,
 )
-from bsfg.stores.jetstream.server import Away, JetStreamServer, StoredMessage, WrongLastSequence
+from bsfg.stores.jetstream.server import ApiRefusal, Away, JetStreamServer, WrongLastSequence
 from bsfg.stores.shared.keeper import (
     PAGE_BYTES,
     AsideRow,
@@ -196,8 +197,11 @@ class JetStreamFrames(BufferKeeper):
         if change.before != self._head:
             raise touched(self._place, self._head, change.before)
         attempt = self._doubt = ChangeAttempt.of(change, self._seq, self._server.piece_bytes)
+        doing = f"writing {self._place}"
         try:
-            self._server.run(f"writing {self._place}", lambda: self._send(attempt), changes=True)
+            unsure = self._send_once(doing, attempt)
+            if attempt.done < len(attempt.messages):
+                self._server.run(doing, lambda: self._send(attempt), changes=True, unsure=unsure)
         except OutcomeUnknown:
             raise
         except BsfgError:
@@ -207,15 +211,31 @@ class JetStreamFrames(BufferKeeper):
         self._made(attempt)
         return True
 
+    def _send_once(self, doing: str, attempt: ChangeAttempt) -> bool:
+        """Send a change of one message without a detour; tell whether it may have been made, and nobody knows."""
+        if len(attempt.messages) > 1:
+            return False
+        try:
+            seq = self._server.publish_once(*self._next_message(attempt))
+        except (Away, WrongLastSequence):
+            return False  # what that means is found out with patience
+        except ApiRefusal as refusal:
+            raise refusal.translated(doing) from None
+        if seq is not None:
+            self._seq, attempt.done = seq, 1
+        return seq is None
+
+    def _next_message(self, attempt: ChangeAttempt) -> tuple[str, bytes, dict[str, str]]:
+        kind, data = attempt.messages[attempt.done]
+        number, count = attempt.done + 1, len(attempt.messages)
+        head = attempt.change.after if number == count else attempt.change.before
+        return f"{self._base}.{kind}", data, self._headers(attempt.id, number, count, head)
+
     async def _send(self, attempt: ChangeAttempt) -> None:
         while attempt.done < len(attempt.messages):
-            kind, data = attempt.messages[attempt.done]
-            number, count = attempt.done + 1, len(attempt.messages)
-            head = attempt.change.after if number == count else attempt.change.before
-            headers = self._headers(attempt.id, number, count, head)
             try:
-                self._seq = await self._server.publish(f"{self._base}.{kind}", data, headers)
-                attempt.done = number
+                self._seq = await self._server.publish(*self._next_message(attempt))
+                attempt.done += 1
             except WrongLastSequence:
                 if not await self._look_for(attempt):
                     raise Away("a message is still on its way") from None

@@ -46,14 +46,16 @@ class KeyRuns:
 
     def find(self, hashes: np.ndarray) -> np.ndarray:
         """Give the keys that have one of some different hashes, as rows of hash and offset."""
-        found = [np.empty((0, 2), dtype=np.int64)]
+        found: list[np.ndarray] = []
         for known, offsets in self._runs:
-            firsts = np.searchsorted(known, hashes)
-            counts = np.searchsorted(known, hashes, side="right") - firsts
-            if counts.any():
-                rows = np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-                found.append(np.column_stack([known[rows], offsets[rows]]))
-        rows = np.concatenate(found)
+            firsts = known.searchsorted(hashes)
+            # Mostly none is known, which is seen without looking where it ends.
+            if not (known.take(firsts, mode="clip") == hashes).any():
+                continue
+            counts = known.searchsorted(hashes, side="right") - firsts
+            rows = np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+            found.append(np.column_stack([known[rows], offsets[rows]]))
+        rows = np.concatenate(found) if found else np.empty((0, 2), dtype=np.int64)
         return rows[rows[:, 1] >= self._first] if self._first else rows
 
     def forget_before(self, offset: int) -> None:
@@ -68,6 +70,8 @@ class KeyRuns:
 
 
 def _sorted(hashes: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    if len(hashes) == 1:
+        return hashes, offsets
     order = np.argsort(hashes, kind="stable")
     return hashes[order], offsets[order]
 

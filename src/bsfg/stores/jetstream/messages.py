@@ -19,12 +19,38 @@ from uuid import uuid4
 import numpy as np
 import orjson
 
-from bsfg.stores.jetstream.server import StoredMessage
 from bsfg.stores.shared.keeper import BufferHead, Change
 
 CHANGE, HEAD, EXPECTED = "Bsfg-Change", "Bsfg-Head", "Nats-Expected-Last-Sequence"
 FRAME_SUBJECT, NOTE, ASIDE, KEYS, MARK = "frame", "meta.note", "meta.aside", "meta.keys", "meta.mark"
 GONE, LATEST = "bulk.gone", "bulk.latest"
+
+
+class StoredMessage(NamedTuple):
+    """One message of a stream."""
+
+    seq: int
+    subject: str
+    headers: Mapping[str, str]
+    data: bytes
+
+
+def stored(headers: Mapping[str, str], data: bytes) -> StoredMessage:
+    """Read a message as a server gives it to a reader."""
+    return StoredMessage(int(headers["Nats-Sequence"]), headers["Nats-Subject"], headers, data)
+
+
+def written(subject: str, reply: str, data: bytes, headers: Mapping[str, str]) -> bytes:
+    """Write a message as it goes to the server, with where to answer."""
+    head = "".join(["NATS/1.0\r\n", *(f"{name}: {value}\r\n" for name, value in headers.items()), "\r\n"]).encode()
+    command = f"HPUB {subject} {reply} {len(head)} {len(head) + len(data)}\r\n".encode()
+    return b"".join([command, head, data, b"\r\n"])
+
+
+def parsed(headers: bytes) -> dict[str, str]:
+    """Read the headers of a message."""
+    pairs = (line.partition(":") for line in headers.decode().split("\r\n")[1:] if line)
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def head_text(head: BufferHead) -> str:
@@ -110,8 +136,10 @@ def _note_of(
 ) -> tuple[dict[str, Any], list[bytes]]:
     note: dict[str, Any] = {}
     blobs: list[bytes] = []
-    parts = {kind: len(pieces(data, piece_bytes)) for kind, data in bodies}
-    back = dict(zip(parts, np.cumsum(list(parts.values())[::-1])[::-1].tolist(), strict=True))
+    parts: dict[str, int] = {}
+    if change.latest is not None or change.departed is not None:
+        parts = {kind: len(pieces(data, piece_bytes)) for kind, data in bodies}
+    back = dict(zip(parts, np.cumsum(list(parts.values())[::-1])[::-1].tolist(), strict=True)) if parts else {}
     if change.latest is not None:
         note["latest"] = [back[LATEST], parts[LATEST]]
     if (gone := change.departed) is not None:

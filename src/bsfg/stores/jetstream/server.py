@@ -14,12 +14,12 @@ import ssl
 import threading
 import time
 from base64 import b64decode
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -41,6 +41,7 @@ from bsfg.errors import (
     StorageUnreadable,
     StorageUnsafe,
 )
+from bsfg.stores.jetstream.messages import StoredMessage, parsed, stored, written
 
 Found = TypeVar("Found")
 
@@ -110,24 +111,13 @@ class ApiRefusal(Exception):
         return StorageFailed(says, hint="Look at the server's own log; then restart the node.")
 
 
-class StoredMessage(NamedTuple):
-    """One message of a stream."""
-
-    seq: int
-    subject: str
-    headers: Mapping[str, str]
-    data: bytes
-
-
 class _Answer:
-    """What waits for one answer, or for several with an end."""
+    """What waits for one answer, or for several with an end: a task of the loop, or a thread."""
 
     __slots__ = ("future", "parts", "subject")
 
-    def __init__(self, subject: str, parts: list[Msg] | None) -> None:
-        self.subject = subject
-        self.future: asyncio.Future[list[Msg]] = asyncio.get_running_loop().create_future()
-        self.parts = parts
+    def __init__(self, subject: str, future: asyncio.Future[Any] | Future[Any], parts: list[Msg] | None = None) -> None:
+        self.subject, self.future, self.parts = subject, future, parts
 
     def take(self, message: Msg) -> None:
         """Note a message, and say when it was the last one."""
@@ -204,8 +194,8 @@ class JetStreamServer:
                 self._forbidden(self._last_error)
 
         async def ended() -> None:
-            if not lost.is_set():
-                lost.set()
+            lost.set()
+            if self._client is client:
                 self._lost()
 
         client = Client()
@@ -330,16 +320,9 @@ class JetStreamServer:
 
     # Use.
 
-    def wait(self, work: Awaitable[Found]) -> Found:
+    def wait(self, work: Coroutine[Any, Any, Found]) -> Found:
         """Let the thread of the client do something, and wait for it."""
-
-        return self._submit(work).result()
-
-    def _submit(self, work: Awaitable[Found]) -> Future[Found]:
-        async def run() -> Found:
-            return await work
-
-        return asyncio.run_coroutine_threadsafe(run(), self._loop)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def run(
         self,
@@ -348,17 +331,20 @@ class JetStreamServer:
         *,
         changes: bool = False,
         patience_seconds: float | None = None,
+        unsure: bool = False,
     ) -> Found:
         """Do some work, and again when no server answers; what changes something looks for its first attempt itself.
 
-        What changes something and cannot be made again in time has an unknown outcome.
+        What changes something and cannot be made again in time has an unknown outcome. ``unsure`` says that it may
+        have been made before.
         """
         patience = self.settings.patience_seconds if patience_seconds is None else patience_seconds
         begun = time.perf_counter()
         with self._submitting:
             if self._closed:
                 raise StorageUnavailable(f"{doing}: the storage is closed")
-            running = self._submit(self._insist(doing, work, changes, patience))
+            insisting = self._insist(doing, work, changes, patience, unsure)
+            running = asyncio.run_coroutine_threadsafe(insisting, self._loop)
         try:
             found = running.result()
         except CancelledError:
@@ -367,8 +353,10 @@ class JetStreamServer:
             self._on_sync(time.perf_counter() - begun)
         return found
 
-    async def _insist(self, doing: str, work: Callable[[], Awaitable[Found]], changes: bool, patience: float) -> Found:
-        deadline, unsure = 0.0, False
+    async def _insist(
+        self, doing: str, work: Callable[[], Awaitable[Found]], changes: bool, patience: float, unsure: bool
+    ) -> Found:
+        deadline = 0.0
         while True:
             reached = self._client is not None
             try:
@@ -392,6 +380,9 @@ class JetStreamServer:
                 raise refusal.translated(doing) if isinstance(refusal, ApiRefusal) else refusal from None
 
     def _connected(self) -> Client:
+        if self._client is not None and self._client.is_closed:
+            # One whose last bytes could not be sent closes without a word.
+            self._lost()
         if self._client is None:
             raise Away(self._last_error or "no server can be reached")
         return self._client
@@ -407,11 +398,12 @@ class JetStreamServer:
     ) -> list[Msg]:
         """Send a message and give the answer, or several and the status at their end."""
         client, token = self._connected(), str(next(self._tokens))
-        waiting = self._waiting[token] = _Answer(subject, [] if many else None)
+        future: asyncio.Future[list[Msg]] = asyncio.get_running_loop().create_future()
+        self._waiting[token] = _Answer(subject, future, [] if many else None)
         try:
             await client.publish(subject, data, f"{self._inbox}.{token}", headers)
             async with asyncio.timeout(seconds):
-                return await waiting.future
+                return await future
         except (TimeoutError, nats.errors.Error) as error:
             raise Away(str(error) or f"no answer within {seconds:g} seconds") from None
         finally:
@@ -434,14 +426,43 @@ class JetStreamServer:
     async def publish(self, subject: str, data: bytes, headers: dict[str, str]) -> int:
         """Store a message; give its sequence number when it is durable."""
         (answer,) = await self.ask(subject, data, headers)
+        return _stored_as(answer)
+
+    def publish_once(self, subject: str, data: bytes, headers: dict[str, str]) -> int | None:
+        """Store a message from a writer's thread, by one step of the loop; raises `Away` only when it was not sent.
+
+        Gives its sequence number when it is durable, None when nobody knows what became of it.
+        """
+        token, future, begun = str(next(self._tokens)), Future[list[Msg]](), time.perf_counter()
+
+        def send() -> None:
+            if not future.set_running_or_notify_cancel():
+                return  # nobody waits for it any more
+            try:
+                transport: Any = self._connected()._transport
+            except Away as away:
+                future.set_exception(away)
+                return
+            self._waiting[token] = _Answer(subject, future)
+            # The client's own task would send it a turn of the loop later.
+            transport.write(written(subject, f"{self._inbox}.{token}", data, headers))
+
+        with self._submitting:
+            if self._closed:
+                raise Away("the storage is closed")
+            self._loop.call_soon_threadsafe(send)
         try:
-            return int(_document(answer)["seq"])
-        except ApiRefusal as refusal:
-            if refusal.number == _WRONG_LAST:
-                raise WrongLastSequence(str(refusal)) from None
-            if refusal.number == _BUSY:
-                raise Away(str(refusal)) from None
-            raise
+            (answer,) = future.result(ANSWER_SECONDS)
+            seq = _stored_as(answer)
+        except (Away, TimeoutError):
+            if future.cancel() or token not in self._waiting:
+                raise Away(self._last_error or "no server can be reached") from None
+            return None
+        finally:
+            self._waiting.pop(token, None)
+        self._given_up = False
+        self._on_sync(time.perf_counter() - begun)
+        return seq
 
     async def get(self, stream: str, **which: int | str) -> StoredMessage | None:
         """Give one message, by ``seq`` or ``last_by_subj``, as the stream's leader has it; None when there is none."""
@@ -451,7 +472,7 @@ class JetStreamServer:
             if refusal.is_absent:
                 return None
             raise
-        headers = _parsed(b64decode(found.get("hdrs", "")))
+        headers = parsed(b64decode(found.get("hdrs", "")))
         return StoredMessage(found["seq"], found["subject"], headers, b64decode(found.get("data", "")))
 
     async def page(self, stream: str, subject: str, seq: int, most: int, max_bytes: int) -> list[StoredMessage]:
@@ -461,7 +482,7 @@ class JetStreamServer:
         status = (found[-1].headers or {}).get("Status")
         if status not in ("204", "404"):
             raise Away(f"the server answers {status} to a reader")
-        return [_stored(each) for each in found[:-1]]
+        return [stored(each.headers or {}, each.data) for each in found[:-1]]
 
     async def subjects(self, stream: str, subject: str) -> set[str]:
         """List the subjects below one that have messages, as the stream's leader has them."""
@@ -498,10 +519,10 @@ class JetStreamServer:
             hint = "Turn JetStream on in the server's configuration, and for the node's account."
             raise StorageUnreadable(f"the server has no JetStream for the node: {error}", hint=hint) from None
         if unsafe:
-            await asyncio.to_thread(self._check_synced)
+            await asyncio.to_thread(self._check_synced, client._server_info.get("server_id"))
         return f"nats-server {version}"
 
-    def _check_synced(self) -> None:
+    def _check_synced(self, server_id: str | None) -> None:
         url = self.settings.monitor_url
         if url is None:
             raise StorageUnsafe("whether the server syncs what it acknowledges is not known", hint=_UNKNOWN)
@@ -511,7 +532,7 @@ class JetStreamServer:
             always = bool(said["jetstream"]["config"].get("sync_always"))
         except (URLError, OSError, ValueError, KeyError, TypeError) as error:
             raise StorageUnsafe(f"{url} does not say how the server syncs: {error}", hint=_UNKNOWN) from None
-        if said.get("server_id") != self._connected()._server_info.get("server_id"):
+        if said.get("server_id") != server_id:
             raise StorageUnsafe(f"{url} is the monitor of another server", hint=_UNKNOWN)
         if not always:
             raise StorageUnsafe("sync_interval of the server is not always", hint=_UNSYNCED)
@@ -557,11 +578,13 @@ def _document(answer: Msg) -> dict[str, Any]:
     return document
 
 
-def _stored(message: Msg) -> StoredMessage:
-    headers = message.headers or {}
-    return StoredMessage(int(headers["Nats-Sequence"]), headers["Nats-Subject"], headers, message.data)
-
-
-def _parsed(headers: bytes) -> dict[str, str]:
-    pairs = (line.partition(":") for line in headers.decode().split("\r\n")[1:] if line)
-    return {name.strip(): value.strip() for name, _, value in pairs}
+def _stored_as(answer: Msg) -> int:
+    """Give the sequence number of a message that was stored."""
+    try:
+        return int(_document(answer)["seq"])
+    except ApiRefusal as refusal:
+        if refusal.number == _WRONG_LAST:
+            raise WrongLastSequence(str(refusal)) from None
+        if refusal.number == _BUSY:
+            raise Away(str(refusal)) from None
+        raise

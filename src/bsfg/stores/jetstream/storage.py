@@ -14,8 +14,8 @@ from bsfg.errors import BsfgError, StorageTaken
 from bsfg.ports import Buffer, Capabilities, Clock
 from bsfg.stores.jetstream.artifacts import JetStreamArtifacts
 from bsfg.stores.jetstream.frames import JetStreamFrames
-from bsfg.stores.jetstream.messages import HEAD, head_text
-from bsfg.stores.jetstream.server import JetStreamServer, JetStreamSettings, StoredMessage
+from bsfg.stores.jetstream.messages import HEAD, StoredMessage, head_text
+from bsfg.stores.jetstream.server import JetStreamServer, JetStreamSettings
 from bsfg.stores.jetstream.zone import JetStreamZone, ZoneNames, fresh_head, listed, new_of
 from bsfg.stores.shared.frame import Damaged
 from bsfg.stores.shared.reading import PAGE_FRAMES, chain_behind, entries_in
@@ -91,6 +91,10 @@ class JetStreamStorage(FramedStorage):
     def nodes(self) -> Sequence[Any]:
         """Nobody writes down who stands by."""
         return ()
+
+    async def end_waiting(self) -> None:
+        """Have nobody wait for a server any more."""
+        await asyncio.to_thread(self.server.close)
 
     async def overtaken(self) -> None:
         """Wait until another node has claimed the zone; from then on nothing is written here."""

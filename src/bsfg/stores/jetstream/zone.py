@@ -28,13 +28,12 @@ from bsfg.errors import (
 )
 from bsfg.ports import Buffer
 from bsfg.stores.jetstream.frames import JetStreamFrames, mark
-from bsfg.stores.jetstream.messages import CHANGE, EXPECTED
+from bsfg.stores.jetstream.messages import CHANGE, EXPECTED, StoredMessage
 from bsfg.stores.jetstream.server import (
     ApiRefusal,
     Away,
     JetStreamServer,
     JetStreamSettings,
-    StoredMessage,
     WrongLastSequence,
 )
 from bsfg.stores.shared.cursors import ConsumerCursor, as_document, from_document

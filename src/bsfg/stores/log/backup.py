@@ -12,7 +12,6 @@ from bsfg.errors import LogDamaged, StorageFailed
 from bsfg.frontier import Frontier
 from bsfg.ports import Buffer
 from bsfg.stores.log import keysegments
-from bsfg.stores.log.cursors import CURSORS, cursor_from, cursor_record
 from bsfg.stores.log.damage import readable
 from bsfg.stores.log.files import Files, translated, write_whole
 from bsfg.stores.log.identity import LogIdentity, read_identity, write_identity
@@ -21,7 +20,7 @@ from bsfg.stores.log.notes import Notes
 from bsfg.stores.log.quarantine import Quarantine, copy_quarantine
 from bsfg.stores.log.reader import LogFolder, open_folder
 from bsfg.stores.log.segments import SegmentFile, scan_segment, segment_bases, segment_name
-from bsfg.stores.log.storage import MARK, STREAMS, listed_logs, read_mark
+from bsfg.stores.log.storage import CURSORS, MARK, STREAMS, cursor_from, cursor_record, listed_logs, read_mark
 from bsfg.stores.log.trailfile import copy_trail, trail_bytes
 from bsfg.stores.log.view import LogView, read_latest, write_latest
 from bsfg.stores.log.writer import FORWARD_SCHEMA, STORE_SCHEMA

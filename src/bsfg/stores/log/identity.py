@@ -15,13 +15,14 @@ from itertools import pairwise
 
 import crc32c
 import orjson
+import pyarrow as pa
 
 from bsfg.columns import FACT_SCHEMA
 from bsfg.errors import FormatUnsupported
 from bsfg.stores.log.damage import is_damage, readable
 from bsfg.stores.log.files import Files, write_whole
 from bsfg.stores.log.segments import read_segment_header, segment_bases, segment_name, stand_in
-from bsfg.stores.shared.frame import Damaged, Torn
+from bsfg.stores.shared.frame import Damaged, SegmentHeader, Torn
 
 FORMAT = 1
 
@@ -118,23 +119,22 @@ def identity_from_segments(files: Files, folder: str) -> LogIdentity | None:
     """Find out from the segments who a log is whose own record is lost; None when no segment tells."""
     found: list[tuple[int, bytes]] = []
     for base in segment_bases(files, folder):
-        log_id = _owner_of(files, f"{folder}/{segment_name(base)}", base)
-        if log_id is not None:
-            found.append((base, log_id))
+        header = header_at(files, f"{folder}/{segment_name(base)}", base, FACT_SCHEMA)
+        if header is not None:
+            found.append((base, header.log_id))
     if not found:
         return None
     lineage = [Ancestor(log_id, base) for (_, log_id), (base, later) in pairwise(found) if log_id != later]
     return LogIdentity(found[-1][1], secrets.token_bytes(32), tuple(lineage))
 
 
-def _owner_of(files: Files, path: str, base: int) -> bytes | None:
-    """Give the log that a segment belongs to, as its header says it, or else its first sound frame."""
+def header_at(files: Files, path: str, base: int, schema: pa.Schema) -> SegmentHeader | None:
+    """Read the header of a segment, or make one up by its first sound frame as the writer does; None without any."""
     try:
-        return read_segment_header(files, path).log_id
+        return read_segment_header(files, path)
     except (Torn, Damaged):
         pass
     except OSError as error:
         if not is_damage(error):
             raise
-    header = stand_in(readable(files, path)[0], base, FACT_SCHEMA)
-    return header.log_id if header is not None else None
+    return stand_in(readable(files, path)[0], base, schema)

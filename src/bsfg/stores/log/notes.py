@@ -129,6 +129,10 @@ class Notes:
         self._write([_released(_release(id_, reason, now_unix_ms))])
         self.quarantine.forget(id_)
 
+    def let_ids_end_at(self, id_: int) -> None:
+        """Know that a refused fact had an id and was released, so that no other gets it; for notes not written yet."""
+        self.released.add(_release(id_, "released before the migration", 0))
+
     def keys_beyond(self, unix_ms: int) -> int:
         """Give the offset below which all keys are older than a time, as far as they are not forgotten yet."""
         old = [anchor.last + 1 for anchor in self.anchors if anchor.newest_unix_ms < unix_ms]

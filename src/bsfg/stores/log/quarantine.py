@@ -11,7 +11,7 @@ import threading
 import time
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -326,7 +326,23 @@ def copy_quarantine(source: Quarantine, target: Files, folder: str, end: int) ->
     Gives where those were that cannot be read.
     """
     unreadable: list[str] = []
+
+    def kept() -> Iterator[Record]:
+        for item in source.all():
+            if item.reason == UNREADABLE:
+                unreadable.append(item.detail)
+            elif item.existing_offset < end:
+                yield record_of(item, identity_hash(identity_of(item)))
+
+    write_records(target, folder, kept())
+    return unreadable
+
+
+def write_records(target: Files, folder: str, records: Iterable[Record]) -> None:
+    """Write refused facts into the folder of a log that nobody has opened, in the place of those that are there."""
     target.make_folder(f"{folder}/quarantine")
+    for name in target.list(f"{folder}/quarantine"):
+        target.remove(f"{folder}/quarantine/{name}")
     parts: list[bytes] = []
     number, size = 1, 0
 
@@ -334,13 +350,8 @@ def copy_quarantine(source: Quarantine, target: Files, folder: str, end: int) ->
         record = Record({"aside": [len(part) for part in parts]}, b"".join(parts))
         write_whole(target, f"{folder}/quarantine/{number:08d}{_SUFFIX}", encode(record))
 
-    for item in source.all():
-        if item.reason == UNREADABLE:
-            unreadable.append(item.detail)
-            continue
-        if item.existing_offset >= end:
-            continue
-        parts.append(_encoded(record_of(item, identity_hash(identity_of(item)))))
+    for each in records:
+        parts.append(_encoded(each))
         size += len(parts[-1])
         if size >= SEGMENT_BYTES:
             write()
@@ -348,7 +359,6 @@ def copy_quarantine(source: Quarantine, target: Files, folder: str, end: int) ->
     if parts:
         write()
     target.sync_folder(f"{folder}/quarantine")
-    return unreadable
 
 
 def _encoded(record: Record) -> bytes:

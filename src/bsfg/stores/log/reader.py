@@ -14,23 +14,21 @@ from bsfg.batch import EntryBatch
 from bsfg.errors import InvalidArgument, NotAFolder, OffsetOutOfRange, StorageFailed
 from bsfg.ports import Buffer, Frame, GapRecord
 from bsfg.retention import GapReason
-from bsfg.stores.log.damage import is_damage, readable
+from bsfg.stores.log.damage import readable
 from bsfg.stores.log.files import DiskFiles, Files, translated
-from bsfg.stores.log.identity import LogIdentity, read_identity
+from bsfg.stores.log.identity import LogIdentity, header_at, read_identity
 from bsfg.stores.log.notes import Notes, boot_id, read_watermark
 from bsfg.stores.log.segments import (
     SegmentFile,
     check_owner,
-    read_segment_header,
     scan_segment,
     segment_bases,
     segment_name,
-    stand_in,
 )
 from bsfg.stores.log.storage import listed_logs, log_folder, read_mark
 from bsfg.stores.log.view import LogView, read_latest
 from bsfg.stores.log.writer import FORWARD_SCHEMA, STORE_SCHEMA
-from bsfg.stores.shared.frame import Damaged, SegmentHeader, Torn
+from bsfg.stores.shared.frame import Damaged
 
 _LOOKS = 10
 
@@ -99,10 +97,11 @@ class LogFolder:
 
     def _segments(self, identity: LogIdentity | None) -> list[SegmentFile]:
         segments: list[SegmentFile] = []
+        schema = STORE_SCHEMA if self.buffer == Buffer.STORE else FORWARD_SCHEMA
         for base in segment_bases(self.files, self.path):
             path = f"{self.path}/{segment_name(base)}"
             try:
-                header = self._header(path, base)
+                header = header_at(self.files, path, base, schema)
                 size = self.files.size(path)
             except FileNotFoundError:
                 continue  # just truncated
@@ -112,18 +111,6 @@ class LogFolder:
                 check_owner(header, identity.owner_at(base), path)
             segments.append(SegmentFile(self.files, path, header, size))
         return segments
-
-    def _header(self, path: str, base: int) -> SegmentHeader | None:
-        """Read a header, or make one up like the writer does, lest others see less than it shows."""
-        try:
-            return read_segment_header(self.files, path)
-        except (Torn, Damaged):
-            pass
-        except OSError as error:
-            if not is_damage(error):
-                raise
-        schema = STORE_SCHEMA if self.buffer == Buffer.STORE else FORWARD_SCHEMA
-        return stand_in(readable(self.files, path)[0], base, schema)
 
     def _scanned_end(self, segments: list[SegmentFile]) -> int:
         """Find the end in the files themselves."""

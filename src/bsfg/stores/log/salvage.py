@@ -17,7 +17,6 @@ from bsfg.ports import Buffer, GapRecord
 from bsfg.retention import GapReason
 from bsfg.rules import check_name
 from bsfg.stores.log import keysegments
-from bsfg.stores.log.cursors import CURSORS, cursor_from, cursor_record
 from bsfg.stores.log.damage import is_damage, readable, uncovered
 from bsfg.stores.log.files import Bytes, Files, OpenFile, write_whole
 from bsfg.stores.log.frames import FrameRef
@@ -32,7 +31,16 @@ from bsfg.stores.log.segments import (
     segment_name,
     stand_in,
 )
-from bsfg.stores.log.storage import MARK, STREAMS, listed_logs, log_folder, read_mark
+from bsfg.stores.log.storage import (
+    CURSORS,
+    MARK,
+    STREAMS,
+    cursor_from,
+    cursor_record,
+    listed_logs,
+    log_folder,
+    read_mark,
+)
 from bsfg.stores.log.trailcheck import check_trail
 from bsfg.stores.log.trailfile import copy_trail
 from bsfg.stores.log.view import read_latest, write_latest

@@ -9,7 +9,7 @@ from bsfg.stores.log.damage import DamageFinding, readable
 from bsfg.stores.log.files import Files, translated
 from bsfg.stores.log.storage import has_begun
 from bsfg.stores.log.trailfile import FOLDER, HEAD, FoundRecord, file_name, file_numbers, read_head, walk
-from bsfg.trail import BEGINNING, TrailRecord, digest_of
+from bsfg.trail import BEGINNING, NODE, TrailRecord, digest_of
 
 ALTERED, MISSING, REORDERED = "trail_altered", "trail_missing", "trail_reordered"
 TORN, UNKNOWN_HEAD, DAMAGED_BEFORE = "torn_tail", "trail_head_unknown", "trail_damaged"
@@ -79,7 +79,7 @@ class _Check:
         self._digest = ""
         self._seen: set[int] = set()
         self._hole: tuple[str, FoundRecord] | None = None
-        self._trimmed: dict[str, Any] = {}
+        self._trimmed = 1, BEGINNING
         self._first: TrailRecord | None = None
         self._at_head = ""
         self._absent: list[tuple[str, int, int]] = []
@@ -126,8 +126,10 @@ class _Check:
             return
         else:
             self._follows(where, before, record, hole)
-        if record.event.action == "trail_trimmed":
-            self._trimmed = dict(record.event.details)
+        if record.event.action == "trail_trimmed" and record.event.identity == NODE:
+            start, digest = (record.event.details.get(name) for name in ("records_before", "digest"))
+            if type(start) is int and isinstance(digest, str):
+                self._trimmed = start, digest
         elif record.event.action == DAMAGED_BEFORE:
             detail = f"record {record.number} says: {record.event.reason}"
             self.report.notes.append(DamageFinding(DAMAGED_BEFORE, where, detail, record.number, record.number))
@@ -177,7 +179,7 @@ class _Check:
         return last - first < len(self._seen) and all(number in self._seen for number in range(first, last + 1))
 
     def _beginning(self, first: TrailRecord) -> None:
-        start, digest = int(self._trimmed.get("records_before", 1)), self._trimmed.get("digest", BEGINNING)
+        start, digest = self._trimmed
         if first.number > start:
             self.problem(
                 MISSING,

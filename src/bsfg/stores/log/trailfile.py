@@ -28,7 +28,7 @@ from bsfg.stores.log.files import Files, Slot, translated, write_whole
 from bsfg.stores.log.journal import Journal, Record, apart, record_at, sound_after
 from bsfg.stores.log.reserve import Reserve
 from bsfg.stores.log.storage import has_begun, remember_begun
-from bsfg.trail import BEGINNING, NODE, TrailEvent, TrailQuery, TrailRecord, digest_of, record_from
+from bsfg.trail import BEGINNING, NODE, OF_COMMANDS, USER, TrailEvent, TrailQuery, TrailRecord, digest_of, record_from
 
 FOLDER = "audit"
 HEAD = f"{FOLDER}/head"
@@ -172,7 +172,7 @@ def tell(files: Files, event: TrailEvent) -> bool:
 
 
 def told(files: Files) -> list[tuple[str, TrailEvent | None]]:
-    """Give what was left and not taken in yet, by the names of its files; None for what cannot be read."""
+    """Give what was left and not taken in yet, by the names of its files; None for what is no word of a command."""
     try:
         names = [name for name in files.list(TOLD) if name.endswith(".json")][:TOLD_AT_ONCE]
     except OSError:
@@ -191,7 +191,12 @@ def _told(files: Files, name: str) -> TrailEvent | None:
     except (OSError, orjson.JSONDecodeError):
         return None
     record = record_from(head) if isinstance(head, dict) else None
-    return None if record is None else record.event.bounded()
+    return record.event.bounded() if record is not None and is_of_command(record.event) else None
+
+
+def is_of_command(event: TrailEvent) -> bool:
+    """Tell whether a command beside the node may say so: not what the node does, nor what others did over the wire."""
+    return event.action in OF_COMMANDS and event.identity.startswith(USER)
 
 
 # Writing.
@@ -445,13 +450,18 @@ class TrailWriter:
 
     # What was told.
 
-    def take_in(self) -> int:
+    def take_in(self, now_unix_ms: int = 0) -> int:
         """Take in what commands beside the node have left, each once; give how much it was."""
         found = told(self._files)
         fresh = [(name, event) for name, event in found if event is not None and name not in self._taken]
         for name, event in fresh:
             self.append([TrailEvent(**{**_fields(event), "details": {**event.details, "told": name}})])
             self._taken.add(name)
+        if foreign := [name for name, event in found if event is None and name not in self._taken]:
+            # Torn by a power loss, or put there by somebody who wants to be believed.
+            reason = f"{len(foreign)} files in {TOLD} were no words of a command and are left out: {foreign[0][:100]}"
+            self.append([TrailEvent("trail_damaged", NODE, about=FOLDER, reason=reason, at_unix_ms=now_unix_ms)])
+            self._taken.update(foreign)
         with suppress(OSError):
             for name, _ in found:
                 self._files.remove(f"{TOLD}/{name}")

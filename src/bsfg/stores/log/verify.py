@@ -20,16 +20,16 @@ from bsfg.errors import BsfgError, HasherUnknown
 from bsfg.rows import Row
 from bsfg.sealing import digest_mismatches
 from bsfg.stores.log import keysegments
-from bsfg.stores.log.cursors import CURSORS, cursor_from
 from bsfg.stores.log.damage import DamageFinding, readable
 from bsfg.stores.log.files import DiskFiles, Files, translated
 from bsfg.stores.log.identity import read_identity
 from bsfg.stores.log.index import Run, decode_run
+from bsfg.stores.log.indexstore import PART
 from bsfg.stores.log.journal import Record, read_journal
 from bsfg.stores.log.notes import Notes
 from bsfg.stores.log.reader import LogFolder, open_folder
-from bsfg.stores.log.runfile import PART
 from bsfg.stores.log.segments import SegmentFile, scan_segment, segment_bases, segment_name
+from bsfg.stores.log.storage import CURSORS, cursor_from
 from bsfg.stores.log.trailcheck import TrailReport, check_trail
 from bsfg.stores.log.trailfile import FOLDER as TRAIL
 from bsfg.stores.log.view import LogView
@@ -186,7 +186,9 @@ class _LogCheck:
                 self._problem("log_damaged", segment.where(hole.position), hole.why, hole.first, hole.last)
             if scan.torn:
                 self._note("torn_tail", segment.path, scan.torn)
-            if chain and segment.header.chain_before != chain and segment.header.chain_before:
+            # Behind entries that are on record as lost the chain goes on from what they were.
+            follows = bool(chain) and segment.base <= expected
+            if follows and segment.header.chain_before != chain and segment.header.chain_before:
                 self._problem("chain_broken", segment.path, "the chain does not continue from the segment before")
             if segment.base > expected and not self._explained(notes, expected, segment.base - 1):
                 self._problem("log_damaged", segment.path, "entries are missing before", expected, segment.base - 1)

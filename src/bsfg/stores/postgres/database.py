@@ -142,7 +142,7 @@ class Database:
         self._made: WeakSet[Connection] = WeakSet()
         self._losses = 0
         self._given_up = False
-        self._closed = self._lost_place = False
+        self._is_open = self._closed = self._lost_place = False
         node = (settings.schema, settings.node_name, settings.takeover_seconds)
         self._place = Place(self._connect, *node)
         self.on_lost: Callable[[], None] = lambda: None
@@ -171,6 +171,7 @@ class Database:
                 migrate(connection)
                 self._place.enter(connection, _begin(connection, zone, hasher, self.settings.schema))
             self._place.keep(self._overtaken)
+            self._is_open = True
         except psycopg.Error as error:
             connection.close()
             raise translated(error, "opening the tables") from None
@@ -214,7 +215,7 @@ class Database:
         except psycopg.Error as error:
             raise _not_connected(error) from None
         self._made.add(connection)
-        if self._lost_place:
+        if self._closed:
             # Nobody will hang up for whoever waits for its first answer.
             hang_up(connection)
         try:
@@ -330,21 +331,30 @@ class Database:
             raise StorageTaken(f"another node has taken over the schema {self.settings.schema}")
 
     def close(self) -> None:
-        """End all connections, and with them the lock."""
+        """End all connections, and with them the lock; whoever still waits for the server waits no longer."""
         self._closed = True
+        if not self._is_open:
+            # Who opens the tables has the lock's connection, and may wait for an answer as long as the server likes.
+            self._hang_up()
         self._place.leave()
         self._forget_all()
+        self._hang_up()
 
     @property
     def is_silent(self) -> bool:
         """Whether the server was not reached for so long that another node may have taken over."""
         return self._place.is_silent
 
-    def give_up(self) -> None:
-        """End all work at once: whoever waits for the server is told that the place may be another's."""
-        self._closed = self._lost_place = True
+    def end_waiting(self) -> None:
+        """End all work at once: whoever waits for the server is told that what it makes of his change is not known."""
+        self._closed = True
         self._place.give_up()
         self._hang_up()
+
+    def give_up(self) -> None:
+        """End all work at once: whoever waits for the server is told that the place may be another's."""
+        self._lost_place = True
+        self.end_waiting()
 
     def _hang_up(self) -> None:
         for connection in list(self._made):

@@ -283,6 +283,8 @@ class PlaceWatch:
         try:
             if self._connection is None:
                 self._connection = self._connect()
+                # To stand by is no commit that a standby of the server must have.
+                self._connection.execute("SET synchronous_commit TO off", prepare=False)
             return self._looked(self._connection)
         except psycopg.Error as error:
             self._forget()

@@ -96,6 +96,10 @@ class PostgresStorage(FramedStorage):
         """Give the nodes of the zone that run, the active one first."""
         return self.database.nodes
 
+    async def end_waiting(self) -> None:
+        """Have nobody wait for the server any more: a commit may wait for a standby that never comes."""
+        self.database.end_waiting()
+
     async def overtaken(self) -> None:
         """Wait until another node has the zone, or may have it; from then on nothing is written nor read here."""
         while not self._lost.is_set() and not self.database.is_silent:

@@ -229,6 +229,11 @@ class SharedBuffer(ABC, Generic[Writer]):
     async def _end(self) -> None:
         """Release what the writer holds, when nothing is queued any more."""
 
+    @property
+    def writer(self) -> Writer:
+        """What writes it, for whoever carries its history elsewhere while nobody writes."""
+        return self._writer
+
     # Positions.
 
     @property

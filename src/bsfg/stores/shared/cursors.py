@@ -173,6 +173,10 @@ class Cursors(ABC):
         self._workers.close()
         return True
 
+    def listed(self) -> list[ConsumerCursor]:
+        """Give all consumers by name, retired ones included."""
+        return [self._cursors[name] for name in sorted(self._cursors)]
+
     def bound_to(self, stream: str, buffer: Buffer) -> list[ConsumerCursor]:
         """Give the consumers of one buffer that are not retired."""
         return [

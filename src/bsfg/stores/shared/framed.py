@@ -27,6 +27,7 @@ from bsfg.retention import ConsumerStanding, GapReason, Piece, Policy, Removal, 
 from bsfg.stores.shared.frame import encode_frame
 from bsfg.stores.shared.judging import (
     KEY_SCHEMA,
+    LOST,
     AppendItem,
     BatchJudgement,
     as_facts,
@@ -399,7 +400,7 @@ class FramedWriter:
         self._commit(
             head._replace(start=max(removal.before, head.start), used_bytes=used),
             gaps=self.book.missing([*gaps, *self._seen]),
-            departed=_departed(going, readable) if going else None,
+            departed=departed_of(going, readable) if going else None,
             latest=self._latest(readable) if self._latest_most and readable else None,
         )
         self._seen = []
@@ -435,11 +436,21 @@ class FramedWriter:
 
     def _damaged(self, first: int, last: int, why: str, reason: GapReason) -> GapRecord:
         """Take note of what cannot be read; it is recorded as soon as the writer has its turn."""
+        if reason == GapReason.LOST and (known := self._on_record(first, last)) is not None:
+            return known
         gap = GapRecord(first, last, reason, self.clock.now_unix_ms(), why)
         if self.book.missing([gap]) and all((each.first, each.last) != (first, last) for each in self._seen):
             self._seen.append(gap)
             self.problems.append(f"{self.place}: entries {first} to {last}: {why}")
         return gap
+
+    def _on_record(self, first: int, last: int) -> GapRecord | None:
+        """Give the record that accounts for entries that no frame holds: they did not come along from another storage.
+
+        It is told as it was: to a peer another reason would be another gap.
+        """
+        lost = (gap for gap in self.book.own() if gap.reason in LOST)
+        return next((gap for gap in lost if gap.first <= first and last <= gap.last), None)
 
     @property
     def has_seen(self) -> bool:
@@ -450,7 +461,7 @@ class FramedWriter:
         """Record the damage that was come across."""
         seen, self._seen = self._seen, []
         # As far as no record accounts for it: another time the same damage has another time and words.
-        known = [(gap.first, gap.last) for gap in self.book.own() if gap.reason in (GapReason.DAMAGED, GapReason.LOST)]
+        known = [(gap.first, gap.last) for gap in self.book.own() if gap.reason in LOST]
         news = [gap for gap in seen if not any(first <= gap.first and gap.last <= last for first, last in known)]
         if news:
             self.add_gaps(news)
@@ -482,7 +493,7 @@ class FramedWriter:
         self.quarantine.released(row)
 
 
-def _departed(frames: Sequence[FrameRow], entries: Sequence[EntryBatch]) -> DepartedRange:
+def departed_of(frames: Sequence[FrameRow], entries: Sequence[EntryBatch]) -> DepartedRange:
     """Give what stays of frames that leave together: the digest over their entries, the chain, and their keys."""
     digest = RangeDigest()
     parts = [pa.RecordBatch.from_pylist([], schema=KEY_SCHEMA)]

@@ -281,12 +281,13 @@ def as_facts(keys: pa.RecordBatch) -> FactBatch:
     return FactBatch(pa.RecordBatch.from_arrays(arrays, schema=FactBatch.schema), sealed=True)
 
 
-_LOST = (GapReason.DAMAGED, GapReason.LOST, GapReason.TORN)
+LOST = (GapReason.DAMAGED, GapReason.LOST, GapReason.TORN)
+"""The reasons for which entries that were acknowledged are not there."""
 
 
 def lost_among(offsets: np.ndarray, gaps: Sequence[GapRecord]) -> np.ndarray:
     """Tell which offsets are on record as damaged, lost or torn."""
-    lost = [(gap.first, gap.last) for gap in gaps if gap.reason in _LOST]
+    lost = [(gap.first, gap.last) for gap in gaps if gap.reason in LOST]
     return np.array([any(first <= at <= last for first, last in lost) for at in offsets.tolist()], dtype=bool)
 
 

@@ -29,7 +29,7 @@ from bsfg.stores.shared.judging import KEY_SCHEMA, as_facts, key_rows
 from bsfg.stores.shared.keeper import BufferKeeper, FrameRow
 
 PAGE_FRAMES = 512
-ABSENT = frozenset({GapReason.EVICTED, GapReason.EXPIRED, GapReason.DAMAGED, GapReason.LOST})
+ABSENT = frozenset({GapReason.EVICTED, GapReason.EXPIRED, GapReason.DAMAGED, GapReason.LOST, GapReason.TORN})
 """The records that say why entries of a buffer are not there."""
 
 OnDamage = Callable[[int, int, str, GapReason], GapRecord]

@@ -18,7 +18,7 @@ from bsfg.stores.shared.committer import MakeWorkers, Workers
 from bsfg.stores.shared.cursors import ConsumerCursor, Cursors, Resolve
 from bsfg.stores.shared.frame import genesis
 from bsfg.stores.shared.framed import FramedWriter
-from bsfg.stores.shared.keeper import NewBuffer, ZoneKeeper
+from bsfg.stores.shared.keeper import BufferKeeper, NewBuffer, ZoneKeeper
 
 WORKERS_MAX = 8
 """How many buffers are written at once; a keeper may need a connection for each."""
@@ -158,6 +158,16 @@ class FramedStorage:
         await self.cursors.end()
         await asyncio.to_thread(self._keeper.close)
 
+    async def history(self, stream: str, buffer: Buffer, new: NewBuffer | None = None) -> BufferKeeper:
+        """Give what keeps a buffer, made of ``new`` when there is none, to whoever carries its history."""
+        self._check_open()
+        made = new or _new_buffer()
+        return await asyncio.to_thread(self._keeper.buffer, stream, buffer, made)
+
+    async def keep_consumers(self, cursors: Sequence[ConsumerCursor]) -> None:
+        """Make the consumers of a history durable; they are known when the storage is opened again."""
+        await asyncio.to_thread(self._keeper.keep_consumers, cursors)
+
     async def _resolve(self, stream: str, buffer: Buffer) -> FramedStoreBuffer | FramedForwardBuffer:
         return await self._open(stream, buffer, None)
 
@@ -182,13 +192,17 @@ class FramedStorage:
             return known
 
     def _written(self, stream: str, kind: Buffer, policy: Policy) -> FramedWriter:
-        log_id = secrets.token_bytes(16)
-        keeper = self._keeper.buffer(stream, kind, NewBuffer(log_id, secrets.token_bytes(32), genesis(log_id)))
+        keeper = self._keeper.buffer(stream, kind, _new_buffer())
         return FramedWriter(keeper, stream, kind, policy, self.clock)
 
     def _check_open(self) -> None:
         if self._closed:
             raise StorageClosed("the storage is closed")
+
+
+def _new_buffer() -> NewBuffer:
+    log_id = secrets.token_bytes(16)
+    return NewBuffer(log_id, secrets.token_bytes(32), genesis(log_id))
 
 
 _PORT: type[Storage] = FramedStorage

@@ -7,7 +7,7 @@ import io
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import orjson
 from starlette.applications import Starlette
@@ -32,15 +32,20 @@ from bsfg.fact import Entry, Key
 from bsfg.journey.link import AppendOutcome, Fetched, FetchRequest, Refusal
 from bsfg.jsonform import entry_to_dict, message_from_json
 from bsfg.model import DEFAULT_LIMITS, Limits
+from bsfg.node.administration import Administration
+from bsfg.node.service import NodeService
 from bsfg.offload import STEP_FACTS, THREAD_BYTES, Step, by_size, step_of
-from bsfg.ports import Buffer, Confirmation, GapRecord
+from bsfg.ports import Buffer, Confirmation
 from bsfg.rows import Row, row_of
 from bsfg.rules import judge
 from bsfg.wire.grpc_calls import check_most
 from bsfg.wire.http_server import DATA_POLICY, Endpoint, Handler, attachment, bucket_of, caller_of, endpoint, problem
 from bsfg.wire.limits import Admission, WireLimits
 from bsfg.wire.operations import HTTP, JSON, JSON_LINES, ROUTES, Asks, HttpRoute, openapi, terms_of
-from bsfg.wire.service import AdminService, BoundaryService, Caller, ObjectInfo
+from bsfg.wire.service import Caller, ObjectInfo
+
+if TYPE_CHECKING:
+    from bsfg.node.dashboard.dashboard import Dashboard
 
 BATCH_FACTS = 2_000
 _BATCH_BYTES = 16 << 20
@@ -108,47 +113,18 @@ DIGITS_MAX = 20
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class HttpService(AdminService, Protocol):
-    """What the HTTP listener needs besides the boundary."""
-
-    async def metrics(self, caller: Caller) -> bytes:
-        """Give the metrics as text."""
-        ...
-
-    async def ready(self) -> None:
-        """Raise `NotReady` unless the node can serve."""
-        ...
-
-
-class Pages(Protocol):
-    """What people see in a browser, beside the operations."""
-
-    @property
-    def takes_tokens(self) -> bool:
-        """Whether somebody without a certificate can be let in."""
-        ...
-
-    def caller(self, request: Request) -> Caller:
-        """Give who asks for an operation, or raise `SignInRequired`."""
-        ...
-
-    def routes(self, admission: Admission) -> Sequence[BaseRoute]:
-        """Give the routes of the pages."""
-        ...
-
-
 class HttpBoundary:
     """Answers the operations of the table."""
 
     def __init__(
         self,
-        boundary: BoundaryService,
-        admin: HttpService,
+        boundary: NodeService,
+        admin: Administration,
         limits: WireLimits,
         admission: Admission,
         *,
         zone: str,
-        pages: Pages | None = None,
+        pages: Dashboard | None = None,
     ) -> None:
         self._boundary, self._admin, self._limits, self._admission = boundary, admin, limits, admission
         self._zone, self._pages = zone, pages
@@ -465,13 +441,13 @@ def _appended(outcome: AppendOutcome) -> dict[str, Any]:
 
 def _lines(fetched: Fetched) -> Iterator[Step]:
     """Give an answer line by line, as `bsfg fetch` does: entries, and each range that is not there as a gap."""
-    yield from (_line({"gap": _gap(gap)}) for gap in fetched.gaps)
+    yield from (_line({"gap": gap}) for gap in fetched.gaps)
     for frame in fetched.frames:
         if frame.entries is not None:
             for size_bytes, entries in frame.entries.in_steps(STEP_FACTS, THREAD_BYTES):
                 yield step_of(size_bytes, _entry_lines, entries)
         elif frame.gap is not None:
-            yield _line({"gap": _gap(frame.gap)})
+            yield _line({"gap": frame.gap})
 
 
 def _entry_lines(entries: Sequence[Entry]) -> bytes:
@@ -497,7 +473,7 @@ def _fetched(fetched: Fetched) -> Iterator[Step]:
                 between = b","
     ranges = [frame.gap for frame in fetched.frames if frame.gap is not None]
     rest = {
-        "gaps": [_gap(gap) for gap in (*fetched.gaps, *ranges)],
+        "gaps": [*fetched.gaps, *ranges],
         "start": fetched.start,
         "next_offset": fetched.frames[-1].last + 1 if fetched.frames else fetched.start,
         "end": fetched.end,
@@ -505,17 +481,6 @@ def _fetched(fetched: Fetched) -> Iterator[Step]:
         "gaps_token": fetched.gaps_token,
     }
     yield (b"" if between == b"," else between) + b"]," + orjson.dumps(rest)[1:]
-
-
-def _gap(gap: GapRecord) -> dict[str, Any]:
-    return {
-        "first": gap.first,
-        "last": gap.last,
-        "reason": str(gap.reason),
-        "at_unix_ms": gap.at_unix_ms,
-        "detail": gap.detail,
-        "origin_zone": gap.origin_zone,
-    }
 
 
 def _confirmation(body: bytes) -> tuple[Confirmation, list[Refusal]]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from typing import Any
 
-from bsfg.errors import BsfgError, FrameInvalid, InvalidArgument, NotReady
+from bsfg.errors import BsfgError, FrameInvalid, InvalidArgument, NotReady, Overloaded, TimedOut
 from bsfg.fact import SHA256_NAME, Entry, Key
 from bsfg.journey.link import AppendOutcome, Fetched, FetchRequest, Refusal
+from bsfg.node.service import NodeService, Reading
 from bsfg.offload import STEP_FACTS, THREAD_BYTES, Step, by_size, step_of
 from bsfg.ports import Buffer, Confirmation, Frame, Result
 from bsfg.wire import boundary_pb2 as pb
@@ -26,25 +28,32 @@ from bsfg.wire.convert import (
     single_fact,
 )
 from bsfg.wire.frames import (
+    CHUNK_BYTES,
+    Laned,
     Pipelined,
     ack_message,
     check_hashers,
-    download,
+    description_message,
     frame_messages,
     frames_response,
     given,
     head_message,
-    upload,
+    object_info,
 )
 from bsfg.wire.grpc_calls import GrpcHandlers, IncomingRequests, Stream, Unary
 from bsfg.wire.messages import BOUNDARY, BOUNDARY_SERVICE, snake
-from bsfg.wire.service import BoundaryService, Caller, PutCall, PutOutcome, Reading
+from bsfg.wire.service import Caller, PutCall, PutOutcome
 from bsfg.wire.status import error_message
 
 FACTS_DEFAULT = 100
 FETCH_BYTES_DEFAULT = 1 << 20
 FRAMES_FACTS_DEFAULT = 10_000
 FRAMES_BYTES_DEFAULT = 8 << 20
+LANES = 8
+"""How many times as many frames as in one lane may be under way in a call with many."""
+
+BROKEN_LANES_MAX = 10_000
+"""How many lanes a call remembers to refuse; who has as many under way breaks his own order alone."""
 
 
 Frames = AsyncIterator[pb.FetchFrame | bytes]
@@ -53,7 +62,7 @@ Frames = AsyncIterator[pb.FetchFrame | bytes]
 class BoundaryServicer:
     """Answers the methods of the boundary."""
 
-    def __init__(self, service: BoundaryService, calls: GrpcHandlers) -> None:
+    def __init__(self, service: NodeService, calls: GrpcHandlers) -> None:
         self._service, self._calls = service, calls
         self._limits = calls.limits
 
@@ -219,29 +228,76 @@ class BoundaryServicer:
 
         async def begin(frame: pb.PutFrame) -> Awaitable[pb.PutAck]:
             nonlocal broken
-            try:
-                if broken:
-                    raise NotReady("a frame before this one was not taken", hint="Send both again in a new call.")
-                # The batch stays as it is until the node has looked whose it is; the rest takes time by its bytes.
-                beside = frame.ByteSize() - len(frame.entries)
-                outcome = await self._service.put(caller, await by_size(beside, put_call, frame))
-            except BsfgError as error:
-                broken = True
-                requests.pause(self._calls.admission.delay_seconds(str(caller), error))
-                ack = pb.PutAck(sequence=frame.sequence, through=max(-1, frame.first - 1), error=error_message(error))
-                return given(ack)
-            broken = outcome.through != frame.last
-            return given(put_ack(frame.sequence, outcome))
+            ack, is_taken, delay_seconds = await self._put(caller, frame, refused=broken)
+            broken = not is_taken
+            requests.pause(delay_seconds)
+            return given(ack)
 
         return Pipelined(begin, window_frames=self._limits.window_frames).answers(requests)
 
-    async def put_object(self, requests: IncomingRequests, caller: Caller) -> pb.PutObjectResponse:
-        """Upload an artifact."""
-        return await upload(self._service, requests, caller)
+    def put_lanes(self, requests: IncomingRequests, caller: Caller) -> AsyncIterator[pb.PutAck]:
+        """Put what many links brought, each lane by itself: what is wrong with one link delays no other."""
+        broken: OrderedDict[int, None] = OrderedDict()
 
-    def get_object(self, request: pb.GetObjectRequest, caller: Caller) -> AsyncIterator[pb.GetObjectResponse]:
-        """Download an artifact."""
-        return download(self._service, request, caller)
+        async def put(frame: pb.PutFrame) -> pb.PutAck:
+            ack, is_taken, delay_seconds = await self._put(caller, frame, refused=frame.lane in broken)
+            if not is_taken:
+                broken[frame.lane] = None
+                if len(broken) > BROKEN_LANES_MAX:
+                    broken.popitem(last=False)
+                await asyncio.sleep(delay_seconds)
+            return ack
+
+        window_frames = LANES * self._limits.window_frames
+        return Laned(put, lambda frame: frame.lane, window_frames=window_frames).answers(requests)
+
+    async def _put(self, caller: Caller, frame: pb.PutFrame, *, refused: bool) -> tuple[pb.PutAck, bool, float]:
+        """Put one frame, or refuse it; give its ack, whether it was taken whole, and how long its sender is to wait."""
+        try:
+            if refused:
+                raise NotReady("a frame before this one was not taken", hint="Send both again in a new call.")
+            # The batch stays as it is until the node has looked whose it is; the rest takes time by its bytes.
+            beside = frame.ByteSize() - len(frame.entries)
+            outcome = await self._service.put(caller, await by_size(beside, put_call, frame))
+        except BsfgError as error:
+            delay_seconds = self._calls.admission.delay_seconds(str(caller), error)
+            ack = pb.PutAck(sequence=frame.sequence, through=max(-1, frame.first - 1), error=error_message(error))
+            return ack, False, delay_seconds
+        return put_ack(frame.sequence, outcome), outcome.through == frame.last, 0.0
+
+    async def put_object(self, requests: IncomingRequests, caller: Caller) -> pb.PutObjectResponse:
+        """Take an upload; a caller that falls silent in the middle gets `timed_out`, and nothing is stored."""
+
+        async def next_part() -> pb.PutObjectRequest | None:
+            part: pb.PutObjectRequest | None = await anext(requests, None)
+            if part is None and requests.fell_silent:
+                if requests.is_given_up:
+                    raise Overloaded("too many messages are on their way to the node", limit="awaited_messages")
+                raise TimedOut("the upload fell silent before its end")
+            return part
+
+        async def chunks() -> AsyncIterator[bytes]:
+            while (part := await next_part()) is not None:
+                if part.WhichOneof("part") != "chunk":
+                    raise InvalidArgument("an upload has one description, then chunks")
+                yield part.chunk
+
+        first = await next_part()
+        if first is None or first.WhichOneof("part") != "description":
+            raise InvalidArgument("an upload begins with its description")
+        stored = await self._service.put_object(caller, object_info(first.description), chunks())
+        return pb.PutObjectResponse(
+            digest=stored.digest or "", size_bytes=stored.size_bytes or 0, already_exists=stored.already_exists
+        )
+
+    async def get_object(self, request: pb.GetObjectRequest, caller: Caller) -> AsyncIterator[pb.GetObjectResponse]:
+        """Give an artifact: its description, then its bytes."""
+        digest = request.digest if request.HasField("digest") else None
+        info, data = await self._service.get_object(caller, request.bucket, request.key, digest)
+        yield pb.GetObjectResponse(description=description_message(info))
+        async for piece in data:
+            for start in range(0, len(piece), CHUNK_BYTES):
+                yield pb.GetObjectResponse(chunk=piece[start : start + CHUNK_BYTES])
 
     def _wait_seconds(self, wait_ms: int) -> float:
         return min(wait_ms / 1000, self._limits.fetch_wait_max_seconds)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import orjson
 
-from bsfg.errors import InvalidArgument
+from bsfg.errors import BsfgError, InvalidArgument
 from bsfg.gate import Event
+from bsfg.node.administration import Administration
 from bsfg.ports import Buffer, ConsumerSpec, StartAt
 from bsfg.wire import admin_pb2 as pb
 from bsfg.wire.convert import (
@@ -25,23 +27,24 @@ from bsfg.wire.frames import encode
 from bsfg.wire.grpc_calls import GrpcHandlers, Unary
 from bsfg.wire.messages import ADMIN, ADMIN_SERVICE, snake
 from bsfg.wire.service import (
-    AdminService,
     Caller,
     ConsumerView,
     FrontierView,
     GateView,
-    LeaseView,
+    KeptLease,
+    LeasesView,
     LinkReport,
     QuarantinedView,
 )
+from bsfg.wire.status import error_message
 
-LEASE_WAIT_SECONDS_MAX = 10.0
+LEASE_WAIT_SECONDS_MAX, LEASES_WAIT_SECONDS_MAX = 10.0, 3.0
 
 
 class AdminServicer:
     """Answers the methods of the administration."""
 
-    def __init__(self, service: AdminService, calls: GrpcHandlers) -> None:
+    def __init__(self, service: Administration, calls: GrpcHandlers) -> None:
         self._service, self._calls = service, calls
 
     def handlers(self) -> tuple[str, dict[str, Any]]:
@@ -120,7 +123,7 @@ class AdminServicer:
             min(request.wait_ms / 1000, LEASE_WAIT_SECONDS_MAX),
             urgent=request.urgent,
         )
-        return lease_message(lease)
+        return pb.Lease(**asdict(lease))
 
     async def renew_lease(self, request: pb.RenewLeaseRequest, caller: Caller) -> pb.Lease:
         """Keep a lease."""
@@ -128,7 +131,7 @@ class AdminServicer:
         lease = await self._service.renew_lease(
             caller, request.link, request.token, request.ttl_ms, wait_seconds, request.seen
         )
-        return lease_message(lease)
+        return pb.Lease(**asdict(lease))
 
     async def release_lease(self, request: pb.ReleaseLeaseRequest, caller: Caller) -> pb.ReleaseLeaseResponse:
         """Give a lease back."""
@@ -139,6 +142,30 @@ class AdminServicer:
         """Take a report about a link."""
         gate = (await self._service.report_link(caller, link_report(request))).gate
         return pb.ReportLinkResponse(mode=gate.mode, reason=gate.reason)
+
+    async def acquire_leases(self, request: pb.AcquireLeasesRequest, caller: Caller) -> pb.LeasesResponse:
+        """Take the leases of many links."""
+        wait_seconds = min(request.wait_ms / 1000, LEASES_WAIT_SECONDS_MAX)
+        return leases_message(
+            await self._service.acquire_leases(
+                caller, list(request.links), request.holder[:200], request.ttl_ms, wait_seconds, request.plan
+            )
+        )
+
+    async def renew_leases(self, request: pb.RenewLeasesRequest, caller: Caller) -> pb.LeasesResponse:
+        """Keep many leases."""
+        wait_seconds = min(request.wait_ms / 1000, LEASES_WAIT_SECONDS_MAX)
+        kept = [KeptLease(each.link, each.token, each.seen, each.mode) for each in request.leases]
+        return leases_message(
+            await self._service.renew_leases(
+                caller, kept, request.holder[:200], request.ttl_ms, wait_seconds, request.plan
+            )
+        )
+
+    async def report_links(self, request: pb.ReportLinksRequest, caller: Caller) -> pb.ReportLinksResponse:
+        """Take reports about many links."""
+        answers = await self._service.report_links(caller, [link_report(each) for each in request.reports])
+        return pb.ReportLinksResponse(answers=map(report_answer, answers))
 
     async def recall_peer(self, request: pb.RecallPeerRequest, caller: Caller) -> pb.PeerPosition:
         """Give what is remembered of a sender."""
@@ -218,15 +245,7 @@ def consumer_message(view: ConsumerView) -> pb.Consumer:
 
 def frontier_message(view: FrontierView) -> pb.FrontierView:
     """Write where a buffer stands."""
-    return pb.FrontierView(
-        stream=view.stream,
-        buffer=buffer_number(view.buffer),
-        start=view.start,
-        end=view.end,
-        frontier=view.frontier,
-        slowest=view.slowest,
-        held_by=view.held_by,
-    )
+    return pb.FrontierView(**{**asdict(view), "buffer": buffer_number(view.buffer)})
 
 
 def gate_message(view: GateView) -> pb.Gate:
@@ -243,16 +262,18 @@ def gate_message(view: GateView) -> pb.Gate:
     )
 
 
-def lease_message(view: LeaseView) -> pb.Lease:
-    """Write a lease."""
-    return pb.Lease(
-        link=view.link,
-        holder=view.holder,
-        token=view.token,
-        ttl_ms=view.ttl_ms,
-        mode=view.mode,
-        wanted=view.wanted,
-    )
+def leases_message(view: LeasesView) -> pb.LeasesResponse:
+    """Write what became of the leases of many links."""
+    leases = [pb.LeaseAnswer(link=link, lease=pb.Lease(**asdict(lease))) for link, lease in view.leases.items()]
+    refused = [pb.LeaseAnswer(link=link, error=error_message(error)) for link, error in view.refused.items()]
+    return pb.LeasesResponse(leases=[*leases, *refused], plan=view.plan)
+
+
+def report_answer(answer: GateView | BsfgError) -> pb.ReportAnswer:
+    """Write what became of one report of many."""
+    if isinstance(answer, BsfgError):
+        return pb.ReportAnswer(error=error_message(answer))
+    return pb.ReportAnswer(gate=pb.ReportLinkResponse(mode=answer.gate.mode, reason=answer.gate.reason))
 
 
 def link_report(found: pb.ReportLinkRequest) -> LinkReport:

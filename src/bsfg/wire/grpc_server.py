@@ -1,4 +1,4 @@
-"""Both listeners of a node, opened and closed together: the gRPC server that no caller can end, and HTTP beside it."""
+"""The gRPC listener: a server of registered methods that no caller can end, with health and reflection beside them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,12 @@ from grpc_reflection.v1alpha._async import ReflectionServicer
 
 from bsfg.errors import PortUnavailable, UnknownService
 from bsfg.wire import grpc_calls
-from bsfg.wire.admin import AdminServicer
-from bsfg.wire.connections import GrpcHandshakes, Handshakes, connections_allowed, listening_on
-from bsfg.wire.grpc_calls import GrpcHandlers, IncomingRequests
-from bsfg.wire.http import HttpBoundary, HttpService, Pages
-from bsfg.wire.http_server import Fence, Hosts, HttpListener
-from bsfg.wire.limits import SLEEPERS_MAX, STRANGERS, Admission, Observer, WireLimits
+from bsfg.wire.connections import connections_allowed, listening_on
+from bsfg.wire.grpc_calls import CallerDoor, GrpcHandlers, IncomingRequests
+from bsfg.wire.limits import SLEEPERS_MAX, STRANGERS, Admission, WireLimits
 from bsfg.wire.messages import ADMIN_SERVICE, BOUNDARY_SERVICE, methods_of
 from bsfg.wire.operations import HEALTH_SERVICE, REFLECTION_SERVICE
-from bsfg.wire.server import BoundaryServicer
-from bsfg.wire.service import AdminService, BoundaryService, Caller
-from bsfg.wire.tls import Watched, grpc_server_credentials, server_context
+from bsfg.wire.service import Caller
 
 Unknown = Callable[[Any], Awaitable[None]]
 """Answers a call of a method that there is not; it is given the context of the call."""
@@ -196,13 +191,17 @@ def server_options(limits: WireLimits) -> list[tuple[str, int]]:
     ]
 
 
+Services = Callable[[GrpcHandlers], Iterable[tuple[str, dict[str, Any]]]]
+"""Gives the name of each service and its handlers, to be added to a server."""
+
+
 class GrpcListener:
     """A gRPC server that is started once and stopped once."""
 
     def __init__(
         self,
-        boundary: BoundaryService,
-        admin: AdminService,
+        door: CallerDoor,
+        services: Services,
         limits: WireLimits,
         *,
         admission: Admission | None = None,
@@ -214,15 +213,10 @@ class GrpcListener:
         # The server's own limit is only the last resort: it refuses without a word, the admission with a hint. Those
         # whose answers are held back, and those who are refused, must not use it up.
         calls_at_once = 2 * limits.concurrent_requests + SLEEPERS_MAX + STRANGERS
-        self._calls = calls = GrpcHandlers(limits, self.admission, boundary, called, lambda: self.port)
+        self._calls = calls = GrpcHandlers(limits, self.admission, door, called, lambda: self.port)
         self._server = Server(server_options(limits), calls_at_once, calls.unknown)
         self._health = Health()
-        for service, handlers in (
-            BoundaryServicer(boundary, calls).handlers(),
-            AdminServicer(admin, calls).handlers(),
-            self._health.handlers(calls),
-            Reflection().handlers(calls),
-        ):
+        for service, handlers in (*services(calls), self._health.handlers(calls), Reflection().handlers(calls)):
             self._server.add_registered_method_handlers(service, handlers)
         self.port = 0
 
@@ -254,62 +248,3 @@ class GrpcListener:
         await asyncio.sleep(0)
         self._calls.listening.shut()
         await asyncio.shield(stopping)
-
-
-Address = tuple[str, int]
-
-
-class Listeners:
-    """The gRPC and the HTTP listener of one node.
-
-    Without ``watched`` certificate files both are plaintext; whether that is allowed is for the configuration to say.
-    With ``names`` a request over HTTP must name one of them as its host, or one in the certificate.
-    """
-
-    def __init__(
-        self,
-        boundary: BoundaryService,
-        admin: HttpService,
-        limits: WireLimits,
-        *,
-        zone: str,
-        watched: Watched | None = None,
-        observer: Observer | None = None,
-        pages: Pages | None = None,
-        names: Iterable[str] | None = None,
-    ) -> None:
-        self.admission = Admission(limits, observer)
-        self.handshakes = Handshakes()
-        begun = self._begun = GrpcHandshakes(self.handshakes, lambda: self.grpc.port)
-        credentials = grpc_server_credentials(watched, begun.begin) if watched else None
-        self.grpc = GrpcListener(
-            boundary,
-            admin,
-            limits,
-            admission=self.admission,
-            credentials=credentials,
-            called=begun.called if watched else None,
-        )
-        app = HttpBoundary(boundary, admin, limits, self.admission, zone=zone, pages=pages).app()
-        hosts = Hosts(names, watched) if names is not None else None
-        fenced = Fence(app, hosts, self.admission)
-        optional = pages is not None and pages.takes_tokens
-        context = server_context(watched, certificates_optional=optional) if watched else None
-        self.http = HttpListener(fenced, limits, context=context, handshakes=self.handshakes)
-
-    async def start(self, grpc: Address, http: Address | None) -> None:
-        """Open the listeners; their ports are then ``grpc.port`` and ``http.port``."""
-        host, port = grpc
-        await self.grpc.start(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
-        self._begun.start()
-        if http is not None:
-            try:
-                await self.http.start(*http)
-            except BaseException:
-                await self.grpc.stop(0)
-                raise
-
-    async def stop(self, grace_seconds: float = 5.0) -> None:
-        """Take no more requests, let those under way finish for a while, and close."""
-        await asyncio.gather(self.grpc.stop(grace_seconds), self.http.stop())
-        await self._begun.stop()

@@ -1,0 +1,403 @@
+"""What `bsfg bench pipeline --links N` measures: one hub whose many links Spark moves, and what they cost.
+
+The hub is real: its node and its pipeline are processes of their own, with TLS, on the disk that is measured. The
+senders are real nodes, too, but all of them in one process and with their files in memory, as if each had a machine of
+its own; what they use is not counted. Run as a module, this is that process: it starts the nodes, and appends when it
+is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from bsfg.cli.bench.node_measure import STREAM, BenchZone, BufferWatch
+from bsfg.cli.bench.results import Aim, finished, percentile
+from bsfg.cli.bench.workload import batch_of
+from bsfg.cli.zones import certificates, wait_until
+from bsfg.errors import PeerUnreachable
+from bsfg.ports import Buffer
+from bsfg.sealing import seal
+from bsfg.spark.calls import NodeAccess, calls
+
+HUB = "hub"
+MEMORY = Path("/dev/shm")
+"""Where the senders have their files, if there is such a place."""
+
+RATES = (1_000, 10_000)
+"""Facts per second in total while the lag is measured; the first is the one that is hoped for."""
+
+STEP_SECONDS = 0.002
+WARM_UP_SECONDS = 3.0
+IDLE_SECONDS = 30.0
+MOVING_SECONDS_MAX = 600.0
+SETTLE_SECONDS = 5.0
+_PER_SENDER = 10**9
+
+_STREAM = f"""
+[log]
+level = "warning"
+[streams.{STREAM}]
+store_capacity = "1GiB"
+forward_capacity = "100GiB"
+"""
+_PEER = """
+[identities.{zone}-bsfg]
+zone = "{zone}"
+roles = ["peer"]
+streams = ["*"]
+"""
+_LINK = """
+[links.from-{zone}]
+zone = "{zone}"
+address = "127.0.0.1:{port}"
+"""
+
+Step = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class LinksSamples:
+    """What was measured."""
+
+    links: int
+    all_moving_seconds: float = 0.0
+    after_kill_seconds: float = 0.0
+    idle_cpu_percent: float = 0.0
+    memory_mb: float = 0.0
+    processes: int = 0
+    lag_ms: dict[int, list[float]] = field(default_factory=dict)
+
+
+class Senders:
+    """The process with the nodes of all senders."""
+
+    def __init__(self, root: Path, zones: list[str]) -> None:
+        for zone in zones:
+            (root / zone).mkdir()
+            BenchZone(zone, root / zone).write(f"{_STREAM}{_PEER.format(zone=HUB)}[serve.{HUB}]\n")
+        command = [sys.executable, "-m", "bsfg.cli.bench.pipeline_links", str(root), *zones]
+        with (root / "senders.log").open("wb") as log:
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
+        self._log = root / "senders.log"
+        self.ports: list[int] = self._answer()
+
+    def append(self, rate: float, facts: int) -> list[list[float]]:
+        """Append so many facts at a steady rate, sender after sender; give when each was durable, by sender."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(orjson.dumps([rate, facts]) + b"\n")
+        self._process.stdin.flush()
+        times: list[list[float]] = self._answer()
+        return times
+
+    def stop(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            hint = f"The end of its log: {self._log.read_text(encoding='utf-8', errors='replace')[-1000:]}"
+            raise PeerUnreachable("the process of the senders ended by itself", hint=hint)
+        return orjson.loads(line)
+
+
+class Hub:
+    """The zone whose links are moved: its node, and its pipeline."""
+
+    def __init__(self, zone: BenchZone, links: list[str]) -> None:
+        self.zone, self._links = zone, links
+        self._access = NodeAccess.of(zone.address, zone.files("pipeline"), f"{zone.name}-bsfg")
+        self._pipeline: subprocess.Popen[bytes] | None = None
+
+    def start_pipeline(self) -> None:
+        """Start to move all links."""
+        command = [sys.executable, "-m", "bsfg.cli.zones", "pipeline", "replicate", "-c", "zone.toml"]
+        with (self.zone.folder / "pipeline.log").open("wb") as log:
+            self._pipeline = subprocess.Popen(
+                command, cwd=self.zone.folder, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def is_moving(self) -> bool:
+        """Tell whether every link is normal, and held by somebody; raises when nobody ever will."""
+        from bsfg.wire.adminclient import AdminClient
+
+        if self._pipeline is None or self._pipeline.poll() is not None:
+            said = (self.zone.folder / "pipeline.log").read_text(encoding="utf-8", errors="replace")[-1000:]
+            raise PeerUnreachable("the pipeline ended by itself", hint=f"The end of its log: {said}")
+        status = calls().run(AdminClient(calls().connection(self._access)).status())
+        found = [each for each in status["links"] if each["side"] == "receiver"]
+        return len(found) == len(self._links) and all(each["lease"] and each["mode"] == "normal" for each in found)
+
+    def stop(self) -> None:
+        """End the pipeline and everything that it started."""
+        if self._pipeline is not None:
+            assert self._pipeline.stdin is not None
+            self._pipeline.stdin.close()
+            with suppress(subprocess.TimeoutExpired):
+                self._pipeline.wait(30)
+            for pid in self.processes()[1:]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self._pipeline.wait()
+
+    def processes(self) -> list[int]:
+        """List the node's process and those of the pipeline."""
+        assert self._pipeline is not None
+        pids = map(int, filter(str.isdigit, os.listdir("/proc")))
+        return [self.zone.pid, *(pid for pid in pids if _session_of(pid) == self._pipeline.pid)]
+
+    def workers(self) -> list[int]:
+        """List the processes of tasks, the one that has worked most first."""
+        word = b"-m\0bsfg.spark.daemon"
+        forked = [
+            pid for pid in self.processes() if word in _read(pid, "cmdline") and word in _read(_parent(pid), "cmdline")
+        ]
+        return sorted(forked, key=cpu_seconds, reverse=True)
+
+    def cpu_seconds(self) -> float:
+        """Give the processor time of all its processes."""
+        return sum(map(cpu_seconds, self.processes()))
+
+    def memory_mb(self) -> float:
+        """Give the memory of all its processes, what they share counted once."""
+        return sum(map(_proportional_kb, self.processes())) / 1e3
+
+    def origins(self, first: int) -> list[tuple[str, int]]:
+        """Give the zone and the offset there of every fact that has come, from an offset of the hub on."""
+        from bsfg.wire.client import BoundaryClient
+
+        async def work() -> list[tuple[str, int]]:
+            found: list[tuple[str, int]] = []
+            client = BoundaryClient(calls().connection(self._access))
+            async for frame in client.read_offsets(STREAM, first, buffer=Buffer.FORWARD):
+                if frame.entries is not None:
+                    zones, offsets = (frame.entries.values(name) for name in ("origin_zone", "origin_offset"))
+                    found += zip(zones, offsets, strict=True)
+            return found
+
+        return calls().run(work())
+
+
+def measure(place: Path, links: int, seconds: float, step: Step) -> LinksSamples:
+    """Measure everything."""
+    samples, zones = LinksSamples(links), [f"site-{number:04}" for number in range(links)]
+    with ExitStack() as ending:
+        step(f"starting {links} senders")
+        root = ending.enter_context(_in_memory(place))
+        certificates(root / "certs", [HUB, *zones], ("producer", "pipeline"))
+        senders = Senders(root, zones)
+        ending.callback(senders.stop)
+        hub = _hub(place, root, zones, senders.ports)
+        ending.callback(hub.zone.stop)
+        ending.callback(hub.stop)
+        step("until all links move")
+        began = time.monotonic()
+        hub.start_pipeline()
+        wait_until(hub.is_moving, MOVING_SECONDS_MAX, 0.2)
+        samples.all_moving_seconds = time.monotonic() - began
+        for rate in RATES:
+            step(f"lag at {rate:,} facts/s in total")
+            samples.lag_ms[rate] = _lag_ms(hub, senders, rate, seconds)
+        step(f"at rest for {IDLE_SECONDS:g} s")
+        time.sleep(SETTLE_SECONDS)
+        before = hub.cpu_seconds()
+        time.sleep(IDLE_SECONDS)
+        samples.idle_cpu_percent = 100 * (hub.cpu_seconds() - before) / IDLE_SECONDS
+        samples.processes, samples.memory_mb = len(hub.processes()), hub.memory_mb()
+        step("a task is killed")
+        samples.after_kill_seconds = _after_kill(hub, senders, links)
+    return samples
+
+
+@contextmanager
+def _in_memory(place: Path) -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="bsfg-bench-", dir=MEMORY if os.access(MEMORY, os.W_OK) else place))
+    try:
+        yield folder
+    finally:
+        rmtree(folder, ignore_errors=True)
+
+
+def _hub(place: Path, root: Path, zones: list[str], ports: list[int]) -> Hub:
+    (place / "certs").symlink_to(root / "certs")
+    zone = BenchZone(HUB, place / HUB)
+    zone.folder.mkdir()
+    peers = "".join(_PEER.format(zone=name) for name in zones)
+    links = "".join(_LINK.format(zone=name, port=port) for name, port in zip(zones, ports, strict=True))
+    zone.write(_STREAM + peers + links)
+    zone.start()
+    zone.write(_STREAM + peers + links)  # whoever reads it later finds the node by it
+    return Hub(zone, zones)
+
+
+def _lag_ms(hub: Hub, senders: Senders, rate: float, seconds: float) -> list[float]:
+    """Append at a steady rate, and give how long each fact took from durable there to durable here."""
+    facts = int(rate * (seconds + WARM_UP_SECONDS))
+    first = hub.zone.end(Buffer.FORWARD)
+    with hub.zone.published_end(Buffer.FORWARD) as end, BufferWatch(end) as watch:
+        sent = senders.append(rate, facts)
+        hub.zone.reached(first + facts)
+    origins = hub.origins(first)
+    arrived = watch.times(0, np.arange(first, first + len(origins)))
+    starts: dict[str, int] = {}
+    for zone, offset in origins:
+        starts[zone] = min(offset, starts.get(zone, offset))
+    names = {f"site-{number:04}": times for number, times in enumerate(sent)}
+    begun = min(times[0] for times in sent if times) + WARM_UP_SECONDS
+    left = ((names[zone][offset - starts[zone]], at) for (zone, offset), at in zip(origins, arrived, strict=True))
+    return [max(0.0, 1000 * (at - durable)) for durable, at in left if durable >= begun]
+
+
+def _after_kill(hub: Hub, senders: Senders, links: int) -> float:
+    """Kill the task that moves the links, have every sender append a fact, and wait until all have come."""
+    first = hub.zone.end(Buffer.FORWARD)
+    began = time.monotonic()
+    os.kill(hub.workers()[0], signal.SIGKILL)
+    senders.append(10_000, links)
+    return hub.zone.reached(first + links) - began
+
+
+def cpu_seconds(pid: int) -> float:
+    """Give the processor time that a process has used so far."""
+    fields = _read(pid, "stat").rpartition(b")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if len(fields) > 12 else 0.0
+
+
+def _proportional_kb(pid: int) -> int:
+    """Give the memory of a process, what it shares with others only in its part."""
+    for line in _read(pid, "smaps_rollup").splitlines():
+        if line.startswith(b"Pss:"):
+            return int(line.split()[1])
+    return 0
+
+
+def _parent(pid: int) -> int:
+    fields = _read(pid, "stat").rpartition(b")")[2].split()
+    return int(fields[1]) if len(fields) > 1 else 0
+
+
+def _session_of(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return -1
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
+
+
+def results(samples: LinksSamples, folder: Path, seconds: float) -> dict[str, Any]:
+    """Give every number of one run by its stable name."""
+    usual, high = (samples.lag_ms[rate] for rate in RATES)
+    numbers: dict[str, Any] = {
+        "links": samples.links,
+        "memory_mb": samples.memory_mb,
+        "processes": samples.processes,
+        "idle_cpu_percent": samples.idle_cpu_percent,
+        "lag_ms_p50": percentile(usual, 50),
+        "lag_ms_p99": percentile(usual, 99),
+        f"lag_ms_p50_at_{RATES[1]}": percentile(high, 50),
+        f"lag_ms_p99_at_{RATES[1]}": percentile(high, 99),
+        "all_moving_seconds": samples.all_moving_seconds,
+        "after_kill_seconds": samples.after_kill_seconds,
+    }
+    return finished(numbers, aims_of, folder, seconds)
+
+
+def aims_of(numbers: dict[str, Any]) -> list[Aim]:
+    """Hold the numbers against what is hoped for with a hundred links."""
+    return [
+        Aim("memory_mb", numbers["memory_mb"], 2_500, "MB", False),
+        Aim("processes", numbers["processes"], 10, "in all", False),
+        Aim("idle_cpu_percent", numbers["idle_cpu_percent"], 15, "% of a core", False),
+        Aim("lag_ms_p99", numbers["lag_ms_p99"], 60, f"ms at {RATES[0]:,} facts/s", False),
+        Aim("all_moving_seconds", numbers["all_moving_seconds"], 40, "s", False),
+        Aim("after_kill_seconds", numbers["after_kill_seconds"], 5, "s", False),
+    ]
+
+
+# The process of the senders.
+
+
+class _Sender:
+    """One node, and its facts."""
+
+    def __init__(self, number: int, zone: str, store: Any) -> None:
+        self._number, self._zone, self._store, self._next = number, zone, store, 0
+
+    async def append(self, times: list[float]) -> None:
+        """Append one fact, and note when it was durable."""
+        fact = batch_of(_PER_SENDER * self._number + self._next, 1)
+        self._next += 1
+        fact = fact.with_columns(from_zone=pa.array([self._zone]), to_zone=pa.array([HUB]))
+        await self._store.append(seal(fact))
+        times.append(time.monotonic())
+
+
+async def _serve(root: Path, zones: list[str]) -> None:
+    from bsfg.config import load
+    from bsfg.node.logs import configure
+    from bsfg.node.node import Node
+
+    configure("warning")
+    async with AsyncExitStack() as stack:
+        nodes = [await stack.enter_async_context(Node(load(root / zone / "zone.toml"))) for zone in zones]
+        stores = [await node.parts.store(STREAM) for node in nodes]
+        senders = [_Sender(number, *each) for number, each in enumerate(zip(zones, stores, strict=True))]
+        _answer([node.grpc_port for node in nodes])
+        while line := await asyncio.to_thread(sys.stdin.buffer.readline):
+            _answer(await _append(senders, *orjson.loads(line)))
+
+
+async def _append(senders: list[_Sender], rate: float, facts: int) -> list[list[float]]:
+    """Append facts at a steady rate, sender after sender, late ones at once."""
+    times: list[list[float]] = [[] for _ in senders]
+    # The facts of one sender one after the other, as its offsets are.
+    lanes = [asyncio.Lock() for _ in senders]
+    work, begun, sent = set[asyncio.Task[None]](), time.monotonic(), 0
+
+    async def one(at: int) -> None:
+        async with lanes[at]:
+            await senders[at].append(times[at])
+
+    while sent < facts:
+        due = min(facts, int((time.monotonic() - begun) * rate) + 1)
+        for number in range(sent, due):
+            task = asyncio.create_task(one(number % len(senders)))
+            work.add(task)
+            task.add_done_callback(work.discard)
+        sent = due
+        await asyncio.sleep(STEP_SECONDS)
+    await asyncio.gather(*work)
+    return times
+
+
+def _answer(document: Any) -> None:
+    sys.stdout.buffer.write(orjson.dumps(document) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(Path(sys.argv[1]), sys.argv[2:]))

@@ -1,0 +1,199 @@
+"""Frames of many links in one call: each lane in its order, none waiting for another, whatever becomes of the call."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.wire.conftest import Sites
+from tests.wire.site import STREAM, Site, until
+from tests.wire.test_conversation import Opened
+from tests.wire.test_putting import LINK, LOG, frame
+
+from bsfg.batch import EntryBatch
+from bsfg.errors import NotReady, PermissionRefused, RemoteError, ZoneNotAllowed
+from bsfg.ports import Frame, GapRecord
+from bsfg.retention import GapReason
+from bsfg.spark.replicate import carrying
+from bsfg.spark.replicate.carrying import Courier
+from bsfg.testing.facts import messages
+from bsfg.wire import limits, streams
+from bsfg.wire.client import BoundaryClient
+from bsfg.wire.limits import WireLimits
+from bsfg.wire.service import PutCall, PutOutcome
+from bsfg.wire.streams import PutLane
+
+LANES, FRAMES = 40, 10
+
+
+async def opened(sites: Sites, **settings: object) -> tuple[Site, BoundaryClient]:
+    """Open a site and a client in the role of its pipeline."""
+    site = await sites(**settings)
+    site.act_as("pipeline")
+    return site, site.client()
+
+
+def lane(client: BoundaryClient) -> PutLane:
+    """Begin a lane."""
+    found = client.put_lane(LINK, STREAM, LOG)
+    assert found is not None
+    return found
+
+
+def facts(first: int, count: int = 2, *, at_unix_ms: int, zone: str = "enterprise") -> Frame:
+    """Make the frame of a sender that begins at an offset."""
+    return frame(messages(count, first=first, from_zone=zone), first, at_unix_ms)
+
+
+async def test_lanes_share_a_call_and_keep_their_own_order(sites: Sites) -> None:
+    """Of many lanes side by side every fact is put once, those of a lane in their order, all in one call."""
+    site, client = await opened(sites)
+    calls, now = Opened(client), site.parts.clock.now_unix_ms()
+
+    async def carry(number: int) -> list[int]:
+        mine = lane(client)
+        sent = [await mine.send(facts(1_000 * number + 2 * at, at_unix_ms=now)) for at in range(FRAMES)]
+        return [(await each).through for each in sent]
+
+    through = await asyncio.gather(*(carry(number) for number in range(LANES)))
+    assert through == [[1_000 * number + 2 * at + 1 for at in range(FRAMES)] for number in range(LANES)]
+    entries = [
+        frame.entries async for frame in (await site.parts.forward(STREAM)).replay(0) if frame.entries is not None
+    ]
+    offsets = [offset for each in entries for offset in each.values("origin_offset")]
+    assert len(offsets) == LANES * FRAMES * 2
+    for number in range(LANES):
+        mine = [offset for offset in offsets if offset // 1_000 == number]
+        assert mine == sorted(mine)
+    assert len(calls) == 1
+
+
+async def test_what_is_wrong_with_a_lane_touches_no_other(sites: Sites) -> None:
+    """After a frame that was not taken the rest of its lane is refused; others go on, and a new lane begins anew."""
+    site, client = await opened(sites)
+    now = site.parts.clock.now_unix_ms()
+    bad, good = lane(client), lane(client)
+    refused = await bad.send(facts(0, at_unix_ms=now, zone="lab"))
+    behind = await bad.send(facts(2, at_unix_ms=now))
+    assert (await refused).held_code == ZoneNotAllowed.code
+    with pytest.raises(NotReady):
+        await behind
+    assert (await (await good.send(facts(10, at_unix_ms=now)))).through == 11
+    assert (await (await lane(client).send(facts(2, at_unix_ms=now)))).through == 3
+    site.act_as("app")
+    with pytest.raises(PermissionRefused):
+        await (await lane(client).send(facts(20, at_unix_ms=now)))
+
+
+async def test_a_slow_lane_delays_no_other(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each ack comes when its frame is done, though one before it is not."""
+    site, client = await opened(sites)
+    now, put, go = site.parts.clock.now_unix_ms(), site.boundary.put, asyncio.Event()
+
+    async def slow(caller: Any, call: PutCall) -> PutOutcome:
+        if call.first < 10:
+            await go.wait()
+        return await put(caller, call)
+
+    monkeypatch.setattr(site.boundary, "put", slow)
+    waiting, other = lane(client), lane(client)
+    first = await waiting.send(facts(0, at_unix_ms=now))
+    second = await waiting.send(facts(20, at_unix_ms=now))
+    assert (await (await other.send(facts(10, at_unix_ms=now)))).through == 11
+    assert not first.done()
+    assert not second.done(), "a frame was put before the one before it"
+    go.set()
+    assert [(await first).through, (await second).through] == [1, 21]
+
+
+async def test_a_call_that_ends_in_peace_loses_nothing(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was on its way to a call that the node has ended is sent again in another one, lane by lane in order."""
+    monkeypatch.setattr(WireLimits, "awaited_messages", 1)
+    monkeypatch.setattr(limits, "MOMENT_SECONDS", 0.0)
+    site, client = await opened(sites)
+    calls, now = Opened(client), site.parts.clock.now_unix_ms()
+    others = site.client()
+
+    async def carry(number: int) -> None:
+        mine = lane(client)
+        for at in range(FRAMES):
+            sent = await mine.send(facts(1_000 * number + 2 * at, at_unix_ms=now))
+            # Another call takes the only place.
+            await (await lane(others).send(facts(500_000 + 1_000 * number + 2 * at, at_unix_ms=now)))
+            assert (await sent).inserted == 2
+
+    await asyncio.gather(*(carry(number) for number in range(10)))
+    assert (await (await site.parts.forward(STREAM)).stats()).end == 10 * FRAMES * 2 * 2
+    assert len(calls) > 1
+
+
+async def test_nothing_of_a_refused_lane_is_sent_again(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frame behind one that was refused must not be taken by the next call, which knows nothing of the first."""
+    site, client = await opened(sites)
+    now, bad = site.parts.clock.now_unix_ms(), lane(client)
+    frames, taken = bad._frames, streams.FrameStream._take
+    ended: list[asyncio.Task[None]] = []
+
+    def take(self: Any, message: Any) -> None:
+        taken(self, message)
+        # As if the node had ended the call before it read the second one.
+        ended.append(asyncio.ensure_future(self._reopen()))
+
+    monkeypatch.setattr(streams.FrameStream, "_take", take)
+    refused = await bad.send(facts(0, at_unix_ms=now, zone="lab"))
+    behind = await bad.send(facts(2, at_unix_ms=now))
+    assert (await refused).held_code
+    with pytest.raises(NotReady):
+        await behind
+    await asyncio.gather(*ended)
+    assert not frames._waiting
+    assert (await (await site.parts.forward(STREAM)).stats()).end == 0
+
+
+async def test_large_answers_go_by_a_call_of_their_own(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would have the frames of all other links wait; what follows them comes behind them all the same."""
+    site, client = await opened(sites)
+    calls, now = Opened(client), site.parts.clock.now_unix_ms()
+
+    async def bring(entries: EntryBatch) -> None:
+        assert len(entries)
+
+    courier = Courier(client, LINK, STREAM, None, bring)
+    small, large = facts(0, at_unix_ms=now), facts(2, 400, at_unix_ms=now)
+    assert small.entries is not None and large.entries is not None
+    monkeypatch.setattr(carrying, "LANE_BYTES", (small.entries.weight_bytes + large.entries.weight_bytes) // 2)
+    sent = [await courier.send(LOG, [each]) for each in (small, large, facts(402, at_unix_ms=now))]
+    assert [(await each).inserted for each in sent] == [2, 400, 2]
+    assert calls == ["PutLanes", "PutFacts"]
+    relayed = GapRecord(1, 2, GapReason.EVICTED, 1_700_000_000_000, "full", "idmz")
+    await (await courier.send(LOG, [], [relayed], at=404))
+    assert [each.origin_zone for each in await (await site.parts.forward(STREAM)).gaps()] == ["idmz"]
+    await courier.close()
+
+
+async def test_a_node_that_knows_no_lanes_gets_a_call_for_each_link(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first try fails as any call may, and the next one goes the way that the node knows."""
+    site, client = await opened(sites)
+    now = site.parts.clock.now_unix_ms()
+
+    async def bring(entries: EntryBatch) -> None:
+        assert len(entries)
+
+    failed = RemoteError("there is no such method", remote_code="unimplemented")
+    monkeypatch.setattr(streams, "_put", _raising(failed))
+    courier = Courier(client, LINK, STREAM, None, bring)
+    with pytest.raises(RemoteError):
+        await courier.carry(LOG, [facts(0, at_unix_ms=now)], now)
+    monkeypatch.undo()
+    await until(lambda: client.put_lane(LINK, STREAM, LOG) is None)
+    assert (await courier.carry(LOG, [facts(0, at_unix_ms=now)], now)).repeated == 2
+    await courier.close()
+
+
+def _raising(error: Exception) -> Callable[[Any], PutOutcome]:
+    def read(ack: Any) -> PutOutcome:
+        raise error
+
+    return read
