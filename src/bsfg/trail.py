@@ -56,7 +56,7 @@ ACTIONS: dict[str, str] = {
 }
 """Every action that a record can have, and what it means."""
 
-OF_COMMANDS = frozenset({"backup_made", "restored", "salvaged"})
+OF_COMMANDS = frozenset({"backup_made", "migrated", "restored", "salvaged"})
 """The actions that commands beside the node tell of; of all others the node alone knows."""
 
 USER = "user:"

@@ -40,7 +40,7 @@ def here(made: Path, data: Path, tmp_path: Path) -> Iterator[Path]:
     (folder / "facts.jsonl").write_text("{}\n")
     assert main(["backup", f"{folder}/good", "--data", f"{folder}/plant/data"]) == 0
     text = (folder / "plant" / "zone.toml").read_text().replace('# backend = "log"', 'backend = "postgres"')
-    text = text.replace("[storage.postgres]", '[storage.postgres]\ndsn = "host=127.0.0.1"')
+    text = text.replace("\n[storage.postgres]\n", '\n[storage.postgres]\ndsn = "host=127.0.0.1"\n')
     for name, where in (("zone-new", "data-new"), ("zone-closed", "../closed/data")):
         path = folder / "plant" / f"{name}.toml"
         path.write_text(text.replace('# data_folder = "data"', f'data_folder = "{where}"'))

@@ -186,11 +186,12 @@ class _LogCheck:
                 self._problem("log_damaged", segment.where(hole.position), hole.why, hole.first, hole.last)
             if scan.torn:
                 self._note("torn_tail", segment.path, scan.torn)
+            missing = segment.base > expected
+            on_record = missing and self._explained(notes, expected, segment.base - 1)
             # Behind entries that are on record as lost the chain goes on from what they were.
-            follows = bool(chain) and segment.base <= expected
-            if follows and segment.header.chain_before != chain and segment.header.chain_before:
+            if chain and not on_record and segment.header.chain_before not in (b"", chain):
                 self._problem("chain_broken", segment.path, "the chain does not continue from the segment before")
-            if segment.base > expected and not self._explained(notes, expected, segment.base - 1):
+            if missing and not on_record:
                 self._problem("log_damaged", segment.path, "entries are missing before", expected, segment.base - 1)
             segment.know(scan)
             self._frames(segment, data)
