@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -211,7 +212,7 @@ def _is_known(files: DiskFiles, problem: DamageFinding) -> bool:
 # The new storage.
 
 
-class NewSide:
+class NewSide(ABC):
     """The new storage, while the zone is brought into it."""
 
     takes: TakesHistory
@@ -233,17 +234,17 @@ class NewSide:
         """The folder of what a node keeps beside its storage."""
         return self.config.data_folder
 
+    @abstractmethod
     async def open(self, source: OldSide) -> None:
         """Be ready to take the zone in, with the mark of the migration that is begun or goes on."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def read(self) -> Storage:
         """Give what was brought as a node will find it."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def finish(self) -> None:
         """Let nodes start on it."""
-        raise NotImplementedError
 
     def _begin(self, source: OldSide) -> None:
         """Say that it is being made."""
