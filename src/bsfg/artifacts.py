@@ -80,7 +80,6 @@ class ArtifactSource(Protocol):
         The last piece is given only when the digest of the whole is right, so altered content is never complete.
         Raises `ArtifactMissing`, and `DigestMismatch` in place of that last piece.
         """
-        ...
 
 
 class ArtifactStore(ArtifactSource, Protocol):
@@ -112,7 +111,6 @@ class ArtifactStore(ArtifactSource, Protocol):
         whole by it. Other content raises `ArtifactConflict`: before anything is read when the announced digest
         says so, and in a race for the name for all but one.
         """
-        ...
 
     async def add(
         self, content: AsyncIterable[Bytes], *, digest: str | None = None, size_bytes: int | None = None
@@ -123,22 +121,18 @@ class ArtifactStore(ArtifactSource, Protocol):
         `DigestMismatch`. `ArtifactTooLarge` and `ArtifactStoreFull` refuse what exceeds the limits of the store;
         content that is there already needs no room.
         """
-        ...
 
     async def link(self, bucket: str, key: str, digest: str, *, media_type: str = DEFAULT_MEDIA_TYPE) -> StoredArtifact:
         """Give a name to content that is here; the same again is fine and gives the artifact as it is.
 
         Raises `ArtifactMissing` without the content and `ArtifactConflict` when the name stands for another digest.
         """
-        ...
 
     async def stat(self, bucket: str, key: str) -> StoredArtifact | None:
         """Give what a name stands for, None when nothing; raises `DigestMismatch` when its record is damaged."""
-        ...
 
     async def exists(self, digest: str) -> bool:
         """Tell whether content with this digest is here."""
-        ...
 
     async def claim(self, digests: Sequence[str]) -> list[int | None]:
         """Give the size of each content that is here, else None, and keep those that are from being collected.
@@ -146,11 +140,9 @@ class ArtifactStore(ArtifactSource, Protocol):
         Whoever is about to store a fact claims what it names. From then on `collect` spares it for the grace period,
         which is time enough for the fact to become durable and to be seen as a reference.
         """
-        ...
 
     def names(self, bucket: str | None = None, *, prefix: str = "") -> AsyncIterator[StoredArtifact]:
         """List the names, of one bucket or all, whose keys begin with a prefix, by bucket and key."""
-        ...
 
     async def collect(self, referenced: AbstractSet[str], *, now_unix_ms: int, grace_seconds: float) -> Collected:
         """Remove content that is not referenced and was not needed for the grace period, with its names.
@@ -160,15 +152,12 @@ class ArtifactStore(ArtifactSource, Protocol):
         monotonic clock too, so that a wall clock that jumps forward removes nothing that was just stored. What
         failed or broken uploads left behind goes as well.
         """
-        ...
 
     async def stats(self) -> ArtifactStats:
         """Describe the store at this moment."""
-        ...
 
     async def close(self) -> None:
         """Break off uploads, finish everything else, and release the store; repeats are harmless."""
-        ...
 
 
 class ReferenceMemory(Protocol):
@@ -176,11 +165,9 @@ class ReferenceMemory(Protocol):
 
     async def recall(self) -> bytes | None:
         """Give what was remembered last, or None when nothing, or nothing undamaged, is there."""
-        ...
 
     async def remember(self, data: bytes) -> None:
         """Keep this in place of what was remembered before."""
-        ...
 
 
 def check_name(bucket: str, key: str) -> None:

@@ -329,7 +329,10 @@ class EntryBatch(FactBatch):
             columns = facts.columns
             arrays = [*columns[: len(FACT_SCHEMA)], *added, *columns[len(FACT_SCHEMA) :]]
         else:
-            arrays = _entry_columns(facts, added)
+            # Lay out stored columns of any number and order as those of entries.
+            known = {name: facts.column(name) for name in facts.schema.names}
+            known["offset"], known["appended_at_unix_ms"] = added
+            arrays = [known[f.name] if f.name in known else nulls(facts.num_rows, f.type) for f in ENTRY_SCHEMA]
         return EntryBatch(pa.RecordBatch.from_arrays(arrays, schema=ENTRY_SCHEMA), sealed=True)
 
     @classmethod
@@ -403,13 +406,6 @@ def _values(column: pa.Array) -> list[Any]:
         return [None] * len(column)
     values: list[Any] = column.to_pylist() if column.null_count else column.to_numpy(zero_copy_only=False).tolist()
     return values
-
-
-def _entry_columns(facts: pa.RecordBatch, added: tuple[pa.Array, pa.Array]) -> list[pa.Array]:
-    """Lay out stored columns of any number and order as those of entries."""
-    known = {name: facts.column(name) for name in facts.schema.names}
-    known["offset"], known["appended_at_unix_ms"] = added
-    return [known[f.name] if f.name in known else nulls(facts.num_rows, f.type) for f in ENTRY_SCHEMA]
 
 
 def _fitted(record_batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

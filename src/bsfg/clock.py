@@ -16,11 +16,9 @@ class Clock(Protocol):
 
     def now_unix_ms(self) -> int:
         """Give the wall clock."""
-        ...
 
     def monotonic_ms(self) -> int:
         """Give a clock that never jumps."""
-        ...
 
 
 class SystemClock:

@@ -46,11 +46,9 @@ class Hasher(Protocol):
 
     def digest(self, data: bytes) -> bytes:
         """Give the digest of one byte string."""
-        ...
 
     def digest_all(self, items: Iterable[bytes]) -> list[bytes]:
         """Give the digests of many byte strings, in order."""
-        ...
 
 
 class Sha256:

@@ -12,6 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 from bsfg.errors import (
     BsfgError,
@@ -79,17 +80,13 @@ def translated(error: OSError, doing: str) -> BsfgError:
     if error.errno in _SHORT:
         return StorageBusy(text, errno=error.errno)
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        return _no_access(error, doing)
+        # Tell what cannot be read from what cannot be written; the system says the same to both.
+        path = os.fspath(error.filename) if isinstance(error.filename, str | os.PathLike) else ""
+        why = error.strerror or str(error)
+        if path and error.errno != errno.EROFS and _is_closed(Path(path)):
+            return StorageUnreadable(f"{path} cannot be read: {why}", path=path)
+        return StorageReadOnly(f"{doing}: {why}" if not path or path in doing else f"{doing}: {path}: {why}")
     return StorageFailed(text, errno=error.errno)
-
-
-def _no_access(error: OSError, doing: str) -> BsfgError:
-    """Tell what cannot be read from what cannot be written; the system says the same to both."""
-    path = os.fspath(error.filename) if isinstance(error.filename, str | os.PathLike) else ""
-    why = error.strerror or str(error)
-    if path and error.errno != errno.EROFS and _is_closed(Path(path)):
-        return StorageUnreadable(f"{path} cannot be read: {why}", path=path)
-    return StorageReadOnly(f"{doing}: {why}" if not path or path in doing else f"{doing}: {path}: {why}")
 
 
 def _is_closed(path: Path) -> bool:
@@ -207,6 +204,91 @@ SPARES = SpareDescriptors(8, IDLE)
 """The spare descriptors of this process; a writer takes them when it locks its folder."""
 
 
+class FolderTree(Protocol):
+    """Names in a folder, with the durability rules of POSIX: each needs a sync of its directory.
+
+    Paths are relative to the folder and use forward slashes. What a store does with the content of files it adds; all
+    of it is small, so that tests can replace it by one that forgets what was not synced, tears writes and fails.
+    """
+
+    def exists(self, path: str) -> bool:
+        """Tell whether a file or folder is there."""
+
+    def list(self, path: str) -> list[str]:
+        """List the names in a folder, sorted; none when the folder is missing."""
+
+    def make_folder(self, path: str) -> None:
+        """Make a folder and its parents; an existing one is fine. Durable after `sync_folder` of its parent."""
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename a file, replacing any other. Durable after `sync_folder` of the new place."""
+
+    def remove(self, path: str) -> None:
+        """Remove a file; a missing one is fine. Durable after `sync_folder`."""
+
+    def sync_folder(self, path: str) -> None:
+        """Return when the names in a folder will survive a power loss, or `SyncFailed`."""
+
+    def lock(self, path: str) -> Callable[[], None]:
+        """Become the one writer; give the function that ends it, or raise `FolderLocked`."""
+
+
+class DiskTree:
+    """A folder of the local file system."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root)
+
+    def exists(self, path: str) -> bool:
+        """Tell whether something is there."""
+        return (self.root / path).exists()
+
+    def list(self, path: str) -> list[str]:
+        """List the names in a folder."""
+        try:
+            return sorted(os.listdir(self.root / path))
+        except FileNotFoundError:
+            return []
+
+    def make_folder(self, path: str) -> None:
+        """Make a folder and its parents."""
+        make_folder(self.root / path)
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename a file."""
+        (self.root / old).replace(self.root / new)
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        (self.root / path).unlink(missing_ok=True)
+
+    def sync_folder(self, path: str) -> None:
+        """Sync a directory."""
+        sync_folder(self.root / path)
+
+    def lock(self, path: str) -> Callable[[], None]:
+        """Take an exclusive lock that the kernel gives back when this process ends, however it ends."""
+        return locked(self.root / path)
+
+
+def move_away(files: FolderTree, path: str) -> str:
+    """Move what stands in the place of one of ours out of the way; give its new path."""
+    number = 1
+    while files.exists(target := f"{path}.{number}.unusable"):
+        number += 1
+    files.rename(path, target)
+    return target
+
+
+def give_place(files: FolderTree, old: str, new: str) -> None:
+    """Rename a file, replacing any other; a folder in its place is moved away."""
+    try:
+        files.rename(old, new)
+    except IsADirectoryError:
+        move_away(files, new)
+        files.rename(old, new)
+
+
 def sync_folder(path: Path) -> None:
     """Sync a directory, or raise `SyncFailed`."""
     fd = SPARES.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -238,7 +320,7 @@ def locked(path: Path) -> Callable[[], None]:
     except OSError as error:
         if not (is_folder(error) or path.is_symlink()):
             raise
-        _move_away(path)
+        move_away(DiskTree(path.parent), path.name)
         fd = os.open(path, os.O_RDWR | os.O_CREAT, ACCESS.file_mode)
     folder = -1
     try:
@@ -272,14 +354,6 @@ def without_writer(folder: Path) -> Iterator[None]:
         raise FolderLocked(f"{folder} is being written by another process", hint=hint) from None
     finally:
         _close_all(*fds)
-
-
-def _move_away(path: Path) -> None:
-    """Move a folder that stands in the place of the file; it says nothing of who writes."""
-    number = 1
-    while (target := path.with_name(f"{path.name}.{number}.unusable")).exists():
-        number += 1
-    path.rename(target)
 
 
 def _lock_folder(fd: int) -> None:

@@ -187,11 +187,9 @@ class Replayable(Protocol):
         records name it. A repeated replay of a range gives the same entries as long as they are retained. An ``end``
         beyond the present end means the present end; a ``start`` beyond it raises `OffsetOutOfRange`.
         """
-        ...
 
     async def get(self, key: Key) -> Entry | None:
         """Give the entry of a key, or None when it was never stored or its bytes are no longer retained."""
-        ...
 
     async def wait_for(self, offset: int, timeout_seconds: float) -> bool:
         """Wait until the entry at ``offset`` is durable; tell whether it is.
@@ -199,7 +197,6 @@ class Replayable(Protocol):
         An entry that was durable and is removed counts. No timeout (0) asks without waiting. Raises `StorageClosed`
         when the storage is closed meanwhile.
         """
-        ...
 
     async def truncate_before(self, offset: int) -> None:
         """Remove every entry below ``offset`` (exclusive); repeats are harmless.
@@ -208,18 +205,15 @@ class Replayable(Protocol):
         buffer. Without a required consumer a store buffer refuses to remove anything, and a forward buffer allows all
         up to its end. Keys and digests stay for the key horizon. Offsets are never reused.
         """
-        ...
 
     async def gaps(self) -> list[GapRecord]:
         """List the ranges of all gap records, oldest first; what left after everybody had confirmed it is no gap.
 
         For whoever looks at few of them: `gap_sets` gives the same without an object per range.
         """
-        ...
 
     async def gap_sets(self) -> list[GapSet]:
         """Give all gap records as sets, one for each reason, detail and origin."""
-        ...
 
     async def gaps_told(self, after: str = "", max_ranges: int = RELAYED_RANGES_MAX) -> tuple[list[GapSet], str]:
         """Give gap records with an ``origin_zone`` in the order they came, those after a token; and the next token.
@@ -227,7 +221,6 @@ class Replayable(Protocol):
         At least one set when there is one, and about ``max_ranges`` ranges at most. A token that is not known, as
         after a restart, gives all from the beginning: hearing of a range twice does no harm.
         """
-        ...
 
     async def record_gap(self, gap: GapRecord) -> None:
         """Make one gap record durable; see `record_gaps`."""
@@ -240,7 +233,6 @@ class Replayable(Protocol):
         ``origin_zone`` ranges count that zone's offsets; without, they must lie below the end of this buffer
         (`OffsetOutOfRange`).
         """
-        ...
 
     async def quarantine(
         self, after: int | None = None, limit: int = QUARANTINE_PAGE, *, newest_first: bool = False
@@ -249,11 +241,9 @@ class Replayable(Protocol):
 
         ``newest_first`` turns the order round; ``after`` then names the id that those given are older than.
         """
-        ...
 
     async def quarantined(self, id: int) -> Quarantined | None:
         """Give one refused fact, None when it is not in quarantine."""
-        ...
 
     async def set_aside(
         self, facts: FactBatch, reason: str, detail: str = "", origin: OriginSpan | None = None
@@ -264,11 +254,9 @@ class Replayable(Protocol):
         wherever facts are put, and then nothing of the batch is stored or set aside. Keeping, listing and releasing a
         fact cost the same however many there are.
         """
-        ...
 
     async def release_quarantined(self, id: int, reason: str) -> None:
         """Drop one quarantined fact by an operator's decision, which is recorded; `InvalidArgument` if unknown."""
-        ...
 
     async def enforce_retention(self, *, link_open: bool, keys_as_of_unix_ms: int | None = None) -> None:
         """Remove what age allows and record what expired unconfirmed, as `bsfg.retention.removable_before` decides.
@@ -278,11 +266,9 @@ class Replayable(Protocol):
         A storage may keep an entry for as long as a younger one stored in the same unit. A clock that jumped forward
         (see `bsfg.retention.ClockGuard`) removes nothing.
         """
-        ...
 
     async def stats(self) -> BufferStats:
         """Describe the buffer at this moment."""
-        ...
 
 
 class StoreBuffer(Replayable, Protocol):
@@ -303,11 +289,9 @@ class StoreBuffer(Replayable, Protocol):
         policy rejects it: then nothing of the batch is stored. Repeats need no room. `OutcomeUnknown`: retry with the
         same ids.
         """
-        ...
 
     async def frontier(self) -> int:
         """Give the lowest ``committed`` of the stream's required consumers, -1 when there is none."""
-        ...
 
 
 class ForwardBuffer(Replayable, Protocol):
@@ -319,7 +303,6 @@ class ForwardBuffer(Replayable, Protocol):
         The same promises as `StoreBuffer.append`; besides, every conflicting fact is quarantined durably (as
         ``conflict`` or ``hash_collision``) before the receipt is given, because its sender will be told to move on.
         """
-        ...
 
     async def kept_latest(self) -> EntryBatch:
         """Give the newest entry of each subject and predicate among those that were removed, in offset order.
@@ -328,14 +311,12 @@ class ForwardBuffer(Replayable, Protocol):
         time, origin and digest. At most ``latest_most`` of the policy, the latest. A newer one may be retained; while
         entries leave, one may be given here and by `replay`.
         """
-        ...
 
     def query_by_time_range(self, start_unix_ms: int, end_unix_ms: int) -> AsyncIterator[Frame]:
         """Give the retained entries that became durable here at ``start_unix_ms`` or later and before ``end_unix_ms``.
 
         The time is ``appended_at_unix_ms``; the order is that of offsets.
         """
-        ...
 
 
 class StartAt(StrEnum):
@@ -403,7 +384,6 @@ class CursorTracker(Protocol):
         What lies before its start counts as confirmed. A start beyond the end raises `OffsetOutOfRange`, the name of
         a retired consumer `ConsumerRetired`. Names are unique in the storage, whatever the stream.
         """
-        ...
 
     async def retire(self, name: str, reason: str) -> list[GapRecord]:
         """End a consumer by an operator's decision and give the gap records for what it had not confirmed.
@@ -411,7 +391,6 @@ class CursorTracker(Protocol):
         The records (``consumer_retired``) are durable in its buffer, and the consumer holds no frontier back any
         longer. It stays listed. A second time raises `ConsumerRetired`.
         """
-        ...
 
     async def commit(self, name: str, confirmation: Confirmation) -> Checkpoint:
         """Record durably what is confirmed and give the new checkpoint.
@@ -421,30 +400,24 @@ class CursorTracker(Protocol):
         below the end (`OffsetOutOfRange`), a position of another history (`ForeignLog`), too many open ranges
         (`TooManyRanges`), unknown or retired consumers (`UnknownConsumer`, `ConsumerRetired`).
         """
-        ...
 
     async def commit_one(self, name: str, offset: int, key: Key) -> Checkpoint:
         """Record that the entry at ``offset`` is confirmed; raises `InvalidArgument` when it has another key."""
-        ...
 
     async def sent(self, name: str, next_to_send: int) -> None:
         """Note, without making it durable, how far the consumer has been served.
 
         It may be set back, to serve again, but stays above ``committed``; beyond the end raises `OffsetOutOfRange`.
         """
-        ...
 
     async def checkpoint(self, name: str) -> Checkpoint:
         """Give where a consumer stands; after a restart ``next_to_send`` is ``committed + 1`` again."""
-        ...
 
     async def consumer(self, name: str) -> ConsumerState:
         """Describe one consumer."""
-        ...
 
     async def consumers(self) -> list[ConsumerState]:
         """Describe all consumers, retired ones included, by name."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -491,25 +464,19 @@ class Storage(Protocol):
     @property
     def capabilities(self) -> Capabilities:
         """What it can do beside this."""
-        ...
 
     @property
     def cursors(self) -> CursorTracker:
         """The positions of all consumers."""
-        ...
 
     async def store(self, stream: str, policy: Policy | None = None) -> StoreBuffer:
         """Open (or create durably) the store buffer of a stream; the policy of the first call stands until close."""
-        ...
 
     async def forward(self, stream: str, policy: Policy | None = None) -> ForwardBuffer:
         """Open (or create durably) the forward buffer of a stream, likewise."""
-        ...
 
     async def streams(self) -> list[tuple[str, Buffer]]:
         """List the buffers that exist."""
-        ...
 
     async def close(self) -> None:
         """Finish what is under way (a receipt or `StorageClosed`) and release the storage; repeats are harmless."""
-        ...

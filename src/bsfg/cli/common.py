@@ -81,7 +81,8 @@ def checked_folder(path: Path) -> Path:
         empty = not os.listdir(path)
     except OSError as error:
         raise StorageUnreadable(f"{path} cannot be read: {error.strerror}") from None
-    near = next((folder for folder in _near(path) if (folder / MARK).is_file()), None)
+    # List the folders around a path: those that a user is likely to mix up with it.
+    near = next((folder for folder in [path / "data", *path.parents[:4]] if (folder / MARK).is_file()), None)
     hint = f"Did you mean {near}?" if near is not None else None
     raise NotAFolder(f"{path} is empty" if empty else f"there is no {MARK} in {path}", hint=hint)
 
@@ -95,11 +96,6 @@ def config_or_data(config: Path | None, data: Path | None, what: str) -> Path:
         hint = "Give --config zone.toml, or --data with a data folder."
         raise InvalidArgument("which zone is not said, and there is no zone.toml here", hint=hint)
     return path
-
-
-def _near(path: Path) -> list[Path]:
-    """List the folders around a path: those that a user is likely to mix up with it."""
-    return [path / "data", *path.parents[:4]]
 
 
 def option(metavar: str, says: str, *names: str, panel: str | None = None, **more: Any) -> Any:

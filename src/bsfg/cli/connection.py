@@ -129,7 +129,8 @@ class Target:
 
     def endpoint(self) -> Endpoint:
         """Give the node in the form that producers and consumers take."""
-        _quiet()
+        # Keep gRPC from writing its own lines to stderr; it reads this when it is loaded.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         from bsfg.sdk.endpoint import Endpoint
 
         files = self.files
@@ -347,8 +348,3 @@ def _files(choice: NodeChoice, ca: Path | None, cert: Path | None, key: Path | N
         hint = "TLS needs all three: the authority, a certificate and its key."
         raise InvalidArgument(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing", hint=hint)
     return TlsFiles(ca, cert, key)
-
-
-def _quiet() -> None:
-    """Keep gRPC from writing its own lines to stderr; it reads this when it is loaded."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")

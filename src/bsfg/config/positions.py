@@ -81,7 +81,12 @@ class _Scan:
         if opening == "[":
             self._items(path)
         elif opening == "{":
-            self._inline(path)
+            self.at += 1
+            self._skip()
+            while not self.text.startswith("}", self.at):
+                self._assignment(path)
+                self._skip_comma()
+            self.at += 1
         elif opening in "\"'":
             self._string()
         else:
@@ -97,14 +102,6 @@ class _Scan:
             self._note(item, self._line_here())
             self._value(item)
             number += 1
-            self._skip_comma()
-        self.at += 1
-
-    def _inline(self, path: Path) -> None:
-        self.at += 1
-        self._skip()
-        while not self.text.startswith("}", self.at):
-            self._assignment(path)
             self._skip_comma()
         self.at += 1
 

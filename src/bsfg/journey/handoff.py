@@ -57,47 +57,38 @@ class LinkPace(Protocol):
     @property
     def name(self) -> str:
         """The name of the link."""
-        ...
 
     @property
     def rate_limit(self) -> int:
         """Most facts per second, 0 for no limit."""
-        ...
 
     @property
     def batch_facts(self) -> int:
         """Most facts in one fetch."""
-        ...
 
     @property
     def fetch_wait_seconds(self) -> float:
         """How long a fetch waits for new facts."""
-        ...
 
     @property
     def backoff_first_seconds(self) -> float:
         """The first pause after a failure."""
-        ...
 
     @property
     def backoff_max_seconds(self) -> float:
         """The longest pause between two attempts."""
-        ...
 
     @property
     def lost_after_failures(self) -> int:
         """Failed fetches in a row after which the link is autonomous."""
-        ...
 
     @property
     def reconciliation_backlog(self) -> int:
         """Backlog above which the link is in reconciliation."""
-        ...
 
     @property
     def normal_backlog(self) -> int:
         """Backlog at or below which it is normal again."""
-        ...
 
 
 class LinkReporter(Protocol):
@@ -105,31 +96,24 @@ class LinkReporter(Protocol):
 
     def may_move(self) -> bool:
         """Tell whether this engine, and no other, moves the link now."""
-        ...
 
     def gate(self) -> Gate:
         """Give the receiver's gate."""
-        ...
 
     def tell(self, event: Event, reason: str = "") -> None:
         """Tell what happened to the gate."""
-        ...
 
     def hold(self, reason: str, stream: str = "", log_id: str = "") -> None:
         """Close the gate until an operator has looked at what was found in a stream, and in which history."""
-        ...
 
     def report(self, stream: str, progress: PullProgress) -> None:
         """Tell what a turn achieved."""
-        ...
 
     def failed(self, code: str) -> None:
         """Count a turn that failed."""
-        ...
 
     def distrust(self, text: str | None) -> None:
         """Say that the peer cannot be trusted at the moment, None when it can."""
-        ...
 
 
 class SenderWay(Protocol):
@@ -137,11 +121,9 @@ class SenderWay(Protocol):
 
     async def ready(self) -> None:
         """Make sure that the sender is the one that is meant, or raise."""
-        ...
 
     async def explained(self, error: BsfgError) -> BsfgError:
         """Find out what is behind a failed call."""
-        ...
 
 
 class Pull(Protocol):
@@ -150,24 +132,19 @@ class Pull(Protocol):
     @property
     def stream(self) -> str:
         """The stream."""
-        ...
 
     @property
     def capacity_bytes(self) -> int:
         """How much the forward buffer holds in all."""
-        ...
 
     async def turn(self, request: FetchRequest) -> PullProgress:
         """Make one turn."""
-        ...
 
     async def make_good(self) -> PullProgress | None:
         """Act upon an operator's release, None when there is none; see `bsfg.journey.backfill`."""
-        ...
 
     def reset(self) -> None:
         """Let go of what is under way."""
-        ...
 
 
 class Handoff:
@@ -279,8 +256,16 @@ class Handoff:
             self._hold(pull, progress.held.code, progress.held.detail, progress.held.log_id)
             return
         self._backlogs[pull.stream] = progress.backlog
-        self._report(pull, progress)
-        self._move_gate()
+        self._desk.report(pull.stream, progress)
+        if progress.refused:
+            refusals = [str(refusal) for refusal in progress.refused[:10]]
+            self._note("facts_refused", link=self.link.name, stream=pull.stream, refusals=refusals)
+        backlog = sum(self._backlogs.values())
+        self._desk.tell(Event.PEER_FOUND)
+        if backlog > self.link.reconciliation_backlog:
+            self._desk.tell(Event.BACKLOG_GREW, f"backlog {backlog}")
+        elif backlog <= self.link.normal_backlog and len(self._backlogs) == len(self._pulls):
+            self._desk.tell(Event.BACKLOG_CLEARED, f"backlog {backlog}")
         if progress.paused is not None:
             await self._no_room(pull, progress.paused, backoff)
             return
@@ -331,20 +316,6 @@ class Handoff:
         self._failed_with.clear()
         self._note("link_held", link=self.link.name, stream=pull.stream, code=code, detail=detail)
         self._desk.hold(f"{code}: {detail}"[:500], pull.stream, log_id)
-
-    def _move_gate(self) -> None:
-        backlog = sum(self._backlogs.values())
-        self._desk.tell(Event.PEER_FOUND)
-        if backlog > self.link.reconciliation_backlog:
-            self._desk.tell(Event.BACKLOG_GREW, f"backlog {backlog}")
-        elif backlog <= self.link.normal_backlog and len(self._backlogs) == len(self._pulls):
-            self._desk.tell(Event.BACKLOG_CLEARED, f"backlog {backlog}")
-
-    def _report(self, pull: Pull, progress: PullProgress) -> None:
-        self._desk.report(pull.stream, progress)
-        if progress.refused:
-            refusals = [str(refusal) for refusal in progress.refused[:10]]
-            self._note("facts_refused", link=self.link.name, stream=pull.stream, refusals=refusals)
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):

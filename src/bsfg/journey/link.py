@@ -115,15 +115,12 @@ class PeerLink(Protocol):
     @property
     def zone(self) -> str:
         """Who the other side proved to be."""
-        ...
 
     async def fetch(self, request: FetchRequest) -> Fetched:
         """Ask for what comes next; the sender decides where that starts."""
-        ...
 
     async def confirm(self, confirmation: Confirmation, refusals: Sequence[Refusal] = ()) -> int:
         """Tell what is durable here and what was refused; give the offset through which the sender counts it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +170,9 @@ class PeerMemory(Protocol):
 
     async def recall(self) -> PeerPosition:
         """Give the position."""
-        ...
 
     async def remember(self, position: PeerPosition, settles: Release | None = None) -> None:
         """Keep the position. What was released stays so, whatever the position says, until a call settles just that."""
-        ...
 
 
 class SessionMemory:
@@ -359,12 +354,9 @@ class Room(Protocol):
 
     async def take(self, size_bytes: int) -> None:
         """Wait for room for so many bytes, in the place of what was taken before."""
-        ...
 
     def keep(self, size_bytes: int) -> None:
         """Give back what is not needed after all."""
-        ...
 
     def close(self) -> None:
         """Give everything back; repeats are harmless."""
-        ...

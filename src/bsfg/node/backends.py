@@ -38,7 +38,6 @@ class WithReserve(Protocol):
 
     async def relieve(self) -> None:
         """Let confirmed facts leave while the disk is full."""
-        ...
 
 
 @runtime_checkable
@@ -47,11 +46,9 @@ class KeepsAll(Protocol):
 
     def artifacts(self, *, max_artifact_bytes: int | None, capacity_bytes: int | None) -> ArtifactStore:
         """Give the store of the zone's artifacts."""
-        ...
 
     def state(self) -> StateKeeper:
         """Give what keeps the node's values."""
-        ...
 
 
 @runtime_checkable
@@ -60,27 +57,34 @@ class SharedStorage(Protocol):
 
     def nodes(self) -> Sequence[ZoneNode]:
         """Give the nodes that run, the active one first."""
-        ...
 
     async def end_waiting(self) -> None:
         """End whatever waits for a server; what was being changed has an unknown outcome, and nothing is changed."""
-        ...
 
     async def overtaken(self) -> None:
         """Wait until another node is active."""
-        ...
 
 
 async def open_storage(config: ZoneConfig, clock: Clock, on_sync: Callable[[float], None]) -> Storage:
     """Open the storage that a configuration names."""
     backend = config.storage.backend
     if backend == "log":
-        _check_complete(config)
+        # Refuse to begin anew beside a log that is being made of another storage's facts.
+        if (config.data_folder / MIGRATING).is_dir():
+            raise MigrationUnfinished(f"{config.data_folder} is to hold a zone that is not all there yet")
         options = LogOptions(reserve_bytes=config.storage.reserve_bytes)
         return await LogStorage.open(config.data_folder, clock=clock, options=options, on_sync=on_sync)
-    _check_left_nothing(config)
+    # Refuse to leave behind what the embedded log holds: nobody would serve it, and nobody would be told.
+    if (config.data_folder / MARK).exists():
+        raise ConfigInvalid(
+            f"{config.data_folder} holds the facts of an embedded log, and backend is {config.storage.backend!r}",
+            hint='Write backend = "log" to go on with them; `bsfg migrate` moves them, into another data_folder.',
+        )
     if backend == "postgres":
-        return await _open_postgres(config, clock, on_sync)
+        settings = _postgres_settings(config)
+        from bsfg.stores.postgres.storage import PostgresStorage
+
+        return await PostgresStorage.open(settings, zone=config.zone.name, clock=clock, on_sync=on_sync)
     if backend == "jetstream":
         return await _open_jetstream(config, clock, on_sync)
     if backend == "memory":
@@ -91,13 +95,6 @@ async def open_storage(config: ZoneConfig, clock: Clock, on_sync: Callable[[floa
     request = StorageRequest(config.zone.name, config.data_folder, config.storage.options or {}, clock, on_sync)
     storage: Storage = await found.load()(request)
     return storage
-
-
-async def _open_postgres(config: ZoneConfig, clock: Clock, on_sync: Callable[[float], None]) -> Storage:
-    settings = _postgres_settings(config)
-    from bsfg.stores.postgres.storage import PostgresStorage
-
-    return await PostgresStorage.open(settings, zone=config.zone.name, clock=clock, on_sync=on_sync)
 
 
 def _postgres_settings(config: ZoneConfig) -> PostgresSettings:
@@ -197,21 +194,6 @@ def looked_at(config: ZoneConfig, verified_bytes_max: int) -> tuple[str, list[st
 
 MIGRATING = "migrating"
 """The folder inside a data folder in which a log is made of another storage's facts."""
-
-
-def _check_complete(config: ZoneConfig) -> None:
-    """Refuse to begin anew beside a log that is being made of another storage's facts."""
-    if (config.data_folder / MIGRATING).is_dir():
-        raise MigrationUnfinished(f"{config.data_folder} is to hold a zone that is not all there yet")
-
-
-def _check_left_nothing(config: ZoneConfig) -> None:
-    """Refuse to leave behind what the embedded log holds: nobody would serve it, and nobody would be told."""
-    if (config.data_folder / MARK).exists():
-        raise ConfigInvalid(
-            f"{config.data_folder} holds the facts of an embedded log, and backend is {config.storage.backend!r}",
-            hint='Write backend = "log" to go on with them; `bsfg migrate` moves them, into another data_folder.',
-        )
 
 
 def lock_folder(folder: Path) -> Callable[[], None]:

@@ -58,18 +58,15 @@ class ArtifactFetcher:
         self._parts.links.check_open(self._link)
         # What is read again after a release may take longer than any turn.
         self._parts.links.spoke(self._link)
-        self._check_zones(facts)
-        if self._parts.artifacts is not None and facts.names_artifacts:
-            await bring_artifacts(facts, self._source, self._parts.artifacts)
-            self._parts.links.check_open(self._link)
-
-    def _check_zones(self, facts: FactBatch) -> None:
         guard, now_unix_ms = self._parts.guard, self._parts.clock.now_unix_ms()
         zones = frozenset(facts.distinct("from_zone")), frozenset(facts.distinct("to_zone"))
         decision = guard.matrix.decide_link(self._link, self._stream, *zones, now_unix_ms)
         if decision.error is not None:
             guard.audit(decision, Caller(address=f"link {self._link}"))
             raise ZoneNotAllowed(decision.error.message)
+        if self._parts.artifacts is not None and facts.names_artifacts:
+            await bring_artifacts(facts, self._source, self._parts.artifacts)
+            self._parts.links.check_open(self._link)
 
 
 _NOT_NAMED = "An artifact can be read by whoever may read a retained fact that names it; see `streams` and [serve]."

@@ -47,7 +47,12 @@ class Salvaged:
 
 def salvage(source: Path, target: Path, artifacts: Path | None, now_unix_ms: int, progress: Progress) -> Salvaged:
     """Write everything readable of a data folder into a new one; whatever fails leaves nothing behind."""
-    _check(source, target)
+    if not source.is_dir():
+        raise NotAFolder(f"there is no folder {source}")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise FileExists(f"{target} is already there", hint="Choose a new folder; nothing is ever overwritten.")
+    if target.resolve().is_relative_to(source.resolve()):
+        raise InvalidArgument(f"{target} lies inside {source}, which is only read", hint="Choose another disk.")
     staging = target.with_name(target.name + STAGING)
     if staging.exists():
         raise FileExists(f"{staging} is already there", hint="Another one is under way, or was interrupted: remove it.")
@@ -55,7 +60,11 @@ def salvage(source: Path, target: Path, artifacts: Path | None, now_unix_ms: int
         with without_writer(source):
             try:
                 staging.mkdir(parents=True, mode=0o700)
-                result = _salvage(source, artifacts or source / ARTIFACTS, staging, now_unix_ms, progress)
+                old = ArtifactFiles(artifacts or source / ARTIFACTS)
+                meter = Meter(progress, "salvaging", _size(source, old))
+                data = salvage_data(DiskFiles(source), DiskFiles(staging), now_unix_ms, meter)
+                kept = _Artifacts(old, ArtifactFiles(staging / ARTIFACTS), data, meter).run()
+                result = data, kept
                 if target.exists():
                     target.rmdir()
                 staging.rename(target)
@@ -66,25 +75,6 @@ def salvage(source: Path, target: Path, artifacts: Path | None, now_unix_ms: int
     except OSError as error:
         raise translated(error, f"salvaging {source}") from None
     return Salvaged(target, *result)
-
-
-def _check(source: Path, target: Path) -> None:
-    if not source.is_dir():
-        raise NotAFolder(f"there is no folder {source}")
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise FileExists(f"{target} is already there", hint="Choose a new folder; nothing is ever overwritten.")
-    if target.resolve().is_relative_to(source.resolve()):
-        raise InvalidArgument(f"{target} lies inside {source}, which is only read", hint="Choose another disk.")
-
-
-def _salvage(
-    source: Path, artifacts: Path, staging: Path, now_unix_ms: int, progress: Progress
-) -> tuple[SalvagedData, int]:
-    old = ArtifactFiles(artifacts)
-    meter = Meter(progress, "salvaging", _size(source, old))
-    data = salvage_data(DiskFiles(source), DiskFiles(staging), now_unix_ms, meter)
-    kept = _Artifacts(old, ArtifactFiles(staging / ARTIFACTS), data, meter).run()
-    return data, kept
 
 
 def _size(source: Path, artifacts: ArtifactFiles) -> int:

@@ -49,7 +49,6 @@ class Historical(Protocol):
 
     async def history(self, heads: Sequence[bytes] = ()) -> LogHistory:
         """Give what was kept of what was removed, and where the log had some chain heads."""
-        ...
 
 
 async def gather(parts: NodeContext, row: Identity, stream: str, buffer: Buffer, heads: Sequence[bytes]) -> LogEvidence:
@@ -336,19 +335,16 @@ class NodeService:
         try:
             state = await self._parts.storage.cursors.consumer(consumer)
         except UnknownConsumer:
-            self._check_unknown(caller, action, consumer)
+            # Refuse whoever could not act as this consumer if it were there: its absence is none of his business.
+            guard, streams = self._parts.guard, self._parts.settings.streams
+            requests = [Request(action, stream, buffer, consumer=consumer) for stream in streams for buffer in Buffer]
+            if not any(guard.allows(caller, request) for request in requests):
+                guard.check(caller, requests[0])
             raise
         spec = state.spec
         row = self._check(caller, Request(action, spec.stream, spec.buffer, consumer=consumer))
         self._parts.links.check_serving(row.zone)
         return row, state, await self._parts.buffer(spec.stream, spec.buffer)
-
-    def _check_unknown(self, caller: Caller, action: Action, consumer: str) -> None:
-        """Refuse whoever could not act as this consumer if it were there: its absence is none of his business."""
-        guard, streams = self._parts.guard, self._parts.settings.streams
-        requests = [Request(action, stream, buffer, consumer=consumer) for stream in streams for buffer in Buffer]
-        if not any(guard.allows(caller, request) for request in requests):
-            guard.check(caller, requests[0])
 
     def _carriage(self, row: Identity, carry_only: frozenset[str] | None) -> Carriage:
         """Give what a caller is served: a peer never gets back what its own zone said."""

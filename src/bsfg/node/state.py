@@ -39,24 +39,19 @@ class StateKeeper(Protocol):
     @property
     def problems(self) -> Sequence[str]:
         """What was wrong when they were read."""
-        ...
 
     @property
     def is_lost(self) -> bool:
         """Whether values that were there are lost."""
-        ...
 
     def load(self) -> dict[tuple[str, str], dict[str, Any]]:
         """Read all values, by kind and name; called once, before anything is kept."""
-        ...
 
     def keep(self, kind: str, name: str, value: dict[str, Any]) -> None:
         """Replace a value and return when it is durable."""
-        ...
 
     def close(self) -> None:
         """Release what it holds."""
-        ...
 
 
 class StateJournal:

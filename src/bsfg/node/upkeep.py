@@ -107,11 +107,18 @@ class Upkeep:
         await self._look_at_links()
         await self._look_at_senders()
         await self._look_at_latest()
-        self._look_at_clock()
+        text = None
+        if not self._parts.steady.trusted:
+            text = "the clock of this machine has jumped forward; nothing expires until it is right, or a restart"
+        self._alerts.update("clock_jumped", self._parts.settings.zone, text)
         self._look_at_trail()
         now_ms = self._parts.clock.monotonic_ms()
         stats = await all_stats(self._parts)
-        self._look_at_streams()
+        # Raise an alert as long as a buffer cannot be opened.
+        for stream in self._parts.settings.streams:
+            for kind in Buffer:
+                failure = self._parts.unavailable.get((stream, kind))
+                self._alerts.update(StreamUnavailable.code, f"{stream}/{kind}", failure.message if failure else None)
         for each in stats:
             self._rates.observe(each, now_ms)
             self._parts.metrics.buffer_seen(each)
@@ -149,12 +156,6 @@ class Upkeep:
             text = f"the disk of {self._config.data_folder} is full: {used}new facts are refused until there is room"
         self._alerts.update("disk_full", self._parts.settings.zone, text)
 
-    def _look_at_clock(self) -> None:
-        text = None
-        if not self._parts.steady.trusted:
-            text = "the clock of this machine has jumped forward; nothing expires until it is right, or a restart"
-        self._alerts.update("clock_jumped", self._parts.settings.zone, text)
-
     def _look_at_trail(self) -> None:
         """Say as long as the audit trail cannot be written, and when records had to leave before their time."""
         trail, zone = self._parts.trail, self._parts.settings.zone
@@ -165,13 +166,6 @@ class Upkeep:
             self._trimmed_early = trail.trimmed_early
             text = "the audit trail has reached its max_size: records leave before their time; export them"
             self._alerts.event("audit_trail_full", zone, text)
-
-    def _look_at_streams(self) -> None:
-        """Raise an alert as long as a buffer cannot be opened."""
-        for stream in self._parts.settings.streams:
-            for kind in Buffer:
-                failure = self._parts.unavailable.get((stream, kind))
-                self._alerts.update(StreamUnavailable.code, f"{stream}/{kind}", failure.message if failure else None)
 
     def _look_at_fill(self, stats: BufferStats) -> None:
         about = f"{stats.stream}/{stats.buffer}"

@@ -32,26 +32,21 @@ class ConsumerFeed(Protocol):
 
     async def open(self) -> None:
         """Begin."""
-        ...
 
     async def take(self, request: FetchRequest) -> Fetched:
         """Give what follows the first unconfirmed entry, waiting as the request says; there may be no frames.
 
         A feed may give again, or leave out, what it gave since it was last rewound.
         """
-        ...
 
     def rewind(self) -> None:
         """Give everything again that is not confirmed."""
-        ...
 
     async def confirm(self, confirmation: Confirmation, refusals: Sequence[Refusal]) -> None:
         """Record what the consumer has finished."""
-        ...
 
     async def close(self) -> None:
         """End."""
-        ...
 
 
 class NodeFeed:

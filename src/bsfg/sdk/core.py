@@ -253,16 +253,13 @@ class ProducerCore:
         try:
             outbox = await self._outbox_lane(lane.stream)
         except BsfgError as error:
-            await self._refuse_lane(lane, error)
+            # Let everything fail that is sent to a stream whose outbox cannot be opened.
+            while (gathering := await self.intake.next(lane)) is not None:
+                gathering.outcome.fail(error)
+                self.intake.finish(gathering.outcome, gathering.size_bytes)
             return
         self._start_sender(outbox)
         await Keeper(self.intake, lane, self._packer, outbox, self._note).run()
-
-    async def _refuse_lane(self, lane: StreamIntake, error: BsfgError) -> None:
-        """Let everything fail that is sent to a stream whose outbox cannot be opened."""
-        while (gathering := await self.intake.next(lane)) is not None:
-            gathering.outcome.fail(error)
-            self.intake.finish(gathering.outcome, gathering.size_bytes)
 
     async def _outbox_lane(self, stream: str) -> OutboxLane:
         outbox, on_refused = self._outbox, self._options.on_refused

@@ -71,14 +71,11 @@ class InboxFeed:
                 f"{self._folder} is the inbox of {self._note['consumer']}, not of {self._consumer}",
                 hint="Give every consumer an inbox of its own.",
             )
-        self._recall()
-        self._read_number = spool.done
-        self._filler = asyncio.create_task(self._fill())
-
-    def _recall(self) -> None:
-        """Find out what the inbox holds that its position does not say yet."""
+        # Find out what the inbox holds that its position does not say yet.
         for record in (*self._spool.read(self._spool.done, max_bytes=1), *self._spool.read(self._spool.end - 1)):
             self._remember(record.head)
+        self._read_number = spool.done
+        self._filler = asyncio.create_task(self._fill())
 
     def _remember(self, head: dict[str, Any]) -> None:
         self._note["log_id"] = head["log_id"]

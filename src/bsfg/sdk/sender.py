@@ -190,11 +190,9 @@ class ShipmentSource(Protocol):
 
     async def next(self) -> Shipment | None:
         """Give the next shipment, waiting for it; None when there will be none."""
-        ...
 
     def expire(self, error: BsfgError) -> None:
         """Give up what waited too long without ever being sent."""
-        ...
 
 
 class NodeLink:
@@ -393,7 +391,10 @@ class Sender:
             self._refuse(shipment, [row], error)
             return True
         if shipment.divisible and len(shipment) > 1 and _may_be_halved(shipment, error):
-            self._halve(shipment)
+            at = self._unanswered.index(shipment)
+            first, second = shipment.halves()
+            self._unanswered[at] = first
+            self._unanswered.insert(at + 1, second)
             return True
         if error.code in OF_ONE_FACT - REFUSED_TO_CALLER:
             self._refuse(shipment, range(len(shipment)), error)
@@ -408,12 +409,6 @@ class Sender:
         shipment.refuse(list(rows), error)
         if not len(shipment):
             self._drop(shipment)
-
-    def _halve(self, shipment: Shipment) -> None:
-        at = self._unanswered.index(shipment)
-        first, second = shipment.halves()
-        self._unanswered[at] = first
-        self._unanswered.insert(at + 1, second)
 
     def _drop(self, shipment: Shipment) -> None:
         if self._unanswered and self._unanswered[0] is shipment:

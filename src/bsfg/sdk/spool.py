@@ -187,7 +187,12 @@ class Spool:
                 records = self._records(base)
                 at = bisect_left(records, number, key=lambda each: each.number)
                 if at < len(records):
-                    return _within(records, at, max_bytes)
+                    # Give the records from a place on that fit into a number of bytes, at least one.
+                    total, end = 0, at
+                    while end < len(records) and (end == at or total + len(records[end].blob) <= max_bytes):
+                        total += len(records[end].blob)
+                        end += 1
+                    return records[at:end]
                 number = min((each for each in self._sizes if each > base), default=self.end)
             return []
 
@@ -288,15 +293,6 @@ class Spool:
             raise StorageClosed("the spool is closed")
         if self._failure is not None:
             raise StorageClosed(f"the spool closed itself: {self._failure.message}")
-
-
-def _within(records: list[Spooled], first: int, max_bytes: int) -> list[Spooled]:
-    """Give the records from a place on that fit into a number of bytes, at least one."""
-    total, end = 0, first
-    while end < len(records) and (end == first or total + len(records[end].blob) <= max_bytes):
-        total += len(records[end].blob)
-        end += 1
-    return records[first:end]
 
 
 def _name(base: int) -> str:

@@ -82,11 +82,9 @@ class SentStream(Protocol):
 
     async def send(self, item: Any) -> asyncio.Future[Any]:
         """Send one item and give the future of its answer."""
-        ...
 
     async def close(self) -> None:
         """Wait for the answers and end the call."""
-        ...
 
 
 class OrderedSender:

@@ -383,17 +383,13 @@ def _fact_column(field: pa.Field, batch: pa.RecordBatch, *, digests: bool = Fals
     if name in ("artifact", "artifact_digest"):
         return struct_to_artifact(_column("artifact", batch, ARTIFACT))[name == "artifact_digest"]
     if name == "object":
-        return _objects(batch)
+        objects = _column("object", batch, pa.binary())
+        if objects.null_count and "object_text" in batch.schema.names:
+            return pc.coalesce(objects, _column("object_text", batch, pa.string()).cast(pa.binary()))
+        return objects
     if name == "object_media_type":
         return pc.fill_null(_column(name, batch, type_), JSON_MEDIA_TYPE)
     return _column(name, batch, type_)
-
-
-def _objects(batch: pa.RecordBatch) -> pa.Array:
-    objects = _column("object", batch, pa.binary())
-    if objects.null_count and "object_text" in batch.schema.names:
-        return pc.coalesce(objects, _column("object_text", batch, pa.string()).cast(pa.binary()))
-    return objects
 
 
 def _milliseconds(times: pa.Array) -> pa.Array:

@@ -337,20 +337,16 @@ def _check_together(options: SourceOptions) -> None:
     values = options.values
     _ = options.access
     if "gaps" in values:
-        _check_reading(options)
+        if options["rows"] == "frames":
+            if options["columns"] is not None:
+                raise InvalidArgument('option columns belongs to rows = "facts": a frame is whole')
+        elif "gap" in options.columns and options["gaps"] != "rows":
+            raise InvalidArgument('the column gap needs the option gaps = "rows"')
     if "mode" in values:
         _check_writing(options)
     ending = values.get("endingOffsets")
     if ending is not None and ending.word == EARLIEST:
         raise InvalidArgument("option endingOffsets cannot be earliest")
-
-
-def _check_reading(options: SourceOptions) -> None:
-    if options["rows"] == "frames":
-        if options["columns"] is not None:
-            raise InvalidArgument('option columns belongs to rows = "facts": a frame is whole')
-    elif "gap" in options.columns and options["gaps"] != "rows":
-        raise InvalidArgument('the column gap needs the option gaps = "rows"')
 
 
 def _check_writing(options: SourceOptions) -> None:

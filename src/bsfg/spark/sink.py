@@ -163,7 +163,12 @@ class FactsWriting:
             if self.puts:
                 _note_log(batch, sums, self.options["logId"])
                 for frame in to_frames(batch):
-                    _note_range(frame, sums)
+                    # Note how far the rows of a task reach; rows that do not follow each other are refused.
+                    if sums.first is None:
+                        sums.first = frame.first
+                    elif sums.last is not None and frame.first != sums.last + 1:
+                        raise _hole(sums.last, frame.first)
+                    sums.last = frame.last
                     yield from _frame_pieces(frame)
             else:
                 yield from pieces(to_facts(batch))
@@ -313,15 +318,6 @@ def _frame_pieces(frame: Frame) -> Iterator[Frame]:
     for piece in pieces(frame.entries):
         offsets = piece.offsets
         yield Frame(int(offsets[0]), int(offsets[-1]), piece)
-
-
-def _note_range(frame: Frame, sums: WriteSums) -> None:
-    """Note how far the rows of a task reach; rows that do not follow each other are refused."""
-    if sums.first is None:
-        sums.first = frame.first
-    elif sums.last is not None and frame.first != sums.last + 1:
-        raise _hole(sums.last, frame.first)
-    sums.last = frame.last
 
 
 def _note_log(batch: pa.RecordBatch, sums: WriteSums, given: str | None) -> None:

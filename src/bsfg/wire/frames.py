@@ -256,11 +256,9 @@ class IncomingFrames(Protocol[Frame_co]):
 
     async def __anext__(self) -> Frame_co:
         """Give the next frame."""
-        ...
 
     def take_over(self) -> Release:
         """Leave the bytes of the last frame to the caller of this."""
-        ...
 
 
 class Pipelined(Generic[Request, Answer]):

@@ -361,11 +361,9 @@ class CallerDoor(Protocol):
         Without actions only the row is asked for. Raises `IdentityUnknown`, `IdentityRevoked` or `PermissionRefused`
         before anything of a request was looked at; the refusal is recorded.
         """
-        ...
 
     def known(self, caller: Caller) -> str | None:
         """Give the name of a caller whose row is in force, None for anybody else; nothing is recorded."""
-        ...
 
 
 class GrpcHandlers:

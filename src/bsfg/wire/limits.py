@@ -139,11 +139,9 @@ class Observer(Protocol):
 
     def answered(self, operation: str, seconds: float, code: str | None) -> None:
         """Take note of an answer: how long it took, and the code of the error that it was, if it was one."""
-        ...
 
     def watch(self, admission: Admission) -> None:
         """Learn where the requests under way are counted."""
-        ...
 
 
 class Admission:

@@ -24,7 +24,7 @@ import orjson
 from bsfg.cli.bench.workload import OBJECT_BYTES, batch_of, batches_of
 from bsfg.errors import BsfgError, PeerUnreachable, StorageFailed, TruncateRefused
 from bsfg.fact import Message
-from bsfg.ports import Buffer, Confirmation, ConsumerSpec, Receipt, Result
+from bsfg.ports import Buffer, Confirmation, ConsumerSpec, Result
 from bsfg.sdk.endpoint import Endpoint
 
 if TYPE_CHECKING:
@@ -152,7 +152,10 @@ async def append_batches(job: BenchJob) -> dict[str, Any]:
         began = _ready()
         answers = [await stream.send(batch) for batch in batches]
         for answer in answers:
-            _expect((await answer).receipt)
+            # Refuse to publish the speed of a wrong answer.
+            receipt = (await answer).receipt
+            if receipt.count(Result.INSERTED) != len(receipt.results):
+                raise StorageFailed("some facts were not inserted")
         return _done(began)
 
 
@@ -294,12 +297,6 @@ JOBS = {
     "beside": append_beside,
     "crowd": crowd,
 }
-
-
-def _expect(receipt: Receipt) -> None:
-    """Refuse to publish the speed of a wrong answer."""
-    if receipt.count(Result.INSERTED) != len(receipt.results):
-        raise StorageFailed("some facts were not inserted")
 
 
 def _expect_one(appended: Any) -> None:

@@ -154,7 +154,9 @@ def run(site: BenchSite, plan: BenchPlan, step: Step) -> NodeSamples:
     site.start(site.sender)
     samples.yardstick()
     step("single appends")
-    _singles(site, samples)
+    [found] = measured([job_of(site, samples.plan, "singles", _SINGLES_FROM, samples.plan.singles)])
+    samples.append_ms, samples.floor_ms = found["append_ms"], found["floor_ms"]
+    samples.fdatasync_ms = found["fdatasync_ms"]
     step("facts through the producer")
     _append(site, samples, "facts", _FACTS_FROM, max(1, plan.facts // 2))
     samples.yardstick()
@@ -185,12 +187,6 @@ def job_of(site: BenchSite, plan: BenchPlan, kind: str, first: int, count: int) 
         object_bytes=plan.object_bytes,
         rate=plan.rate,
     )
-
-
-def _singles(site: BenchSite, samples: NodeSamples) -> None:
-    [found] = measured([job_of(site, samples.plan, "singles", _SINGLES_FROM, samples.plan.singles)])
-    samples.append_ms, samples.floor_ms = found["append_ms"], found["floor_ms"]
-    samples.fdatasync_ms = found["fdatasync_ms"]
 
 
 def _append(site: BenchSite, samples: NodeSamples, kind: str, first: int, count: int) -> None:

@@ -86,7 +86,12 @@ def run(site: BenchSite, spark: SparkSession, plan: BenchPlan, step: Step) -> Pi
     step(f"lag at {plan.rate:g} facts/s for {plan.seconds:g} s")
     _live(site, lake, spark, samples)
     step("landing as Parquet")
-    _land(site, lake, spark, samples)
+    from bsfg.spark.land.lander import land_available
+    from bsfg.spark.land.state import LandSettings
+
+    settings = LandSettings(site.root / "landed", _access(lake), STREAM, "forward", compact=False)
+    landed = land_available(spark, settings)
+    samples.rates["land"] = Rate(landed.facts, landed.seconds, {})
     step("auditing the link")
     _audit(lake, spark, samples)
     return samples
@@ -148,15 +153,6 @@ def _live(site: BenchSite, lake: BenchZone, spark: SparkSession, samples: Pipeli
         running.set()
         watcher.join()
         replication.stop()
-
-
-def _land(site: BenchSite, lake: BenchZone, spark: SparkSession, samples: PipelineSamples) -> None:
-    from bsfg.spark.land.lander import land_available
-    from bsfg.spark.land.state import LandSettings
-
-    settings = LandSettings(site.root / "landed", _access(lake), STREAM, "forward", compact=False)
-    landed = land_available(spark, settings)
-    samples.rates["land"] = Rate(landed.facts, landed.seconds, {})
 
 
 def _audit(lake: BenchZone, spark: SparkSession, samples: PipelineSamples) -> None:

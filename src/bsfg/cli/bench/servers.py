@@ -43,11 +43,9 @@ class ByHand(Protocol):
 
     async def store(self, rows: Sequence[Row]) -> None:
         """Store the facts of one batch, each unless it is there."""
-        ...
 
     async def store_one(self, row: Row) -> None:
         """Store one fact."""
-        ...
 
 
 # PostgreSQL.

@@ -92,7 +92,8 @@ class DemoDirector:
         started = time.monotonic()
         await self._start()
         await self._join()
-        await self._normal()
+        with self.stage.step("normal") as step:
+            await self._cross(NORMAL_SHARE * self.seconds, step)
         await self._disturb()
         await self._settle()
         audits = await self._audit()
@@ -162,10 +163,6 @@ class DemoDirector:
             await self.stage.until(self._is_normal, "every gate to be normal")
             step.detail = f"{facts_text(waiting)} that had waited crossed" if waiting else "every gate is normal"
         self._times.normal_from = now_unix_ms()
-
-    async def _normal(self) -> None:
-        with self.stage.step("normal") as step:
-            await self._cross(NORMAL_SHARE * self.seconds, step)
 
     async def _cross(self, seconds: float, step: DemoStep) -> None:
         """Watch facts cross for a while."""
@@ -461,7 +458,12 @@ class _Performance:
                     self._show.end()
                 self._tell(verdict)
                 if self._wanted.keep:
-                    await self._keep(director, stage)
+                    # Go on until Ctrl-C, which is how this is meant to end.
+                    show_keeping(self._screen, self._site)
+                    if not isinstance(self._show, StoryLines):
+                        self._show.begin(stage, told=False)
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await director.linger()
             finally:
                 self._show.end()
                 await director.end()
@@ -472,11 +474,3 @@ class _Performance:
             print_json(verdict.to_dict())
         else:
             show_verdict(self._screen, verdict)
-
-    async def _keep(self, director: DemoDirector, stage: DemoStage) -> None:
-        """Go on until Ctrl-C, which is how this is meant to end."""
-        show_keeping(self._screen, self._site)
-        if not isinstance(self._show, StoryLines):
-            self._show.begin(stage, told=False)
-        with contextlib.suppress(asyncio.CancelledError):
-            await director.linger()

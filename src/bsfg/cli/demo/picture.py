@@ -277,15 +277,12 @@ class Show(Protocol):
 
     def begin(self, stage: DemoStage, *, told: bool = True) -> None:
         """Begin to show a stage."""
-        ...
 
     def on_step(self, stage: DemoStage, step: DemoStep) -> None:
         """Show that a step has begun, or is over."""
-        ...
 
     def end(self) -> None:
         """Stop showing it; repeats are harmless."""
-        ...
 
 
 class Silent:

@@ -187,7 +187,10 @@ def _describe(folder: LogFolder, info: LogInfo) -> None:
     notes = folder.notes()
     info.gaps, info.removed = notes.gaps, notes.anchors
     info.quarantine = [_quarantined(item) for item in notes.quarantine.all()]
-    info.key_segments = _key_segments(files, path)
+    info.key_segments = [
+        KeySegmentInfo(name.file_name, name.first, name.last, _size(files, f"{path}/keys/{name.file_name}"))
+        for name in keysegments.listed(files, path)
+    ]
     info.index = _index(files, path, identity.index_owner if identity is not None else b"")
     info.aside = [FileInfo(name, _size(files, f"{path}/aside/{name}")) for name in files.list(f"{path}/aside")]
     view = folder.view()
@@ -215,13 +218,6 @@ def _segments(view: LogView) -> list[SegmentInfo]:
         if last < following.base - 1:
             result.append(SegmentInfo("missing", last + 1, following.base - 1, 0, None, missing=True))
     return result
-
-
-def _key_segments(files: Files, path: str) -> list[KeySegmentInfo]:
-    return [
-        KeySegmentInfo(name.file_name, name.first, name.last, _size(files, f"{path}/keys/{name.file_name}"))
-        for name in keysegments.listed(files, path)
-    ]
 
 
 def _index(files: Files, path: str, owner: bytes) -> list[RunInfo]:

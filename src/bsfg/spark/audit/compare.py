@@ -175,7 +175,13 @@ class _Comparison:
         self._given_back(left, counts)
         self._odd(left, counts)
         self._strays()
-        self._unrecorded()
+        # Report what the sender lost and the receiver neither has nor knows to be lost.
+        for first, last in self._step.unrecorded:
+            missing = np.setdiff1d(np.arange(first, last + 1), self._theirs.offsets)
+            if len(missing):
+                bounds = int(missing[0]), int(missing[-1])
+                finding = AuditFinding(FindingKind.GAP_UNRECORDED, RECEIVER, *bounds, count=len(missing))
+                self.found.findings.append(finding)
         return self.found
 
     def _drop_other_link(self) -> None:
@@ -247,7 +253,9 @@ class _Comparison:
             if at != chosen:
                 self._second(row, at)
         if self._ours.keys[row] != self._theirs.keys[chosen]:
-            self._pair(row, chosen)
+            keys = int(self._ours.keys[row]), int(self._theirs.keys[chosen])
+            fields = self._different(row, chosen, FIELDS, times=True)
+            self.found.pairs.append(Pair(self._ours.name(row), self._theirs.name(chosen), *keys, fields))
         else:
             self._same_key(row, chosen)
 
@@ -264,11 +272,6 @@ class _Comparison:
         else:
             same_body = not self._different(row, at, ("digest",))
             self.found.strays.append(Stray(entry, int(self._theirs.keys[at]), same_body))
-
-    def _pair(self, row: int, at: int) -> None:
-        keys = int(self._ours.keys[row]), int(self._theirs.keys[at])
-        fields = self._different(row, at, FIELDS, times=True)
-        self.found.pairs.append(Pair(self._ours.name(row), self._theirs.name(at), *keys, fields))
 
     def _same_key(self, row: int, at: int) -> None:
         entry = self._theirs.name(at)
@@ -321,15 +324,6 @@ class _Comparison:
         for entry in named(self._theirs.rows, again[:NAMED_MAX]):
             detail = f"the receiver has the offset {entry.offset} more than once"
             self.found.findings.append(AuditFinding.of(FindingKind.DUPLICATED, RECEIVER, entry, detail=detail))
-
-    def _unrecorded(self) -> None:
-        """Report what the sender lost and the receiver neither has nor knows to be lost."""
-        for first, last in self._step.unrecorded:
-            missing = np.setdiff1d(np.arange(first, last + 1), self._theirs.offsets)
-            if len(missing):
-                bounds = int(missing[0]), int(missing[-1])
-                finding = AuditFinding(FindingKind.GAP_UNRECORDED, RECEIVER, *bounds, count=len(missing))
-                self.found.findings.append(finding)
 
     def _not_named(self, kind: FindingKind, side: _Side, rows: np.ndarray, detail: str) -> None:
         if len(rows):

@@ -154,13 +154,9 @@ class NodeEnd:
         """Its address."""
         return self.access.address
 
-    @property
-    def _source(self) -> BufferSource:
-        return BufferSource(self.access, self.stream, str(self.buffer), self.retry_seconds)
-
     def frames(self, first: int, end: int, log_id: str) -> Iterator[Frame]:
         """Read a range, trying again for as long as the node cannot be reached."""
-        return self._source.frames(first, end, log_id)
+        return BufferSource(self.access, self.stream, str(self.buffer), self.retry_seconds).frames(first, end, log_id)
 
     def kept_keys(self, first: int, last: int) -> None:
         """Nothing: keys of entries that have left are not served."""

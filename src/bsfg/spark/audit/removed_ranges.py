@@ -71,7 +71,12 @@ class SenderKept:
             found.proven = found.facts
             return found
         lacking = np.setdiff1d(expected, rows.offsets)
-        found.folded = self._folded(lacking)
+        # Count what only folded records excuse: whether they stand for so many is asked when all ranges are known.
+        owners = self.absent.of(lacking)
+        numbers = np.unique(owners[owners != NONE]).tolist()
+        used = [number for number in numbers if isinstance(self.absent.all[number], FoldedAbsence)]
+        parts = [(self.absent.all[number], lacking[owners == number]) for number in used]
+        found.folded = [excuse.part(int(part[0]), int(part[-1]), len(part)) for excuse, part in parts]
         if (keys := self.sender.kept_keys(kept.first, kept.last)) is None:
             self._without_keys(found, lacking)
         else:
@@ -93,14 +98,6 @@ class SenderKept:
                     parts.append(rows.take(np.flatnonzero(inside)))
         rows = LinkRows.concat(parts)
         return rows.take(np.lexsort((rows.places, rows.offsets)))
-
-    def _folded(self, lacking: np.ndarray) -> list[Absence]:
-        """Count what only folded records excuse: whether they stand for so many is asked when all ranges are known."""
-        owners = self.absent.of(lacking)
-        numbers = np.unique(owners[owners != NONE]).tolist()
-        used = [number for number in numbers if isinstance(self.absent.all[number], FoldedAbsence)]
-        parts = [(self.absent.all[number], lacking[owners == number]) for number in used]
-        return [excuse.part(int(part[0]), int(part[-1]), len(part)) for excuse, part in parts]
 
     def _by_keys(self, rows: LinkRows, keys: pa.RecordBatch) -> Detail:
         """Find what the receiver lacks of the keys that were kept."""

@@ -30,13 +30,11 @@ class Runner(Protocol):
 
     def each(self, title: str, steps: Sequence[Callable[[], Any]]) -> list[Any]:
         """Run all steps and give their results, in order."""
-        ...
 
     def each_with_keys(
         self, title: str, steps: Sequence[Callable[[], tuple[Any, np.ndarray]]], keys: int
     ) -> tuple[list[Any], np.ndarray]:
         """Run steps that give hashed keys (about ``keys`` in all) beside results; give the repeated ones, too."""
-        ...
 
 
 class LocalRunner:

@@ -196,16 +196,12 @@ class End(Protocol):
     @property
     def name(self) -> str:
         """How a reader of the report recognises it: a folder, or a node's address."""
-        ...
 
     def evidence(self, heads: Sequence[bytes] = ()) -> Evidence:
         """Tell what there is at this moment, and which of some chain heads are in the log."""
-        ...
 
     def frames(self, first: int, end: int, log_id: str) -> Iterator[Frame]:
         """Read a range (``end`` exclusive) as it stands; raises `ForeignLog` when it is another log by now."""
-        ...
 
     def kept_keys(self, first: int, last: int) -> pa.RecordBatch | None:
         """Give offset, from_zone, message_id and digest of entries that have left; None when they are not at hand."""
-        ...

@@ -301,7 +301,12 @@ class IngestPlan:
     def __post_init__(self) -> None:
         check_name("stream", self.stream, STREAM)
         _check_fields(self.fields)
-        _check_labels(self.labels)
+        for name, template in self.labels:
+            if not re.fullmatch(LABEL_NAME, name):
+                raise InvalidArgument(f"label name {name!r} must match {LABEL_NAME}")
+            for column in template.columns:
+                if column.startswith("@") and column not in (ROW, FILE, DIGEST):
+                    raise InvalidArgument(f"{LABEL}{name} cannot be made of {{{column}}}", hint=_special_hint())
         _check_types(self.types)
         _check_time(self.fields["produced_at"], self.time)
         if self.object.column is not None and self.object.column.startswith("@"):
@@ -374,15 +379,6 @@ def _check_time(template: Template, time: TimeFormat) -> None:
             microseconds(template.value, time.format, zone_of(time.zone) if time.zone is not None else None)
         except ValueError as problem:
             raise InvalidArgument(f"produced_at {template.value!r} {problem}") from None
-
-
-def _check_labels(labels: tuple[tuple[str, Template], ...]) -> None:
-    for name, template in labels:
-        if not re.fullmatch(LABEL_NAME, name):
-            raise InvalidArgument(f"label name {name!r} must match {LABEL_NAME}")
-        for column in template.columns:
-            if column.startswith("@") and column not in (ROW, FILE, DIGEST):
-                raise InvalidArgument(f"{LABEL}{name} cannot be made of {{{column}}}", hint=_special_hint())
 
 
 def _check_types(types: Mapping[str, str]) -> None:

@@ -140,7 +140,12 @@ class Ingest:
                 if not left.counts.conflicts:
                     return left
                 stored = left.counts.inserted
-        left = self._appended(step)
+        # Append a step in one task that looks at every answer.
+        job, _ = self._job(step)
+        settings = self._settings
+        work = appending(job, settings.access, settings.try_seconds, settings.conflicts_fail)
+        self._told(lambda: self._over(len(step), 1, work, SURVEY_SCHEMA).collect())
+        left = self._collected(job, 1)
         left.counts.inserted += stored
         left.counts.already_exists -= stored
         # Where one row was refused others are likely to be; the quick way would be in vain again.
@@ -162,20 +167,13 @@ class Ingest:
         left.counts.conflicts = found["conflicts"]
         return left
 
-    def _appended(self, step: Sequence[Piece]) -> Left:
-        """Append a step in one task that looks at every answer."""
-        job, _ = self._job(step)
-        settings = self._settings
-        work = appending(job, settings.access, settings.try_seconds, settings.conflicts_fail)
-        self._told(lambda: self._over(len(step), 1, work, SURVEY_SCHEMA).collect())
-        return self._collected(job, 1)
-
     def _job(self, step: Sequence[Piece]) -> tuple[IngestJob, int]:
         # A folder of its own for each try: a task of an earlier one may still run and must not interfere.
         shutil.rmtree(self._work.parts, ignore_errors=True)
         folder = self._work.parts / uuid.uuid4().hex
         folder.mkdir(parents=True)
-        chunks = [(_bare(self._work.files[file]), chunk) for file, _, chunk in step]
+        # Give a file without its chunks, which tasks need not know.
+        chunks = [(replace(self._work.files[file], chunks=[]), chunk) for file, _, chunk in step]
         return IngestJob(chunks, self._plan, str(folder)), min(self._settings.tasks, len(step))
 
     def _collected(self, job: IngestJob, tasks: int) -> Left:
@@ -218,8 +216,3 @@ def steps(ahead: Sequence[Piece], step_bytes: int) -> list[list[Piece]]:
         result[-1].append(piece)
         size += piece[2].size_bytes
     return result
-
-
-def _bare(file: FileSurvey) -> FileSurvey:
-    """Give a file without its chunks, which tasks need not know."""
-    return replace(file, chunks=[])

@@ -115,9 +115,6 @@ class IngestWork:
         found = _read(self.folder / "progress.json")
         if found is not None:
             self.progress = IngestProgress(**{**found, "counts": Counts(**found["counts"])})
-        self._cut_rejects()
-
-    def _cut_rejects(self) -> None:
         size = self.rejects.stat().st_size if self.rejects.exists() else 0
         if size < self.progress.reject_bytes:
             hint = "Restore it, or begin anew with --again: what is stored already is recognised."
@@ -159,7 +156,7 @@ class IngestWork:
         if survey.problem is not None and source is not None:
             changed = AGAIN  # a file that could not be used may be mended without asking
         if changed == FAIL:
-            done = self._rows_done(number)
+            done = sum(chunk.rows for chunk in self.files[number].chunks[: self._chunks_done(number)])
             gone = "has changed" if exists else "is gone"
             raise FileChanged(f"{survey.path} {gone} since {done:,} of its {survey.rows:,} rows were ingested")
         survey.chunks = survey.chunks[: self._chunks_done(number)]
@@ -175,9 +172,6 @@ class IngestWork:
         if number < self.progress.file:
             return len(self.files[number].chunks)
         return self.progress.chunk if number == self.progress.file else 0
-
-    def _rows_done(self, number: int) -> int:
-        return sum(chunk.rows for chunk in self.files[number].chunks[: self._chunks_done(number)])
 
     def take_up(self, surveys: Iterable[FileSurvey]) -> None:
         """Add files behind those that are known, and make that durable."""

@@ -44,23 +44,18 @@ class Disk(Files, Protocol):
 
     def link(self, old: str, new: str) -> None:
         """Give a file a second name. Durable after `sync_folder`."""
-        ...
 
     def exchange(self, one: str, other: str) -> None:
         """Let two folders change their names at one instant; `OSError` where the file system cannot do that."""
-        ...
 
     def is_folder(self, path: str) -> bool:
         """Tell whether there is a folder of this name."""
-        ...
 
     def copy_rights(self, old: str, new: str) -> None:
         """Give a folder the owner, group and rights of another, as far as this process may."""
-        ...
 
     def remove_folder(self, path: str) -> None:
         """Remove a folder with all that is in it; a missing one is fine."""
-        ...
 
 
 class LocalDisk(DiskFiles):
@@ -123,7 +118,13 @@ def replace_files(disk: Disk, change: PartitionChange, swap: str) -> None:
             disk.remove_folder(swap)
             _one_by_one(disk, change)
     disk.sync_folder(change.partition)
-    _rescue(disk, change, swap)
+    # Keep what somebody else put into the partition while it was being exchanged.
+    known = {*disk.list(change.partition), *change.removes}
+    strays = [name for name in disk.list(swap) if name not in known]
+    for name in strays:
+        disk.rename(f"{swap}/{name}", f"{change.partition}/{name}")
+    if strays:
+        disk.sync_folder(change.partition)
     for add in change.adds:
         disk.remove(add.staged)
     disk.remove_folder(swap)
@@ -180,16 +181,6 @@ def _source(disk: Disk, change: PartitionChange, staged: str, name: str) -> str:
         if disk.exists(path):
             return path
     raise LandingDamaged(f"{change.partition}/{name} was committed and is neither there nor staged")
-
-
-def _rescue(disk: Disk, change: PartitionChange, swap: str) -> None:
-    """Keep what somebody else put into the partition while it was being exchanged."""
-    known = {*disk.list(change.partition), *change.removes}
-    strays = [name for name in disk.list(swap) if name not in known]
-    for name in strays:
-        disk.rename(f"{swap}/{name}", f"{change.partition}/{name}")
-    if strays:
-        disk.sync_folder(change.partition)
 
 
 def _parent(path: str) -> str:

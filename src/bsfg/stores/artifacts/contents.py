@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, field
 import orjson
 
 from bsfg.artifacts import Collected, StoredArtifact, StoredContent
-from bsfg.disk import is_damage
+from bsfg.disk import give_place, is_damage, move_away
 from bsfg.errors import ArtifactConflict, DigestMismatch, OutcomeUnknown
 from bsfg.ports import Clock
-from bsfg.stores.artifacts.files import ArtifactFiles, give_place, move_away, translating
+from bsfg.stores.artifacts.files import ArtifactFiles, translating
 
 CONTENT = "content"
 INCOMING = "incoming"
@@ -383,7 +383,11 @@ class Collector:
                     freed += size
                     removed.append(f"sha256:{digits}")
                     changed.add(digits[:2])
-            self._sync({name[:2] for name in names_removed}, changed)
+            name_shards = {name[:2] for name in names_removed}
+            for shard in sorted(name_shards):
+                self._names.shards.sync(shard)
+            for shard in sorted(changed):
+                self._contents.shards.sync(shard)
             self._contents.forget_claims(grace)
         return Collected(tuple(removed), len(names_removed), freed)
 
@@ -403,10 +407,3 @@ class Collector:
                 by_digest[digits].append(name)
         self._looked_for_empty_names = True
         return by_digest
-
-    def _sync(self, name_shards: set[str], content_shards: set[str]) -> None:
-        # Names first: a name without content is worse to find than content without a name.
-        for shard in sorted(name_shards):
-            self._names.shards.sync(shard)
-        for shard in sorted(content_shards):
-            self._contents.shards.sync(shard)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 from bsfg import disk
 from bsfg.artifacts import Bytes
-from bsfg.disk import SPARES, SyncFailed, is_folder, locked, make_folder, sync_folder
+from bsfg.disk import SPARES, DiskTree, FolderTree, SyncFailed, is_folder, make_folder, sync_folder
 from bsfg.errors import BsfgError
 
 
@@ -25,15 +25,12 @@ class WriteFile(Protocol):
 
     def write(self, parts: Sequence[Bytes]) -> None:
         """Write the parts one after the other at the end of the file."""
-        ...
 
     def sync(self) -> None:
         """Return when everything written so far will survive a power loss."""
-        ...
 
     def close(self) -> None:
         """Release the file; a second time is harmless."""
-        ...
 
 
 class ReadFile(Protocol):
@@ -41,67 +38,31 @@ class ReadFile(Protocol):
 
     def read(self, count: int) -> bytes:
         """Give the next bytes, at most ``count``, none at the end."""
-        ...
 
     def close(self) -> None:
         """Release the file; a second time is harmless."""
-        ...
 
 
-class ArtifactFiles(Protocol):
-    """A folder tree with the durability rules of POSIX."""
+class ArtifactFiles(FolderTree, Protocol):
+    """A folder tree of files that are written once, read as streams, and carry a time."""
 
     def prepare(self) -> None:
         """Make the folder itself durably, with its parents."""
-        ...
 
     def create(self, path: str) -> WriteFile:
         """Make a new, empty file; an existing one is an error (`FileExistsError`)."""
-        ...
 
     def open_read(self, path: str) -> ReadFile:
         """Open a file for reading."""
-        ...
 
     def size(self, path: str) -> int:
         """Give the size of a file."""
-        ...
-
-    def exists(self, path: str) -> bool:
-        """Tell whether a file or folder is there."""
-        ...
-
-    def list(self, path: str) -> list[str]:
-        """List the names in a folder, sorted; none when the folder is missing."""
-        ...
 
     def touched_unix_ms(self, path: str) -> int:
         """Give the time that `touch` set last."""
-        ...
 
     def touch(self, path: str, unix_ms: int) -> None:
         """Set the time of a file; a missing file is fine. Durable only with the file's next sync."""
-        ...
-
-    def make_folder(self, path: str) -> None:
-        """Make a folder and its parents; an existing one is fine. Durable after `sync_folder` of its parent."""
-        ...
-
-    def rename(self, old: str, new: str) -> None:
-        """Rename a file, replacing any other. Durable after `sync_folder` of the new place."""
-        ...
-
-    def remove(self, path: str) -> None:
-        """Remove a file; a missing one is fine. Durable after `sync_folder`."""
-        ...
-
-    def sync_folder(self, path: str) -> None:
-        """Return when the names in a folder will survive a power loss."""
-        ...
-
-    def lock(self, path: str) -> Callable[[], None]:
-        """Become the one writer; give the function that ends it, or raise `FolderLocked`."""
-        ...
 
 
 def translated(error: OSError, doing: str) -> BsfgError:
@@ -116,24 +77,6 @@ _HINTS = {
     "storage_failed": "Check the disk (dmesg, smartctl), then open the folder again.",
     "outcome_unknown": "Look at the disk (dmesg, smartctl), then repeat the call.",
 }
-
-
-def move_away(files: ArtifactFiles, path: str) -> str:
-    """Move what stands in the place of one of ours out of the way; give its new path."""
-    number = 1
-    while files.exists(target := f"{path}.{number}.unusable"):
-        number += 1
-    files.rename(path, target)
-    return target
-
-
-def give_place(files: ArtifactFiles, old: str, new: str) -> None:
-    """Rename a file, replacing any other; a folder in its place is moved away."""
-    try:
-        files.rename(old, new)
-    except IsADirectoryError:
-        move_away(files, new)
-        files.rename(old, new)
 
 
 @contextmanager
@@ -204,11 +147,8 @@ class DiskReadFile:
             SPARES.close(fd)
 
 
-class ArtifactDiskFiles:
-    """A folder of the local file system."""
-
-    def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root = Path(root)
+class ArtifactDiskFiles(DiskTree):
+    """A folder of the local file system, as the artifact store uses it."""
 
     def prepare(self) -> None:
         """Make the folder and sync the parents of everything that was made."""
@@ -233,17 +173,10 @@ class ArtifactDiskFiles:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         return found.st_size
 
-    def exists(self, path: str) -> bool:
-        """Tell whether something is there."""
-        return (self.root / path).exists()
-
     def list(self, path: str) -> list[str]:
         """List the names in a folder."""
-        try:
-            with _something_else(self.root / path):
-                return sorted(os.listdir(self.root / path))
-        except FileNotFoundError:
-            return []
+        with _something_else(self.root / path):
+            return super().list(path)
 
     def touched_unix_ms(self, path: str) -> int:
         """Give the file's time of modification."""
@@ -255,23 +188,3 @@ class ArtifactDiskFiles:
             os.utime(self.root / path, ns=(unix_ms * 1_000_000, unix_ms * 1_000_000))
         except FileNotFoundError:
             return
-
-    def make_folder(self, path: str) -> None:
-        """Make a folder and its parents."""
-        make_folder(self.root / path)
-
-    def rename(self, old: str, new: str) -> None:
-        """Rename a file."""
-        (self.root / old).replace(self.root / new)
-
-    def remove(self, path: str) -> None:
-        """Remove a file."""
-        (self.root / path).unlink(missing_ok=True)
-
-    def sync_folder(self, path: str) -> None:
-        """Sync a directory."""
-        sync_folder(self.root / path)
-
-    def lock(self, path: str) -> Callable[[], None]:
-        """Take an exclusive lock that the kernel gives back when this process ends, however it ends."""
-        return locked(self.root / path)

@@ -26,7 +26,7 @@ from bsfg.artifacts import (
     check_name,
 )
 from bsfg.clock import SystemClock
-from bsfg.disk import is_damage
+from bsfg.disk import is_damage, move_away
 from bsfg.errors import (
     ArtifactMissing,
     ArtifactStoreFull,
@@ -52,7 +52,7 @@ from bsfg.stores.artifacts.contents import (
     Shards,
     decoded,
 )
-from bsfg.stores.artifacts.files import ArtifactDiskFiles, ArtifactFiles, move_away, translated, translating
+from bsfg.stores.artifacts.files import ArtifactDiskFiles, ArtifactFiles, translated, translating
 from bsfg.stores.artifacts.transfer import ArtifactUpload, Outgoing
 from bsfg.stores.shared.intake import Announced, ContentIntake, closing
 
@@ -301,7 +301,10 @@ class ArtifactFolder:
             return content
         finally:
             self._reserved_bytes -= reserved
-            await self._discard(incoming)
+            if self._closed or incoming.placed:
+                incoming.discard()
+            else:
+                await self._run(incoming.discard)
 
     def _reserve(self, size_bytes: int) -> int:
         """Take room for a piece, counting what other uploads have taken."""
@@ -320,12 +323,6 @@ class ArtifactFolder:
         now_unix_ms = self._clock.now_unix_ms()
         artifact = StoredArtifact(bucket, key, content.digest, content.size_bytes, media_type, now_unix_ms)
         return await self._write(lambda: self._names.bind(artifact))
-
-    async def _discard(self, incoming: ArtifactUpload) -> None:
-        if self._closed or incoming.placed:
-            incoming.discard()
-        else:
-            await self._run(incoming.discard)
 
     async def _write(self, work: Callable[[], Answer]) -> Answer:
         if self._read_only:

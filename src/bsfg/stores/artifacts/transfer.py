@@ -9,10 +9,10 @@ import secrets
 from collections.abc import Callable, Iterator
 
 from bsfg.artifacts import StoredContent, check_digest
-from bsfg.disk import is_damage
+from bsfg.disk import give_place, is_damage
 from bsfg.errors import ArtifactMissing, DigestMismatch
 from bsfg.stores.artifacts.contents import ABSENT, CONTENT, INCOMING, Contents, Shards
-from bsfg.stores.artifacts.files import ArtifactDiskFiles, ArtifactFiles, ReadFile, WriteFile, give_place, translating
+from bsfg.stores.artifacts.files import ArtifactDiskFiles, ArtifactFiles, ReadFile, WriteFile, translating
 from bsfg.stores.shared.intake import PIECE_BYTES, ContentIntake
 
 SYNC_EVERY_BYTES = 64 << 20

@@ -199,7 +199,12 @@ class KnownBuffer:
         if body.kind == FRAME_SUBJECT:
             self._take_frame(body)
         elif body.kind == ASIDE:
-            self._take_aside(body)
+            at = 0
+            for id_, same, head_bytes, fact_bytes in unpack(body.data)[0]["rows"]:
+                self.aside[id_] = RefusedPlace(same, body.seq, body.parts, at, head_bytes, fact_bytes)
+                self._same.setdefault(same, []).append(id_)
+                self.last_aside_id = max(self.last_aside_id, id_)
+                at += head_bytes + fact_bytes
         elif body.kind == NOTE:
             self._take_note(body)
         elif body.kind == GAPS:
@@ -214,14 +219,6 @@ class KnownBuffer:
         self.keys.add(keys, np.arange(base, base + count))
         self.unsummed.append((row, keys))
         self.unsummed_bytes += len(content)
-
-    def _take_aside(self, body: MessageBody) -> None:
-        at = 0
-        for id_, same, head_bytes, fact_bytes in unpack(body.data)[0]["rows"]:
-            self.aside[id_] = RefusedPlace(same, body.seq, body.parts, at, head_bytes, fact_bytes)
-            self._same.setdefault(same, []).append(id_)
-            self.last_aside_id = max(self.last_aside_id, id_)
-            at += head_bytes + fact_bytes
 
     def _take_note(self, body: MessageBody) -> None:
         note, _ = unpack(body.data)

@@ -108,7 +108,13 @@ class _LogCopy:
             self._target.make_folder(path + name)
         view, notes = self._passes()
         self._notes(notes, view.end)
-        self._latest(view.end)
+        # Copy the newest of what had left by the time of the notes; a damaged file has nothing to give.
+        try:
+            kept = read_latest(self._source.files, self._source.path)
+            if len(kept):
+                write_latest(self._target, self._source.path, kept.take(np.flatnonzero(kept.offsets < view.end)))
+        except Damaged as damage:
+            self._lacks(self._source.path, str(damage))
         self._rest()
         for folder in (f"{path}/keys", f"{path}/aside", path, path.rpartition("/")[0], STREAMS):
             self._target.sync_folder(folder)
@@ -170,15 +176,6 @@ class _LogCopy:
         notes.quarantine = Quarantine(self._target, self._source.path)
         data = b"".join(encode(record) for record in notes.snapshot())
         write_whole(self._target, f"{self._source.path}/notes.journal", data)
-
-    def _latest(self, end: int) -> None:
-        """Copy the newest of what had left by the time of the notes; a damaged file has nothing to give."""
-        try:
-            kept = read_latest(self._source.files, self._source.path)
-            if len(kept):
-                write_latest(self._target, self._source.path, kept.take(np.flatnonzero(kept.offsets < end)))
-        except Damaged as damage:
-            self._lacks(self._source.path, str(damage))
 
     def _rest(self) -> None:
         """Copy the identity, and bytes that were set aside."""
@@ -276,7 +273,12 @@ def begin_new_histories(files: Files, now_unix_ms: int) -> list[RestoredLog]:
     """Give every log of a copy that nobody has opened a new id, and its consumers with it."""
     try:
         restored = [_restore(folder, now_unix_ms) for folder in open_folder(files)]
-        _move_cursors(files, {each.was_log_id: each.log_id for each in restored})
+        # Bind the consumers to the new histories: what they confirmed of the old ones is the same in these.
+        new_ids = {each.was_log_id: each.log_id for each in restored}
+        latest = {record.head["name"]: record for record in read_journal(files, CURSORS)[0]}
+        cursors = [cursor_from(record) for record in latest.values()]
+        moved = [replace(cursor, log_id=new_ids.get(cursor.log_id, cursor.log_id)) for cursor in cursors]
+        write_whole(files, CURSORS, b"".join(encode(cursor_record(cursor)) for cursor in moved) or BEGINNING)
     except OSError as error:
         raise translated(error, "restoring the folder") from None
     return restored
@@ -315,11 +317,3 @@ def _next_header(folder: LogFolder, identity: LogIdentity, end: int) -> SegmentH
     scan = scan_segment(readable(folder.files, last.path)[0], last.header, tail_may_be_torn=True)
     newest = max([last.header.time_before_unix_ms, *(ref.header.appended_at_unix_ms for ref in scan.frames[-1:])])
     return SegmentHeader(identity.log_id, end, last.base, scan.chain or last.header.chain_before, newest, schema)
-
-
-def _move_cursors(files: Files, new_ids: dict[str, str]) -> None:
-    """Bind the consumers to the new histories: what they confirmed of the old ones is the same in these."""
-    latest = {record.head["name"]: record for record in read_journal(files, CURSORS)[0]}
-    cursors = [cursor_from(record) for record in latest.values()]
-    moved = [replace(cursor, log_id=new_ids.get(cursor.log_id, cursor.log_id)) for cursor in cursors]
-    write_whole(files, CURSORS, b"".join(encode(cursor_record(cursor)) for cursor in moved) or BEGINNING)

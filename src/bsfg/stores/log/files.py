@@ -9,11 +9,22 @@ from __future__ import annotations
 import builtins
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from bsfg.disk import IDLE, SPARES, SyncFailed, is_refusal, locked, make_folder, sync_folder, translated
+from bsfg.disk import (
+    IDLE,
+    SPARES,
+    DiskTree,
+    FolderTree,
+    SyncFailed,
+    give_place,
+    is_refusal,
+    make_folder,
+    move_away,
+    translated,
+)
 
 __all__ = [
     "Bytes",
@@ -47,23 +58,18 @@ class OpenFile(Protocol):
 
     def write(self, parts: Sequence[Bytes]) -> None:
         """Write the parts one after the other at the end of the file; `NotBegun` says that it is as it was."""
-        ...
 
     def sync(self) -> None:
         """Return when everything written so far, and the file's size, will survive a power loss, or `SyncFailed`."""
-        ...
 
     def truncate(self, size_bytes: int) -> None:
         """Cut the file; not durable before the next `sync`."""
-        ...
 
     def renamed(self, path: str) -> None:
         """Take note that the file has another name now, under which it can be opened again."""
-        ...
 
     def close(self) -> None:
         """Release the file."""
-        ...
 
 
 class Slot(Protocol):
@@ -71,75 +77,37 @@ class Slot(Protocol):
 
     def store(self, data: bytes) -> None:
         """Replace the content."""
-        ...
 
     def close(self) -> None:
         """Release the slot."""
-        ...
 
 
-class Files(Protocol):
-    """A folder tree with the durability rules of POSIX: names need a sync of their directory, contents their own."""
+class Files(FolderTree, Protocol):
+    """A folder tree of files that grow at their end and are read in parts; contents need a sync of their own."""
 
     def create(self, path: str) -> OpenFile:
         """Make a new, empty file; an existing one is an error (`FileExistsError`)."""
-        ...
 
     def open_append(self, path: str) -> OpenFile:
         """Open an existing file to write at its end."""
-        ...
 
     def read(self, path: str) -> Bytes:
         """Give the whole content; what cannot be read is an error, never a fault of memory."""
-        ...
 
     def read_at(self, path: str, start: int, count: int) -> bytes:
         """Give up to ``count`` bytes from ``start``."""
-        ...
 
     def read_parts(self, path: str, parts: Sequence[tuple[int, int]]) -> builtins.list[bytes]:
         """Give several parts, each named by its start and how many bytes it has at most."""
-        ...
 
     def size(self, path: str) -> int:
         """Give the size of a file."""
-        ...
-
-    def exists(self, path: str) -> bool:
-        """Tell whether a file or folder is there."""
-        ...
-
-    def list(self, path: str) -> list[str]:
-        """List the names in a folder, sorted; none when the folder is missing."""
-        ...
-
-    def make_folder(self, path: str) -> None:
-        """Make a folder; an existing one is fine. Durable after `sync_folder` of its parent."""
-        ...
-
-    def rename(self, old: str, new: str) -> None:
-        """Rename a file, replacing any other. Durable after `sync_folder`."""
-        ...
-
-    def remove(self, path: str) -> None:
-        """Remove a file; a missing one is fine. Durable after `sync_folder`."""
-        ...
-
-    def sync_folder(self, path: str) -> None:
-        """Return when the names in a folder will survive a power loss, or `SyncFailed`."""
-        ...
 
     def slot(self, path: str, size_bytes: int) -> Slot:
         """Open a slot for writing, making it when needed."""
-        ...
 
     def allocate(self, path: str, size_bytes: int) -> None:
         """Bring a file to a size with all its blocks taken, making it when needed; its content means nothing."""
-        ...
-
-    def lock(self, path: str) -> Callable[[], None]:
-        """Become the one writer; give the function that ends it, or raise `FolderLocked`."""
-        ...
 
 
 class DiskFile:
@@ -264,11 +232,8 @@ class DiskSlot:
             SPARES.close(fd)
 
 
-class DiskFiles:
-    """A folder of the local file system."""
-
-    def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root = Path(root)
+class DiskFiles(DiskTree):
+    """A folder of the local file system, as the embedded log uses it."""
 
     def _at(self, path: str) -> Path:
         return self.root / path
@@ -312,32 +277,9 @@ class DiskFiles:
         """Give the size of a file."""
         return self._at(path).stat().st_size
 
-    def exists(self, path: str) -> bool:
-        """Tell whether something is there."""
-        return self._at(path).exists()
-
-    def list(self, path: str) -> list[str]:
-        """List the names in a folder."""
-        try:
-            return sorted(os.listdir(self._at(path)))
-        except FileNotFoundError:
-            return []
-
     def make_folder(self, path: str) -> None:
         """Make a folder and its parents."""
         make_folder(self._at(path), 0o700 if path.partition("/")[0] == PRIVATE else None)
-
-    def rename(self, old: str, new: str) -> None:
-        """Rename a file."""
-        self._at(old).replace(self._at(new))
-
-    def remove(self, path: str) -> None:
-        """Remove a file."""
-        self._at(path).unlink(missing_ok=True)
-
-    def sync_folder(self, path: str) -> None:
-        """Sync a directory."""
-        sync_folder(self._at(path))
 
     def slot(self, path: str, size_bytes: int) -> DiskSlot:
         """Open a small file for writing in place."""
@@ -351,10 +293,6 @@ class DiskFiles:
             os.posix_fallocate(fd, 0, size_bytes)
         finally:
             SPARES.close(fd)
-
-    def lock(self, path: str) -> Callable[[], None]:
-        """Take an exclusive lock that the kernel gives back when this process ends, however it ends."""
-        return locked(self._at(path))
 
 
 def _read(fd: int, count: int, start: int) -> bytes:
@@ -373,13 +311,9 @@ def write_whole(files: Files, path: str, data: Bytes) -> None:
     try:
         files.remove(path + ".new")
     except IsADirectoryError:
-        _move_away(files, path + ".new")
+        move_away(files, path + ".new")
     write_aside(files, path + ".new", data)
-    try:
-        files.rename(path + ".new", path)
-    except IsADirectoryError:
-        _move_away(files, path)
-        files.rename(path + ".new", path)
+    give_place(files, path + ".new", path)
     files.sync_folder(path.rpartition("/")[0])
 
 
@@ -391,10 +325,3 @@ def write_aside(files: Files, path: str, data: Bytes) -> None:
         file.sync()
     finally:
         file.close()
-
-
-def _move_away(files: Files, path: str) -> None:
-    number = 1
-    while files.exists(target := f"{path}.{number}.unusable"):
-        number += 1
-    files.rename(path, target)

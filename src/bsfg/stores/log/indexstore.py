@@ -370,19 +370,16 @@ class IndexStore:
             self._spill()
             self._may_merge = True
         elif self.source is not None and self.keys.recent_keys >= self._recent_saved + _SAVED_KEYS:
-            self._save_in_time()
+            # Write the recent keys now and then, the first time soon after the log was opened.
+            now = time.monotonic()
+            if now >= self._saved_at + _SAVED_SECONDS:
+                self._saved_at = now
+                self._save_recent()
         if self._unsaved:
             self._save_mended()
         # The entries are durable: that some file of the derived index cannot be read or removed is nobody's error.
         with contextlib.suppress(OSError):
             self._merge()
-
-    def _save_in_time(self) -> None:
-        """Write the recent keys now and then, the first time soon after the log was opened."""
-        now = time.monotonic()
-        if now >= self._saved_at + _SAVED_SECONDS:
-            self._saved_at = now
-            self._save_recent()
 
     def _save_recent(self) -> None:
         """Write the keys that do not fill a run yet."""

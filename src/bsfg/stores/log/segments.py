@@ -393,13 +393,10 @@ class SegmentFile:
     def frames(self) -> FrameList:
         """All frames, in order."""
         if self._frames is None:
-            self._frames = self._find_frames()
+            # Hop from header to header; only when one is wrong is the whole segment read.
+            found = self._hopped(MAX_OFFSET + 1 if self.until is None else self.until)
+            self._frames = self._scanned_frames() if found is None else found
         return self._frames
-
-    def _find_frames(self) -> FrameList:
-        """Hop from header to header; only when one is wrong is the whole segment read."""
-        found = self._hopped(MAX_OFFSET + 1 if self.until is None else self.until)
-        return self._scanned_frames() if found is None else found
 
     def _hopped(self, until: int) -> FrameList | None:
         """List the frames that begin below an offset, header by header; None when one is wrong."""

@@ -266,7 +266,11 @@ class TrailWriter:
             self.problems.append(f"the records {self._next} to {head[0]} are missing at its end")
             self._next, self._before = head[0] + 1, head[1]
         if numbers and self._is_whole(numbers[-1]):
-            self._continue(numbers[-1])
+            path = file_name(numbers[-1])
+            self._journal = Journal(self._files, path, tuple, begins=True)
+            self._journal.open()
+            self.problems += [f"{path}: {text}" for text in self._journal.problems if TORN_CUT not in text]
+            self._kept[-1].size_bytes = self._journal.size_bytes
         else:
             self._begin_file()
         remember_begun(files, FOLDER)
@@ -299,13 +303,6 @@ class TrailWriter:
         records = [record for each in found if (record := each.record) is not None]
         skipped = bool(records) and records[-1].number + 1 != self._next
         return not bad and not damage and not skipped and data[:4] in (b"", b"JRN1")
-
-    def _continue(self, number: int) -> None:
-        path = file_name(number)
-        self._journal = Journal(self._files, path, tuple, begins=True)
-        self._journal.open()
-        self.problems += [f"{path}: {text}" for text in self._journal.problems if TORN_CUT not in text]
-        self._kept[-1].size_bytes = self._journal.size_bytes
 
     def _begin_file(self) -> None:
         path = file_name(self._next)
@@ -341,7 +338,13 @@ class TrailWriter:
         if not events:
             return
         if self._is_full(events[-1].at_unix_ms):
-            self._rotate()
+            # Begin the next file; where there is no room for it the old one goes on.
+            assert self._journal is not None
+            before = list(self._kept)
+            try:
+                self._begin_file()
+            except OSError:
+                self._kept = before
         records = self._chained(events)
         self._write(records, urgent)
 
@@ -401,15 +404,6 @@ class TrailWriter:
         file, keeping = self._kept[-1], self._keeping
         age_ms = now_unix_ms - (file.begun_unix_ms or now_unix_ms)
         return file.size_bytes >= keeping.file_bytes or age_ms >= 1000 * keeping.retention_seconds / FILES_BY_AGE
-
-    def _rotate(self) -> None:
-        """Begin the next file; where there is no room for it the old one goes on."""
-        assert self._journal is not None
-        before = list(self._kept)
-        try:
-            self._begin_file()
-        except OSError:
-            self._kept = before
 
     # What leaves.
 

@@ -92,7 +92,12 @@ def verify(where: Any, *, progress: Progress | None = None) -> Report:
             if progress is not None:
                 progress(done, total)
         ends[folder.stream, str(folder.buffer)] = check.summary.end
-    _check_cursors(records, ends, report)
+    for record in records:
+        cursor = cursor_from(record)
+        end = ends.get((cursor.spec.stream, str(cursor.spec.buffer)))
+        if end is not None and cursor.frontier.committed >= end:
+            detail = f"consumer {cursor.spec.name} has confirmed {cursor.frontier.committed}, the log ends at {end}"
+            report.notes.append(DamageFinding("cursor_ahead", CURSORS, detail))
     _check_trail(files, report)
     return report
 
@@ -303,7 +308,10 @@ class _LogCheck:
         """Check that every run is whole, and that none lacks a key it claims to cover."""
         folder = self._folder
         stored = np.sort(np.concatenate([hashes for _, hashes in self._hashes] or [np.empty(0, dtype=np.uint64)]))
-        self._duplicates(stored)
+        # A key stored twice shows as a hash that appears twice (or, once in 2^64, as chance).
+        repeated = int(np.count_nonzero(stored[1:] == stored[:-1])) if len(stored) > 1 else 0
+        if repeated:
+            self._problem("stored_twice", self._folder.path, f"{repeated} keys are stored more than once")
         for name in folder.files.list(f"{folder.path}/index"):
             if name.endswith(PART):
                 continue  # a merge that is under way, or was
@@ -339,12 +347,6 @@ class _LogCheck:
         first, last = (run.first, run.last) if run is not None else (None, None)
         self._report.notes.append(DamageFinding(code, where, detail, first, last))
 
-    def _duplicates(self, ordered: np.ndarray) -> None:
-        """A key stored twice shows as a hash that appears twice (or, once in 2^64, as chance)."""
-        repeated = int(np.count_nonzero(ordered[1:] == ordered[:-1])) if len(ordered) > 1 else 0
-        if repeated:
-            self._problem("stored_twice", self._folder.path, f"{repeated} keys are stored more than once")
-
 
 def _read_cursors(files: Files, report: Report) -> list[Record]:
     try:
@@ -367,12 +369,3 @@ def _checked_journal(files: Files, path: str, report: Report) -> list[Record]:
         detail = f"the last {torn} bytes are no record: torn by a crash, or the last record was damaged"
         report.notes.append(DamageFinding("torn_tail", path, detail))
     return records
-
-
-def _check_cursors(records: list[Record], ends: dict[tuple[str, str], int], report: Report) -> None:
-    for record in records:
-        cursor = cursor_from(record)
-        end = ends.get((cursor.spec.stream, str(cursor.spec.buffer)))
-        if end is not None and cursor.frontier.committed >= end:
-            detail = f"consumer {cursor.spec.name} has confirmed {cursor.frontier.committed}, the log ends at {end}"
-            report.notes.append(DamageFinding("cursor_ahead", CURSORS, detail))

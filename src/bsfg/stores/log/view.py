@@ -97,7 +97,11 @@ class LogView:
             parts.extend(segment.entries_of(refs))
         except (Torn, Damaged) as damage:
             if not parts:
-                return self._unreadable(segment, index, at, end, str(damage))
+                # Explain a frame that cannot be read, and those behind it that cannot either.
+                hole = segment.unreadable_from(index, str(damage))
+                # The whole of it, also when only a part was asked for: damage is one record, however it is read.
+                self._see(segment, hole.first, hole.last, hole.position, hole.why)
+                return self._damaged(segment, at, min(hole.last, end - 1), hole.position, hole.why)
         parts[0] = parts[0].slice(at - refs[0].base)
         count = min(sum(map(len, parts)), end - at, max_facts)
         return Frame(at, at + count - 1, EntryBatch.concat(parts).slice(0, count))
@@ -118,13 +122,6 @@ class LogView:
                 break
             refs.append(ref)
         return refs
-
-    def _unreadable(self, segment: SegmentFile, index: int, at: int, end: int, why: str) -> Frame:
-        """Explain a frame that cannot be read, and those behind it that cannot either."""
-        hole = segment.unreadable_from(index, why)
-        # The whole of it, also when only a part was asked for: damage is one record, however it is read.
-        self._see(segment, hole.first, hole.last, hole.position, hole.why)
-        return self._damaged(segment, at, min(hole.last, end - 1), hole.position, hole.why)
 
     def _damaged(self, segment: SegmentFile, first: int, last: int, position: int, why: str) -> Frame:
         """Explain a range that cannot be read by what is recorded of it, and the rest by the damage."""

@@ -165,7 +165,10 @@ class Database:
         connection = self._connect()
         try:
             self._check_server(connection)
-            self._make_schema(connection)
+            asked = "SELECT 1 FROM pg_namespace WHERE nspname = %s"
+            if connection.execute(asked, (self.settings.schema,)).fetchone() is None:
+                schema = sql.Identifier(self.settings.schema)
+                connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(schema), prepare=False)
             self._place.take(connection)
             with connection.transaction():
                 migrate(connection)
@@ -244,13 +247,6 @@ class Database:
         off = [name for name in names if _setting(connection, name) == "off"]
         if off and not self.settings.allow_unsafe:
             raise StorageUnsafe(f"{' and '.join(off)} of the server {'is' if len(off) == 1 else 'are'} off", off=off)
-
-    def _make_schema(self, connection: Connection) -> None:
-        # Asked first: a role that may use its schema need not have the right to make one.
-        asked = "SELECT 1 FROM pg_namespace WHERE nspname = %s"
-        if connection.execute(asked, (self.settings.schema,)).fetchone() is None:
-            schema = sql.Identifier(self.settings.schema)
-            connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(schema), prepare=False)
 
     # Use.
 

@@ -46,17 +46,14 @@ class RefusedFacts(Protocol):
     @property
     def used_bytes(self) -> int:
         """How large the facts in it are."""
-        ...
 
     def __len__(self) -> int: ...
 
     def page(self, after: int | None, limit: int, newest_first: bool = False) -> list[Quarantined]:
         """Read the facts that follow an id, in the order in which they came or the other way round."""
-        ...
 
     def get(self, id: int, /) -> Quarantined | None:
         """Read one fact; None when it is not there."""
-        ...
 
 
 class BufferWriter(Protocol):
@@ -73,89 +70,69 @@ class BufferWriter(Protocol):
     @property
     def start(self) -> int:
         """The first offset that is not truncated."""
-        ...
 
     @property
     def end(self) -> int:
         """The offset that the next entry will get."""
-        ...
 
     @property
     def used_bytes(self) -> int:
         """How large the entries are."""
-        ...
 
     @property
     def newest_unix_ms(self) -> int:
         """The time of the last entry, 0 when there was none."""
-        ...
 
     @property
     def chain(self) -> bytes:
         """The digest of the last frame."""
-        ...
 
     @property
     def book(self) -> GapBook:
         """The gap records."""
-        ...
 
     @property
     def quarantine(self) -> RefusedFacts:
         """The refused facts."""
-        ...
 
     def counts(self) -> tuple[int, int, int]:
         """Give how many segments and keys there are, and how large the index of keys is."""
-        ...
 
     def first_at_time(self, unix_ms: int) -> int:
         """Give the first offset that became durable at a time or later."""
-        ...
 
     def time_at(self, offset: int) -> int | None:
         """Give the time of the entry at an offset."""
-        ...
 
     def entry_at(self, offset: int) -> Entry | None:
         """Read one entry while it is retained."""
-        ...
 
     def find(self, key: Key) -> Entry | None:
         """Read the entry of a key while it is retained."""
-        ...
 
     def kept_latest(self) -> EntryBatch:
         """Read the newest entries of what has left."""
-        ...
 
     def history(self, heads: Sequence[bytes]) -> LogHistory:
         """Give what was kept of what was removed, and where the buffer had some chain heads."""
-        ...
 
     def append_group(self, items: Sequence[AppendItem], standing: Callable[[], ConsumerStanding]) -> list[Receipt]:
         """Store the batches of several callers together; ``standing`` is asked if room is short."""
-        ...
 
     def oldest(self, now_unix_ms: int) -> list[Piece]:
         """List what may leave by age, oldest first; more is judged when all of it has left."""
-        ...
 
     def forget_keys(self, as_of_unix_ms: int) -> bool:
         """Forget some keys that were beyond their horizon at a time; tell whether there may be more."""
-        ...
 
     def add_gaps(self, gaps: Sequence[Gap]) -> None:
         """Record gaps durably; those already known are left out."""
-        ...
 
     def set_aside(self, items: Sequence[Quarantined]) -> None:
         """Keep refused facts durably, those already there left out."""
-        ...
 
     def release(self, id: int, reason: str) -> None:
         """Drop a refused fact, leaving a durable note of it."""
-        ...
 
 
 Writer = TypeVar("Writer", bound=BufferWriter)

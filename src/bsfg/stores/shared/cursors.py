@@ -43,24 +43,19 @@ class Positions(Protocol):
     @property
     def start(self) -> int:
         """The first offset that is not truncated."""
-        ...
 
     @property
     def end(self) -> int:
         """The offset that the next entry will get."""
-        ...
 
     async def offset_at_time(self, unix_ms: int) -> int:
         """Give the first offset that became durable at a time or later."""
-        ...
 
     async def key_at(self, offset: int) -> Key | None:
         """Give the key of an entry, or None when it is not retained."""
-        ...
 
     async def record_gaps(self, gaps: Sequence[GapRecord]) -> None:
         """Make gap records durable."""
-        ...
 
 
 Resolve = Callable[[str, Buffer], Awaitable[Positions]]

@@ -41,20 +41,17 @@ class HeldMediumContract(StorageCase):
                 writes = [asyncio.create_task(lane.write(batch(2, first=2))) for _ in range(3)]
                 for _ in range(20):
                     await asyncio.sleep(0.001)
-                    await self._check_unseen(lane)
+                    assert (await lane.stats()).end == 2
+                    assert [frame.last for frame in await drain(lane.buffer.replay(0))][-1] == 1
+                    assert not await lane.buffer.wait_for(2, 0)
+                    if lane.buffer.buffer == Buffer.FORWARD:
+                        assert await lane.forward.get(key_of(messages(1, first=2)[0])) is None
                 assert not any(write.done() for write in writes)
             finally:
                 release()
             results = sorted([int((await write).results[0]) for write in writes])
             assert results == [Result.INSERTED, Result.ALREADY_EXISTS, Result.ALREADY_EXISTS]
             assert await lane.messages() == messages(4)
-
-    async def _check_unseen(self, lane: BufferUnderTest) -> None:
-        assert (await lane.stats()).end == 2
-        assert [frame.last for frame in await drain(lane.buffer.replay(0))][-1] == 1
-        assert not await lane.buffer.wait_for(2, 0)
-        if lane.buffer.buffer == Buffer.FORWARD:
-            assert await lane.forward.get(key_of(messages(1, first=2)[0])) is None
 
     @scenario
     async def test_a_writer_that_gives_up_leaves_no_doubt(self, rig: Rig) -> None:
