@@ -10,13 +10,11 @@ from tests.servers import jetstream, postgres
 from bsfg.artifacts import ArtifactStore
 from bsfg.ports import Clock
 from bsfg.stores.artifacts import ArtifactFolder
-from bsfg.stores.jetstream.artifacts import JetStreamArtifacts
 from bsfg.stores.jetstream.server import JetStreamSettings
-from bsfg.stores.jetstream.storage import JetStreamStorage
-from bsfg.stores.postgres.artifacts import PostgresArtifacts
+from bsfg.stores.jetstream.storage import JetStreamArtifacts, JetStreamStorage
 from bsfg.stores.postgres.database import PostgresSettings
-from bsfg.stores.postgres.storage import PostgresStorage
-from bsfg.stores.shared.intake import PIECE_BYTES
+from bsfg.stores.postgres.storage import PostgresArtifacts, PostgresStorage
+from bsfg.stores.shared.artifacts import PIECE_BYTES
 from bsfg.testing.conformance import ArtifactStoreContract
 from bsfg.testing.disk import SimulatedArtifactDisk
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bsfg.cli.init import commented_file
 from bsfg.config import Role, ZoneConfig, consumer_name, doubts_of, load, parse
 from bsfg.config.declare import tables_of, toml
-from bsfg.config.document import commented_file
 from bsfg.config.kinds import ADDRESS, DURATION, MOMENT, SIZE, WHOLE_SECONDS, Address, Engine, Safety, WrongValue
 from bsfg.errors import ConfigInvalid
 from bsfg.ports import Buffer

@@ -131,7 +131,7 @@ def _show_database(numbers: dict[str, Any], json: bool) -> None:
 
 def _measured(place: Path, facts: int) -> Numbers:
     from bsfg.cli.bench import measure
-    from bsfg.cli.bench.reopen import reopen_seconds, trickled
+    from bsfg.cli.bench.measure import reopen_seconds, trickled
 
     with steps(measure.planned(facts)) as step:
         numbers = run(measure.run(place / "data", facts, step))

@@ -54,7 +54,7 @@ from bsfg.stores.artifacts.contents import (
 )
 from bsfg.stores.artifacts.files import ArtifactDiskFiles, ArtifactFiles, translated, translating
 from bsfg.stores.artifacts.transfer import ArtifactUpload, Outgoing
-from bsfg.stores.shared.intake import Announced, ContentIntake, closing
+from bsfg.stores.shared.artifacts import Announced, ContentIntake, closing
 
 FORMAT = 1
 MARK = "artifacts.json"

@@ -13,7 +13,7 @@ from bsfg.disk import give_place, is_damage
 from bsfg.errors import ArtifactMissing, DigestMismatch
 from bsfg.stores.artifacts.contents import ABSENT, CONTENT, INCOMING, Contents, Shards
 from bsfg.stores.artifacts.files import ArtifactDiskFiles, ArtifactFiles, ReadFile, WriteFile, translating
-from bsfg.stores.shared.intake import PIECE_BYTES, ContentIntake
+from bsfg.stores.shared.artifacts import PIECE_BYTES, ContentIntake
 
 SYNC_EVERY_BYTES = 64 << 20
 """How much may wait to be written at most: the disk starts early, and a full or broken one is noticed early."""
