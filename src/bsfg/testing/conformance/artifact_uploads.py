@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from pathlib import Path
 from random import Random
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import pytest
 
@@ -17,6 +16,7 @@ from bsfg.artifacts import ArtifactStore, Bytes, Collected, StoredArtifact
 from bsfg.errors import ArtifactConflict, ArtifactStoreFull, ArtifactTooLarge, BsfgError, DigestMismatch
 from bsfg.ports import Clock
 from bsfg.testing.clock import START_UNIX_MS, FakeClock
+from bsfg.testing.conformance.case import running
 
 BUCKET = "batch-files"
 NAME = (BUCKET, "B1042/report.pdf")
@@ -64,8 +64,6 @@ BAD_NAMES = (
     (BUCKET, "k" * 1025),
     (BUCKET, "😀" * 257),
 )
-
-Case = TypeVar("Case", bound="ArtifactCase")
 
 
 class SourceBroke(Exception):
@@ -120,6 +118,11 @@ class ArtifactRig:
         self._store = await self.case.reopen(self.store)
         return self._store
 
+    async def close(self) -> None:
+        """Close the store, if there is one."""
+        if self._store is not None:
+            await self._store.close()
+
     async def now_and_reopened(self) -> AsyncIterator[ArtifactStore]:
         """Give the store as it is, and then once more after it was reopened."""
         yield self.store
@@ -131,23 +134,9 @@ class ArtifactRig:
         return await self.store.collect({*referenced}, now_unix_ms=now_unix_ms, grace_seconds=GRACE_SECONDS)
 
 
-def scenario(test: Callable[[Case, ArtifactRig], Coroutine[Any, Any, None]]) -> Callable[[Case, Path], None]:
-    """Make a pytest method of a coroutine that gets an `ArtifactRig`."""
-
-    @functools.wraps(test)
-    def run(case: Case, tmp_path: Path) -> None:
-        async def whole_test() -> None:
-            rig = ArtifactRig(case, tmp_path)
-            try:
-                await test(case, rig)
-            finally:
-                if rig._store is not None:
-                    await rig._store.close()
-
-        asyncio.run(whole_test())
-
-    del run.__wrapped__  # pytest would look for fixtures in its signature
-    return cast(Callable[[Case, Path], None], run)
+def scenario(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Make a pytest method of a coroutine that gets an `ArtifactRig` as ``rig``, its ``store``, or both."""
+    return running(test, ArtifactRig, "store", ArtifactRig.open)
 
 
 async def all_names(store: ArtifactStore, bucket: str | None = None, prefix: str = "") -> list[tuple[str, str]]:
@@ -206,9 +195,8 @@ class UploadContract(ArtifactCase):
             assert (stats.artifacts, stats.used_bytes, stats.capacity_bytes) == (1, len(HELLO), None)
 
     @scenario
-    async def test_sizes_around_the_pieces(self, rig: ArtifactRig) -> None:
+    async def test_sizes_around_the_pieces(self, store: ArtifactStore) -> None:
         """Content of any size, nothing included, arrives in parts of any kind and size and comes back whole."""
-        store = await rig.open()
         mebibyte = 1 << 20
         for size in (0, 1, mebibyte - 1, mebibyte, mebibyte + 1, 3 * mebibyte):
             data = noise(size, size)
@@ -223,9 +211,8 @@ class UploadContract(ArtifactCase):
             assert all(0 < len(piece) <= mebibyte for piece in pieces)
 
     @scenario
-    async def test_a_source_may_use_its_memory_again(self, rig: ArtifactRig) -> None:
+    async def test_a_source_may_use_its_memory_again(self, store: ArtifactStore) -> None:
         """What a source gave is kept as it was at that moment, whatever it writes into its buffer next."""
-        store = await rig.open()
 
         async def reusing() -> AsyncIterator[Bytes]:
             buffer = bytearray(4)
@@ -265,9 +252,8 @@ class UploadContract(ArtifactCase):
             assert await whole(store, first.digest) == HELLO
 
     @scenario
-    async def test_an_announced_conflict_is_refused_unread(self, rig: ArtifactRig) -> None:
+    async def test_an_announced_conflict_is_refused_unread(self, store: ArtifactStore) -> None:
         """A put that announces another digest is refused before a byte is read, and its source is closed."""
-        store = await rig.open()
         await store.put(*NAME, stream(HELLO))
         source = stream(b"x", error=AssertionError("the source was read"))
         with pytest.raises(ArtifactConflict):
@@ -288,9 +274,8 @@ class UploadContract(ArtifactCase):
             assert digest_of(await whole(store, won[0].digest)) == won[0].digest
 
     @scenario
-    async def test_the_same_content_at_once(self, rig: ArtifactRig) -> None:
+    async def test_the_same_content_at_once(self, store: ArtifactStore) -> None:
         """Concurrent uploads of the same content, to one name and to several, all succeed and keep one copy."""
-        store = await rig.open()
         data = noise(300_000)
         names = [(BUCKET, f"key-{number % 4}") for number in range(12)]
         await asyncio.gather(*(store.put(*name, stream(data[:100_000], data[100_000:])) for name in names))
@@ -300,9 +285,8 @@ class UploadContract(ArtifactCase):
         assert await whole(store, digest_of(data)) == data
 
     @scenario
-    async def test_lies_about_the_content(self, rig: ArtifactRig) -> None:
+    async def test_lies_about_the_content(self, store: ArtifactStore) -> None:
         """Another digest or size than announced is refused, be it too much or too little, and nothing is kept."""
-        store = await rig.open()
         good, size = digest_of(HELLO), len(HELLO)
         attempts = (
             store.put(*NAME, stream(HELLO), digest=digest_of(b"another"), size_bytes=size),
@@ -319,9 +303,8 @@ class UploadContract(ArtifactCase):
         await check_empty(store)
 
     @scenario
-    async def test_an_endless_source_is_stopped(self, rig: ArtifactRig) -> None:
+    async def test_an_endless_source_is_stopped(self, store: ArtifactStore) -> None:
         """A source that gives more than it announced is not read to its end."""
-        store = await rig.open()
         given = 0
 
         async def endless() -> AsyncIterator[Bytes]:
@@ -335,9 +318,8 @@ class UploadContract(ArtifactCase):
         assert given <= 5
 
     @scenario
-    async def test_a_source_that_breaks(self, rig: ArtifactRig) -> None:
+    async def test_a_source_that_breaks(self, store: ArtifactStore) -> None:
         """What the source raises reaches the caller, nothing is kept, and the name stays free."""
-        store = await rig.open()
         with pytest.raises(SourceBroke):
             await store.put(*NAME, stream(noise(3 << 20), error=SourceBroke()))
         await check_empty(store)

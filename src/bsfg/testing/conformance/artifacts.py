@@ -141,9 +141,8 @@ class NameContract(ArtifactCase):
                 assert await whole(store, artifact.digest) == repr(name).encode()
 
     @scenario
-    async def test_hostile_names_are_refused(self, rig: ArtifactRig) -> None:
+    async def test_hostile_names_are_refused(self, store: ArtifactStore) -> None:
         """Names that climb, hide or mislead are refused by every method, unread, and nothing is kept."""
-        store = await rig.open()
         content = await store.add(stream(HELLO))
         for name in BAD_NAMES:
             attempts = (
@@ -157,9 +156,8 @@ class NameContract(ArtifactCase):
         assert await all_names(store) == []
 
     @scenario
-    async def test_what_is_no_digest_or_media_type(self, rig: ArtifactRig) -> None:
+    async def test_what_is_no_digest_or_media_type(self, store: ArtifactStore) -> None:
         """A digest of another form, a negative size and a bad media type are refused by every method."""
-        store = await rig.open()
         good = digest_of(HELLO)
         for bad in ("", good[7:], good.upper(), good[:-1], good + "0", good + "\n", "sha256:" + "../" * 21 + "x"):
             attempts: list[Coroutine[Any, Any, object]] = [
@@ -194,9 +192,8 @@ class NameContract(ArtifactCase):
         assert await store.stat(BUCKET, "nothing") is None
 
     @scenario
-    async def test_links_race_for_a_name(self, rig: ArtifactRig) -> None:
+    async def test_links_race_for_a_name(self, store: ArtifactStore) -> None:
         """Of concurrent links of one name to different contents one wins."""
-        store = await rig.open()
         contents = [await store.add(stream(bytes([number]))) for number in range(6)]
         links = [store.link(*NAME, content.digest) for content in contents]
         outcomes = await asyncio.gather(*links, return_exceptions=True)
@@ -204,9 +201,8 @@ class NameContract(ArtifactCase):
         assert sum(isinstance(outcome, ArtifactConflict) for outcome in outcomes) == 5
 
     @scenario
-    async def test_listing(self, rig: ArtifactRig) -> None:
+    async def test_listing(self, store: ArtifactStore) -> None:
         """Names are listed in order, by bucket and by prefix of the key."""
-        store = await rig.open()
         for bucket, key in (("b", "z"), ("a", "x/2"), ("a", "x/10"), ("a", "y"), ("b", "x/1")):
             await store.put(bucket, key, stream(key.encode()))
         assert await all_names(store) == [("a", "x/10"), ("a", "x/2"), ("a", "y"), ("b", "x/1"), ("b", "z")]
@@ -220,9 +216,8 @@ class ReadingContract(ArtifactCase):
     """What `get`, `exists` and `claim` promise."""
 
     @scenario
-    async def test_what_is_not_here(self, rig: ArtifactRig) -> None:
+    async def test_what_is_not_here(self, store: ArtifactStore) -> None:
         """Unknown content is missing, and asking for it makes nothing."""
-        store = await rig.open()
         content = await store.add(stream(HELLO))
         assert not await store.exists(MISSING)
         assert await store.claim([MISSING, content.digest, MISSING]) == [None, len(HELLO), None]
@@ -231,9 +226,8 @@ class ReadingContract(ArtifactCase):
             await whole(store, MISSING)
 
     @scenario
-    async def test_altered_content_is_never_given_whole(self, rig: ArtifactRig) -> None:
+    async def test_altered_content_is_never_given_whole(self, store: ArtifactStore) -> None:
         """A changed byte, a lost tail or a foreign one is found while reading, before the last piece is given."""
-        store = await rig.open()
         data = noise((2 << 20) + 500)
         content = await store.add(stream(data))
         turned = bytes([data[0] ^ 1]) + data[1:]
@@ -246,18 +240,16 @@ class ReadingContract(ArtifactCase):
             assert len(got) < len(bad) or not bad
 
     @scenario
-    async def test_damage_is_made_whole_by_a_repeat(self, rig: ArtifactRig) -> None:
+    async def test_damage_is_made_whole_by_a_repeat(self, store: ArtifactStore) -> None:
         """Uploading the same content again repairs a damaged copy."""
-        store = await rig.open()
         put = await store.put(*NAME, stream(HELLO))
         await self.damage(store, put.digest, b"rotten")
         assert await store.put(*NAME, stream(HELLO), digest=put.digest) == put
         assert await whole(store, put.digest) == HELLO
 
     @scenario
-    async def test_readers_read_on(self, rig: ArtifactRig) -> None:
+    async def test_readers_read_on(self, rig: ArtifactRig, store: ArtifactStore) -> None:
         """Many readers at once get the same, and one that has begun is not disturbed by a collection."""
-        store = await rig.open()
         data = noise((3 << 20) + 1)
         content = await store.add(stream(data))
         assert await asyncio.gather(*(whole(store, content.digest) for _ in range(4))) == [data] * 4
@@ -294,9 +286,8 @@ class CollectionContract(ArtifactCase):
         assert (await store.put(*NAME, stream(b"another time"))).digest == digest_of(b"another time")
 
     @scenario
-    async def test_the_period_begins_when_it_was_last_needed(self, rig: ArtifactRig) -> None:
+    async def test_the_period_begins_when_it_was_last_needed(self, rig: ArtifactRig, store: ArtifactStore) -> None:
         """Storing, linking, claiming and being referenced each begin the grace period anew, across a restart too."""
-        store = await rig.open()
         digest = (await store.add(stream(HELLO))).digest
 
         async def claim() -> object:
@@ -323,9 +314,8 @@ class CollectionContract(ArtifactCase):
         assert (await rig.collect()).digests == (digest,)
 
     @scenario
-    async def test_a_clock_that_jumps_collects_nothing_new(self, rig: ArtifactRig) -> None:
+    async def test_a_clock_that_jumps_collects_nothing_new(self, rig: ArtifactRig, store: ArtifactStore) -> None:
         """A wall clock that jumps forward does not age what was stored or claimed since the store was opened."""
-        store = await rig.open()
         digest = (await store.add(stream(HELLO))).digest
         rig.clock.jump(10 * GRACE_SECONDS)
         assert (await rig.collect()).digests == ()
@@ -336,9 +326,8 @@ class CollectionContract(ArtifactCase):
         assert (await rig.collect()).digests == ()
 
     @scenario
-    async def test_collecting_while_others_work(self, rig: ArtifactRig) -> None:
+    async def test_collecting_while_others_work(self, rig: ArtifactRig, store: ArtifactStore) -> None:
         """What is claimed, stored or linked while collections run is there afterwards, with its name."""
-        store = await rig.open()
         data = [f"content {number}".encode() for number in range(30)]
         for each in data:
             await store.add(stream(each))
@@ -372,9 +361,8 @@ class CollectionContract(ArtifactCase):
             assert (named is not None) == (used and number % 3 != 0)
 
     @scenario
-    async def test_a_negative_grace_is_refused(self, rig: ArtifactRig) -> None:
+    async def test_a_negative_grace_is_refused(self, store: ArtifactStore) -> None:
         """A grace period below nothing is a mistake."""
-        store = await rig.open()
         await refused([store.collect(set(), now_unix_ms=0, grace_seconds=-1.0)], InvalidArgument)
 
 
@@ -382,9 +370,8 @@ class ClosingContract(ArtifactCase):
     """What `close` promises."""
 
     @scenario
-    async def test_a_closed_store_refuses(self, rig: ArtifactRig) -> None:
+    async def test_a_closed_store_refuses(self, rig: ArtifactRig, store: ArtifactStore) -> None:
         """After close every method says so, a second close is harmless, and everything is there on reopening."""
-        store = await rig.open()
         put = await store.put(*NAME, stream(HELLO))
         await store.close()
         await store.close()
@@ -404,9 +391,8 @@ class ClosingContract(ArtifactCase):
         assert await (await rig.reopen()).stat(*NAME) == put
 
     @scenario
-    async def test_closing_breaks_uploads_off(self, rig: ArtifactRig) -> None:
+    async def test_closing_breaks_uploads_off(self, rig: ArtifactRig, store: ArtifactStore) -> None:
         """An upload under way is told that the store was closed, and leaves nothing."""
-        store = await rig.open()
         begun, closed = asyncio.Event(), asyncio.Event()
 
         async def slow() -> AsyncIterator[Bytes]:

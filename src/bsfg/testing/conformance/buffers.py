@@ -29,9 +29,8 @@ class StoreBufferContract(
     kind: ClassVar[Buffer] = Buffer.STORE
 
     @scenario
-    async def test_the_frontier_is_that_of_the_slowest_required_consumer(self, rig: Rig) -> None:
+    async def test_the_frontier_is_that_of_the_slowest_required_consumer(self, rig: Rig, lane: BufferUnderTest) -> None:
         """The frontier is the lowest of the required consumers of this very buffer, -1 without one."""
-        lane = await rig.lane()
         await lane.write(batch(10))
         forward = await rig.lane(kind=Buffer.FORWARD)
         other = await rig.lane(stream="audit")
@@ -51,9 +50,8 @@ class StoreBufferContract(
         assert await lane.store.frontier() == 8
 
     @scenario
-    async def test_without_a_required_consumer_nothing_is_truncated(self, rig: Rig) -> None:
+    async def test_without_a_required_consumer_nothing_is_truncated(self, lane: BufferUnderTest) -> None:
         """Before the first required consumer exists a store buffer keeps everything."""
-        lane = await rig.lane()
         await lane.write(batch(3))
         await lane.create_reader("optional", required=False)
         await lane.confirm(name="optional")
@@ -62,9 +60,8 @@ class StoreBufferContract(
             await lane.buffer.truncate_before(1)
 
     @scenario
-    async def test_a_new_required_consumer_begins_behind_what_is_gone(self, rig: Rig) -> None:
+    async def test_a_new_required_consumer_begins_behind_what_is_gone(self, lane: BufferUnderTest) -> None:
         """A consumer created after a truncation begins at the oldest entry that is left."""
-        lane = await rig.lane()
         await lane.write(batch(10))
         await lane.create_reader("first")
         await lane.confirm(name="first")
@@ -74,17 +71,15 @@ class StoreBufferContract(
         assert await lane.store.frontier() == 5
 
     @scenario
-    async def test_a_conflict_is_a_result_and_no_quarantine(self, rig: Rig) -> None:
+    async def test_a_conflict_is_a_result_and_no_quarantine(self, lane: BufferUnderTest) -> None:
         """The producer learns of its conflict from the receipt; nothing is put aside for it."""
-        lane = await rig.lane()
         await lane.write(batch(2))
         await lane.write_messages(altered(messages(2)))
         assert await lane.buffer.quarantine() == []
 
     @scenario
-    async def test_entries_have_no_origin(self, rig: Rig) -> None:
+    async def test_entries_have_no_origin(self, lane: BufferUnderTest) -> None:
         """What this zone produced was pulled from nowhere."""
-        lane = await rig.lane()
         await lane.write(batch(3))
         assert [entry.origin for entry in await lane.entries()] == [None] * 3
 
@@ -109,18 +104,16 @@ class ForwardBufferContract(
             assert [entry.origin for entry in await lane.entries()] == expected
 
     @scenario
-    async def test_inserted_rows_keep_their_own_origin(self, rig: Rig) -> None:
+    async def test_inserted_rows_keep_their_own_origin(self, lane: BufferUnderTest) -> None:
         """When only some rows of a put are new, each of them has the origin of its row."""
-        lane = await rig.lane()
         await lane.forward.put_if_absent(batch(1, first=1), origin(1, first=90, zone="idmz"))
         await lane.forward.put_if_absent(batch(3), origin(3, first=50))
         found = [(entry.origin.zone, entry.origin.offset) for entry in await lane.entries() if entry.origin]
         assert found == [("idmz", 90), ("field", 50), ("field", 52)]
 
     @scenario
-    async def test_the_origin_must_fit_the_batch(self, rig: Rig) -> None:
+    async def test_the_origin_must_fit_the_batch(self, lane: BufferUnderTest) -> None:
         """A put whose origin does not name an offset and a time for each row is refused."""
-        lane = await rig.lane()
         short = (np.arange(3), np.arange(3), np.arange(2))
         for span in (origin(2), origin(4), OriginSpan("field", *short[1:]), OriginSpan("field", *short)):
             with pytest.raises(InvalidArgument):
@@ -160,9 +153,8 @@ class ForwardBufferContract(
         assert await lane.messages() == [*messages(2), message("x", 1)]
 
     @scenario
-    async def test_a_conflict_with_removed_bytes_is_quarantined(self, rig: Rig) -> None:
+    async def test_a_conflict_with_removed_bytes_is_quarantined(self, lane: BufferUnderTest) -> None:
         """The digest that outlived its bytes still tells a conflict."""
-        lane = await rig.lane()
         await lane.write(batch(2))
         await lane.buffer.truncate_before(2)
         await lane.write_messages(altered(messages(1)))
@@ -194,9 +186,8 @@ class ForwardBufferContract(
                 await drain(lane.forward.query_by_time_range(t0 + 1, t0))
 
     @scenario
-    async def test_query_by_time_range_with_a_clock_that_jumps_back(self, rig: Rig) -> None:
+    async def test_query_by_time_range_with_a_clock_that_jumps_back(self, rig: Rig, lane: BufferUnderTest) -> None:
         """When the clock jumps back, entries keep the latest time seen and every entry is still found once."""
-        lane = await rig.lane()
         for number, seconds in enumerate((0, 100, -50, 0, 80)):
             (rig.clock.advance if seconds > 0 else rig.clock.jump)(seconds)
             await lane.write(batch(1, first=number))
@@ -206,18 +197,16 @@ class ForwardBufferContract(
         assert [entry.offset for entry in entries_of(late)] == [1, 2, 3]
 
     @scenario
-    async def test_query_by_time_range_after_truncation(self, rig: Rig) -> None:
+    async def test_query_by_time_range_after_truncation(self, lane: BufferUnderTest) -> None:
         """A time range gives only what is retained."""
-        lane = await rig.lane()
         await lane.write(batch(6))
         await lane.buffer.truncate_before(4)
         frames = await drain(lane.forward.query_by_time_range(0, 1 << 50))
         assert [entry.offset for entry in entries_of(frames)] == [4, 5]
 
     @scenario
-    async def test_without_a_required_consumer_everything_may_go(self, rig: Rig) -> None:
+    async def test_without_a_required_consumer_everything_may_go(self, lane: BufferUnderTest) -> None:
         """A forward buffer that nobody must read is truncated up to its end; a required reader holds it."""
-        lane = await rig.lane()
         await lane.write(batch(6))
         await lane.buffer.truncate_before(2)
         await lane.create_reader()
@@ -230,9 +219,8 @@ class ForwardBufferContract(
         await lane.buffer.truncate_before(6)
 
     @scenario
-    async def test_consumers_of_the_store_buffer_hold_nothing_back(self, rig: Rig) -> None:
+    async def test_consumers_of_the_store_buffer_hold_nothing_back(self, rig: Rig, lane: BufferUnderTest) -> None:
         """A required consumer of the stream's store buffer has no say in its forward buffer."""
-        lane = await rig.lane()
         await lane.write(batch(6))
         await (await rig.lane(kind=Buffer.STORE)).create_reader()
         await lane.buffer.truncate_before(6)
@@ -329,9 +317,8 @@ class ForwardBufferContract(
             assert kept == sorted(_latest(entries).values(), key=lambda entry: entry.offset)[-3:]
 
     @scenario
-    async def test_nothing_is_kept_unasked(self, rig: Rig) -> None:
+    async def test_nothing_is_kept_unasked(self, lane: BufferUnderTest) -> None:
         """Without ``keep_latest`` what leaves is gone."""
-        lane = await rig.lane()
         await lane.write(batch(6))
         await lane.buffer.truncate_before(6)
         assert len(await lane.forward.kept_latest()) == 0

@@ -7,7 +7,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -36,9 +36,6 @@ from bsfg.testing.facts import SHA256, sealed
 STREAM = "operational"
 READER = "reader"
 SENDER = "field"
-
-Contract = TypeVar("Contract", bound="StorageCase")
-Arguments = ParamSpec("Arguments")
 
 
 class StorageCase(ABC):
@@ -182,29 +179,44 @@ class Rig:
         yield await self.reopened(policy)
 
 
-def scenario(
-    test: Callable[Concatenate[Contract, Rig, Arguments], Coroutine[Any, Any, None]],
-) -> Callable[Concatenate[Contract, Path, Arguments], None]:
-    """Make a pytest method of a coroutine that gets a `Rig`; further arguments are parameters of the test."""
+def scenario(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Make a pytest method of a coroutine that gets a `Rig` as ``rig``, its opened buffer as ``lane``, or both.
 
-    def run(case: Contract, tmp_path: Path, *args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+    Further arguments are parameters of the test.
+    """
+    return running(test, Rig, "lane", Rig.lane)
+
+
+def running(
+    test: Callable[..., Coroutine[Any, Any, None]],
+    rig_of: Callable[..., Any],
+    opened: str,
+    open_: Callable[..., Coroutine[Any, Any, object]],
+) -> Callable[..., None]:
+    """Make a pytest method of a coroutine that gets a rig as ``rig``, what is opened on it by that name, or both."""
+    wanted = inspect.signature(test).parameters
+
+    def run(case: object, tmp_path: Path, **given: Any) -> None:
         async def whole() -> None:
-            rig = Rig(case, tmp_path)
+            rig = rig_of(case, tmp_path)
             try:
-                await test(case, rig, *args, **kwargs)
+                if opened in wanted:
+                    given[opened] = await open_(rig)
+                if "rig" in wanted:
+                    given["rig"] = rig
+                await test(case, **given)
             finally:
                 await rig.close()
 
         asyncio.run(whole())
 
     # Pytest reads names of fixtures and parameters from the signature; `functools.wraps` would show it the rig's.
-    signature = inspect.signature(test)
-    itself, _, *others = signature.parameters.values()
+    itself, *others = (each for name, each in wanted.items() if name not in ("rig", opened))
     fixture = inspect.Parameter("tmp_path", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    run.__signature__ = signature.replace(parameters=[itself, fixture, *others])  # type: ignore[attr-defined]
+    run.__signature__ = inspect.Signature([itself, fixture, *others])  # type: ignore[attr-defined]
     run.__name__, run.__qualname__, run.__doc__ = test.__name__, test.__qualname__, test.__doc__
     run.__module__ = test.__module__
-    return cast(Callable[Concatenate[Contract, Path, Arguments], None], run)
+    return run
 
 
 def origin(count: int, *, first: int = 0, zone: str = SENDER) -> OriginSpan:

@@ -246,9 +246,8 @@ class ConsumerContract(StorageCase):
     """Creating, describing and retiring consumers."""
 
     @scenario
-    async def test_a_consumer_is_described_as_created(self, rig: Rig) -> None:
+    async def test_a_consumer_is_described_as_created(self, rig: Rig, lane: BufferUnderTest) -> None:
         """A new consumer stands before the first entry, bound to its buffer's history, also after a restart."""
-        lane = await rig.lane()
         created = await rig.storage.cursors.create(SPEC)
         assert (created.spec, created.checkpoint, created.ranges) == (SPEC, Checkpoint(0, -1), ())
         assert (created.log_id, created.created_unix_ms) == (lane.buffer.log_id, START_UNIX_MS)
@@ -408,9 +407,8 @@ class ConsumerContract(StorageCase):
             assert await lane.messages() == messages(10)
 
     @scenario
-    async def test_retiring_frees_the_frontier(self, rig: Rig) -> None:
+    async def test_retiring_frees_the_frontier(self, rig: Rig, lane: BufferUnderTest) -> None:
         """A retired consumer holds nothing back any longer."""
-        lane = await rig.lane()
         await lane.write(batch(10))
         await lane.create_reader()
         await lane.create_reader("lost")
@@ -419,9 +417,8 @@ class ConsumerContract(StorageCase):
         await lane.buffer.truncate_before(10)
 
     @scenario
-    async def test_a_consumer_that_confirmed_all_leaves_no_gap(self, rig: Rig) -> None:
+    async def test_a_consumer_that_confirmed_all_leaves_no_gap(self, rig: Rig, lane: BufferUnderTest) -> None:
         """Retiring a consumer that missed nothing records nothing."""
-        lane = await rig.lane()
         await lane.write(batch(3))
         await lane.create_reader()
         await lane.confirm()

@@ -54,9 +54,8 @@ class HeldMediumContract(StorageCase):
             assert await lane.messages() == messages(4)
 
     @scenario
-    async def test_a_writer_that_gives_up_leaves_no_doubt(self, rig: Rig) -> None:
+    async def test_a_writer_that_gives_up_leaves_no_doubt(self, rig: Rig, lane: BufferUnderTest) -> None:
         """A write whose caller is cancelled is there as a whole or not at all, and a repeat settles it."""
-        lane = await rig.lane()
         release = self.hold_medium(rig.storage)
         try:
             writing = asyncio.create_task(lane.write(batch(5)))
@@ -83,9 +82,8 @@ class BrokenMediumContract(StorageCase):
         """
 
     @scenario
-    async def test_a_full_disk_stores_nothing(self, rig: Rig) -> None:
+    async def test_a_full_disk_stores_nothing(self, rig: Rig, lane: BufferUnderTest) -> None:
         """A write on a full disk leaves nothing, and the storage works again when there is space."""
-        lane = await rig.lane()
         await lane.write(batch(3))
         before = await lane.stats()
         self.break_medium(rig.storage, "no_space")
@@ -98,9 +96,8 @@ class BrokenMediumContract(StorageCase):
         assert await lane.messages() == messages(5)
 
     @scenario
-    async def test_a_failed_sync_closes_the_storage(self, rig: Rig) -> None:
+    async def test_a_failed_sync_closes_the_storage(self, rig: Rig, lane: BufferUnderTest) -> None:
         """When a sync fails, those who wait learn that the outcome is unknown, and nothing more is taken."""
-        lane = await rig.lane()
         await lane.write(batch(3))
         self.break_medium(rig.storage, "sync_fails")
         with pytest.raises(OutcomeUnknown):
@@ -112,9 +109,8 @@ class BrokenMediumContract(StorageCase):
         await rig.storage.close()
 
     @scenario
-    async def test_a_repeat_after_a_failed_sync_is_safe(self, rig: Rig) -> None:
+    async def test_a_repeat_after_a_failed_sync_is_safe(self, rig: Rig, lane: BufferUnderTest) -> None:
         """After reopening, a repeat with the same ids stores what is missing and nothing twice."""
-        lane = await rig.lane()
         await lane.write(batch(3))
         self.break_medium(rig.storage, "sync_fails")
         with pytest.raises(OutcomeUnknown):
@@ -128,9 +124,8 @@ class BrokenMediumContract(StorageCase):
         assert len(found) == 5
 
     @scenario
-    async def test_everybody_who_waits_learns_of_a_failed_sync(self, rig: Rig) -> None:
+    async def test_everybody_who_waits_learns_of_a_failed_sync(self, rig: Rig, lane: BufferUnderTest) -> None:
         """Of many writers in a failing sync each has a receipt, or an unknown outcome, or finds the storage closed."""
-        lane = await rig.lane()
         await lane.write(batch(1))
         self.break_medium(rig.storage, "sync_fails")
         writes = [lane.write(batch(1, first=number)) for number in range(1, 12)]
@@ -146,9 +141,8 @@ class BrokenMediumContract(StorageCase):
         assert len(await lane.entries()) == 12
 
     @scenario
-    async def test_an_input_output_error_loses_nothing_acknowledged(self, rig: Rig) -> None:
+    async def test_an_input_output_error_loses_nothing_acknowledged(self, rig: Rig, lane: BufferUnderTest) -> None:
         """An input/output error is reported, what was acknowledged stays, and a repeat after reopening is safe."""
-        lane = await rig.lane()
         await lane.write(batch(3))
         self.break_medium(rig.storage, "io_error")
         with pytest.raises(StorageFailed):
@@ -159,9 +153,8 @@ class BrokenMediumContract(StorageCase):
         assert sorted(str(one) for one in await lane.messages()) == sorted(str(one) for one in messages(6))
 
     @scenario
-    async def test_a_full_disk_moves_no_cursor(self, rig: Rig) -> None:
+    async def test_a_full_disk_moves_no_cursor(self, rig: Rig, lane: BufferUnderTest) -> None:
         """A confirmation that cannot be made durable is refused and changes nothing; it can be repeated."""
-        lane = await rig.lane()
         await lane.write(batch(5))
         await lane.create_reader()
         await lane.confirm(1)
@@ -174,9 +167,8 @@ class BrokenMediumContract(StorageCase):
         assert (await storage.cursors.checkpoint(READER)).committed == 3
 
     @scenario
-    async def test_a_failed_sync_of_a_cursor_is_repeatable(self, rig: Rig) -> None:
+    async def test_a_failed_sync_of_a_cursor_is_repeatable(self, rig: Rig, lane: BufferUnderTest) -> None:
         """After a failed sync a cursor stands where it stood or where it was moved to, and the repeat moves it."""
-        lane = await rig.lane()
         await lane.write(batch(5))
         await lane.create_reader()
         await lane.confirm(1)

@@ -11,7 +11,7 @@ from bsfg.errors import GapsFull, InvalidArgument, OffsetOutOfRange, QuarantineF
 from bsfg.gaps import RELAYED_RANGES_MAX, RangeSet
 from bsfg.ports import GapRecord, GapSet, Result
 from bsfg.retention import GapReason, Policy
-from bsfg.testing.conformance.case import Rig, StorageCase, origin, scenario
+from bsfg.testing.conformance.case import BufferUnderTest, Rig, StorageCase, origin, scenario
 from bsfg.testing.facts import WeakHasher, batch, message, messages
 
 
@@ -35,9 +35,8 @@ class RecordsContract(StorageCase):
             assert (await lane.stats()).gaps == 3
 
     @scenario
-    async def test_a_gap_record_is_not_repeated(self, rig: Rig) -> None:
+    async def test_a_gap_record_is_not_repeated(self, rig: Rig, lane: BufferUnderTest) -> None:
         """The same range, reason, detail and origin is recorded once; with any of them changed it is another record."""
-        lane = await rig.lane()
         await lane.write(batch(10))
         first = GapRecord(2, 3, GapReason.SKIPPED, 1_000, "first")
         again = GapRecord(2, 3, GapReason.SKIPPED, 2_000, "first")
@@ -127,9 +126,8 @@ class RecordsContract(StorageCase):
                 assert not (await lane.stats()).gaps_full
 
     @scenario
-    async def test_impossible_gap_records_are_refused(self, rig: Rig) -> None:
+    async def test_impossible_gap_records_are_refused(self, lane: BufferUnderTest) -> None:
         """A gap record must name a range, and one of this buffer must lie below its end."""
-        lane = await rig.lane()
         await lane.write(batch(3))
         for first, last, count in ((-1, 1, None), (2, 1, None), (0, 1, 3), (0, 1, 0)):
             with pytest.raises(InvalidArgument):
@@ -139,9 +137,8 @@ class RecordsContract(StorageCase):
         assert await lane.gaps() == []
 
     @scenario
-    async def test_retained_entries_are_given_whatever_gap_records_say(self, rig: Rig) -> None:
+    async def test_retained_entries_are_given_whatever_gap_records_say(self, lane: BufferUnderTest) -> None:
         """A gap record about entries that are there, or about another zone's offsets, hides none of them."""
-        lane = await rig.lane()
         await lane.write(batch(5))
         await lane.buffer.record_gap(GapRecord(1, 2, GapReason.SKIPPED, 0))
         await lane.buffer.record_gap(GapRecord(0, 4, GapReason.LOST, 0, "", "field"))
@@ -155,9 +152,8 @@ class RecordsContract(StorageCase):
         }
 
     @scenario
-    async def test_quarantine_is_empty_at_first(self, rig: Rig) -> None:
+    async def test_quarantine_is_empty_at_first(self, lane: BufferUnderTest) -> None:
         """Inserts and repeats put nothing aside."""
-        lane = await rig.lane()
         await lane.write(batch(3))
         await lane.write(batch(3))
         assert await lane.buffer.quarantine() == []
@@ -214,9 +210,8 @@ class SetsAsideContract(StorageCase):
     """Facts that were never put can be kept aside; the tests run on the buffer that ``kind`` names."""
 
     @scenario
-    async def test_facts_are_set_aside_once_per_reason(self, rig: Rig) -> None:
+    async def test_facts_are_set_aside_once_per_reason(self, rig: Rig, lane: BufferUnderTest) -> None:
         """Facts set aside are listed with reason and detail, once per reason, also after a restart."""
-        lane = await rig.lane()
         await lane.buffer.set_aside(batch(2), "fact_expired", "two days late")
         lane = await rig.reopened()
         await lane.buffer.set_aside(batch(3), "fact_expired", "three days late")
@@ -319,8 +314,7 @@ class SetsAsideContract(StorageCase):
             assert await lane.buffer.quarantined(ids[-1]) is not None
 
     @scenario
-    async def test_a_fact_set_aside_can_still_be_written(self, rig: Rig) -> None:
+    async def test_a_fact_set_aside_can_still_be_written(self, lane: BufferUnderTest) -> None:
         """Being set aside takes no key: the fact may be written later."""
-        lane = await rig.lane()
         await lane.buffer.set_aside(batch(2), "fact_expired")
         assert (await lane.write(batch(2))).offsets.tolist() == [0, 1]

@@ -115,9 +115,8 @@ class TruncationContract(StorageCase):
         assert await (await rig.reopened()).gaps() == []
 
     @scenario
-    async def test_a_consumer_at_the_end_confirms_nothing_it_was_not_given(self, rig: Rig) -> None:
+    async def test_a_consumer_at_the_end_confirms_nothing_it_was_not_given(self, lane: BufferUnderTest) -> None:
         """A consumer that begins at the latest entry does not hold older ones back."""
-        lane = await rig.lane()
         await lane.write(batch(4))
         buffer = lane.buffer
         await lane.storage.cursors.create(ConsumerSpec("late", buffer.stream, buffer.buffer, StartAt.LATEST))

@@ -22,9 +22,8 @@ class ReplayContract(StorageCase):
     """Reading back what was written; the tests run on the buffer that ``kind`` names."""
 
     @scenario
-    async def test_replay_gives_everything_in_order(self, rig: Rig) -> None:
+    async def test_replay_gives_everything_in_order(self, lane: BufferUnderTest) -> None:
         """A replay from 0 gives every entry in offset order."""
-        lane = await rig.lane()
         for number in range(5):
             await lane.write(batch(4, first=4 * number))
         assert [entry.offset for entry in await lane.entries()] == list(range(20))
@@ -37,9 +36,8 @@ class ReplayContract(StorageCase):
         assert await (await rig.reopened()).frames() == []
 
     @scenario
-    async def test_replay_from_any_offset_to_any_end(self, rig: Rig) -> None:
+    async def test_replay_from_any_offset_to_any_end(self, lane: BufferUnderTest) -> None:
         """Any range is given exactly, whatever the batches were and however small the frames are."""
-        lane = await rig.lane()
         sizes = [3, 1, 5, 2]
         for number, size in enumerate(sizes):
             await lane.write(batch(size, first=sum(sizes[:number])))
@@ -51,9 +49,8 @@ class ReplayContract(StorageCase):
                     assert all(frame.last - frame.first < max_facts for frame in frames)
 
     @scenario
-    async def test_an_end_beyond_the_end_means_the_end(self, rig: Rig) -> None:
+    async def test_an_end_beyond_the_end_means_the_end(self, lane: BufferUnderTest) -> None:
         """Asking for more than there is gives what there is, an end at the start nothing; one below it is refused."""
-        lane = await rig.lane()
         await lane.write(batch(3))
         assert [entry.offset for entry in entries_of(await lane.frames(1, end=1_000))] == [1, 2]
         assert await drain(lane.buffer.replay(2, end=2)) == []
@@ -61,9 +58,8 @@ class ReplayContract(StorageCase):
             await drain(lane.buffer.replay(2, end=1))
 
     @scenario
-    async def test_a_start_beyond_the_end_is_refused(self, rig: Rig) -> None:
+    async def test_a_start_beyond_the_end_is_refused(self, lane: BufferUnderTest) -> None:
         """The end itself is a valid start that gives nothing; beyond it the offset is out of range."""
-        lane = await rig.lane()
         await lane.write(batch(3))
         assert await drain(lane.buffer.replay(3)) == []
         with pytest.raises(OffsetOutOfRange):
@@ -72,9 +68,8 @@ class ReplayContract(StorageCase):
             await drain(lane.buffer.replay(-1))
 
     @scenario
-    async def test_replay_after_reopening(self, rig: Rig) -> None:
+    async def test_replay_after_reopening(self, rig: Rig, lane: BufferUnderTest) -> None:
         """After a restart the same range gives the same entries."""
-        lane = await rig.lane()
         for number in range(6):
             await lane.write(batch(5, first=5 * number, seed=2))
             rig.clock.advance(1)
@@ -85,9 +80,8 @@ class ReplayContract(StorageCase):
         assert await lane.entries(7) == before + (await lane.entries(30))
 
     @scenario
-    async def test_a_repeated_replay_gives_the_same(self, rig: Rig) -> None:
+    async def test_a_repeated_replay_gives_the_same(self, lane: BufferUnderTest) -> None:
         """A range is the same every time it is read, whatever is written after it."""
-        lane = await rig.lane()
         await lane.write(batch(10))
         first = entries_of(await lane.frames(2, end=8))
         await lane.write(batch(10, first=10))
@@ -111,9 +105,8 @@ class ReplayContract(StorageCase):
                 assert [entry.offset for entry in entries_of(frames)] == list(range(max(start, 7), 10))
 
     @scenario
-    async def test_truncation_during_a_replay_leaves_no_hole(self, rig: Rig) -> None:
+    async def test_truncation_during_a_replay_leaves_no_hole(self, lane: BufferUnderTest) -> None:
         """A replay that is overtaken by a truncation goes on without hole or overlap."""
-        lane = await rig.lane()
         for number in range(10):
             await lane.write(batch(3, first=3 * number))
         await lane.create_reader()
@@ -127,9 +120,8 @@ class ReplayContract(StorageCase):
         assert [entry.message for entry in entries_of(frames)][-10:] == messages(10, first=20)
 
     @scenario
-    async def test_waiting_for_what_is_there(self, rig: Rig) -> None:
+    async def test_waiting_for_what_is_there(self, lane: BufferUnderTest) -> None:
         """Waiting for an offset that is durable, or was before it was truncated, ends at once."""
-        lane = await rig.lane()
         assert not await lane.buffer.wait_for(0, 0)
         await lane.write(batch(3))
         await lane.create_reader()
@@ -138,9 +130,8 @@ class ReplayContract(StorageCase):
         assert [await lane.buffer.wait_for(offset, 0) for offset in range(5)] == [True, True, True, False, False]
 
     @scenario
-    async def test_waiting_for_what_comes(self, rig: Rig) -> None:
+    async def test_waiting_for_what_comes(self, lane: BufferUnderTest) -> None:
         """Waiting for an offset ends when it is written, and not for an earlier one."""
-        lane = await rig.lane()
         waits = [asyncio.create_task(lane.buffer.wait_for(offset, LONG_SECONDS)) for offset in (0, 3)]
         await asyncio.sleep(0)
         await lane.write(batch(2))
@@ -150,9 +141,8 @@ class ReplayContract(StorageCase):
         assert await waits[1]
 
     @scenario
-    async def test_waiting_ends_with_its_timeout(self, rig: Rig) -> None:
+    async def test_waiting_ends_with_its_timeout(self, lane: BufferUnderTest) -> None:
         """Waiting for an offset that does not come ends with the timeout and says so."""
-        lane = await rig.lane()
         await lane.write(batch(1))
         assert not await lane.buffer.wait_for(1, 0.01)
 
@@ -184,9 +174,8 @@ class ReplayContract(StorageCase):
             assert [entry.offset if entry else None for entry in found] == [None] * 4 + [4, 5]
 
     @scenario
-    async def test_racing_writers_leave_no_gap_for_a_tailing_reader(self, rig: Rig) -> None:
+    async def test_racing_writers_leave_no_gap_for_a_tailing_reader(self, lane: BufferUnderTest) -> None:
         """Readers that tail while many writers race see every offset once and in order."""
-        lane = await rig.lane()
         total = 8 * 12 * 3
         readers = [asyncio.create_task(self._tail(lane, total)) for _ in range(2)]
         await asyncio.gather(*(self._race(lane, writer) for writer in range(8)))

@@ -59,9 +59,8 @@ class StorageContract(StorageCase):
         assert await storage.streams() == []
 
     @scenario
-    async def test_each_history_has_its_own_id(self, rig: Rig) -> None:
+    async def test_each_history_has_its_own_id(self, rig: Rig, lane: BufferUnderTest) -> None:
         """The id of a log stays over a restart, and no other storage has the same."""
-        lane = await rig.lane()
         log_id = lane.buffer.log_id
         assert log_id
         lane = await rig.reopened()
@@ -115,18 +114,16 @@ class StorageContract(StorageCase):
             assert stats.oldest_unix_ms == rig.clock.now_unix_ms()
 
     @scenario
-    async def test_cursors_need_no_open_buffer(self, rig: Rig) -> None:
+    async def test_cursors_need_no_open_buffer(self, rig: Rig, lane: BufferUnderTest) -> None:
         """After a restart a consumer can confirm before anybody has opened its buffer."""
-        lane = await rig.lane()
         await lane.write(batch(5))
         await lane.create_reader()
         storage = await rig.reopen()
         assert (await storage.cursors.commit(READER, Confirmation(through=3))).committed == 3
 
     @scenario
-    async def test_closing_twice_is_harmless(self, rig: Rig) -> None:
+    async def test_closing_twice_is_harmless(self, rig: Rig, lane: BufferUnderTest) -> None:
         """A storage can be closed any number of times, and what it held is there afterwards."""
-        lane = await rig.lane()
         await lane.write(batch(3))
         await rig.storage.close()
         await rig.storage.close()
@@ -146,9 +143,8 @@ class StorageContract(StorageCase):
                 await call()
 
     @scenario
-    async def test_closing_wakes_those_who_wait(self, rig: Rig) -> None:
+    async def test_closing_wakes_those_who_wait(self, rig: Rig, lane: BufferUnderTest) -> None:
         """Whoever waits for an entry learns at once that the storage was closed."""
-        lane = await rig.lane()
         waiting = asyncio.create_task(lane.buffer.wait_for(0, LONG_SECONDS))
         await asyncio.sleep(0)
         await rig.storage.close()
@@ -156,9 +152,8 @@ class StorageContract(StorageCase):
             await waiting
 
     @scenario
-    async def test_closing_finishes_what_is_under_way(self, rig: Rig) -> None:
+    async def test_closing_finishes_what_is_under_way(self, rig: Rig, lane: BufferUnderTest) -> None:
         """A write that races with closing either has a receipt and is there, or is refused and can be repeated."""
-        lane = await rig.lane()
         writes = [asyncio.create_task(lane.write(batch(2, first=2 * number))) for number in range(20)]
         await asyncio.sleep(0)
         await rig.storage.close()

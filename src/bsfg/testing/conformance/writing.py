@@ -40,9 +40,8 @@ class WritingContract(StorageCase):
     """Idempotent writes; the tests run on the buffer that ``kind`` names."""
 
     @scenario
-    async def test_new_facts_get_consecutive_offsets(self, rig: Rig) -> None:
+    async def test_new_facts_get_consecutive_offsets(self, lane: BufferUnderTest) -> None:
         """New facts get consecutive offsets from 0 in row order, batch after batch."""
-        lane = await rig.lane()
         assert rows(await lane.write(batch(3))) == all_rows(INSERTED, 0, 3)
         assert rows(await lane.write(batch(4, first=3))) == all_rows(INSERTED, 3, 4)
         assert await lane.messages() == messages(7)
@@ -59,9 +58,8 @@ class WritingContract(StorageCase):
             assert [entry.digest for entry in entries] == facts.digests()
 
     @scenario
-    async def test_repeats_are_answered_with_the_first_offset(self, rig: Rig) -> None:
+    async def test_repeats_are_answered_with_the_first_offset(self, lane: BufferUnderTest) -> None:
         """The same facts again are repeats with their first offsets, mixed with new ones or not."""
-        lane = await rig.lane()
         await lane.write(batch(5))
         assert rows(await lane.write(batch(5))) == all_rows(ALREADY_EXISTS, 0, 5)
         mixed = await lane.write(batch(4, first=3))
@@ -69,18 +67,16 @@ class WritingContract(StorageCase):
         assert await lane.messages() == messages(7)
 
     @scenario
-    async def test_another_envelope_around_the_same_body_is_a_repeat(self, rig: Rig) -> None:
+    async def test_another_envelope_around_the_same_body_is_a_repeat(self, lane: BufferUnderTest) -> None:
         """The body alone decides whether a fact is the same: a retry may carry another label or time."""
-        lane = await rig.lane()
         first, again = message("a", 1), message("a", 1, to_zone="elsewhere")
         await lane.write_messages([first])
         assert rows(await lane.write_messages([again])) == [(ALREADY_EXISTS, 0)]
         assert await lane.messages() == [first]
 
     @scenario
-    async def test_another_body_is_a_conflict(self, rig: Rig) -> None:
+    async def test_another_body_is_a_conflict(self, lane: BufferUnderTest) -> None:
         """A taken key with another body is a conflict with the first offset, and the first fact stays."""
-        lane = await rig.lane()
         await lane.write(batch(3))
         receipt = await lane.write_messages(altered(messages(3)))
         assert rows(receipt) == all_rows(CONFLICT, 0, 3)
@@ -88,17 +84,15 @@ class WritingContract(StorageCase):
         assert await lane.messages() == messages(3)
 
     @scenario
-    async def test_subject_and_predicate_belong_to_the_body(self, rig: Rig) -> None:
+    async def test_subject_and_predicate_belong_to_the_body(self, lane: BufferUnderTest) -> None:
         """A taken key with another subject or predicate is a conflict even when the object is the same."""
-        lane = await rig.lane()
         await lane.write_messages([message("a", 1)])
         others = [message("a", 1, subject="machine:press-2"), message("a", 1, predicate="pressure_measured")]
         assert rows(await lane.write_messages(others)) == [(CONFLICT, 0), (CONFLICT, 0)]
 
     @scenario
-    async def test_repeats_inside_a_batch(self, rig: Rig) -> None:
+    async def test_repeats_inside_a_batch(self, lane: BufferUnderTest) -> None:
         """A later row of a batch that repeats an earlier one gets that one's offset; another body is a conflict."""
-        lane = await rig.lane()
         await lane.write_messages([message("old", 1)])
         facts = [message("a", 1), message("a", 1), message("b", 2), message("a", 9), message("old", 1), message("b", 2)]
         expected = [(INSERTED, 1), (ALREADY_EXISTS, 1), (INSERTED, 2), (CONFLICT, 1), (ALREADY_EXISTS, 0)]
@@ -106,9 +100,8 @@ class WritingContract(StorageCase):
         assert await lane.messages() == [message("old", 1), facts[0], facts[2]]
 
     @scenario
-    async def test_repeats_after_reopening(self, rig: Rig) -> None:
+    async def test_repeats_after_reopening(self, rig: Rig, lane: BufferUnderTest) -> None:
         """A restart forgets no key: repeats and conflicts are known as before."""
-        lane = await rig.lane()
         await lane.write(batch(5))
         lane = await rig.reopened()
         assert rows(await lane.write(batch(5))) == all_rows(ALREADY_EXISTS, 0, 5)
@@ -129,17 +122,15 @@ class WritingContract(StorageCase):
             assert await lane.messages() == messages(2, first=4)
 
     @scenario
-    async def test_two_origins_with_one_message_id(self, rig: Rig) -> None:
+    async def test_two_origins_with_one_message_id(self, lane: BufferUnderTest) -> None:
         """One message id from two zones is two facts."""
-        lane = await rig.lane()
         await lane.write_messages([message("a", 1, from_zone="plant")])
         both = [message("a", 2, from_zone="idmz"), message("a", 1, from_zone="plant")]
         assert rows(await lane.write_messages(both)) == [(INSERTED, 1), (ALREADY_EXISTS, 0)]
 
     @scenario
-    async def test_ids_that_look_alike_are_different(self, rig: Rig) -> None:
+    async def test_ids_that_look_alike_are_different(self, lane: BufferUnderTest) -> None:
         """Zone and id do not run into each other, and ids differ by case and by every byte."""
-        lane = await rig.lane()
         pairs = [("ab", "c"), ("a", "bc"), ("a", "BC"), ("a", "bc "), ("a", "b"), ("a", "bc\u0301"), ("a", "x" * 256)]
         facts = [message(name, 0, from_zone=zone) for zone, name in pairs]
         assert rows(await lane.write_messages(facts)) == all_rows(INSERTED, 0, len(facts))
@@ -197,17 +188,15 @@ class WritingContract(StorageCase):
         assert {one.reason for one in await lane.buffer.quarantine()} <= {"conflict"}
 
     @scenario
-    async def test_an_unsealed_batch_is_refused(self, rig: Rig) -> None:
+    async def test_an_unsealed_batch_is_refused(self, lane: BufferUnderTest) -> None:
         """A batch that was not validated and digested is refused and leaves nothing."""
-        lane = await rig.lane()
         with pytest.raises(InvalidArgument):
             await lane.write(FactBatch.from_messages(messages(2)))
         assert (await lane.stats()).end == 0
 
     @scenario
-    async def test_an_empty_batch_has_an_empty_receipt(self, rig: Rig) -> None:
+    async def test_an_empty_batch_has_an_empty_receipt(self, lane: BufferUnderTest) -> None:
         """An empty batch is accepted and changes nothing."""
-        lane = await rig.lane()
         await lane.write(batch(1))
         before = await lane.stats()
         receipt = await lane.write(FactBatch.empty())
@@ -216,9 +205,8 @@ class WritingContract(StorageCase):
         assert await lane.stats() == before
 
     @scenario
-    async def test_a_slice_of_a_batch_is_a_batch(self, rig: Rig) -> None:
+    async def test_a_slice_of_a_batch_is_a_batch(self, lane: BufferUnderTest) -> None:
         """Rows cut or picked from a larger batch are stored as if they had come alone."""
-        lane = await rig.lane()
         whole = batch(10)
         await lane.write(whole.slice(4, 3))
         await lane.write(whole.take([9, 0]))
@@ -226,9 +214,8 @@ class WritingContract(StorageCase):
         assert await lane.messages() == [*everything[4:7], everything[9], everything[0]]
 
     @scenario
-    async def test_the_receipt_tells_the_time_of_the_entries(self, rig: Rig) -> None:
+    async def test_the_receipt_tells_the_time_of_the_entries(self, rig: Rig, lane: BufferUnderTest) -> None:
         """Entries carry the time of their receipt, which is that of the clock."""
-        lane = await rig.lane()
         receipts = []
         for number in range(3):
             receipts.append(await lane.write(batch(2, first=2 * number)))
@@ -238,9 +225,8 @@ class WritingContract(StorageCase):
         assert times == [receipt.appended_at_unix_ms for receipt in receipts for _ in range(2)]
 
     @scenario
-    async def test_time_never_runs_back(self, rig: Rig) -> None:
+    async def test_time_never_runs_back(self, rig: Rig, lane: BufferUnderTest) -> None:
         """A clock that jumps back does not make times decrease inside a buffer, also across a restart."""
-        lane = await rig.lane()
         await lane.write(batch(1))
         rig.clock.jump(-3600)
         await lane.write(batch(1, first=1))
@@ -251,9 +237,8 @@ class WritingContract(StorageCase):
         assert times[0] == rig.clock.now_unix_ms() + 3_600_000
 
     @scenario
-    async def test_a_jump_forward_is_not_written(self, rig: Rig) -> None:
+    async def test_a_jump_forward_is_not_written(self, rig: Rig, lane: BufferUnderTest) -> None:
         """A clock that is ten years ahead for a while leaves no trace: times go on, and so does what follows them."""
-        lane = await rig.lane()
         expected = []
         for number, seconds in enumerate((0, 315_360_000, 0, -315_360_000)):
             rig.clock.jump(seconds)
@@ -266,9 +251,8 @@ class WritingContract(StorageCase):
         assert [entry.appended_at_unix_ms for entry in await lane.entries()][-1] == rig.clock.now_unix_ms()
 
     @scenario
-    async def test_the_chain_head_follows_what_is_stored(self, rig: Rig) -> None:
+    async def test_the_chain_head_follows_what_is_stored(self, rig: Rig, lane: BufferUnderTest) -> None:
         """Each stored batch moves the chain head, a repeat does not, and a restart keeps it."""
-        lane = await rig.lane()
         heads = [(await lane.write(batch(2, first=2 * number))).chain_head for number in range(4)]
         assert len(set(heads)) == 4
         assert (await lane.write(batch(2))).chain_head == heads[-1]
@@ -276,18 +260,16 @@ class WritingContract(StorageCase):
         assert (await (await rig.reopened()).stats()).chain_head == heads[-1]
 
     @scenario
-    async def test_many_writers_of_one_key_insert_once(self, rig: Rig) -> None:
+    async def test_many_writers_of_one_key_insert_once(self, lane: BufferUnderTest) -> None:
         """Of many concurrent writes of one fact exactly one inserts it; all learn the same offset."""
-        lane = await rig.lane()
         one = batch(1)
         receipts = await asyncio.gather(*(lane.write(one) for _ in range(24)))
         assert sorted(rows(receipt)[0] for receipt in receipts) == [(INSERTED, 0)] + [(ALREADY_EXISTS, 0)] * 23
         assert await lane.messages() == messages(1)
 
     @scenario
-    async def test_many_bodies_race_for_one_key(self, rig: Rig) -> None:
+    async def test_many_bodies_race_for_one_key(self, lane: BufferUnderTest) -> None:
         """Of many concurrent bodies for one key one wins, and every other one is a conflict with its offset."""
-        lane = await rig.lane()
         bodies = [message("a", number) for number in range(16)]
         receipts = await asyncio.gather(*(lane.write_messages([body]) for body in bodies))
         assert sorted(rows(receipt)[0] for receipt in receipts) == [(INSERTED, 0)] + [(CONFLICT, 0)] * 15
@@ -295,9 +277,8 @@ class WritingContract(StorageCase):
         assert await lane.messages() == [bodies[winner]]
 
     @scenario
-    async def test_concurrent_batches_overlap(self, rig: Rig) -> None:
+    async def test_concurrent_batches_overlap(self, lane: BufferUnderTest) -> None:
         """Concurrent batches that share facts store each fact once, in receipts that agree with the buffer."""
-        lane = await rig.lane()
         random = Random(11)
         facts = messages(60)
         picks = [random.sample(range(60), random.randint(1, 12)) for _ in range(30)]
@@ -319,9 +300,8 @@ class WritingContract(StorageCase):
         assert sorted(inserted) == list(range(len(entries)))
 
     @scenario
-    async def test_concurrent_batches_keep_the_order_of_their_calls(self, rig: Rig) -> None:
+    async def test_concurrent_batches_keep_the_order_of_their_calls(self, lane: BufferUnderTest) -> None:
         """Batches of any size, written without waiting for the one before, are stored in the order of the calls."""
-        lane = await rig.lane()
         sizes = [300, 1, 40, 2, 500, 1, 1, 260, 3]
         firsts = [sum(sizes[:number]) for number in range(len(sizes))]
         batches = [batch(size, first=first) for size, first in zip(sizes, firsts, strict=True)]
@@ -330,9 +310,8 @@ class WritingContract(StorageCase):
         assert await lane.messages() == messages(sum(sizes))
 
     @scenario
-    async def test_a_batch_is_visible_as_a_whole(self, rig: Rig) -> None:
+    async def test_a_batch_is_visible_as_a_whole(self, lane: BufferUnderTest) -> None:
         """A reader that looks all the time never sees a part of a batch."""
-        lane = await rig.lane()
         ends: set[int] = set()
         writer = asyncio.create_task(self._write_batches(lane, 30))
         while not writer.done():
@@ -361,9 +340,8 @@ class WritingContract(StorageCase):
         assert rows(await lane.write(batch(4))) == [*all_rows(ALREADY_EXISTS, 0, 3), (INSERTED, 3)]
 
     @scenario
-    async def test_a_large_batch_is_one_write(self, rig: Rig) -> None:
+    async def test_a_large_batch_is_one_write(self, rig: Rig, lane: BufferUnderTest) -> None:
         """Thousands of facts in one batch are stored in order, and all of them are known afterwards."""
-        lane = await rig.lane()
         facts = batch(5_000)
         assert rows(await lane.write(facts)) == all_rows(INSERTED, 0, 5_000)
         lane = await rig.reopened()
@@ -371,9 +349,8 @@ class WritingContract(StorageCase):
         assert (await lane.messages())[4_321] == messages(1, first=4_321)[0]
 
     @scenario
-    async def test_objects_of_any_media_type_are_kept(self, rig: Rig) -> None:
+    async def test_objects_of_any_media_type_are_kept(self, rig: Rig, lane: BufferUnderTest) -> None:
         """Objects that are not JSON, empty ones included, come back byte for byte."""
-        lane = await rig.lane()
         contents = [b"", b"\x00\xff\x00", bytes(range(256)) * 64]
         facts = [
             replace(
