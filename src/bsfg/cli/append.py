@@ -16,7 +16,7 @@ import typer
 from rich.text import Text
 
 from bsfg.cli.common import Json, argument, flag, option
-from bsfg.cli.complete import streams as known_streams
+from bsfg.cli.common import streams as known_streams
 from bsfg.cli.connection import Target, connects, told_once
 from bsfg.cli.output import console, count_text, examples, json_line, print_json, progress_bar
 from bsfg.errors import (

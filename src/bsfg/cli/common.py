@@ -1,4 +1,4 @@
-"""What commands share: groups and names, data folders, and ending in order when the system asks for it."""
+"""What commands share: groups and names, what a shell completes, data folders, and ending in order when asked to."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Coroutine, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+import tomllib
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, TypeVar
@@ -162,3 +163,45 @@ def suggestion(word: str, known: Iterable[str], what: str) -> str:
     if len(names) == 1:
         listed = "" if meant else f"There is only {names[0]}."
     return f"{meant} {listed}".strip()
+
+
+Complete = Callable[[typer.Context, str], list[str]]
+Tables = dict[str, Any]
+
+
+def _from_config(names: Callable[[Tables], Iterable[str]]) -> Complete:
+    """Complete names that stand in the zone's file, without asking the node.
+
+    Completion must never fail or wait: whatever goes wrong completes nothing, and the file is only read, not checked.
+    """
+
+    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
+        with suppress(Exception):
+            given = ctx.params.get("config") or os.environ.get("BSFG_CONFIG") or "zone.toml"
+            tables = tomllib.loads(Path(given).read_text(encoding="utf-8"))
+            return [name for name in names(tables) if name.startswith(incomplete)]
+        return []
+
+    return complete
+
+
+def _names(*kinds: str) -> Complete:
+    return _from_config(lambda tables: [name for kind in kinds for name in tables.get(kind, {})])
+
+
+def _peer_consumers(tables: Tables) -> list[str]:
+    from bsfg.config import consumer_name
+    from bsfg.ports import Buffer
+
+    return [
+        consumer_name(zone, stream, Buffer(buffer))
+        for zone, row in tables.get("serve", {}).items()
+        for stream in (tables["streams"] if "*" in row.get("streams", "*") else row["streams"])
+        for buffer in row.get("buffers", ["store"])
+    ]
+
+
+gates = _names("links", "serve")
+identities = _names("identities")
+streams = _names("streams")
+consumers = _from_config(_peer_consumers)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bsfg.cli.common import Json, argument, option
-from bsfg.cli.complete import consumers as known_consumers
+from bsfg.cli.common import consumers as known_consumers
 from bsfg.cli.connection import Target, connects
 from bsfg.cli.output import console, examples, print_json
 from bsfg.errors import InvalidArgument

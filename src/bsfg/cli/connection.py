@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from bsfg.cli.complete import Complete, identities
+from bsfg.cli.common import Complete, identities
 from bsfg.cli.output import say
 from bsfg.errors import BsfgError, CertificateInvalid, InvalidArgument, PeerUnreachable, ServerIdentityMismatch
 

@@ -21,8 +21,8 @@ from bsfg.cli.common import (
     option,
     suggestion,
 )
-from bsfg.cli.complete import consumers as known_consumers
-from bsfg.cli.complete import streams as known_streams
+from bsfg.cli.common import consumers as known_consumers
+from bsfg.cli.common import streams as known_streams
 from bsfg.cli.connection import Target, admin_of, connects
 from bsfg.cli.output import CellLines, console, count_text, examples, fitting, print_json, range_text, table, time_text
 from bsfg.errors import ConsumerExists, InvalidArgument, UnknownConsumer, UnknownStream

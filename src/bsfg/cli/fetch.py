@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bsfg.cli.common import argument, flag, option
-from bsfg.cli.complete import consumers as known_consumers
+from bsfg.cli.common import consumers as known_consumers
 from bsfg.cli.connection import Target, connects, told_once
 from bsfg.cli.output import console, count_text, examples, json_line
 from bsfg.errors import CertificateInvalid, InvalidArgument, PeerUnreachable

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from bsfg.cli.common import Json, ListsByDefault, Reason, argument, checked_reason, flag, option, suggestion
-from bsfg.cli.complete import gates
+from bsfg.cli.common import Json, ListsByDefault, Reason, argument, checked_reason, flag, gates, option, suggestion
 from bsfg.cli.connection import Target, admin_of, connects
 from bsfg.cli.output import console, examples, fitting, print_json, table, time_text
 from bsfg.errors import GateHeld, InvalidArgument, InvalidTransition, UnknownLink

@@ -21,21 +21,11 @@ from bsfg.cli.common import (
     checked_reason,
     flag,
     option,
+    streams,
     suggestion,
 )
-from bsfg.cli.complete import streams
 from bsfg.cli.connection import Target, admin_of, connects
-from bsfg.cli.output import (
-    console,
-    count_text,
-    examples,
-    fitting,
-    json_line,
-    pairs,
-    print_json,
-    table,
-    time_text,
-)
+from bsfg.cli.output import console, count_text, examples, fitting, json_line, pairs, print_json, table, time_text
 from bsfg.errors import InvalidArgument, UnknownStream
 from bsfg.wording import counted, one_line
 

@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from bsfg.cli.common import Json, ListsByDefault, Reason, Yes, argument, ask_first, checked_reason, option, suggestion
-from bsfg.cli.complete import streams as known_streams
+from bsfg.cli.common import streams as known_streams
 from bsfg.cli.connection import Target, admin_of, connects
 from bsfg.cli.output import CellLines, console, examples, fitting, print_json, table
 from bsfg.errors import UnknownStream

@@ -11,17 +11,7 @@ import typer
 from rich.text import Text
 
 from bsfg.cli.common import argument, checked_folder, flag
-from bsfg.cli.output import (
-    advance,
-    console,
-    count_text,
-    examples,
-    fitting,
-    print_json,
-    progress_bar,
-    range_text,
-    table,
-)
+from bsfg.cli.output import advance, console, count_text, examples, fitting, print_json, progress_bar, range_text, table
 from bsfg.wording import counted, one_line
 
 if TYPE_CHECKING:

@@ -14,16 +14,7 @@ from bsfg.fact import Key
 from bsfg.gaps import listed
 from bsfg.gate import Gate, Mode
 from bsfg.journey.link import PeerPosition, Release
-from bsfg.ports import (
-    Buffer,
-    Checkpoint,
-    ConsumerSpec,
-    ConsumerState,
-    GapRecord,
-    Quarantined,
-    Result,
-    StartAt,
-)
+from bsfg.ports import Buffer, Checkpoint, ConsumerSpec, ConsumerState, GapRecord, Quarantined, Result, StartAt
 from bsfg.wire import admin_pb2 as pb
 from bsfg.wire.connection import Connection
 from bsfg.wire.convert import (

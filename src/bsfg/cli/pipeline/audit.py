@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from bsfg.cli.common import checked_folder, flag, option
-from bsfg.cli.complete import streams
+from bsfg.cli.common import checked_folder, flag, option, streams
 from bsfg.cli.connection import DEFAULT_CONFIG, NodeChoice, resolve
 from bsfg.cli.output import console, count_text, examples, print_json, range_text, stages, table
 from bsfg.cli.pipeline.running import Conf, Master, ends_on_signals, settings_of, spark_session

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bsfg.cli.common import flag, handled, option
-from bsfg.cli.complete import consumers as known_consumers
-from bsfg.cli.complete import streams
+from bsfg.cli.common import consumers as known_consumers
+from bsfg.cli.common import flag, handled, option, streams
 from bsfg.cli.connection import Target, connects
 from bsfg.cli.output import console, count_text, examples, print_json, say, size_text
 from bsfg.cli.pipeline.running import Conf, Master, ends_on_signals, passing_log, settings_of, size_of

@@ -14,14 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bsfg.artifacts import BY_DIGEST, DEFAULT_MEDIA_TYPE, check_digest, own_name
 from bsfg.batch import EntryBatch
 from bsfg.clock import SystemClock
-from bsfg.errors import (
-    ArtifactConflict,
-    ArtifactMissing,
-    BsfgError,
-    DigestMismatch,
-    FrameInvalid,
-    InvalidArgument,
-)
+from bsfg.errors import ArtifactConflict, ArtifactMissing, BsfgError, DigestMismatch, FrameInvalid, InvalidArgument
 from bsfg.fact import ArtifactRef
 from bsfg.journey.artifacts import named_artifacts
 from bsfg.journey.backfill import make_good

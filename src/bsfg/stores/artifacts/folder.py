@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,21 +14,10 @@ from typing import Self, TypeVar
 
 import orjson
 
-from bsfg.artifacts import (
-    DEFAULT_MEDIA_TYPE,
-    ArtifactStats,
-    Bytes,
-    Collected,
-    StoredArtifact,
-    StoredContent,
-    check_digest,
-    check_media_type,
-    check_name,
-)
+from bsfg.artifacts import ArtifactStats, Collected, StoredArtifact, StoredContent, check_digest, check_name
 from bsfg.clock import SystemClock
 from bsfg.disk import is_damage, move_away
 from bsfg.errors import (
-    ArtifactMissing,
     ArtifactStoreFull,
     DigestMismatch,
     DiskFull,
@@ -54,7 +43,7 @@ from bsfg.stores.artifacts.contents import (
 )
 from bsfg.stores.artifacts.files import ArtifactDiskFiles, ArtifactFiles, translated, translating
 from bsfg.stores.artifacts.transfer import ArtifactUpload, Outgoing
-from bsfg.stores.shared.artifacts import Announced, ContentIntake, closing
+from bsfg.stores.shared.artifacts import Announced, CheckedArtifacts, ContentIntake
 
 FORMAT = 1
 MARK = "artifacts.json"
@@ -65,7 +54,7 @@ SYSTEM_CLOCK = SystemClock()
 Answer = TypeVar("Answer")
 
 
-class ArtifactFolder:
+class ArtifactFolder(CheckedArtifacts):
     """The artifact store of a zone; open it with `ArtifactFolder.open`."""
 
     def __init__(
@@ -118,44 +107,6 @@ class ArtifactFolder:
             await store.close()
             raise
         return store
-
-    async def put(
-        self,
-        bucket: str,
-        key: str,
-        content: AsyncIterable[Bytes],
-        *,
-        media_type: str = DEFAULT_MEDIA_TYPE,
-        digest: str | None = None,
-        size_bytes: int | None = None,
-    ) -> StoredArtifact:
-        """Store content under a name."""
-        async with closing(content) as pieces:
-            check_name(bucket, key)
-            check_media_type(media_type)
-            announced = Announced(digest, size_bytes)
-            announced.check(self._max_bytes)
-            if digest is not None:
-                await self._write(lambda: self._names.check_free(bucket, key, digest))
-            stored = await self._add(pieces, announced)
-            return await self._bind(bucket, key, stored, media_type)
-
-    async def add(
-        self, content: AsyncIterable[Bytes], *, digest: str | None = None, size_bytes: int | None = None
-    ) -> StoredContent:
-        """Store content without a name."""
-        async with closing(content) as pieces:
-            return await self._add(pieces, Announced(digest, size_bytes))
-
-    async def link(self, bucket: str, key: str, digest: str, *, media_type: str = DEFAULT_MEDIA_TYPE) -> StoredArtifact:
-        """Give a name to content that is here."""
-        check_name(bucket, key)
-        check_media_type(media_type)
-        digits = check_digest(digest)
-        size = await self._write(lambda: self._contents.claim(digits))
-        if size is None:
-            raise ArtifactMissing(f"no content with the digest {digest} is here", digest=digest)
-        return await self._bind(bucket, key, StoredContent(digest, size), media_type)
 
     async def stat(self, bucket: str, key: str) -> StoredArtifact | None:
         """Give what a name stands for."""
@@ -319,7 +270,10 @@ class ArtifactFolder:
         self._reserved_bytes += size_bytes
         return size_bytes
 
-    async def _bind(self, bucket: str, key: str, content: StoredContent, media_type: str) -> StoredArtifact:
+    async def _check_free(self, bucket: str, key: str, digest: str) -> None:
+        await self._write(lambda: self._names.check_free(bucket, key, digest))
+
+    async def _bound(self, bucket: str, key: str, content: StoredContent, media_type: str) -> StoredArtifact:
         now_unix_ms = self._clock.now_unix_ms()
         artifact = StoredArtifact(bucket, key, content.digest, content.size_bytes, media_type, now_unix_ms)
         return await self._write(lambda: self._names.bind(artifact))

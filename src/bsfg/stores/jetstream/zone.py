@@ -29,13 +29,7 @@ from bsfg.errors import (
 from bsfg.ports import Buffer
 from bsfg.stores.jetstream.frames import JetStreamFrames, mark
 from bsfg.stores.jetstream.messages import CHANGE, EXPECTED, StoredMessage
-from bsfg.stores.jetstream.server import (
-    ApiRefusal,
-    Away,
-    JetStreamServer,
-    JetStreamSettings,
-    WrongLastSequence,
-)
+from bsfg.stores.jetstream.server import ApiRefusal, Away, JetStreamServer, JetStreamSettings, WrongLastSequence
 from bsfg.stores.shared.cursors import ConsumerCursor, as_document, from_document
 from bsfg.stores.shared.keeper import BufferHead, NewBuffer, ZoneKeeper
 

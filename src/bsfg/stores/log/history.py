@@ -31,14 +31,7 @@ from bsfg.stores.log.storage import CURSORS, STREAMS, LogStorage, cursor_record,
 from bsfg.stores.log.view import kept_ranges, read_latest, write_latest
 from bsfg.stores.log.writer import FORWARD_SCHEMA, STORE_SCHEMA, LogOptions, LogWriter
 from bsfg.stores.shared.cursors import ConsumerCursor
-from bsfg.stores.shared.frame import (
-    FRAME_HEADER_BYTES,
-    Damaged,
-    SegmentHeader,
-    Torn,
-    encode_segment_header,
-    padded,
-)
+from bsfg.stores.shared.frame import FRAME_HEADER_BYTES, Damaged, SegmentHeader, Torn, encode_segment_header, padded
 from bsfg.stores.shared.framed import departed_of
 from bsfg.stores.shared.judging import identity_hash, identity_of, told
 from bsfg.stores.shared.keeper import (

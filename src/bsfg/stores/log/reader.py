@@ -18,13 +18,7 @@ from bsfg.stores.log.damage import readable
 from bsfg.stores.log.files import DiskFiles, Files, translated
 from bsfg.stores.log.identity import LogIdentity, header_at, read_identity
 from bsfg.stores.log.notes import Notes, boot_id, read_watermark
-from bsfg.stores.log.segments import (
-    SegmentFile,
-    check_owner,
-    scan_segment,
-    segment_bases,
-    segment_name,
-)
+from bsfg.stores.log.segments import SegmentFile, check_owner, scan_segment, segment_bases, segment_name
 from bsfg.stores.log.storage import listed_logs, log_folder, read_mark
 from bsfg.stores.log.view import LogView, read_latest
 from bsfg.stores.log.writer import FORWARD_SCHEMA, STORE_SCHEMA

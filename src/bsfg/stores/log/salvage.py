@@ -24,13 +24,7 @@ from bsfg.stores.log.identity import FORMAT, LogIdentity, checked, read_identity
 from bsfg.stores.log.journal import BEGINNING, Record, encode, read_journal
 from bsfg.stores.log.notes import Notes, read_watermark
 from bsfg.stores.log.quarantine import Quarantine, copy_quarantine
-from bsfg.stores.log.segments import (
-    read_segment_header,
-    scan_segment,
-    segment_bases,
-    segment_name,
-    stand_in,
-)
+from bsfg.stores.log.segments import read_segment_header, scan_segment, segment_bases, segment_name, stand_in
 from bsfg.stores.log.storage import (
     CURSORS,
     MARK,

@@ -142,7 +142,65 @@ class Upload:
     last: int = 0
 
 
-class SharedArtifacts(ABC):
+class CheckedArtifacts(ABC):
+    """What all stores of artifacts do alike: what is asked for is checked before their medium is."""
+
+    _max_bytes: int | None
+
+    async def put(
+        self,
+        bucket: str,
+        key: str,
+        content: AsyncIterable[Bytes],
+        *,
+        media_type: str = DEFAULT_MEDIA_TYPE,
+        digest: str | None = None,
+        size_bytes: int | None = None,
+    ) -> StoredArtifact:
+        """Store content under a name."""
+        async with closing(content) as pieces:
+            check_name(bucket, key)
+            check_media_type(media_type)
+            announced = Announced(digest, size_bytes)
+            announced.check(self._max_bytes)
+            if digest is not None:
+                await self._check_free(bucket, key, digest)
+            return await self._bound(bucket, key, await self._add(pieces, announced), media_type)
+
+    async def add(
+        self, content: AsyncIterable[Bytes], *, digest: str | None = None, size_bytes: int | None = None
+    ) -> StoredContent:
+        """Store content without a name."""
+        async with closing(content) as pieces:
+            return await self._add(pieces, Announced(digest, size_bytes))
+
+    async def link(self, bucket: str, key: str, digest: str, *, media_type: str = DEFAULT_MEDIA_TYPE) -> StoredArtifact:
+        """Give a name to content that is here."""
+        check_name(bucket, key)
+        check_media_type(media_type)
+        (size,) = await self.claim([digest])
+        if size is None:
+            raise missing(digest)
+        return await self._bound(bucket, key, StoredContent(digest, size), media_type)
+
+    @abstractmethod
+    async def claim(self, digests: Sequence[str]) -> list[int | None]:
+        """Give the sizes of what is here and keep it from being collected."""
+
+    @abstractmethod
+    async def _check_free(self, bucket: str, key: str, digest: str) -> None:
+        """Raise `ArtifactConflict` when a name stands for another digest."""
+
+    @abstractmethod
+    async def _add(self, pieces: AsyncIterator[bytes], announced: Announced) -> StoredContent:
+        """Store content without a name."""
+
+    @abstractmethod
+    async def _bound(self, bucket: str, key: str, content: StoredContent, media_type: str) -> StoredArtifact:
+        """Give a name to content that is here; give what it stands for then."""
+
+
+class SharedArtifacts(CheckedArtifacts):
     """The artifacts of a zone in its storage, whose connections and fence they share."""
 
     def __init__(self, clock: Clock, *, max_artifact_bytes: int | None, capacity_bytes: int | None) -> None:
@@ -206,41 +264,9 @@ class SharedArtifacts(ABC):
 
     # The port.
 
-    async def put(
-        self,
-        bucket: str,
-        key: str,
-        content: AsyncIterable[Bytes],
-        *,
-        media_type: str = DEFAULT_MEDIA_TYPE,
-        digest: str | None = None,
-        size_bytes: int | None = None,
-    ) -> StoredArtifact:
-        """Store content under a name."""
-        async with closing(content) as pieces:
-            check_name(bucket, key)
-            check_media_type(media_type)
-            announced = Announced(digest, size_bytes)
-            announced.check(self._max_bytes)
-            if digest is not None and (existing := await self.stat(bucket, key)) is not None:
-                _check_same(existing, digest)
-            return await self._bound(bucket, key, await self._add(pieces, announced), media_type)
-
-    async def add(
-        self, content: AsyncIterable[Bytes], *, digest: str | None = None, size_bytes: int | None = None
-    ) -> StoredContent:
-        """Store content without a name."""
-        async with closing(content) as pieces:
-            return await self._add(pieces, Announced(digest, size_bytes))
-
-    async def link(self, bucket: str, key: str, digest: str, *, media_type: str = DEFAULT_MEDIA_TYPE) -> StoredArtifact:
-        """Give a name to content that is here."""
-        check_name(bucket, key)
-        check_media_type(media_type)
-        (size,) = await self.claim([digest])
-        if size is None:
-            raise missing(digest)
-        return await self._bound(bucket, key, StoredContent(digest, size), media_type)
+    async def _check_free(self, bucket: str, key: str, digest: str) -> None:
+        if (existing := await self.stat(bucket, key)) is not None:
+            _check_same(existing, digest)
 
     async def stat(self, bucket: str, key: str) -> StoredArtifact | None:
         """Give what a name stands for."""

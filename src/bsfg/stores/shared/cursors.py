@@ -19,16 +19,7 @@ from bsfg.errors import (
 )
 from bsfg.fact import Key
 from bsfg.frontier import NOTHING, Frontier
-from bsfg.ports import (
-    Buffer,
-    Checkpoint,
-    Clock,
-    Confirmation,
-    ConsumerSpec,
-    ConsumerState,
-    GapRecord,
-    StartAt,
-)
+from bsfg.ports import Buffer, Checkpoint, Clock, Confirmation, ConsumerSpec, ConsumerState, GapRecord, StartAt
 from bsfg.retention import GapReason
 from bsfg.rules import check_name
 from bsfg.stores.shared.committer import Committer, MakeWorkers, Workers
