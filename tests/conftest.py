@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 import bsfg.wire  # noqa: F401 - gRPC takes its TLS settings when it is loaded, so what sets them comes first
+from bsfg.testing.ports import OF_THIS_PROCESS
 
 pytest_plugins = ["pytester", "tests.coroutines", "tests.servers", "tests.stages"]
 
@@ -16,6 +17,10 @@ pytest_plugins = ["pytester", "tests.coroutines", "tests.servers", "tests.stages
 # commands that tests interrupt would never end.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Each process of a run has ports of its own: what one has chosen and not yet begun to use, no other takes.
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    OF_THIS_PROCESS.share(int(worker.removeprefix("gw")), int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 

@@ -52,7 +52,8 @@ def test_the_overview_as_json(quick: Run, data: Path) -> None:
     assert [item["active"] for item in store["segments"]] == [False] * 6 + [True]
     assert [(item["first"], item["last"]) for item in store["key_segments"]] == [(0, 199), (200, 399), (400, 599)]
     assert sum(run["keys"] for run in store["index"]) == 2000
-    assert [(gap["first"], gap["last"], gap["reason"]) for gap in store["gaps"]] == [(1990, 1999, "consumer_retired")]
+    gaps = [(gap["first"], gap["last"], gap["count"], gap["reason"]) for gap in store["gaps"]]
+    assert gaps == [(1990, 1999, 10, "consumer_retired")]
     assert [(item["reason"], item["existing_offset"]) for item in audit["quarantine"]] == [
         ("conflict", 3),
         ("conflict", 4),

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Run, environment
 from tests.cli.test_verify import WITHOUT_THE_RIGHTS_OF_ROOT
-from tests.e2e.zones import free_port
 
 from bsfg.cli import main
+from bsfg.testing.ports import free_port
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ reader of the page has, and no page makes, is made by ``<!-- given: a line of sh
 from __future__ import annotations
 
 import os
-import random
 import re
 import signal
 import socket
@@ -19,12 +18,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bsfg.testing.ports import free_port
+
 ROOT = Path(__file__).parents[2]
 RUN = ("sh", "python")
 SHOWN = ("text", "toml", "ini", "json", "csv")
 LIMIT_SECONDS = 600.0
 PORTS = (9443, 9444)
 """The ports of the pages; a test has others, because many may run at once."""
+FROM_GRPC_TO_HTTP = 363
 
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 MARK = re.compile(r"<!-- (not run|given): ([^\n]*) -->\n *\Z")
@@ -70,22 +72,20 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def free_ports() -> dict[str, str]:
-    """Give what the ports of the pages are in this run; the second of each pair is as far away as in the product.
-
-    They lie below those that the system gives to whoever asks for any port.
-    """
+    """Give what the ports of the pages are in this run; the second of each pair is as far away as in the product."""
     given: dict[str, str] = {}
-    while len(given) < len(PORTS):
-        port = random.randrange(20_000, 32_000)
-        if str(port) not in given.values() and _is_free(port) and _is_free(port - 363):
-            given[str(PORTS[len(given)])] = str(port)
-    http = {str(int(name) - 363): str(int(port) - 363) for name, port in given.items()}
-    return given | http
+    while len(given) < 2 * len(PORTS):
+        port = free_port()
+        if _is_free(port - FROM_GRPC_TO_HTTP):
+            name = PORTS[len(given) // 2]
+            given[str(name)] = str(port)
+            given[str(name - FROM_GRPC_TO_HTTP)] = str(port - FROM_GRPC_TO_HTTP)
+    return given
 
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe, suppress(OSError):
-        probe.bind(("", port))
+        probe.bind(("127.0.0.1", port))
         return True
     return False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,11 @@ async def test_a_revocation_list_is_taken_up(plant: Zone) -> None:
         await plant.seen("access_reloaded", count=2)
         with pytest.raises(IdentityRevoked, match="was revoked by"):
             await producer.append_fact(STREAM, message("after", from_zone="plant-a"))
+    revoke(plant.certs, "plant-a-producer", next_update=-timedelta(hours=1))
+    stale = await plant.seen("alert_raised", alert="crl_stale")
+    assert "what was revoked since is not known" in stale["text"]
+    revoke(plant.certs, "plant-a-producer")
+    await plant.seen("alert_cleared", alert="crl_stale")
     lists.write_text("not a list")
     await plant.seen("alert_raised", alert="access_not_reloaded")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import orjson
 from tests.e2e.cleanup import Cleanup
 from tests.e2e.producing import calm
-from tests.e2e.zones import Zone, free_port, pair, until
+from tests.e2e.zones import Zone, pair, until
 
 from bsfg.batch import FactBatch
 from bsfg.config import load
@@ -17,6 +17,7 @@ from bsfg.node.node import Node
 from bsfg.node.upkeep import Upkeep
 from bsfg.ports import Buffer
 from bsfg.testing.facts import batch
+from bsfg.testing.ports import free_port
 
 SMALL = """
 [streams.operational]

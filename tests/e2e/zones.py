@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from bsfg.errors import BsfgError
 from bsfg.fact import Entry, Message
 from bsfg.ports import Buffer, GapRecord
 from bsfg.stores.log.reader import LogFolder, open_folder
+from bsfg.testing.ports import free_port
 from bsfg.wire.adminclient import AdminClient
 from bsfg.wire.client import BoundaryClient
 from bsfg.wire.connection import Connection
@@ -33,21 +33,6 @@ SETTLE_SECONDS = 60.0
 """How long something that must happen may take before a test gives up; it is never what is measured."""
 
 ROLES = ("producer", "consumer", "operator", "viewer")
-
-
-_given: set[int] = set()
-
-
-def free_port() -> int:
-    """Give a port that nobody listens on at this moment."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        # The system may well give the same one again before the first is in use.
-        if port not in _given:
-            _given.add(port)
-            return port
 
 
 def bsfg(*args: str) -> bytes:

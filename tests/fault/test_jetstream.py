@@ -43,7 +43,8 @@ from bsfg.stores.jetstream.server import ApiRefusal, Away, JetStreamServer, JetS
 from bsfg.stores.jetstream.storage import JetStreamStorage, look
 from bsfg.stores.jetstream.zone import ClaimWatch
 from bsfg.testing.facts import batch, message, messages, sealed
-from bsfg.testing.nats import PackagedNats, free_ports
+from bsfg.testing.nats import PackagedNats
+from bsfg.testing.ports import free_port
 
 ZONE, STREAM = "plant", "operational"
 _numbers = itertools.count(1)
@@ -522,7 +523,7 @@ def test_what_is_not_durable_is_refused() -> None:
 
 def test_a_server_of_a_cluster_alone_is_refused() -> None:
     """Which of the servers keeps a stream, and how that one syncs, is not known: three copies, or none of it."""
-    own, other = free_ports(2)
+    own, other = free_port(), free_port()
     server = PackagedNats(cluster=(own, [other])).start()
     try:
         with pytest.raises(StorageUnsafe) as caught:
@@ -713,7 +714,7 @@ async def test_an_opening_reads_sums_of_frames(settings: JetStreamSettings, monk
 @pytest.mark.campaign
 async def test_a_cluster_of_three_loses_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """With three servers one after the other is killed while many append: all goes on, each fact is there once."""
-    routes = free_ports(3)
+    routes = [free_port() for _ in range(3)]
     servers = [PackagedNats(sync_interval="2m", cluster=(own, [r for r in routes if r != own])) for own in routes]
     for server in servers:
         server.start(wait=False)

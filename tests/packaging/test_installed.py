@@ -7,10 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.e2e.zones import free_port
 from tests.packaging.environments import Environment, Outcome, clean_environment
 
 import bsfg
+from bsfg.testing.ports import free_port
 
 pytestmark = pytest.mark.campaign
 

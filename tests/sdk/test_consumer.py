@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from random import Random
 
 import pytest
-from tests.e2e.zones import Zone, free_port
+from tests.e2e.zones import Zone
 from tests.sdk.conftest import endpoint
 from tests.wire.conftest import Sites
 from tests.wire.site import Site
@@ -29,6 +29,7 @@ from bsfg.retention import GapReason
 from bsfg.sdk.consumer import AsyncConsumer, Consumer
 from bsfg.sdk.consuming import ConsumerCore, ConsumerOptions, ConsumerSettings
 from bsfg.testing.facts import batch, message, messages, sealed
+from bsfg.testing.ports import free_port
 
 
 async def filled(sites: Sites, count: int, **settings: object) -> Site:

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.e2e.zones import Zone, free_port
+from tests.e2e.zones import Zone
 from tests.sdk.conftest import endpoint
 from tests.sdk.test_consumer import Scripted, committed, eventually, fetched, filled
 from tests.wire.conftest import Sites
@@ -20,6 +20,7 @@ from bsfg.sdk.consumer import AsyncConsumer, Consumer
 from bsfg.sdk.consuming import ConsumerSettings
 from bsfg.sdk.inbox import InboxFeed
 from bsfg.testing.facts import batch, messages
+from bsfg.testing.ports import free_port
 
 OPTIONS = {"capacity_bytes": 1 << 30, "max_facts": 100, "wait_seconds": 0.01}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from tests.e2e.zones import Zone, free_port
+from tests.e2e.zones import Zone
 from tests.sdk.conftest import endpoint
 from tests.wire.conftest import Sites
 
@@ -26,6 +26,7 @@ from bsfg.sdk.outbox import Outbox, RefusedFact, refused_facts
 from bsfg.sdk.producer import AsyncProducer, Producer
 from bsfg.sdk.spool import Spooled
 from bsfg.testing.facts import altered, message, messages
+from bsfg.testing.ports import free_port
 
 KILLS = 6
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypedDict
 
 import pytest
-from tests.e2e.zones import Zone, free_port
+from tests.e2e.zones import Zone
 from tests.sdk.conftest import endpoint
 from tests.wire.conftest import Sites
 
@@ -36,6 +36,7 @@ from bsfg.sdk.endpoint import Endpoint
 from bsfg.sdk.futures import FactFuture
 from bsfg.sdk.producer import AsyncProducer, Producer
 from bsfg.testing.facts import altered, message, messages
+from bsfg.testing.ports import free_port
 
 
 class Addressed(TypedDict):

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pyspark
 import pytest
-from tests.e2e.zones import free_port
 from tests.spark.nodes import SparkZone
 from tests.spark.replicating import Pipeline, wait_until
 from tests.spark.test_replicate import CONSUMER, arrived, sent
@@ -18,6 +17,7 @@ from tests.spark.test_replicate import CONSUMER, arrived, sent
 from bsfg.cli.bench.workload import batch_of
 from bsfg.ports import Buffer
 from bsfg.spark.session import java_in_use
+from bsfg.testing.ports import free_port
 
 pytestmark = [pytest.mark.campaign, pytest.mark.xdist_group("cluster")]
 

@@ -121,7 +121,9 @@ def test_missing_facts_are_listed(spark: SparkSession, plant: SparkZone, tmp_pat
     assert gap_offsets(out) == missing
     assert seen_offsets(out) == list(range(gaps[-1].last + 1, 2_500))
     assert state(out)["missing"] == len(missing)
-    line = orjson.loads((out / "_gaps.jsonl").read_bytes().splitlines()[0])
+    lines = [orjson.loads(line) for line in (out / "_gaps.jsonl").read_bytes().splitlines()]
+    assert sum(line["count"] for line in lines) == len(missing)
+    line = lines[0]
     assert (line["reason"], line["stream"], line["buffer"]) == ("evicted", "lossy", "store")
 
 
@@ -160,8 +162,8 @@ def test_gaps_of_other_zones_are_listed_too(spark: SparkSession, tmp_path: Path,
     land_available(spark, given)
     lines = [orjson.loads(line) for line in (out / "_gaps.jsonl").read_bytes().splitlines()]
     assert {line["origin_zone"] for line in lines} == {"plant-a"}
-    told = {(line["first"], line["last"]) for line in lines}
-    assert told == {(gap.first, gap.last) for gap in plant.gaps(Buffer.STORE, "lossy")}
+    told = {(line["first"], line["last"], line["count"]) for line in lines}
+    assert told == {(gap.first, gap.last, gap.offsets) for gap in plant.gaps(Buffer.STORE, "lossy")}
     check_same(table(out).to_pylist(), enterprise.entries(Buffer.FORWARD, "lossy"))
     land_available(spark, given)
     assert len((out / "_gaps.jsonl").read_bytes().splitlines()) == len(lines)

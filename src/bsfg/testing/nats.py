@@ -13,20 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bsfg.errors import ExtraMissing, StorageUnavailable
+from bsfg.testing.ports import free_port
 
 START_SECONDS = 60.0
-
-
-def free_ports(count: int) -> list[int]:
-    """Give ports of the loopback that nobody uses."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 class PackagedNats:
@@ -40,7 +29,7 @@ class PackagedNats:
         cluster: tuple[int, Sequence[int]] | None = None,
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="bsfg-nats-"))
-        self.port, self.monitor_port = free_ports(2)
+        self.port, self.monitor_port = free_port(), free_port()
         self._process: subprocess.Popen[bytes] | None = None
         lines = [
             f"listen: 127.0.0.1:{self.port}",

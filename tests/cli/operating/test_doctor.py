@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.cli.operating.conftest import Cli, Outcome
-from tests.e2e.zones import Zone, free_port, link_to, pair, peer
+from tests.e2e.zones import Zone, link_to, pair, peer
 
 from bsfg.cli.doctor.machine import Subject, clock, disk, file_system, kernel_synchronised, limits, measure_syncs
 from bsfg.cli.doctor.zone import command_of, folder, listener_of
@@ -20,6 +20,7 @@ from bsfg.config import load
 from bsfg.ports import Buffer
 from bsfg.stores.log.storage import LogStorage
 from bsfg.testing.facts import batch, messages, sealed
+from bsfg.testing.ports import free_port
 from bsfg.wire.certs import issue
 from bsfg.wording import CheckFinding, CheckLevel
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
-import socket
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +15,7 @@ from bsfg.config.access import consumer_name
 from bsfg.node.dashboard.sessions import hash_of, make
 from bsfg.ports import Buffer
 from bsfg.sdk.endpoint import Endpoint
+from bsfg.testing.ports import free_port
 from bsfg.wire.connection import Connection
 
 PIECE_BYTES = 64 << 10
@@ -223,9 +221,8 @@ class DemoSite:
         self.zones = [DemoZone(name, title, self.root) for name, title in names]
         if self.two_nodes:
             self.plant.nodes = [DemoNode(f"plant-a-{number}", f"node {number}", self.root) for number in (1, 2)]
-        ports = _free_ports()
         for node in self.nodes:
-            node.port, node.http_port = next(ports), next(ports)
+            node.port, node.http_port = free_port(), free_port()
         self.links = [*_way(self.zones, EVENTS), *_way(self.zones[::-1], ORDERS)]
 
     @property
@@ -292,20 +289,6 @@ def _way(zones: list[DemoZone], stream: str) -> Iterator[DemoLink]:
 
 def _listed(names: list[str] | set[str]) -> str:
     return "[" + ", ".join(f'"{name}"' for name in sorted(names)) + "]"
-
-
-def _free_ports() -> Iterator[int]:
-    """Give ports that are free and that the system does not hand out to others: a node must get its own back."""
-    try:
-        low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
-    except (OSError, ValueError):
-        low = 32_768
-    candidates = list(range(20_000, low)) if low > 21_000 else []
-    random.shuffle(candidates)
-    for port in [*candidates, *[0] * 100]:
-        with suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-            yield int(probe.getsockname()[1])
 
 
 _ZONE = """\

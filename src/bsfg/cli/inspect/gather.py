@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +185,8 @@ def _describe(folder: LogFolder, info: LogInfo) -> None:
         info.log_id = identity.log_id.hex()
         info.lineage = [AncestorInfo(each.log_id.hex(), each.end, each.restored_unix_ms) for each in identity.lineage]
     notes = folder.notes()
-    info.gaps, info.removed = notes.gaps, notes.anchors
+    info.gaps = [replace(gap, count=gap.offsets) for gap in notes.gaps]  # a number for whoever reads the JSON
+    info.removed = notes.anchors
     info.quarantine = [_quarantined(item) for item in notes.quarantine.all()]
     info.key_segments = [
         KeySegmentInfo(name.file_name, name.first, name.last, _size(files, f"{path}/keys/{name.file_name}"))

@@ -280,8 +280,8 @@ def _segment(item: SegmentInfo) -> Row:
 
 def _gap(gap: GapRecord) -> Row:
     detail = gap.detail if gap.origin_zone is None else f"{gap.detail} (offsets of {gap.origin_zone})".strip()
-    if gap.count is not None:
-        detail = f"{count_text(gap.count)} of them: {detail}"
+    if gap.offsets <= gap.last - gap.first:
+        detail = f"{count_text(gap.offsets)} of them: {detail}"
     return range_text(gap.first, gap.last), str(gap.reason), time_text(gap.at_unix_ms), detail
 
 

@@ -139,7 +139,7 @@ def received_gaps(
     head = source.consumer_head(settings.consumer, gaps_after=token)
     place = {"stream": settings.stream, "buffer": settings.buffer, "log_id": log_id}
     lines = [
-        {"first": gap.first, "last": gap.last, **gap_reason(gap), "origin_zone": gap.origin_zone, **place}
+        {"first": gap.first, "last": gap.last, **gap_reason(gap, gap.offsets), "origin_zone": gap.origin_zone, **place}
         for gap in head.gaps
     ]
     return lines, head.gaps_token

@@ -232,12 +232,17 @@ def stage(work: StagingWork, first: int, end: int, note: Callable[[int], None]) 
 def gap_line(frame: Frame, work: StagingWork) -> dict[str, Any]:
     """Describe a range of facts that are missing, for the list of gaps."""
     assert frame.gap is not None
-    return {"first": frame.first, "last": frame.last, **gap_reason(frame.gap), **_place(work)}
+    return {
+        "first": frame.first,
+        "last": frame.last,
+        **gap_reason(frame.gap, frame.last - frame.first + 1),
+        **_place(work),
+    }
 
 
-def gap_reason(gap: GapRecord) -> dict[str, Any]:
-    """Tell why facts are missing."""
-    return {"reason": str(gap.reason), "at_unix_ms": gap.at_unix_ms, "detail": gap.detail}
+def gap_reason(gap: GapRecord, count: int) -> dict[str, Any]:
+    """Tell how many facts are missing, and why."""
+    return {"count": count, "reason": str(gap.reason), "at_unix_ms": gap.at_unix_ms, "detail": gap.detail}
 
 
 def _place(work: StagingWork) -> dict[str, Any]:
