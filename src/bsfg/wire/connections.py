@@ -211,12 +211,16 @@ class GrpcHandshakes:
         """Take note of a handshake that begins; called by gRPC in a thread of its own."""
         self._handshakes.counted(GRPC, "begun")
         with self._lock:
-            self._count += 1
             now = time.monotonic()
-            if now - self._read_at < READ_SECONDS:
-                return
-            self._read_at = now
-        self._note(connected(self._port()))
+            is_read = now - self._read_at >= READ_SECONDS
+            if is_read:
+                self._read_at = now
+        if is_read:
+            self._note(connected(self._port()))
+        # Last of all: who has seen this number has seen the note too, or would take a connection for settled that was
+        # refused in between, and tell of it a minute late.
+        with self._lock:
+            self._count += 1
 
     def called(self, address: str) -> None:
         """Take note of a call from an address, as gRPC writes it."""
