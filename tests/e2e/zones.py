@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,19 +36,30 @@ SETTLE_SECONDS = 60.0
 
 ROLES = ("producer", "consumer", "operator", "viewer")
 
+QUICKLY_REFUSED = {"bsfg.wire.limits.DELAY_SECONDS_MAX": 0.01}
+"""Changes a node so that who is refused hundreds of times waits for his answers as in the product, and not as long."""
 
-_given: set[int] = set()
+
+def _own_ports() -> Iterator[int]:
+    """Give ports again and again, from below those that the system gives to whoever connects or asks for any.
+
+    Each process of a run has its own: what one has chosen and not yet opened, another must not choose.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    ports = range(10_000 + worker % 5 * 2_000, 12_000 + worker % 5 * 2_000)
+    first = random.randrange(len(ports))
+    return itertools.cycle((*ports[first:], *ports[:first]))
+
+
+_ports = _own_ports()
 
 
 def free_port() -> int:
-    """Give a port that nobody listens on at this moment."""
+    """Give a port that nobody listens on at this moment, and that nobody here was given lately."""
     while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        # The system may well give the same one again before the first is in use.
-        if port not in _given:
-            _given.add(port)
+        port = next(_ports)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
             return port
 
 
@@ -106,6 +119,8 @@ class Zone:
     identities: str = ""
     storage: str = ""
     more: str = ""
+    changed: dict[str, float] = field(default_factory=dict)
+    """Constants of its node that are others than in the product, each with its whole name."""
     pid: int | None = None
     process: subprocess.Popen[bytes] | None = None
     starts: int = 0
@@ -190,9 +205,10 @@ streams = ["*"]
         self.starts += 1
         ready = f"ready-{self.starts}"
         if by_command or descriptors is not None:
+            assert not self.changed, "a command runs the product as it is"
             self.pid = self._run_command(ready, descriptors)
         else:
-            self.pid = nursery().start(self.folder, self.log_path, ready)
+            self.pid = nursery().start(self.folder, self.log_path, ready, self.changed)
         return self.pid
 
     def _run_command(self, ready: str, descriptors: int | None = None) -> int:

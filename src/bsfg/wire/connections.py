@@ -211,15 +211,11 @@ class GrpcHandshakes:
         """Take note of a handshake that begins; called by gRPC in a thread of its own."""
         self._handshakes.counted(GRPC, "begun")
         with self._lock:
-            now = time.monotonic()
-            is_read = now - self._read_at >= READ_SECONDS
-            if is_read:
-                self._read_at = now
-        if is_read:
+            is_due = (now := time.monotonic()) - self._read_at >= READ_SECONDS
+            self._read_at = now if is_due else self._read_at
+        if is_due:
             self._note(connected(self._port()))
-        # Last of all: who has seen this number has seen the note too, or would take a connection for settled that was
-        # refused in between, and tell of it a minute late.
-        with self._lock:
+        with self._lock:  # last of all: who has seen this number has seen the note, and takes nobody new for settled
             self._count += 1
 
     def called(self, address: str) -> None:
