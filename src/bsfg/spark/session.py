@@ -25,6 +25,7 @@ from bsfg.errors import BsfgError, JavaMissing, SparkFailed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import DataSource
 
 
 OLDEST = 17
@@ -390,6 +391,18 @@ def activate(spark: SparkSession) -> None:
     """Have this thread use a session: without one, Spark does not find Python sources when it writes."""
     sessions = type(spark)._get_j_spark_session_class(spark._jvm)
     sessions.setActiveSession(spark._jsparkSession)
+
+
+def own_format(spark: SparkSession, source: type[DataSource], name: str) -> str:
+    """Register a source under a name of its own; give it, to be used by one stream at a time.
+
+    Spark 4.3 writes into the environment of a registered source whenever a stream of it starts, without a lock. Two
+    streams that start at the same moment may leave it broken, and then no task with it can be read for as long as the
+    session lives. Registered again, the source has a new one.
+    """
+    named = type(source.__name__, (source,), {"name": classmethod(lambda cls: name)})
+    spark.dataSource.register(named)
+    return name
 
 
 def without_tracebacks() -> None:
