@@ -15,7 +15,8 @@ from bsfg.ports import Capabilities, Clock
 from bsfg.stores.postgres.artifacts import PostgresArtifacts
 from bsfg.stores.postgres.database import Database, PostgresSettings
 from bsfg.stores.postgres.frames import PostgresZone
-from bsfg.stores.postgres.place import SIGNS, ZoneNode
+from bsfg.stores.postgres.place import SIGNS
+from bsfg.stores.shared.keeper import ZoneNode
 from bsfg.stores.shared.storage import FramedStorage
 
 STATE_PATIENCE_SECONDS = 2.0
