@@ -507,11 +507,9 @@ class Replication:
                 link.problem = ""
             finally:
                 self._give_back(link, lease.token)
-        except BsfgError as error:
-            link.problem = f"{error.code}: {error.message}"[:300]
-            link.no_replay_before = time.monotonic() + REPLAY_AGAIN_SECONDS
         except Exception as error:
-            link.problem = f"{type(error).__name__}: {error}"[:300]
+            what = error.code if isinstance(error, BsfgError) else type(error).__name__
+            link.problem = f"{what}: {error.message if isinstance(error, BsfgError) else error}"[:300]
             link.no_replay_before = time.monotonic() + REPLAY_AGAIN_SECONDS
         finally:
             link.replayed_at = time.monotonic()
@@ -547,9 +545,8 @@ class Replication:
 
         async def work() -> None:
             fetched = await asked(plan, of, ONE_FACT, plan.link.carry_only)
-            admin = self._admin()
             backlog = fetched.end - fetched.start
-            await admin.report_link(LinkReport(plan.name, of.stream, backlog=backlog, lease=token))
+            await self._admin().report_link(LinkReport(plan.name, of.stream, backlog=backlog, lease=token))
 
         with suppress(BsfgError):
             calls().run(work())
@@ -567,9 +564,7 @@ class Replication:
         return calls().run(self._taken(link, seconds))
 
     async def _taken(self, link: LinkState, seconds: float) -> LeaseView:
-        admin = self._admin()
-        plan = link.plan
-        deadline = time.monotonic() + seconds
+        admin, plan, deadline = self._admin(), link.plan, time.monotonic() + seconds
         while True:
             try:
                 return await admin.acquire_lease(
@@ -580,9 +575,8 @@ class Replication:
                     raise
 
     def _renew(self, link: LinkState, token: str) -> None:
-        admin = self._admin()
         try:
-            lease = calls().run(admin.renew_lease(link.plan.name, token, LEASE_TTL_MS))
+            lease = calls().run(self._admin().renew_lease(link.plan.name, token, LEASE_TTL_MS))
         except LeaseLost:
             raise
         except BsfgError:
