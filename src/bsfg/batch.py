@@ -53,7 +53,7 @@ class FactBatch:
 
     schema = FACT_SCHEMA
     messages = FACT_MESSAGES
-    __slots__ = ("_message", "_record_batch", "_rows", "sealed", "wellformed")
+    __slots__ = ("_message", "_nbytes", "_record_batch", "_rows", "sealed", "wellformed")
 
     def __init__(self, record_batch: pa.RecordBatch, *, sealed: bool = False, wellformed: bool = False) -> None:
         if not record_batch.schema.equals(self.schema):
@@ -61,6 +61,7 @@ class FactBatch:
         self._record_batch: pa.RecordBatch | None = record_batch
         self._rows: list[Row] | None = None
         self._message: bytes | None = None
+        self._nbytes: int | None = None
         self.sealed, self.wellformed = sealed, wellformed
 
     @classmethod
@@ -73,7 +74,7 @@ class FactBatch:
         small = len(rows) <= SMALL_BATCH_FACTS
         batch._rows = rows if small else None
         batch._record_batch = None if small else record_batch_of(rows, cls.schema)
-        batch._message = message
+        batch._message, batch._nbytes = message, None
         batch.sealed, batch.wellformed = sealed, True
         return batch
 
@@ -127,7 +128,10 @@ class FactBatch:
     @property
     def nbytes(self) -> int:
         """The bytes that the rows of this batch occupy."""
-        return int(self.record_batch.nbytes)
+        if self._nbytes is None:
+            # Arrow adds up every buffer of every column, which takes longer than most that is done to a batch.
+            self._nbytes = int(self.record_batch.nbytes)
+        return self._nbytes
 
     @property
     def size_bytes(self) -> int:

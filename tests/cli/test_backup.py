@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -219,6 +220,7 @@ def test_what_is_ended_leaves_nothing_behind(data: Path, tmp_path: Path) -> None
     ) as process:
         while not (tmp_path / "b.partial").exists():
             assert process.poll() is None
+            time.sleep(0.001)
         process.terminate()
     assert process.returncode == 128 + signal.SIGTERM
     assert os.listdir(tmp_path) == ["data"]

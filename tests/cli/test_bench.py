@@ -56,6 +56,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(measure, "YARDSTICK_FACTS", 2_000)
     monkeypatch.setattr(measure, "MILLION", 4_000)
     monkeypatch.setattr(reopen, "ACKNOWLEDGED_BATCHES", 3)
+    monkeypatch.setattr(reopen, "TRICKLED_FACTS", 2_001)
     place = tmp_path / "disk"
     place.mkdir()
     return place

@@ -59,9 +59,9 @@ def test_a_misspelt_command_gets_a_suggestion(bsfg: Run) -> None:
     assert outcome.out == ""
 
 
-def test_an_unknown_command_gets_the_list(bsfg: Run) -> None:
+def test_an_unknown_command_gets_the_list(quick: Run) -> None:
     """A command that is like none is answered with all there are."""
-    outcome = bsfg("fly")
+    outcome = quick("fly")
     assert outcome.code == 2
     assert all(name in outcome.err for name in COMMANDS)
 
@@ -77,9 +77,9 @@ def test_an_unknown_command_gets_the_list(bsfg: Run) -> None:
         (("demo", "storage", "--producers", "0"), "--producers"),
     ],
 )
-def test_wrong_usage_is_exit_code_2(bsfg: Run, args: tuple[str, ...], says: str) -> None:
+def test_wrong_usage_is_exit_code_2(quick: Run, args: tuple[str, ...], says: str) -> None:
     """What is wrong with the command line is named, with where to find its help."""
-    outcome = bsfg(*args)
+    outcome = quick(*args)
     assert outcome.code == 2
     assert outcome.err.startswith("error[usage]: ")
     assert says in outcome.err.splitlines()[0]
@@ -97,9 +97,9 @@ def test_wrong_usage_is_exit_code_2(bsfg: Run, args: tuple[str, ...], says: str)
         (("completion", "tcsh"), "'shell': 'tcsh' is not one of 'bash', 'zsh', 'fish', 'powershell'."),
     ],
 )
-def test_a_wrong_value_is_told_in_our_words(bsfg: Run, args: tuple[str, ...], says: str) -> None:
+def test_a_wrong_value_is_told_in_our_words(quick: Run, args: tuple[str, ...], says: str) -> None:
     """Nothing of what the libraries say about values reaches a person."""
-    outcome = bsfg(*args)
+    outcome = quick(*args)
     assert outcome.code == 2
     assert outcome.err.splitlines()[0] == f"error[usage]: Invalid value for {says}"
 

@@ -58,7 +58,7 @@ def test_a_sound_folder_as_json(quick: Run, data: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", HARMED)
-def test_a_harmed_folder(bsfg: Run, quick: Run, data: Path, harm: str) -> None:
+def test_a_harmed_folder(quick: Run, data: Path, harm: str) -> None:
     """What is harmed is named by code, place and range, and the exit code tells damage from what repairs itself."""
     break_it, problems, notes = HARMED[harm]
     break_it(data)
@@ -69,7 +69,7 @@ def test_a_harmed_folder(bsfg: Run, quick: Run, data: Path, harm: str) -> None:
     assert outcome.code == (1 if problems else 0)
     assert report["ok"] is not problems
     assert all(item["hint"] and item["detail"] and item["where"] for item in report["problems"] + report["notes"])
-    shown = bsfg("verify", data)
+    shown = quick("verify", data)
     assert shown.code == outcome.code
     last = shown.out.splitlines()[-1]
     assert all(code in last for code in problems)
@@ -114,12 +114,12 @@ NO_FOLDER: dict[str, tuple[str, Callable[[Path], object]]] = {
 
 @pytest.mark.parametrize("command", ["verify", "inspect"])
 @pytest.mark.parametrize("case", NO_FOLDER)
-def test_what_is_no_data_folder(bsfg: Run, tmp_path: Path, case: str, command: str) -> None:
+def test_what_is_no_data_folder(quick: Run, tmp_path: Path, case: str, command: str) -> None:
     """Anything but a data folder is an error that names the path and says what to give instead."""
     code, prepare = NO_FOLDER[case]
     path = tmp_path / "place"
     prepare(path)
-    outcome = bsfg(command, path)
+    outcome = quick(command, path)
     assert outcome.code == 1
     assert outcome.err.startswith(f"error[{code}]: ")
     assert "hint: " in outcome.err

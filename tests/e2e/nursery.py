@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 STARTED, ENDED = "pid", "code"
@@ -30,9 +31,13 @@ class Nursery:
         )
         atexit.register(self.close)
 
-    def start(self, folder: Path, log: Path, ready: str) -> int:
-        """Fork a node for the configuration in a folder and give its process id."""
-        return self._ask({"do": "start", "folder": str(folder), "log": str(log), "ready": ready})[STARTED]
+    def start(self, folder: Path, log: Path, ready: str, changed: Mapping[str, float]) -> int:
+        """Fork a node for the configuration in a folder and give its process id.
+
+        With ``changed``, as in {"bsfg.wire.limits.DELAY_SECONDS_MAX": 0.01}, some constants are others for it.
+        """
+        asked = {"do": "start", "folder": str(folder), "log": str(log), "ready": ready, "changed": dict(changed)}
+        return self._ask(asked)[STARTED]
 
     def wait(self, pid: int, timeout_seconds: float = 30.0) -> int:
         """Wait until a node has ended and give its exit code, negative for a signal."""
@@ -49,7 +54,7 @@ class Nursery:
             self._process.stdin.close()  # type: ignore[union-attr]
         self._process.wait(10)
 
-    def _ask(self, request: dict[str, str | int]) -> dict[str, int]:
+    def _ask(self, request: Mapping[str, object]) -> dict[str, int]:
         with self._lock:
             assert self._process.stdin is not None and self._process.stdout is not None
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -72,6 +77,7 @@ def nursery() -> Nursery:
 def serve() -> None:
     """Fork nodes as asked on standard input, until it ends; nodes that still run then are killed."""
     # Everything that a node loads, without starting any thread: only then may a process be forked safely.
+    import bsfg.cli.node
     import bsfg.config
     import bsfg.node.logs
     import bsfg.node.running  # noqa: F401
@@ -86,7 +92,7 @@ def serve() -> None:
         child = os.fork()
         if child == 0:
             _die_with(own)
-            _become_node(request["folder"], request["log"], request["ready"])
+            _become_node(request["folder"], request["log"], request["ready"], request["changed"])
         _answer({STARTED: child})
 
 
@@ -95,7 +101,7 @@ def _answer(answer: dict[str, int]) -> None:
     sys.stdout.flush()
 
 
-def _become_node(folder: str, log: str, ready: str) -> None:
+def _become_node(folder: str, log: str, ready: str, changed: Mapping[str, float]) -> None:
     code = 1
     try:
         os.chdir(folder)
@@ -103,6 +109,10 @@ def _become_node(folder: str, log: str, ready: str) -> None:
         nothing = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((nothing, 0), (sink, 1), (sink, 2)):
             os.dup2(source, target)
+        for name, value in changed.items():
+            module, _, constant = name.rpartition(".")
+            assert type(getattr(sys.modules[module], constant)) is type(value), name
+            setattr(sys.modules[module], constant, value)
         from bsfg.cli.node import node
 
         node(config=Path("zone.toml"), ready_file=Path(ready))

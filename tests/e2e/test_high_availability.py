@@ -1,4 +1,4 @@
-"""Two nodes of a zone on one database: whatever becomes of the active one, the other goes on where it ended."""
+"""Two nodes of a zone on one server: whatever becomes of the active one, the other goes on where it ended."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 import pytest
 from tests.e2e.cleanup import Cleanup
+from tests.e2e.homes import HOMES
 from tests.e2e.producing import history, seed_of_run
 from tests.e2e.twins import Twin, Twins
 from tests.e2e.zones import Zone, bsfg, pair, until
@@ -43,11 +44,11 @@ class TwoZones:
         self.enterprise.start()
 
 
-@pytest.fixture
-def site(tmp_path: Path, cleanup: Cleanup) -> TwoZones:
+@pytest.fixture(params=HOMES)
+def site(tmp_path: Path, cleanup: Cleanup, request: pytest.FixtureRequest) -> TwoZones:
     """Give a zone of two nodes that exchanges facts with another zone, not started."""
     plain, enterprise = pair(tmp_path)
-    plant = Twins.of(plain, cleanup)
+    plant = Twins.of(plain, cleanup, HOMES[request.param]())
     plant.pulled_by(enterprise, plain)
     return TwoZones(plant, cleanup.zone(enterprise))
 

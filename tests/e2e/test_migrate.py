@@ -7,26 +7,24 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.e2e.cleanup import Cleanup
+from tests.e2e.homes import ServerZone
 from tests.e2e.producing import Insistent, calm, check_sound, expected, history
-from tests.e2e.test_postgres import DatabaseZone
 from tests.e2e.zones import Zone, bsfg, pair, until
 
 from bsfg.ports import Buffer
-from bsfg.testing.postgres import PackagedServer
 
 
 @dataclass
-class MovingZone(DatabaseZone):
+class MovingZone(ServerZone):
     """A zone that is on the log or in a database, in a folder that changes with it."""
 
-    server: PackagedServer = field(default_factory=PackagedServer)
     where: str = "data"
     in_tables: bool = False
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.cleanup import Cleanup
-from tests.e2e.zones import Zone, pair
+from tests.e2e.zones import Zone, bsfg, pair
 from tests.wire.test_authorities import revoke
 
 from bsfg.errors import IdentityRevoked, IdentityUnknown
@@ -97,3 +97,15 @@ async def test_a_row_that_is_taken_out_is_a_stranger(plant: Zone) -> None:
 def plant_text(plant: Zone) -> str:
     """Give the configuration as it is."""
     return (plant.folder / "zone.toml").read_text()
+
+
+async def test_certificates_are_renewed_without_a_gap(plant: Zone) -> None:
+    """A node and a producer take renewed files up by themselves; who still shows the old ones goes on."""
+    async with plant.client() as before:
+        await before.append_fact(STREAM, message("before", from_zone="plant-a"))
+        bsfg("certs", "renew", str(plant.certs), "plant-a-bsfg", "plant-a-producer")
+        await before.append_fact(STREAM, message("on the old connection", from_zone="plant-a"))
+        async with plant.client() as after:
+            appended = await after.append_fact(STREAM, message("on a new one", from_zone="plant-a"))
+    assert appended.offset == 2
+    await plant.seen("certificate_reloaded")

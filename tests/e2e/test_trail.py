@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.e2e.cleanup import Cleanup
-from tests.e2e.zones import Zone, bsfg, pair, until
+from tests.e2e.zones import QUICKLY_REFUSED, Zone, bsfg, pair, until
 
 from bsfg.errors import BsfgError, IdentityUnknown, PermissionRefused, TruncateRefused
 from bsfg.ports import Buffer, ConsumerSpec
@@ -119,6 +119,8 @@ async def test_a_restored_folder_says_so(plant: Zone, tmp_path: Path) -> None:
 
 async def test_refusals_are_there_and_a_flood_of_them_is_counted(plant: Zone) -> None:
     """Who is refused is named with the rule; a thousand refusals are a handful of records, and the node serves on."""
+    plant.changed = QUICKLY_REFUSED
+    plant.restart()
 
     async def ask(identity: str) -> None:
         async with plant.client(identity) as client:

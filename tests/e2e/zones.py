@@ -34,6 +34,9 @@ SETTLE_SECONDS = 60.0
 
 ROLES = ("producer", "consumer", "operator", "viewer")
 
+QUICKLY_REFUSED = {"bsfg.wire.limits.DELAY_SECONDS_MAX": 0.01}
+"""Changes a node so that who is refused hundreds of times waits for his answers as in the product, and not as long."""
+
 
 def bsfg(*args: str) -> bytes:
     """Run a command of ours, insist that it works, and give what it printed."""
@@ -91,6 +94,8 @@ class Zone:
     identities: str = ""
     storage: str = ""
     more: str = ""
+    changed: dict[str, float] = field(default_factory=dict)
+    """Constants of its node that are others than in the product, each with its whole name."""
     pid: int | None = None
     process: subprocess.Popen[bytes] | None = None
     starts: int = 0
@@ -175,9 +180,10 @@ streams = ["*"]
         self.starts += 1
         ready = f"ready-{self.starts}"
         if by_command or descriptors is not None:
+            assert not self.changed, "a command runs the product as it is"
             self.pid = self._run_command(ready, descriptors)
         else:
-            self.pid = nursery().start(self.folder, self.log_path, ready)
+            self.pid = nursery().start(self.folder, self.log_path, ready, self.changed)
         return self.pid
 
     def _run_command(self, ready: str, descriptors: int | None = None) -> int:

@@ -4,17 +4,19 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.journey.zones import STREAM, Zone, memory_backend
 
-from bsfg.batch import EntryBatch
+from bsfg.batch import EntryBatch, FactBatch
 from bsfg.errors import ConsumerRetired, InvalidArgument, OffsetOutOfRange, UnknownConsumer
 from bsfg.fact import Message
 from bsfg.journey.link import RETURNING, Carriage, Fetched, FetchRequest
 from bsfg.journey.serve import (
     SCANNED_PER_FACT,
+    _count_within,
     relayed_gaps,
     serve,
     serve_range,
@@ -289,3 +291,32 @@ async def test_relayed_gaps_follow_the_token(make_zone: MakeZone) -> None:
     assert await told(tokens[3]) == plant[2:]
     assert await told(tokens[5]) == []
     assert await told("plant:2-2:evicted") == plant
+
+
+@given(st.lists(st.integers(0, 30_000), min_size=1, max_size=300), st.integers(0, 1_200_000), st.integers(0, 310))
+def test_an_answer_is_as_long_as_there_is_room_for(sizes: list[int], max_bytes: int, max_facts: int) -> None:
+    """Whatever the sizes of the facts: not one fewer than fit, and not one more."""
+    batch = FactBatch.from_messages(message(f"m-{number}", "x" * size) for number, size in enumerate(sizes))
+    entries = EntryBatch.of(batch.record_batch, np.arange(len(sizes)), 1)
+    most = min(max_facts, len(sizes))
+    fitting = [count for count in range(most + 1) if entries.slice(0, count).nbytes <= max_bytes]
+    found = _count_within(entries, max_bytes, most)
+    # A small batch is not counted exactly: it is taken by the size of what its columns lie in.
+    assert found == most if entries.slice(0, most).size_bytes <= max_bytes else found == max(fitting, default=0)
+
+
+def test_a_cut_is_found_with_few_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows that are alike, the place of a cut is guessed: each look adds up all buffers of a batch."""
+    batch = FactBatch.from_messages(messages(4_000, object_bytes=200))
+    entries, looks = EntryBatch.of(batch.record_batch, np.arange(4_000), 1), list[int]()
+    slice_ = EntryBatch.slice
+
+    def counted(self: EntryBatch, start: int, count: int | None = None) -> EntryBatch:
+        looks.append(count or 0)
+        return slice_(self, start, count)
+
+    monkeypatch.setattr(EntryBatch, "slice", counted)
+    for max_bytes in range(100_000, entries.nbytes, 100_000):
+        _count_within(entries, max_bytes, len(entries))
+        assert len(looks) <= 8, looks
+        looks.clear()

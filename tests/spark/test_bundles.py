@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from bsfg.errors import InvalidArgument
 from bsfg.gate import Mode
+from bsfg.journey.link import Fetched
 from bsfg.spark.calls import NodeAccess
+from bsfg.spark.replicate import driver, replay
 from bsfg.spark.replicate.driver import (
     Layout,
     LinkState,
@@ -146,3 +148,92 @@ def test_backlogs_take_turns_at_the_places_for_replays(tmp_path: Path, monkeypat
     run._replay_some()
     run._replay_some()
     assert begun == ["d", "c", "b", "a"]
+
+
+class Streams:
+    """As much of Spark as starts a stream: notes which sources were registered, and which of them each side uses."""
+
+    def __init__(self) -> None:
+        self.dataSource = self.readStream = self.writeStream = self
+        self.registered: list[str] = []
+        self.used: list[tuple[str, int]] = []
+
+    def register(self, source: Any) -> None:
+        """Take note of a source."""
+        self.registered.append(source.name())
+
+    def format(self, name: str) -> Any:
+        """Take note of what a side uses, and how many sources there were by then."""
+        if name != "noop":
+            self.used.append((name, len(self.registered)))
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **options: self
+
+
+def test_streams_that_start_together_share_no_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark writes into a registered source without a lock when a stream of it starts; a broken one stays broken.
+
+    So each half of the pair has its own, and a new one when it is started again; and so has each replay.
+    """
+    run, spark = replication(tmp_path, ["one"], Layout(), monkeypatch), Streams()
+    run._spark = spark  # type: ignore[assignment]
+    run.start()
+    run._start_live("a")
+    assert spark.used == [("bsfg-live-a", 1), ("bsfg-live-b", 2), ("bsfg-live-a", 3)]
+    assert spark.registered == [name for name, _ in spark.used]
+
+    spark, head = Streams(), Fetched("log", 0, 10, b"")
+    monkeypatch.setattr(replay, "calls", lambda: SimpleNamespace(run=lambda work: work.close() or head))
+    to: Any = SimpleNamespace(options=lambda prefix="": {})
+    plan: Any = SimpleNamespace(name="one", peer=to, own=to, buffer="store", link=SimpleNamespace(carry_only=()))
+    for stream in ("s", "t"):
+        of: Any = SimpleNamespace(stream=stream, consumer="c")
+        assert replay.start_replay(spark, plan, of, "lease", tmp_path / "r") is not None  # type: ignore[arg-type]
+    assert spark.registered == ["bsfg-replay-one-s", "bsfg-replay-one-t"]
+    assert spark.used == [("bsfg-replay-one-s", 1)] * 2 + [("bsfg-replay-one-t", 2)] * 2
+
+
+@pytest.mark.parametrize("change", ["removed", "changed", "stopped"])
+def test_a_replay_ends_with_what_it_is_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    """A link that is removed, changed or stopped while it is replayed begins no further stream by the old plan.
+
+    Until its replay has ended it keeps its place: no other one begins without a slot.
+    """
+    run = replication(tmp_path, ["one", "two"], Layout(1, 1), monkeypatch)
+    link, other = run.links
+    plan: Any = link.plan
+    plan.streams = (SimpleNamespace(stream="s"), SimpleNamespace(stream="t"))
+    reports = [{"stream": "s", "holder": "us", "backlog": 500}]
+    other.look({"mode": str(Mode.RECONCILIATION), "reason": "", "lease": "us", "reports": reports}, 0.0)
+    begun: list[str] = []
+    given_back: list[str] = []
+
+    def start_replay(spark: Any, plan: Any, of: Any, lease: str, folder: Path) -> Any:
+        begun.append(of.stream)
+        return SimpleNamespace(query=SimpleNamespace(stop=lambda: begun.append("end")), batches=1)
+
+    def ended(query: Any, seconds: float) -> bool:
+        assert len(begun) == 1, "the replay goes on"
+        if change == "removed":
+            run.replan([task_plan("two")])
+        elif change == "changed":
+            run.replan([task_plan("one", 1), task_plan("two")])
+        else:
+            run._stopping.set()
+        run._replay_some()
+        assert other.thread is None, "its place is not free yet"
+        return False
+
+    monkeypatch.setattr(driver, "start_replay", start_replay)
+    monkeypatch.setattr(driver, "ended", ended)
+    monkeypatch.setattr(driver, "activate", lambda spark: None)
+    monkeypatch.setattr(run, "_take", lambda link, seconds: SimpleNamespace(token="token"))
+    monkeypatch.setattr(run, "_renew", lambda link, token: None)
+    monkeypatch.setattr(run, "_report_backlog", lambda plan, of, token: None)
+    monkeypatch.setattr(run, "_give_back", lambda link, token: given_back.append(token))
+    run.replay(link)
+    assert begun == ["s", "end"]
+    assert given_back == ["token"]
+    assert link.problem == ""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator
 
 import pytest
 
 from bsfg.errors import PeerUnreachable, TimedOut
-from bsfg.spark.calls import NodeCalls
+from bsfg.spark import calls as module
+from bsfg.spark.calls import NodeAccess, NodeCalls
 
 
 async def numbers(end: BaseException | None = None) -> AsyncIterator[int]:
@@ -57,3 +59,37 @@ def test_whoever_stops_early_leaves_nothing_behind() -> None:
     for _ in calls.iterate(endless()):
         break
     assert closed.wait(60)
+
+
+def test_all_threads_of_a_process_have_the_same_calls_and_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that come first at the same moment share one loop, and one connection to a node."""
+    made: list[object] = []
+
+    class Slow(NodeCalls):
+        """Takes a while to be made."""
+
+        def __init__(self) -> None:
+            time.sleep(0.05)
+            super().__init__()
+            made.append(self)
+
+    def connect(access: NodeAccess) -> object:
+        time.sleep(0.05)
+        made.append(access)
+        return object()
+
+    monkeypatch.setattr(module, "NodeCalls", Slow)
+    monkeypatch.setattr(module, "_of_process", {})
+    monkeypatch.setattr(NodeAccess, "connect", connect)
+    found: list[object] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(module.calls().connection(NodeAccess("127.0.0.1:1"))))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    assert len(made) == 2, "one loop, one connection"
+    assert len({id(each) for each in found}) == 1

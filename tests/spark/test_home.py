@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyspark
 import pytest
 
-from bsfg.spark.session import home_in_use, light_home
+from bsfg.spark.session import REDACTION, SECRET_OPTIONS, SPARK_REDACTION, home_in_use, light_home, session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,3 +81,24 @@ def test_a_folder_that_others_can_change_is_not_used(tmp_path: Path) -> None:
     home.chmod(0o777)
     found = light_home()
     assert found != home
+
+
+def test_a_session_that_runs_keeps_its_settings(spark: SparkSession) -> None:
+    """Somebody's own session, time zone and plans are not changed behind their back; but secrets are hidden."""
+    theirs = {
+        "spark.sql.adaptive.enabled": "true",
+        "spark.sql.codegen.wholeStage": "true",
+        "spark.sql.session.timeZone": "Europe/Berlin",
+        REDACTION: SPARK_REDACTION,
+    }
+    asked = {"spark.sql.shuffle.partitions": "7"}
+    before = {name: spark.conf.get(name) for name in (*theirs, *asked)}
+    try:
+        for name, value in theirs.items():
+            spark.conf.set(name, value)
+        found = session("another", "local[2]", asked)
+        wanted = {**theirs, **asked, REDACTION: SECRET_OPTIONS}
+        assert {name: found.conf.get(name) for name in wanted} == wanted
+    finally:
+        for name, earlier in before.items():
+            spark.conf.set(name, str(earlier))

@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 from tests.e2e.cleanup import Cleanup
+from tests.e2e.homes import InDatabase
 from tests.e2e.producing import seed_of_run
 from tests.e2e.twins import Twins
 from tests.e2e.zones import until
@@ -59,7 +60,7 @@ def test_takeovers_of_both_ends(tmp_path: Path, cleanup: Cleanup, soak_size: Cal
     random = Random(seed)
     plain = zone_pair(tmp_path)
     plain[1].links += SETTINGS
-    plant, enterprise = (Twins.of(zone, cleanup) for zone in plain)
+    plant, enterprise = (Twins.of(zone, cleanup, InDatabase()) for zone in plain)
     for node in enterprise.nodes:
         plant.pulled_by(node, plain[0])
     story = [(zone, how) for how in KINDS for zone in (plant, enterprise)]

@@ -513,3 +513,51 @@ def test_the_row_fits_the_name(
     certificate = load_certificates(folder / f"{arguments[0]}.crt")[0]
     purposes = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     assert (ExtendedKeyUsageOID.SERVER_AUTH in purposes) == (role == "peer")
+
+
+def test_what_ends_soon_is_renewed_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same names, hosts and purposes with a key of its own; what lasts longer stays, unless it is named."""
+    certs = tmp_path / "certs"
+    now = datetime.now(UTC)
+    create_authority(certs, name="Test authority", days=1000, now=now)
+    issue(certs, "plant-a-bsfg", days=20, now=now, hosts=["plant.example", "10.0.0.7"])
+    issue(certs, "plant-a-producer", days=20, now=now, serves=False)
+    issue(certs, "plant-a-viewer", days=300, now=now, serves=False)
+    before = {path.name: path.read_bytes() for path in certs.iterdir()}
+    old = {name: load_certificates(certs / f"{name}.crt")[0] for name in ("plant-a-bsfg", "plant-a-producer")}
+    assert main(["certs", "renew", str(certs), "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert [Path(each["certificate_file"]).stem for each in made] == ["plant-a-bsfg", "plant-a-producer"]
+    for name, was in old.items():
+        now_is = load_certificates(certs / f"{name}.crt")[0]
+        assert now_is.not_valid_after_utc > was.not_valid_after_utc + 300 * DAY
+        assert now_is.public_key() != was.public_key()
+        assert names_of(now_is) == names_of(was)
+        for kind in (x509.SubjectAlternativeName, x509.ExtendedKeyUsage):
+            new, former = (each.extensions.get_extension_for_class(kind).value for each in (now_is, was))
+            assert set(new) == set(former)  # type: ignore[call-overload]
+    assert faults(check_files(files(certs), now, 0)) == []
+    kept = ("ca.crt", "ca.key", "plant-a-viewer.crt", "plant-a-viewer.key")
+    assert all((certs / name).read_bytes() == before[name] for name in kept)
+    assert main(["certs", "renew", str(certs)]) == 0
+    assert "None of 3 ends within 30 days." in capsys.readouterr().out
+    assert main(["certs", "renew", str(certs), "plant-a-viewer"]) == 0
+    assert (certs / "plant-a-viewer.crt").read_bytes() != before["plant-a-viewer.crt"]
+
+
+def test_what_cannot_be_renewed_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A certificate of somebody else, one that is not there, and a folder without an authority."""
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    for folder in (ours, theirs):
+        create_authority(folder, name=f"Authority of {folder.name}", days=1000, now=NOW)
+    issue(theirs, "plant-a-bsfg", days=10, now=NOW)
+    (ours / "plant-a-bsfg.crt").write_bytes((theirs / "plant-a-bsfg.crt").read_bytes())
+    for args, says in (
+        ((str(ours),), "was not signed by the authority in"),
+        ((str(ours), "mes"), "there is no certificate of 'mes'"),
+    ):
+        assert main(["certs", "renew", *args]) == 1
+        assert says in capsys.readouterr().err
+    (theirs / "ca.key").unlink()
+    assert main(["certs", "renew", str(theirs)]) == 1
+    assert "there is no authority in" in capsys.readouterr().err

@@ -117,6 +117,33 @@ async def test_a_task_that_lost_its_lease_moves_nothing_more(sites: Sites) -> No
     assert not desk.may_move()
 
 
+async def test_a_lease_that_nobody_waits_for_any_more_is_given_back(sites: Sites) -> None:
+    """Who waited may be gone when the node answers: its lease is free at once, and the neighbours have theirs."""
+    site = await sites()
+    site.act_as("pipeline")
+    admin, leases = site.admin_client(), site.parts.links.leases
+    task = task_of(admin, [SimpleNamespace(name=LINK)])
+    waiting = asyncio.create_task(task.leases.leased(LINK))
+    await asyncio.sleep(0)
+    acquire = task.leases._calls.acquire
+
+    async def too_late(links: Sequence[str], wait_seconds: float) -> Any:
+        found = await acquire(links, wait_seconds)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        return found
+
+    task.leases._calls.acquire = too_late  # type: ignore[method-assign]
+    assert list(await task.leases._acquire([LINK], 1.0)) == []
+    assert leases.holder(LINK) is None
+    task.leases._calls.acquire = acquire  # type: ignore[method-assign]
+    again = asyncio.create_task(task.leases.leased(LINK))
+    await asyncio.sleep(0)
+    await task.leases._acquire([LINK], 1.0)
+    lease = await again
+    assert lease is not None and lease.holder == HOLDER
+
+
 async def test_what_could_not_be_told_is_told_later(sites: Sites) -> None:
     """A report that the node did not take is kept, and added to what comes after it."""
     site = await sites()

@@ -17,6 +17,7 @@ COMMANDS: dict[str, str] = {
     "append": "bsfg.cli.append",
     "fetch": "bsfg.cli.fetch",
     "confirm": "bsfg.cli.confirm",
+    "tail": "bsfg.cli.tail",
     "status": "bsfg.cli.status",
     "gate": "bsfg.cli.gate",
     "consumers": "bsfg.cli.consumers",
@@ -48,6 +49,7 @@ SUMMARIES: dict[str, str] = {
     "append": "Append facts to a stream of the zone; each is durable when it is counted as stored.",
     "fetch": "Write the next facts of a consumer to stdout, one JSON object a line.",
     "confirm": "Confirm facts of a consumer: they do not come again, and the node may let them go.",
+    "tail": "Show the newest facts of a stream, and with --follow those that come.",
     "status": "Show how a node is doing: streams and fill, frontiers and backlogs, the mode and lag of every link, "
     "alerts.",
     "gate": "See, hold and release the gates of the links.",

@@ -5,13 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from queue import Queue
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from uuid import uuid4
 
+import orjson
 import typer
 from rich.text import Text
 
@@ -46,6 +49,10 @@ _BOM = b"\xef\xbb\xbf"
 app = typer.Typer(
     epilog=examples(
         ("bsfg append facts.jsonl --stream operational --to-zone enterprise", "append a file of facts"),
+        (
+            "bsfg append --stream operational --subject asset:press-1 --predicate speed_set --object 7.5",
+            "one fact",
+        ),
         ("my-export | bsfg append --stream audit", "from a pipe, as the lines come"),
         ("bsfg append facts.jsonl --stream operational --results > results.jsonl", "with a result per line"),
         ("bsfg append facts.jsonl --stream operational --outbox outbox", "kept on this disk until the node has them"),
@@ -86,15 +93,19 @@ class LineTally:
 @connects("producer")
 def append(
     node: Target,
-    file: Annotated[Path, argument("FILE", "A file of JSON Lines; - reads standard input.", show_default=False)] = Path(
-        STANDARD
-    ),
+    file: Annotated[
+        Path | None, argument("FILE", "A file of JSON Lines; -, or nothing, reads standard input.", show_default=False)
+    ] = None,
     *,
     stream: Annotated[str, option("S", "The stream.", autocompletion=known_streams, show_default=False)],
     from_zone: Annotated[
         str | None, option("Z", "from_zone of lines without one. Default: the configuration's zone.")
     ] = None,
     to_zone: Annotated[str | None, option("Z", "to_zone of lines without one.")] = None,
+    subject: Annotated[str | None, option("TEXT", "Append one fact, this its subject, instead of a file.")] = None,
+    predicate: Annotated[str | None, option("TEXT", "The predicate of that fact.")] = None,
+    object_: Annotated[str | None, option("JSON", "Its object; null when left out.", "--object")] = None,
+    message_id: Annotated[str | None, option("ID", "Its message_id; a random one when left out.")] = None,
     results: Annotated[bool, flag("--results", "Print a JSON line per fact with its result.")] = False,
     outbox: Annotated[Path | None, option("DIR", "Keep facts in this folder until the node has them.")] = None,
     timeout: Annotated[float, option("SECONDS", "How long to try when the node does not answer.", min=0)] = 15.0,
@@ -107,6 +118,8 @@ def append(
     stop the others: it is named with its number, and the exit code is 1. To repeat the command does no harm, because
     what is stored is recognised by its message_id.
 
+    With --subject and --predicate it is one fact, made of the options.
+
     With --outbox the facts are safe once they are in that folder. What the node has not taken within --timeout stays
     there, for the next `bsfg append --outbox` with the same folder, or any producer.
     """
@@ -115,7 +128,9 @@ def append(
     zones = {"from_zone": from_zone or node.zone, "to_zone": to_zone}
     defaults = {name: value for name, value in zones.items() if value is not None}
     tally = LineTally()
-    with _source(file) as source, _producer(node, stream, outbox, timeout) as producer:
+    one = _one_fact(file, subject, predicate, object_, message_id)
+    lines = _source(file) if one is None else nullcontext(BytesIO(one))
+    with lines as source, _producer(node, stream, outbox, timeout) as producer:
         _append(source, producer, tally, defaults, results, timeout if outbox is not None else None)
     _report(tally, stream, results, json)
     if tally.fatal is not None:
@@ -125,9 +140,29 @@ def append(
         raise typer.Exit(1)
 
 
+def _one_fact(
+    file: Path | None, subject: str | None, predicate: str | None, text: str | None, message_id: str | None
+) -> bytes | None:
+    """Give the line of the fact that the options name, None when they name none."""
+    if subject is None and predicate is None:
+        if text is not None or message_id is not None:
+            raise InvalidArgument("--object and --message-id belong to one fact", hint="Add --subject and --predicate.")
+        return None
+    if subject is None or predicate is None or file is not None:
+        wrong = "and a file both say what to append" if file is not None else "need each other"
+        raise InvalidArgument(f"--subject and --predicate {wrong}", hint="A fact has both; a file has its own.")
+    try:
+        value = None if text is None else orjson.loads(text)
+    except orjson.JSONDecodeError:
+        hint = """Quote it for the shell: --object '{"value": 21.5}', or --object '"running"' for a text."""
+        raise InvalidArgument(f"--object {text!r} is not JSON", hint=hint) from None
+    envelope = {"message_id": message_id or str(uuid4())}
+    return orjson.dumps({"envelope": envelope, "fact": {"subject": subject, "predicate": predicate, "object": value}})
+
+
 @contextmanager
-def _source(file: Path) -> Iterator[BinaryIO]:
-    if str(file) == STANDARD:
+def _source(file: Path | None) -> Iterator[BinaryIO]:
+    if file is None or str(file) == STANDARD:
         yield sys.stdin.buffer
         return
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from bsfg.cli.common import Json, ListsByDefault, checked_folder, config_or_data, flag, option, suggestion
+from bsfg.cli.common import Json, ListsByDefault, checked_folder, config_or_data, flag, moment, option, suggestion
 from bsfg.cli.output import CellLines, console, count_text, examples, print_json, size_text, table, time_text
 from bsfg.errors import InvalidArgument
 from bsfg.wording import one_line
@@ -137,26 +136,7 @@ def _query(since: str | None, until: str | None, identity: str | None, action: s
 
     if action is not None and action not in ACTIONS:
         raise InvalidArgument(f"there is no action {action!r}", hint=suggestion(action, ACTIONS, "action"))
-    return TrailQuery(_time("--since", since), _time("--until", until), identity or "", action or "")
-
-
-def _time(option: str, text: str | None) -> int | None:
-    """Read a moment: a time as such, or how long ago."""
-    from bsfg.clock import SystemClock
-    from bsfg.config.kinds import DURATION, WrongValue
-
-    if text is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(text)
-        return int(1000 * (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
-    except (ValueError, OverflowError):
-        pass
-    try:
-        return SystemClock().now_unix_ms() - int(1000 * DURATION.read(text))
-    except WrongValue:
-        hint = "Write 30m, 24h or 7d for so long ago, or a time such as 2026-06-30T12:00:00Z."
-        raise InvalidArgument(f"{option} {text!r} is neither a time nor a duration", hint=hint) from None
+    return TrailQuery(moment("--since", since), moment("--until", until), identity or "", action or "")
 
 
 def _waiting(event: TrailEvent) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,6 +32,7 @@ app = typer.Typer(
         ("bsfg certs bundle certs plant-a plant-a.tar --issue", "all that the machine of plant-a needs, and no more"),
         ("bsfg certs issue certs mes --role-hint producer --zone plant-a", "a certificate for an application"),
         ("bsfg certs signing-key line-7.key", "a key by which a producer signs its facts"),
+        ("bsfg certs renew certs", "issue anew what ends within thirty days, without an interruption"),
         ("bsfg certs show certs/*.crt", "see names and dates"),
         ("bsfg certs check --config zone.toml", "find out what is wrong before others do"),
     ),
@@ -101,6 +102,48 @@ def issue(
     made = make(folder, name, days=days, now=datetime.now(UTC), hosts=host or [], serves=serves, force=force)
     where = "in the zones it may call" if serves else "in the zone.toml of its zone, unless `bsfg init` did"
     _print_made(made, json_mode, f"Give it a row {where}:\n\n{_row(name, role_hint, zone)}")
+
+
+@app.command("renew")
+def renew(
+    folder: Folder,
+    names: Annotated[
+        list[str] | None, argument("NAME...", "Only these. Default: all that end within --within.", show_default=False)
+    ] = None,
+    within: Annotated[int, typer.Option("--within", help="How many days before its end one is renewed.", min=0)] = 30,
+    days: Annotated[int, typer.Option("--days", help="How long the new ones last.")] = DAYS,
+    json_mode: Json = False,
+) -> None:
+    """Issue certificates anew before they end: the same names and hosts, a new key.
+
+    The old ones stay valid until their end, so nothing is interrupted: bring the new files to the machine of their
+    zone, where node and programs take them up by themselves. Named ones are renewed however long they last.
+    """
+    from bsfg.wire.certcheck import describe
+    from bsfg.wire.certs import load_certificates
+    from bsfg.wire.certs import renew as make
+
+    now = datetime.now(UTC)
+    there = sorted(path.stem for path in folder.glob("*.crt") if path.stem != "ca")
+    if absent := [name for name in names or () if name not in there]:
+        hint = f"There are: {', '.join(there)}." if there else f"`bsfg certs issue {folder} {absent[0]}` makes one."
+        raise InvalidArgument(f"there is no certificate of {absent[0]!r} in {folder}", hint=hint)
+    made = [
+        make(folder, name, days=days, now=now)
+        for name in names or there
+        if names or load_certificates(folder / f"{name}.crt")[0].not_valid_after_utc <= now + timedelta(days=within)
+    ]
+    if json_mode:
+        rows = [(str(each.certificate_path), str(each.key_path), describe(each.certificate, now)) for each in made]
+        print_json([{"certificate_file": crt, "key_file": key, **facts} for crt, key, facts in rows])
+        return
+    out = console()
+    for each in made:
+        out.print(f"Renewed {each.certificate_path}, valid until {each.certificate.not_valid_after_utc:%Y-%m-%d}.")
+    if not made:
+        out.print(f"None of {len(there)} ends within {within} days.")
+    else:
+        out.print(f"\nBring them to their zones: `bsfg certs bundle {folder} ZONE TARGET` gathers what each needs.")
 
 
 @app.command("bundle")

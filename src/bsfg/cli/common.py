@@ -10,6 +10,7 @@ import threading
 import tomllib
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, TypeVar
@@ -117,6 +118,25 @@ def flag(name: str, says: str, *names: str, panel: str | None = None) -> Any:
 Json = Annotated[bool, flag("--json", "Print the result as JSON.")]
 Reason = Annotated[str, option("TEXT", "Why; it is recorded with your name.", "--reason", "-r", show_default=False)]
 Yes = Annotated[bool, flag("--yes", "Do it without asking; needed where nobody can be asked.", "-y")]
+
+
+def moment(option: str, text: str | None) -> int | None:
+    """Read a moment: a time as such, or how long ago."""
+    from bsfg.clock import SystemClock
+    from bsfg.config.kinds import DURATION, WrongValue
+
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+        return int(1000 * (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
+    except (ValueError, OverflowError):
+        pass
+    try:
+        return SystemClock().now_unix_ms() - int(1000 * DURATION.read(text))
+    except WrongValue:
+        hint = "Write 30m, 24h or 7d for so long ago, or a time such as 2026-06-30T12:00:00Z."
+        raise InvalidArgument(f"{option} {text!r} is neither a time nor a duration", hint=hint) from None
 
 
 class ListsByDefault(TyperGroup):

@@ -27,6 +27,9 @@ SCANNED_PER_FACT = 16
 SCANNED_MAX = 100_000
 """Nor does it look at more before it answers: each fact may be a range to tell of, and receivers bound those."""
 
+EVEN_TRIES = 4
+"""So often is the place of a cut guessed from the average row, before what is left is halved."""
+
 
 @dataclass(slots=True)
 class _Given:
@@ -244,16 +247,23 @@ def _joined(pending: Sequence[Frame]) -> Frame:
 
 
 def _count_within(entries: EntryBatch, max_bytes: int, max_facts: int) -> int:
-    """Count the leading rows that fit into a number of bytes, by halving."""
+    """Count the leading rows that fit into a number of bytes.
+
+    Most rows are about as large as their neighbours, so it is tried first where it would be if all were; each size
+    that is asked for costs more than a whole row does elsewhere. When that does not help, by halving.
+    """
     if max_facts <= 0 or max_bytes <= 0:
         return 0
-    if entries.slice(0, max_facts).size_bytes <= max_bytes:
+    if (size_bytes := entries.slice(0, max_facts).size_bytes) <= max_bytes:
         return max_facts
-    fits, too_many = 0, max_facts
+    fits, fit_bytes, too_many, too_many_bytes, tries = 0, 0, max_facts, size_bytes, 0
     while too_many - fits > 1:
-        middle = (fits + too_many) // 2
-        if entries.slice(0, middle).nbytes <= max_bytes:
-            fits = middle
+        tries += 1
+        at = fits + (too_many - fits) * (max_bytes - fit_bytes) // max(1, too_many_bytes - fit_bytes)
+        middle = (fits + too_many) // 2 if tries > EVEN_TRIES else min(max(at, fits + 1), too_many - 1)
+        found_bytes = entries.slice(0, middle).nbytes
+        if found_bytes <= max_bytes:
+            fits, fit_bytes = middle, found_bytes
         else:
-            too_many = middle
+            too_many, too_many_bytes = middle, found_bytes
     return fits

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from bsfg.stores.jetstream.server import JetStreamSettings
     from bsfg.stores.jetstream.zone import ClaimWatch
     from bsfg.stores.postgres.database import PostgresSettings
-    from bsfg.stores.postgres.place import PlaceWatch, ZoneNode
+    from bsfg.stores.postgres.place import PlaceWatch
+    from bsfg.stores.shared.keeper import ZoneNode
 
 
 @runtime_checkable

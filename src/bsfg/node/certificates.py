@@ -42,7 +42,7 @@ class SeenCertificate:
         """Give what an operator should hear, None when there is nothing."""
         if self.life.expiry == Expiry.OK:
             return None
-        return f"{self.file} is {self.life.expiry}: {self.life.left_days} days left"
+        return f"{self.file} is {self.life.expiry}: {self.life.left_days} days left; `bsfg certs renew` makes a new one"
 
     def to_dict(self) -> dict[str, Any]:
         """Give the form of the status document."""

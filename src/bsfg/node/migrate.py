@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from bsfg.artifacts import ArtifactStore
 from bsfg.config import ZoneConfig
-from bsfg.errors import InvalidArgument, StorageFailed, StorageMoved, StorageNotEmpty, StorageUnable
+from bsfg.errors import InvalidArgument, StorageFailed, StorageNotEmpty, StorageUnable
 from bsfg.node.backends import MIGRATING, looked_at
 from bsfg.node.backup import Progress
 from bsfg.node.migration_sides import (
@@ -182,9 +182,8 @@ async def migrate(source: ZoneConfig, target: ZoneConfig, clock: Clock, progress
         async with AsyncExitStack() as stack:
             stack.push_async_callback(new.stack.aclose)
             await new.open(old)
+            old.check_here(new.mark.token)
             moved = old.state.moved()
-            if moved is not None and not moved.is_target and moved.token != new.mark.token:
-                raise StorageMoved(f"the facts of the zone were moved to {moved.other} already, and not to this place")
             if new.mark.is_done:
                 if moved is None or moved.token != new.mark.token:
                     raise StorageNotEmpty("the new storage holds a zone that was moved to it before")
@@ -236,6 +235,12 @@ class _Move:
         names = [name async for name in source.artifacts.names()]
         gauge = _Gauge(self._progress, "artifacts", (await source.artifacts.stats()).used_bytes)
         wanted = sorted(self._named | {name.digest for name in names})
+        # What an earlier attempt has brought and the old zone has let go since goes here, too, with its names.
+        known = set(names)
+        strange = {each.digest async for each in target.artifacts.names() if each not in known}
+        if strange:
+            now_unix_ms = self._clock.now_unix_ms()
+            await target.artifacts.collect(set(wanted) - strange, now_unix_ms=now_unix_ms, grace_seconds=0)
         for digest in wanted:
             if await target.artifacts.exists(digest):
                 continue

@@ -24,6 +24,7 @@ from bsfg.errors import (
     LogDamaged,
     MigrationUnfinished,
     NotAFolder,
+    StorageMoved,
     StorageNotEmpty,
     StorageTaken,
     StorageUnable,
@@ -56,21 +57,6 @@ _OF_THE_STORAGE = frozenset({"storage", "scrub"})
 _LOG_PARTS = (STREAMS, "cursors", "node")
 
 
-@runtime_checkable
-class KeepsHistory(Protocol):
-    """A storage whose buffers are kept in frames, so that their history can be carried."""
-
-    cursors: Cursors
-
-    async def history(self, stream: str, buffer: Buffer, new: NewBuffer | None = None) -> BufferHistory:
-        """Give the history of a buffer, made when there is none."""
-        ...
-
-    async def keep_consumers(self, cursors: Sequence[ConsumerCursor]) -> None:
-        """Make the consumers of a history durable."""
-        ...
-
-
 class TakesHistory(Protocol):
     """Where a history is brought: a storage, or a log that is being made."""
 
@@ -80,6 +66,17 @@ class TakesHistory(Protocol):
 
     async def keep_consumers(self, cursors: Sequence[ConsumerCursor]) -> None:
         """Make the consumers of a history durable."""
+        ...
+
+
+@runtime_checkable
+class KeepsHistory(TakesHistory, Protocol):
+    """A storage whose buffers are kept in frames, so that their history can be carried."""
+
+    cursors: Cursors
+
+    async def history(self, stream: str, buffer: Buffer, new: NewBuffer | None = None) -> BufferHistory:
+        """Give the history of a buffer, made when there is none."""
         ...
 
 
@@ -120,6 +117,12 @@ class OldSide:
     def consumers(self) -> list[ConsumerCursor]:
         """Give all consumers."""
         return cursors_of(self.storage).listed()
+
+    def check_here(self, token: str = "") -> None:
+        """Raise `StorageMoved` when it was given over before, by another migration: no second place is even begun."""
+        moved = self.state.moved()
+        if moved is not None and not moved.is_target and moved.token != token:
+            raise StorageMoved(f"the facts of the zone were moved to {moved.other} already, and not to this place")
 
     def values(self) -> dict[tuple[str, str], dict[str, Any]]:
         """Give what the node remembers and another storage can know."""
@@ -167,7 +170,10 @@ async def opened_source(config: ZoneConfig, clock: Clock, progress: Progress) ->
             raise MigrationUnfinished(f"the zone was being moved to {config.storage.backend}, and is not all there")
         artifacts = await open_artifacts(config, storage, clock)
         stack.push_async_callback(artifacts.close)
-        yield OldSide(config, storage, state, artifacts, isinstance(storage, KeepsAll))
+        try:
+            yield OldSide(config, storage, state, artifacts, isinstance(storage, KeepsAll))
+        except OSError as error:
+            raise translated(error, f"moving {config.zone.name}") from None
 
 
 def _in_use(error: BsfgError) -> BsfgError:
@@ -247,7 +253,8 @@ class NewSide(ABC):
         """Let nodes start on it."""
 
     def _begin(self, source: OldSide) -> None:
-        """Say that it is being made."""
+        """Say that it is being made, of a zone that was not moved before."""
+        source.check_here()
         now = self.clock.now_unix_ms()
         self.mark = MovedMark("target", source.config.storage.backend, now, secrets.token_hex(8))
         self.state.mark_moved(self.mark)
@@ -284,11 +291,7 @@ class NewStorage(NewSide):
 
     async def open(self, source: OldSide) -> None:
         """Claim the storage, and begin or go on."""
-        try:
-            self.stack.callback(lock_folder(self.config.data_folder))
-            await self._open()
-        except (FolderLocked, StorageTaken) as taken:
-            raise _in_use(taken) from None
+        await self._open()
         mark = self.state.moved()
         if mark is not None and mark.is_target:
             self.mark = mark
@@ -303,7 +306,11 @@ class NewStorage(NewSide):
             raise StorageNotEmpty(f"the new storage has buffers that the old one has not: {', '.join(strange)}")
 
     async def _open(self) -> None:
-        self._storage = await open_storage(self.config, self.clock, lambda seconds: None)
+        try:
+            self.stack.callback(lock_folder(self.config.data_folder))
+            self._storage = await open_storage(self.config, self.clock, lambda seconds: None)
+        except (FolderLocked, StorageTaken) as taken:
+            raise _in_use(taken) from None
         self.stack.push_async_callback(self._storage.close)
         if not isinstance(self._storage, KeepsHistory):
             raise _without_history(self._storage)
@@ -326,7 +333,6 @@ class NewStorage(NewSide):
     async def read(self) -> Storage:
         """Open it again: what was brought is what its servers and files give, and not what is remembered here."""
         await self.stack.aclose()
-        self.stack.callback(lock_folder(self.config.data_folder))
         await self._open()
         return self._storage
 
@@ -352,33 +358,38 @@ class NewLog(NewSide):
             self.stack.callback(lock_folder(folder))
         except FolderLocked as taken:
             raise _in_use(taken) from None
-        if not staging.is_dir() and (folder / MARK).is_file():
+        if (folder / MARK).is_file() or (staging / _COMPLETE).exists():
+            # It has its place, or only needs it, however little is left of the folder in which it was made.
+            await asyncio.to_thread(self._move)
             self._open_state(folder)
             return
         if not staging.is_dir():
             if held := held_in(folder):
                 raise StorageNotEmpty(f"{folder} is not empty: {', '.join(held)} is there")
+            source.check_here()
             try:
                 staging.mkdir(mode=0o700)
                 DiskFiles(folder).sync_folder("")
             except OSError as error:
                 raise translated(error, f"making {staging}") from None
-        if (staging / _COMPLETE).exists():
-            await asyncio.to_thread(self._move)
-            self._open_state(folder)
-            return
-        self.takes = LogZoneImport(DiskFiles(staging), self._segment_bytes)
         self.state = NodeState(staging)
         self.stack.callback(self.state.close)
         mark = self.state.moved()
-        if mark is None:
-            self._begin(source)
-        else:
+        if mark is not None and mark.is_done:
             self.mark = mark
+            await self._settle()
+            return
+        self.takes = LogZoneImport(DiskFiles(staging), self._segment_bytes)
         shared = share_artifacts(source, self)
         self.artifacts = source.artifacts if shared else await self._open_artifacts(None)
         if not shared:
             self.stack.push_async_callback(self.artifacts.close)
+        if mark is None:
+            if not shared and (await self.artifacts.stats()).artifacts:
+                raise StorageNotEmpty(f"{self.config.artifacts_folder} holds artifacts already")
+            self._begin(source)
+        else:
+            self.mark = mark
 
     def _open_state(self, folder: Path) -> None:
         """Read by which migration a log came to be in its place."""
@@ -407,6 +418,10 @@ class NewLog(NewSide):
         """Give the log its place."""
         await self._storage.close()
         await asyncio.to_thread(self.state.mark_moved, replace(self.mark, is_done=True))
+        await self._settle()
+
+    async def _settle(self) -> None:
+        """Have a log whose state says that it is complete moved, whoever begins that."""
         self.state.close()
         await asyncio.to_thread(write_whole, DiskFiles(self.folder), _COMPLETE, b"")
         await asyncio.to_thread(self._move)

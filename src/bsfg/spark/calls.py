@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bsfg.config.kinds import Addresses
@@ -121,6 +121,7 @@ class NodeCalls:
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
         self._connections: dict[NodeAccess, Connection] = {}
+        self._connecting = Lock()
         Thread(target=self.loop.run_forever, name="bsfg-calls", daemon=True).start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -129,9 +130,10 @@ class NodeCalls:
 
     def connection(self, access: NodeAccess) -> Connection:
         """Give the connection to a node, the same for everybody in this process; it is renewed by itself."""
-        found = self._connections.get(access)
-        if found is None:
-            found = self._connections[access] = access.connect()
+        with self._connecting:
+            found = self._connections.get(access)
+            if found is None:
+                found = self._connections[access] = access.connect()
         return found
 
     def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
@@ -168,15 +170,21 @@ async def _pump(items: AsyncIterator[T], queue: asyncio.Queue[tuple[T | None, Ba
 
 
 _of_process: dict[int, NodeCalls] = {}
+_making: dict[int, Lock] = {}
 
 
 def calls() -> NodeCalls:
-    """Give the calls of this process, made when they are first needed."""
+    """Give the calls of this process, made when they are first needed, the same for all its threads."""
     pid = os.getpid()
-    if pid not in _of_process:
-        _of_process.clear()
-        _of_process[pid] = NodeCalls()
-    return _of_process[pid]
+    found = _of_process.get(pid)
+    if found is None:
+        # A lock of this process: one that was taken over by a fork may have been taken by a thread that is not here.
+        with _making.setdefault(pid, Lock()):
+            found = _of_process.get(pid)
+            if found is None:
+                _of_process.clear()
+                found = _of_process[pid] = NodeCalls()
+    return found
 
 
 class CallRetry(Retry):

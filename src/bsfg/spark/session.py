@@ -25,6 +25,7 @@ from bsfg.errors import BsfgError, JavaMissing, SparkFailed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import DataSource
 
 
 OLDEST = 17
@@ -246,11 +247,14 @@ LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 SECRET_OPTIONS = r"(?i)url|^(confirm)?(ca|cert|key|lease)$"
 """The names of options whose values Spark must not show."""
 
+REDACTION, SPARK_REDACTION = "spark.sql.redaction.options.regex", "(?i)url"
+"""Where Spark has these names, and what it has there by itself."""
+
 DEFAULTS: Mapping[str, str] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.redaction.options.regex": SECRET_OPTIONS,
+    REDACTION: SECRET_OPTIONS,
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.streaming.pollingDelay": "1ms",
@@ -298,16 +302,28 @@ def session(app: str, master: str = LOCAL_MASTER, conf: Mapping[str, str] | None
     """Give a Spark session that can read and write ``format("bsfg")``, starting Spark if it does not run yet.
 
     ``conf`` overrides every default. Java is found or brought along, so nothing needs to be installed. With a local
-    master Spark listens on loopback only, and its Python workers run in this environment.
+    master Spark listens on loopback only, and its Python workers run in this environment. A Spark that runs already
+    keeps its settings but for those of ``conf``, and hides what is secret.
     """
-    prepare_environment(master, conf)
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.appName(app).master(with_attempts(master))
-    for name, value in settings(master, conf).items():
+    builder, runs = SparkSession.builder, SparkContext._active_spark_context is not None
+    for name, value in (conf or {} if runs else settings(master, conf)).items():
         builder = builder.config(name, value)
+    if runs:
+        return _hiding(builder.getOrCreate())
+    prepare_environment(master, conf)
+    builder = builder.appName(app).master(with_attempts(master))
     with java_in_use(), home_in_use() if is_local(master) else nullcontext():
         return builder.getOrCreate()
+
+
+def _hiding(spark: SparkSession) -> SparkSession:
+    """Have somebody's session hide what is secret: a key in a plan would be there for all to see."""
+    if spark.conf.get(REDACTION) == SPARK_REDACTION:
+        spark.conf.set(REDACTION, SECRET_OPTIONS)
+    return spark
 
 
 def started(app: str, master: str, conf: Mapping[str, str], log: Path | None = None) -> SparkSession:
@@ -390,6 +406,18 @@ def activate(spark: SparkSession) -> None:
     """Have this thread use a session: without one, Spark does not find Python sources when it writes."""
     sessions = type(spark)._get_j_spark_session_class(spark._jvm)
     sessions.setActiveSession(spark._jsparkSession)
+
+
+def own_format(spark: SparkSession, source: type[DataSource], name: str) -> str:
+    """Register a source under a name of its own; give it, to be used by one stream at a time.
+
+    Spark 4.3 writes into the environment of a registered source whenever a stream of it starts, without a lock. Two
+    streams that start at the same moment may leave it broken, and then no task with it can be read for as long as the
+    session lives. Registered again, the source has a new one.
+    """
+    named = type(source.__name__, (source,), {"name": classmethod(lambda cls: name)})
+    spark.dataSource.register(named)
+    return name
 
 
 def without_tracebacks() -> None:

@@ -119,17 +119,24 @@ def _key_rights(path: Path) -> Iterator[CheckFinding]:
         yield says_of("key_rights").ok("only its owner can read the key")
 
 
+RENEWAL = "Renew it with `bsfg certs renew`, or ask who signed it; the node takes the new file up by itself."
+
+
 def _dates(what: str, certificate: x509.Certificate, now: datetime, warning_seconds: float) -> Iterator[CheckFinding]:
     life, check = lifetime(certificate, now, warning_seconds), f"{what.split(maxsplit=1)[0]}_dates"
     if life.expiry == Expiry.EXPIRED:
         says = f"the {what} expired on {_iso(certificate.not_valid_after_utc)}"
-        yield says_of(check).problem(says, "Issue a new one and replace the file; the node takes it up by itself.")
+        yield says_of(check).problem(
+            says, "Make a new one with `bsfg certs renew`, or ask who signed it; the node takes the file up by itself."
+        )
     elif life.expiry == Expiry.NOT_YET_VALID:
         says = f"the {what} is valid only from {_iso(certificate.not_valid_before_utc)}"
         yield says_of(check).problem(says, f"Check this machine's clock, which says {_iso(now)}.")
     elif life.expiry == Expiry.WARNING:
         says = f"the {what} expires in {life.left_days} days, on {_iso(certificate.not_valid_after_utc)}"
-        yield says_of(check).warning(says, "Renew it soon; the node takes the new file up by itself.")
+        yield says_of(check).warning(
+            says, "Renew it with `bsfg certs renew`, or by who signed it; the node takes the new file up by itself."
+        )
     else:
         yield says_of(check).ok(f"the {what} is valid for another {life.left_days} days")
 

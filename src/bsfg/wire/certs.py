@@ -101,6 +101,25 @@ def issue(
     return _write(folder, name, builder.sign(authority_key, hashes.SHA256()), key, force=force)
 
 
+def renew(folder: Path, name: str, *, days: int, now: datetime) -> Issued:
+    """Make a certificate anew with the names and purposes that it has, and a key of its own.
+
+    The old one stays valid until its end, so whoever still shows it is not turned away meanwhile.
+    """
+    path = folder / f"{name}.crt"
+    old, authority = load_certificates(path)[0], load_certificates(folder / f"{CA_NAME}.crt")
+    if issuer_of(old, authority) is None:
+        hint = f"Ask {old.issuer.rfc4514_string()}, or make one of this authority with `bsfg certs issue`."
+        raise CertificateInvalid(f"{path} was not signed by the authority in {folder}", hint=hint)
+    purposes = old.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    names = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    hosts = [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
+    serves = ExtendedKeyUsageOID.SERVER_AUTH in purposes
+    return issue(
+        folder, name, days=days, now=now, hosts=[host for host in hosts if host != name], serves=serves, force=True
+    )
+
+
 def load_certificates(path: Path) -> list[x509.Certificate]:
     """Read every certificate of a PEM file, at least one."""
     try:

@@ -211,12 +211,12 @@ class GrpcHandshakes:
         """Take note of a handshake that begins; called by gRPC in a thread of its own."""
         self._handshakes.counted(GRPC, "begun")
         with self._lock:
+            is_due = (now := time.monotonic()) - self._read_at >= READ_SECONDS
+            self._read_at = now if is_due else self._read_at
+        if is_due:
+            self._note(connected(self._port()))
+        with self._lock:  # last of all: who has seen this number has seen the note, and takes nobody new for settled
             self._count += 1
-            now = time.monotonic()
-            if now - self._read_at < READ_SECONDS:
-                return
-            self._read_at = now
-        self._note(connected(self._port()))
 
     def called(self, address: str) -> None:
         """Take note of a call from an address, as gRPC writes it."""

@@ -74,11 +74,16 @@ def frames(folder: LogFolder, choice: EntryChoice) -> Iterator[Frame]:
         if frame.entries is None:
             yield frame
             continue
-        entries = frame.entries
-        for name in ("subject", "predicate", "from_zone"):
-            entries = _matching(entries, name, getattr(choice, name))
+        entries = fitting_entries(frame.entries, choice)
         if len(entries):
             yield Frame(frame.first, frame.last, entries)
+
+
+def fitting_entries(entries: EntryBatch, choice: EntryChoice) -> EntryBatch:
+    """Give the entries that fit the patterns."""
+    for name in ("subject", "predicate", "from_zone"):
+        entries = _matching(entries, name, getattr(choice, name))
+    return entries
 
 
 def _matching(entries: EntryBatch, name: str, pattern: str | None) -> EntryBatch:
@@ -132,7 +137,7 @@ def show_entries(folder: LogFolder, choice: EntryChoice) -> None:
             continue
         for entry in frame.entries.slice(0, room).to_entries():
             fact = entry.message.fact
-            text = Text(_object_text(fact.object, entry.message.envelope.object_media_type))
+            text = Text(object_text(fact.object, entry.message.envelope.object_media_type))
             subject, predicate = Text(fact.subject), Text(fact.predicate)
             rows.add_row(str(entry.offset), time_text(entry.appended_at_unix_ms), subject, predicate, text)
     out = console()
@@ -144,7 +149,8 @@ def show_entries(folder: LogFolder, choice: EntryChoice) -> None:
         out.print(f"{count_text(left)} more; --export writes all of them as JSON Lines.")
 
 
-def _object_text(data: bytes, media_type: str) -> str:
+def object_text(data: bytes, media_type: str) -> str:
+    """Give the object of a fact for a line of a table."""
     if not is_json(media_type):
         return f"{len(data)} bytes of {media_type}"
     text = data.decode(errors="replace")

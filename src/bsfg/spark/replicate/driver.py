@@ -21,10 +21,10 @@ from bsfg.errors import BsfgError, InvalidArgument, LeaseHeld, LeaseLost, SparkF
 from bsfg.gate import Mode
 from bsfg.journey.link import FetchRequest
 from bsfg.spark.calls import NodeAccess, calls
-from bsfg.spark.replicate.plan import LEASE_TTL_MS, LinkTaskPlan, spread
+from bsfg.spark.replicate.plan import LEASE_TTL_MS, LinkTaskPlan, StreamTaskPlan, spread
 from bsfg.spark.replicate.replay import asked, ended, live_failure, start_replay
 from bsfg.spark.replicate.shift import FORMAT, LiveSource
-from bsfg.spark.session import activate, failed, hush
+from bsfg.spark.session import activate, failed, hush, own_format
 from bsfg.wording import counted
 
 if TYPE_CHECKING:
@@ -294,12 +294,12 @@ class Replication:
         self.restarts = 0
         self._stopping = threading.Event()
         self._replays_wait = False
+        self._leaving: list[LinkState] = []
         self._told_plan = 1
         self.node_away = ""
 
     def start(self) -> None:
         """Start the two live queries, which carry all links."""
-        self._spark.dataSource.register(LiveSource)
         self._plan.write(self._plan_file)
         for half in PAIR:
             self._start_live(half)
@@ -324,7 +324,7 @@ class Replication:
         """Stop everything: what is under way is finished or left to the next run, and no lease is kept."""
         self._stopping.set()
         hush(self._spark)
-        for link in self.links:
+        for link in [*self.links, *self._leaving]:
             if link.thread is not None:
                 link.thread.join(STOP_SECONDS)
         self._tell_tasks(LAST_PLAN)
@@ -350,6 +350,7 @@ class Replication:
                 said.append(f"{name}: changed")
                 known[name].plan = plan
         if said:
+            self._leaving += [link for link in known.values() if link.is_removed]
             self.links = [known[name] for name in wanted]
             number, places = self._plan.number + 1, self._plan.places
             self._plan = spread(plans, self._layout.bundles, self._own, self._holder, number, places)
@@ -431,7 +432,7 @@ class Replication:
 
     def _live_query(self, half: str) -> StreamingQuery:
         writing = (
-            self._spark.readStream.format(FORMAT)
+            self._spark.readStream.format(own_format(self._spark, LiveSource, f"{FORMAT}-{half}"))
             .option("plan", str(self._plan_file))
             .load()
             .writeStream.format("noop")
@@ -476,7 +477,8 @@ class Replication:
     def _replay_some(self) -> None:
         """Begin to replay the backlogs that there are places for, those first that were replayed the longest ago."""
         wanting = [link for link in self.links if self._wants_replay(link)]
-        busy = sum(link.engine == MovingEngine.REPLAY for link in self.links)
+        self._leaving = [link for link in self._leaving if link.engine == MovingEngine.REPLAY]
+        busy = sum(link.engine == MovingEngine.REPLAY for link in [*self.links, *self._leaving])
         for link in sorted(wanting, key=lambda each: each.replayed_at)[: max(0, self._layout.replays - busy)]:
             link.engine = MovingEngine.REPLAY
             link.thread = threading.Thread(target=self.replay, args=(link,), daemon=True)
@@ -493,28 +495,32 @@ class Replication:
 
     def replay(self, link: LinkState) -> None:
         """Take the lease from the live tasks and move in bulk what the sender has left."""
-        link.engine = MovingEngine.REPLAY
+        link.engine, plan = MovingEngine.REPLAY, link.plan
         activate(self._spark)
         try:
             lease = self._take(link, LEASE_SECONDS)
             try:
-                for each in link.plan.streams:
-                    self._replay_stream(link, each, lease)
+                for each in plan.streams:
+                    self._replay_stream(link, plan, each, lease)
+                    if not self._is_replayed(link, plan):
+                        break
                 link.problem = ""
             finally:
                 self._give_back(link, lease.token)
-        except BsfgError as error:
-            link.problem = f"{error.code}: {error.message}"[:300]
-            link.no_replay_before = time.monotonic() + REPLAY_AGAIN_SECONDS
         except Exception as error:
-            link.problem = f"{type(error).__name__}: {error}"[:300]
+            what = error.code if isinstance(error, BsfgError) else type(error).__name__
+            link.problem = f"{what}: {error.message if isinstance(error, BsfgError) else error}"[:300]
             link.no_replay_before = time.monotonic() + REPLAY_AGAIN_SECONDS
         finally:
             link.replayed_at = time.monotonic()
             link.engine = MovingEngine.LIVE
 
-    def _replay_stream(self, link: LinkState, of: Any, lease: LeaseView) -> None:
-        replay = start_replay(self._spark, link.plan, of, lease.token, link.folder / f"replay-{of.stream}")
+    def _is_replayed(self, link: LinkState, plan: LinkTaskPlan) -> bool:
+        """Tell whether a replay by some plan goes on: not that of a link which is removed, or has another plan now."""
+        return not self._stopping.is_set() and not link.is_removed and link.plan is plan
+
+    def _replay_stream(self, link: LinkState, plan: LinkTaskPlan, of: StreamTaskPlan, lease: LeaseView) -> None:
+        replay = start_replay(self._spark, plan, of, lease.token, link.folder / f"replay-{of.stream}")
         if replay is None:
             return
         link.replays += 1
@@ -522,9 +528,9 @@ class Replication:
         try:
             while not ended(replay.query, RENEW_SECONDS):
                 self._renew(link, lease.token)
-                self._report_backlog(link, of.stream, lease.token)
+                self._report_backlog(plan, of, lease.token)
                 before, batches = batches, replay.batches
-                if self._stopping.is_set() or link.is_removed:
+                if not self._is_replayed(link, plan):
                     return
                 # What is left comes in its turn; what the stop interrupts is known by its keys.
                 if self._replays_wait and batches > before and time.monotonic() - began > REPLAY_SHARE_SECONDS:
@@ -533,17 +539,14 @@ class Replication:
             with suppress(Exception):
                 replay.query.stop()
 
-    def _report_backlog(self, link: LinkState, stream: str, token: str) -> None:
+    def _report_backlog(self, plan: LinkTaskPlan, of: StreamTaskPlan, token: str) -> None:
         """Tell the board how far the replay is: what the sender has left is what it has not confirmed yet."""
         from bsfg.wire.service import LinkReport
 
-        of = next(each for each in link.plan.streams if each.stream == stream)
-
         async def work() -> None:
-            fetched = await asked(link.plan, of, ONE_FACT, link.plan.link.carry_only)
-            admin = self._admin()
+            fetched = await asked(plan, of, ONE_FACT, plan.link.carry_only)
             backlog = fetched.end - fetched.start
-            await admin.report_link(LinkReport(link.plan.name, stream, backlog=backlog, lease=token))
+            await self._admin().report_link(LinkReport(plan.name, of.stream, backlog=backlog, lease=token))
 
         with suppress(BsfgError):
             calls().run(work())
@@ -561,9 +564,7 @@ class Replication:
         return calls().run(self._taken(link, seconds))
 
     async def _taken(self, link: LinkState, seconds: float) -> LeaseView:
-        admin = self._admin()
-        plan = link.plan
-        deadline = time.monotonic() + seconds
+        admin, plan, deadline = self._admin(), link.plan, time.monotonic() + seconds
         while True:
             try:
                 return await admin.acquire_lease(
@@ -574,9 +575,8 @@ class Replication:
                     raise
 
     def _renew(self, link: LinkState, token: str) -> None:
-        admin = self._admin()
         try:
-            lease = calls().run(admin.renew_lease(link.plan.name, token, LEASE_TTL_MS))
+            lease = calls().run(self._admin().renew_lease(link.plan.name, token, LEASE_TTL_MS))
         except LeaseLost:
             raise
         except BsfgError:

@@ -88,6 +88,11 @@ class GroupCalls:
             {each.link: self._admin.renew_lease(each.link, each.token, LEASE_TTL_MS) for each in kept}
         )
 
+    async def give_back(self, lease: LeaseView) -> None:
+        """Give a lease back, if the node is there to take it."""
+        with suppress(BsfgError):
+            await self._admin.release_lease(lease.link, lease.token)
+
     async def report(self, reports: Sequence[LinkReport]) -> list[Gate | BsfgError]:
         """Tell how links are doing; give each gate, or why the report was not taken."""
         if self._is_known:
@@ -262,8 +267,13 @@ class LeaseGroup:
         found = await self._calls.acquire(links, wait_seconds)
         self._terms.heard_of(found.plan)
         for link, lease in found.leases.items():
-            self._terms.took()
-            self._wanted[link].set_result(lease)
+            future = self._wanted.get(link)
+            if future is None or future.done():
+                # Who waited for it is gone; kept by nobody, it would stand still until it ran out.
+                await self._calls.give_back(lease)
+            else:
+                self._terms.took()
+                future.set_result(lease)
         waiting = [link for link in links if self._is_wanted(link)]
         strange = [link for link in waiting if not isinstance(found.refused.get(link), LeaseHeld | None)]
         if strange:

@@ -66,13 +66,17 @@ def start_replay(
 
     Raises what the link's own history forbids, as the live engine would.
     """
+    from bsfg.spark.session import own_format
+    from bsfg.spark.source import FactsSource
+
     head = calls().run(_head(plan, of))
     if head.start >= head.end:
         return None
     shutil.rmtree(folder, ignore_errors=True)
     facts = str(even_batch(head.end - head.start))
+    name = own_format(spark, FactsSource, f"bsfg-replay-{plan.name}-{of.stream}")
     reading = (
-        spark.readStream.format("bsfg")
+        spark.readStream.format(name)
         .options(**plan.peer.options())
         .option("stream", of.stream)
         .option("buffer", str(plan.buffer))
@@ -87,7 +91,7 @@ def start_replay(
         reading = reading.option("carryOnly", ",".join(plan.link.carry_only))
     writing = (
         reading.load()
-        .writeStream.format("bsfg")
+        .writeStream.format(name)
         .options(**plan.own.options())
         .options(**plan.peer.options("confirm"))
         .option("stream", of.stream)

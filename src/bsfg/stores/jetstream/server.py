@@ -143,6 +143,7 @@ class JetStreamServer:
         self._thread = threading.Thread(target=self._loop.run_forever, name="bsfg-nats", daemon=True)
         self._client: Client | None = None
         self._answering = ""
+        self.standing: dict[str, float] = {}  # when each node that stands by has last asked
         self._subscribed: Subscription | None = None
         self._waiting: dict[str, _Answer] = {}
         self._tokens = itertools.count()
@@ -153,8 +154,7 @@ class JetStreamServer:
         self._submitting = threading.Lock()
         self._staying: asyncio.Task[None] | None = None
         self._turn = 0
-        self.piece_bytes = 0
-        """The most that one message carries."""
+        self.piece_bytes = 0  # the most that one message carries
 
     # Connecting.
 
@@ -238,8 +238,7 @@ class JetStreamServer:
         self.piece_bytes = min(client.max_payload, _PIECE_BYTES) - _HEADERS_BYTES
 
     async def _answered(self, message: Msg) -> None:
-        waiting = self._waiting.get(message.subject.rpartition(".")[2])
-        if waiting is not None:
+        if (waiting := self._waiting.get(message.subject.rpartition(".")[2])) is not None:
             waiting.take(message)
 
     def _lost(self) -> None:
@@ -272,6 +271,8 @@ class JetStreamServer:
 
     async def _answer_at(self, client: Client) -> None:
         async def here(message: Msg) -> None:
+            if message.data:
+                self.standing[message.data.decode(errors="replace")] = time.monotonic()
             with suppress(nats.errors.Error):
                 await message.respond(self.settings.node_name.encode())
 
@@ -409,10 +410,10 @@ class JetStreamServer:
         finally:
             del self._waiting[token]
 
-    async def who_answers(self, subject: str, seconds: float) -> str | None:
-        """Give the name of whoever answers at a subject; None when nobody is there, or nobody who still can."""
+    async def who_answers(self, subject: str, seconds: float, asks: str = "") -> str | None:
+        """Give the name of whoever answers at a subject, told who ``asks``; None when nobody is there who can."""
         try:
-            (answer,) = await self.ask(subject, seconds=seconds)
+            (answer,) = await self.ask(subject, asks.encode(), seconds=seconds)
         except Away:
             await self.api("INFO")  # else it is the server that does not answer
             return None
@@ -570,8 +571,7 @@ def _document(answer: Msg) -> dict[str, Any]:
     if (answer.headers or {}).get("Status") == "503":
         raise Away("no server answers for the stream")
     document: dict[str, Any] = orjson.loads(answer.data)
-    error = document.get("error")
-    if error:
+    if error := document.get("error"):
         if error.get("code") == 503 and error.get("err_code") not in _FOR_GOOD:
             raise Away(str(error.get("description")))
         raise ApiRefusal(error)

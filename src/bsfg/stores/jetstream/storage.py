@@ -24,6 +24,7 @@ from bsfg.stores.jetstream.server import Away, JetStreamServer, JetStreamSetting
 from bsfg.stores.jetstream.zone import SUBJECT_SEQUENCE, JetStreamZone, ZoneNames, fresh_head, listed, new_of, stream_of
 from bsfg.stores.shared.artifacts import SharedArtifacts, Upload, missing
 from bsfg.stores.shared.frame import Damaged
+from bsfg.stores.shared.keeper import ZoneNode
 from bsfg.stores.shared.reading import PAGE_FRAMES, chain_behind, entries_in
 from bsfg.stores.shared.storage import FramedStorage
 
@@ -293,17 +294,17 @@ class JetStreamStorage(FramedStorage):
         """Give what keeps the node's own values."""
         return JetStreamState(self.zone)
 
-    def nodes(self) -> Sequence[Any]:
-        """Nobody writes down who stands by."""
-        return ()
+    def nodes(self) -> Sequence[ZoneNode]:
+        """Give this node, and those that stand by and ask for it."""
+        return self.zone.nodes
 
     async def end_waiting(self) -> None:
         """Have nobody wait for a server any more."""
         await asyncio.to_thread(self.server.close)
 
     async def overtaken(self) -> None:
-        """Wait until another node has claimed the zone; from then on nothing is written here."""
-        while True:
+        """Wait until another node has claimed the zone, or may have, since no server is reached from here."""
+        while not self.zone.is_silent:
             await asyncio.sleep(OVERTAKEN_SECONDS)
             try:
                 await asyncio.to_thread(self.zone.check_claim)

@@ -31,13 +31,17 @@ from bsfg.stores.jetstream.frames import JetStreamFrames, mark
 from bsfg.stores.jetstream.messages import CHANGE, EXPECTED, StoredMessage
 from bsfg.stores.jetstream.server import ApiRefusal, Away, JetStreamServer, JetStreamSettings, WrongLastSequence
 from bsfg.stores.shared.cursors import ConsumerCursor, as_document, from_document
-from bsfg.stores.shared.keeper import BufferHead, NewBuffer, ZoneKeeper
+from bsfg.stores.shared.keeper import BufferHead, NewBuffer, ZoneKeeper, ZoneNode
 
 VERSION = 1
 _TAKEN_SECONDS = 5.0
 """A node that is stopping may need a moment."""
 _ALIVE_SECONDS = 4.0
 """A node that does not answer for so long is taken for dead; if it is not, it can write nothing."""
+_DOUBTED_SECONDS = 2.0
+"""Who stands by looks closer at a node that does not answer for so long: it opens the zone, and asks there again."""
+_STANDS_SECONDS = 10.0
+"""A node that stands by asks every second; one that does not for so long has gone."""
 _PAUSE_SECONDS = 0.2
 _READ_BYTES = 16 << 20
 SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
@@ -131,6 +135,8 @@ class JetStreamZone(ZoneKeeper):
         self._claim_seq = self._last_seq = 0
         self._keeping = threading.Lock()
         self._writer, self._kept = uuid4().hex, 0
+        self.nodes: list[ZoneNode] = []
+        self._reached = 0.0
         self._marks: dict[str, StoredMessage | BsfgError] = {}
         self._consumers: dict[str, dict[str, Any]] = {}
         self._values: dict[str, bytes] = {}
@@ -219,8 +225,17 @@ class JetStreamZone(ZoneKeeper):
             raise StorageTaken(f"another node has taken over the zone {self.names.zone}")
 
     def check_claim(self) -> None:
-        """Raise when another node has the zone by now."""
+        """Raise when another node has the zone by now; take note of those that stand by."""
         self.server.run("looking who has the zone", self.still_ours, patience_seconds=0)
+        now = self._reached = time.monotonic()
+        standing = ((name, now - at) for name, at in sorted(self.server.standing.copy().items()))
+        standby = [ZoneNode(name, False, seconds) for name, seconds in standing if seconds < _STANDS_SECONDS]
+        self.nodes = [ZoneNode(self.server.settings.node_name, True, 0.0), *standby]
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether another node may take over, since no server was reached for so long; alone it is better to stay."""
+        return len(self.nodes) > 1 and time.monotonic() - self._reached >= _ALIVE_SECONDS
 
     async def _read(self) -> dict[str, bytes]:
         """Read all values, up to our claim at least."""
@@ -313,7 +328,8 @@ class ClaimWatch:
         if not self._connected:
             self._server.open()
             self._connected = True
-        asked = partial(self._server.who_answers, self._names.alive, _ALIVE_SECONDS)
+        name = self._server.settings.node_name
+        asked = partial(self._server.who_answers, self._names.alive, _DOUBTED_SECONDS, name)
         return self._server.run("watching the active node", asked, patience_seconds=0)
 
     def interrupt(self) -> None:

@@ -39,7 +39,8 @@ from bsfg.errors import (
     StorageUnreadable,
     StorageUnsafe,
 )
-from bsfg.stores.postgres.place import TAKEOVER_SECONDS, Place, PlaceWatch, ZoneNode, hang_up, label, said_by
+from bsfg.stores.postgres.place import TAKEOVER_SECONDS, Place, PlaceWatch, hang_up, label, said_by
+from bsfg.stores.shared.keeper import ZoneNode
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 Found = TypeVar("Found")

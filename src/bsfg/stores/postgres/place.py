@@ -16,13 +16,13 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
 from bsfg.errors import BsfgError, StorageTaken, StorageUnavailable
+from bsfg.stores.shared.keeper import ZoneNode
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -48,15 +48,6 @@ _END = (
     "SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity "
     "WHERE application_name = %s AND usename = current_user AND pid <> pg_backend_pid()"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ZoneNode:
-    """A node of the zone that runs, and how long ago it gave a sign of life."""
-
-    name: str
-    active: bool
-    seen_seconds: float
 
 
 def said_by(error: psycopg.Error) -> str:

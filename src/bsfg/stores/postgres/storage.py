@@ -17,8 +17,9 @@ from bsfg.errors import BsfgError
 from bsfg.ports import Capabilities, Clock
 from bsfg.stores.postgres.database import Connection, Database, PostgresSettings
 from bsfg.stores.postgres.frames import PostgresZone
-from bsfg.stores.postgres.place import SIGNS, ZoneNode
+from bsfg.stores.postgres.place import SIGNS
 from bsfg.stores.shared.artifacts import SharedArtifacts, Upload, missing
+from bsfg.stores.shared.keeper import ZoneNode
 from bsfg.stores.shared.storage import FramedStorage
 
 _NAME = "bucket, key, digest, size_bytes, media_type, created_unix_ms"

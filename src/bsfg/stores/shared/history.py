@@ -336,15 +336,17 @@ class HistoryCopy:
     def _carry_aside(self, last_id: int, known_last_id: int) -> None:
         there = {row.id for row in _aside_of(self.target)}
         fresh: list[AsideRow] = []
+        size_bytes = 0
         for row in _aside_of(self.source):
             self._name_artifacts(read_aside(orjson.loads(row.head), row.fact).facts)
             if row.id in there:
                 there.remove(row.id)
                 continue
             fresh.append(row)
-            if sum(each.size_bytes for each in fresh) >= PAGE_BYTES:
+            size_bytes += row.size_bytes
+            if size_bytes >= PAGE_BYTES:
                 self._commit(aside=fresh)
-                fresh = []
+                fresh, size_bytes = [], 0
         if last_id > max([known_last_id, *(row.id for row in fresh)]):
             # No id is given twice, also not that of a fact that was released: it is known by one that is, too.
             fresh.append(AsideRow(last_id, 0, "{}", b""))

@@ -183,6 +183,15 @@ class Change:
     forgotten: ForgottenKeys | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ZoneNode:
+    """A node of the zone that runs, and how long ago it gave a sign of life."""
+
+    name: str
+    active: bool
+    seen_seconds: float
+
+
 class ZoneKeeper(ABC):
     """Keeps the buffers and consumers of one zone, for one writer at a time."""
 

@@ -1,4 +1,4 @@
-"""A zone on PostgreSQL and one on the log: facts go both ways, whoever is killed, the database too."""
+"""Zones on PostgreSQL and on JetStream, and one on the log: facts go both ways, whoever is killed, servers too."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
-import psycopg
 import pytest
 from tests.e2e import test_artifacts as artifacts
 from tests.e2e import test_consumers as consumers
@@ -23,108 +21,44 @@ from tests.e2e import test_operating as operating
 from tests.e2e import test_quarantine as quarantine
 from tests.e2e import test_two_zones as two_zones
 from tests.e2e.cleanup import Cleanup
+from tests.e2e.homes import HOMES, InDatabase, InStreams, ServerZone
 from tests.e2e.producing import Insistent, calm, check_sound, expected, history, seed_of_run
 from tests.e2e.test_artifacts import download, naming, reference, upload
 from tests.e2e.zones import Zone, pair, until
 from tests.servers import wait_for_standby, waiting_for_standby
 
 from bsfg.errors import BsfgError, OutcomeUnknown
-from bsfg.gapbook import GapBook
-from bsfg.gaps import GapSet, RangeSet, listed
-from bsfg.ports import Buffer, Frame
-from bsfg.retention import GapReason
-from bsfg.stores.shared.keeper import FrameRow
-from bsfg.stores.shared.reading import entries_in
+from bsfg.ports import Buffer
 from bsfg.testing.facts import batch, sealed
-from bsfg.testing.postgres import PackagedServer
+
+Mixed = tuple[ServerZone, Zone]
 
 
-@dataclass
-class TableLog:
-    """One buffer of a zone, read from its tables."""
-
-    dsn: str
-    stream: str
-    buffer: Buffer
-
-    def frames(self) -> Iterator[Frame]:
-        """Give everything that it holds."""
-        with psycopg.connect(self.dsn) as connection:
-            (id_, log_id) = self._row(connection, "id, log_id")
-            asked = (
-                "SELECT base, count, appended_at_unix_ms, chain_before, content FROM bsfg.frame WHERE buffer_id = %s"
-            )
-            for row in connection.execute(f"{asked} ORDER BY base", (id_,), binary=True):
-                frame = FrameRow(*row)
-                yield Frame(frame.base, frame.end - 1, entries_in(frame, bytes(log_id), self.buffer))
-
-    def view(self) -> Any:
-        """Give its extent."""
-        with psycopg.connect(self.dsn) as connection:
-            start, end = self._row(connection, "start_offset, end_offset")
-        return SimpleNamespace(start=start, end=end)
-
-    def notes(self) -> Any:
-        """Give its gap records."""
-        with psycopg.connect(self.dsn) as connection:
-            (id_,) = self._row(connection, "id")
-            asked = "SELECT reason, ranges, detail, origin_zone, since_unix_ms FROM bsfg.gap WHERE buffer_id = %s"
-            book = GapBook()
-            for reason, ranges, *more in connection.execute(f"{asked} ORDER BY id", (id_,)):
-                book.add(GapSet(GapReason(reason), RangeSet.decode(ranges), *more))
-        return SimpleNamespace(gaps=listed(book.sets()))
-
-    def _row(self, connection: psycopg.Connection[Any], columns: str) -> tuple[Any, ...]:
-        asked = f"SELECT {columns} FROM bsfg.buffer WHERE stream = %s AND kind = %s"
-        row = connection.execute(asked, (self.stream, str(self.buffer))).fetchone()
-        assert row is not None
-        return tuple(row)
-
-
-@dataclass
-class DatabaseZone(Zone):
-    """A zone whose facts are in a server of its own."""
-
-    server: PackagedServer = field(default_factory=PackagedServer)
-
-    def write(self) -> None:
-        """Write its configuration."""
-        self.storage = f'backend = "postgres"\n[storage.postgres]\ndsn = "{self.server.dsn}"\npatience = "1s"\n'
-        super().write()
-
-    def log(self, buffer: Buffer, stream: str = "operational") -> Any:
-        """Open one of its buffers for reading."""
-        return TableLog(self.server.dsn, stream, buffer)
-
-    def end(self, buffer: Buffer, stream: str = "operational") -> int:
-        """Give where a buffer ends; while the server is away nobody knows."""
-        with contextlib.suppress(psycopg.OperationalError):
-            return int(self.log(buffer, stream).view().end)
-        return 0
-
-
-def in_database(plain: Zone, cleanup: Cleanup) -> DatabaseZone:
-    """Give a zone as it is, with its facts in a server of its own."""
-    zone = DatabaseZone(plain.name, plain.root, plain.certs, port=plain.port, http_port=plain.http_port)
-    zone.links, zone.identities, zone.serve = plain.links, plain.identities, plain.serve
-    zone.write()
-    cleanup.closing(SimpleNamespace(close=zone.server.stop))
-    cleanup.zone(zone)
-    return zone
-
-
-@pytest.fixture
-def mixed(tmp_path: Path, cleanup: Cleanup) -> tuple[DatabaseZone, Zone]:
-    """Give a zone on PostgreSQL and one on the log that pull from each other, not started."""
+@pytest.fixture(params=HOMES)
+def mixed(tmp_path: Path, cleanup: Cleanup, request: pytest.FixtureRequest) -> Mixed:
+    """Give a zone on a server and one on the log that pull from each other, not started."""
     plain, enterprise = pair(tmp_path)
-    return in_database(plain, cleanup), cleanup.zone(enterprise)
+    return ServerZone.of(plain, HOMES[request.param](), cleanup), cleanup.zone(enterprise)
 
 
 @pytest.fixture
-def both(tmp_path: Path, cleanup: Cleanup) -> tuple[DatabaseZone, DatabaseZone]:
-    """Give two zones on PostgreSQL that pull from each other, not started."""
+def database(tmp_path: Path, cleanup: Cleanup) -> ServerZone:
+    """Give a zone on PostgreSQL, not started."""
+    return ServerZone.of(pair(tmp_path)[0], InDatabase(), cleanup)
+
+
+@pytest.fixture
+def servers(tmp_path: Path, cleanup: Cleanup) -> Mixed:
+    """Give a zone on JetStream and one on PostgreSQL that pull from each other, not started."""
     plant, enterprise = pair(tmp_path)
-    return in_database(plant, cleanup), in_database(enterprise, cleanup)
+    return ServerZone.of(plant, InStreams(), cleanup), ServerZone.of(enterprise, InDatabase(), cleanup)
+
+
+@pytest.fixture(params=HOMES)
+def both(tmp_path: Path, cleanup: Cleanup, request: pytest.FixtureRequest) -> tuple[ServerZone, ServerZone]:
+    """Give two zones on servers that pull from each other, not started."""
+    plant, enterprise = (ServerZone.of(each, HOMES[request.param](), cleanup) for each in pair(tmp_path))
+    return plant, enterprise
 
 
 ALIKE = [
@@ -143,34 +77,23 @@ ALIKE = [
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("test", ALIKE, ids=lambda test: test.__name__)
-async def test_zones_on_postgres_behave_alike(
-    test: Callable[[tuple[Zone, Zone]], Awaitable[None]], both: tuple[DatabaseZone, DatabaseZone]
+async def test_zones_on_servers_behave_alike(
+    test: Callable[[tuple[Zone, Zone]], Awaitable[None]], both: tuple[ServerZone, ServerZone]
 ) -> None:
-    """What holds of two zones on the log holds of two on PostgreSQL."""
+    """What holds of two zones on the log holds of two on PostgreSQL, and of two on JetStream."""
     await test(both)
 
 
-async def test_facts_go_both_ways(mixed: tuple[DatabaseZone, Zone]) -> None:
+async def test_facts_go_both_ways(mixed: Mixed) -> None:
     """Two zones of different storages exchange facts, over a restart too, and say what their storage can do."""
+    await exchange(mixed)
     plant, enterprise = mixed
-    plant.start()
-    enterprise.start()
-    for first in (0, 300):
-        for zone in mixed:
-            async with zone.client() as client:
-                await client.append("operational", batch(300, first=first, from_zone=zone.name))
-        await asyncio.gather(calm(plant, enterprise), calm(enterprise, plant))
-        plant.restart()
-    for sender, receiver in (mixed, mixed[::-1]):
-        facts = batch(600, from_zone=sender.name)
-        wanted = list(zip(facts.values("from_zone"), facts.values("message_id"), facts.digests(), strict=True))
-        assert history(sender, Buffer.STORE) == history(receiver, Buffer.FORWARD) == wanted
     told = {}
     for zone in mixed:
         async with zone.admin() as admin:
             told[zone.name] = (await admin.status())["storage"]
     assert told["plant-a"] | {"scrub": False} == {
-        "backend": "postgres", "durable": True, "hash_chain": True, "offline_reads": False, "scrub": False,
+        "backend": plant.home.backend, "durable": True, "hash_chain": True, "offline_reads": False, "scrub": False,
         "folder_backup": False, "keeps_all": True,
     }  # fmt: skip
     assert told["enterprise"]["backend"] == "log" and told["enterprise"]["folder_backup"]
@@ -179,8 +102,30 @@ async def test_facts_go_both_ways(mixed: tuple[DatabaseZone, Zone]) -> None:
     check_sound(enterprise)
 
 
-async def test_a_server_that_is_away_blocks_nobody_for_good(mixed: tuple[DatabaseZone, Zone]) -> None:
-    """While the database is away producers are told to retry; when it is back everything goes on by itself."""
+async def test_facts_go_both_ways_between_servers(servers: Mixed) -> None:
+    """So do two zones on two kinds of servers."""
+    await exchange(servers)
+
+
+async def exchange(zones: Mixed) -> None:
+    """Have facts go both ways, over a restart too, and insist that each is there once and in order."""
+    plant, enterprise = zones
+    plant.start()
+    enterprise.start()
+    for first in (0, 300):
+        for zone in zones:
+            async with zone.client() as client:
+                await client.append("operational", batch(300, first=first, from_zone=zone.name))
+        await asyncio.gather(calm(plant, enterprise), calm(enterprise, plant))
+        plant.restart()
+    for sender, receiver in ((plant, enterprise), (enterprise, plant)):
+        facts = batch(600, from_zone=sender.name)
+        wanted = list(zip(facts.values("from_zone"), facts.values("message_id"), facts.digests(), strict=True))
+        assert history(sender, Buffer.STORE) == history(receiver, Buffer.FORWARD) == wanted
+
+
+async def test_a_server_that_is_away_blocks_nobody_for_good(mixed: Mixed) -> None:
+    """While the server is away producers are told to retry; when it is back everything goes on by itself."""
     plant, enterprise = mixed
     plant.start()
     enterprise.start()
@@ -191,7 +136,6 @@ async def test_a_server_that_is_away_blocks_nobody_for_good(mixed: tuple[Databas
             await client.append("operational", batch(10, first=10, from_zone=plant.name))
         assert caught.value.retryable
         plant.server.start()
-
         for _ in range(600):
             with contextlib.suppress(BsfgError):
                 answer = await client.append("operational", batch(20, from_zone=plant.name))
@@ -203,12 +147,12 @@ async def test_a_server_that_is_away_blocks_nobody_for_good(mixed: tuple[Databas
     await asyncio.gather(calm(plant, enterprise), calm(enterprise, plant))
 
 
-async def test_a_node_whose_commits_wait_for_a_standby_can_be_stopped(mixed: tuple[DatabaseZone, Zone]) -> None:
+async def test_a_node_whose_commits_wait_for_a_standby_can_be_stopped(database: ServerZone) -> None:
     """Where the server's synchronous standby is away, a node that is told to stop ends well, also while it starts.
 
     Who waits for a commit is told that its outcome is unknown; sent again it is there once.
     """
-    plant, _ = mixed
+    plant = database
     plant.start()
     async with plant.client() as client:
         await client.append("operational", batch(3, from_zone=plant.name))
@@ -231,7 +175,7 @@ async def test_a_node_whose_commits_wait_for_a_standby_can_be_stopped(mixed: tup
     assert plant.end(Buffer.STORE) == 5
 
 
-async def test_artifacts_and_held_gates_are_in_the_database(mixed: tuple[DatabaseZone, Zone]) -> None:
+async def test_artifacts_and_held_gates_are_at_the_server(mixed: Mixed) -> None:
     """An artifact arrives before its fact, and a gate stays held, when the node's folder is lost with its machine."""
     plant, enterprise = mixed
     plant.start()
@@ -247,7 +191,7 @@ async def test_artifacts_and_held_gates_are_in_the_database(mixed: tuple[Databas
             await producer.append("operational", sealed([fact]))
     await asyncio.gather(calm(plant, enterprise), calm(enterprise, plant))
     async with plant.admin() as operator:
-        await operator.hold_gate("from-enterprise", "the database is being moved")
+        await operator.hold_gate("from-enterprise", "the servers are being moved")
     plant.kill()
     shutil.rmtree(plant.data)
     plant.start()
@@ -255,27 +199,30 @@ async def test_artifacts_and_held_gates_are_in_the_database(mixed: tuple[Databas
     assert await download(plant, reference(back)) == back
     async with plant.admin() as operator:
         gates = {(view.link, view.side): view.gate for view in await operator.gates()}
-    assert gates["from-enterprise", "receiver"].reason == "the database is being moved"
+    assert gates["from-enterprise", "receiver"].reason == "the servers are being moved"
 
 
-async def test_commands_know_where_the_facts_are(mixed: tuple[DatabaseZone, Zone]) -> None:
-    """The doctor looks at the database, and a backup of the folder, which would hold no facts, is refused."""
+async def test_commands_know_where_the_facts_are(mixed: Mixed) -> None:
+    """The doctor looks at the server, also when it is away, and a backup of the folder, without facts, is refused."""
     plant, _ = mixed
     plant.start()
     async with plant.client() as client:
         await client.append("operational", batch(10, from_zone=plant.name))
     plant.stop()
     config = str(plant.folder / "zone.toml")
-    found = _ran("doctor", "-c", config, "--json")
-    says = [each["says"] for each in json.loads(found.stdout)["findings"] if each["check"] == "storage"]
-    assert "tables of version 2, 2 buffers, 10 facts" in says[0] and "bsfg backup" in says[1], says
+    says = [each["says"] for each in _storage_findings(config)]
+    assert "2 buffers, 10 facts, every byte verified" in says[0] and "bsfg backup" in says[1], says
+    assert ("tables of version 2" in says[0]) == (plant.home.backend == "postgres"), says
     refused = _ran("backup", str(plant.root / "copy"), "-c", config)
     assert refused.returncode == 1 and b"storage_unable" in refused.stderr, refused.stderr
     plant.server.kill()
-    found = _ran("doctor", "-c", config, "--json")
-    says = [each["level"] for each in json.loads(found.stdout)["findings"] if each["check"] == "storage"]
-    assert says[0] == "problem"
+    assert _storage_findings(config)[0]["level"] == "problem"
     plant.server.start()
+
+
+def _storage_findings(config: str) -> list[dict[str, str]]:
+    found = _ran("doctor", "-c", config, "--json")
+    return [each for each in json.loads(found.stdout)["findings"] if each["check"] == "storage"]
 
 
 def _ran(*args: str) -> subprocess.CompletedProcess[bytes]:
@@ -284,11 +231,22 @@ def _ran(*args: str) -> subprocess.CompletedProcess[bytes]:
 
 @pytest.mark.campaign
 @pytest.mark.soak
-async def test_kills_of_nodes_and_database(
-    mixed: tuple[DatabaseZone, Zone], soak_size: Callable[[int, int], int]
-) -> None:
-    """Nodes and the database server are killed in mid-batch; afterwards both sides are equal, in order and sound."""
-    plant, enterprise = mixed
+async def test_kills_of_nodes_and_server(mixed: Mixed, soak_size: Callable[[int, int], int]) -> None:
+    """Nodes and the server are killed in mid-batch; afterwards both sides are equal, in order and sound."""
+    await killed_again_and_again(mixed, soak_size(15, 300))
+    check_sound(mixed[1])
+
+
+@pytest.mark.campaign
+@pytest.mark.soak
+async def test_kills_of_nodes_and_both_servers(servers: Mixed, soak_size: Callable[[int, int], int]) -> None:
+    """So they are where both zones have servers, which are killed, too."""
+    await killed_again_and_again(servers, soak_size(15, 300))
+
+
+async def killed_again_and_again(zones: Mixed, kills: int) -> None:
+    """Kill nodes and servers while both zones produce, and insist that each fact is there once and in order."""
+    plant, enterprise = zones
     seed = seed_of_run()
     print(f"BSFG_SEED={seed}")
     random = Random(seed)
@@ -296,11 +254,12 @@ async def test_kills_of_nodes_and_database(
     enterprise.start()
     producers = Insistent(plant, seed), Insistent(enterprise, seed + 1)
     tasks = [asyncio.create_task(producer.run()) for producer in producers]
-    for _ in range(soak_size(15, 300)):
+    victims: list[Any] = [*zones, *(zone.server for zone in zones if isinstance(zone, ServerZone))]
+    for _ in range(kills):
         before = plant.end(Buffer.FORWARD), enterprise.end(Buffer.FORWARD)
         await until(lambda at=before: (plant.end(Buffer.FORWARD), enterprise.end(Buffer.FORWARD)) != at, "any facts")  # type: ignore[misc]
         await asyncio.sleep(random.uniform(0, 0.1))
-        victim = random.choice((plant, enterprise, plant.server))
+        victim = random.choice(victims)
         victim.kill()
         await asyncio.sleep(random.uniform(0, 0.2))
         await asyncio.to_thread(victim.start)
@@ -312,4 +271,3 @@ async def test_kills_of_nodes_and_database(
         assert history(sender, Buffer.STORE) == history(receiver, Buffer.FORWARD) == expected(producer)
     plant.stop()
     enterprise.stop()
-    check_sound(enterprise)
