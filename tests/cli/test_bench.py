@@ -19,7 +19,7 @@ from tests.servers import jetstream, postgres
 
 from bsfg.batch import FactBatch
 from bsfg.canonical import canonicalize
-from bsfg.cli.bench import measure, reopen, servers
+from bsfg.cli.bench import measure, servers
 from bsfg.cli.bench.results import aims_of
 from bsfg.cli.bench.workload import OBJECT_BYTES, batch_of, batches_of
 from bsfg.cli.doctor.machine import file_system
@@ -55,8 +55,8 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(measure, "FACTS_PER_CALLER", 3)
     monkeypatch.setattr(measure, "YARDSTICK_FACTS", 2_000)
     monkeypatch.setattr(measure, "MILLION", 4_000)
-    monkeypatch.setattr(reopen, "ACKNOWLEDGED_BATCHES", 3)
-    monkeypatch.setattr(reopen, "TRICKLED_FACTS", 2_001)
+    monkeypatch.setattr(measure, "ACKNOWLEDGED_BATCHES", 3)
+    monkeypatch.setattr(measure, "TRICKLED_FACTS", 2_001)
     place = tmp_path / "disk"
     place.mkdir()
     return place
