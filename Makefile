@@ -64,7 +64,7 @@ format: venv ## Rewrite the source in the house format
 programs: ## Install Chromium and curl for the tests, if they are not here (Debian, as root)
 	@sh tests/programs.sh
 
-test: venv programs ## Run lint and every test but the campaigns (about a quarter of an hour on two cores)
+test: venv programs ## Run lint and every test but the campaigns (about twenty-five minutes on two cores)
 	@$(MAKE) --no-print-directory -j 2 lint tests
 
 tests: venv programs

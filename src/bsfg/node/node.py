@@ -50,7 +50,7 @@ from bsfg.node.status import Rates
 from bsfg.node.trail import AuditTrail
 from bsfg.node.upkeep import Upkeep
 from bsfg.node.watching import DamageWatch
-from bsfg.ports import Buffer, Clock, ConsumerSpec, Frame, StartAt, Storage
+from bsfg.ports import ArtifactStore, Buffer, Clock, ConsumerSpec, Frame, StartAt, Storage
 from bsfg.stores.log.files import DiskFiles
 from bsfg.stores.log.reserve import Reserve
 from bsfg.stores.log.scrub import Log
@@ -144,7 +144,7 @@ class Node:
             ACCESS.let_group_read()
         storage = self._storage = await self._open_storage(metrics)
         self._stack.push_async_callback(storage.close)
-        state = open_state(self.config, storage, self.clock)
+        state = self._open_state(storage)
         self._stack.callback(state.close)
         state.check_settled()
         trail_problems = self._open_trail(reserve_of(storage, config.data_folder, self.clock))
@@ -153,7 +153,7 @@ class Node:
         registry = self._registry(state, metrics)
         matrix = Matrix.of(config, trust_of(config, watched.files if watched is not None else None))
         guard = Guard(matrix, self.clock, self._audit(metrics), config.listen.plaintext_identity)
-        artifacts = await open_artifacts(self.config, storage, self.clock)
+        artifacts = await self._open_artifacts(storage)
         self._stack.push_async_callback(artifacts.close)
         given = (NodeSettings.of(config), guard, self.clock, registry, metrics, artifacts, state.peer, self.trail)
         self.parts = NodeContext(storage, *given)
@@ -181,6 +181,14 @@ class Node:
         if self.config.storage.backend != "log":
             self._stack.callback(lock_folder(self.config.data_folder))
         return await open_storage(self.config, self.clock, metrics.fsync_latency.observe)
+
+    # What a simulated machine opens on its own disk.
+
+    def _open_state(self, storage: Storage) -> NodeState:
+        return open_state(self.config, storage, self.clock)
+
+    async def _open_artifacts(self, storage: Storage) -> ArtifactStore:
+        return await open_artifacts(self.config, storage, self.clock)
 
     def _open_trail(self, reserve: Reserve) -> list[str]:
         """Open the audit trail, say what is in force from here on, and give what was wrong with it."""
