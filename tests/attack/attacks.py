@@ -353,6 +353,11 @@ async def run(work: Attack, zone: Zone) -> Counter[str]:
     ended = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(ended), sys.stdin)
     attacking = asyncio.ensure_future(work(zone, counts))
+    # What is sent has to be made first, on a slow machine for seconds; the attack begins when it is felt.
+    for _ in range(300):
+        if counts or attacking.done():
+            break
+        await asyncio.sleep(0.1)
     sys.stdout.write("attacking\n")
     sys.stdout.flush()
     done, _ = await asyncio.wait(
