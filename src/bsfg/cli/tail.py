@@ -63,9 +63,9 @@ def tail(
 ) -> None:
     """Show the newest facts of a stream, and with --follow those that come.
 
-    It needs no durable consumer and leaves no trace: nothing is confirmed, nothing is kept for it, and what it shows
-    may leave the buffer as if nobody looked. It shows what the caller's streams allow. Into a pipe, or with --json, a
-    fact is one JSON object a line, as `bsfg fetch` writes it; a range that is not there is a line {"gap": …}.
+    It needs no durable consumer and leaves no trace: nothing is confirmed, and nothing is kept for it. It shows what
+    the caller's streams allow. Into a pipe, or with --json, a fact is one JSON object a line, as `bsfg fetch` writes
+    it; a range that is not there is a line {"gap": …}.
     """
     from bsfg.cli.inspect.view import EntryChoice
 
@@ -104,14 +104,13 @@ class WatchedBuffer:
     stream: str
     buffer: Buffer
     choice: EntryChoice
-    start: int
     at: int
 
     async def newest(self, count: int) -> AsyncIterator[Frame]:
         """Give frames with the newest so many entries that fit, looking further and further back for them."""
         first, step, found, left = self.at, max(_STEP, count), list["Frame"](), count
-        while left > 0 and first > self.start:
-            end, first = first, max(self.start, first - step)
+        while left > 0 and first > 0:
+            end, first = first, max(0, first - step)
             older = [frame async for frame in self._frames(first, end)]
             found, step = older + found, min(2 * step, _STEP_MAX)
             left -= sum(len(frame.entries) for frame in older if frame.entries is not None)
@@ -133,7 +132,7 @@ class WatchedBuffer:
 
     async def news(self) -> AsyncIterator[Frame]:
         """Give what came since the last look."""
-        end = (await self.client.head(self.stream, self.buffer)).end
+        end = await self.client.end(self.stream, self.buffer)
         if end < self.at:
             say("The buffer ends before what was shown: it was restored. Going on from its end.")
             self.at = end
@@ -153,10 +152,10 @@ class WatchedBuffer:
 
 
 async def _watched(client: BoundaryClient, stream: str, buffer: Buffer | None, choice: EntryChoice) -> WatchedBuffer:
-    head = await client.head(stream, buffer or Buffer.STORE)
-    if buffer is None and not head.end:
-        buffer, head = Buffer.FORWARD, await client.head(stream, Buffer.FORWARD)
-    return WatchedBuffer(client, stream, buffer or Buffer.STORE, choice, head.start, head.end)
+    end = await client.end(stream, buffer or Buffer.STORE)
+    if buffer is None and not end:
+        buffer, end = Buffer.FORWARD, await client.end(stream, Buffer.FORWARD)
+    return WatchedBuffer(client, stream, buffer or Buffer.STORE, choice, end)
 
 
 def _write_lines(frame: Frame) -> None:

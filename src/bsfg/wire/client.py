@@ -149,11 +149,11 @@ class BoundaryClient:
             raise FrameInvalid("an answer begins with its head")
         return read_head(head, frames)
 
-    async def head(self, stream: str, buffer: Buffer) -> Fetched:
-        """Tell where a buffer begins and ends."""
+    async def end(self, stream: str, buffer: Buffer) -> int:
+        """Give the offset that the next entry of a buffer will have."""
         selection = pb.OffsetSelection(stream=stream, buffer=buffer_number(buffer), first=0, end=0)
         async for answer in self._answers("FetchFrames", _frames_request(1, (), offsets=selection), self._timeout(0)):
-            return read_head(answer)
+            return read_head(answer).end
         raise FrameInvalid("an answer begins with its head")
 
     async def read_offsets(

@@ -19,15 +19,23 @@ from tests.e2e.zones import SETTLE_SECONDS, Zone, pair
 from bsfg.batch import FactBatch
 from bsfg.fact import Message
 from bsfg.ports import Buffer
-from bsfg.testing.facts import message
+from bsfg.testing.facts import message, messages
 
 COUNT = 3_000
+STREAMS = """\
+[streams.operational]
+[streams.lossy]
+store_capacity = "600kB"
+max_batch = "500kB"
+max_object = "100kB"
+overflow = "drop_oldest"
+"""
 
 
 @pytest.fixture(scope="module")
 def plant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zone]:
     """A zone with three thousand facts, every hundredth an alarm."""
-    zone, _ = pair(tmp_path_factory.mktemp("tail"))
+    zone, _ = pair(tmp_path_factory.mktemp("tail"), streams=STREAMS)
     zone.start()
 
     async def produce() -> None:
@@ -78,6 +86,26 @@ def test_since_a_moment(cli: Cli, plant: Zone) -> None:
     config = ("--config", plant.folder / "zone.toml")
     assert offsets(cli("tail", "operational", "--since", "1h", *config).lines) == list(range(COUNT))
     assert cli("tail", "operational", "--since", "2100-01-01T00:00:00Z", *config).lines == []
+
+
+def test_what_has_left_is_a_gap(cli: Cli, plant: Zone) -> None:
+    """Who asks for more than there is sees what is there, and is told what is not and why."""
+
+    async def produce() -> None:
+        async with plant.client() as client:
+            for first in range(0, 2_500, 500):
+                facts = messages(500, first=first, from_zone="plant-a", object_bytes=200)
+                await client.append("lossy", FactBatch.from_messages(facts))
+
+    asyncio.run(produce())
+    config = ("--config", plant.folder / "zone.toml")
+    last = plant.gaps(Buffer.STORE, "lossy")[-1].last
+    found = cli("tail", "lossy", "-n", 10_000, *config).lines
+    assert offsets([line for line in found if "gap" not in line]) == list(range(last + 1, 2_500))
+    gaps = [line["gap"] for line in found if "gap" in line]
+    assert {gap["reason"] for gap in gaps} == {"evicted"}
+    assert max(gap["last"] for gap in gaps) == last
+    assert offsets(cli("tail", "lossy", *config).lines) == list(range(2_490, 2_500))
 
 
 @pytest.mark.parametrize(
