@@ -5,6 +5,7 @@ WORKERS ?= 3
 BENCH ?=
 PLANTED ?=
 DEMO ?=
+SPARK ?=
 SEEDS ?= 0-9
 HOURS ?= 1
 
@@ -24,7 +25,7 @@ SPARK_SUBMIT_OPTS ?= -XX:TieredStopAtLevel=1
 PYTEST = BSFG_SOAK=short SPARK_SUBMIT_OPTS='$(SPARK_SUBMIT_OPTS)' $(BIN)/pytest -n $(WORKERS) --dist loadgroup --durations 40 --durations-min 8
 
 .DEFAULT_GOAL := help
-.PHONY: docs help venv lint format programs test tests campaigns planted simulate trace soak house demo bench proto reference clean
+.PHONY: bundle docs help venv lint format programs test tests campaigns planted simulate trace soak house demo bench proto reference clean
 
 help: ## Show this help
 	@echo "BSFG: a bidirectional store-and-forward gateway."
@@ -61,7 +62,7 @@ format: venv ## Rewrite the source in the house format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-programs: ## Install Chromium and curl for the tests, if they are not here (Debian, as root)
+programs: ## Install Chromium, curl and Node.js for the tests, if they are not here (Debian, as root)
 	@sh tests/programs.sh
 
 test: venv programs ## Run lint and every test but the campaigns (about twenty-five minutes on two cores)
@@ -100,6 +101,9 @@ reference: venv ## Write docs/reference from the code itself
 docs: venv ## Build the documentation as a web site, into build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir build/site
 	@echo "Wrote build/site/index.html"
+
+bundle: venv ## Write an archive into dist that installs BSFG without a network (SPARK=no: a smaller one)
+	@$(BIN)/python -m tools.bundle $(if $(filter no,$(SPARK)),--without-spark)
 
 proto: venv ## Renew the messages that are generated from the protocol files
 	$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src \

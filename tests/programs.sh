@@ -1,5 +1,6 @@
 #!/bin/sh
-# Sees to it that the programs are here which the tests call: a Chromium for the dashboard, curl for the page on HTTP.
+# Sees to it that the programs are here which the tests call: a Chromium for the dashboard, curl for the page on HTTP,
+# Node.js for the client in JavaScript, systemd-analyze for the units.
 # Debian's own are used; nothing is downloaded from elsewhere.
 set -u
 
@@ -26,5 +27,13 @@ fi
 if ! have curl && ! installed curl; then
   echo "There is no curl here, so the test of the page on HTTP will fail." >&2
   echo "Install it (on Debian: sudo apt-get install curl)." >&2
+fi
+if ! have node && ! installed nodejs; then
+  echo "There is no Node.js here, so the tests of the client in JavaScript will fail." >&2
+  echo "Install it (on Debian: sudo apt-get install nodejs)." >&2
+fi
+if ! have systemd-analyze && ! installed systemd; then
+  echo "There is no systemd-analyze here, so the test of the units will fail." >&2
+  echo "Install it (on Debian: sudo apt-get install systemd)." >&2
 fi
 exit 0

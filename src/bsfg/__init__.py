@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from bsfg.batch import FactBatch as FactBatch
     from bsfg.errors import BsfgError as BsfgError
     from bsfg.fact import ArtifactRef as ArtifactRef
+    from bsfg.fact import Buffer as Buffer
     from bsfg.fact import Entry as Entry
     from bsfg.fact import Envelope as Envelope
     from bsfg.fact import Fact as Fact
     from bsfg.fact import Key as Key
     from bsfg.fact import Message as Message
     from bsfg.journey.link import AppendedFact as AppendedFact
-    from bsfg.ports import Buffer as Buffer
-    from bsfg.ports import GapRecord as GapRecord
     from bsfg.ports import Receipt as Receipt
     from bsfg.ports import Result as Result
+    from bsfg.retention import GapRecord as GapRecord
     from bsfg.sdk.artifacts import ArtifactClient as ArtifactClient
     from bsfg.sdk.artifacts import AsyncArtifactClient as AsyncArtifactClient
     from bsfg.sdk.consumer import AsyncConsumer as AsyncConsumer
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from bsfg.sdk.endpoint import Endpoint as Endpoint
     from bsfg.sdk.futures import BatchFuture as BatchFuture
     from bsfg.sdk.futures import FactFuture as FactFuture
+    from bsfg.sdk.light import LightNode as LightNode
+    from bsfg.sdk.lightconsumer import LightConsumer as LightConsumer
+    from bsfg.sdk.lightproducer import LightProducer as LightProducer
+    from bsfg.sdk.lightproducer import SentFact as SentFact
     from bsfg.sdk.local import LocalReader as LocalReader
     from bsfg.sdk.outbox import RefusedFact as RefusedFact
     from bsfg.sdk.outbox import refused_facts as refused_facts
@@ -50,7 +54,7 @@ _HOMES = {
     "AsyncProducer": "sdk.producer",
     "BatchFuture": "sdk.futures",
     "BsfgError": "errors",
-    "Buffer": "ports",
+    "Buffer": "fact",
     "Consumer": "sdk.consumer",
     "Endpoint": "sdk.endpoint",
     "Entry": "fact",
@@ -59,14 +63,18 @@ _HOMES = {
     "Fact": "fact",
     "FactBatch": "batch",
     "FactFuture": "sdk.futures",
-    "GapRecord": "ports",
+    "GapRecord": "retention",
     "Key": "fact",
+    "LightConsumer": "sdk.lightconsumer",
+    "LightNode": "sdk.light",
+    "LightProducer": "sdk.lightproducer",
     "LocalReader": "sdk.local",
     "Message": "fact",
     "Producer": "sdk.producer",
     "Receipt": "ports",
     "RefusedFact": "sdk.outbox",
     "Result": "ports",
+    "SentFact": "sdk.lightproducer",
     "Signer": "sdk.signing",
     "TrustedKeys": "sdk.signing",
     "refused_facts": "sdk.outbox",

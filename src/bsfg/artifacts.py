@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -178,9 +179,37 @@ def check_name(bucket: str, key: str) -> None:
         raise InvalidArgument(f"key {key[:80]!r} {says}", key=key[:80])
 
 
-async def verified(pieces: AsyncIterator[bytes], digest: str) -> AsyncGenerator[bytes, None]:
-    """Pass pieces on, the last one only when the digest of the whole is right; raises `DigestMismatch` in its place."""
-    sha256, held = hashlib.sha256(), b""
+class Begun:
+    """The bytes of some content that somebody has already: how many, and what their digest is so far."""
+
+    def __init__(self) -> None:
+        self.size_bytes, self.sha256 = 0, hashlib.sha256()
+
+    def add(self, piece: Bytes) -> None:
+        """Count a piece to them."""
+        self.size_bytes += len(piece)
+        self.sha256.update(piece)
+
+
+async def skipped(pieces: AsyncGenerator[bytes, None], count: int) -> AsyncGenerator[bytes, None]:
+    """Pass on what follows so many bytes."""
+    async with aclosing(pieces):
+        async for piece in pieces:
+            if count >= len(piece):
+                count -= len(piece)
+            else:
+                yield piece[count:] if count else piece
+                count = 0
+
+
+async def verified(
+    pieces: AsyncIterator[bytes], digest: str, begun: Begun | None = None
+) -> AsyncGenerator[bytes, None]:
+    """Pass pieces on, the last one only when the digest of the whole is right; raises `DigestMismatch` in its place.
+
+    ``begun`` is what came before these pieces.
+    """
+    sha256, held = hashlib.sha256() if begun is None else begun.sha256.copy(), b""
     async for piece in pieces:
         sha256.update(piece)
         if held:

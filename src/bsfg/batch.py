@@ -30,6 +30,9 @@ __all__ = ["ENTRY_SCHEMA", "FACT_SCHEMA", "ORIGIN_FIELDS", "SMALL_BATCH_FACTS", 
 SMALL_BATCH_FACTS = 64
 """Up to this many facts are cheaper to handle as Python rows than as columns."""
 
+PIECE_BYTES = 2 << 20
+"""How large the pieces are in which batches travel: well below what a node takes in one message."""
+
 BY_HAND_FACTS = 32
 """Up to this many rows are cheaper to write by hand than by Arrow."""
 
@@ -137,8 +140,8 @@ class FactBatch:
     def size_bytes(self) -> int:
         """About the bytes of this batch: as `nbytes`, but without counting exactly where that is not worth it."""
         if self._record_batch is None:
-            return len(self.to_message())
-        size = int(self.record_batch.get_total_buffer_size())
+            return self.weight_bytes
+        size = int(self._record_batch.get_total_buffer_size())
         return size if size <= SMALL_BATCH_BYTES else self.nbytes
 
     @property
@@ -202,6 +205,13 @@ class FactBatch:
             rows = (self._rows or [])[start : None if count is None else start + count]
             return type(self).of_rows(rows, sealed=self.sealed)
         return type(self)(self.record_batch.slice(start, count), sealed=self.sealed)
+
+    def pieces(self, max_bytes: int = PIECE_BYTES) -> list[Self]:
+        """Cut it into pieces of about a size at most, each of at least one row; an empty batch has none."""
+        if self.nbytes <= max_bytes or len(self) <= 1:
+            return [self] if len(self) else []
+        middle = len(self) // 2
+        return self.slice(0, middle).pieces(max_bytes) + self.slice(middle).pieces(max_bytes)
 
     def take(self, rows: np.ndarray | Sequence[int]) -> Self:
         """Give the named rows, in that order."""
@@ -340,18 +350,33 @@ class EntryBatch(FactBatch):
         return EntryBatch(pa.RecordBatch.from_arrays(arrays, schema=ENTRY_SCHEMA), sealed=True)
 
     @classmethod
-    def from_ipc(cls, data: bytes | memoryview | pa.Buffer, limits: Limits = DEFAULT_LIMITS) -> Self:
-        """Read entries from an Arrow IPC stream of anybody, also of a node that knows no ages."""
-        if begins_as(data, AGELESS_ENTRY_SCHEMA):
-            found = decode(data, AGELESS_ENTRY_SCHEMA, limits)
-            columns = [*found.columns, nulls(found.num_rows, pa.int64())]
-            return cls(pa.RecordBatch.from_arrays(columns, schema=ENTRY_SCHEMA), wellformed=True)
+    def from_ipc(
+        cls,
+        data: bytes | memoryview | pa.Buffer,
+        limits: Limits = DEFAULT_LIMITS,
+        schema: pa.Schema = AGELESS_ENTRY_SCHEMA,
+    ) -> Self:
+        """Read entries from an Arrow IPC stream of anybody, also of a node that knows no ages.
+
+        The stream may have the columns of a ``schema`` alone; the others are null then.
+        """
+        older = () if schema is AGELESS_ENTRY_SCHEMA else (AGELESS_ENTRY_SCHEMA,)
+        for known in (schema, *older):
+            if begins_as(data, known):
+                found = decode(data, known, limits)
+                there = dict(zip(known.names, found.columns, strict=True))
+                arrays = [
+                    there[field.name] if field.name in there else nulls(found.num_rows, field.type)
+                    for field in ENTRY_SCHEMA
+                ]
+                return cls(pa.RecordBatch.from_arrays(arrays, schema=ENTRY_SCHEMA), wellformed=True)
         return super().from_ipc(data, limits)
 
-    def to_ageless_ipc_parts(self) -> tuple[bytes, bytes | pa.Buffer, bytes]:
-        """Give the Arrow IPC stream in parts, for a caller that knows no ages."""
-        message = self.record_batch.select(AGELESS_ENTRY_SCHEMA.names).serialize()
-        return encoded_parts(message, AGELESS_ENTRY_SCHEMA)
+    def to_ipc_parts(self, schema: pa.Schema = ENTRY_SCHEMA) -> tuple[bytes, bytes | pa.Buffer, bytes]:
+        """Give the Arrow IPC stream in parts, with the columns of a schema alone."""
+        if schema is ENTRY_SCHEMA:
+            return super().to_ipc_parts()
+        return encoded_parts(self.record_batch.select(schema.names).serialize(), schema)
 
     def ages_ms(self, now_unix_ms: int) -> np.ndarray:
         """Count how old each fact is at a moment, told by the clock of the zone whose entries these are.

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from bsfg.errors import InvalidArgument
 
 DIGEST_BYTES = 32
 
@@ -55,6 +58,16 @@ ENTRY_SCHEMA = pa.schema(
 
 AGELESS_ENTRY_SCHEMA = ENTRY_SCHEMA.remove(len(ENTRY_SCHEMA) - 1)
 """Entries as nodes before 0.2 write and expect them: they know no age."""
+
+
+@lru_cache(maxsize=64)
+def entry_schema(columns: tuple[str, ...]) -> pa.Schema:
+    """Give the schema of entries with some of their columns, in the order of all; their offsets are always there."""
+    unknown = [name for name in columns if name not in ENTRY_SCHEMA.names]
+    if unknown:
+        raise InvalidArgument(f"entries have no column {unknown[0][:80]!r}", hint=f"{', '.join(ENTRY_SCHEMA.names)}.")
+    return pa.schema([field for field in ENTRY_SCHEMA if field.name in columns or field.name == "offset"])
+
 
 FACT_FIELDS: tuple[str, ...] = tuple(FACT_SCHEMA.names)
 AT = {name: index for index, name in enumerate(ENTRY_SCHEMA.names)}

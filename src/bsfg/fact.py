@@ -8,11 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 import orjson
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from bsfg.canonical import NotJson, canonicalize_value
 from bsfg.errors import InvalidFact
@@ -21,7 +20,7 @@ MARK = "$digest"
 """Comes before all labels in their order, because none of theirs may begin with it."""
 
 SHA256_NAME = "sha256"
-_BEGINS = f'{{"{MARK}":"'
+MARK_BEGINS = f'{{"{MARK}":"'
 _name = re.compile(r"[a-z][a-z0-9_-]{0,31}").fullmatch
 
 
@@ -39,19 +38,19 @@ def mark_problem(name: object) -> str | None:
 
 def is_marked(text: str | None) -> bool:
     """Tell whether labels, given as their JSON text, hold a mark."""
-    return text is not None and text.startswith(_BEGINS)
+    return text is not None and text.startswith(MARK_BEGINS)
 
 
 def function_in(text: str | None) -> str:
     """Give the function that the labels of a row name, given as their JSON text."""
-    return text[len(_BEGINS) :].partition('"')[0] if text is not None and is_marked(text) else SHA256_NAME
+    return text[len(MARK_BEGINS) :].partition('"')[0] if text is not None and is_marked(text) else SHA256_NAME
 
 
 def unmarked(text: str | None) -> str | None:
     """Give the labels of a row without the mark."""
     if text is None or not is_marked(text):
         return text
-    rest = text[len(_BEGINS) :].partition('"')[2]
+    rest = text[len(MARK_BEGINS) :].partition('"')[2]
     return "{" + rest[1:] if rest.startswith(",") else None
 
 
@@ -60,19 +59,12 @@ def marked(text: str | None, hasher: str) -> str | None:
     plain = unmarked(text)
     if hasher == SHA256_NAME:
         return plain
-    return f'{_BEGINS}{hasher}"' + ("}" if plain is None else "," + plain[1:])
+    return f'{MARK_BEGINS}{hasher}"' + ("}" if plain is None else "," + plain[1:])
 
 
 def own_labels(labels: Mapping[str, str]) -> dict[str, str]:
     """Give labels that were read without the mark."""
     return {name: value for name, value in labels.items() if name != MARK}
-
-
-def any_marked(column: pa.Array) -> bool:
-    """Tell whether any row of a column of labels holds a mark."""
-    if column.null_count == len(column):
-        return False
-    return bool(pc.any(pc.starts_with(column, _BEGINS)).as_py())
 
 
 JSON_MEDIA_TYPE = "application/json"
@@ -84,6 +76,13 @@ def is_json(media_type: str) -> bool:
         return True
     bare = media_type.split(";", 1)[0].strip().lower()
     return bare == JSON_MEDIA_TYPE or bare.endswith("+json")
+
+
+class Buffer(StrEnum):
+    """The two buffers of a stream: what the zone produced, and what other zones sent it."""
+
+    STORE = "store"
+    FORWARD = "forward"
 
 
 class Key(NamedTuple):

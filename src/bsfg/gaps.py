@@ -10,6 +10,7 @@ import numpy as np
 
 from bsfg.errors import FrameInvalid, InvalidArgument, OffsetOutOfRange
 from bsfg.retention import GapReason
+from bsfg.retention import GapRecord as GapRecord  # noqa: PLC0414 (given on, beside the sets of them)
 
 _CHUNK_RANGES = 1_024
 OFFSETS_END = 1 << 62
@@ -362,27 +363,6 @@ RELAYED_RANGES_MAX = 1_000
 
 RANGES_TOLD_MAX = 250_000
 """How many ranges of all sets anybody may tell in one answer or message; who scans for an answer stops well before."""
-
-
-@dataclass(frozen=True, slots=True)
-class GapRecord:
-    """A durable note that a range was not or is no longer there, and why; it travels like a fact does.
-
-    ``count`` says for how many of its offsets a folded range stands, and is None when it stands for all.
-    """
-
-    first: int
-    last: int
-    reason: GapReason
-    at_unix_ms: int
-    detail: str = ""
-    origin_zone: str | None = None
-    count: int | None = None
-
-    @property
-    def offsets(self) -> int:
-        """For how many offsets it stands."""
-        return self.last - self.first + 1 if self.count is None else self.count
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from bsfg.artifacts import ArtifactStore as ArtifactStore  # noqa: PLC0414 (give
 from bsfg.batch import EntryBatch, FactBatch
 from bsfg.clock import Clock as Clock  # noqa: PLC0414
 from bsfg.errors import InvalidArgument
+from bsfg.fact import Buffer as Buffer  # noqa: PLC0414
 from bsfg.fact import Entry, Key, Origin
 from bsfg.frontier import Range
 from bsfg.gaps import RELAYED_RANGES_MAX
@@ -32,13 +33,6 @@ from bsfg.gaps import Gap as Gap  # noqa: PLC0414
 from bsfg.gaps import GapRecord as GapRecord  # noqa: PLC0414
 from bsfg.gaps import GapSet as GapSet  # noqa: PLC0414
 from bsfg.retention import Fill, Policy
-
-
-class Buffer(StrEnum):
-    """The two buffers of a stream: what the zone produced, and what other zones sent it."""
-
-    STORE = "store"
-    FORWARD = "forward"
 
 
 class Result(IntEnum):

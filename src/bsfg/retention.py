@@ -42,6 +42,27 @@ class GapReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class GapRecord:
+    """A durable note that a range was not or is no longer there, and why; it travels like a fact does.
+
+    ``count`` says for how many of its offsets a folded range stands, and is None when it stands for all.
+    """
+
+    first: int
+    last: int
+    reason: GapReason
+    at_unix_ms: int
+    detail: str = ""
+    origin_zone: str | None = None
+    count: int | None = None
+
+    @property
+    def offsets(self) -> int:
+        """For how many offsets it stands."""
+        return self.last - self.first + 1 if self.count is None else self.count
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """The settings of one buffer: size, age, overflow, and how long keys outlive bytes."""
 
@@ -88,9 +109,13 @@ class Policy:
     def fill(self, used_bytes: int) -> tuple[float, Fill]:
         """Give the fill in percent and its verdict."""
         percent = 100.0 * used_bytes / self.capacity_bytes
+        return percent, self.verdict(percent)
+
+    def verdict(self, percent: float) -> Fill:
+        """Judge a fill in percent."""
         if percent > self.alert_fill_percent:
-            return percent, Fill.ALERT
-        return percent, Fill.WARNING if percent >= self.warning_fill_percent else Fill.HEALTHY
+            return Fill.ALERT
+        return Fill.WARNING if percent >= self.warning_fill_percent else Fill.HEALTHY
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
 import time
@@ -52,6 +51,9 @@ class Retry(Backoff):
         self, work: Callable[[], Awaitable[T]], tell: Callable[[BsfgError], None] = lambda error: None
     ) -> T:
         """Do something until it succeeds or patience ends; ``tell`` hears of every failure."""
+        # Here: programs without an event loop have no use for it, and it takes a third of the time to import theirs.
+        import asyncio
+
         while True:
             try:
                 result = await work()

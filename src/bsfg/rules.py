@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bsfg.batch import SMALL_BATCH_FACTS, FactBatch
-from bsfg.canonical import alike_but_for_digits
 from bsfg.columns import AT, FACT_FIELDS, byte_lengths, constant_value, used_bytes
 from bsfg.errors import FactTooLarge, InvalidFact
+from bsfg.layouts import alike_but_for_digits
 from bsfg.model import (
     ARTIFACT_DIGEST,
     DEFAULT_LIMITS,

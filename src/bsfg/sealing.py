@@ -16,11 +16,12 @@ import pyarrow.compute as pc
 
 from bsfg.artifacts import DEFAULT_MEDIA_TYPE
 from bsfg.batch import FactBatch
-from bsfg.canonical import canonicalize_all, unproven
+from bsfg.canonical import canonicalize_all
 from bsfg.columns import AT, DIGEST_BYTES, binary_scalar, constant_value, fixed_binary, fixed_rows
 from bsfg.digest import SHA256, Hasher, hasher_named
 from bsfg.errors import DigestMismatch, InvalidArgument, InvalidFact
-from bsfg.fact import JSON_MEDIA_TYPE, SHA256_NAME, any_marked, function_in, is_json, is_marked, marked, own_labels
+from bsfg.fact import JSON_MEDIA_TYPE, MARK_BEGINS, SHA256_NAME, function_in, is_json, is_marked, marked, own_labels
+from bsfg.layouts import unproven
 from bsfg.model import LABEL_NAME
 from bsfg.rows import Row
 from bsfg.rules import DEFAULT_LIMITS, Limits, check, invalid
@@ -214,7 +215,7 @@ def _marked(batch: FactBatch, hasher: str) -> FactBatch:
         rows = [(*row[:_LABELS], marked(row[_LABELS], hasher), *row[_LABELS + 1 :]) for row in rows]
         return type(batch).of_rows(rows)
     column = batch.column("labels")
-    if hasher == SHA256_NAME and not any_marked(column):
+    if hasher == SHA256_NAME and not _any_marked(column):
         return batch
     # Most batches repeat a few sets of labels, or have none.
     encoded = column.dictionary_encode(null_encoding="encode")
@@ -227,11 +228,18 @@ def plain(batch: FactBatch) -> FactBatch:
     return _marked(batch, SHA256_NAME)
 
 
+def _any_marked(column: pa.Array) -> bool:
+    """Tell whether any row of a column of labels holds a mark."""
+    if column.null_count == len(column):
+        return False
+    return bool(pc.any(pc.starts_with(column, MARK_BEGINS)).as_py())
+
+
 def functions_of(batch: FactBatch) -> list[str]:
     """Give the names of the functions that the digests of a batch were made by: a single one for all, or one a row."""
     if batch.has_rows:
         names = [function_in(text) for text in batch.values("labels")]
-    elif any_marked(batch.column("labels")):
+    elif _any_marked(batch.column("labels")):
         encoded = batch.column("labels").dictionary_encode(null_encoding="encode")
         known = [function_in(text) for text in encoded.dictionary.to_pylist()]
         names = known if len(set(known)) == 1 else [known[at] for at in encoded.indices.to_pylist()]

@@ -1,4 +1,4 @@
-"""Words and numbers made fit for people: foreign text without control characters, figures in one form, findings."""
+"""Words and numbers made fit for people: foreign text without control characters, figures in one form, pages."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import ROUND_HALF_UP, Decimal
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from bsfg.errors import InvalidArgument
@@ -196,3 +197,20 @@ class Says:
     def problem(self, says: str, do: str) -> CheckFinding:
         """Say that something does not work."""
         return CheckFinding(self.wrong, self.check, says, do)
+
+
+def help_folder() -> Path:
+    """Give the folder of the documentation: in a wheel it lies in the package, in a clone where it is written."""
+    own = Path(__file__).parent
+    return next((each for each in (own / "help", own.parents[1] / "docs") if each.is_dir()), own / "help")
+
+
+def title_of(path: Path) -> str:
+    """Give the heading of a page of the documentation."""
+    found = re.search(r"^# (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return found[1].replace("`", "") if found else path.stem
+
+
+def without_marks(text: str) -> str:
+    """Leave out comments, which are for those who write the pages."""
+    return re.sub(r"^<!--.*?-->\n", "", text, flags=re.DOTALL | re.MULTILINE)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bsfg.cli.pipeline import replicate
+from bsfg.cli.pipeline import replicate, running
 from bsfg.cli.pipeline.replicate import ConfiguredLinks
 from bsfg.errors import InvalidArgument
 from bsfg.spark.calls import NodeAccess
@@ -40,7 +40,7 @@ class Run:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, names: list[str] | None = None) -> None:
         self.file, self.said, self.plans = folder / "zone.toml", list[str](), list[list[Any]]()
-        monkeypatch.setattr(replicate, "FOLLOW_SECONDS", 0.0)
+        monkeypatch.setattr(running, "FOLLOW_SECONDS", 0.0)
         monkeypatch.setattr(replicate, "say", self.said.append)
         self.links = ConfiguredLinks(self.file, names, NodeAccess("127.0.0.1:9"))
 
@@ -77,7 +77,7 @@ def test_changes_are_taken_up_when_the_file_is_still(tmp_path: Path, monkeypatch
     assert run.look() == ["from-c"], "another engine moves it now"
     run.write()
     run.look()
-    assert run.links._taken == run.links._seen
+    assert run.links._files._taken == run.links._files._seen
 
 
 def test_a_file_with_a_mistake_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,6 +82,11 @@ def test_mistakes_are_told_before_spark_starts(quick: Run, plant: SparkZone, tmp
         (["--out", out, "--stream", "UPPER"], "is not a name"),
         (["--out", out, "--stream", "nope"], "there is no stream 'nope'"),
         (["--out", out, "--stream", "operational", "--by", "now"], "There are produced_at and appended_at."),
+        (["--out", out, "--stream", "operational", "--format", "iceberg"], "There are parquet and delta."),
+        (["--out", out, "--stream", "operational", "--partition-by", "date,x"], "'x' is nothing that facts have"),
+        (["--out", out, "--stream", "operational", "--partition-by", "date,date"], "each once"),
+        (["--out", out, "--stream", "operational", "--columns", "value"], "'value', which is no column"),
+        (["--out", out, "--stream", "operational", "--columns", "@nowhere"], "--columns @nowhere cannot be read"),
         (["--out", out, "--stream", "operational", "--from", "now"], "must be earliest, latest, an offset or a time"),
         (["--out", out, "--stream", "operational", "--file-size", "big"], "--file-size must be a size"),
         (["--out", out, "--stream", "operational", "--conf", "x"], "is not of the form spark.name=value"),
@@ -111,7 +116,17 @@ def test_the_help_teaches(quick: Run) -> None:
     """The help names every option, the defaults of the job, and examples."""
     outcome = quick("pipeline", "land", "--help", env={"COLUMNS": "160"})
     assert outcome.code == 0
-    for text in ("--compact-only", "--every", "--from", "_gaps.jsonl", "pandas.read_parquet", "--master", "--identity"):
+    for text in (
+        "--compact-only",
+        "--latest",
+        "--vacuum-hours",
+        "--every",
+        "--from",
+        "_gaps.jsonl",
+        "pandas.read_parquet",
+        "--master",
+        "--identity",
+    ):
         assert text in outcome.out
     assert f"[default: {EVERY_SECONDS}]" in outcome.out
     assert f"[default: {MAX_FACTS_PER_BATCH}]" in outcome.out

@@ -93,6 +93,20 @@ def test_damage_stays_known_after_the_writer_has_passed_it(quick: Run, data: Pat
     assert {"entries_lost"} <= {item["code"] for item in outcome.json()["problems"]}
 
 
+def test_a_retired_consumer_explains_no_loss(quick: Run, data: Path) -> None:
+    """Its gap records tell who has not confirmed what is there; entries that are gone are damage all the same."""
+
+    async def retire() -> None:
+        storage = await LogStorage.open(data, options=folders.OPTIONS)
+        await storage.cursors.retire("enterprise", "closed")
+        await storage.close()
+
+    asyncio.run(retire())
+    folders.segments(data)[-3].unlink()
+    problems = quick("verify", data, "--json").json()["problems"]
+    assert "log_damaged" in {item["code"] for item in problems}
+
+
 def marked(path: Path, mark: str) -> None:
     """Make a folder with this mark."""
     path.mkdir()

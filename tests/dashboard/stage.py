@@ -98,6 +98,7 @@ class Stage:
     folder: Path
     more: str = ""
     with_tokens: bool = True
+    reads: bool = False
     plaintext: str | None = None
     listen: str = ""
     http_port: int = 0
@@ -117,6 +118,7 @@ class Stage:
         """Start the node, with the tokens and roles as they are now."""
         rows = "".join(
             f'[tokens.{name}]\nhash = "{sessions.hash_of(self.tokens[name])}"\nrole = "{role}"\n'
+            f"facts = {str(self.reads).lower()}\n"
             for name, role in self.roles.items()
         )
         listen = f'plaintext = true\nplaintext_identity = "{self.plaintext}"' if self.plaintext else self.listen

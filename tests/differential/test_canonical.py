@@ -11,9 +11,10 @@ from tests.differential import campaign
 from tests.differential.jsonmodel import model
 from tests.unit.samples import columns, row
 
-from bsfg.canonical import MIN_ROWS, NotJson, canonicalize, canonicalize_all, unproven
+from bsfg.canonical import NotJson, canonicalize, canonicalize_all
 from bsfg.errors import InvalidFact
 from bsfg.jsonform import message_from_json
+from bsfg.layouts import MIN_ROWS, unproven
 from bsfg.rows import Row
 from bsfg.sealing import seal
 

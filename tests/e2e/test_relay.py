@@ -10,7 +10,7 @@ from tests.e2e.cleanup import Cleanup
 from tests.e2e.producing import Insistent, check_sound, expected, history
 from tests.e2e.zones import Zone, certificates, link_to, pair, peer, serve, until
 
-from bsfg.journey.link import NOT_CARRIED, RETURNING
+from bsfg.journey.link import NOT_ASKED_FOR, NOT_CARRIED, NOT_SERVED, RETURNING
 from bsfg.ports import Buffer, GapRecord
 from bsfg.retention import GapReason
 from bsfg.testing.facts import batch, message, sealed
@@ -137,6 +137,42 @@ async def test_link_that_carries_some_zones_only(tmp_path: Path, cleanup: Cleanu
     await until(lambda: left_out <= covered(enterprise.gaps(Buffer.FORWARD)))
     kinds = {(gap.reason, gap.detail, gap.origin_zone) for gap in enterprise.gaps(Buffer.FORWARD)}
     assert kinds == {(GapReason.SKIPPED, NOT_CARRIED, "plant-a")}
+    async with plant.admin("viewer") as viewer:
+        while (await viewer.consumers())[0].state.checkpoint.committed < 59:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0.05)  # confirmations follow what is stored
+
+
+async def test_link_that_carries_some_facts_only(tmp_path: Path, cleanup: Cleanup) -> None:
+    """What the receiver does not ask for and what the sender does not serve are left out, each with its reason."""
+    plant, enterprise = map(cleanup.zone, pair(tmp_path))
+    enterprise.links = link_to(plant, more='subjects = ["asset:press-*"]')
+    plant.serve = serve("enterprise", 'predicates = ["alarm_*"]')
+    for zone in (plant, enterprise):
+        zone.write()
+        zone.start()
+    said = [
+        message(
+            f"m-{n}",
+            n,
+            from_zone="plant-a",
+            subject=f"asset:{'press' if n % 3 else 'oven'}-{n % 2}",
+            predicate="alarm_raised" if n % 2 else "temperature_measured",
+        )
+        for n in range(60)
+    ]
+    async with plant.client() as producer:
+        for start in range(0, 60, 7):
+            await producer.append("operational", sealed(said[start : start + 7]))
+    await until(lambda: enterprise.messages(Buffer.FORWARD) == [each for n, each in enumerate(said) if n % 3 and n % 2])
+    expected_out = {NOT_SERVED: set(range(0, 60, 2)), NOT_ASKED_FOR: {n for n in range(60) if n % 2 and not n % 3}}
+
+    def left_out() -> dict[str, set[int]]:
+        gaps = enterprise.gaps(Buffer.FORWARD)
+        return {detail: covered([gap for gap in gaps if gap.detail == detail]) for detail in expected_out}
+
+    await until(lambda: left_out() == expected_out)
+    kinds = {(gap.reason, gap.origin_zone) for gap in enterprise.gaps(Buffer.FORWARD)}
+    assert kinds == {(GapReason.SKIPPED, "plant-a")}
     async with plant.admin("viewer") as viewer:
         while (await viewer.consumers())[0].state.checkpoint.committed < 59:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.05)  # confirmations follow what is stored

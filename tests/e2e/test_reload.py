@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from datetime import timedelta
@@ -12,10 +13,24 @@ from tests.e2e.cleanup import Cleanup
 from tests.e2e.zones import Zone, bsfg, pair
 from tests.wire.test_authorities import revoke
 
-from bsfg.errors import IdentityRevoked, IdentityUnknown
+from bsfg.errors import ConfigInvalid, IdentityRevoked, IdentityUnknown, PermissionRefused
 from bsfg.testing.facts import message
 
 STREAM = "operational"
+LAB = """
+[streams.lab-results]
+[identities.lab-bsfg]
+zone = "lab"
+roles = ["peer"]
+streams = ["lab-results"]
+[links.from-lab]
+zone = "lab"
+address = "127.0.0.1:9"
+engine = "native"
+streams = ["lab-results"]
+[serve.lab]
+streams = ["lab-results"]
+"""
 NEWCOMER = '[identities.newcomer]\nzone = "plant-a"\nroles = ["viewer"]\n'
 
 
@@ -109,3 +124,62 @@ async def test_certificates_are_renewed_without_a_gap(plant: Zone) -> None:
             appended = await after.append_fact(STREAM, message("on a new one", from_zone="plant-a"))
     assert appended.offset == 2
     await plant.seen("certificate_reloaded")
+
+
+async def test_streams_links_and_thresholds_are_taken_up(plant: Zone) -> None:
+    """A new stream serves, a new link and a new peer have gates, thresholds judge anew; the rest waits and is named."""
+    good = plant_text(plant)
+    path = plant.folder / "zone.toml"
+    row = "[streams.operational]\n"
+    changed = good.replace(row, f'{row}warning_fill = 0.000001\nretention = "3d"\n')
+    assert changed != good
+    path.write_text(changed + LAB)
+    # The node looks by itself, too; whoever asks afterwards is told what counts.
+    taken = await plant.seen("access_reloaded")
+    found = json.loads(bsfg("reload", "--config", str(path), "--identity", "plant-a-operator", "--json"))
+    assert set(taken["changed"]) == {"identities", "links", "serve", "streams"}
+    assert found["waiting_for_restart"] == ["streams"], "how long facts are kept belongs to the files of a stream"
+    async with plant.client() as producer, plant.admin() as operator:
+        await producer.append_fact("lab-results", message("new", from_zone="plant-a"))
+        status = await operator.status()
+        assert status["configuration"]["digest"] == found["digest"]
+        assert status["configuration"]["waiting_for_restart"] == ["streams"]
+        assert {("from-lab", "receiver"), ("lab", "sender")} <= {
+            (each["link"], each["side"]) for each in status["links"]
+        }
+        assert "lab.lab-results" in {each["name"] for each in status["consumers"]}
+        await producer.append_fact(STREAM, message("fills", from_zone="plant-a"))
+        [store] = [
+            each
+            for each in (await operator.status())["buffers"]
+            if (each["stream"], each["buffer"]) == (STREAM, "store")
+        ]
+        assert store["fill"] == "warning"
+        await operator.hold_gate("from-lab", "works", side="receiver")
+    path.write_text(good)
+    async with plant.admin() as operator:
+        await operator.reload()
+        status = await operator.status()
+        assert "from-lab" not in {each["link"] for each in status["links"]}
+        assert not [each for each in status["alerts"] if each["about"].startswith(("from-lab", "lab/"))]
+        path.write_text(changed + LAB)
+        await operator.reload()
+        [again] = [each for each in (await operator.status())["links"] if each["link"] == "from-lab"]
+        assert again["mode"] == "held", "what an operator has held is held when it comes back"
+    records = bsfg("audit-trail", "--config", str(path), "--action", "config_loaded", "--json")
+    assert b"plant-a-operator" in records
+
+
+async def test_what_is_wrong_is_said_to_whoever_asks(plant: Zone) -> None:
+    """Whoever asks hears the node's own words, nothing changes, and the status says that the file has a mistake."""
+    path = plant.folder / "zone.toml"
+    path.write_text(plant_text(plant) + LAB.replace('zone = "lab"\naddress', 'zone = "nobody"\naddress'))
+    async with plant.admin() as operator:
+        with pytest.raises(ConfigInvalid, match="from-lab"):
+            await operator.reload()
+        status = await operator.status()
+        assert "from-lab" in status["configuration"]["problem"]
+        assert "from-lab" not in {each["link"] for each in status["links"]}
+    async with plant.admin("plant-a-viewer") as viewer:
+        with pytest.raises(PermissionRefused):
+            await viewer.reload()

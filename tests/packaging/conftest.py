@@ -36,6 +36,12 @@ def core(shared: Path, wheel: Path) -> Environment:
 
 
 @pytest.fixture(scope="session")
+def local(shared: Path, wheel: Path) -> Environment:
+    """An environment after `pip install 'bsfg[log]'`."""
+    return Environment(once(shared / "local", lambda folder: _make(folder, wheel, "log")) / "env")
+
+
+@pytest.fixture(scope="session")
 def full(shared: Path, wheel: Path) -> Environment:
     """An environment after `pip install 'bsfg[spark]'`."""
     return Environment(once(shared / "full", lambda folder: _make(folder, wheel, "spark")) / "env")

@@ -123,6 +123,33 @@ def link(there: Distribution, packages: Path) -> None:
             target.symlink_to(Path(str(there.locate_file(name))))
 
 
+def repacked(there: Distribution, wheels: Path) -> Path:
+    """Make a wheel of a distribution that is installed here, as it would come from an index."""
+    said = Parser().parsestr(there.read_text("WHEEL") or "")
+    name = there.metadata["Name"].replace("-", "_").replace(".", "_")
+    tags = zip(*(each.split("-") for each in said.get_all("Tag", [])), strict=True)
+    tag = "-".join(".".join(dict.fromkeys(part)) for part in tags)
+    target = wheels / f"{name}-{there.version}-{tag}.whl"
+    left_out = ("INSTALLER", "REQUESTED", "RECORD", "direct_url.json")
+    with ZipFile(target, "w") as archive:
+        names = []
+        for file in there.files or ():
+            path = Path(str(there.locate_file(file)))
+            is_made = file.parts[0] == ".." or "__pycache__" in file.parts or file.name in left_out
+            if path.is_file() and not is_made:
+                archive.write(path, str(file))
+                names.append(str(file))
+        [top] = {Path(each).parts[0] for each in names if each.split("/")[0].endswith(".dist-info")}
+        archive.writestr(f"{top}/RECORD", "".join(f'"{each}",,\n' for each in [*names, f"{top}/RECORD"]))
+    return target
+
+
+def installed_bytes(there: Distribution) -> int:
+    """Tell how much room a distribution takes, what is compiled of it included."""
+    paths = (Path(str(there.locate_file(file))) for file in there.files or ())
+    return sum(path.stat().st_size for path in paths if path.is_file())
+
+
 def once(folder: Path, make: Callable[[Path], None]) -> Path:
     """Make a folder once for all processes of a test run."""
     with open(f"{folder}.lock", "w", encoding="ascii") as lock:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
-from tests.packaging.environments import Environment, Outcome, clean_environment
+from tests.packaging.environments import Environment, Outcome, clean_environment, installed_bytes, required
 
 import bsfg
 from bsfg.testing.ports import free_port
@@ -61,39 +62,96 @@ def check(outcome: Outcome) -> Outcome:
     return outcome
 
 
-def test_the_core_does_its_work(core: Environment, tmp_path: Path) -> None:
-    """After `pip install bsfg`: facts are stored, read, verified, inspected, backed up and restored."""
-    assert check(core.run("bsfg", "--version", cwd=tmp_path)).out == f"bsfg {bsfg.__version__}\n"
-    assert check(core.run("python", "-m", "bsfg", "--version", cwd=tmp_path)).out == f"bsfg {bsfg.__version__}\n"
-    assert check(core.run("bsfg", "help", "configuration", cwd=tmp_path)).out.startswith("# Configuration\n")
-    check(core.run("bsfg", "init", "lab", "--zone", "lab", cwd=tmp_path))
-    check(core.run("python", "-c", APPEND, cwd=tmp_path))
-    assert check(core.run("python", "-c", READ, cwd=tmp_path)).out == "9\n"
-    assert json.loads(check(core.run("bsfg", "verify", "data", "--json", cwd=tmp_path)).out)["ok"]
-    entries = check(core.run("bsfg", "inspect", "data", "--stream", "operational", "--export", cwd=tmp_path)).out
+def test_a_folder_is_served_without_a_node(local: Environment, tmp_path: Path) -> None:
+    """After `pip install 'bsfg[log]'`: facts are stored, read, verified, inspected, backed up and restored."""
+    assert check(local.run("bsfg", "--version", cwd=tmp_path)).out == f"bsfg {bsfg.__version__}\n"
+    assert check(local.run("python", "-m", "bsfg", "--version", cwd=tmp_path)).out == f"bsfg {bsfg.__version__}\n"
+    assert check(local.run("bsfg", "help", "configuration", cwd=tmp_path)).out.startswith("# Configuration\n")
+    check(local.run("bsfg", "init", "lab", "--zone", "lab", cwd=tmp_path))
+    check(local.run("python", "-c", APPEND, cwd=tmp_path))
+    assert check(local.run("python", "-c", READ, cwd=tmp_path)).out == "9\n"
+    assert json.loads(check(local.run("bsfg", "verify", "data", "--json", cwd=tmp_path)).out)["ok"]
+    entries = check(local.run("bsfg", "inspect", "data", "--stream", "operational", "--export", cwd=tmp_path)).out
     assert len(entries.splitlines()) == 10
-    check(core.run("bsfg", "backup", "copy", "--data", "data", cwd=tmp_path))
-    check(core.run("bsfg", "restore", "copy", "restored", "--accept-unsigned", cwd=tmp_path))
-    check(core.run("bsfg", "verify", "restored", cwd=tmp_path))
+    check(local.run("bsfg", "backup", "copy", "--data", "data", cwd=tmp_path))
+    check(local.run("bsfg", "restore", "copy", "restored", "--accept-unsigned", cwd=tmp_path))
+    check(local.run("bsfg", "verify", "restored", cwd=tmp_path))
 
 
-def test_the_core_backs_up_a_zone_with_a_key(core: Environment, tmp_path: Path) -> None:
+def test_a_zone_with_a_key_is_backed_up_without_a_node(local: Environment, tmp_path: Path) -> None:
     """Where a zone has a key and nothing that could sign with it, its backup is made unsigned and says so."""
-    check(core.run("bsfg", "init", "lab", "--zone", "lab", cwd=tmp_path))
-    check(core.run("python", "-c", APPEND, cwd=tmp_path))
+    check(local.run("bsfg", "init", "lab", "--zone", "lab", cwd=tmp_path))
+    check(local.run("python", "-c", APPEND, cwd=tmp_path))
     (tmp_path / "data").rename(tmp_path / "lab" / "data")
     (tmp_path / "lab" / "certs").mkdir()
     for name in ("ca.crt", "lab-bsfg.crt", "lab-bsfg.key"):
         (tmp_path / "lab" / "certs" / name).write_text("what nobody here can read")
-    made = check(core.run("bsfg", "backup", "copy", "--config", "lab/zone.toml", cwd=tmp_path))
+    made = check(local.run("bsfg", "backup", "copy", "--config", "lab/zone.toml", cwd=tmp_path))
     assert "It is not signed" in made.out
     assert not (tmp_path / "copy" / "backup.sig").exists()
 
 
 def test_the_core_has_nothing_but_its_own(core: Environment, tmp_path: Path) -> None:
     """The core alone really is alone, and its requirements fit together."""
-    code = "import importlib.util as u; print([m for m in ('grpc', 'pyspark', 'structlog') if u.find_spec(m)])"
+    heavy = "('grpc', 'numpy', 'pyarrow', 'pyspark', 'starlette', 'structlog')"
+    code = f"import importlib.util as u; print([m for m in {heavy} if u.find_spec(m)])"
     assert check(core.run("python", "-c", code, cwd=tmp_path)).out == "[]\n"
+    for command in (("--version",), ("help", "configuration"), ("--help",)):
+        check(core.run("bsfg", *command, cwd=tmp_path))
+    outcome = core.run("bsfg", "verify", "data", cwd=tmp_path)
+    assert outcome.err.startswith("error[extra_missing]: bsfg verify needs ")
+    assert "'bsfg[log]'" in outcome.err
+
+
+LIGHT = """
+import json, sys, time
+began = time.process_time()
+from bsfg import Entry, Fact, GapRecord, LightConsumer, LightNode, LightProducer
+seconds = time.process_time() - began
+print(json.dumps([seconds, sorted(name for name in sys.modules if name.startswith("bsfg.")), sorted(sys.modules)]))
+"""
+
+
+def test_the_light_client_is_light(core: Environment, wheel: Path, tmp_path: Path) -> None:
+    """`pip install bsfg` takes at most 120 MB, and a producer and a consumer are imported within 0.3 s."""
+    own = [info.file_size for info in ZipFile(wheel).infolist()]
+    # What Python compiles of a module is about as large as its source.
+    sizes = {"bsfg": 2 * sum(own)} | {name: installed_bytes(there) for name, there in required(wheel, ()).items()}
+    assert sum(sizes.values()) <= 120e6, sizes
+    outcomes = [json.loads(check(core.run("python", "-c", LIGHT, cwd=tmp_path)).out) for _ in range(5)]
+    assert min(seconds for seconds, _, _ in outcomes) <= 0.3
+    _, ours, loaded = outcomes[0]
+    assert not {"grpc", "numpy", "pyarrow", "pyspark", "rich", "starlette", "typer"} & set(loaded)
+    assert not [name for name in ours if name.startswith(("bsfg.node", "bsfg.wire", "bsfg.config", "bsfg.journey"))]
+
+
+def test_the_light_client_works_alone(core: Environment, full: Environment, tmp_path: Path) -> None:
+    """With nothing but `pip install bsfg` a program says facts to a node of another installation, and takes them."""
+    port, http_port = free_port(), free_port()
+    config = PLAINTEXT.format(port=port).replace("http_enabled = false", f'http = "127.0.0.1:{http_port}"')
+    (tmp_path / "zone.toml").write_text(config)
+    code = f"""
+from bsfg import Fact, LightConsumer, LightProducer
+with LightProducer("127.0.0.1:{http_port}", stream="operational", to_zone="plant", outbox="outbox") as producer:
+    producer.send(Fact.of("batch:B1", "said", {{"v": 1.5}}), message_id="a")
+    producer.drain(30)
+with LightConsumer("trial", "127.0.0.1:{http_port}") as consumer:
+    print([(entry.key.message_id, entry.message.fact.value()) for entry in consumer.entries(idle_seconds=0)])
+"""
+    with (tmp_path / "log").open("wb") as log:
+        node = subprocess.Popen(
+            [full.folder / "bin" / "bsfg", "node"], cwd=tmp_path, stderr=log, env=clean_environment(full.folder)
+        )
+    try:
+        check(full.run("bsfg", "status", "--wait", "60", cwd=tmp_path))
+        made = full.run(
+            "bsfg", "consumers", "add", "trial", "--stream", "operational", "--buffer", "store", cwd=tmp_path
+        )
+        assert made.code == 0, made
+        assert check(core.run("python", "-c", code, cwd=tmp_path)).out == "[('a', {'v': 1.5})]\n"
+    finally:
+        node.terminate()
+        assert node.wait(30) == 0, (tmp_path / "log").read_text()
 
 
 @pytest.mark.parametrize(
@@ -107,26 +165,26 @@ def test_the_core_has_nothing_but_its_own(core: Environment, tmp_path: Path) -> 
     ],
     ids=lambda command: command[0],
 )
-def test_a_missing_extra_is_named(core: Environment, tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_a_missing_extra_is_named(local: Environment, tmp_path: Path, command: tuple[str, ...]) -> None:
     """A command of the node says which extra it needs and how to get it, in two lines or as JSON."""
     (tmp_path / "facts.jsonl").touch()
-    check(core.run("bsfg", "init", "lab", "--zone", "lab", cwd=tmp_path))
-    outcome = core.run("bsfg", *command, cwd=tmp_path)
+    check(local.run("bsfg", "init", "lab", "--zone", "lab", cwd=tmp_path))
+    outcome = local.run("bsfg", *command, cwd=tmp_path)
     assert outcome.code == 1, outcome
     first, second = outcome.err.splitlines()
     assert first.startswith(f"error[extra_missing]: bsfg {command[0]} needs ")
     assert second == "hint: pip install 'bsfg[node]'"
 
 
-def test_a_missing_extra_in_a_program(core: Environment, tmp_path: Path) -> None:
+def test_a_missing_extra_in_a_program(local: Environment, tmp_path: Path) -> None:
     """A program that imports a producer without the extra is told how to get it."""
-    outcome = core.run("python", "-c", "from bsfg import Producer", cwd=tmp_path)
+    outcome = local.run("python", "-c", "from bsfg import Producer", cwd=tmp_path)
     # Which of the two is missed first is a matter of the order of imports.
     assert outcome.err.splitlines()[-1] in [
         f"ImportError: bsfg.Producer needs {module}, which is not installed; pip install 'bsfg[node]'"
         for module in ("grpc", "protobuf")
     ]
-    assert core.run("bsfg", "doctor", "--config", "zone.toml", cwd=tmp_path).code == 1
+    assert local.run("bsfg", "doctor", "--config", "zone.toml", cwd=tmp_path).code == 1
 
 
 def test_shells_complete_the_installed_command(core: Environment, tmp_path: Path) -> None:

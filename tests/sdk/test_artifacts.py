@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,16 @@ from bsfg import (
     Message,
     Producer,
 )
-from bsfg.errors import ArtifactMissing, ArtifactTooLarge, DigestMismatch, FileExists, InvalidArgument, StorageReadOnly
+from bsfg.artifacts import Begun
+from bsfg.errors import (
+    ArtifactMissing,
+    ArtifactTooLarge,
+    DigestMismatch,
+    FileExists,
+    InvalidArgument,
+    PeerUnreachable,
+    StorageReadOnly,
+)
 from bsfg.ports import ConsumerSpec
 from bsfg.sdk.artifacts import PartFile, Wanted
 from bsfg.testing.facts import message
@@ -165,3 +175,108 @@ def test_a_file_appears_only_when_it_is_whole(tmp_path: Path) -> None:
         file.write(b"half")
         raise ZeroDivisionError
     assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == {"report.pdf": b"before"}
+
+
+async def test_a_download_goes_on_where_it_broke_off(sites: Sites, tmp_path: Path) -> None:
+    """What came stays, and only what follows is fetched; a beginning that is not right is noticed and dropped."""
+    site = await sites()
+    entry = await received(site)
+    begun, path = CONTENT[:1_200_000], tmp_path / "B1.pdf"
+    part = tmp_path / f"B1.pdf.{DIGEST[7:19]}.part"
+    asked = list[int]()
+    async with AsyncArtifactClient(site.grpc_address) as artifacts:
+        part.write_bytes(begun)
+        get = artifacts._get
+
+        async def counted(digest: str, begun: Begun | None) -> AsyncGenerator[bytes, None]:
+            asked.append(0)
+            async for piece in get(digest, begun):
+                asked[-1] += len(piece)
+                yield piece
+
+        artifacts._get = counted
+        assert (await artifacts.download(entry, path, resume=True)).read_bytes() == CONTENT
+        assert asked == [len(CONTENT) - len(begun)]
+        assert not part.exists()
+        # All of it came, and the program ended before it was given its name.
+        part.write_bytes(CONTENT)
+        assert (await artifacts.download(entry, path, resume=True, overwrite=True)).read_bytes() == CONTENT
+        assert asked[1:] == [0]
+        for wrong in (b"x" * 100, CONTENT + b"x"):
+            part.write_bytes(wrong)
+            with pytest.raises(DigestMismatch):
+                await artifacts.download(entry, path, resume=True, overwrite=True)
+            assert not part.exists()
+            assert path.read_bytes() == CONTENT
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.write_bytes(b"kept")
+        part.symlink_to(elsewhere)
+        with pytest.raises(StorageReadOnly):
+            await artifacts.download(entry, path, resume=True, overwrite=True)
+        assert elsewhere.read_bytes() == b"kept"
+
+
+def test_a_download_outlives_the_node(zone: Zone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node is killed in the middle and started again: the download goes on by itself; without patience it ends."""
+    with Producer(endpoint(zone), **ADDRESSED) as producer:  # type: ignore[arg-type]
+        reference = producer.upload("reports", "B1.pdf", CONTENT)
+        producer.append(Fact("batch:B1", "reported", b"{}", reference), message_id="a")
+    with ArtifactClient(endpoint(zone, "consumer")) as artifacts:
+        fetched = list[int]()
+        get = artifacts._get
+
+        def breaking(digest: str, begun: Begun | None) -> Iterator[bytes]:
+            fetched.append(0)
+            for piece in get(digest, begun):
+                if len(fetched) == 1 and fetched[0] > 500_000:
+                    zone.kill()
+                    zone.start()
+                    raise PeerUnreachable("the node was killed")
+                fetched[-1] += len(piece)
+                yield piece
+
+        artifacts._get = breaking
+        path = artifacts.download(DIGEST, tmp_path / "a", resume=True)
+        assert path.read_bytes() == CONTENT
+        assert sum(fetched) == len(CONTENT) and len(fetched) > 1
+        zone.kill()
+        monkeypatch.setattr("bsfg.sdk.artifacts.PATIENCE_SECONDS", 0.2)
+        with pytest.raises(PeerUnreachable):
+            artifacts.download(DIGEST, tmp_path / "b", resume=True)
+        assert not list(tmp_path.glob("b*"))
+        (tmp_path / f"b.{DIGEST[7:19]}.part").write_bytes(CONTENT[:10])
+        with pytest.raises(PeerUnreachable):
+            artifacts.download(DIGEST, tmp_path / "b", resume=True)
+        assert [each.name for each in tmp_path.glob("b*")] == [f"b.{DIGEST[7:19]}.part"]
+
+
+def test_a_copy_from_a_folder_goes_on(zone: Zone, tmp_path: Path) -> None:
+    """A local reader resumes as well, and sees when what was begun is something else."""
+    with Producer(endpoint(zone), **ADDRESSED) as producer:  # type: ignore[arg-type]
+        producer.upload("reports", "B1.pdf", CONTENT)
+    reader, part = LocalReader(zone.data, buffer=Buffer.STORE), tmp_path / f"copy.{DIGEST[7:19]}.part"
+    part.write_bytes(CONTENT[:1_500_000])
+    assert reader.artifacts.download(DIGEST, tmp_path / "copy", resume=True).read_bytes() == CONTENT
+    for wrong in (b"x" * 100, b"x" * 1_500_000, CONTENT + b"x"):
+        part.write_bytes(wrong)
+        with pytest.raises(DigestMismatch):
+            reader.artifacts.download(DIGEST, tmp_path / "copy", resume=True, overwrite=True)
+        assert not part.exists()
+
+
+async def test_the_artifacts_of_a_stream_are_listed(sites: Sites, tmp_path: Path) -> None:
+    """Facts that refer to an artifact are listed in their order and lead to their content; others are not."""
+    site = await sites()
+    await received(site)
+    async with AsyncProducer(site.grpc_address, **ADDRESSED) as producer:  # type: ignore[arg-type]
+        await producer.append(Fact("batch:B2", "started"), message_id="b")
+        own = await producer.upload("reports", "B2.pdf", OWN)
+        await producer.append(Fact("batch:B2", "reported", b"{}", own), message_id="c")
+    async with AsyncArtifactClient(site.grpc_address) as artifacts:
+        listed = [entry async for entry in artifacts.list("operational", buffer=Buffer.STORE)]
+        assert [(entry.offset, entry.key.message_id) for entry in listed] == [(0, "a"), (2, "c")]
+        assert [await artifacts.read(entry) for entry in listed] == [CONTENT, OWN]
+        assert [entry async for entry in artifacts.list("operational")] == []
+    with ArtifactClient(site.grpc_address) as blocking:
+        found = await asyncio.to_thread(lambda: list(blocking.list("operational", buffer=Buffer.STORE)))
+        assert found == listed

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from bsfg.batch import PIECE_BYTES
 from bsfg.errors import BsfgError
 from bsfg.sdk.consumer import AsyncConsumer, Consumer
 from bsfg.sdk.consuming import ConsumerOptions, ConsumerSettings
-from bsfg.sdk.core import DEADLINE_SECONDS, PIECE_BYTES, ProducerOptions, ProducerSettings
+from bsfg.sdk.core import DEADLINE_SECONDS, ProducerOptions, ProducerSettings
 from bsfg.sdk.futures import FactFuture
 from bsfg.sdk.local import LocalReader
 from bsfg.sdk.producer import AsyncProducer, Producer

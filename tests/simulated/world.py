@@ -18,6 +18,7 @@ from tests.simulated.clockwork import LIFE, Incarnation, LoopWorkers, VirtualClo
 
 from bsfg.config import Link, parse
 from bsfg.errors import BsfgError, PeerUnreachable
+from bsfg.filters import EVERY_FACT, FactFilter
 from bsfg.journey.link import Fetched, FetchRequest, Refusal
 from bsfg.node.administration import Administration
 from bsfg.node.metrics import Metrics
@@ -177,15 +178,21 @@ class SimulatedClient:
         return await self._call(lambda node: node.service.confirm(self._me, consumer, confirmation, refusals))
 
     async def read_offsets(
-        self, stream: str, first: int, end: int, *, buffer: Buffer, carry_only: Sequence[str] = ()
+        self,
+        stream: str,
+        first: int,
+        end: int,
+        *,
+        buffer: Buffer,
+        carry_only: Sequence[str] = (),
+        filter: FactFilter = EVERY_FACT,
     ) -> AsyncIterator[Frame]:
         """Read a range, all of it in one answer."""
 
         async def read(node: SimulatedNode) -> list[Frame]:
             only = frozenset(carry_only) or None
-            reading = await node.service.read_offsets(
-                self._me, stream, buffer, first, end, max_facts=1_000, carry_only=only
-            )
+            wanted = FetchRequest(max_facts=1_000, filter=filter)
+            reading = await node.service.read_offsets(self._me, stream, buffer, first, end, wanted, only)
             return [frame async for frame in reading.frames]
 
         for frame in await self._call(read):
@@ -230,7 +237,7 @@ class SimulatedNode(Node):
     def _follow_files(self, watched: object) -> None:
         pass
 
-    def _connect(self, link: Link, watched: object) -> tuple[Any, None]:
+    def _connect(self, link: Link, watched: object, held: object) -> tuple[Any, None]:
         machine = self._machine
         return SimulatedClient(machine.network, machine.name, machine.others[link.zone]), None
 

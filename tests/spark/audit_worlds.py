@@ -85,6 +85,7 @@ def plan(inbound: Inbound, **changes: Any) -> AuditedStream:
         frozenset(link.carriage.to_zones or ()),
         relayed=link.buffer == Buffer.FORWARD,
         range_facts=RANGE_FACTS,
+        asked=link.carriage.asked,
     )
     return replace(found, **changes)
 

@@ -13,11 +13,12 @@ from typing import Any
 import orjson
 import pyarrow as pa
 import pyarrow.dataset as ds
+from deltalake import DeltaTable
 from tests.spark.nodes import SparkZone
 
 from bsfg.fact import Entry
 from bsfg.spark.calls import NodeAccess
-from bsfg.spark.land.state import GAPS, LandSettings
+from bsfg.spark.land.state import GAPS, LATEST, By, LandSettings
 from bsfg.testing.disk import SimulatedDisk
 from bsfg.testing.durability import Folder, NameChange
 
@@ -82,10 +83,32 @@ class SimulatedLandingDisk(SimulatedDisk):
             folder.change(NameChange({name: None}))
 
 
-def seen_offsets(out: Path) -> list[int]:
+def seen_offsets(out: Path, format: str = "parquet") -> list[int]:
     """Give the offsets that a plain reader of a landing folder sees, sorted."""
+    found = read(out, format, ["offset"])
+    return [] if found is None else sorted(found.column("offset").to_pylist())
+
+
+def read(out: Path, format: str, columns: list[str] | None = None) -> pa.Table | None:
+    """Read a table as a plain reader does; None when nothing is there yet."""
+    if format == "delta":
+        return DeltaTable(out).to_pyarrow_table(columns=columns) if DeltaTable.is_deltatable(str(out)) else None
     found = ds.dataset(out, format="parquet", partitioning="hive")
-    return sorted(found.to_table(columns=["offset"]).column("offset").to_pylist()) if found.files else []
+    return found.to_table(columns=columns) if found.files else None
+
+
+def check_latest(out: Path, format: str) -> None:
+    """Hold the table of newest facts against all facts that were landed."""
+    every, latest = read(out, format), read(out / LATEST, format)
+    assert every is not None
+    assert latest is not None
+    newest: dict[tuple[str, str], int] = {}
+    for row in every.select(["subject", "predicate", "offset"]).to_pylist():
+        key = row["subject"], row["predicate"]
+        newest[key] = max(newest.get(key, -1), row["offset"])
+    found = latest.select(["subject", "predicate", "offset"]).to_pylist()
+    assert {(row["subject"], row["predicate"]): row["offset"] for row in found} == newest
+    assert len(found) == len(newest)
 
 
 def gap_offsets(out: Path) -> list[int]:
@@ -103,7 +126,7 @@ def settings(zone: SparkZone, out: Path, stream: str = "operational", **more: An
     """Give the settings of a landing of a zone's buffer; without compaction unless it is asked for."""
     given = zone.options(stream)
     access = NodeAccess(given["address"], given["ca"], given["cert"], given["key"], given["serverName"])
-    return LandSettings(out, access, stream, **{"compact": False, "retry_seconds": 20.0, **more})
+    return LandSettings(out, access, stream, **{"compact": False, "retry_seconds": 20.0, "by": By.PRODUCED_AT, **more})
 
 
 def table(out: Path) -> pa.Table:

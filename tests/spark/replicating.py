@@ -1,4 +1,4 @@
-"""`bsfg pipeline replicate` as a process, and what it must have achieved."""
+"""`bsfg pipeline replicate` or `run` as a process, and what it must have achieved."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ class Pipeline:
 
     zone: Zone
     arguments: Sequence[str] = ()
+    job: str = "replicate"
     process: subprocess.Popen[bytes] = field(init=False)
     states: list[dict[str, Any]] = field(default_factory=list)
     _reader: threading.Thread = field(init=False)
 
     def __post_init__(self) -> None:
-        command = [sys.executable, "-m", "bsfg.cli", "pipeline", "replicate", "--json"]
+        command = [sys.executable, "-m", "bsfg.cli", "pipeline", self.job, "--json"]
         command += ["-c", str(self.zone.folder / "zone.toml"), *self.arguments]
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, start_new_session=True)
@@ -60,9 +61,14 @@ class Pipeline:
         """The last states of all its links by their names."""
         return {each["link"]: each for each in self.states[-1]["links"]} if self.states else {}
 
+    @property
+    def pipelines(self) -> dict[str, dict[str, Any]]:
+        """The last states of all pipelines of a `run` by their names."""
+        return {each["name"]: each for each in self.states[-1]["pipelines"]} if self.states else {}
+
     def until(self, condition: Callable[[], object], what: str = "") -> None:
         """Wait until something holds while the pipeline runs."""
-        wait_until(condition, what or f"{self.link}", lambda: self.process.poll() is None, self.log_path)
+        wait_until(condition, what or f"{self.states[-1:]}", lambda: self.process.poll() is None, self.log_path)
 
     def until_moving(self) -> None:
         """Wait until it has the leases of all its links."""

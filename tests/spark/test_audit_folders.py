@@ -30,6 +30,7 @@ from tests.spark.audit_worlds import (
 from bsfg import gapbook
 from bsfg.batch import FactBatch
 from bsfg.columns import FACT_SCHEMA
+from bsfg.filters import FactFilter
 from bsfg.journey.link import Carriage, FetchRequest
 from bsfg.ports import Buffer, GapRecord
 from bsfg.retention import GapReason, Overflow, Policy
@@ -690,12 +691,16 @@ def test_what_is_let_go_while_it_is_read_is_no_loss(tmp_path: Path, side: str) -
 # What a link leaves out.
 
 
-async def left_out_world(root: Path, count: int, let_go: int = 0) -> Inbound:
+BY_ZONE = Carriage(frozenset({"enterprise"}), "enterprise")
+BY_FILTER = Carriage(receiver_zone="enterprise", asked=FactFilter(subjects=("asset:press-*",)))
+
+
+async def left_out_world(root: Path, count: int, let_go: int = 0, carriage: Carriage = BY_ZONE) -> Inbound:
     """Make a link that leaves out every other fact, and let its sender let go some."""
     plant, enterprise = FolderZone("plant-a", root), FolderZone("enterprise", root)
-    inbound = await linked(plant, enterprise, carriage=Carriage(frozenset({"enterprise"}), "enterprise"))
-    zones = ("enterprise", "lab")
-    facts = [message(f"id-{at}", at, from_zone="plant-a", to_zone=zones[at % 2]) for at in range(count)]
+    inbound = await linked(plant, enterprise, carriage=carriage)
+    others: list[dict[str, str]] = [{"subject": "asset:press-1"}, {"to_zone": "lab", "subject": "asset:oven-1"}]
+    facts = [message(f"id-{at}", at, from_zone="plant-a", **others[at % 2]) for at in range(count)]
     for at in range(0, count, 100):
         await plant.say(0, facts=facts[at : at + 100])
     await inbound.pull_all()
@@ -713,15 +718,16 @@ def fold_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("let_go", [0, 600])
 @pytest.mark.parametrize("knows", [True, False], ids=["who knows what is carried", "who does not"])
 @pytest.mark.parametrize("folded", [False, True], ids=["exact", "folded"])
+@pytest.mark.parametrize("carriage", [BY_ZONE, BY_FILTER], ids=["by zone", "by filter"])
 def test_what_was_left_out_is_no_loss_however_it_is_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folded: bool, knows: bool, let_go: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, carriage: Carriage, folded: bool, knows: bool, let_go: int
 ) -> None:
     """Nobody is accused for what a link left out; a fact that it carried and that is gone is found all the same."""
     if folded:
         fold_soon(monkeypatch)
-    inbound = asyncio.run(left_out_world(tmp_path, 1_000, let_go))
+    inbound = asyncio.run(left_out_world(tmp_path, 1_000, let_go, carriage))
     found = plan(inbound)
-    found = found if knows else replace(found, carry_only=frozenset())
+    found = found if knows else replace(found, carry_only=frozenset(), asked=FactFilter())
     assert isinstance(found.receiver, FolderEnd)
     gaps = found.receiver.evidence().gaps
     assert sum(gap.offsets for gap in gaps) == 500 and any(gap.count is not None for gap in gaps) == folded

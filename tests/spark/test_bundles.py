@@ -187,7 +187,8 @@ def test_streams_that_start_together_share_no_source(tmp_path: Path, monkeypatch
     spark, head = Streams(), Fetched("log", 0, 10, b"")
     monkeypatch.setattr(replay, "calls", lambda: SimpleNamespace(run=lambda work: work.close() or head))
     to: Any = SimpleNamespace(options=lambda prefix="": {})
-    plan: Any = SimpleNamespace(name="one", peer=to, own=to, buffer="store", link=SimpleNamespace(carry_only=()))
+    carried = SimpleNamespace(carry_only=(), subjects=(), predicates=())
+    plan: Any = SimpleNamespace(name="one", peer=to, own=to, buffer="store", link=carried)
     for stream in ("s", "t"):
         of: Any = SimpleNamespace(stream=stream, consumer="c")
         assert replay.start_replay(spark, plan, of, "lease", tmp_path / "r") is not None  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ from bsfg.ports import Buffer, Confirmation, ConsumerSpec
 from bsfg.spark.calls import NodeAccess
 from bsfg.spark.land import lander as lander_module
 from bsfg.spark.land.lander import Interrupted, Lander, land_available, landing
-from bsfg.spark.land.state import STATE, Landed, LandSettings
+from bsfg.spark.land.state import STATE, By, Landed, LandSettings, TableFormat
 from bsfg.spark.options import position
 from bsfg.stores.log.storage import LogStorage
 from bsfg.testing.clock import START_UNIX_MS
@@ -158,7 +158,7 @@ def test_gaps_of_other_zones_are_listed_too(spark: SparkSession, tmp_path: Path,
     files = enterprise.files("enterprise-consumer")
     access = NodeAccess.of(f"127.0.0.1:{enterprise.port}", files, "enterprise-bsfg")
     out = tmp_path / "lake"
-    given = LandSettings(out, access, "lossy", "forward", consumer="app-lake", compact=False)
+    given = LandSettings(out, access, "lossy", "forward", By.PRODUCED_AT, consumer="app-lake", compact=False)
     land_available(spark, given)
     lines = [orjson.loads(line) for line in (out / "_gaps.jsonl").read_bytes().splitlines()]
     assert {line["origin_zone"] for line in lines} == {"plant-a"}
@@ -235,10 +235,11 @@ def test_a_folder_keeps_its_shape(spark: SparkSession, plant: SparkZone, tmp_pat
     plant.create_consumer("app-lossy", "lossy")
     given = settings(plant, out)
     land_available(spark, given)
-    for found in ({"stream": "lossy"}, {"buffer": "forward"}, {"by": "appended_at"}):
-        error = refused(spark, replace(given, **found))  # type: ignore[arg-type]
+    others = ({"stream": "lossy"}, {"buffer": "forward"}, {"by": By.APPENDED_AT}, {"format": TableFormat.DELTA})
+    for found in (*others, {"partition_by": ("date",)}):
+        error = refused(spark, replace(given, **found))
         assert isinstance(error, InvalidArgument)
-        assert f"was made with --{next(iter(found))}" in error.message
+        assert f"was made with --{next(iter(found)).replace('_', '-')}" in error.message
     assert "reads another buffer" in refused(spark, replace(given, consumer="app-lossy")).message
     assert isinstance(refused(spark, replace(given, consumer="theirs")), PermissionRefused)
     assert (

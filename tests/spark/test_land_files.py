@@ -24,7 +24,8 @@ from bsfg.fact import Envelope, Fact, Message
 from bsfg.ports import Frame, GapRecord
 from bsfg.retention import GapReason
 from bsfg.spark.calls import BufferSource, NodeAccess
-from bsfg.spark.land.folder import Batch, LandingFolder, LocalDisk, Staged
+from bsfg.spark.land.folder import Batch, LandingFolder, Replacement, Staged
+from bsfg.spark.land.places import LocalDisk
 from bsfg.spark.land.staging import (
     MANY_FILES,
     OPEN_FILES_MAX,
@@ -34,22 +35,11 @@ from bsfg.spark.land.staging import (
     Stager,
     StagingWork,
     merge,
-    partitions,
     plan,
     small_files,
     stage,
 )
-from bsfg.spark.land.state import (
-    EMPTY,
-    LANDED_SCHEMA,
-    By,
-    LandedOrigin,
-    Partition,
-    escaped,
-    file_name,
-    file_range,
-    folder_of,
-)
+from bsfg.spark.land.state import EMPTY, By, LandedOrigin, Partition, Shape, escaped, file_name, file_range, folder_of
 from bsfg.testing.clock import START_UNIX_MS
 from bsfg.testing.facts import messages
 
@@ -58,6 +48,7 @@ if TYPE_CHECKING:
 
 LOG_ID = "ab" * 16
 DAY_MS = 86_400_000
+PRODUCED = Shape(By.PRODUCED_AT)
 HOSTILE = [
     "../../etc/passwd",
     "a/b",
@@ -127,7 +118,7 @@ def work(root: Path, facts: list[Message], **more: Any) -> StagingWork:
     source = Facts(NodeAccess("localhost:1"), "operational", "store", 0.0, entries=entries_of(facts))
     run = "_bsfg/staging/run"
     (root / run).mkdir(parents=True, exist_ok=True)
-    return replace(StagingWork(source, LOG_ID, By.PRODUCED_AT, str(root), run, 1 << 40), **more)
+    return replace(StagingWork(source, LOG_ID, PRODUCED, str(root), run, 1 << 40), **more)
 
 
 def place(root: Path, files: list[Staged], sequence: int = 1) -> None:
@@ -154,13 +145,13 @@ def test_facts_are_landed_as_they_are(tmp_path: Path) -> None:
     assert set(found.column("log_id").to_pylist()) == {LOG_ID}
     assert receipt.tail == (len(facts) - 1, bytes(32).hex())
     assert sum(file.facts for file in receipt.files) == len(facts)
-    assert [column for column in found.schema.names if column not in LANDED_SCHEMA.names] == ["date", "predicate"]
+    assert [column for column in found.schema.names if column not in PRODUCED.schema.names] == ["date", "predicate"]
 
 
 def test_the_other_time_can_give_the_date(tmp_path: Path) -> None:
     """By appended_at, the date is the one on which the fact became durable."""
     facts = predicates("door_opened", count=20, days=4)
-    receipt = stage(work(tmp_path, facts, by=By.APPENDED_AT), 0, 20, lambda done: None)
+    receipt = stage(work(tmp_path, facts, shape=Shape()), 0, 20, lambda done: None)
     place(tmp_path, receipt.files)
     assert len(receipt.files) == 1
     check_same(table(tmp_path).to_pylist(), entries_of(facts).to_entries(), by="appended_at")
@@ -299,13 +290,16 @@ def compact(folder: LandingFolder, root: Path, file_size_bytes: int) -> int:
     """Merge everything that could be one file, and tell how many merges that took."""
     merges = [
         each
-        for partition in partitions(folder.disk)
+        for partition in folder.places.partitions()
         for each in plan(
-            partition, small_files(folder.disk, partition, file_size_bytes), file_size_bytes, thorough=True
+            partition,
+            small_files(folder.disk, partition, folder.places.names(partition), file_size_bytes),
+            file_size_bytes,
+            thorough=True,
         )
     ]
     for each in merges:
-        folder.replace(each.partition, [merge(root, folder.run, each)], each.names)
+        folder.replace([Replacement(merge(root, folder.run, folder.state.origin.shape, each), each.names)])
     return len(merges)
 
 
@@ -329,18 +323,18 @@ def test_merging_changes_no_fact(tmp_path: Path) -> None:
 def test_what_is_not_ours_is_not_merged(tmp_path: Path) -> None:
     """A file that only looks like a landed one is found out before anything is replaced."""
     folder = landed(tmp_path, predicates("door_opened", count=100), 4)
-    [partition] = partitions(folder.disk)
+    [partition] = folder.places.partitions()
     stranger = file_name(0, 1, 99)
     pq.write_table(pa.table({"offset": [0, 1]}), tmp_path / partition / stranger)
-    names = [small.name for small in small_files(folder.disk, partition, 1 << 30)]
+    names = [small.name for small in small_files(folder.disk, partition, folder.places.names(partition), 1 << 30)]
     assert stranger in names
     with pytest.raises(NotOurs, match=stranger):
-        merge(tmp_path, folder.run, Merge(partition, names, 1))
-    moved = Partition("2020-01-01", "door_opened").path
+        merge(tmp_path, folder.run, PRODUCED, Merge(partition, names, 1))
+    moved = Partition.of({"date": "2020-01-01", "predicate": "door_opened"}).path
     (tmp_path / moved).mkdir(parents=True)
     (tmp_path / partition / names[1]).rename(tmp_path / moved / names[1])
     with pytest.raises(NotOurs):
-        merge(tmp_path, folder.run, Merge(moved, [names[1]], 1))
+        merge(tmp_path, folder.run, PRODUCED, Merge(moved, [names[1]], 1))
     folder.close()
 
 

@@ -23,14 +23,17 @@ from bsfg.errors import (
     OutcomeUnknown,
     StorageFailed,
 )
-from bsfg.spark.land.folder import Batch, LandingFolder, Staged
-from bsfg.spark.land.staging import Merge, partitions, plan, small_files
+from bsfg.spark.land.folder import Batch, LandingFolder, Replacement, Staged
+from bsfg.spark.land.staging import Merge, plan, small_files
 from bsfg.spark.land.state import GAPS, STATE, LandedOrigin, Partition, file_range
 from bsfg.testing.disk import PowerLoss, SimulatedDisk
 
 ORIGIN = LandedOrigin("operational", "store", "ab" * 16, "produced_at")
 FILE_SIZE_BYTES = 160
-HOT, COLD = Partition("2026-03-01", "temperature_measured").path, Partition("2026-03-02", "door_opened").path
+HOT, COLD = (
+    Partition.of({"date": date, "predicate": predicate}).path
+    for date, predicate in (("2026-03-01", "temperature_measured"), ("2026-03-02", "door_opened"))
+)
 
 
 def stage(folder: LandingFolder, partition: str, offsets: list[int], name: str) -> Staged:
@@ -64,13 +67,13 @@ def merge(folder: LandingFolder, work: Merge) -> None:
         offset for name in work.names for offset in orjson.loads(bytes(folder.disk.read(f"{work.partition}/{name}")))
     )
     merged = stage(folder, work.partition, offsets, f"merged-{folder.state.sequence}")
-    folder.replace(work.partition, [merged], work.names)
+    folder.replace([Replacement(merged, work.names)])
 
 
 def compact(folder: LandingFolder, *, thorough: bool) -> None:
     """Merge what is worth it."""
-    for partition in partitions(folder.disk):
-        found = small_files(folder.disk, partition, FILE_SIZE_BYTES)
+    for partition in folder.places.partitions():
+        found = small_files(folder.disk, partition, folder.places.names(partition), FILE_SIZE_BYTES)
         for work in plan(partition, found, FILE_SIZE_BYTES, thorough=thorough):
             merge(folder, work)
 
@@ -302,7 +305,7 @@ def test_a_folder_of_somebody_else_is_refused() -> None:
         (b"[]", LandingDamaged),
         (b'{"format": 1}', LandingDamaged),
         (b'{"format": 1, "pending": null, "origin": {}, "start": 0}', LandingDamaged),
-        (b'{"format": 2}', FormatUnsupported),
+        (b'{"format": 3}', FormatUnsupported),
     ],
 )
 def test_a_state_that_is_none_is_refused(content: bytes, error: type[BsfgError]) -> None:

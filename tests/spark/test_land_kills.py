@@ -16,9 +16,8 @@ from random import Random
 
 import orjson
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pytest
-from tests.spark.landing import check_same, gap_offsets, seen_offsets, table
+from tests.spark.landing import check_latest, check_same, gap_offsets, seen_offsets, table
 from tests.spark.landing_process import is_missing
 from tests.spark.nodes import SparkZone, facts
 
@@ -35,10 +34,10 @@ JVM = "org.apache.spark.deploy.SparkSubmit"
 # Without Spark: the folder alone, many kills.
 
 
-def start(out: Path, end: int, seed: object) -> subprocess.Popen[bytes]:
+def start(out: Path, end: int, seed: object, format: str) -> subprocess.Popen[bytes]:
     """Start a process that lands."""
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.spark.landing_process", str(out), str(end), str(seed)],
+        [sys.executable, "-m", "tests.spark.landing_process", str(out), str(end), str(seed), format],
         cwd=ROOT,
         stdout=subprocess.PIPE,
     )
@@ -47,8 +46,8 @@ def start(out: Path, end: int, seed: object) -> subprocess.Popen[bytes]:
 class Reader:
     """A plain reader of the folder, again and again; what it saw that it should not have seen."""
 
-    def __init__(self, out: Path) -> None:
-        self.out, self.reads, self.lost_files = out, 0, 0
+    def __init__(self, out: Path, format: str) -> None:
+        self.out, self.format, self.reads, self.lost_files = out, format, 0, 0
         self.wrong: list[str] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -57,9 +56,8 @@ class Reader:
         least = 0
         while not self._stop.is_set():
             try:
-                found = ds.dataset(self.out, format="parquet", partitioning="hive")
-                offsets = found.to_table(columns=["offset"]).column("offset").to_pylist() if found.files else []
-            except (FileNotFoundError, pa.ArrowInvalid) as error:
+                offsets = seen_offsets(self.out, self.format)
+            except (FileNotFoundError, pa.ArrowInvalid, OSError) as error:
                 # The list of files was made before a partition was exchanged. That is an error, never a wrong answer.
                 assert "No such file" in str(error) or "not found" in str(error).lower(), error
                 self.lost_files += 1
@@ -82,15 +80,18 @@ class Reader:
 
 
 @pytest.mark.soak
-def test_a_landing_that_is_killed_again_and_again(tmp_path: Path, soak_size: Callable[[int, int], int]) -> None:
+@pytest.mark.parametrize("format", ["parquet", "delta"])
+def test_a_landing_that_is_killed_again_and_again(
+    tmp_path: Path, soak_size: Callable[[int, int], int], format: str
+) -> None:
     """However often the process is killed, every fact is landed once, and a reader sees none twice and none vanish."""
     out, random = tmp_path / "lake", Random(11)
-    kills, end = soak_size(12, 300), soak_size(12, 300) * 400
+    kills, end = soak_size(7, 300), soak_size(7, 300) * 400
     out.mkdir()
-    reader = Reader(out)
+    reader = Reader(out, format)
     with reader.reading():
         for kill in range(kills):
-            process = start(out, end, kill)
+            process = start(out, end, kill, format)
             assert process.stdout is not None
             for _ in range(random.randrange(1, 6)):
                 process.stdout.readline()
@@ -98,12 +99,13 @@ def test_a_landing_that_is_killed_again_and_again(tmp_path: Path, soak_size: Cal
             process.kill()
             process.wait()
             process.stdout.close()
-        last = start(out, end, "last")
+        last = start(out, end, "last", format)
         assert last.communicate()[0] is not None
         assert last.returncode == 0
     expected = [offset for offset in range(end) if not is_missing(offset)]
-    assert seen_offsets(out) == expected
+    assert seen_offsets(out, format) == expected
     assert gap_offsets(out) == [offset for offset in range(end) if is_missing(offset)]
+    check_latest(out, format)
     assert not reader.wrong
     assert reader.reads > 3
     assert sorted(path.name for path in (out / "_bsfg").iterdir() if path.name != ".swap") == [
@@ -227,7 +229,7 @@ def test_every_process_may_be_killed(plant: SparkZone, tmp_path: Path, soak_size
             assert command.process.wait(60) != 0
             command.start()
             command.until_landed(produced)
-    check_same(table(tmp_path / "lake").to_pylist(), plant.entries(Buffer.STORE))
+    check_same(table(tmp_path / "lake").to_pylist(), plant.entries(Buffer.STORE), by="appended_at")
     assert gap_offsets(tmp_path / "lake") == []
     _ends_well(command)
 

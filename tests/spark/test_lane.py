@@ -18,7 +18,7 @@ from bsfg.journey.link import Refusal
 from bsfg.ports import Frame, GapRecord, Receipt, Result
 from bsfg.retention import GapReason
 from bsfg.spark import lane as lane_module
-from bsfg.spark.lane import OrderedSender, WriteSums, pieces, take_append, take_put
+from bsfg.spark.lane import OrderedSender, WriteSums, take_append, take_put
 from bsfg.spark.sink import FORGOTTEN_SECONDS, PartWriter, read_part, remove_forgotten, spool_folder
 from bsfg.testing.facts import batch, messages, sealed
 from bsfg.wire.service import PutOutcome
@@ -210,7 +210,7 @@ def test_what_became_of_frames_is_added_up() -> None:
 def test_batches_are_cut_into_small_pieces(count: int, max_bytes: int) -> None:
     """Pieces hold all facts in order, and none is larger than allowed unless it is a single fact."""
     facts = batch(count) if count else FactBatch.empty()
-    found = pieces(facts, max_bytes)
+    found = facts.pieces(max_bytes)
     assert [id for piece in found for id in piece.values("message_id")] == facts.values("message_id")
     assert all(len(piece) == 1 or piece.nbytes <= max_bytes for piece in found)
     assert all(len(piece) for piece in found)

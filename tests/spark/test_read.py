@@ -158,7 +158,7 @@ def test_errors_of_the_node_reach_the_user(spark: SparkSession, plant: SparkZone
     with pytest.raises(SPARK_ERRORS) as caught:
         plant.reader(spark, startOffsets=1).load()
     assert "did you mean startingOffsets?" in str(caught.value)
-    assert "The options of read and readStream are address, ca," in str(caught.value)
+    assert "The options of read and readStream are address, sources," in str(caught.value)
 
 
 def test_a_node_that_restarts_is_waited_for(spark: SparkSession, plant: SparkZone) -> None:

@@ -26,7 +26,7 @@ from bsfg.ports import Buffer
 
 pytestmark = [pytest.mark.campaign, pytest.mark.soak, pytest.mark.xdist_group("replicate-kills")]
 
-SHORT, LONG = 30, 300
+SHORT, LONG = 15, 300
 MANY_LINKS, MANY_SHORT = 20, 8
 BURST, TRICKLE = 60_000, 50
 VICTIMS = ("worker",) * 12 + ("sender",) * 6 + ("receiver",) * 6 + ("daemon",) * 4 + ("jvm", "command")

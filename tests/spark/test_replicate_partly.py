@@ -16,21 +16,30 @@ from tests.spark.test_replicate import CONSUMER, arrived, sent
 
 from bsfg.batch import FactBatch
 from bsfg.fact import ArtifactRef, Message
-from bsfg.journey.link import NOT_CARRIED
+from bsfg.journey.link import NOT_ASKED_FOR, NOT_CARRIED
 from bsfg.ports import Buffer
 from bsfg.retention import GapReason
 
 pytestmark = [pytest.mark.campaign, pytest.mark.xdist_group("replicate-once")]
 
 BACKLOG = 6_000
-PARTLY = 'carry_only = ["enterprise"]\nreconciliation_backlog = 1000\nfetch_wait = "1s"\nbatch_facts = 10\n'
+PARTLY = """carry_only = ["enterprise"]
+predicates = ["temperature_*"]
+reconciliation_backlog = 1000
+fetch_wait = "1s"
+batch_facts = 10
+"""
 
 
 def for_others(messages: list[Message]) -> list[Message]:
-    """Address every second fact to a zone that the link does not carry."""
-    return [
+    """Address every second fact to a zone that the link does not carry, and have every sixth say what it does not."""
+    others = [
         replace(each, envelope=replace(each.envelope, to_zone="lab")) if number % 2 else each
         for number, each in enumerate(messages)
+    ]
+    return [
+        each if number % 6 else replace(each, fact=replace(each.fact, predicate="seen"))
+        for number, each in enumerate(others)
     ]
 
 
@@ -49,7 +58,7 @@ def produce_bare(plant: SparkZone, content: bytes) -> ArtifactRef:
 
 
 def test_what_a_link_leaves_out_is_on_record_live_and_in_a_replay(zones: tuple[SparkZone, SparkZone]) -> None:
-    """Of interleaved facts the carried ones arrive in order, the others are one set of ranges, artifacts are there."""
+    """Of interleaved facts the carried ones arrive in order, the others are two sets of ranges, artifacts are there."""
     plant, enterprise = zones
     enterprise.links += PARTLY
     enterprise.restart()
@@ -71,10 +80,16 @@ def test_what_a_link_leaves_out_is_on_record_live_and_in_a_replay(zones: tuple[S
         pipeline.until(lambda: plant.committed(CONSUMER) == end - 1, "live facts")
     finally:
         pipeline.kill()
-    carried = {entry.offset for entry in plant.entries(Buffer.STORE) if entry.message.envelope.to_zone == "enterprise"}
+    carried = {
+        entry.offset
+        for entry in plant.entries(Buffer.STORE)
+        if entry.message.envelope.to_zone == "enterprise" and entry.message.fact.predicate != "seen"
+    }
     assert arrived(enterprise) == [each for each in sent(plant) if each[0] in carried]
     gaps = enterprise.gaps(Buffer.FORWARD)
-    assert {(gap.reason, gap.detail, gap.origin_zone) for gap in gaps} == {(GapReason.SKIPPED, NOT_CARRIED, "plant-a")}
+    assert {(gap.reason, gap.detail, gap.origin_zone) for gap in gaps} == {
+        (GapReason.SKIPPED, detail, "plant-a") for detail in (NOT_CARRIED, NOT_ASKED_FOR)
+    }
     assert covered(gaps) == set(range(end)) - carried
     for content, artifact in zip(contents, bare, strict=True):
         assert asyncio.run(download(enterprise, artifact)) == content

@@ -16,14 +16,12 @@ from tests.differential.jsonmodel import model
 
 from bsfg.canonical import (
     MAX_DEPTH,
-    MIN_ROWS,
     NotJson,
     canonicalize,
     canonicalize_all,
     canonicalize_value,
-    laid_out_like,
-    unproven,
 )
+from bsfg.layouts import MIN_ROWS, laid_out_like, unproven
 
 
 def outcome(data: bytes) -> bytes | None:

@@ -28,7 +28,7 @@ from bsfg.fact import Key
 from bsfg.gaps import GapRecord
 from bsfg.gate import Gate, Mode
 from bsfg.node import logs
-from bsfg.node.dashboard.dashboard import DashboardFiles
+from bsfg.node.dashboard.pages import DashboardFiles
 from bsfg.node.status import HealthFinding, HealthLevel
 from bsfg.ports import Buffer, Quarantined
 from bsfg.retention import GapReason

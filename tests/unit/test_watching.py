@@ -210,6 +210,31 @@ def test_a_required_consumer_that_does_not_come_is_missed() -> None:
     assert (world.alert("peer_absent"), world.mode("b", SENDER)) == (None, Mode.NORMAL)
 
 
+def test_two_nodes_with_one_certificate_are_noticed() -> None:
+    """A process that comes back after another has come is a second one; a restart, however often, is not."""
+    world = World()
+
+    def came(instance: str, address: str = "ipv4:10.0.0.1:4711") -> str | None:
+        world.board.instances.came("b.operational", instance, address, world.board.clock.monotonic_ms())
+        world.wait(1, comes=tuple(CONSUMERS))
+        return world.alert("certificate_shared")
+
+    for number in range(40):
+        assert came(f"start-{number}") is None
+        assert came(f"start-{number}") is None
+        assert came("") is None
+    assert came("copy", "ipv4:10.0.0.2:4711") is None
+    text = came("start-39")
+    assert text is not None
+    assert "from ipv4:10.0.0.2 and from ipv4:10.0.0.1" in text
+    for _ in range(130):
+        came("start-39")
+    assert world.alert("certificate_shared") is None
+    for number in range(100):
+        came("x" * 1000 + str(number))
+    assert len(world.board.instances._seen["b.operational"]) <= 8
+
+
 def test_a_retired_consumer_is_missed_by_nobody() -> None:
     """What an operator has given up need not come; neither need a peer that is not required."""
     world = World()

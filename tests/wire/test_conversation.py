@@ -192,7 +192,7 @@ async def test_a_new_certificate_means_a_new_call(sites: Sites, monkeypatch: pyt
 async def test_an_answer_that_cannot_be_read_is_refused(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is no answer is an error of the node, and the conversation goes on."""
     _, client = await filled(sites)
-    monkeypatch.setattr("bsfg.node.server.frames_response", lambda fetched, **options: b"\xff\xff\xff")
+    monkeypatch.setattr("bsfg.node.server.frames_response", lambda *given: b"\xff\xff\xff")
     with pytest.raises(FrameInvalid, match="cannot be read"):
         await client.fetch("historian", FetchRequest())
     monkeypatch.undo()

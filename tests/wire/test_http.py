@@ -278,6 +278,30 @@ async def test_artifacts_are_read_by_digest_and_by_fact(sites: Sites) -> None:
         assert (await site.http("GET", f"/v1/artifacts/{digest}")).status == status
 
 
+async def test_a_download_is_resumed(sites: Sites) -> None:
+    """`Range: bytes=N-` gives what follows; other ranges, and those of other content, are answered with the whole."""
+    site = await sites()
+    content = bytes(range(256)) * 5_000
+    digest = "sha256:" + hashlib.sha256(content).hexdigest()
+    await site.http("PUT", "/v1/objects/b/k", content)
+    await name_in_a_fact(site, digest)
+    for path in (f"/v1/artifacts/{digest}", "/v1/objects/b/k"):
+        for offset in (1, 700_000, len(content) - 1):
+            found = await site.http("GET", path, headers={"range": f"bytes={offset}-", "if-range": f'"{digest}"'})
+            assert (found.status, found.body) == (206, content[offset:])
+            assert found.headers["content-range"] == f"bytes {offset}-{len(content) - 1}/{len(content)}"
+            assert found.headers["etag"] == f'"{digest}"'
+        for offset in (len(content), 10**17):
+            assert_problem(await site.http("GET", path, headers={"range": f"bytes={offset}-"}), 416, "invalid_argument")
+        for range_of in ("bytes=0-", "bytes=-5", "bytes=1-2", "bytes=1-,3-", "lines=1-", f"bytes={10**20}-"):
+            found = await site.http("GET", path, headers={"range": range_of})
+            assert (found.status, found.body) == (200, content)
+        found = await site.http("GET", path, headers={"range": "bytes=5-", "if-range": '"another"'})
+        assert (found.status, found.body) == (200, content)
+    head = await site.http("HEAD", path, headers={"range": "bytes=5-"})
+    assert (head.status, head.headers["content-length"]) == (200, str(len(content)))
+
+
 async def test_a_media_type_that_no_header_can_hold(sites: Sites) -> None:
     """Content whose media type has letters beyond ASCII, or a line end in a fact, is given as plain bytes."""
     site = await sites()

@@ -230,6 +230,7 @@ FACTS = {
     "evidence": evidence,
     "http_fetch": over_http("GET", lambda ask: f"/v1/consumers/{ask.consumer}/facts"),
     "http_get": over_http("GET", lambda ask: f"/v1/streams/{ask.stream}/facts/{ask.path}"),
+    "http_tail": over_http("GET", lambda ask: f"/v1/streams/{ask.stream}/tail?buffer={ask.buffer}&follow=false"),
     "http_artifact_of_a_fact": over_http("GET", lambda ask: f"/v1/streams/{ask.stream}/artifacts/{ask.path}"),
     "http_confirm": over_http("POST", lambda ask: f"/v1/consumers/{ask.consumer}/confirm", '{"through": 0}'),
     "confirm": confirm,
@@ -332,9 +333,11 @@ async def test_frames_under_way_end_with_their_gate(sites: Sites, how: str) -> N
         reading = await boundary.fetch_frames(caller, "north.operational", request, carried)
         assert reading.head.frames
     elif how == "offsets":
-        reading = await boundary.read_offsets(caller, OPEN, Buffer.STORE, first, last, max_facts=1)
+        reading = await boundary.read_offsets(
+            caller, OPEN, Buffer.STORE, first, last, request=FetchRequest(max_facts=1)
+        )
     else:
-        reading = await boundary.read_times(caller, OPEN, Buffer.STORE, 0, 1 << 50, max_facts=1)
+        reading = await boundary.read_times(caller, OPEN, Buffer.STORE, 0, 1 << 50, request=FetchRequest(max_facts=1))
     if how != "consumer":
         assert await anext(reading.frames)
     site.parts.links.hold("north", "sender", by="operator", reason="works on the firewall")

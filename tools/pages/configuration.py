@@ -10,9 +10,9 @@ _INTRODUCTION = """\
 # Configuration
 
 One TOML file describes one zone. `bsfg init` writes a commented one. The node reads it at its start and refuses to run
-with anything it does not understand: it lists every problem with its key and line. The tables `[authorities]`,
-`[identities]` and `[tokens]`, and all certificate files and revocation lists, are read again whenever they change, or
-upon SIGHUP; every other table waits for a restart.
+with anything it does not understand: it lists every problem with its key and line. What has changed
+in it, and in certificate files and revocation lists, is taken up without a restart as far as it can be, by itself, upon
+SIGHUP or by `bsfg reload`; [deployment](../deployment.md) says what waits for one.
 
 How values are written:
 

@@ -14,6 +14,7 @@ COMMANDS: dict[str, str] = {
     "certs": "bsfg.cli.certs",
     "token": "bsfg.cli.token",
     "node": "bsfg.cli.node",
+    "reload": "bsfg.cli.reload",
     "append": "bsfg.cli.append",
     "fetch": "bsfg.cli.fetch",
     "confirm": "bsfg.cli.confirm",
@@ -46,6 +47,7 @@ SUMMARIES: dict[str, str] = {
     "certs": "Make a development authority and certificates, show and check existing ones.",
     "token": "Make a token for the dashboard, and the row of the zone's file that lets it in.",
     "node": "Run the node of a zone.",
+    "reload": "Have a running node take up what has changed in its file, at once and without a restart.",
     "append": "Append facts to a stream of the zone; each is durable when it is counted as stored.",
     "fetch": "Write the next facts of a consumer to stdout, one JSON object a line.",
     "confirm": "Confirm facts of a consumer: they do not come again, and the node may let them go.",
@@ -57,7 +59,8 @@ SUMMARIES: dict[str, str] = {
     "streams": "Show how far the buffers of a node are confirmed, and truncate them by hand.",
     "quarantine": "See, retry, export and drop facts that were refused for good and kept aside.",
     "artifact": "Upload, download and look at artifacts: the files that facts refer to by digest.",
-    "pipeline": "Run a job on Spark: replicate links, land facts as Parquet, ingest files, audit a link.",
+    "pipeline": "Run a job on Spark: replicate links, land facts as tables, ingest files, audit a link; or all that a "
+    "zone has.",
     "doctor": "Check everything a node needs: configuration, certificates, clock, disk, ports, peers, data folder, "
     "limits.",
     "verify": "Check a data folder: every checksum, the hash chain, digests, key segments, index, cursors and the "

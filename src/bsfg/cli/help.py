@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-import bsfg
 from bsfg.cli.common import argument, suggestion
 from bsfg.cli.output import console, examples, table
 from bsfg.errors import InvalidArgument
-from bsfg.wording import printable
+from bsfg.wording import help_folder, printable, title_of, without_marks
 
 app = typer.Typer(
     epilog=examples(
@@ -26,14 +24,11 @@ app = typer.Typer(
 )
 
 
-def _topics() -> list[str]:
-    return sorted(pages())
-
-
 @app.command("help")
 def show(
     topic: Annotated[
-        str | None, argument("TOPIC", "What to read; all topics are listed when left out.", autocompletion=_topics)
+        str | None,
+        argument("TOPIC", "What to read; all topics are listed when left out.", autocompletion=lambda: sorted(pages())),
     ] = None,
 ) -> None:
     """Show a page of the documentation; it comes with the package and needs no network.
@@ -62,19 +57,6 @@ def show(
 
 def pages() -> dict[str, Path]:
     """Give the pages by the names of their topics, in the order of their kinds."""
-    own = Path(bsfg.__file__).parent
-    # In a clone the pages are where they are written; in a wheel they lie in the package.
-    folder = next((each for each in (own / "help", own.parents[1] / "docs") if each.is_dir()), own / "help")
+    folder = help_folder()
     kinds = (folder, folder / "guides", folder / "concepts", folder / "reference")
     return {path.stem: path for kind in kinds for path in sorted(kind.glob("*.md")) if path.stem != "index"}
-
-
-def title_of(path: Path) -> str:
-    """Give the heading of a page."""
-    found = re.search(r"^# (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-    return found[1].replace("`", "") if found else path.stem
-
-
-def without_marks(text: str) -> str:
-    """Leave out comments, which are for those who write the pages."""
-    return re.sub(r"^<!--.*?-->\n", "", text, flags=re.DOTALL | re.MULTILINE)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
 from bsfg.cli.common import flag, option
@@ -27,6 +28,7 @@ from bsfg.node.status import (
     findings,
     link_now,
     mode_level,
+    pipeline_level,
     worst,
 )
 from bsfg.ports import Buffer
@@ -57,6 +59,9 @@ def render(document: Document, *, width: int | None = None) -> RenderableType:
         parts += [Text("Consumers", "bold"), fitting(partial(_consumers, document), _ROOMS, width=columns)]
     if document["links"]:
         parts += [Text("Links", "bold"), fitting(partial(_links, document), _ROOMS, width=columns)]
+    # Nodes of earlier versions know no pipelines.
+    if document.get("pipelines"):
+        parts += [Text("Pipelines", "bold"), fitting(partial(_pipelines, document), _ROOMS, width=columns)]
     return Group(*parts)
 
 
@@ -86,6 +91,11 @@ def _head(document: Document, found: list[HealthFinding]) -> Text:
             [one_line(each["name"]) for each in nodes if each["active"] == is_active] for is_active in (True, False)
         ]
         head.append(f"active: {', '.join(named[0])}; stands by: {', '.join(named[1]) or 'nobody'}; ")
+    configuration = document.get("configuration") or {}
+    if waiting := configuration.get("waiting_for_restart"):
+        head.append("waits for a restart: ")
+        head.append(", ".join(waiting), "yellow")
+        head.append("; ")
     if soonest is None:
         stores = [each for each in document["buffers"] if each["buffer"] == Buffer.STORE]
         is_known = all(each["facts_per_second"] is not None for each in stores)
@@ -101,7 +111,12 @@ def _head(document: Document, found: list[HealthFinding]) -> Text:
 
 def _findings(found: list[HealthFinding]) -> RenderableType:
     lines = [
-        Text.assemble("  ", (WORDS[each.level], STYLES[each.level]), f" {one_line(f'{each.alert}: {each.says}')}")
+        # What is longer than a line goes on below its beginning.
+        Padding(
+            Text.assemble((WORDS[each.level], STYLES[each.level]), f" {one_line(f'{each.alert}: {each.says}')}"),
+            (0, 0, 0, 2),
+            expand=False,
+        )
         for each in found
     ]
     return Group(Text(), *lines)
@@ -163,13 +178,12 @@ def _consumers(document: Document, room: int) -> RenderableType:
         name, where = consumer["name"], f"{consumer['stream']}/{consumer['buffer']}"
         row: list[str | Text] = [name, where] if wide else [CellLines(name, f"  {where}")]
         row.append(str(consumer["committed"]))
-        row += _retired(consumer) if consumer["retired_reason"] is not None else _active(consumer, document)
+        if consumer["retired_reason"] is not None:
+            row += [Text("retired", "dim"), Text(str(consumer["retired_reason"]), "dim"), ""]
+        else:
+            row += _active(consumer, document)
         result.add_row(*row[: len(result.columns)])
     return result
-
-
-def _retired(consumer: Document) -> list[str | Text]:
-    return [Text("retired", "dim"), Text(str(consumer["retired_reason"]), "dim"), ""]
 
 
 def _active(consumer: Document, document: Document) -> list[str | Text]:
@@ -205,6 +219,23 @@ def _now(link: Document, document: Document) -> tuple[Text, Text]:
         return Text("unknown", "dim"), Text("unknown", "dim")
     lag = Text("–", "dim") if now.lag is None else Text(duration_text(now.lag_seconds or 0), STYLES[now.lag])
     return lag, Text(count_text(now.to_come))
+
+
+def _pipelines(document: Document, room: int) -> RenderableType:
+    wide = room == _ALL
+    columns = ("pipeline", "state", *(("runs", "failed", "facts", "next") if wide else ("next",)))
+    result = table(*columns, right=("runs", "failed", "facts"))
+    said = []
+    for each in document["pipelines"]:
+        name, kind, level = each["pipeline"], each["kind"], pipeline_level(each["state"])
+        row: list[str | Text] = [f"{name} ({kind})", Text(each["state"], STYLES[level])]
+        row += [count_text(each[name]) for name in ("runs", "failures", "facts")] if wide else []
+        due = each["next_unix_ms"]
+        result.add_row(*row, time_text(due) if due else "–")
+        words = each["last_error"] if level != HealthLevel.OK else each["progress"]
+        if words:
+            said.append(Text(one_line(f"  {name}: {words}"), "" if level == HealthLevel.OK else STYLES[level]))
+    return Group(result, *said)
 
 
 app = typer.Typer()

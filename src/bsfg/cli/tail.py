@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,14 +20,14 @@ from bsfg.ports import Buffer
 from bsfg.wording import one_line
 
 if TYPE_CHECKING:
-    from bsfg.cli.inspect.view import EntryChoice
+    from bsfg.journey.look import FactChoice, WatchedBuffer
     from bsfg.ports import Frame
     from bsfg.wire.client import BoundaryClient
     from bsfg.wire.connection import Connection
 
 LAST = 10
+WIDE_COLUMNS = 100
 LOOK_SECONDS = 0.25
-_STEP, _STEP_MAX = 1_000, 64_000
 _FACTS = 2_000
 _ALWAYS_UNIX_MS = 1 << 50
 
@@ -67,11 +67,11 @@ def tail(
     the caller's streams allow. Into a pipe, or with --json, a fact is one JSON object a line, as `bsfg fetch` writes
     it; a range that is not there is a line {"gap": …}.
     """
-    from bsfg.cli.inspect.view import EntryChoice
+    from bsfg.journey.look import FactChoice
 
     if last is not None and since is not None:
         raise InvalidArgument("--last and --since both say where to begin", hint="Choose one.")
-    choice = EntryChoice(subject=subject, predicate=predicate, from_zone=from_zone)
+    choice = FactChoice(subject=subject, predicate=predicate, from_zone=from_zone)
     begin = moment("--since", since)
     show = _write_lines if json or not sys.stdout.isatty() else _show
 
@@ -85,8 +85,11 @@ def tail(
         tell = told_once()
         while follow:
             try:
+                before = watched.restored
                 async for frame in watched.news():
                     show(frame)
+                if watched.restored > before:
+                    say("The buffer ends before what was shown: it was restored. Going on from its end.")
             except BsfgError as error:
                 if not error.retryable:
                     raise
@@ -96,66 +99,37 @@ def tail(
     node.run(look)
 
 
-@dataclass(slots=True)
-class WatchedBuffer:
-    """A buffer that somebody looks at; ``at`` is the offset of what was not shown yet."""
+@dataclass(frozen=True, slots=True)
+class RemoteBuffer:
+    """A buffer of a node that is looked at over the wire."""
 
     client: BoundaryClient
     stream: str
     buffer: Buffer
-    choice: EntryChoice
-    at: int
 
-    async def newest(self, count: int) -> AsyncIterator[Frame]:
-        """Give frames with the newest so many entries that fit, looking further and further back for them."""
-        first, step, found, left = self.at, max(_STEP, count), list["Frame"](), count
-        while left > 0 and first > 0:
-            end, first = first, max(0, first - step)
-            older = [frame async for frame in self._frames(first, end)]
-            found, step = older + found, min(2 * step, _STEP_MAX)
-            left -= sum(len(frame.entries) for frame in older if frame.entries is not None)
-        for frame in found:
-            over = 0 if frame.entries is None else min(max(0, -left), len(frame.entries))
-            left += over
-            if frame.entries is None:
-                if left >= 0:
-                    yield frame
-            elif over < len(frame.entries):
-                yield replace(frame, entries=frame.entries.slice(over))
+    async def end(self) -> int:
+        """Give the offset behind its last entry."""
+        return await self.client.end(self.stream, self.buffer)
 
-    async def since(self, unix_ms: int) -> AsyncIterator[Frame]:
+    def offsets(self, first: int, end: int) -> AsyncIterator[Frame]:
+        """Give a range of offsets."""
+        return self.client.read_offsets(self.stream, first, end, buffer=self.buffer, max_facts=_FACTS)
+
+    def times(self, since_unix_ms: int) -> AsyncIterator[Frame]:
         """Give what became durable from a moment on."""
-        times = self.client.read_times(self.stream, unix_ms, _ALWAYS_UNIX_MS, buffer=self.buffer, max_facts=_FACTS)
-        async for frame in times:
-            self.at = max(self.at, frame.last + 1)
-            yield self._fitting(frame)
-
-    async def news(self) -> AsyncIterator[Frame]:
-        """Give what came since the last look."""
-        end = await self.client.end(self.stream, self.buffer)
-        if end < self.at:
-            say("The buffer ends before what was shown: it was restored. Going on from its end.")
-            self.at = end
-        async for frame in self._frames(self.at, end):
-            self.at = frame.last + 1
-            yield frame
-
-    async def _frames(self, first: int, end: int) -> AsyncIterator[Frame]:
-        frames = self.client.read_offsets(self.stream, first, end, buffer=self.buffer, max_facts=_FACTS)
-        async for frame in frames:
-            yield self._fitting(frame)
-
-    def _fitting(self, frame: Frame) -> Frame:
-        from bsfg.cli.inspect.view import fitting_entries
-
-        return frame if frame.entries is None else replace(frame, entries=fitting_entries(frame.entries, self.choice))
+        until = _ALWAYS_UNIX_MS
+        return self.client.read_times(self.stream, since_unix_ms, until, buffer=self.buffer, max_facts=_FACTS)
 
 
-async def _watched(client: BoundaryClient, stream: str, buffer: Buffer | None, choice: EntryChoice) -> WatchedBuffer:
-    end = await client.end(stream, buffer or Buffer.STORE)
+async def _watched(client: BoundaryClient, stream: str, buffer: Buffer | None, choice: FactChoice) -> WatchedBuffer:
+    from bsfg.journey.look import WatchedBuffer
+
+    looked_at = RemoteBuffer(client, stream, buffer or Buffer.STORE)
+    end = await looked_at.end()
     if buffer is None and not end:
-        buffer, end = Buffer.FORWARD, await client.end(stream, Buffer.FORWARD)
-    return WatchedBuffer(client, stream, buffer or Buffer.STORE, choice, end)
+        looked_at = RemoteBuffer(client, stream, Buffer.FORWARD)
+        end = await looked_at.end()
+    return WatchedBuffer(looked_at, choice, end)
 
 
 def _write_lines(frame: Frame) -> None:
@@ -179,11 +153,15 @@ def _show(frame: Frame) -> None:
         return
     for entry in frame.entries.to_entries():
         fact, envelope = entry.message.fact, entry.message.envelope
+        said = Text(one_line(object_text(fact.object, envelope.object_media_type)), "green")
+        is_wide = out.width >= WIDE_COLUMNS
         line = Text.assemble(
-            (f"{entry.offset:>10,}  {time_text(entry.appended_at_unix_ms)}  ", "dim"),
+            (f"{entry.offset:>{10 if is_wide else 1},}  {time_text(entry.appended_at_unix_ms)}  ", "dim"),
             (f"{envelope.from_zone}  ", "cyan"),
             (one_line(fact.subject), "bold"),
             f" {one_line(fact.predicate)}  ",
-            (one_line(object_text(fact.object, envelope.object_media_type)), "green"),
         )
-        out.print(line, no_wrap=True, overflow="ellipsis", crop=True)
+        # Where there is no room beside them, what was said of what stands below when and where.
+        lines = [line.append(said)] if is_wide else [line, Text("    ").append(said)]
+        for each in lines:
+            out.print(each, no_wrap=True, overflow="ellipsis", crop=True)

@@ -19,6 +19,7 @@ app = typer.Typer()
 EPILOG = examples(
     ("bsfg token control-room", "a token for somebody who may look"),
     ("bsfg token shift-lead --role operator", "one for somebody who may also hold and release gates"),
+    ("bsfg token support --facts", "one for somebody who may also look at facts"),
     ("bsfg token control-room --json | tee token.json | jq -r .row >> zone.toml", "the row where it belongs"),
 )
 
@@ -34,26 +35,28 @@ class TokenKind(StrEnum):
 def token(
     name: Annotated[str, argument("NAME", "Who gets it; shown on the page and in every record.")],
     role: Annotated[TokenKind, typer.Option(help="viewer looks, operator also acts.")] = TokenKind.VIEWER,
+    facts: Annotated[bool, flag("--facts", "It may also look at facts, of all streams.")] = False,
     days: Annotated[int, typer.Option("--days", help="From today, how long it is good.", min=1, max=3650)] = 90,
     json: Annotated[bool, flag("--json", "Print token, hash and row as JSON.")] = False,
 ) -> None:
     """Make a token for the dashboard, and the row of the zone's file that lets it in.
 
     The token is shown this once and kept nowhere: the file has its hash only. Give it to one person, over a way that
-    others do not read. After 90 days, or as --days says, it is refused; taking the row out and restarting ends it
-    earlier.
+    others do not read. After 90 days, or as --days says, it is refused; taking the row out ends it earlier.
     """
     from bsfg.node.dashboard.sessions import hash_of, make
 
     check_name("token", name, TOKEN_NAME)
     made = make()
     expires = (datetime.now(UTC) + timedelta(days=days)).date().isoformat()
-    row = f'\n[tokens.{_quoted(name)}]\nhash = "{hash_of(made)}"\nrole = "{role}"\nexpires = {expires}\n'
+    reads = "facts = true\n" if facts else ""
+    row = f'\n[tokens.{_quoted(name)}]\nhash = "{hash_of(made)}"\nrole = "{role}"\n{reads}expires = {expires}\n'
     if json:
         print_json(
             {
                 "name": name,
                 "role": str(role),
+                "facts": facts,
                 "expires": expires,
                 "token": made,
                 "hash": hash_of(made),
@@ -61,7 +64,8 @@ def token(
             }
         )
         return
-    shown = f"Token of {name}, shown only now:\n\n  {made}\n\nAdd this to zone.toml and start the node again:\n{row}"
+    where = "Add this to zone.toml. The node takes it up by itself; the first token of all, after a restart"
+    shown = f"Token of {name}, shown only now:\n\n  {made}\n\n{where}:\n{row}"
     console().print(shown, soft_wrap=True, end="")
 
 

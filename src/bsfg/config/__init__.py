@@ -28,9 +28,28 @@ from bsfg.config.access import (
 )
 from bsfg.config.checks import doubts_of, problems_of
 from bsfg.config.declare import ConfigReader, Problem
-from bsfg.config.kinds import Address, Engine, IdentityFrom, LogFormat, LogLevel, Role, Safety, Start, TokenRole
+from bsfg.config.kinds import (
+    Address,
+    Engine,
+    IdentityFrom,
+    LogFormat,
+    LogLevel,
+    PipelineKind,
+    Role,
+    Safety,
+    Start,
+    TokenRole,
+)
 from bsfg.config.positions import lines_of
-from bsfg.config.settings import Alerts, ArtifactSettings, DashboardSettings, LimitSettings, Log, ZoneConfig
+from bsfg.config.settings import (
+    Alerts,
+    ArtifactSettings,
+    DashboardSettings,
+    LimitSettings,
+    Log,
+    PipelineTable,
+    ZoneConfig,
+)
 from bsfg.errors import ConfigInvalid
 
 __all__ = [
@@ -48,6 +67,8 @@ __all__ = [
     "Log",
     "LogFormat",
     "LogLevel",
+    "PipelineKind",
+    "PipelineTable",
     "Role",
     "Safety",
     "Serve",

@@ -20,6 +20,7 @@ from bsfg.config.kinds import (
     KEY_HASH,
     MOMENT,
     PATH,
+    PATTERNS,
     PERCENT,
     SIGNING_KEY,
     SIZE,
@@ -44,6 +45,7 @@ from bsfg.config.kinds import (
     list_of,
     one_of_or,
 )
+from bsfg.filters import FactFilter
 from bsfg.ports import Buffer
 from bsfg.retention import Overflow, Policy
 from bsfg.rules import Limits as FactLimits
@@ -245,6 +247,7 @@ class Token:
         says="viewer (sees everything) or operator (also holds gates, settles quarantine).",
         example="viewer",
     )
+    facts: bool = setting(FLAG, False, says="Whether its bearer may also look at facts, of all streams.")
     expires_unix_ms: int | None = optional(MOMENT, says="From when on the token is refused.", example="2027-06-30")
 
 
@@ -397,6 +400,15 @@ class Link:
         says="Take only facts addressed to these zones; the rest is reported.",
         example=["plant-a"],
     )
+    subjects: tuple[str, ...] = setting(
+        PATTERNS,
+        [],
+        says="Take only facts about these subjects, * for any text; the sender leaves out the rest, which is reported.",
+        example=["asset:press-*"],
+    )
+    predicates: tuple[str, ...] = setting(
+        PATTERNS, [], says="Take only facts with these predicates, likewise.", example=["alarm_*"]
+    )
     engine: Engine = setting(choice(Engine), "spark", says="What moves the facts: Spark, or the node itself.")
     rate_limit: int = setting(integer(0), 0, says="Most facts per second; 0 for no limit.", example=5_000)
     batch_facts: int = setting(COUNT, 10_000, says="Most facts in one fetch.")
@@ -419,6 +431,11 @@ class Link:
     )
 
     @property
+    def filter(self) -> FactFilter:
+        """Give which facts are asked for."""
+        return FactFilter(self.subjects, self.predicates)
+
+    @property
     def expected_server(self) -> str:
         """Give the certificate name that the peer's node must have."""
         return self.server_identity or f"{self.zone}-bsfg"
@@ -439,8 +456,22 @@ class Serve:
     buffers: tuple[Buffer, ...] = setting(
         list_of(choice(Buffer)), ["store"], says='What it may pull; "forward" lets this zone relay what others sent.'
     )
+    subjects: tuple[str, ...] = setting(
+        PATTERNS,
+        [],
+        says="Give it only facts about these subjects, * for any text; the rest is reported as left out.",
+        example=["asset:press-*"],
+    )
+    predicates: tuple[str, ...] = setting(
+        PATTERNS, [], says="Give it only facts with these predicates, likewise.", example=["alarm_*"]
+    )
     required: bool = setting(FLAG, True, says="Whether facts are kept until this zone has confirmed them.")
     start: Start = setting(choice(Start), "earliest", says="Where its consumers begin when they are created.")
     lost_after_seconds: float = setting(
         DURATION, "30s", says="Silence after which this side is autonomous; where it is required, with an alert."
     )
+
+    @property
+    def filter(self) -> FactFilter:
+        """Give which facts it may have."""
+        return FactFilter(self.subjects, self.predicates)

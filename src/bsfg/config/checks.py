@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
+from os.path import normpath
+from pathlib import PurePath
 from urllib.parse import urlsplit
 
 from bsfg.config.access import Identity, Link, Serve, Stream, consumer_name
 from bsfg.config.declare import Problem
-from bsfg.config.kinds import ANY, Address, Role, Safety, nearest
+from bsfg.config.kinds import ANY, Address, PipelineKind, Role, Safety, nearest
 from bsfg.config.positions import Path
 from bsfg.config.settings import ZoneConfig
 from bsfg.digest import hasher_named
@@ -39,6 +41,7 @@ def problems_of(config: ZoneConfig) -> list[Problem]:
         _serve,
         _consumer_names,
         _signing,
+        _pipelines,
         _storage,
         _rest,
     )
@@ -308,6 +311,36 @@ def _signing(config: ZoneConfig) -> Iterator[Problem]:
         ids = [text.split(":")[1] for text in row.keys]
         if len(set(ids)) < len(ids):
             yield Problem(path, "has two keys of one id; what a key is called tells which one to use")
+
+
+def _pipelines(config: ZoneConfig) -> Iterator[Problem]:
+    for name, row in config.pipelines.items():
+        path, kinds = ("pipelines", name), row.kinds
+        if len(kinds) != 1:
+            found = f"has {' and '.join(kinds)}" if kinds else "says nothing of what it does"
+            yield Problem(path, f"{found}; give one of {', '.join(PipelineKind)}")
+            continue
+        if row.every_seconds is not None and row.kind in (PipelineKind.REPLICATE, PipelineKind.LAND):
+            yield Problem(
+                (*path, "every"), f"has an effect only with ingest and audit: {row.kind} never ends; leave it out"
+            )
+        if row.restart_after_seconds > row.restart_max_seconds:
+            yield Problem((*path, "restart_after"), "must not be longer than restart_max")
+        if row.identity is not None and row.identity not in config.identities:
+            yield _no_identity(config, (*path, "identity"), row.identity)
+    moving = [row.name for row in config.pipelines.values() if row.kinds == (PipelineKind.REPLICATE,) and row.enabled]
+    for name in moving[1:]:
+        yield Problem(
+            ("pipelines", name, "replicate"), f"[pipelines.{moving[0]}] moves links already; name them all there"
+        )
+    landing = [row for row in config.pipelines.values() if row.kinds == (PipelineKind.LAND,) and row.enabled]
+    folders: dict[str, str] = {}
+    for row in landing:
+        out = row.options.get("out")
+        if isinstance(out, str):
+            other = folders.setdefault(normpath(config.path(PurePath(out))), row.name)
+            if other != row.name:
+                yield Problem(("pipelines", row.name, "land"), f"[pipelines.{other}] lands in {out} already")
 
 
 def _storage(config: ZoneConfig) -> Iterator[Problem]:

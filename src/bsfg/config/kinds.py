@@ -14,6 +14,7 @@ from typing import Generic, TypeGuard, TypeVar
 from urllib.parse import urlsplit
 
 from bsfg.errors import InvalidArgument
+from bsfg.filters import PATTERN_CHARACTERS_MAX, check_patterns
 from bsfg.ports import StartAt
 from bsfg.rules import STREAM, ZONE
 from bsfg.signatures import read_key
@@ -56,6 +57,15 @@ class Engine(StrEnum):
 
     SPARK = "spark"
     NATIVE = "native"
+
+
+class PipelineKind(StrEnum):
+    """What a pipeline does; it is named as its command is."""
+
+    REPLICATE = "replicate"
+    LAND = "land"
+    INGEST = "ingest"
+    AUDIT = "audit"
 
 
 class Safety(StrEnum):
@@ -444,6 +454,19 @@ def or_any(kind: ValueKind[str]) -> ValueKind[str]:
     return ValueKind(f'{kind.name} or "*"', lambda value: ANY if value == ANY else kind.read(value))
 
 
+def _patterns(value: object) -> tuple[str, ...]:
+    found = list_of(PATTERN).read(value)
+    try:
+        check_patterns("the list", found)
+    except InvalidArgument as error:
+        raise WrongValue(f"cannot be tried: {error.message}") from None
+    return found
+
+
+PATTERN = matching(
+    "pattern", rf"[^\x00-\x1f\x7f]{{1,{PATTERN_CHARACTERS_MAX}}}", f"1 to {PATTERN_CHARACTERS_MAX} printable characters"
+)
+PATTERNS = ValueKind(f"list of: {PATTERN.name}", _patterns)
 TEXT = ValueKind("text", _text)
 FLAG = ValueKind("true or false", _flag)
 COUNT = integer(1)
@@ -465,6 +488,7 @@ FREE_TABLE = ValueKind("table", _free_table)
 ZONE_NAME = matching("zone name", ZONE, "letters, digits, '.', '_' and '-', at most 64")
 STREAM_NAME = matching("stream name", STREAM, "lower case letters, digits, '.', '_' and '-', at most 64")
 LINK_NAME = matching("link name", STREAM, "lower case letters, digits, '.', '_' and '-', at most 64")
+PIPELINE_NAME = matching("pipeline name", STREAM, "lower case letters, digits, '.', '_' and '-', at most 64")
 CONSUMER_PATTERN = matching(
     "consumer name", r"[a-z0-9][a-z0-9._-]{0,63}\*?", "lower case letters, digits, '.', '_', '-'; '*' only at its end"
 )

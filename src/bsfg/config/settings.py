@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from bsfg.config.access import Authority, Identity, Link, Listen, Serve, Signing, Stream, Tls, Token, Zone
-from bsfg.config.declare import optional, setting, table, tables
+from bsfg.config.declare import given_name, optional, setting, table, tables
 from bsfg.config.kinds import (
     ANY,
     ARGUMENTS,
@@ -24,6 +24,7 @@ from bsfg.config.kinds import (
     LINK_NAME,
     NATS_URL,
     PATH,
+    PIPELINE_NAME,
     REPLICAS,
     SCHEMA_NAME,
     SIZE,
@@ -35,6 +36,7 @@ from bsfg.config.kinds import (
     ZONE_NAME,
     LogFormat,
     LogLevel,
+    PipelineKind,
     choice,
     list_of,
 )
@@ -239,6 +241,75 @@ class Log:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PipelineTable:
+    """A pipeline that `bsfg pipeline run` keeps alive: what it does, with the options of the command of that name."""
+
+    name: str = given_name()
+    replicate: Mapping[str, object] | None = optional(
+        FREE_TABLE,
+        says="Move inbound links: the options of `bsfg pipeline replicate` by their names, with _ for -. All links "
+        'with engine = "spark" when empty.',
+        example={"link": ["from-plant-a"]},
+    )
+    land: Mapping[str, object] | None = optional(
+        FREE_TABLE,
+        says="Land a buffer as files: the options of `bsfg pipeline land`. Paths start from the folder of this file.",
+        example={"stream": "operational", "buffer": "forward", "out": "lake"},
+    )
+    ingest: Mapping[str, object] | None = optional(
+        FREE_TABLE,
+        says="Make facts of the files of a folder, and of those that come: the options of `bsfg pipeline ingest`.",
+        example={"files": ["inbox"], "mapping": "readings.toml"},
+    )
+    audit: Mapping[str, object] | None = optional(
+        FREE_TABLE,
+        says="Compare both ends of a link: the options of `bsfg pipeline audit`. What is not clean is an alert.",
+        example={"link": "from-plant-a"},
+    )
+    every_seconds: float | None = optional(
+        DURATION,
+        says="From the end of a run of ingest or audit to the begin of the next: 30s for ingest, 1d for audit when "
+        "left out. The others never end by themselves.",
+        example="12h",
+    )
+    settled_seconds: float = setting(
+        DURATION, "5s", says="How long a file must not have changed before ingest takes it up; it may still be written."
+    )
+    identity: str | None = optional(
+        IDENTITY_NAME,
+        says="Who calls the node, a row of [identities]; found by its role when left out, as by the command.",
+        example="lake",
+    )
+    restart_after_seconds: float = setting(
+        DURATION, "5s", says="The pause after a failure; it doubles with every further one."
+    )
+    restart_max_seconds: float = setting(DURATION, "5m", says="The longest pause.")
+    enabled: bool = setting(FLAG, True, says="Whether it runs.")
+
+    @property
+    def kinds(self) -> tuple[PipelineKind, ...]:
+        """Give what the table asks for; it is to be one thing."""
+        return tuple(kind for kind in PipelineKind if getattr(self, kind) is not None)
+
+    @property
+    def kind(self) -> PipelineKind:
+        """Give what the pipeline does."""
+        return self.kinds[0]
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        """Give the options of its command, as they stand in the file."""
+        found: Mapping[str, object] = getattr(self, self.kind)
+        return found
+
+    @property
+    def pause_seconds(self) -> float | None:
+        """Give the time between two runs, None for what goes on until it is ended."""
+        usual = {PipelineKind.INGEST: 30.0, PipelineKind.AUDIT: 86_400.0}.get(self.kind)
+        return usual if self.every_seconds is None else self.every_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
 class ZoneConfig:
     """The whole configuration of one zone's node."""
 
@@ -278,6 +349,12 @@ class ZoneConfig:
         "link brings them; facts of other zones may carry a signature that is not looked at.",
         named=ZONE_NAME,
         example_name="plant-a",
+    )
+    pipelines: Mapping[str, PipelineTable] = tables(
+        "What `bsfg pipeline run` keeps alive in one process: each table is one pipeline, and has one of replicate, "
+        "land, ingest and audit.",
+        named=PIPELINE_NAME,
+        example_name="lake",
     )
     alerts: Alerts = table("Where alerts go besides log and metrics.")
     dashboard: DashboardSettings = table("The dashboard of the HTTP service.")

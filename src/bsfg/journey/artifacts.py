@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, field
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,10 @@ from bsfg.artifacts import (
 from bsfg.batch import EntryBatch, FactBatch
 from bsfg.errors import ArtifactConflict, ArtifactMissing, BsfgError, DigestMismatch, InvalidArgument, StorageFailed
 from bsfg.fact import ArtifactRef
+from bsfg.filters import EVERY_FACT, FactFilter
 from bsfg.jsonform import artifact_to_dict
 from bsfg.model import artifact_problem
+from bsfg.offload import by_size
 from bsfg.ports import UNREADABLE, Buffer, BufferStats, Replayable, Storage
 from bsfg.retention import Policy
 from bsfg.rules import invalid
@@ -215,10 +218,11 @@ class BufferReferences:
     anchor_digest: str = ""
     last_offsets: dict[str, int] = field(default_factory=dict)
 
-    def take(self, entries: EntryBatch) -> None:
-        """Note what entries name; they follow what was seen before."""
-        digests, offsets = named_digests(entries), entries.offsets
-        self.last_offsets.update(zip(digests[0], offsets[digests[1]].tolist(), strict=True))
+    def take(self, entries: EntryBatch, wanted: FactFilter = EVERY_FACT) -> None:
+        """Note what those of some entries name that are wanted; they follow what was seen before."""
+        (digests, rows), offsets = named_digests(entries), entries.offsets
+        counts = wanted.wanted(entries.take(rows)) if wanted and digests else np.ones(len(rows), dtype=bool)
+        self.last_offsets.update(compress(zip(digests, offsets[rows].tolist(), strict=True), counts.tolist()))
         self.anchor_offset = int(offsets[-1])
         self.anchor_digest = entries.slice(len(entries) - 1).digests()[0].hex()
 
@@ -237,10 +241,10 @@ def named_digests(batch: FactBatch) -> tuple[list[str], np.ndarray]:
 
 
 class References:
-    """The digests that retained facts name, kept up to date by whoever asks."""
+    """The digests that retained facts name, or those of them that are wanted, kept up to date by whoever asks."""
 
-    def __init__(self, memory: ReferenceMemory | None = None) -> None:
-        self._memory = memory
+    def __init__(self, memory: ReferenceMemory | None = None, *, wanted: FactFilter = EVERY_FACT) -> None:
+        self._memory, self._wanted = memory, wanted
         self._seen: dict[str, BufferReferences] | None = None
         self._remembered: bytes | None = None
         self._recalling = asyncio.Lock()
@@ -294,7 +298,7 @@ class References:
             trusted = trusting and name in self._trusted
             if seen is None or not (_follows(seen, buffer, stats.end) and (trusted or await _fits(buffer, seen))):
                 seen = BufferReferences(buffer.log_id)
-            await _read_on(buffer, seen, stats)
+            await _read_on(buffer, seen, stats, self._wanted)
             known[name] = seen
             self._trusted.add(name)
             return seen
@@ -317,14 +321,15 @@ def _name(buffer: Replayable) -> str:
     return f"{buffer.buffer}/{buffer.stream}"
 
 
-async def _read_on(buffer: Replayable, seen: BufferReferences, stats: BufferStats) -> None:
+async def _read_on(buffer: Replayable, seen: BufferReferences, stats: BufferStats, wanted: FactFilter) -> None:
     # The replay begins where the buffer begins: what lies before has left and cannot come back.
     seen.next_offset = max(seen.next_offset, stats.start)
     if seen.next_offset >= stats.end:
         return
     async for frame in buffer.replay(seen.next_offset, end=stats.end, max_facts=SCANNED_FACTS):
         if frame.entries is not None:
-            seen.take(frame.entries)
+            size_bytes = frame.entries.weight_bytes if wanted else 0
+            await by_size(size_bytes, seen.take, frame.entries, wanted)
         seen.next_offset = frame.last + 1
 
 

@@ -117,7 +117,7 @@ class LinkReporter(Protocol):
 
 
 class SenderWay(Protocol):
-    """The way to the sender; see `bsfg.wire.reach.ConnectionDiagnosis`."""
+    """The way to the sender; see `bsfg.wire.probe.ConnectionDiagnosis`."""
 
     async def ready(self) -> None:
         """Make sure that the sender is the one that is meant, or raise."""

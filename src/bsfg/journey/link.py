@@ -12,6 +12,7 @@ from bsfg.batch import EntryBatch, FactBatch
 from bsfg.columns import is_in
 from bsfg.errors import ConflictingDuplicate, ConsumerRetired, ForeignLog, InvalidArgument
 from bsfg.fact import SHA256_NAME, Key, digest_text
+from bsfg.filters import EVERY_FACT, FactFilter
 from bsfg.gaps import RangeSet
 from bsfg.ports import Confirmation, ConsumerState, Frame, GapRecord, GapSet, Receipt, Replayable, Result
 from bsfg.retention import GapReason
@@ -38,6 +39,8 @@ class FetchRequest:
     through which the receiver has asked for everything already without having confirmed it yet; the sender then goes
     on behind it and moves no cursor. ``sets`` says that the receiver knows sets of ranges: what the link leaves out
     then comes with the entries it lies between (`Frame.skips`), and gap records of other zones as `Fetched.gap_sets`.
+    ``instance`` is which process asks, where it tells.
+    ``filter`` names the facts that are wanted; the rest is left out, and told as such.
     """
 
     max_facts: int = 10_000
@@ -46,6 +49,8 @@ class FetchRequest:
     gaps_after: str | None = ""
     after: int | None = None
     sets: bool = False
+    instance: str = ""
+    filter: FactFilter = EVERY_FACT
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,19 +210,31 @@ def check_consumer(state: ConsumerState, buffer: Replayable) -> None:
         raise ForeignLog(f"consumer {spec.name} stands in log {state.log_id}, this is {buffer.log_id}")
 
 
-_CARRIED, _OTHER_ZONE, _RETURNING = 0, 1, 2
+_CARRIED, _OTHER_ZONE, _RETURNING, _NOT_SERVED, _NOT_ASKED_FOR = 0, 1, 2, 3, 4
 
 NOT_CARRIED = "to_zone is not carried by this link"
 RETURNING = "returns to its from_zone"
-_DETAIL = {_OTHER_ZONE: NOT_CARRIED, _RETURNING: RETURNING}
+NOT_SERVED = "subject or predicate is not served to this zone"
+NOT_ASKED_FOR = "the filter of the receiver leaves it out"
+_DETAIL = {
+    _OTHER_ZONE: NOT_CARRIED,
+    _RETURNING: RETURNING,
+    _NOT_SERVED: NOT_SERVED,
+    _NOT_ASKED_FOR: NOT_ASKED_FOR,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Carriage:
-    """What a link carries: facts for some zones or (None) for all, and none that return to the receiver's zone."""
+    """What a link carries: facts for some zones or (None) for all, and none that return to the receiver's zone.
+
+    Of these the facts that the sender serves to the receiver at all, and of those the ones that it ``asked`` for.
+    """
 
     to_zones: frozenset[str] | None = None
     receiver_zone: str | None = None
+    served: FactFilter = EVERY_FACT
+    asked: FactFilter = EVERY_FACT
 
     def split(self, frame: Frame) -> Iterator[Frame]:
         """Give a frame as runs of entries that the link carries and gap records for those it leaves out."""
@@ -226,24 +243,24 @@ class Carriage:
     def chosen(self, frame: Frame) -> Frame:
         """Give a frame with the entries that the link carries, and what it leaves out among them as sets."""
         entries = frame.entries
-        if entries is None or (self.to_zones is None and self.receiver_zone is None):
-            return frame
-        if entries.has_rows and self._carries_all(entries):
+        if entries is None or self == EVERYTHING or (entries.has_rows and self._carries_all(entries)):
             return frame
         verdicts = self._verdicts(entries)
         if not verdicts.any():
             return frame
         # The time of the last fact, not of this answer: a repeated answer is then the same.
-        at_unix_ms = int(entries.column("appended_at_unix_ms")[-1].as_py())
-        skips = []
+        at_unix_ms = int(entries.numbers("appended_at_unix_ms")[-1])
+        skips = list(frame.skips)
         for verdict, detail in _DETAIL.items():
-            ranges = RangeSet.where(verdicts == verdict, frame.first, at_unix_ms)
+            ranges = RangeSet.of_offsets(entries.offsets[verdicts == verdict], at_unix_ms)
             if len(ranges):
                 skips.append(GapSet(GapReason.SKIPPED, ranges, detail, None, at_unix_ms))
         carried = np.flatnonzero(verdicts == _CARRIED)
         return Frame(frame.first, frame.last, entries.take(carried) if len(carried) else None, skips=tuple(skips))
 
     def _carries_all(self, entries: EntryBatch) -> bool:
+        if self.served or self.asked:
+            return False
         if self.receiver_zone is not None and self.receiver_zone in entries.values("from_zone"):
             return False
         return self.to_zones is None or self.to_zones.issuperset(entries.values("to_zone"))
@@ -254,6 +271,9 @@ class Carriage:
             verdicts[~is_in(entries.column("to_zone"), self.to_zones)] = _OTHER_ZONE
         if self.receiver_zone is not None:
             verdicts[is_in(entries.column("from_zone"), frozenset({self.receiver_zone}))] = _RETURNING
+        for wanted, verdict in ((self.served, _NOT_SERVED), (self.asked, _NOT_ASKED_FOR)):
+            if wanted:
+                verdicts[(verdicts == _CARRIED) & ~wanted.wanted(entries)] = verdict
         return verdicts
 
 

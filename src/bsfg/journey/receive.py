@@ -120,7 +120,10 @@ def check_order(fetched: Fetched, position: PeerPosition) -> None:
     if not 0 <= fetched.start <= fetched.end <= OFFSETS_END:
         raise FrameInvalid(f"the answer starts at {fetched.start} of a log that ends before {fetched.end}")
     if position.latest_start is not None and fetched.start > position.latest_start:
-        raise FrameInvalid(f"the answer starts at {fetched.start}, {position.latest_start} is expected next")
+        raise FrameInvalid(
+            f"the answer starts at {fetched.start}, {position.latest_start} is expected next: what lies between was "
+            "confirmed by somebody else, perhaps by another node with this zone's certificate"
+        )
     expected = fetched.start
     for frame in fetched.frames:
         if frame.first != expected or frame.last < frame.first:

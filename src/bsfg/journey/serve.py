@@ -18,6 +18,7 @@ from bsfg.batch import EntryBatch
 from bsfg.errors import ForeignLog, InvalidArgument
 from bsfg.gaps import grouped
 from bsfg.journey.link import EVERYTHING, RETURNING, Carriage, Fetched, FetchRequest, Room, apart, check_consumer
+from bsfg.offload import by_size
 from bsfg.ports import Buffer, Clock, CursorTracker, Frame, GapSet, Replayable
 from bsfg.retention import GapReason
 
@@ -134,15 +135,29 @@ async def serve(
 
 
 async def serve_range(
-    buffer: Replayable, first: int, end: int, *, max_facts: int = 10_000, carriage: Carriage = EVERYTHING
+    buffer: Replayable,
+    first: int,
+    end: int,
+    *,
+    max_facts: int = 10_000,
+    carriage: Carriage = EVERYTHING,
+    sets: bool = False,
 ) -> AsyncIterator[Frame]:
     """Give a range of offsets (``end`` exclusive); asked again, it gives the same while the entries are retained.
 
-    No cursor moves: this is for re-reads, for fetching in parallel, and for auditors.
+    No cursor moves: this is for re-reads, for fetching in parallel, and for auditors. ``sets`` is as in a fetch.
     """
     async for frame in buffer.replay(first, end=end, max_facts=max_facts):
-        for piece in carriage.split(frame):
+        chosen = await carried(carriage, frame)
+        for piece in (chosen,) if sets else apart(chosen):
             yield piece
+
+
+async def carried(carriage: Carriage, frame: Frame) -> Frame:
+    """Give what a link carries of a frame; patterns are tried on many facts beside the event loop."""
+    if frame.entries is None or not (carriage.served or carriage.asked):
+        return carriage.chosen(frame)
+    return await by_size(frame.entries.weight_bytes, carriage.chosen, frame)
 
 
 def check_request(request: FetchRequest) -> None:
@@ -191,7 +206,7 @@ class _Collector:
     async def gather(self, buffer: Replayable, carriage: Carriage, end: int) -> bool:
         """Take what the buffer has up to an end; tell whether more would be taken."""
         async for frame in buffer.replay(self.next_offset, end=end, max_facts=self._max_facts):
-            if not self._take(carriage.chosen(frame)):
+            if not self._take(await carried(carriage, frame)):
                 return False
         return True
 
@@ -261,7 +276,9 @@ def _count_within(entries: EntryBatch, max_bytes: int, max_facts: int) -> int:
         tries += 1
         at = fits + (too_many - fits) * (max_bytes - fit_bytes) // max(1, too_many_bytes - fit_bytes)
         middle = (fits + too_many) // 2 if tries > EVEN_TRIES else min(max(at, fits + 1), too_many - 1)
-        found_bytes = entries.slice(0, middle).nbytes
+        part = entries.slice(0, middle)
+        # Rows are added up: to count them exactly they would have to be written.
+        found_bytes = part.weight_bytes if part.has_rows else part.nbytes
         if found_bytes <= max_bytes:
             fits, fit_bytes = middle, found_bytes
         else:

@@ -48,6 +48,7 @@ from bsfg.wire.service import (
     LeasesView,
     LeaseView,
     LinkReport,
+    PipelineReport,
     QuarantinedView,
     QuarantinePage,
 )
@@ -226,6 +227,16 @@ class Administration:
         log.warning("gate_held", link=link, side=side, reason=reason, by=row.name, caller=caller.address, **until)
         return view
 
+    async def reload(self, caller: Caller) -> dict[str, Any]:
+        """Take up what has changed in the node's file."""
+        row = self._check(caller, Action.ACT)
+        if self._parts.reload is None or self._parts.configuration is None:
+            raise NotReady("the node does not follow its file yet")
+        changed = await self._parts.reload(row.name)
+        found = self._parts.configuration()
+        names = ("digest", "waiting_for_restart")
+        return {**{name: found[name] for name in names}, "changed": changed}
+
     async def release_gate(self, caller: Caller, link: str, side: str, reason: str) -> GateView:
         """Open a held gate."""
         row = self._check_gate(caller, link, side)
@@ -359,6 +370,13 @@ class Administration:
             except BsfgError as error:
                 answers.append(error)
         return answers
+
+    async def report_pipelines(
+        self, caller: Caller, holder: str, reports: Sequence[PipelineReport], *, last: bool
+    ) -> list[str]:
+        """Take what a process tells of its pipelines; give the names of those that the configuration does not have."""
+        row = self._check(caller, Action.REPORT)
+        return self._parts.pipelines.take(holder or row.name, reports, last=last)
 
     async def recall_peer(self, caller: Caller, link: str, stream: str) -> PeerPosition:
         """Give what is remembered of the sender of a link."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -34,9 +35,12 @@ from bsfg.wire.service import (
     KeptLease,
     LeasesView,
     LinkReport,
+    PipelineReport,
+    PipelineState,
     QuarantinedView,
 )
 from bsfg.wire.status import error_message
+from bsfg.wording import one_line
 
 LEASE_WAIT_SECONDS_MAX, LEASES_WAIT_SECONDS_MAX = 10.0, 3.0
 
@@ -108,6 +112,10 @@ class AdminServicer:
         side = request.side or "receiver"
         return gate_message(await self._service.hold_gate(caller, request.link, side, request.reason, until))
 
+    async def reload(self, request: pb.ReloadRequest, caller: Caller) -> pb.ReloadResponse:
+        """Take up what has changed in the node's file."""
+        return pb.ReloadResponse(**await self._service.reload(caller))
+
     async def release_gate(self, request: pb.ReleaseGateRequest, caller: Caller) -> pb.Gate:
         """Open a held gate."""
         side = request.side or "receiver"
@@ -166,6 +174,13 @@ class AdminServicer:
         """Take reports about many links."""
         answers = await self._service.report_links(caller, [link_report(each) for each in request.reports])
         return pb.ReportLinksResponse(answers=map(report_answer, answers))
+
+    async def report_pipelines(self, request: pb.ReportPipelinesRequest, caller: Caller) -> pb.ReportPipelinesResponse:
+        """Take a report about the pipelines of a process."""
+        reports = list(map(pipeline_report, request.pipelines))
+        holder = one_line(request.holder[:200])
+        unknown = await self._service.report_pipelines(caller, holder, reports, last=request.last)
+        return pb.ReportPipelinesResponse(unknown=unknown)
 
     async def recall_peer(self, request: pb.RecallPeerRequest, caller: Caller) -> pb.PeerPosition:
         """Give what is remembered of a sender."""
@@ -298,6 +313,31 @@ def link_report(found: pb.ReportLinkRequest) -> LinkReport:
         failure_code=found.failure_code[:80],
         hold_stream=found.hold_stream[:80],
         hold_log_id=found.hold_log_id[:80],
+    )
+
+
+def pipeline_report(found: pb.PipelineReport) -> PipelineReport:
+    """Read a report about a pipeline."""
+    try:
+        state = PipelineState(found.state)
+    except ValueError:
+        raise InvalidArgument(f"{found.state[:80]!r} is no state of a pipeline") from None
+    return PipelineReport(
+        name=found.name[:80],
+        state=state,
+        progress=one_line(found.progress[:500]),
+        runs=found.runs,
+        failures=found.failures,
+        failures_in_a_row=found.failures_in_a_row,
+        facts=found.facts,
+        backlog=found.backlog if found.backlog >= 0 else None,
+        batches=found.batches,
+        batch_seconds=found.batch_seconds if math.isfinite(found.batch_seconds) else 0.0,
+        last_error=one_line(found.last_error[:500]),
+        last_error_unix_ms=found.last_error_unix_ms,
+        last_good_unix_ms=found.last_good_unix_ms,
+        next_unix_ms=found.next_unix_ms,
+        finding=one_line(found.finding[:500]),
     )
 
 

@@ -12,6 +12,7 @@ import socket
 import ssl
 import threading
 import urllib.request
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,6 +37,9 @@ EVENT_KINDS_MAX = 256
 """So many different things can be told of within that time; a caller may choose his own name, but not flood the log."""
 
 OTHERS = "others"
+
+HISTORY_MAX = 1_000
+"""So many things that happened are remembered for whoever looks."""
 
 
 @dataclass(slots=True)
@@ -79,10 +83,31 @@ class AlertBoard:
         self._told: dict[tuple[str, str], _Repeated] = {}
         self._deliveries: dict[tuple[str, str], asyncio.Task[None]] = {}
         """The last delivery of each alert; those before it end first."""
+        self._history: deque[dict[str, Any]] = deque(maxlen=HISTORY_MAX)
 
     def active(self) -> list[dict[str, Any]]:
         """List what lasts, the oldest first."""
         return [each.to_dict() for each in sorted(self._raised.values(), key=lambda each: each.since_unix_ms)]
+
+    def history(self) -> list[dict[str, Any]]:
+        """List what happened since the start, the newest first."""
+        return list(reversed(self._history))
+
+    def take(self, settings: Alerts) -> None:
+        """Go by other settings from now on."""
+        self._settings = settings
+
+    def forget(self, about: str) -> None:
+        """Clear everything about a thing that is no more."""
+        for name, whose in [key for key in self._raised if key[1] == about or key[1].startswith(f"{about}/")]:
+            self.update(name, whose, None)
+
+    def remember(self, what: str, name: str, about: str, text: str, severity: str = "") -> None:
+        """Take note of something for those who look later."""
+        at = self._clock.now_unix_ms()
+        self._history.append(
+            {"at_unix_ms": at, "what": what, "alert": name, "about": about, "severity": severity, "text": text}
+        )
 
     def update(self, name: str, about: str, text: str | None, *, severity: str = "alert") -> None:
         """Say whether a condition holds: ``text`` describes it, None means that it does not hold."""
@@ -92,6 +117,7 @@ class AlertBoard:
             if lasting is not None:
                 del self._raised[key]
                 self._note("alert_cleared", alert=name, about=about)
+                self.remember("cleared", name, about, lasting.text, lasting.severity)
                 self._deliver({**lasting.to_dict(), "cleared": True})
             return
         now_ms = self._clock.monotonic_ms()
@@ -99,6 +125,7 @@ class AlertBoard:
             since = lasting.since_unix_ms if lasting else self._clock.now_unix_ms()
             self._raised[key] = lasting = Raised(name, about, severity, text, since, now_ms)
             self._metrics.alerts.labels(name).inc()
+            self.remember("raised", name, about, text, severity)
             self._send(lasting)
             return
         lasting.text = text
@@ -133,6 +160,7 @@ class AlertBoard:
         if before is not None and before.count:
             text = f"{text} ({before.count} times since it was last told)"
         self._told[name, about] = _Repeated(now_ms)
+        self.remember("happened", name, about, text, "alert")
         self._send(Raised(name, about, "alert", text, self._clock.now_unix_ms(), now_ms))
 
     async def close(self) -> None:

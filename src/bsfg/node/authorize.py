@@ -290,9 +290,10 @@ class Matrix:
 
 
 def _bearer(zone: str, token: Token) -> Identity:
-    role = Role(str(token.role))
+    # A consumer without a durable consumer of its own only reads.
+    roles = (Role(str(token.role)), *((Role.CONSUMER,) if token.facts else ()))
     return Identity(
-        name=f"token:{token.name}", zone=zone, roles=(role,), streams=(ANY,), expires_unix_ms=token.expires_unix_ms
+        name=f"token:{token.name}", zone=zone, roles=roles, streams=(ANY,), expires_unix_ms=token.expires_unix_ms
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
@@ -16,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
-from bsfg.artifacts import DEFAULT_MEDIA_TYPE
+from bsfg.artifacts import DEFAULT_MEDIA_TYPE, skipped
 from bsfg.batch import FactBatch
 from bsfg.errors import (
     ArtifactMissing,
@@ -34,12 +35,24 @@ from bsfg.jsonform import entry_to_dict, message_from_json
 from bsfg.model import DEFAULT_LIMITS, Limits
 from bsfg.node.administration import Administration
 from bsfg.node.service import NodeService
+from bsfg.node.tail import Tails, gone
 from bsfg.offload import STEP_FACTS, THREAD_BYTES, Step, by_size, step_of
-from bsfg.ports import Buffer, Confirmation, GapRecord
+from bsfg.ports import Confirmation, GapRecord
 from bsfg.rows import Row, row_of
 from bsfg.rules import judge
 from bsfg.wire.grpc_calls import check_most
-from bsfg.wire.http_server import DATA_POLICY, Endpoint, Handler, attachment, bucket_of, caller_of, endpoint, problem
+from bsfg.wire.http_server import (
+    DATA_POLICY,
+    Endpoint,
+    Handler,
+    attachment,
+    bucket_of,
+    buffer_in_query,
+    caller_of,
+    endpoint,
+    integer_in_query,
+    problem,
+)
 from bsfg.wire.limits import Admission, WireLimits
 from bsfg.wire.operations import HTTP, JSON, JSON_LINES, ROUTES, Asks, HttpRoute, openapi, terms_of
 from bsfg.wire.service import Caller, ObjectInfo
@@ -109,7 +122,7 @@ def _at_line(number: int, error: BsfgError) -> BsfgError:
 
 
 PIECE_BYTES = 64 << 10
-DIGITS_MAX = 20
+_REST = re.compile(r"bytes=([0-9]{1,18})-")
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -128,6 +141,7 @@ class HttpBoundary:
     ) -> None:
         self._boundary, self._admin, self._limits, self._admission = boundary, admin, limits, admission
         self._zone, self._pages = zone, pages
+        self.tails = Tails(boundary, limits, admission)
         self._openapi = orjson.dumps(openapi())
         self._looking: asyncio.Task[None] | None = None
 
@@ -135,7 +149,7 @@ class HttpBoundary:
         """Give the application, one route per operation, and the pages for people where there are any."""
         routes: list[BaseRoute] = [Route(each.path, self._endpoint(each), methods=[each.method]) for each in ROUTES]
         if self._pages is not None:
-            routes += self._pages.routes(self._admission)
+            routes += self._pages.routes(self._admission, self.tails)
         app = Starlette(routes=routes, exception_handlers={HTTPException: self._not_an_operation})
         # A path is right or it is none: what leads elsewhere would be an answer that nobody has to wait for.
         app.router.redirect_slashes = False
@@ -182,17 +196,18 @@ class HttpBoundary:
         path = request.path_params
         key = Key(path["from_zone"], path["message_id"])
         async with asyncio.timeout(self._limits.request_timeout_seconds):
-            entry = await self._boundary.get(caller, path["stream"], key, _buffer(request))
+            entry = await self._boundary.get(caller, path["stream"], key, buffer_in_query(request))
         return _answer(await by_size(len(entry.message.fact.object), _encoded, entry_to_dict, entry))
 
     async def fetch(self, request: Request, caller: Caller) -> Response:
         """Give the next facts of a consumer."""
-        wait_ms = _integer(request, "wait_ms", 0, 0, 1 << 31)
+        wait_ms = integer_in_query(request, "wait_ms", 0, 0, 1 << 31)
         wanted = FetchRequest(
-            max_facts=_integer(request, "limit", 100, 1, 100_000),
-            max_bytes=min(_integer(request, "max_bytes", 1 << 20, 1, 1 << 40), self._limits.frame_bytes),
+            max_facts=integer_in_query(request, "limit", 100, 1, 100_000),
+            max_bytes=min(integer_in_query(request, "max_bytes", 1 << 20, 1, 1 << 40), self._limits.frame_bytes),
             wait_seconds=min(wait_ms / 1000, self._limits.fetch_wait_max_seconds),
             gaps_after=request.query_params.get("gaps_after") or None,
+            after=integer_in_query(request, "after", 0, 0, 1 << 62) if "after" in request.query_params else None,
         )
         room = self._admission.room(request.state.owner)
         caller, consumer = replace(caller, room=room), request.path_params["consumer"]
@@ -204,6 +219,10 @@ class HttpBoundary:
             pieces = _lines(fetched) if is_lines else _fetched(fetched)
             data = await self._admission.written(fetched, pieces, request.state.owner)
             return _Counted(data, JSON_LINES if is_lines else JSON, held.pop_all().close)
+
+    async def tail(self, request: Request, caller: Caller) -> Response:
+        """Show the newest facts of a stream, and those that come."""
+        return await self.tails.open(request, caller)
 
     async def confirm(self, request: Request, caller: Caller) -> Response:
         """Record a confirmation."""
@@ -237,25 +256,34 @@ class HttpBoundary:
     async def get_object(self, request: Request, caller: Caller) -> Response:
         """Download an artifact by name; a digest decides what is meant."""
         path, digest = request.path_params, request.query_params.get("digest")
-        info, data = await self._boundary.get_object(caller, path["bucket"], path["key"], digest)
-        return await _download(request, info, data)
+        return await self._download(request, caller, (path["bucket"], path["key"]), digest)
 
     async def get_artifact(self, request: Request, caller: Caller) -> Response:
         """Download an artifact by digest."""
-        info, data = await self._boundary.get_object(caller, "", "", request.path_params["digest"])
-        return await _download(request, info, data)
+        return await self._download(request, caller, ("", ""), request.path_params["digest"])
 
     async def get_fact_artifact(self, request: Request, caller: Caller) -> Response:
         """Download the artifact of a fact."""
         path = request.path_params
         key = Key(path["from_zone"], path["message_id"])
         async with asyncio.timeout(self._limits.request_timeout_seconds):
-            entry = await self._boundary.get(caller, path["stream"], key, _buffer(request))
+            entry = await self._boundary.get(caller, path["stream"], key, buffer_in_query(request))
         reference = entry.message.fact.artifact
         if reference is None:
             raise ArtifactMissing("the fact refers to no artifact", hint="Look at fact.artifact_digest of the fact.")
-        info, data = await self._boundary.get_object(caller, "", "", reference.digest)
-        return await _download(request, replace(info, media_type=reference.media_type or info.media_type), data)
+        return await self._download(request, caller, ("", ""), reference.digest, reference.media_type)
+
+    async def _download(
+        self, request: Request, caller: Caller, name: tuple[str, str], digest: str | None, media_type: str | None = None
+    ) -> Response:
+        """Answer with content, or with what follows the bytes that a caller has (``Range: bytes=N-``)."""
+        info, data = await self._boundary.get_object(caller, *name, digest)
+        offset, size_bytes = _resumed(request, info), info.size_bytes or 0
+        if offset and offset >= size_bytes:
+            await data.aclose()
+            return problem(InvalidArgument(f"the artifact has {size_bytes} bytes, nothing follows {offset}"), 416)
+        info = replace(info, media_type=media_type or info.media_type)
+        return await _content(request, info, skipped(data, offset), offset)
 
     async def status(self, request: Request, caller: Caller) -> Response:
         """Describe the node."""
@@ -357,10 +385,20 @@ class _Counted(Response):
             self._release()
 
 
-async def _download(request: Request, info: ObjectInfo, data: AsyncGenerator[bytes, None]) -> Response:
+def _resumed(request: Request, info: ObjectInfo) -> int:
+    """Give from where on a caller wants content; any other range than the rest of it is answered with the whole."""
+    found = _REST.fullmatch(request.headers.get("range", ""))
+    # What was begun may not be what the name stands for now.
+    is_same = request.headers.get("if-range") in (None, f'"{info.digest}"')
+    return int(found.group(1)) if found is not None and is_same and request.method != "HEAD" else 0
+
+
+async def _content(request: Request, info: ObjectInfo, data: AsyncGenerator[bytes, None], offset: int) -> Response:
     """Answer with content, or for HEAD with what is known of it; content that is not right is never complete."""
+    size_bytes = info.size_bytes or 0
     headers = {
-        "content-length": str(info.size_bytes),
+        "content-length": str(size_bytes - offset),
+        "accept-ranges": "bytes",
         "etag": f'"{info.digest}"',
         # A producer's file is nothing of ours: a browser keeps it, and must not show it as a page of this node.
         "content-disposition": attachment(info.file_name or info.key or info.digest or ""),
@@ -373,27 +411,24 @@ async def _download(request: Request, info: ObjectInfo, data: AsyncGenerator[byt
     if request.method == "HEAD":
         await data.aclose()
         return Response(media_type=media_type, headers=headers)
-    return StreamingResponse(data, media_type=media_type, headers=headers)
+    if offset:
+        headers["content-range"] = f"bytes {offset}-{size_bytes - 1}/{size_bytes}"
+    return StreamingResponse(data, 206 if offset else 200, media_type=media_type, headers=headers)
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, Fetched]) -> Fetched:
     """Wait for an answer, but not for a caller who has gone: he would keep his place until the end of the wait."""
     working = asyncio.create_task(work)
-    gone = asyncio.create_task(_gone(request))
+    leaving = asyncio.create_task(gone(request.receive))
     try:
-        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             raise ClientDisconnect
         return await working
     finally:
-        for task in (working, gone):
+        for task in (working, leaving):
             task.cancel()
-        await asyncio.gather(working, gone, return_exceptions=True)
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+        await asyncio.gather(working, leaving, return_exceptions=True)
 
 
 def _json(value: Any) -> Response:
@@ -520,18 +555,3 @@ def _whole(value: Any) -> int:
     if type(value) is not int:
         raise TypeError(f"{str(value)[:80]!r} is not a whole number")
     return value
-
-
-def _integer(request: Request, name: str, default: int, least: int, most: int) -> int:
-    text = request.query_params.get(name, str(default))
-    if len(text) > DIGITS_MAX or not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
-        raise InvalidArgument(f"{name} must be a number from {least} to {most}")
-    return int(text)
-
-
-def _buffer(request: Request) -> Buffer:
-    word = request.query_params.get("buffer", Buffer.FORWARD)
-    try:
-        return Buffer(word)
-    except ValueError:
-        raise InvalidArgument("buffer must be store or forward") from None

@@ -280,6 +280,46 @@ def check_ttl(ttl_ms: int) -> None:
 
 LAG_MS = 60_000
 
+INSTANCES_MAX, INSTANCE_BYTES = 8, 64
+"""What a caller can make a node remember of himself."""
+
+INSTANCE_MS = 120_000
+"""How long it is remembered which process fetched: longer than any fetch waits."""
+
+
+class Instances:
+    """Which processes fetch under one name.
+
+    A process that has ended never comes back, however often a node is started again. So one that comes back after
+    another has come shows that there are two, and so two nodes with one certificate, each with a folder of its own.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, dict[str, tuple[int, str]]] = {}
+        self._last: dict[str, str] = {}
+        self._doubled: dict[str, tuple[int, tuple[str, str]]] = {}
+
+    def came(self, consumer: str, instance: str, address: str, now_ms: int) -> None:
+        """Note that a process fetches; who does not tell which one it is cannot be told from others."""
+        instance = instance[:INSTANCE_BYTES]
+        if not instance:
+            return
+        place = address.rpartition(":")[0] or address
+        known = {name: seen for name, seen in self._seen.get(consumer, {}).items() if now_ms - seen[0] <= INSTANCE_MS}
+        before = self._last.get(consumer, instance)
+        if before != instance and before in known and instance in known:
+            self._doubled[consumer] = now_ms, (known[before][1], place)
+        if len(known) >= INSTANCES_MAX:
+            known.pop(min(known, key=lambda name: known[name][0]))
+        self._seen[consumer] = {**known, instance: (now_ms, place)}
+        self._last[consumer] = instance
+
+    def doubled(self, consumer: str, now_ms: int) -> tuple[str, str] | None:
+        """Give from where two processes fetch under a name, None when only one does."""
+        since_ms, places = self._doubled.get(consumer, (-INSTANCE_MS, ("", "")))
+        return places if consumer in self._doubled and now_ms - since_ms <= INSTANCE_MS else None
+
+
 OnMove = Callable[[GateView, Gate], None]
 """Is told every change of a gate: the gate as it is now, and as it was."""
 
@@ -293,14 +333,15 @@ class LinkRegistry:
     _gates: dict[tuple[str, str], Gate] = field(default_factory=dict)
     _fetched: dict[str, tuple[int, int]] = field(default_factory=dict)
     _came_ms: dict[str, int] = field(default_factory=dict)
-    _downloaded_ms: dict[str, int] = field(default_factory=dict)
-    _spoke_ms: dict[str, int] = field(default_factory=dict)
+    downloaded_ms: dict[str, int] = field(default_factory=dict)
+    spoke_ms: dict[str, int] = field(default_factory=dict)
     _troubles: dict[tuple[str, str], str] = field(default_factory=dict)
     _waiting: Counter[str] = field(default_factory=Counter)
     leases: Leases = field(init=False)
     _reports: dict[tuple[str, str], tuple[int, LinkReport]] = field(default_factory=dict)
-    _reporters: dict[tuple[str, str], str | None] = field(default_factory=dict)
+    reporters: dict[tuple[str, str], str | None] = field(default_factory=dict)
     _lags: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
+    instances: Instances = field(default_factory=Instances)
 
     def __post_init__(self) -> None:
         self.leases = Leases(self.clock)
@@ -308,6 +349,16 @@ class LinkRegistry:
     def add(self, link: str, side: str = RECEIVER, gate: Gate | None = None) -> None:
         """Put up a link's gate on one side; one that is there already stays as it is."""
         self._gates.setdefault((link, side), gate or Gate(since_unix_ms=self.clock.now_unix_ms()))
+
+    def remove(self, link: str, side: str) -> None:
+        """Take down a link's gate on one side, and forget what was said of it."""
+        self._gates.pop((link, side), None)
+        self._troubles.pop((link, side), None)
+        if side == RECEIVER:
+            for known in (self._reports, self.reporters, self._lags):
+                for of in [each for each in known if each[0] == link]:
+                    del known[of]
+            self.leases.tell(link)
 
     def gates(self) -> list[GateView]:
         """List all gates, holds that have ended let go first."""
@@ -401,21 +452,11 @@ class LinkRegistry:
 
     def downloads(self, zone: str) -> None:
         """Note that a zone takes a piece of an artifact; it fetches no facts before it has the whole of it."""
-        self._downloaded_ms[zone] = self.clock.monotonic_ms()
-
-    def downloaded_ms(self, zone: str) -> int | None:
-        """Give when a zone last took a piece of an artifact, None when it did not since the start."""
-        return self._downloaded_ms.get(zone)
-
-    # What the node sees by itself, see `bsfg.node.watching`.
+        self.downloaded_ms[zone] = self.clock.monotonic_ms()
 
     def spoke(self, link: str) -> None:
         """Note that the engine of a link has done something, or tried to: no engine can look healthy by being dead."""
-        self._spoke_ms[link] = self.clock.monotonic_ms()
-
-    def spoke_ms(self, link: str) -> int | None:
-        """Give when an engine last did something for a link, None when none did since the start."""
-        return self._spoke_ms.get(link)
+        self.spoke_ms[link] = self.clock.monotonic_ms()
 
     def say(self, link: str, side: str, trouble: str | None) -> None:
         """Note what is wrong with a side of a link whatever its gate says, None when nothing is."""
@@ -439,8 +480,8 @@ class LinkRegistry:
         self.leases.hear_of(holder, plan)
         wait_seconds = 0.0 if unknown and not known else wait_seconds
         taken, held = await self.leases.acquire_many(known, holder, ttl_ms, wait_seconds, plan)
-        views = {link: self.leased(link, lease, ttl_ms) for link, lease in taken.items()}
-        return LeasesView(views, {**unknown, **held}, self.leases.heard_of(holder))
+        views, gone = self._leased(taken, ttl_ms)
+        return LeasesView(views, {**unknown, **held, **gone}, self.leases.heard_of(holder))
 
     async def keep_many(
         self, kept: Sequence[KeptLease], holder: str, ttl_ms: int, wait_seconds: float, plan: int
@@ -454,11 +495,17 @@ class LinkRegistry:
         def is_new() -> bool:
             if self.leases.heard_of(holder) > plan or unknown:
                 return True
-            return any(each.mode and str(self._gates[each.link, RECEIVER].mode) != each.mode for each in kept)
+            gates = ((each.mode, self._gates.get((each.link, RECEIVER))) for each in kept)
+            return any(mode and (gate is None or str(gate.mode) != mode) for mode, gate in gates)
 
         leases, lost = await self.leases.keep_many(kept, holder, ttl_ms, wait_seconds, is_new)
-        views = {link: self.leased(link, lease, ttl_ms) for link, lease in leases.items()}
-        return LeasesView(views, {**unknown, **lost}, self.leases.heard_of(holder))
+        views, gone = self._leased(leases, ttl_ms)
+        return LeasesView(views, {**unknown, **lost, **gone}, self.leases.heard_of(holder))
+
+    def _leased(self, leases: Mapping[str, Lease], ttl_ms: int) -> tuple[dict[str, LeaseView], dict[str, BsfgError]]:
+        """Describe leases to whoever has them; a link may have been taken out of the configuration meanwhile."""
+        known, gone = self._known(list(leases))
+        return {link: self.leased(link, leases[link], ttl_ms) for link in known}, gone
 
     def _known(self, links: Sequence[str]) -> tuple[list[str], dict[str, BsfgError]]:
         """Part the links that there are from those that there are not."""
@@ -488,7 +535,7 @@ class LinkRegistry:
             self.spoke(report.link)
         if report.stream:
             self._reports[report.link, report.stream] = (self.clock.now_unix_ms(), report)
-            self._reporters[report.link, report.stream] = self.leases.holder(report.link)
+            self.reporters[report.link, report.stream] = self.leases.holder(report.link)
             if report.lag_seconds is not None:
                 self._lags[report.link, report.stream] = self.clock.monotonic_ms(), report.lag_seconds
         if report.hold_code:
@@ -496,10 +543,6 @@ class LinkRegistry:
             stream, log_id = report.hold_stream, report.hold_log_id
             return self.hold(report.link, RECEIVER, by="pipeline", reason=reason, stream=stream, log_id=log_id)
         return self.on(report.link, RECEIVER, report.event, report.reason) if report.event else view
-
-    def reporter(self, link: str, stream: str) -> str | None:
-        """Say who held the lease of a link when the last report of a stream came."""
-        return self._reporters.get((link, stream))
 
     def lag_seconds(self, link: str, stream: str) -> float | None:
         """Give the lag of what last came of a stream, None when nothing came in the last minute.

@@ -57,9 +57,10 @@ class Listeners:
             credentials=credentials,
             called=begun.called if watched else None,
         )
-        app = HttpBoundary(boundary, admin, limits, self.admission, zone=zone, pages=pages).app()
+        operations = HttpBoundary(boundary, admin, limits, self.admission, zone=zone, pages=pages)
+        self._tails = operations.tails
         hosts = Hosts(names, watched) if names is not None else None
-        fenced = Fence(app, hosts, self.admission)
+        fenced = Fence(operations.app(), hosts, self.admission)
         optional = pages is not None and pages.takes_tokens
         context = server_context(watched, certificates_optional=optional) if watched else None
         self.http = HttpListener(fenced, limits, context=context, handshakes=self.handshakes)
@@ -78,5 +79,6 @@ class Listeners:
 
     async def stop(self, grace_seconds: float = 5.0) -> None:
         """Take no more requests, let those under way finish for a while, and close."""
+        self._tails.close()
         await asyncio.gather(self.grpc.stop(grace_seconds), self.http.stop())
         await self._begun.stop()

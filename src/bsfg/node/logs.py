@@ -64,8 +64,8 @@ class Repeats:
 
 
 EVENTS: dict[str, str] = {
-    "access_not_reloaded": "A changed file of who may call cannot be used; the node goes on with what it had.",
-    "access_reloaded": "New identities, tokens, authorities or revocation lists count, with the digest of zone.toml.",
+    "access_not_reloaded": "A changed file cannot be used; the node goes on with what it had.",
+    "access_reloaded": "What changed in zone.toml, or in revocation lists, counts; what waits for a restart is named.",
     "alert_cleared": "What an alert was about is over.",
     "alert_not_delivered": "An alert could not be given to the webhook or command; it is in this log all the same.",
     "alert_raised": "Something needs a person: `alert` says what, with its details.",

@@ -23,6 +23,30 @@ LAG_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0, 300.0, 36
 _FILL = {Buffer.STORE: "bsfg_store_buffer_fill_percent", Buffer.FORWARD: "bsfg_forward_buffer_fill_percent"}
 
 
+class PipelineMetrics:
+    """What `bsfg pipeline run` tells of the pipelines of a zone."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, says: str) -> Counter:
+            return Counter(f"bsfg_pipeline_{name}_total", says, ("pipeline",), registry=registry)
+
+        def gauge(name: str, says: str) -> Gauge:
+            return Gauge(f"bsfg_pipeline_{name}", says, ("pipeline",), registry=registry)
+
+        self.up = gauge("up", "1 while a pipeline works or waits for its next run; 0 when it fails or is dead.")
+        self.runs = counter("runs", "Runs that were begun.")
+        self.failures = counter("failures", "Runs that failed.")
+        self.facts = counter("facts", "Facts moved in bulk, landed, made or compared.")
+        self.backlog = gauge("backlog", "Facts that wait for a pipeline; NaN where nobody knows.")
+        self.batches = counter("batches", "Micro-batches and jobs of Spark that were done for it.")
+        self.batch_seconds = gauge("batch_seconds", "How long the last of them took.")
+        self.last_good = gauge(
+            "last_good_timestamp_seconds",
+            "When a run last ended well, or what never ends last worked; 0 when it has not.",
+        )
+        self.clean = gauge("clean", "1 when the last audit was clean.")
+
+
 class Metrics:
     """All counters, gauges and histograms of one node, in a registry of their own."""
 
@@ -69,6 +93,7 @@ class Metrics:
         self.link_dead = gauge("bsfg_link_dead", "1 while nobody moves a link.", "link")
         self.gate_state = gauge("bsfg_gate_state", "1 for the mode a gate is in.", "link", "side", "mode")
         self.gate_moves = counter("bsfg_gate_transitions_total", "Changes of mode.", "link", "side", "mode")
+        self.pipelines = PipelineMetrics(registry)
         self.frontier = gauge("bsfg_frontier_offset", "Confirmed through, by consumer.", "consumer")
         self.backlog = gauge("bsfg_consumer_backlog", "Facts not confirmed, by consumer.", "consumer")
         self.fill = {buffer: gauge(name, f"Fill of the {buffer} buffer.", "stream") for buffer, name in _FILL.items()}

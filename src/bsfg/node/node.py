@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import random
+import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, TypeVar
@@ -60,7 +62,7 @@ from bsfg.wire.certcheck import check_signed
 from bsfg.wire.client import BoundaryClient, ClientLink
 from bsfg.wire.connection import PEER_MESSAGE_BYTES, Connection
 from bsfg.wire.peer import PeerNames
-from bsfg.wire.reach import ConnectionDiagnosis
+from bsfg.wire.probe import ConnectionDiagnosis
 from bsfg.wire.service import Caller, GateView
 from bsfg.wire.tls import Material, Watched
 
@@ -85,6 +87,7 @@ class Node:
     def __init__(self, config: ZoneConfig, *, clock: Clock | None = None, rng: random.Random | None = None) -> None:
         self.config = config
         self.clock, self._rng = clock or SystemClock(), rng
+        self._instance = secrets.token_hex(8)
         self.parts: NodeContext
         self.pages: Dashboard | None = None
         self.grpc_port = self.http_port = 0
@@ -92,6 +95,8 @@ class Node:
         self.trail = AuditTrail()
         self._rates = Rates()
         self.handoffs: dict[str, NativeHandoff] = {}
+        self._pulls: dict[str, tuple[object, AsyncExitStack]] = {}
+        """What each link that is pulled here was begun with, and what ends it."""
         self._stack = AsyncExitStack()
         self._storage: Storage | None = None
 
@@ -144,7 +149,7 @@ class Node:
             ACCESS.let_group_read()
         storage = self._storage = await self._open_storage(metrics)
         self._stack.push_async_callback(storage.close)
-        state = self._open_state(storage)
+        state = self._state = self._open_state(storage)
         self._stack.callback(state.close)
         state.check_settled()
         trail_problems = self._open_trail(reserve_of(storage, config.data_folder, self.clock))
@@ -162,14 +167,13 @@ class Node:
         await check_ids(self.parts, config.zone.name)
         await self._create_consumers()
         await self._listen(watched)
-        upkeep = Upkeep(config, self.parts, self.alerts, _note, self._rates, self.damage)
+        upkeep = self._upkeep = Upkeep(config, self.parts, self.alerts, _note, self._rates, self.damage)
         await upkeep.start()
         self._stack.push_async_callback(upkeep.stop)
         self._follow_files(watched)
         self._scrub(state)
-        for link in config.links.values():
-            if link.engine == Engine.NATIVE:
-                await self._pull(link, state, watched)
+        self._stack.push_async_callback(self._stop_pulling)
+        await self._pull_all(watched)
         started = {"version": bsfg.__version__, "grpc_port": self.grpc_port, "digest": digest_of(config)}
         log.info("node_started", zone=config.zone.name, **started)
         started = {"version": bsfg.__version__, "pid": os.getpid()}
@@ -241,14 +245,40 @@ class Node:
         """Begin to take up changes of who may call."""
         files = watched.files if watched is not None else None
         take_tokens = self.pages.take_tokens if self.pages is not None else lambda rows: not rows
-        self._reload = Reload(self.config, self.parts, self.alerts, _note, files, take_tokens)
+
+        async def apply(config: ZoneConfig, matrix: Matrix) -> None:
+            await self._apply(config, matrix, watched)
+
+        self._reload = Reload(self.config, self.parts, self.alerts, _note, files, take_tokens, apply=apply)
         self._reload.start()
         self._stack.push_async_callback(self._reload.stop)
 
     def reload(self) -> None:
-        """Take up the tables of who may call at once; before the node has started they are new anyway."""
+        """Take up changed tables at once; before the node has started they are new anyway."""
         if self._reload is not None:
             self._reload.ask()
+
+    async def _apply(self, config: ZoneConfig, matrix: Matrix, watched: Watched | None) -> None:
+        """Let a configuration count. All decisions change in one step of the loop; what has to be opened follows."""
+        before, parts = self.config, self.parts
+        for name in set(self._pulls) - set(config.links):
+            await self._stop_pull(name)
+        settings = dataclasses.replace(NodeSettings.of(config), limits=parts.settings.limits)
+        self.config, parts.settings = config, settings
+        parts.guard = dataclasses.replace(parts.guard, matrix=matrix)
+        self.alerts.take(config.alerts)
+        parts.pipelines.configure(config.pipelines)
+        held = self._state.held_gates()
+        for link, side in _sides(config):
+            parts.links.add(link, side, held.get((link, side)))
+        for link, side in set(_sides(before)) - set(_sides(config)):
+            parts.links.remove(link, side)
+            self.alerts.forget(f"{link}/{side}")
+            self.alerts.update("peer_certificate", link, None)
+        self._upkeep.take(config)
+        await self._open_buffers([name for name in config.streams if name not in before.streams])
+        await self._create_consumers()
+        await self._pull_all(watched)
 
     def _audit(self, metrics: Metrics) -> Callable[[Decision, Caller], None]:
         repeats = Repeats(self.clock)
@@ -293,6 +323,9 @@ class Node:
                 state.accept(view.link, before)
             state.keep_gate(view.link, view.side, view.gate)
             alert_gate(self.alerts, view)
+            if view.gate.mode != before.mode:
+                moved = f"from {before.mode} to {view.gate.mode}: {view.gate.reason}".removesuffix(": ")
+                self.alerts.remember("moved", "gate_moved", f"{view.link}/{view.side}", moved)
             metrics.gate_moved(view.link, view.side, view.gate.mode)
             if view.gate.mode == Mode.HELD != before.mode and view.gate.held_by in BY_ITSELF:
                 place, why = f"{view.link}/{view.side}", view.gate.reason
@@ -309,8 +342,7 @@ class Node:
         registry = LinkRegistry(self.clock, on_move)
         held = state.held_gates()
         lost = Gate(Mode.HELD, self.clock.now_unix_ms(), _STATE_LOST, held_by="node") if state.is_lost else None
-        sides = [(name, RECEIVER) for name in self.config.links] + [(zone, SENDER) for zone in self.config.serve]
-        for link, side in sides:
+        for link, side in _sides(self.config):
             if lost is not None and (link, side) not in held:
                 held[link, side] = lost
                 state.keep_gate(link, side, lost)
@@ -325,16 +357,19 @@ class Node:
     async def _recover(self, state_problems: Sequence[str] = ()) -> None:
         """Open every buffer before anyone can call, and say what was found."""
         self.damage.tell(self.config.zone.name, state_problems)
-        for stream in self.parts.settings.streams:
+        await self._open_buffers(self.parts.settings.streams)
+        report = await recover(self.parts.storage, without=await self._not_served())
+        await self.damage.look()
+        log.info("storage_recovered", buffers=len(report.buffers), consumers=len(report.consumers))
+
+    async def _open_buffers(self, streams: Iterable[str]) -> None:
+        for stream in streams:
             for kind in Buffer:
                 try:
                     await said_while(self.parts.buffer(stream, kind), stream=stream, buffer=str(kind))
                 except StreamUnavailable as failure:
                     _note("stream_unavailable", stream=stream, buffer=str(kind), problem=failure.message)
                     self.alerts.update(failure.code, f"{stream}/{kind}", failure.message)
-        report = await recover(self.parts.storage, without=await self._not_served())
-        await self.damage.look()
-        log.info("storage_recovered", buffers=len(report.buffers), consumers=len(report.consumers))
 
     async def _not_served(self) -> set[tuple[str, Buffer]]:
         """Give the buffers to leave alone: those out of service, and broken ones of streams no longer configured."""
@@ -400,19 +435,46 @@ class Node:
     def _dashboard(self, administration: Administration) -> Dashboard | None:
         if not (self.config.dashboard.enabled and self.config.listen.http_enabled):
             return None
-        return Dashboard(self.config, self.parts, administration)
+        return Dashboard(self.config, self.parts, administration, self.alerts.history)
 
     # Pulling.
 
-    async def _pull(self, link: Link, state: NodeState, watched: Watched | None) -> None:
-        client, way = self._connect(link, watched)
-        pulls = [self._stream_pull(link, stream, client, state) for stream in self.config.streams_of(link)]
+    async def _pull_all(self, watched: Watched | None) -> None:
+        """Pull every link that the node moves itself; one that is as it was goes on undisturbed."""
+        config = self.config
+        wanted = {
+            name: (link, config.streams_of(link), config.identities[link.expected_server])
+            for name, link in config.links.items()
+            if link.engine == Engine.NATIVE
+        }
+        for name in [name for name, (terms, _) in self._pulls.items() if wanted.get(name) != terms]:
+            await self._stop_pull(name)
+        for name, terms in wanted.items():
+            if name not in self._pulls:
+                held = AsyncExitStack()
+                self._pulls[name] = terms, held
+                await self._pull(config.links[name], watched, held)
+
+    async def _stop_pulling(self) -> None:
+        for name in list(self._pulls):
+            await self._stop_pull(name)
+
+    async def _stop_pull(self, name: str) -> None:
+        _, held = self._pulls.pop(name)
+        self.handoffs.pop(name, None)
+        await held.aclose()
+
+    async def _pull(self, link: Link, watched: Watched | None, held: AsyncExitStack) -> None:
+        client, way = self._connect(link, watched, held)
+        pulls = [self._stream_pull(link, stream, client, self._state) for stream in self.config.streams_of(link)]
         handoff = NativeHandoff(link, self.parts, pulls, note=_note, alerts=self.alerts, way=way, rng=self._rng)
         self.handoffs[link.name] = handoff
+        held.push_async_callback(handoff.stop)
         await handoff.start()
-        self._stack.push_async_callback(handoff.stop)
 
-    def _connect(self, link: Link, watched: Watched | None) -> tuple[BoundaryClient, SenderWay | None]:
+    def _connect(
+        self, link: Link, watched: Watched | None, held: AsyncExitStack
+    ) -> tuple[BoundaryClient, SenderWay | None]:
         """Give what calls the sender of a link, and what finds out why it does not answer."""
         connection = Connection(
             str(link.address),
@@ -423,8 +485,10 @@ class Node:
             to_peer=True,
             request_timeout_seconds=link.request_timeout_seconds,
         )
-        client = BoundaryClient(connection)
-        self._stack.push_async_callback(client.close)
+        # Nodes that share a storage take turns, and may come back; that there is one at a time is seen to elsewhere.
+        shared = isinstance(self.parts.storage, SharedStorage)
+        client = BoundaryClient(connection, instance="" if shared else self._instance)
+        held.push_async_callback(client.close)
         by_alternative_name = self.config.tls.identity == IdentityFrom.SAN
 
         def vouch(names: PeerNames) -> None:
@@ -438,19 +502,25 @@ class Node:
             by_alternative_name=by_alternative_name,
             vouch=vouch,
         )
-        self._stack.callback(reach.close)
+        held.callback(reach.close)
         return client, reach
 
     def _stream_pull(self, link: Link, stream: str, client: BoundaryClient, state: NodeState) -> StreamPull:
         consumer = consumer_name(self.config.zone.name, stream, link.buffer)
-        peer = ClientLink(link.zone, consumer, client, link.carry_only)
+        peer = ClientLink(link.zone, consumer, client, link.carry_only, link.filter)
         bringing = ArtifactFetcher(self.parts, link.name, stream, client)
 
         def read(first: int, end: int) -> AsyncIterator[Frame]:
-            return client.read_offsets(stream, first, end, buffer=link.buffer, carry_only=link.carry_only)
+            choice: dict[str, Any] = {"carry_only": link.carry_only, "filter": link.filter}
+            return client.read_offsets(stream, first, end, buffer=link.buffer, **choice)
 
         rules = rules_of(link, self.parts, stream)
         return StreamPull(stream, peer, state.peer(link.name, stream), rules, bringing, self.parts, read)
+
+
+def _sides(config: ZoneConfig) -> list[tuple[str, str]]:
+    """List the gates of a configuration: of the links that are pulled, and to the zones that are served."""
+    return [(name, RECEIVER) for name in config.links] + [(zone, SENDER) for zone in config.serve]
 
 
 def _accepts(view: GateView, before: Gate) -> bool:

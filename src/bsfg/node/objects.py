@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import orjson
 
-from bsfg.artifacts import BY_DIGEST, DEFAULT_MEDIA_TYPE, check_digest
+from bsfg.artifacts import BY_DIGEST, DEFAULT_MEDIA_TYPE, check_digest, skipped
 from bsfg.batch import FactBatch
 from bsfg.config.access import Identity
 from bsfg.config.kinds import Action, Role
@@ -130,9 +130,9 @@ class Objects:
         return replace(info, digest=digest, size_bytes=stored.size_bytes, already_exists=before)
 
     async def get(
-        self, caller: Caller, bucket: str, key: str, digest: str | None
+        self, caller: Caller, bucket: str, key: str, digest: str | None, offset: int = 0
     ) -> tuple[ObjectInfo, AsyncGenerator[bytes, None]]:
-        """Give an artifact and its bytes, which are verified while they are read.
+        """Give an artifact and its bytes, which are verified while they are read, also those before the offset.
 
         A digest decides by itself: a name beside it says at most of which media type the content is. Without one, the
         name is looked up in this zone. Whoever may read no fact that names the content is told that there is none: that
@@ -151,13 +151,18 @@ class Objects:
         [size_bytes] = await store.claim([digest])
         if size_bytes is None:
             size_bytes = await _measured(store, digest)
+        if offset < 0:
+            raise InvalidArgument("an offset is not negative")
+        if offset > size_bytes:
+            raise DigestMismatch(f"{offset} bytes cannot be the beginning of {size_bytes}", digest=digest)
         media_type = found.media_type if found is not None and found.digest == digest else DEFAULT_MEDIA_TYPE
-        return ObjectInfo(bucket, key, media_type, None, digest, size_bytes), self._taken(row.zone, store.get(digest))
+        content = self._taken(row.zone, store.get(digest))
+        return ObjectInfo(bucket, key, media_type, None, digest, size_bytes), skipped(content, offset)
 
     async def _may_read(self, caller: Caller, row: Identity, digest: str) -> bool:
         """Tell whether a caller may read a fact that names a digest; note when he asks for what he may not have."""
         check_digest(digest)
-        references = self._parts.references
+        references = self._parts.references_for(row)
         readable, unavailable = await self._readable(caller)
         if any(references.is_known(each, digest) for each in readable):
             return True

@@ -8,9 +8,11 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from bsfg.clock import JumpGuardedClock
-from bsfg.config import Link, Stream, ZoneConfig
+from bsfg.config import Link, PipelineTable, Serve, Stream, ZoneConfig
+from bsfg.config.access import Identity
 from bsfg.digest import SHA256, Hasher, hasher_named
 from bsfg.errors import StorageClosed, StorageUnavailable, StreamUnavailable, UnknownStream
+from bsfg.filters import EVERY_FACT, FactFilter
 from bsfg.journey.append import Plausibility
 from bsfg.journey.artifacts import References
 from bsfg.journey.link import PeerMemory, SessionMemory
@@ -19,6 +21,7 @@ from bsfg.node.ages import Oldest
 from bsfg.node.authorize import Guard
 from bsfg.node.links import LinkRegistry
 from bsfg.node.metrics import Metrics
+from bsfg.node.pipelines import PipelineBoard
 from bsfg.node.trail import AuditTrail
 from bsfg.ports import ArtifactStore, Buffer, Clock, ForwardBuffer, Storage, StoreBuffer
 from bsfg.retention import Policy
@@ -82,6 +85,8 @@ class NodeSettings:
     ids: MessageIds = EXPLICIT
     hasher: Hasher = SHA256
     links: Mapping[str, Link] = field(default_factory=dict)
+    serve: Mapping[str, Serve] = field(default_factory=dict)
+    pipelines: Mapping[str, PipelineTable] = field(default_factory=dict)
     limits: WireLimits = field(default_factory=WireLimits)
     signing: TrustedKeys = NO_KEYS
 
@@ -95,6 +100,8 @@ class NodeSettings:
             ids=config.zone.ids,
             hasher=hasher_named(config.zone.hasher),
             links=config.links,
+            serve=config.serve,
+            pipelines=config.pipelines,
             signing=config.trusted_keys,
             limits=WireLimits(
                 message_bytes=max([limits.message_bytes, *map(_message_bytes, config.streams.values())]),
@@ -137,19 +144,38 @@ class NodeContext:
     trail: AuditTrail = field(default_factory=AuditTrail)
     steady: JumpGuardedClock = field(init=False)
     oldest: Oldest = field(init=False)
+    pipelines: PipelineBoard = field(init=False)
     references: References = field(init=False)
     """Which artifacts the facts of each buffer name: who may read those may read these."""
     scrub: Callable[[], Mapping[str, Any]] | None = None
     """Tells how far the scrub is; None when there is none."""
+    configuration: Callable[[], Mapping[str, Any]] | None = None
+    """Tells which configuration counts; None when nobody follows its file."""
+    reload: Callable[[str], Awaitable[list[str]]] | None = None
+    """Takes up what has changed of it, by somebody's wish, and gives the tables that changed."""
     _buffers: dict[tuple[str, Buffer], Any] = field(default_factory=dict)
     """The buffers that are open; one that closed itself stays so, and says it to whoever uses it."""
     unavailable: dict[tuple[str, Buffer], StreamUnavailable] = field(default_factory=dict)
     """The buffers that could not be opened or closed themselves; they are tried again when taken out of here."""
 
+    served_references: dict[FactFilter, References] = field(init=False, default_factory=dict)
+    """Likewise, of the facts that a zone may have of them, where it may not have all."""
+
     def __post_init__(self) -> None:
         self.steady = JumpGuardedClock.begun(self.clock)
         self.oldest = Oldest(self)
+        self.pipelines = PipelineBoard(self.clock, self.metrics, self.settings.pipelines)
         self.references = References(getattr(self.artifacts, "references", None))
+
+    def served(self, row: Identity) -> FactFilter:
+        """Give which facts somebody may have at all: another zone those that it is served, whoever asks for it."""
+        serve = self.settings.serve.get(row.zone)
+        return EVERY_FACT if serve is None or row.zone == self.settings.zone else serve.filter
+
+    def references_for(self, row: Identity) -> References:
+        """Give which artifacts are named by facts that somebody may have."""
+        served = self.served(row)
+        return self.served_references.setdefault(served, References(wanted=served)) if served else self.references
 
     async def store(self, stream: str) -> StoreBuffer:
         """Give the store buffer of a stream."""

@@ -1,8 +1,11 @@
-"""Takes up new tables of who may call, while the node runs: [authorities], [identities], [tokens] and revocation lists.
+"""Takes up new tables while the node runs: who may call, what is served and pulled, streams, thresholds and alerts.
 
-The files are looked at once a second, and upon SIGHUP. What is new is checked as a whole, together with what the node
-goes on with, before any of it counts; then it counts all at once, for open connections too. A file with a mistake
-changes nothing and is an alert until it is corrected. Every other table waits for a restart, and is named.
+Which pipelines there are to be is taken up with them: another process runs them, and follows the same file.
+
+The files are looked at once a second, upon SIGHUP, and when an operator asks for it. What is new is checked as a whole,
+together with what the node goes on with, before any of it counts; then it counts all at once, for open connections too.
+A file with a mistake changes nothing and is an alert until it is corrected. Every other table waits for a restart, and
+is named.
 """
 
 from __future__ import annotations
@@ -10,16 +13,18 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from bsfg.config import Token, ZoneConfig, load
+from bsfg.config.access import Stream
 from bsfg.config.checks import problems_of
-from bsfg.errors import BsfgError, ConfigInvalid
+from bsfg.errors import BsfgError, ConfigInvalid, unforeseen
 from bsfg.node.alerts import AlertBoard, Note
 from bsfg.node.authorize import Matrix
-from bsfg.node.parts import NodeContext
+from bsfg.node.parts import NodeContext, NodeSettings
 from bsfg.trail import FAILED, NODE, TrailEvent
 from bsfg.wire.tls import TlsFiles, file_stamp
 
@@ -27,7 +32,19 @@ if TYPE_CHECKING:
     from bsfg.wire.certs import Trust
 
 LOOK_SECONDS = 1.0
-TAKEN = ("authorities", "identities", "tokens")
+TAKEN = ("authorities", "identities", "tokens", "links", "serve", "alerts", "pipelines")
+OF_A_STREAM = (
+    "warning_fill_percent",
+    "alert_fill_percent",
+    "latest_max_age_seconds",
+    "plausible_past_seconds",
+    "plausible_future_seconds",
+)
+"""What can change of a stream that is there; the rest of it belongs to its files."""
+
+Apply = Callable[[ZoneConfig, Matrix], Awaitable[None]]
+"""Lets a configuration count that was checked."""
+
 
 TakeTokens = Callable[[Mapping[str, Token]], bool]
 """Gives the door of the dashboard its tokens; tells whether they can be used before a restart."""
@@ -44,10 +61,17 @@ class Reload:
         note: Note,
         files: TlsFiles | None = None,
         take_tokens: TakeTokens = lambda rows: not rows,
+        *,
+        apply: Apply,
     ) -> None:
-        self._started_with = self._running = config
+        self._running = config
         self._parts, self._alerts, self._note = parts, alerts, note
-        self._files, self._take_tokens = files, take_tokens
+        self._files, self._take_tokens, self._apply = files, take_tokens, apply
+        self._one_at_a_time = asyncio.Lock()
+        self._loaded_unix_ms, self._digest = parts.clock.now_unix_ms(), digest_of(config)
+        self._waiting = list[str]()
+        self._problem: str | None = None
+        parts.configuration, parts.reload = self.status, self.take
         self._loaded = self._seen = self._stamp()
         self._task: asyncio.Task[None] | None = None
         self._asked = asyncio.Event()
@@ -72,36 +96,66 @@ class Reload:
         """Take up what has changed since it was last taken up; a file that is being written is left alone."""
         before, self._seen = self._seen, self._stamp()
         if self._seen != self._loaded and self._seen == before:
-            await self.take()
+            await self._take_by_itself()
         self._tell()
 
-    async def take(self) -> None:
-        """Read everything, check it as a whole, and let it count; or leave everything as it is and say why."""
-        self._loaded = self._seen = self._stamp()
-        running, path = self._running, self._running.source
-        try:
-            given, digest = await asyncio.to_thread(_read, running)
-            config = _checked(running, given)
-            trust = await asyncio.to_thread(self._trust, config)
-        except BsfgError as error:
-            self._note("access_not_reloaded", file=str(path), **error.to_dict())
-            refused = TrailEvent("config_loaded", NODE, about=str(path), outcome=FAILED, rule=error.code)
-            self._parts.trail.counted(dataclasses.replace(refused, reason=error.message))
-            self._alerts.update(
-                "access_not_reloaded", path.name, f"what counts is older than the files: {error.message}"
+    async def _take_by_itself(self) -> None:
+        with suppress(BsfgError):
+            await self.take()
+
+    def status(self) -> dict[str, Any]:
+        """Tell which configuration counts, since when, and what of the file does not yet."""
+        return {
+            "digest": self._digest,
+            "loaded_unix_ms": self._loaded_unix_ms,
+            "waiting_for_restart": list(self._waiting),
+            "problem": self._problem,
+        }
+
+    async def take(self, by: str = NODE) -> list[str]:
+        """Read everything, check it as a whole, and let it count, or leave everything as it is and raise why.
+
+        Gives the tables that were taken up and differ from before.
+        """
+        async with self._one_at_a_time:
+            self._loaded = self._seen = self._stamp()
+            running, path = self._running, self._running.source
+            try:
+                given, digest = await asyncio.to_thread(_read, running)
+                config = _checked(running, given, self._parts.settings)
+                trust = await asyncio.to_thread(self._trust, config)
+            except BsfgError as error:
+                self._refused(path, error, by)
+                raise
+            works = self._take_tokens(config.tokens)
+            try:
+                await self._apply(config, Matrix.of(config, trust))
+            except Exception as error:
+                # Who may call is decided by the new tables already. What could not be opened is tried at every look.
+                self._loaded = ()
+                self._refused(path, unforeseen(error, "reloading"), by)
+                raise
+            self._alerts.update("access_not_reloaded", path.name, None)
+            changed = [name for name in (*TAKEN, "streams") if getattr(config, name) != getattr(running, name)]
+            self._running, self._digest, self._problem = config, digest, None
+            self._loaded_unix_ms, self._waiting = self._parts.clock.now_unix_ms(), _waiting(config, given)
+            if not works:
+                self._waiting.append("tokens")
+            fields = {"identities": len(config.identities), "authorities": len(config.authorities), "changed": changed}
+            self._note("access_reloaded", file=str(path), digest=digest, **fields, waiting_for_restart=self._waiting)
+            loaded = {"digest": digest, **fields}
+            self._parts.trail.record(
+                TrailEvent("config_loaded", by, about=str(path), reason="reloaded", details=loaded)
             )
-            return
-        self._alerts.update("access_not_reloaded", path.name, None)
-        # One assignment: nobody is decided by half of the new tables.
-        self._parts.guard = dataclasses.replace(self._parts.guard, matrix=Matrix.of(config, trust))
-        self._running = config
-        waiting = _waiting(self._started_with, given)
-        if not self._take_tokens(config.tokens):
-            waiting.append("tokens")
-        fields = {"identities": len(config.identities), "authorities": len(config.authorities)}
-        self._note("access_reloaded", file=str(path), digest=digest, **fields, waiting_for_restart=waiting)
-        loaded = {"digest": digest, **fields}
-        self._parts.trail.record(TrailEvent("config_loaded", NODE, about=str(path), reason="reloaded", details=loaded))
+            return changed
+
+    def _refused(self, path: Path, error: BsfgError, by: str) -> None:
+        """Say that the files cannot be used, until they can."""
+        self._problem = error.message
+        self._note("access_not_reloaded", file=str(path), **error.to_dict())
+        refused = TrailEvent("config_loaded", by, about=str(path), outcome=FAILED, rule=error.code)
+        self._parts.trail.counted(dataclasses.replace(refused, reason=error.message))
+        self._alerts.update("access_not_reloaded", path.name, f"what counts is older than the files: {error.message}")
 
     async def _run(self) -> None:
         while True:
@@ -110,7 +164,7 @@ class Reload:
             try:
                 if self._asked.is_set():
                     self._asked.clear()
-                    await self.take()
+                    await self._take_by_itself()
                 await self.look()
             except Exception as error:
                 self._note("access_not_reloaded", exc_info=error)
@@ -153,20 +207,31 @@ def _read(running: ZoneConfig) -> tuple[ZoneConfig, str]:
     return load(running.source), digest_of(running)
 
 
-def _checked(running: ZoneConfig, given: ZoneConfig) -> ZoneConfig:
+def _checked(running: ZoneConfig, given: ZoneConfig, settings: NodeSettings) -> ZoneConfig:
     """Give what the node goes on with, the new tables in it, or raise `ConfigInvalid` if they contradict each other."""
     tables = {name: getattr(given, name) for name in TAKEN}
-    config = dataclasses.replace(running, tls=dataclasses.replace(running.tls, crl=given.tls.crl), **tables)
-    problems = problems_of(config)
-    if problems:
-        listed = "; ".join(f"{each.key}: {each.says}" for each in problems)
+    tls = dataclasses.replace(running.tls, crl=given.tls.crl)
+    config = dataclasses.replace(running, tls=tls, streams=_streams(running, given), **tables)
+    listed = [f"{each.key}: {each.says}" for each in problems_of(config)]
+    if NodeSettings.of(config).limits.message_bytes > settings.limits.message_bytes:
+        listed.append("streams: a new one allows facts that need larger messages than the node was started with")
+    if listed:
         hint = "Restart the node to take up the other tables as well, or correct these."
-        raise ConfigInvalid(f"{running.source} does not go with what the node runs with: {listed}", hint=hint)
+        says = f"{running.source} does not go with what the node runs with: {'; '.join(listed)}"
+        raise ConfigInvalid(says, hint=hint)
     return config
 
 
-def _waiting(started_with: ZoneConfig, given: ZoneConfig) -> list[str]:
-    """Name the tables that differ from those the node was started with and are not taken up."""
-    given = dataclasses.replace(given, tls=dataclasses.replace(given.tls, crl=started_with.tls.crl))
-    names = [each.name for each in dataclasses.fields(ZoneConfig) if each.name not in (*TAKEN, "source")]
-    return [name for name in names if getattr(started_with, name) != getattr(given, name)]
+def _streams(running: ZoneConfig, given: ZoneConfig) -> dict[str, Stream]:
+    """Give the streams that are there with their new thresholds, and those that are new, in the order of the file."""
+    kept = {
+        name: dataclasses.replace(stream, **{key: getattr(given.streams.get(name, stream), key) for key in OF_A_STREAM})
+        for name, stream in running.streams.items()
+    }
+    return {**kept, **{name: stream for name, stream in given.streams.items() if name not in kept}}
+
+
+def _waiting(config: ZoneConfig, given: ZoneConfig) -> list[str]:
+    """Name the tables of the file that differ from what the node goes on with."""
+    names = [each.name for each in dataclasses.fields(ZoneConfig) if each.name != "source"]
+    return [name for name in names if getattr(config, name) != getattr(given, name)]

@@ -24,6 +24,7 @@ from bsfg.node.backends import can_be_watched, node_name, watch_of
 from bsfg.node.listeners import Listeners
 from bsfg.node.node import Node
 from bsfg.node.parts import NodeSettings
+from bsfg.node.tail import Tails
 from bsfg.wire.http_server import caller_of, problem
 from bsfg.wire.limits import Admission
 from bsfg.wire.service import Caller
@@ -93,7 +94,7 @@ class Standby:
 
     caller = staticmethod(caller_of)
 
-    def routes(self, admission: Admission) -> Sequence[BaseRoute]:
+    def routes(self, admission: Admission, tails: Tails) -> Sequence[BaseRoute]:
         """Tell browsers, too."""
 
         async def told(request: Request) -> Response:

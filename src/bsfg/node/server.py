@@ -19,6 +19,7 @@ from bsfg.wire.convert import (
     confirmation_of,
     entry_message,
     evidence_pieces,
+    filter_of,
     gap_message,
     gap_of,
     gap_sets_of,
@@ -39,6 +40,7 @@ from bsfg.wire.frames import (
     given,
     head_message,
     object_info,
+    schema_for,
 )
 from bsfg.wire.grpc_calls import GrpcHandlers, IncomingRequests, Stream, Unary
 from bsfg.wire.messages import BOUNDARY, BOUNDARY_SERVICE, snake
@@ -108,6 +110,7 @@ class BoundaryServicer:
             max_bytes=min(request.max_bytes or FETCH_BYTES_DEFAULT, self._limits.frame_bytes),
             wait_seconds=self._wait_seconds(request.wait_ms),
             gaps_after=request.gaps_after or None,
+            filter=filter_of(request),
         )
         async with self._calls.timeout(wanted.wait_seconds):
             fetched = await self._service.fetch(caller, request.consumer, wanted, _zones(request.carry_only))
@@ -121,14 +124,17 @@ class BoundaryServicer:
             gaps_after=request.gaps_after,
             after=request.after if request.HasField("after") else None,
             sets=request.sets,
+            instance=request.instance,
+            filter=filter_of(request),
         )
         async with self._calls.timeout(wanted.wait_seconds):
             fetched = await self._service.fetch(caller, request.consumer, wanted, _zones(request.carry_only))
         check_hashers(fetched.frames, request)
+        schema = schema_for(ages=request.ages)
         if fetched.weight_bytes < THREAD_BYTES:
-            return frames_response(fetched, ages=request.ages)
+            return frames_response(fetched, schema)
         async with self._calls.admission.answering.take(fetched.weight_bytes, str(caller)):
-            return await by_size(fetched.weight_bytes, frames_response, fetched, ages=request.ages)
+            return await by_size(fetched.weight_bytes, frames_response, fetched, schema)
 
     def follow_facts(self, requests: AsyncIterator[pb.FetchRequest], caller: Caller) -> AsyncIterator[Any]:
         """Answer one fetch after the other."""
@@ -144,10 +150,11 @@ class BoundaryServicer:
             max_bytes = min(request.max_bytes or self._limits.frame_bytes, self._limits.frame_bytes)
         else:
             raise InvalidArgument("name a consumer, a range of offsets or a span of time")
+        schema = schema_for(request.columns, ages=request.ages)
         yield head_message(reading.head)
         async for frame in reading.frames if selection == "consumer" else self._in_room(reading.frames, caller):
             check_hashers([frame], request)
-            async for message in frame_messages(frame, max_bytes, ages=request.ages):
+            async for message in frame_messages(frame, max_bytes, schema):
                 yield message
 
     async def _in_room(self, frames: AsyncIterator[Frame], caller: Caller) -> AsyncIterator[Frame]:
@@ -172,25 +179,26 @@ class BoundaryServicer:
             gaps_after=request.consumer.gaps_after,
             after=request.consumer.after if request.consumer.HasField("after") else None,
             sets=request.consumer.sets,
+            instance=request.instance,
+            filter=filter_of(request),
         )
         zones = _zones(request.carry_only)
         async with self._calls.timeout(wanted.wait_seconds):
             return await self._service.fetch_frames(caller, request.consumer.consumer, wanted, zones)
 
     async def _range_reading(self, request: pb.FetchFramesRequest, caller: Caller) -> Reading:
-        options: dict[str, Any] = {
-            "max_facts": min(request.max_facts or FRAMES_FACTS_DEFAULT, FRAMES_FACTS_DEFAULT),
-            "carry_only": _zones(request.carry_only),
-        }
+        max_facts = min(request.max_facts or FRAMES_FACTS_DEFAULT, FRAMES_FACTS_DEFAULT)
+        wanted = FetchRequest(max_facts=max_facts, sets=request.sets, filter=filter_of(request))
+        zones = _zones(request.carry_only)
         async with self._calls.timeout():
             if request.WhichOneof("selection") == "offsets":
                 range_ = request.offsets
                 buffer, end = buffer_of(range_.buffer, Buffer.STORE), range_.end if range_.HasField("end") else None
-                return await self._service.read_offsets(caller, range_.stream, buffer, range_.first, end, **options)
+                return await self._service.read_offsets(caller, range_.stream, buffer, range_.first, end, wanted, zones)
             span = request.times
             buffer = buffer_of(span.buffer, Buffer.FORWARD)
             return await self._service.read_times(
-                caller, span.stream, buffer, span.start_unix_ms, span.end_unix_ms, **options
+                caller, span.stream, buffer, span.start_unix_ms, span.end_unix_ms, wanted, zones
             )
 
     async def get_fact(self, request: pb.GetFactRequest, caller: Caller) -> pb.GetFactResponse:
@@ -293,8 +301,8 @@ class BoundaryServicer:
     async def get_object(self, request: pb.GetObjectRequest, caller: Caller) -> AsyncIterator[pb.GetObjectResponse]:
         """Give an artifact: its description, then its bytes."""
         digest = request.digest if request.HasField("digest") else None
-        info, data = await self._service.get_object(caller, request.bucket, request.key, digest)
-        yield pb.GetObjectResponse(description=description_message(info))
+        info, data = await self._service.get_object(caller, request.bucket, request.key, digest, request.offset)
+        yield pb.GetObjectResponse(description=description_message(info), offset=request.offset)
         async for piece in data:
             for start in range(0, len(piece), CHUNK_BYTES):
                 yield pb.GetObjectResponse(chunk=piece[start : start + CHUNK_BYTES])

@@ -25,6 +25,7 @@ from bsfg.errors import (
     ZoneNotAllowed,
 )
 from bsfg.fact import Entry, Key
+from bsfg.filters import FactFilter
 from bsfg.journey.append import AppendRules, commit, prepare
 from bsfg.journey.confirm import confirm_receipt
 from bsfg.journey.link import AppendOutcome, Carriage, Fetched, FetchRequest, PeerPosition, Refusal
@@ -330,7 +331,8 @@ class NodeService:
             max_facts=min(request.max_facts, FETCH_FACTS_MAX),
             wait_seconds=min(request.wait_seconds, parts.settings.limits.fetch_wait_max_seconds),
         )
-        carriage = self._carriage(row, carry_only)
+        carriage = self._carriage(row, carry_only, request.filter)
+        parts.links.instances.came(consumer, request.instance, caller.address, parts.clock.monotonic_ms())
         with parts.links.fetching(consumer):
             fetched = await serve(
                 buffer,
@@ -356,18 +358,18 @@ class NodeService:
         buffer: Buffer,
         first: int,
         end: int | None,
-        *,
-        max_facts: int,
+        request: FetchRequest,
         carry_only: frozenset[str] | None = None,
     ) -> Reading:
-        """Read a range of offsets."""
+        """Read a range of offsets; of the request count the most facts in a frame, the filter and the sets."""
         row = self._reader(caller, stream, buffer)
         found = await self._parts.buffer(stream, buffer)
         stats = await found.stats()
         end = stats.end if end is None else min(end, stats.end)
         if first < 0 or end < first:
             raise InvalidArgument(f"{first} to {end} is not a range below the end {stats.end}", end=stats.end)
-        frames = serve_range(found, first, end, max_facts=max_facts, carriage=self._carriage(row, carry_only))
+        carriage = self._carriage(row, carry_only, request.filter)
+        frames = serve_range(found, first, end, max_facts=request.max_facts, carriage=carriage, sets=request.sets)
         return Reading(self._head(stream, stats, first), self._while_open(row, frames))
 
     async def read_times(
@@ -377,18 +379,18 @@ class NodeService:
         buffer: Buffer,
         start_unix_ms: int,
         end_unix_ms: int,
-        *,
-        max_facts: int,
+        request: FetchRequest,
         carry_only: frozenset[str] | None = None,
     ) -> Reading:
-        """Read what became durable in a span of time."""
+        """Read what became durable in a span of time, likewise."""
         row = self._reader(caller, stream, buffer)
         found = await self._parts.buffer(stream, buffer)
         if start_unix_ms < 0 or end_unix_ms < start_unix_ms:
             raise InvalidArgument(f"{start_unix_ms} to {end_unix_ms} is not a span of time")
         stats = await found.stats()
         first, end = await offsets_of_span(found, start_unix_ms, end_unix_ms)
-        frames = serve_range(found, first, end, max_facts=max_facts, carriage=self._carriage(row, carry_only))
+        carriage = self._carriage(row, carry_only, request.filter)
+        frames = serve_range(found, first, end, max_facts=request.max_facts, carriage=carriage, sets=request.sets)
         return Reading(self._head(stream, stats, first), self._while_open(row, frames))
 
     def _head(self, stream: str, stats: BufferStats, first: int) -> Fetched:
@@ -398,9 +400,10 @@ class NodeService:
 
     async def get(self, caller: Caller, stream: str, key: Key, buffer: Buffer) -> Entry:
         """Give the entry of a key."""
-        self._reader(caller, stream, buffer)
+        row = self._reader(caller, stream, buffer)
         entry = await (await self._parts.buffer(stream, buffer)).get(key)
-        if entry is None:
+        served = self._parts.served(row)
+        if entry is None or (served and not served.fits(entry.message)):
             raise FactNotFound(f"{key.message_id!r} of {key.from_zone!r} is not retained in {stream}")
         return entry
 
@@ -436,10 +439,10 @@ class NodeService:
         return await self._objects.put(caller, info, chunks)
 
     async def get_object(
-        self, caller: Caller, bucket: str, key: str, digest: str | None = None
+        self, caller: Caller, bucket: str, key: str, digest: str | None = None, offset: int = 0
     ) -> tuple[ObjectInfo, AsyncGenerator[bytes, None]]:
-        """Give an artifact and its bytes."""
-        return await self._objects.get(caller, bucket, key, digest)
+        """Give an artifact and its bytes, those from an offset on."""
+        return await self._objects.get(caller, bucket, key, digest, offset)
 
     # What the operations share.
 
@@ -476,9 +479,9 @@ class NodeService:
         self._parts.links.check_serving(row.zone)
         return row, state, await self._parts.buffer(spec.stream, spec.buffer)
 
-    def _carriage(self, row: Identity, carry_only: frozenset[str] | None) -> Carriage:
-        """Give what a caller is served: a peer never gets back what its own zone said."""
-        return Carriage(carry_only, row.zone if is_peer(row) else None)
+    def _carriage(self, row: Identity, carry_only: frozenset[str] | None, asked: FactFilter) -> Carriage:
+        """Give what a caller is served: a peer never gets back what its own zone said, no zone what is not for it."""
+        return Carriage(carry_only, row.zone if is_peer(row) else None, self._parts.served(row), asked)
 
 
 async def _each(frames: Sequence[Frame]) -> AsyncIterator[Frame]:

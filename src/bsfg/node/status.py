@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -131,6 +131,13 @@ def mode_level(mode: str) -> HealthLevel:
     return HealthLevel.OK if mode == Mode.NORMAL else HealthLevel.WARNING
 
 
+def pipeline_level(state: str) -> HealthLevel:
+    """Judge what a pipeline is doing: nobody may take one for healthy that is not known to work."""
+    if state in ("starting", "running", "waiting", "off"):
+        return HealthLevel.OK
+    return HealthLevel.ALERT if state == "dead" else HealthLevel.WARNING
+
+
 def link_now(link: Document, document: Document) -> LinkNow:
     """Tell what is known of a link at present; the lag that is given is the one that is judged and shown."""
     told = _told(link, document)
@@ -245,25 +252,28 @@ class VisibleStreams:
             for each in whole["links"]
             if self.sees(matrix.gate_streams(each["link"], each["side"]))
         ]
-        known = {str(each["name"]) for each in consumers} | {str(each["link"]) for each in links}
-        alerts = [each for each in whole["alerts"] if self._sees_alert(each, known | {whole["zone"]})]
-        return {
+        seen = {
             **whole,
             "buffers": [each for each in whole["buffers"] if each["stream"] in self.streams],
             "consumers": consumers,
             "links": links,
-            "alerts": alerts,
+            "pipelines": [],
             "artifacts": None,
             "scrub": None,
         }
+        return {**seen, "alerts": [each for each in whole["alerts"] if self.sees_alert(each, seen)]}
 
-    def _sees_alert(self, alert: Document, known: set[str]) -> bool:
-        """Tell whether an alert is about something that may be seen; what nobody can tell is not shown."""
+    def sees_alert(self, alert: Document, seen: Document) -> bool:
+        """Tell whether an alert is about something of a document that may be seen; what is not known is not shown."""
+        if self.streams is None:
+            return True
+        known = {str(each["name"]) for each in seen["consumers"]} | {str(each["link"]) for each in seen["links"]}
+        known.add(str(seen["zone"]))
         about = str(alert["about"])
         name, _, tail = about.rpartition("/")
         of_a_stream = name if tail in tuple(map(str, Buffer)) else about
-        seen = of_a_stream in (self.streams or ()) or about in known or name in known
-        return seen or alert["alert"] in _OF_THE_NODE
+        is_seen = of_a_stream in self.streams or about in known or name in known
+        return is_seen or alert["alert"] in _OF_THE_NODE
 
     def series(self, series: tuple[str, ...], seen: Document) -> bool:
         """Tell whether a series of the dashboard's history belongs to a document that may be seen."""
@@ -295,6 +305,7 @@ class SeenMetrics:
             "stream": {str(each["stream"]) for each in self.seen["buffers"]},
             "consumer": {str(each["name"]) for each in self.seen["consumers"]},
             "link": {str(each["link"]) for each in self.seen["links"]},
+            "pipeline": {str(each["pipeline"]) for each in self.seen.get("pipelines", ())},
         }
         for metric in self.registry.collect():
             samples = [
@@ -353,10 +364,17 @@ async def all_stats(parts: NodeContext) -> list[BufferStats]:
             with suppress(StreamUnavailable):
                 opened = await parts.buffer(stream, buffer)
                 try:
-                    found.append(await opened.stats())
+                    found.append(_judged(parts, await opened.stats()))
                 except StorageClosed as closed:
                     parts.out_of_service(stream, buffer, closed)
     return found
+
+
+def _judged(parts: NodeContext, stats: BufferStats) -> BufferStats:
+    """Judge a fill by the thresholds that count now; the buffer knows those that it was opened with."""
+    lane = parts.settings.streams[stats.stream]
+    policy = lane.store_policy if stats.buffer == Buffer.STORE else lane.forward_policy
+    return replace(stats, fill=policy.verdict(stats.fill_percent))
 
 
 async def consumer_views(parts: NodeContext, stats: list[BufferStats]) -> list[ConsumerView]:
@@ -410,10 +428,12 @@ async def document(
         ],
         "consumers": [_consumer(parts, view) for view in views],
         "links": _links(parts),
+        "pipelines": parts.pipelines.documents(),
         "storage": asdict(parts.storage.capabilities),
         "nodes": [asdict(each) for each in parts.storage.nodes()] if isinstance(parts.storage, SharedStorage) else [],
         "artifacts": asdict(await parts.artifacts.stats()) if parts.artifacts is not None else None,
         "scrub": dict(parts.scrub()) if parts.scrub is not None else None,
+        "configuration": dict(parts.configuration()) if parts.configuration is not None else None,
         "alerts": list(alerts),
         "certificates": list(certificates),
     }
@@ -473,7 +493,7 @@ def _links(parts: NodeContext) -> list[dict[str, Any]]:
             {
                 "stream": report.stream,
                 "at_unix_ms": at_unix_ms,
-                "holder": registry.reporter(report.link, report.stream),
+                "holder": registry.reporters.get((report.link, report.stream)),
                 "backlog": report.backlog,
                 "lag_seconds": registry.lag_seconds(report.link, report.stream),
                 "inserted": report.inserted,

@@ -167,9 +167,9 @@ class AuditTrail:
 
     # What is read.
 
-    def newest(self) -> Iterator[TrailRecord]:
-        """Give the records that are durable, the last first."""
-        return iter(()) if self._writer is None else newest_first(self._writer.files, TrailQuery())
+    def newest(self, query: TrailQuery | None = None) -> Iterator[TrailRecord]:
+        """Give the records that are durable and asked for, the last first."""
+        return iter(()) if self._writer is None else newest_first(self._writer.files, query or TrailQuery())
 
     def oldest(self, after: int) -> Iterator[TrailRecord]:
         """Give the records behind a number."""

@@ -19,6 +19,7 @@ from bsfg.node.alerts import AlertBoard, Note, alert_gate
 from bsfg.node.backends import WithReserve
 from bsfg.node.certificates import Certificates
 from bsfg.node.parts import NodeContext
+from bsfg.node.pipelines import PipelineWatch
 from bsfg.node.status import Rates, all_stats, consumer_views, hours_left, unconfirmed_of
 from bsfg.node.watching import DamageWatch, LinkWatch, RecordWatch
 from bsfg.ports import Buffer, BufferStats
@@ -45,18 +46,27 @@ class Upkeep:
         self._config, self._parts, self._alerts, self._note = config, parts, alerts, note
         self._rates = rates or Rates()
         self._watch = LinkWatch(parts.links, alerts, parts.metrics)
+        self._pipelines = PipelineWatch(parts.pipelines, alerts, parts.metrics)
         self._records = RecordWatch(parts, alerts)
         self._damage = damage or DamageWatch(parts, alerts, note)
         self._certificates = Certificates(config, parts.clock)
         self._in_step = InStep()
         self._trimmed_early = 0
+        self._latest: dict[str, LatestWatch] = {}
+        self.take(config)
+        self._stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def take(self, config: ZoneConfig) -> None:
+        """Go by another configuration from now on."""
+        before, self._config = self._config.streams, config
         self._latest = {
-            name: LatestWatch(stream.latest_max_age_seconds)
+            name: self._latest.get(name, LatestWatch(stream.latest_max_age_seconds))
+            if name in before and before[name].latest_max_age_seconds == stream.latest_max_age_seconds
+            else LatestWatch(stream.latest_max_age_seconds)
             for name, stream in config.streams.items()
             if stream.latest_max_age_seconds is not None
         }
-        self._stopping = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Begin to look after things."""
@@ -107,6 +117,7 @@ class Upkeep:
         await self._look_at_links()
         await self._look_at_senders()
         await self._look_at_latest()
+        self._pipelines.look()
         text = None
         if not self._parts.steady.trusted:
             text = "the clock of this machine has jumped forward; nothing expires until it is right, or a restart"
@@ -224,6 +235,8 @@ class Upkeep:
         """Take note of which links are in step, for the keys of streams that never expire."""
         parts, now_unix_ms = self._parts, self._parts.clock.now_unix_ms()
         for name, link in self._config.links.items():
+            if name not in self._config.links:
+                continue  # it was taken out while another one was looked at
             mode = parts.links.gate(name).gate.mode
             for stream in self._config.streams_of(link):
                 self._in_step.observe(name, stream, mode, await parts.memory(name, stream).recall(), now_unix_ms)
@@ -257,7 +270,10 @@ class Upkeep:
             for name, lane in lanes.items()
             for kind in Buffer
         }
-        referenced = await self._parts.references.scan(await all_buffers(self._parts.storage, policies))
+        buffers = await all_buffers(self._parts.storage, policies)
+        for references in list(self._parts.served_references.values()):
+            await references.scan(buffers)  # which forgets what has left
+        referenced = await self._parts.references.scan(buffers)
         grace_seconds = self._config.artifacts.orphan_grace_seconds
         collected = await collect_orphans(store, referenced, self._parts.clock.now_unix_ms(), grace_seconds)
         self._note("orphans_collected", **asdict(collected))

@@ -83,7 +83,7 @@ class LinkWatch:
             if watched.holder is None:
                 return f"nobody moves {link.name}, nobody has since the node started: {_remedy(link)}"
             return f"nobody moves {link.name}, {watched.holder} let go of it: {_remedy(link)}"
-        silent_ms = now_ms - max(watched.begun_ms, self._registry.spoke_ms(link.name) or 0)
+        silent_ms = now_ms - max(watched.begun_ms, self._registry.spoke_ms.get(link.name, 0))
         if silent_ms > 1000 * link.stalled_after_seconds:
             return f"{watched.holder} holds {link.name} and does not move it: look at its log, restart it"
         return None
@@ -103,7 +103,7 @@ class LinkWatch:
             self._say(zone, SENDER, "peer_absent", None)
             return
         patience_ms = 1000 * serve.lost_after_seconds
-        taken_ms = registry.downloaded_ms(zone)
+        taken_ms = registry.downloaded_ms.get(zone)
         came_ms = {name: _later(registry.came_ms(name), taken_ms) for name in consumers}
         last_ms = max((came for came in came_ms.values() if came is not None), default=None)
         if last_ms is None or now_ms - last_ms > patience_ms:
@@ -117,6 +117,8 @@ class LinkWatch:
             if serve.required and name not in retired and now_ms - max(since_ms, came_ms[name] or 0) > patience_ms
         ]
         self._say(zone, SENDER, "peer_absent", _absent(serve, absent))
+        places = [found for name in consumers if (found := registry.instances.doubled(name, now_ms)) is not None]
+        self._alerts.update("certificate_shared", f"{zone}/{SENDER}", _shared(zone, places))
 
     def _found(self, zone: str, backlog: int) -> None:
         self._registry.on(zone, SENDER, Event.PEER_FOUND)
@@ -143,6 +145,17 @@ def _absent(serve: Serve, streams: list[str]) -> str | None:
         return None
     names = ", ".join(streams[:NAMED_MAX]) + (f" and {len(streams) - NAMED_MAX} more" if streams[NAMED_MAX:] else "")
     return f"{serve.zone} has not come for {names} for {serve.lost_after_seconds:g} s or more; facts are kept for it"
+
+
+def _shared(zone: str, places: list[tuple[str, str]]) -> str | None:
+    if not places:
+        return None
+    one, other = places[0]
+    where = f"both from {one}" if one == other else f"from {one} and from {other}"
+    return (
+        f"two nodes fetch with the certificate of {zone}, {where}: what one confirms the other never gets; "
+        "stop the one that is a copy"
+    )
 
 
 class RecordWatch:

@@ -130,8 +130,6 @@ async def packed_or_failed(packer: Packer, gathering: OpenBatch, stream: str) ->
 log = logging.getLogger("bsfg.producer")
 
 DEADLINE_SECONDS = 60.0
-PIECE_BYTES = 2 << 20
-"""Larger batches travel in several messages."""
 
 _CHUNK_BYTES = 1 << 20
 _OUTBOX_BATCH_BYTES = 4 << 20
@@ -292,7 +290,7 @@ class ProducerCore:
 
     def add_batch(self, stream: str, facts: FactBatch) -> list[Outcome]:
         """Queue a caller's batch."""
-        return self.intake.add_batch(stream, list(pieces(facts))) if len(facts) else []
+        return self.intake.add_batch(stream, facts.pieces()) if len(facts) else []
 
     async def flush(self) -> None:
         """Send everything now and wait until it is safe: at the node, or in the outbox when there is one."""
@@ -353,14 +351,6 @@ async def _ended(tasks: Iterable[asyncio.Task[None]], timeout_seconds: float | N
     for task in late:
         with contextlib.suppress(asyncio.CancelledError):
             await task
-
-
-def pieces(facts: FactBatch) -> list[FactBatch]:
-    """Cut a batch into pieces that fit a message, each of at least one fact."""
-    if facts.nbytes <= PIECE_BYTES or len(facts) == 1:
-        return [facts]
-    middle = len(facts) // 2
-    return [*pieces(facts.slice(0, middle)), *pieces(facts.slice(middle))]
 
 
 async def _chunks(content: Content) -> AsyncIterator[bytes]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bsfg.config.kinds import Addresses
 from bsfg.errors import BsfgError, ForeignLog, FrameInvalid, InvalidArgument, PeerUnreachable
+from bsfg.filters import EVERY_FACT, FactFilter
 from bsfg.offload import by_size
 from bsfg.ports import Buffer, Confirmation, Frame, GapRecord
 from bsfg.retry import Retry
@@ -231,9 +232,16 @@ class BufferSource:
     buffer: str
     retry_seconds: float
     carry_only: tuple[str, ...] = ()
+    filter: FactFilter = EVERY_FACT
+    columns: tuple[str, ...] = ()
+    """The columns of entries that are to cross the wire; empty means all."""
 
     def head(self, *, unix_ms: int | None = None) -> Fetched:
         """Describe the buffer: its log, its end, and as ``start`` the first fact that is kept from a time on."""
+        return CallRetry(self.retry_seconds).made(lambda: self.asked_head(unix_ms=unix_ms))
+
+    async def asked_head(self, *, unix_ms: int | None = None) -> Fetched:
+        """Ask once for the same."""
         from bsfg.wire import boundary_pb2 as pb
 
         if unix_ms is None:
@@ -243,47 +251,73 @@ class BufferSource:
                 stream=self.stream, buffer=self._number, start_unix_ms=unix_ms, end_unix_ms=unix_ms
             )
             request = pb.FetchFramesRequest(times=times)
-        return self._head(request)
+        return await self._head(request)
 
     def consumer_head(self, consumer: str, *, gaps_after: str = "") -> Fetched:
         """Describe the buffer of a durable consumer; ``start`` is what it has not confirmed yet.
 
         ``gaps`` are the gap records that came from other zones after those of the token ``gaps_after``.
         """
+        return CallRetry(self.retry_seconds).made(lambda: self.asked_consumer_head(consumer, gaps_after))
+
+    async def asked_consumer_head(self, consumer: str, gaps_after: str = "") -> Fetched:
+        """Ask once for the same."""
         from bsfg.wire import boundary_pb2 as pb
 
         selection = pb.ConsumerSelection(consumer=consumer, gaps_after=gaps_after)
-        return self._head(pb.FetchFramesRequest(consumer=selection, max_facts=1))
+        return await self._head(pb.FetchFramesRequest(consumer=selection, max_facts=1))
 
     def confirm(self, consumer: str, through: int, log_id: str) -> None:
         """Confirm for a durable consumer everything through an offset."""
+        CallRetry(self.retry_seconds).made(lambda: self.asked_to_confirm(consumer, through, log_id))
+
+    async def asked_to_confirm(self, consumer: str, through: int, log_id: str) -> None:
+        """Ask once for the same."""
         from bsfg.wire.client import BoundaryClient
 
-        async def work() -> None:
-            client = BoundaryClient(calls().connection(self.access))
-            await client.confirm(consumer, Confirmation(through=through, log_id=log_id))
-
-        CallRetry(self.retry_seconds).made(work)
+        client = BoundaryClient(calls().connection(self.access))
+        await client.confirm(consumer, Confirmation(through=through, log_id=log_id))
 
     def frames(self, first: int, end: int, log_id: str) -> Iterator[Frame]:
         """Give the frames of a range (``end`` exclusive), without hole or overlap, whatever happens to the connection.
 
         Raises `ForeignLog` when the buffer is another one, or an older copy, than the one that is meant.
         """
-        return self._range(first, end, log_id, _decoded)
+        return self._range(first, end, log_id, self._chosen)
 
     def raw_frames(self, first: int, end: int, log_id: str) -> Iterator[RawFrame]:
         """Give the frames of a range likewise, as they travel."""
         return self._range(first, end, log_id, _raw)
 
+    async def _chosen(self, message: Any) -> Frame:
+        """Read a frame, and leave out what was not asked for where the node did not."""
+        from bsfg.columns import AGELESS_ENTRY_SCHEMA, entry_schema
+        from bsfg.ipc import begins_as
+        from bsfg.wire.client import RECEIVED, asked_for
+        from bsfg.wire.frames import read_frame
+
+        schema = entry_schema(self.columns) if self.columns else AGELESS_ENTRY_SCHEMA
+        frame = await by_size(len(message.entries), read_frame, message, RECEIVED, schema)
+        # Who knows columns knows filters; and what is not there cannot be looked at.
+        if not self.filter or (self.columns and message.entries and begins_as(message.entries, schema)):
+            return frame
+        return asked_for(frame, self.filter)
+
     def _range(self, first: int, end: int, log_id: str, read: Callable[[Any], Awaitable[F]]) -> Iterator[F]:
         from bsfg.wire import boundary_pb2 as pb
+        from bsfg.wire.convert import filter_message
         from bsfg.wire.frames import hashers_here
 
         patience, at = CallRetry(self.retry_seconds), first
         while at < end:
             request = pb.FetchFramesRequest(
-                offsets=self._offsets(at, end), carry_only=self.carry_only, ages=True, hashers=hashers_here()
+                offsets=self._offsets(at, end),
+                carry_only=self.carry_only,
+                ages=True,
+                hashers=hashers_here(),
+                filter=filter_message(self.filter),
+                columns=self.columns,
+                sets=bool(self.filter),
             )
             try:
                 for item in calls().iterate(_messages(self.access, request, read)):
@@ -311,18 +345,15 @@ class BufferSource:
 
         return pb.OffsetSelection(stream=self.stream, buffer=self._number, first=first, end=end)
 
-    def _head(self, request: Any) -> Fetched:
-        async def work() -> Fetched:
-            messages = _messages(self.access, request, _raw)
-            try:
-                async for item in messages:
-                    if not isinstance(item, RawFrame):
-                        return item
-            finally:
-                await messages.aclose()  # type: ignore[attr-defined]
-            raise FrameInvalid("an answer begins with its head")
-
-        return CallRetry(self.retry_seconds).made(work)
+    async def _head(self, request: Any) -> Fetched:
+        messages = _messages(self.access, request, _raw)
+        try:
+            async for item in messages:
+                if not isinstance(item, RawFrame):
+                    return item
+        finally:
+            await messages.aclose()  # type: ignore[attr-defined]
+        raise FrameInvalid("an answer begins with its head")
 
 
 def check_log(head: Fetched, log_id: str, end: int) -> None:
@@ -352,13 +383,6 @@ async def _messages(
                     yield await read(message)
     finally:
         call.cancel()
-
-
-async def _decoded(message: Any) -> Frame:
-    from bsfg.wire.client import RECEIVED
-    from bsfg.wire.frames import read_frame
-
-    return await by_size(len(message.entries), read_frame, message, RECEIVED)
 
 
 async def _raw(message: Any) -> RawFrame:

@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from bsfg.wire.streams import Appended
 
 WINDOW_FRAMES = 4
-PIECE_BYTES = 2 << 20
-"""How large the pieces are in which batches travel: well below what a node takes in one message."""
-
-Batch = TypeVar("Batch", bound=FactBatch)
 
 
 @dataclass(slots=True)
@@ -165,14 +161,6 @@ class OrderedSender:
         self._unsent.extendleft(item for item, _ in reversed(self._under_way))
         await self.close()
         await asyncio.sleep(self._retry.pause_after(error))
-
-
-def pieces(batch: Batch, max_bytes: int = PIECE_BYTES) -> list[Batch]:
-    """Cut a batch into pieces of about a size at most, each of at least one fact."""
-    if batch.nbytes <= max_bytes or len(batch) <= 1:
-        return [batch] if len(batch) else []
-    middle = len(batch) // 2
-    return pieces(batch.slice(0, middle), max_bytes) + pieces(batch.slice(middle), max_bytes)
 
 
 def take_append(sums: WriteSums, conflicts_fail: bool) -> Callable[[FactBatch, Appended], None]:

@@ -34,16 +34,6 @@ _ESCAPED = r'["\\\x00-\x1f]'
 """What JSON cannot hold as it is."""
 
 
-def labels_to_map(texts: pa.Array) -> pa.Array:
-    """Make maps of the JSON texts of labels; no text is no map."""
-    return _parsed(texts, LABELS, _maps)
-
-
-def artifact_to_struct(texts: pa.Array) -> pa.Array:
-    """Make structs of the JSON texts of artifact references; no text is no struct."""
-    return _parsed(texts, ARTIFACT, lambda values: pa.array(values, type=ARTIFACT))
-
-
 def _parsed(texts: pa.Array, type_: pa.DataType, make: Callable[[list[Any]], pa.Array]) -> pa.Array:
     if texts.null_count == len(texts):
         return pa.nulls(len(texts), type_)
@@ -158,6 +148,7 @@ SPARK_SCHEMA = pa.schema(
         pa.field("stream", pa.string()),
         pa.field("buffer", pa.string()),
         pa.field("log_id", pa.string()),
+        pa.field("source", pa.string()),
         pa.field("gap", GAP),
     ]
 )
@@ -174,8 +165,8 @@ FRAME_SCHEMA = pa.schema(
 )
 """The columns of whole frames: the entries ``first`` to ``last`` in Arrow's IPC form, or a gap record of that range."""
 
-COLUMNS: tuple[str, ...] = tuple(name for name in SPARK_SCHEMA.names if name != "gap")
-"""The columns of facts; ``gap`` joins them where gap records are read as rows."""
+COLUMNS: tuple[str, ...] = tuple(name for name in SPARK_SCHEMA.names if name not in ("source", "gap"))
+"""The columns of facts; ``source`` joins them where there are several, ``gap`` where gap records are read as rows."""
 
 _TIMES = {
     "appended_at": "appended_at_unix_ms",
@@ -185,22 +176,35 @@ _TIMES = {
 REQUIRED = ("from_zone", "to_zone", "produced_at", "subject", "predicate")
 """What a fact cannot do without, besides ``object`` or ``object_text``."""
 
-WHOLE = tuple(name for name in COLUMNS if name not in ("object_text", "stream", "buffer", "log_id"))
+PLACED = ("stream", "buffer", "log_id", "source")
+"""The columns that tell where a fact was read."""
+
+WHOLE = tuple(name for name in COLUMNS if name not in ("object_text", *PLACED))
 """The columns that together hold all of an entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class EntryPlace:
-    """Where entries were read: the stream, which of its buffers, and the log."""
+    """Where entries were read: the stream, which of its buffers, the log, and which of several sources it is."""
 
     stream: str
     buffer: str
     log_id: str
+    source: str | None = None
 
 
 def schema_of(columns: Sequence[str]) -> pa.Schema:
     """Give the Arrow schema of some columns, in their order."""
     return pa.schema([SPARK_SCHEMA.field(name) for name in columns])
+
+
+def wire_columns(columns: Sequence[str]) -> tuple[str, ...]:
+    """Give the columns of entries that some columns of Spark are made of; none when all are needed."""
+    if set(columns).issuperset(COLUMNS):
+        return ()
+    named = {"object_text": "object", **_TIMES}
+    needed = {named.get(name, name) for name in columns} | {"offset"}
+    return tuple(name for name in ENTRY_SCHEMA.names if name in needed)
 
 
 # From facts to Spark.
@@ -219,6 +223,7 @@ def gap_to_spark(first: int, last: int, gap: GapRecord, place: EntryPlace, colum
         "stream": place.stream,
         "buffer": place.buffer,
         "log_id": place.log_id,
+        "source": place.source,
         "gap": _gap_value(first, last, gap),
     }
     return pa.RecordBatch.from_pylist([{name: row.get(name) for name in columns}], schema=schema_of(columns))
@@ -256,7 +261,7 @@ def _spark_column(name: str, entries: EntryBatch, place: EntryPlace) -> pa.Array
         return entries.column(_TIMES[name]).cast(pa.timestamp("ms", tz="UTC")).cast(TIME)
     if name in _MADE:
         return _MADE[name](entries)
-    if name in ("stream", "buffer", "log_id"):
+    if name in PLACED:
         return pa.repeat(pa.scalar(getattr(place, name), pa.string()), len(entries))
     if name == "gap":
         return pa.nulls(len(entries), GAP)
@@ -279,9 +284,11 @@ def _decoded(data: bytes | None) -> str | None:
 
 
 _MADE: dict[str, Callable[[EntryBatch], pa.Array]] = {
-    "labels": lambda entries: labels_to_map(entries.column("labels")),
+    "labels": lambda entries: _parsed(entries.column("labels"), LABELS, _maps),
     "object_text": lambda entries: text_of(entries.column("object")),
-    "artifact": lambda entries: artifact_to_struct(entries.column("artifact")),
+    "artifact": lambda entries: _parsed(
+        entries.column("artifact"), ARTIFACT, lambda values: pa.array(values, type=ARTIFACT)
+    ),
     "digest": lambda entries: entries.column("digest").cast(pa.binary()),
 }
 

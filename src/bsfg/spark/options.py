@@ -5,14 +5,18 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+import orjson
+
 from bsfg.errors import InvalidArgument
+from bsfg.filters import FactFilter, check_patterns
 from bsfg.model import STREAM, ZONE, check_name
 from bsfg.ports import Buffer
 from bsfg.spark.calls import NodeAccess
+from bsfg.spark.fanin import AWAY, LOG_IDS, listed_origins
 from bsfg.spark.mapping import COLUMNS, FRAME_SCHEMA, SPARK_SCHEMA
 
 READ, READ_STREAM, WRITE, WRITE_STREAM = "read", "readStream", "write", "writeStream"
@@ -43,6 +47,18 @@ class Position:
     word: str | None = None
     offset: int | None = None
     unix_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePositions:
+    """Where to start or end, for each of several sources by its key, and for all others."""
+
+    other: Position
+    by_key: Mapping[str, Position] = field(default_factory=dict)
+
+    def of(self, key: str) -> Position:
+        """Give the position of a source."""
+        return self.by_key.get(key, self.other)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +142,55 @@ def position(value: str) -> Position:
     return Position(unix_ms=ceil_unix_ms(moment))
 
 
+def starting(value: str) -> Position | SourcePositions:
+    """Read where to start: one position, or a JSON object with the position of each of several sources."""
+    return positions(value, Position(word=EARLIEST)) if value.lstrip().startswith("{") else position(value)
+
+
+def ending(value: str) -> Position | SourcePositions:
+    """Read where to end, likewise."""
+    return positions(value, Position(word=LATEST)) if value.lstrip().startswith("{") else position(value)
+
+
+def positions(value: str, other: Position) -> SourcePositions:
+    """Read the positions of sources by their keys, as progress and checkpoints show them."""
+    try:
+        found = orjson.loads(value)
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"is not JSON: {error}") from None
+    return SourcePositions(
+        other, {key: _position_of(each) for key, each in found.items() if key not in (LOG_IDS, AWAY)}
+    )
+
+
+def _position_of(value: object) -> Position:
+    # As users of Kafka know them.
+    return position({-2: EARLIEST, -1: LATEST}.get(value, str(value)) if isinstance(value, int) else str(value))
+
+
+def _patterns(value: str) -> tuple[str, ...]:
+    """Read patterns: separated by commas, or a JSON list where one has a comma in it."""
+    if not value.lstrip().startswith("["):
+        found = tuple(part.strip() for part in value.split(","))
+    else:
+        try:
+            items = orjson.loads(value)
+        except orjson.JSONDecodeError as error:
+            raise ValueError(f"is not JSON: {error}") from None
+        if not all(isinstance(item, str) for item in items):
+            raise ValueError("must be a list of texts")
+        found = tuple(items)
+    check_patterns("the option", found)
+    return found
+
+
+def _moment(value: str) -> int:
+    found = position(value).unix_ms
+    if found is None:
+        raise ValueError("must be a time such as 2026-03-01T06:00:00Z")
+    return found
+
+
 _EPOCH = datetime.fromisoformat("1970-01-01T00:00:00Z")
 
 
@@ -150,8 +215,30 @@ OPTIONS = (
         "address",
         ALL_USES,
         _text,
-        "Where the zone's node listens, as host:port; several nodes by commas.",
+        "Where the zone's node listens, as host:port; several nodes of one zone by commas.",
         required=True,
+    ),
+    Option(
+        "sources",
+        _READS,
+        listed_origins,
+        "Several sources in place of address and stream: host:port/stream by commas, or a JSON list of objects with "
+        "address, stream or streams, and where needed name, serverName, buffer and consumer.",
+    ),
+    Option(
+        "config",
+        _READS,
+        _text,
+        "The links of a zone.toml as sources, with that zone's certificate unless another one is given. A stream reads "
+        "the file again when it has changed.",
+    ),
+    Option(
+        "missingSources",
+        frozenset({READ_STREAM}),
+        _one_of("fail", "wait"),
+        "What to do when one of several sources cannot be reached as the stream is first started: fail, or begin "
+        "without it and take it in when it is there.",
+        "fail",
     ),
     Option("ca", ALL_USES, _text, "The authorities to trust: the path of a PEM file, or its content.", secret=True),
     Option("cert", ALL_USES, _text, "The caller's certificate, likewise.", secret=True),
@@ -174,29 +261,50 @@ OPTIONS = (
         "times as fast for pipelines that put facts as they are.",
         "facts",
     ),
-    Option("columns", _READS, columns_of, "The columns to read, separated by commas; Spark itself leaves out none."),
+    Option(
+        "columns",
+        _READS,
+        columns_of,
+        "The columns to read, separated by commas; the node sends no others. Spark itself leaves out none.",
+    ),
+    Option(
+        "subjects",
+        _READS,
+        _patterns,
+        "Only facts about these subjects, separated by commas or as a JSON list; * stands for any text. The node "
+        "leaves out the rest.",
+        (),
+    ),
+    Option("predicates", _READS, _patterns, "Only facts with these predicates, likewise.", ()),
+    Option("fromZones", _READS, _patterns, "Only facts that these zones said, likewise.", ()),
+    Option("toZones", _READS, _patterns, "Only facts addressed to these zones, likewise.", ()),
+    Option("producedFrom", _READS, _moment, "Only facts produced at this time or later, such as 2026-03-01T06:00:00Z."),
+    Option("producedBefore", _READS, _moment, "Only facts produced before this time."),
     Option(
         "startingOffsets",
         _READS,
-        position,
-        "Where to start: earliest (the oldest fact that is kept), latest, an offset, or a time with its zone. A stream "
-        "asks for it once; later its checkpoint tells.",
+        starting,
+        "Where to start: earliest (the oldest fact that is kept), latest, an offset, or a time with its zone; of "
+        'several sources also as {"plant-a:9443/operational": 17, …}. A stream asks for it once; later its checkpoint '
+        "tells.",
     ),
     Option(
         "endingOffsets",
         frozenset({READ}),
-        position,
-        "Where to end: latest, an offset or a time; what is there itself is left out.",
+        ending,
+        "Where to end: latest, an offset or a time, or one for each source; what is there itself is left out.",
         Position(word=LATEST),
     ),
     Option("partitionFacts", _READS, _count, "How many facts one task reads.", 500_000),
+    Option("numPartitions", _READS, _count, "How many tasks read side by side, in place of partitionFacts."),
     Option("maxFactsPerBatch", frozenset({READ_STREAM}), _count, "How many facts a micro-batch may have.", 1_000_000),
     Option(
         "consumer",
         frozenset({READ_STREAM}),
         _text,
         "A durable consumer at the node: the stream starts at its position unless told otherwise, and confirms for it "
-        "what Spark has processed, always one micro-batch behind.",
+        "what Spark has processed, one micro-batch behind unless confirm_batches is used. {stream} in it stands for "
+        "the stream, of which a node with several needs one consumer each.",
     ),
     Option(
         "carryOnly",
@@ -278,6 +386,23 @@ class SourceOptions:
         return NodeAccess(self["confirmAddress"], ca, certificate, key, self["confirmServerName"])
 
     @property
+    def several(self) -> bool:
+        """Whether it reads several sources."""
+        return self.values.get("sources") is not None or self.values.get("config") is not None
+
+    @property
+    def filter(self) -> FactFilter:
+        """Which facts are read."""
+        return FactFilter(
+            self["subjects"],
+            self["predicates"],
+            self["fromZones"],
+            self["toZones"],
+            self["producedFrom"],
+            self["producedBefore"],
+        )
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """The columns that are read unless a schema names others."""
         if self["rows"] == "frames":
@@ -285,7 +410,8 @@ class SourceOptions:
         if self["columns"] is not None:
             chosen: tuple[str, ...] = self["columns"]
             return chosen
-        return (*COLUMNS, "gap") if self["gaps"] == "rows" else COLUMNS
+        more = (("source",) if self.several else ()) + (("gap",) if self["gaps"] == "rows" else ())
+        return (*COLUMNS, *more)
 
 
 def parse(given: Mapping[str, str], *uses: str) -> SourceOptions:
@@ -302,10 +428,10 @@ def parse(given: Mapping[str, str], *uses: str) -> SourceOptions:
             values[option.name] = _parsed(option, value)
         elif name.lower() not in SPARKS_OWN:
             raise _unknown(name, use, known.values())
-    missing = [option.name for option in known.values() if option.required and values[option.name] is None]
-    if missing:
-        raise InvalidArgument(f"the option {missing[0]} is required", hint=_list(use, known.values()))
     options = SourceOptions(use, values)
+    missing = [option.name for option in known.values() if option.required and values[option.name] is None]
+    if missing and not options.several:
+        raise InvalidArgument(f"the option {missing[0]} is required", hint=_list(use, known.values()))
     _check_together(options)
     return options
 
@@ -335,8 +461,13 @@ def _list(use: str, known: Iterable[Option]) -> str:
 def _check_together(options: SourceOptions) -> None:
     """Check what only several options together can get wrong."""
     values = options.values
-    _ = options.access
+    if options.several:
+        _check_several(options)
+    else:
+        _ = options.access
     if "gaps" in values:
+        if any(isinstance(values.get(name), SourcePositions) for name in _OFFSETS) and not options.several:
+            raise InvalidArgument("offsets by source belong to the option sources or config")
         if options["rows"] == "frames":
             if options["columns"] is not None:
                 raise InvalidArgument('option columns belongs to rows = "facts": a frame is whole')
@@ -345,8 +476,31 @@ def _check_together(options: SourceOptions) -> None:
     if "mode" in values:
         _check_writing(options)
     ending = values.get("endingOffsets")
-    if ending is not None and ending.word == EARLIEST:
+    ends = [ending] if isinstance(ending, Position) else [*ending.by_key.values()] if ending is not None else []
+    if any(each.word == EARLIEST for each in ends):
         raise InvalidArgument("option endingOffsets cannot be earliest")
+
+
+_OFFSETS = ("startingOffsets", "endingOffsets")
+
+
+def _check_several(options: SourceOptions) -> None:
+    for name in ("address", "stream"):
+        if options[name] is not None:
+            raise InvalidArgument(f"option {name} belongs to one source: leave it out with sources or config")
+    if options["sources"] is not None and options["config"] is not None:
+        raise InvalidArgument("sources are listed, or links of a zone.toml: give one of the options sources and config")
+    if options["rows"] == "frames":
+        raise InvalidArgument('rows = "frames" reads one source')
+    if options["buffer"] != Buffer.STORE:
+        raise InvalidArgument("of several sources each has its own buffer: name it in sources, or in the link")
+    parts = [options[name] for name in ("ca", "cert", "key")]
+    if any(parts) and not all(parts):
+        raise InvalidArgument("TLS needs all three of the options ca, cert and key")
+    for name in _OFFSETS:
+        position = options.values.get(name)
+        if isinstance(position, Position) and position.offset is not None:
+            raise InvalidArgument(f'option {name} of several sources is a word, a time, or {{"source": offset, …}}')
 
 
 def _check_writing(options: SourceOptions) -> None:

@@ -458,6 +458,16 @@ def end(spark: SparkSession) -> None:
         process.wait()
 
 
+def has_ended(spark: SparkSession, within_seconds: float = 0.0) -> bool:
+    """Tell whether Spark runs in a process of its own and that has ended, or ends within some time."""
+    process: subprocess.Popen[bytes] | None = getattr(spark.sparkContext._gateway, "proc", None)
+    if process is None:
+        return False
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(within_seconds)
+    return process.poll() is not None
+
+
 def settings(master: str = LOCAL_MASTER, conf: Mapping[str, str] | None = None) -> dict[str, str]:
     """Give the settings of a session: the defaults, overridden by ``conf``."""
     return {**DEFAULTS, **(LOCAL_DEFAULTS if is_local(master) else {}), **(conf or {})}

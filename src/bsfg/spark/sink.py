@@ -25,7 +25,7 @@ from bsfg.ports import Confirmation, Frame, GapRecord
 from bsfg.retention import GapReason
 from bsfg.spark.calls import CallRetry, calls
 from bsfg.spark.errors import told
-from bsfg.spark.lane import WINDOW_FRAMES, OrderedSender, WriteSums, pieces, take_append, take_put
+from bsfg.spark.lane import WINDOW_FRAMES, OrderedSender, WriteSums, take_append, take_put
 from bsfg.spark.mapping import to_facts, to_frames
 from bsfg.spark.options import SourceOptions
 
@@ -171,7 +171,7 @@ class FactsWriting:
                     sums.last = frame.last
                     yield from _frame_pieces(frame)
             else:
-                yield from pieces(to_facts(batch))
+                yield from to_facts(batch).pieces()
 
     def _send(self, items: Iterator[Item], sums: WriteSums) -> WriteSums:
         """Send items over a lane of their own, and add up what became of them."""
@@ -315,7 +315,7 @@ def _frame_pieces(frame: Frame) -> Iterator[Frame]:
     if frame.entries is None:
         yield frame
         return
-    for piece in pieces(frame.entries):
+    for piece in frame.entries.pieces():
         offsets = piece.offsets
         yield Frame(int(offsets[0]), int(offsets[-1]), piece)
 

@@ -53,11 +53,13 @@ class PackagedServer:
 
     def kill(self) -> None:
         """End the server and all its processes as a power switch would."""
-        pid = self._pid
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
+        # Each of its processes has a group of its own, and may answer once more before it sees that the first is gone.
+        pids = [self._pid, *_children(self._pid)]
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         deadline = time.monotonic() + GONE_SECONDS
-        while _runs(pid) and time.monotonic() < deadline:
+        while any(map(_runs, pids)) and time.monotonic() < deadline:
             time.sleep(0.01)
         # Nobody may collect what is dead, and then the next start would take it for a server that runs.
         for path in (self.folder / "postmaster.pid", *self.folder.glob(".s.PGSQL.*")):
@@ -83,11 +85,21 @@ class PackagedServer:
         return f"host={self.folder} user={name} dbname=postgres"
 
 
-def _runs(pid: int) -> bool:
+def _stat(pid: int) -> list[str]:
+    """Give the state and the parent of a process, and what else the system tells behind its name; empty without one."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _runs(pid: int) -> bool:
+    return _stat(pid)[:1] not in ([], ["Z"])
+
+
+def _children(pid: int) -> list[int]:
+    numbers = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [number for number in numbers if _stat(number)[1:2] == [str(pid)]]
 
 
 def main(folder: Path) -> None:

@@ -165,6 +165,20 @@ class HoldGateRequest(_message.Message):
     until_unix_ms: int
     def __init__(self, link: _Optional[str] = ..., side: _Optional[str] = ..., reason: _Optional[str] = ..., until_unix_ms: _Optional[int] = ...) -> None: ...
 
+class ReloadRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReloadResponse(_message.Message):
+    __slots__ = ("digest", "changed", "waiting_for_restart")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_RESTART_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    changed: _containers.RepeatedScalarFieldContainer[str]
+    waiting_for_restart: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, digest: _Optional[str] = ..., changed: _Optional[_Iterable[str]] = ..., waiting_for_restart: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class ReleaseGateRequest(_message.Message):
     __slots__ = ("link", "side", "reason")
     LINK_FIELD_NUMBER: _ClassVar[int]
@@ -350,6 +364,56 @@ class ReportLinkResponse(_message.Message):
     mode: str
     reason: str
     def __init__(self, mode: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class PipelineReport(_message.Message):
+    __slots__ = ("name", "state", "progress", "runs", "failures", "failures_in_a_row", "facts", "backlog", "batches", "batch_seconds", "last_error", "last_error_unix_ms", "last_good_unix_ms", "next_unix_ms", "finding")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_IN_A_ROW_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    BACKLOG_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    LAST_ERROR_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    LAST_GOOD_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    FINDING_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    state: str
+    progress: str
+    runs: int
+    failures: int
+    failures_in_a_row: int
+    facts: int
+    backlog: int
+    batches: int
+    batch_seconds: float
+    last_error: str
+    last_error_unix_ms: int
+    last_good_unix_ms: int
+    next_unix_ms: int
+    finding: str
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., progress: _Optional[str] = ..., runs: _Optional[int] = ..., failures: _Optional[int] = ..., failures_in_a_row: _Optional[int] = ..., facts: _Optional[int] = ..., backlog: _Optional[int] = ..., batches: _Optional[int] = ..., batch_seconds: _Optional[float] = ..., last_error: _Optional[str] = ..., last_error_unix_ms: _Optional[int] = ..., last_good_unix_ms: _Optional[int] = ..., next_unix_ms: _Optional[int] = ..., finding: _Optional[str] = ...) -> None: ...
+
+class ReportPipelinesRequest(_message.Message):
+    __slots__ = ("holder", "pipelines", "last")
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    PIPELINES_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    holder: str
+    pipelines: _containers.RepeatedCompositeFieldContainer[PipelineReport]
+    last: bool
+    def __init__(self, holder: _Optional[str] = ..., pipelines: _Optional[_Iterable[_Union[PipelineReport, _Mapping]]] = ..., last: _Optional[bool] = ...) -> None: ...
+
+class ReportPipelinesResponse(_message.Message):
+    __slots__ = ("unknown",)
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    unknown: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, unknown: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RecallPeerRequest(_message.Message):
     __slots__ = ("link", "stream")

@@ -34,6 +34,7 @@ from bsfg.wire.service import (
     LeasesView,
     LeaseView,
     LinkReport,
+    PipelineReport,
     QuarantinedView,
     QuarantinePage,
 )
@@ -96,6 +97,12 @@ class AdminClient:
         request = pb.HoldGateRequest(link=link, side=side, reason=reason, until_unix_ms=until_unix_ms)
         return _gate(await self.connection.call("HoldGate", request))
 
+    async def reload(self) -> dict[str, Any]:
+        """Have the node take up what has changed in its file; gives its digest, what changed and what waits."""
+        found = await self.connection.call("Reload", pb.ReloadRequest())
+        changed, waiting = list(found.changed), list(found.waiting_for_restart)
+        return {"digest": found.digest, "changed": changed, "waiting_for_restart": waiting}
+
     async def release_gate(self, link: str, reason: str, *, side: str = "receiver") -> GateView:
         """Open a held gate."""
         request = pb.ReleaseGateRequest(link=link, side=side, reason=reason)
@@ -153,6 +160,17 @@ class AdminClient:
         if len(answers) != len(reports):
             raise FrameInvalid(f"the node answered {len(answers)} of {len(reports)} reports")
         return [error_of(each.error) if each.HasField("error") else _gate_after(each.gate) for each in answers]
+
+    async def report_pipelines(
+        self, holder: str, reports: Sequence[PipelineReport], *, last: bool = False
+    ) -> list[str]:
+        """Tell how the pipelines of a process are doing; learn which of them the node's configuration does not have."""
+        rows = [
+            pb.PipelineReport(**{**asdict(each), "backlog": -1 if each.backlog is None else each.backlog})
+            for each in reports
+        ]
+        request = pb.ReportPipelinesRequest(holder=holder, pipelines=rows, last=last)
+        return list((await self.connection.call("ReportPipelines", request)).unknown)
 
     async def recall_peer(self, link: str, stream: str) -> PeerPosition:
         """Give what is remembered of the sender of a link."""

@@ -225,7 +225,7 @@ class AppendAck(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., count: _Optional[int] = ..., first_offset: _Optional[int] = ..., offsets: _Optional[bytes] = ..., results: _Optional[bytes] = ..., digests: _Optional[bytes] = ..., chain_head: _Optional[bytes] = ..., appended_at_unix_ms: _Optional[int] = ..., message_ids: _Optional[_Iterable[str]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., hasher: _Optional[str] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("consumer", "limit", "max_bytes", "wait_ms", "carry_only", "frames", "gaps_after", "after", "ages", "sets", "hashers")
+    __slots__ = ("consumer", "limit", "max_bytes", "wait_ms", "carry_only", "frames", "gaps_after", "after", "ages", "sets", "hashers", "instance", "filter")
     CONSUMER_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -237,6 +237,8 @@ class FetchRequest(_message.Message):
     AGES_FIELD_NUMBER: _ClassVar[int]
     SETS_FIELD_NUMBER: _ClassVar[int]
     HASHERS_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
     consumer: str
     limit: int
     max_bytes: int
@@ -248,7 +250,25 @@ class FetchRequest(_message.Message):
     ages: bool
     sets: bool
     hashers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, consumer: _Optional[str] = ..., limit: _Optional[int] = ..., max_bytes: _Optional[int] = ..., wait_ms: _Optional[int] = ..., carry_only: _Optional[_Iterable[str]] = ..., frames: _Optional[bool] = ..., gaps_after: _Optional[str] = ..., after: _Optional[int] = ..., ages: _Optional[bool] = ..., sets: _Optional[bool] = ..., hashers: _Optional[_Iterable[str]] = ...) -> None: ...
+    instance: str
+    filter: FactFilter
+    def __init__(self, consumer: _Optional[str] = ..., limit: _Optional[int] = ..., max_bytes: _Optional[int] = ..., wait_ms: _Optional[int] = ..., carry_only: _Optional[_Iterable[str]] = ..., frames: _Optional[bool] = ..., gaps_after: _Optional[str] = ..., after: _Optional[int] = ..., ages: _Optional[bool] = ..., sets: _Optional[bool] = ..., hashers: _Optional[_Iterable[str]] = ..., instance: _Optional[str] = ..., filter: _Optional[_Union[FactFilter, _Mapping]] = ...) -> None: ...
+
+class FactFilter(_message.Message):
+    __slots__ = ("subjects", "predicates", "from_zones", "to_zones", "produced_from_unix_ms", "produced_before_unix_ms")
+    SUBJECTS_FIELD_NUMBER: _ClassVar[int]
+    PREDICATES_FIELD_NUMBER: _ClassVar[int]
+    FROM_ZONES_FIELD_NUMBER: _ClassVar[int]
+    TO_ZONES_FIELD_NUMBER: _ClassVar[int]
+    PRODUCED_FROM_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    PRODUCED_BEFORE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    subjects: _containers.RepeatedScalarFieldContainer[str]
+    predicates: _containers.RepeatedScalarFieldContainer[str]
+    from_zones: _containers.RepeatedScalarFieldContainer[str]
+    to_zones: _containers.RepeatedScalarFieldContainer[str]
+    produced_from_unix_ms: int
+    produced_before_unix_ms: int
+    def __init__(self, subjects: _Optional[_Iterable[str]] = ..., predicates: _Optional[_Iterable[str]] = ..., from_zones: _Optional[_Iterable[str]] = ..., to_zones: _Optional[_Iterable[str]] = ..., produced_from_unix_ms: _Optional[int] = ..., produced_before_unix_ms: _Optional[int] = ...) -> None: ...
 
 class FetchResponse(_message.Message):
     __slots__ = ("entries", "gaps", "start", "next_offset", "log_id", "end", "chain_head", "frames", "gaps_token")
@@ -311,7 +331,7 @@ class TimeSelection(_message.Message):
     def __init__(self, stream: _Optional[str] = ..., buffer: _Optional[_Union[Buffer, str]] = ..., start_unix_ms: _Optional[int] = ..., end_unix_ms: _Optional[int] = ...) -> None: ...
 
 class FetchFramesRequest(_message.Message):
-    __slots__ = ("consumer", "offsets", "times", "max_facts", "max_bytes", "carry_only", "ages", "hashers")
+    __slots__ = ("consumer", "offsets", "times", "max_facts", "max_bytes", "carry_only", "ages", "hashers", "instance", "filter", "columns", "sets")
     CONSUMER_FIELD_NUMBER: _ClassVar[int]
     OFFSETS_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
@@ -320,6 +340,10 @@ class FetchFramesRequest(_message.Message):
     CARRY_ONLY_FIELD_NUMBER: _ClassVar[int]
     AGES_FIELD_NUMBER: _ClassVar[int]
     HASHERS_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    SETS_FIELD_NUMBER: _ClassVar[int]
     consumer: ConsumerSelection
     offsets: OffsetSelection
     times: TimeSelection
@@ -328,7 +352,11 @@ class FetchFramesRequest(_message.Message):
     carry_only: _containers.RepeatedScalarFieldContainer[str]
     ages: bool
     hashers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, consumer: _Optional[_Union[ConsumerSelection, _Mapping]] = ..., offsets: _Optional[_Union[OffsetSelection, _Mapping]] = ..., times: _Optional[_Union[TimeSelection, _Mapping]] = ..., max_facts: _Optional[int] = ..., max_bytes: _Optional[int] = ..., carry_only: _Optional[_Iterable[str]] = ..., ages: _Optional[bool] = ..., hashers: _Optional[_Iterable[str]] = ...) -> None: ...
+    instance: str
+    filter: FactFilter
+    columns: _containers.RepeatedScalarFieldContainer[str]
+    sets: bool
+    def __init__(self, consumer: _Optional[_Union[ConsumerSelection, _Mapping]] = ..., offsets: _Optional[_Union[OffsetSelection, _Mapping]] = ..., times: _Optional[_Union[TimeSelection, _Mapping]] = ..., max_facts: _Optional[int] = ..., max_bytes: _Optional[int] = ..., carry_only: _Optional[_Iterable[str]] = ..., ages: _Optional[bool] = ..., hashers: _Optional[_Iterable[str]] = ..., instance: _Optional[str] = ..., filter: _Optional[_Union[FactFilter, _Mapping]] = ..., columns: _Optional[_Iterable[str]] = ..., sets: _Optional[bool] = ...) -> None: ...
 
 class FetchHead(_message.Message):
     __slots__ = ("log_id", "start", "end", "chain_head", "gaps", "gaps_token", "served_at_unix_ms", "gap_sets", "stream")
@@ -601,19 +629,23 @@ class PutObjectResponse(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., size_bytes: _Optional[int] = ..., already_exists: _Optional[bool] = ...) -> None: ...
 
 class GetObjectRequest(_message.Message):
-    __slots__ = ("bucket", "key", "digest")
+    __slots__ = ("bucket", "key", "digest", "offset")
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
     bucket: str
     key: str
     digest: str
-    def __init__(self, bucket: _Optional[str] = ..., key: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+    offset: int
+    def __init__(self, bucket: _Optional[str] = ..., key: _Optional[str] = ..., digest: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class GetObjectResponse(_message.Message):
-    __slots__ = ("description", "chunk")
+    __slots__ = ("description", "chunk", "offset")
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
     description: ObjectDescription
     chunk: bytes
-    def __init__(self, description: _Optional[_Union[ObjectDescription, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
+    offset: int
+    def __init__(self, description: _Optional[_Union[ObjectDescription, _Mapping]] = ..., chunk: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...

@@ -119,9 +119,6 @@ def _key_rights(path: Path) -> Iterator[CheckFinding]:
         yield says_of("key_rights").ok("only its owner can read the key")
 
 
-RENEWAL = "Renew it with `bsfg certs renew`, or ask who signed it; the node takes the new file up by itself."
-
-
 def _dates(what: str, certificate: x509.Certificate, now: datetime, warning_seconds: float) -> Iterator[CheckFinding]:
     life, check = lifetime(certificate, now, warning_seconds), f"{what.split(maxsplit=1)[0]}_dates"
     if life.expiry == Expiry.EXPIRED:
@@ -151,9 +148,8 @@ def _chain(chain: Sequence[x509.Certificate], authorities: Sequence[x509.Certifi
             return
         step = issuer_of(current, left, above)
         if step is None:
-            says = (
-                f"no authority of the file signed {current.subject.rfc4514_string()} (issuer {_issuer_name(current)})"
-            )
+            subject, issuer = current.subject.rfc4514_string(), current.issuer.rfc4514_string()
+            says = f"no authority of the file signed {subject} (issuer {issuer})"
             do = "Put the authority that signed it into the file of [tls] ca, or intermediates after the certificate."
             yield says_of("chain").problem(says, do)
             return
@@ -240,10 +236,6 @@ def _all_alternative_names(certificate: x509.Certificate) -> list[str]:
     except x509.ExtensionNotFound:
         return []
     return [str(name.value) for name in names]
-
-
-def _issuer_name(certificate: x509.Certificate) -> str:
-    return certificate.issuer.rfc4514_string()
 
 
 def _iso(moment: datetime) -> str:

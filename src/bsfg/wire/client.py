@@ -7,11 +7,14 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequen
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bsfg.artifacts import verified
+import numpy as np
+
+from bsfg.artifacts import Begun, skipped, verified
 from bsfg.batch import FactBatch
 from bsfg.errors import BsfgError, DigestMismatch, FactNotFound, FrameInvalid, RemoteError
 from bsfg.fact import SHA256_NAME, Entry, Key, Message
-from bsfg.journey.link import AppendedFact, Fetched, FetchRequest, Refusal
+from bsfg.filters import EVERY_FACT, FactFilter
+from bsfg.journey.link import AppendedFact, Carriage, Fetched, FetchRequest, Refusal, apart
 from bsfg.model import Limits
 from bsfg.offload import by_size
 from bsfg.ports import Buffer, Confirmation, Frame, Result
@@ -26,6 +29,7 @@ from bsfg.wire.convert import (
     envelope_message,
     evidence_of,
     fact_message,
+    filter_message,
     ranges_in,
     refusal_message,
 )
@@ -49,10 +53,11 @@ class BoundaryClient:
     """What producers, consumers, peers and pipelines call on a node.
 
     Every method raises only `bsfg.errors.BsfgError`: the node's own error, or `PeerUnreachable` and `TimedOut`.
+    ``instance`` tells which process asks for frames.
     """
 
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
+    def __init__(self, connection: Connection, *, instance: str = "") -> None:
+        self.connection, self._instance = connection, instance
         self._appending: dict[str, AppendStream] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._gives_whole_answers = True
@@ -110,6 +115,8 @@ class BoundaryClient:
             ages=True,
             sets=request.sets,
             hashers=hashers_here(),
+            instance=self._instance,
+            filter=filter_message(request.filter),
         )
         try:
             answer = await self._followed.ask(consumer, message, timeout_seconds=self._timeout(request.wait_seconds))
@@ -136,6 +143,8 @@ class BoundaryClient:
             carry_only=carry_only,
             ages=True,
             hashers=hashers_here(),
+            instance=self._instance,
+            filter=filter_message(request.filter),
         )
         head: pb.FetchFrame | None = None
         frames: list[Frame] = []
@@ -152,7 +161,9 @@ class BoundaryClient:
     async def end(self, stream: str, buffer: Buffer) -> int:
         """Give the offset that the next entry of a buffer will have."""
         selection = pb.OffsetSelection(stream=stream, buffer=buffer_number(buffer), first=0, end=0)
-        async for answer in self._answers("FetchFrames", _frames_request(1, (), offsets=selection), self._timeout(0)):
+        async for answer in self._answers(
+            "FetchFrames", _frames_request(1, (), EVERY_FACT, offsets=selection), self._timeout(0)
+        ):
             return read_head(answer).end
         raise FrameInvalid("an answer begins with its head")
 
@@ -165,6 +176,7 @@ class BoundaryClient:
         buffer: Buffer = Buffer.STORE,
         max_facts: int = 0,
         carry_only: Sequence[str] = (),
+        filter: FactFilter = EVERY_FACT,
     ) -> AsyncIterator[Frame]:
         """Read a range of offsets (``end`` exclusive), moving no cursor."""
         selection = pb.OffsetSelection(
@@ -173,9 +185,11 @@ class BoundaryClient:
             first=first,
             end=end,
         )
-        request = _frames_request(max_facts, carry_only, offsets=selection)
+        request = _frames_request(max_facts, carry_only, filter, offsets=selection)
         async for frame in self._frames(request):
-            yield frame
+            # A node of an older version leaves nothing out.
+            for piece in apart(asked_for(frame, filter)):
+                yield piece
 
     async def read_times(
         self,
@@ -194,7 +208,7 @@ class BoundaryClient:
             start_unix_ms=start_unix_ms,
             end_unix_ms=end_unix_ms,
         )
-        request = _frames_request(max_facts, carry_only, times=selection)
+        request = _frames_request(max_facts, carry_only, EVERY_FACT, times=selection)
         async for frame in self._frames(request):
             yield frame
 
@@ -287,20 +301,25 @@ class BoundaryClient:
         )
 
     async def get_object(
-        self, bucket: str, key: str, *, digest: str | None = None
+        self, bucket: str, key: str, *, digest: str | None = None, begun: Begun | None = None
     ) -> tuple[ObjectInfo, AsyncGenerator[bytes, None]]:
         """Download an artifact by name, or by digest alone: its description, and its bytes as they come.
 
         They are verified: the last piece is given only when the whole has the digest that was asked for, or that the
-        description says. A node that falls silent in the middle is given up in time.
+        description says. A node that falls silent in the middle is given up in time. ``begun`` is what an earlier
+        download brought; what follows it is given.
         """
-        request = pb.GetObjectRequest(bucket=bucket, key=key, digest=digest)
+        offset = 0 if begun is None else begun.size_bytes
+        request = pb.GetObjectRequest(bucket=bucket, key=key, digest=digest, offset=offset)
         answers = self._answers("GetObject", request, None)
-        info, pieces = await read_download(answers, self.connection.request_timeout_seconds)
+        info, begins, pieces = await read_download(answers, self.connection.request_timeout_seconds)
+        if offset != begins:
+            # A node of an earlier version always sends everything.
+            pieces = skipped(pieces, offset)
         expected = digest or info.digest
         if expected is None or info.digest not in (None, expected):
             raise DigestMismatch(f"the node describes content with the digest {info.digest}, not {digest}")
-        return replace(info, digest=expected), verified(pieces, expected)
+        return replace(info, digest=expected), verified(pieces, expected, begun)
 
     def hang_up(self) -> None:
         """End the calls that are kept open for the next question, and leave the connection to others who use it."""
@@ -355,14 +374,33 @@ class ClientLink:
     consumer: str
     client: BoundaryClient
     carry_only: tuple[str, ...] = ()
+    filter: FactFilter = EVERY_FACT
 
     async def fetch(self, request: FetchRequest) -> Fetched:
         """Ask for what comes next."""
-        return await self.client.fetch(self.consumer, request, self.carry_only)
+        if not self.filter:
+            return await self.client.fetch(self.consumer, request, self.carry_only)
+        request = replace(request, filter=self.filter)
+        fetched = await self.client.fetch(self.consumer, request, self.carry_only)
+        # A node of an older version leaves nothing out.
+        weighed = [(0 if frame.entries is None else frame.entries.weight_bytes, frame) for frame in fetched.frames]
+        chosen = [await by_size(size_bytes, asked_for, frame, self.filter) for size_bytes, frame in weighed]
+        frames = chosen if request.sets else [piece for frame in chosen for piece in apart(frame)]
+        return replace(fetched, frames=frames)
 
     async def confirm(self, confirmation: Confirmation, refusals: Sequence[Refusal] = ()) -> int:
         """Tell what is durable here and what was refused."""
         return await self.client.confirm(self.consumer, confirmation, refusals, again_and_again=True)
+
+
+def asked_for(frame: Frame, filter: FactFilter) -> Frame:
+    """Leave out of a frame what was not asked for, in case its sender did not; what is no frame is left to others."""
+    entries = frame.entries
+    if entries is None or not filter:
+        return frame
+    if any(entries.first_null(name) is not None for name in ("offset", "appended_at_unix_ms", "produced_at_unix_ms")):
+        return frame
+    return frame if (np.diff(entries.offsets) < 1).any() else Carriage(asked=filter).chosen(frame)
 
 
 class _Room:
@@ -386,9 +424,11 @@ class _Room:
         check_ranges(self._ranges)
 
 
-def _frames_request(max_facts: int, carry_only: Sequence[str], **selection: Any) -> pb.FetchFramesRequest:
+def _frames_request(
+    max_facts: int, carry_only: Sequence[str], filter: FactFilter, **selection: Any
+) -> pb.FetchFramesRequest:
     options: dict[str, Any] = {"max_facts": max_facts, "carry_only": carry_only, "ages": True}
-    return pb.FetchFramesRequest(**selection, **options, hashers=hashers_here())
+    return pb.FetchFramesRequest(**selection, **options, hashers=hashers_here(), filter=filter_message(filter))
 
 
 async def _decoded(message: pb.FetchFrame) -> Frame:

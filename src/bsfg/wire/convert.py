@@ -12,6 +12,7 @@ from bsfg.batch import FactBatch
 from bsfg.digest import KeptRange, LogHistory, Restore
 from bsfg.errors import FrameInvalid, InvalidArgument, InvalidFact
 from bsfg.fact import JSON_MEDIA_TYPE, SHA256_NAME, ArtifactRef, Entry, Envelope, Fact, Message, Origin
+from bsfg.filters import EVERY_FACT, FactFilter
 from bsfg.gaps import RANGES_TOLD_MAX, RangeSet, grouped, listed_in_steps
 from bsfg.journey.link import PeerPosition, Refusal, Release
 from bsfg.jsonform import artifact_to_dict
@@ -33,6 +34,22 @@ def buffer_of(number: int, default: Buffer) -> Buffer:
     if found is None:
         raise InvalidArgument(f"there is no buffer number {number}")
     return found
+
+
+def filter_message(wanted: FactFilter) -> pb.FactFilter | None:
+    """Write which facts are asked for; a filter that wants all is none."""
+    return pb.FactFilter(**asdict(wanted)) if wanted else None
+
+
+def filter_of(request: pb.FetchRequest | pb.FetchFramesRequest) -> FactFilter:
+    """Give which facts a request asks for; raises `InvalidArgument` for a filter that no node tries."""
+    if not request.HasField("filter"):
+        return EVERY_FACT
+    found = request.filter
+    since = found.produced_from_unix_ms if found.HasField("produced_from_unix_ms") else None
+    before = found.produced_before_unix_ms if found.HasField("produced_before_unix_ms") else None
+    zones = (tuple(found.from_zones), tuple(found.to_zones))
+    return FactFilter(tuple(found.subjects), tuple(found.predicates), *zones, since, before)
 
 
 def buffer_number(buffer: Buffer) -> pb.Buffer:

@@ -9,10 +9,11 @@ from contextlib import aclosing
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
+import pyarrow as pa
 
 from bsfg.artifacts import DEFAULT_MEDIA_TYPE
 from bsfg.batch import EntryBatch, FactBatch
-from bsfg.columns import DIGEST_BYTES, fixed_rows
+from bsfg.columns import AGELESS_ENTRY_SCHEMA, DIGEST_BYTES, ENTRY_SCHEMA, entry_schema, fixed_rows
 from bsfg.digest import known_hashers
 from bsfg.errors import FrameInvalid, HasherUnknown, TimedOut
 from bsfg.fact import SHA256_NAME
@@ -33,17 +34,23 @@ def encode(batch: FactBatch) -> bytes:
     return b"".join(batch.to_ipc_parts())
 
 
-def with_batch(message: Any, field: str, batch: FactBatch, *, ages: bool = True) -> bytes:
+def with_batch(message: Any, field: str, batch: FactBatch, schema: pa.Schema = ENTRY_SCHEMA) -> bytes:
     """Serialise a message with a batch as one of its fields, copying the batch's bytes once instead of four times.
 
-    The fields of a message may come in any order, so the last one can simply be written behind the others. Without
-    ``ages`` entries are written as versions before 0.2 expect them.
+    The fields of a message may come in any order, so the last one can simply be written behind the others. Of entries
+    the columns of a ``schema`` are written.
     """
-    return b"".join(_parts_with_batch(message, field, batch, ages=ages))
+    return b"".join(_parts_with_batch(message, field, batch, schema))
 
 
-def _parts_with_batch(message: Any, field: str, batch: FactBatch, *, ages: bool = True) -> list[Any]:
-    parts = batch.to_ipc_parts() if ages or not isinstance(batch, EntryBatch) else batch.to_ageless_ipc_parts()
+def schema_for(columns: Sequence[str] = (), *, ages: bool = True) -> pa.Schema:
+    """Give the schema of entries for a caller: the columns it asks for, without ages as versions before 0.2 expect."""
+    whole = ENTRY_SCHEMA if ages else AGELESS_ENTRY_SCHEMA
+    return entry_schema(tuple(columns)) if columns else whole
+
+
+def _parts_with_batch(message: Any, field: str, batch: FactBatch, schema: pa.Schema = ENTRY_SCHEMA) -> list[Any]:
+    parts = batch.to_ipc_parts(schema) if isinstance(batch, EntryBatch) else batch.to_ipc_parts()
     tag = message.DESCRIPTOR.fields_by_name[field].number << 3 | 2
     return [message.SerializeToString(), _varint(tag), _varint(sum(map(len, parts))), *parts]
 
@@ -65,23 +72,23 @@ def check_hashers(frames: Sequence[Frame], request: pb.FetchRequest | pb.FetchFr
                 )
 
 
-def frames_response(fetched: Fetched, *, ages: bool = True) -> bytes:
+def frames_response(fetched: Fetched, schema: pa.Schema = ENTRY_SCHEMA) -> bytes:
     """Serialise a response that holds a whole answer as frames."""
     tag = _varint(pb.FetchResponse.DESCRIPTOR.fields_by_name["frames"].number << 3 | 2)
     response: list[Any] = []
     for parts in (
         [head_message(fetched).SerializeToString()],
-        *(_frame_parts(frame, ages) for frame in fetched.frames),
+        *(_frame_parts(frame, schema) for frame in fetched.frames),
     ):
         response += [tag, _varint(sum(map(len, parts))), *parts]
     return b"".join(response)
 
 
-def _frame_parts(frame: Frame, ages: bool) -> list[Any]:
+def _frame_parts(frame: Frame, schema: pa.Schema) -> list[Any]:
     message = _without_entries(frame)
     if frame.entries is None:
         return [message.SerializeToString()]
-    return _parts_with_batch(message, "entries", frame.entries, ages=ages)
+    return _parts_with_batch(message, "entries", frame.entries, schema)
 
 
 def _without_entries(frame: Frame) -> pb.FetchFrame:
@@ -129,7 +136,9 @@ def head_message(fetched: Fetched) -> pb.FetchFrame:
     return pb.FetchFrame(first=fetched.start, last=fetched.start - 1, head=head)
 
 
-async def frame_messages(frame: Frame, max_bytes: int, *, ages: bool = True) -> AsyncIterator[pb.FetchFrame | bytes]:
+async def frame_messages(
+    frame: Frame, max_bytes: int, schema: pa.Schema = ENTRY_SCHEMA
+) -> AsyncIterator[pb.FetchFrame | bytes]:
     """Write one frame as one message, or as several when it is large."""
     if frame.entries is None:
         yield _without_entries(frame)
@@ -141,12 +150,14 @@ async def frame_messages(frame: Frame, max_bytes: int, *, ages: bool = True) -> 
         last = frame.last if end == int(frame.entries.offsets[-1]) else end
         skips = [each.within(first, last) for each in frame.skips]
         message = _without_entries(Frame(first, last, skips=[each for each in skips if len(each.ranges)]))
-        yield await by_size(piece.weight_bytes, with_batch, message, "entries", piece, ages=ages)
+        yield await by_size(piece.weight_bytes, with_batch, message, "entries", piece, schema)
         first = last + 1
 
 
-def read_frame(message: pb.FetchFrame, limits: Limits = DEFAULT_LIMITS) -> Frame:
-    """Read a frame that a server sent; raises `FrameInvalid` unless it is one."""
+def read_frame(
+    message: pb.FetchFrame, limits: Limits = DEFAULT_LIMITS, schema: pa.Schema = AGELESS_ENTRY_SCHEMA
+) -> Frame:
+    """Read a frame that a server sent, perhaps with the columns of a schema; raises `FrameInvalid` unless it is one."""
     content = message.WhichOneof("content")
     if content == "gap":
         return Frame(message.first, message.last, gap=gap_of(message.gap))
@@ -155,7 +166,7 @@ def read_frame(message: pb.FetchFrame, limits: Limits = DEFAULT_LIMITS) -> Frame
         if not skips or content is not None:
             raise FrameInvalid("a frame holds neither entries nor a gap record")
         return Frame(message.first, message.last, skips=skips)
-    return Frame(message.first, message.last, EntryBatch.from_ipc(message.entries, limits), skips=skips)
+    return Frame(message.first, message.last, EntryBatch.from_ipc(message.entries, limits, schema), skips=skips)
 
 
 def read_head(message: pb.FetchFrame, frames: Sequence[Frame] = ()) -> Fetched:
@@ -433,8 +444,8 @@ def object_info(found: pb.ObjectDescription) -> ObjectInfo:
 
 async def read_download(
     answers: AsyncGenerator[pb.GetObjectResponse, None], idle_timeout_seconds: float
-) -> tuple[ObjectInfo, AsyncGenerator[bytes, None]]:
-    """Give the description of a download and its bytes; a node that falls silent gets `timed_out`."""
+) -> tuple[ObjectInfo, int, AsyncGenerator[bytes, None]]:
+    """Give the description of a download, where its bytes begin, and those; who falls silent gets `timed_out`."""
 
     async def next_part() -> pb.GetObjectResponse | None:
         try:
@@ -451,4 +462,4 @@ async def read_download(
     first = await next_part()
     if first is None or first.WhichOneof("part") != "description":
         raise FrameInvalid("a download begins with its description")
-    return object_info(first.description), chunks()
+    return object_info(first.description), first.offset, chunks()

@@ -20,7 +20,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from bsfg.errors import BsfgError, HostUnknown, PermissionRefused
+from bsfg.errors import BsfgError, HostUnknown, InvalidArgument, PermissionRefused
+from bsfg.ports import Buffer
 from bsfg.wire.connections import (
     HandshakePace,
     Handshakes,
@@ -218,6 +219,25 @@ class Fence:
         self._admission.answered("http_host", 0.0, HostUnknown.code)
         await self._admission.slow_down(f"{bucket_of(Request(scope))} asks for another host")
         return problem(HostUnknown(f"this node is not called {one_line(_host_in(scope))[:100]!r}"))
+
+
+DIGITS_MAX = 20
+
+
+def integer_in_query(request: Request, name: str, default: int, least: int, most: int) -> int:
+    """Give a whole number from the query of a request, or raise `InvalidArgument`."""
+    text = request.query_params.get(name, str(default))
+    if len(text) > DIGITS_MAX or not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
+        raise InvalidArgument(f"{name} must be a number from {least} to {most}")
+    return int(text)
+
+
+def buffer_in_query(request: Request) -> Buffer:
+    """Give the buffer that the query of a request names; the forward buffer without one."""
+    try:
+        return Buffer(request.query_params.get("buffer", Buffer.FORWARD))
+    except ValueError:
+        raise InvalidArgument("buffer must be store or forward") from None
 
 
 def attachment(name: str) -> str:

@@ -23,6 +23,9 @@ PAGE_BODY_BYTES = 16 << 10
 LINKS_AT_ONCE_MAX, LINK_BYTES_MAX = 1_000, 1 << 10
 """How many links one call may be about, and how many bytes each of them may take of it."""
 
+PIPELINES_MAX, PIPELINE_BYTES_MAX = 200, 4 << 10
+"""How many pipelines one process may tell of, and how many bytes each of them may take."""
+
 REASON_CHARACTERS_MAX = 1_000
 DETAIL_CHARACTERS_MAX = 10_000
 
@@ -72,7 +75,9 @@ class Terms:
 
 _REASON = {"reason": REASON_CHARACTERS_MAX}
 _REPORT = {"hold_detail": DETAIL_CHARACTERS_MAX, "reason": DETAIL_CHARACTERS_MAX}
+_PIPELINES = {"pipelines": PIPELINES_MAX}
 _FETCHED = {"carry_only": 1_000, "hashers": 32}
+_FRAMES = {**_FETCHED, "columns": 32}
 _CONFIRMATION = {"ranges": 10_000, "refusals": 20_000}
 _GAPS = {"gaps": 10_000, "gap_sets": 10_000, "skips": 10_000}
 
@@ -105,7 +110,7 @@ _TABLE = (
     _boundary("AppendFacts", "append", message_bytes=None, cost=Cost.STREAM),
     _boundary("FetchFacts", "fetch", cost=Cost.WAITS, most=_FETCHED),
     _boundary("FollowFacts", "fetch", cost=Cost.STREAM, most=_FETCHED),
-    _boundary("FetchFrames", "fetch", "read", cost=Cost.STREAM, most=_FETCHED),
+    _boundary("FetchFrames", "fetch", "read", cost=Cost.STREAM, most=_FRAMES),
     _boundary("GetFact", "read"),
     _boundary("GetEvidence", "read", cost=Cost.BYTES, most={"heads": 16}),
     _boundary("ConfirmReceipt", "confirm", message_bytes=CONFIRMATION_BYTES, most=_CONFIRMATION, fields=150_000),
@@ -127,6 +132,7 @@ _TABLE = (
     _admin("RetireConsumer", "act", most=_REASON),
     _admin("GetFrontier", "view"),
     _admin("TruncateBefore", "act", most=_REASON),
+    _admin("Reload", "act"),
     _admin("ListGates", "view"),
     _admin("HoldGate", "act", most=_REASON),
     _admin("ReleaseGate", "act", most=_REASON),
@@ -137,6 +143,14 @@ _TABLE = (
     _of_many("AcquireLeases", "links", Cost.WAITS),
     _of_many("RenewLeases", "leases", Cost.WAITS),
     _of_many("ReportLinks", "reports", Cost.BYTES),
+    Terms(
+        "ReportPipelines",
+        "bsfg.v1.Admin",
+        ("report",),
+        PIPELINES_MAX * PIPELINE_BYTES_MAX,
+        most=_PIPELINES,
+        fields=20 * PIPELINES_MAX,
+    ),
     _admin("RecallPeer", "report"),
     _admin("RememberPeer", "report"),
     _admin("ListGaps", "view", Cost.BYTES),
@@ -151,6 +165,7 @@ _TABLE = (
     _http("append", "append", message_bytes=None, cost=Cost.BYTES),
     _http("get", "read", message_bytes=0),
     _http("fetch", "fetch", message_bytes=0, cost=Cost.WAITS),
+    _http("tail", "read", message_bytes=0, cost=Cost.STREAM),
     _http("confirm", "confirm", message_bytes=CONFIRMATION_BYTES, most=_CONFIRMATION),
     # An upload is written piece by piece; the artifact store has its own limit.
     _http("put_object", "upload", message_bytes=None, cost=Cost.STREAM),
@@ -170,6 +185,9 @@ _TABLE = (
     _page("file", Asks.NOTHING),
     _page("session"),
     _page("events", cost=Cost.STREAM),
+    _page("facts", cost=Cost.STREAM),
+    _page("history", cost=Cost.BYTES),
+    _page("doc"),
     _page("gaps", cost=Cost.BYTES),
     _page("all_gaps", cost=Cost.BYTES),
     _page("trail", cost=Cost.BYTES),
@@ -190,6 +208,7 @@ def terms_of(service: str, name: str) -> Terms:
 
 JSON = "application/json"
 JSON_LINES = "application/x-ndjson"
+EVENTS = "text/event-stream"
 PROBLEM = "application/problem+json"
 BYTES = "application/octet-stream"
 TEXT = "text/plain"
@@ -261,8 +280,29 @@ ROUTES: tuple[HttpRoute, ...] = (
             Parameter("wait_ms", "How long to wait when there is nothing yet.", default=0),
             Parameter("max_bytes", "At most about this many bytes, but at least one fact.", default=1 << 20),
             Parameter("gaps_after", "The gaps_token of the last answer; the node counts when left out.", "string"),
+            Parameter("after", "Go on behind this offset, although what lies before it is not confirmed yet."),
         ),
         answers=((JSON, "Fetched"), (JSON_LINES, "Entries")),
+    ),
+    HttpRoute(
+        "tail",
+        "GET",
+        "/v1/streams/{stream}/tail",
+        "Look on as server-sent events, without a durable consumer: the newest facts that fit, then those that come. "
+        "Each event `fact` is an Entry; `gap` is a range that is not there, `skipped` one that was left out for a "
+        "reader who is behind or not searched, `restored` says that the history is another, `refused` is an error, and "
+        "`end` comes without follow. The id of an event goes into Last-Event-ID to go on behind it.",
+        parameters=(
+            Parameter("buffer", "store or forward.", "string", "forward"),
+            Parameter("subject", "Only this subject; * stands for any text.", "string"),
+            Parameter("predicate", "Only this predicate; * stands for any text.", "string"),
+            Parameter("from_zone", "Only what this zone said.", "string"),
+            Parameter("last", "Begin with the newest so many that fit, 1,000 at most.", default=10),
+            Parameter("since_unix_ms", "Begin with what became durable at this moment instead."),
+            Parameter("after", "Begin behind the event with this id; the header Last-Event-ID counts first.", "string"),
+            Parameter("follow", "Whether to go on with what comes.", "boolean", True),
+        ),
+        answers=((EVENTS, "Text"),),
     ),
     HttpRoute(
         "confirm",
@@ -294,7 +334,8 @@ ROUTES: tuple[HttpRoute, ...] = (
         "get_artifact",
         "GET",
         "/v1/artifacts/{digest}",
-        'Download an artifact by its digest ("sha256:" and 64 digits); HEAD tells its size.',
+        'Download an artifact by its digest ("sha256:" and 64 digits); HEAD tells its size. '
+        "`Range: bytes=N-` gives, with status 206, what follows the bytes that are there already.",
         answers=((BYTES, "Bytes"),),
     ),
     HttpRoute(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from bsfg.artifacts import DEFAULT_MEDIA_TYPE
@@ -164,6 +165,37 @@ class LinkReport:
     failure_code: str = ""
     hold_stream: str = ""
     hold_log_id: str = ""
+
+
+class PipelineState(StrEnum):
+    """What a pipeline of a run is doing; one that `failed` waits for its next try."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    WAITING = "waiting"
+    FAILED = "failed"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineReport:
+    """How a pipeline is doing, as the process that runs it tells; see the message of this name."""
+
+    name: str
+    state: PipelineState
+    progress: str = ""
+    runs: int = 0
+    failures: int = 0
+    failures_in_a_row: int = 0
+    facts: int = 0
+    backlog: int | None = None
+    batches: int = 0
+    batch_seconds: float = 0.0
+    last_error: str = ""
+    last_error_unix_ms: int = 0
+    last_good_unix_ms: int = 0
+    next_unix_ms: int = 0
+    finding: str = ""
 
 
 @dataclass(frozen=True, slots=True)

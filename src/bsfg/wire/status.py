@@ -115,6 +115,7 @@ STATUSES: dict[str, tuple[grpc.StatusCode, int]] = {
     "link_stopped": (Status.FAILED_PRECONDITION, 409),
     "spool_not_shared": (Status.FAILED_PRECONDITION, 500),
     "landing_damaged": (Status.DATA_LOSS, 500),
+    "landing_stale": (Status.FAILED_PRECONDITION, 409),
     "file_changed": (Status.FAILED_PRECONDITION, 409),
     "file_unreadable": (Status.INVALID_ARGUMENT, 422),
     "row_unreadable": (Status.INVALID_ARGUMENT, 422),

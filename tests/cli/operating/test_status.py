@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import bsfg
 from bsfg.cli.output import CleanConsole
 from bsfg.cli.status import bar, render
-from bsfg.node.status import HealthLevel, as_json, autonomy, findings, worst
+from bsfg.node.status import HealthLevel, as_json, autonomy, findings, pipeline_level, worst
 from bsfg.wording import duration_text, hours_text
 
 NOW = 1_800_000_000_000
@@ -198,6 +198,38 @@ def test_everything_of_a_wide_terminal_is_shown() -> None:
         assert word in text
     for word in ("from-enterprise", "receiver", "reconciliation", "10 ms", "1,234", "native", "0–4999", "● warning"):
         assert word in text
+
+
+PIPELINE: dict[str, Any] = {
+    "pipeline": "lake",
+    "kind": "land",
+    "state": "running",
+    "runs": 2,
+    "failures": 1,
+    "facts": 12_000,
+    "next_unix_ms": 0,
+    "progress": "12,000 facts landed",
+    "last_error": "disk_full: no room",
+}
+
+
+@pytest.mark.parametrize("width", [60, 120])
+def test_pipelines_are_shown_with_what_they_do_or_why_not(width: int) -> None:
+    """One that works says how far it is, any other what went wrong; nodes of earlier versions know none."""
+    text = drawn(document(pipelines=[PIPELINE]), width)
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= width
+    for word in ("Pipelines", "lake (land)", "running", "lake: 12,000 facts landed"):
+        assert word in text
+    assert "disk_full" not in text
+    failed = {**PIPELINE, "state": "failed", "next_unix_ms": NOW + 5_000}
+    assert "lake: disk_full: no room" in drawn(document(pipelines=[failed]), width)
+    assert [str(pipeline_level(state)) for state in ("waiting", "failed", "unknown", "dead")] == [
+        "ok",
+        "warning",
+        "warning",
+        "alert",
+    ]
+    assert "Pipelines" not in drawn(document(), width)
 
 
 def test_sixty_columns_are_enough() -> None:

@@ -152,18 +152,19 @@ async def appended(zone: Zone, id_: str) -> None:
         await client.append_fact("operational", message(id_, from_zone="plant-a"))
 
 
-def test_a_person_sees_one_line_each(plant: Zone) -> None:
-    """On a terminal a fact is a line that fits, whatever characters it brings."""
+@pytest.mark.parametrize(("columns", "lines"), [(80, 2), (120, 1)])
+def test_a_person_sees_each_fact_whole(plant: Zone, columns: int, lines: int) -> None:
+    """On a terminal a fact is a line that fits, with its object below it where there is no room beside it."""
     own, other = pty.openpty()
     command = [sys.executable, "-m", "bsfg.cli", "tail", "operational", "-n", "3"]
-    environment = {**os.environ, "COLUMNS": "80", "TERM": "xterm"}
+    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm"}
     with subprocess.Popen(command, cwd=plant.folder, stdout=other, env=environment) as tailing:
         assert tailing.wait(SETTLE_SECONDS) == 0
     os.close(other)
     text = os.read(own, 1 << 16).decode()
     os.close(own)
-    assert len(text.splitlines()) == 3
-    assert "plant-a" in text
+    assert len(text.splitlines()) == 3 * lines
+    assert text.count("plant-a") == 3
 
 
 def test_one_fact_by_options(cli: Cli, plant: Zone) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import orjson
@@ -36,16 +36,6 @@ _ATOMIC = 900
 
 Row = tuple[str, str, bytes]
 Step = Callable[[str, int], None]
-
-
-class ByHand(Protocol):
-    """A server as one would use it without us."""
-
-    async def store(self, rows: Sequence[Row]) -> None:
-        """Store the facts of one batch, each unless it is there."""
-
-    async def store_one(self, row: Row) -> None:
-        """Store one fact."""
 
 
 # PostgreSQL.
@@ -183,7 +173,7 @@ class StreamByHand:
 # Both.
 
 
-async def _measured(storage: Storage, by_hand: ByHand, facts: int, step: Step) -> dict[str, Any]:
+async def _measured(storage: Storage, by_hand: TableByHand | StreamByHand, facts: int, step: Step) -> dict[str, Any]:
     store = await storage.store("bench")
     ours, theirs = await _bulk(store, by_hand, facts, step)
     single_ms, direct_ms = await _single(store, by_hand, step)
@@ -202,7 +192,7 @@ async def _measured(storage: Storage, by_hand: ByHand, facts: int, step: Step) -
     }
 
 
-async def _bulk(store: StoreBuffer, by_hand: ByHand, facts: int, step: Step) -> tuple[float, float]:
+async def _bulk(store: StoreBuffer, by_hand: TableByHand | StreamByHand, facts: int, step: Step) -> tuple[float, float]:
     """Append all facts, a part by us and a part by hand in turns; give the seconds that each took."""
     ours = theirs = 0.0
     part = max(1, facts // ROUNDS)
@@ -222,7 +212,9 @@ def _rows(batch: FactBatch) -> list[Row]:
     return list(zip(batch.values("from_zone"), batch.values("message_id"), batch.values("object"), strict=True))
 
 
-async def _single(store: StoreBuffer, by_hand: ByHand, step: Step) -> tuple[list[float], list[float]]:
+async def _single(
+    store: StoreBuffer, by_hand: TableByHand | StreamByHand, step: Step
+) -> tuple[list[float], list[float]]:
     """Append one fact at a time, each beside one by hand."""
     append, ours, theirs = appending(store), list[float](), list[float]()
     for fact in singles_of(SINGLES_FROM, SINGLES):

@@ -21,7 +21,7 @@ from rich.console import Console
 from bsfg.cli.common import orderly_end, run
 from bsfg.cli.demo import referee
 from bsfg.cli.demo.crew import Crew, killed
-from bsfg.cli.demo.picture import Show, Silent, StoryLines, introduce, show_keeping, show_on, show_verdict
+from bsfg.cli.demo.picture import Silent, StoryLines, introduce, show_keeping, show_on, show_verdict
 from bsfg.cli.demo.referee import DemoVerdict
 from bsfg.cli.demo.server import check_installed
 from bsfg.cli.demo.site import CAUGHT_UP, EVENTS, ORDERS, DemoLink, DemoNode, DemoSite, DemoZone
@@ -179,7 +179,8 @@ class DemoDirector:
         await self._heal()
 
     async def _cut(self) -> None:
-        links = self.site.cut_links
+        plant = self.site.plant
+        links = [link for link in self.site.links if plant in (link.sender, link.receiver)]
         with self.stage.step("cut") as step:
             self._times.cut = now_unix_ms()
             for link in links:
@@ -428,7 +429,7 @@ def perform(wanted: WantedDemo) -> bool:
         folder = Path(tempfile.mkdtemp(prefix="bsfg-demo-"))
         try:
             site = DemoSite(folder, wanted.three_zones, wanted.spark, wanted.two_nodes)
-            if not isinstance(show, Silent):
+            if type(show) is not Silent:
                 introduce(screen, site)
             return run(_Performance(wanted, site, screen, show).play()).ok
         finally:
@@ -438,7 +439,7 @@ def perform(wanted: WantedDemo) -> bool:
 class _Performance:
     """What happens on and around the stage."""
 
-    def __init__(self, wanted: WantedDemo, site: DemoSite, screen: Console, show: Show) -> None:
+    def __init__(self, wanted: WantedDemo, site: DemoSite, screen: Console, show: Silent) -> None:
         self._wanted, self._site, self._screen, self._show = wanted, site, screen, show
 
     async def play(self) -> DemoVerdict:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from rich import box
 from rich.align import Align
@@ -272,8 +272,8 @@ def _told(step: DemoStep, glyphs: Glyphs, width: int, note: str, aligned: int) -
 REFRESHES_PER_SECOND = 5
 
 
-class Show(Protocol):
-    """What shows a stage."""
+class Silent:
+    """Shows nothing of a stage; what shows something does more."""
 
     def begin(self, stage: DemoStage, *, told: bool = True) -> None:
         """Begin to show a stage."""
@@ -285,39 +285,20 @@ class Show(Protocol):
         """Stop showing it; repeats are harmless."""
 
 
-class Silent:
-    """Shows nothing."""
-
-    def begin(self, stage: DemoStage, *, told: bool = True) -> None:
-        """Nothing."""
-
-    def on_step(self, stage: DemoStage, step: DemoStep) -> None:
-        """Nothing."""
-
-    def end(self) -> None:
-        """Nothing."""
-
-
-class StoryLines:
+class StoryLines(Silent):
     """Tells the story line by line: a step when it begins, and how it went."""
 
     def __init__(self, screen: Console) -> None:
         self._screen = screen
-
-    def begin(self, stage: DemoStage, *, told: bool = True) -> None:
-        """Nothing: lines come with the steps."""
 
     def on_step(self, stage: DemoStage, step: DemoStep) -> None:
         """Write a line."""
         text = step.title if step.progress == StepProgress.NOW else f"  {step.detail}"
         self._screen.print(Text(f"{stage.seconds:6.1f} s  {text}"), soft_wrap=True)
 
-    def end(self) -> None:
-        """Nothing."""
 
-
-class Screen:
-    """Draws the picture several times a second; the story stays when it ends."""
+class Screen(Silent):
+    """Draws the picture several times a second, in which steps show by themselves; the story stays when it ends."""
 
     def __init__(self, screen: Console) -> None:
         self._screen = screen
@@ -338,9 +319,6 @@ class Screen:
         )
         self._live.start()
 
-    def on_step(self, stage: DemoStage, step: DemoStep) -> None:
-        """Nothing: the picture shows it by itself."""
-
     def end(self) -> None:
         """Take the picture away and leave the story."""
         if self._live is None:
@@ -353,7 +331,7 @@ class Screen:
                 self._screen.print(line)
 
 
-def show_on(screen: Console, *, as_json: bool) -> Show:
+def show_on(screen: Console, *, as_json: bool) -> Silent:
     """Choose what fits: a picture needs a terminal that can move its cursor, and colours to be worth it."""
     if screen.is_terminal and not screen.is_dumb_terminal and not os.environ.get("NO_COLOR"):
         return Screen(screen)
@@ -438,7 +416,7 @@ def _sentences(verdict: DemoVerdict) -> Iterator[tuple[str, str]]:
         stored = f"{verdict.late.stored} of {len(verdict.late.answers)} facts that it was handed meanwhile"
         yield "the paused node wrote", f"{stored}; it answered {', '.join(sorted(set(verdict.late.answers)))}"
     yield "gates were", ", ".join(verdict.modes_seen)
-    yield "artifacts", f"{count_text(verdict.artifacts)} PDFs arrived with their orders"
+    yield "artifacts", f"{count_text(verdict.total('artifacts'))} PDFs arrived with their orders"
     checks = [state for audit in verdict.audits for state in audit["checks"].values()]
     passed, facts = checks.count("passed"), sum(audit["facts"] for audit in verdict.audits)
     links = f"{len(verdict.audits)} links, {count_text(facts)} facts compared"

@@ -252,40 +252,9 @@ class DemoVerdict:
     takeovers: list[Takeover] = field(default_factory=list)
     late: LateFacts | None = None
 
-    @property
-    def sent(self) -> int:
-        """All facts of both directions."""
-        return sum(way.sent for way in self.ways)
-
-    @property
-    def received(self) -> int:
-        """Those that are where they were meant for."""
-        return sum(way.received for way in self.ways)
-
-    @property
-    def lost(self) -> int:
-        """Those that are not."""
-        return sum(way.lost for way in self.ways)
-
-    @property
-    def twice(self) -> int:
-        """Those that are there again."""
-        return sum(way.twice for way in self.ways)
-
-    @property
-    def altered(self) -> int:
-        """Those that are not what was said, artifacts included."""
-        return sum(way.altered + way.artifacts_bad for way in self.ways)
-
-    @property
-    def out_of_order(self) -> int:
-        """How often a fact came before one that was said earlier."""
-        return sum(way.out_of_order for way in self.ways)
-
-    @property
-    def artifacts(self) -> int:
-        """The files that travelled with facts."""
-        return sum(way.artifacts for way in self.ways)
+    def total(self, *names: str) -> int:
+        """Add up some counts of both directions."""
+        return sum(getattr(way, name) for way in self.ways for name in names)
 
     @property
     def modes_seen(self) -> list[str]:
@@ -306,20 +275,20 @@ class DemoVerdict:
     def ok(self) -> bool:
         """Whether every promise was kept."""
         whole = all(way.ok for way in self.ways) and all(each["clean"] for each in self.audits)
-        return whole and self.sent == self.received > 0 and (self.late is None or self.late.ok)
+        return whole and self.total("sent") == self.total("received") > 0 and (self.late is None or self.late.ok)
 
     def to_dict(self) -> dict[str, Any]:
         """Give the JSON form."""
         return {
             "ok": self.ok,
             "engine": self.engine,
-            "sent": self.sent,
-            "received": self.received,
-            "lost": self.lost,
-            "twice": self.twice,
-            "altered": self.altered,
-            "out_of_order": self.out_of_order,
-            "artifacts": self.artifacts,
+            "sent": self.total("sent"),
+            "received": self.total("received"),
+            "lost": self.total("lost"),
+            "twice": self.total("twice"),
+            "altered": self.total("altered", "artifacts_bad"),
+            "out_of_order": self.total("out_of_order"),
+            "artifacts": self.total("artifacts"),
             "append_ms_p50": self.append_ms_p50,
             "append_ms_max": self.append_ms_max,
             "answer_ms_max": round(self.answer_ms_max, 1),

@@ -240,11 +240,6 @@ class DemoSite:
         """The nodes of all zones."""
         return [node for zone in self.zones for node in zone.nodes]
 
-    @property
-    def cut_links(self) -> list[DemoLink]:
-        """The links that the cut concerns: those of the plant, in both directions."""
-        return [link for link in self.links if self.plant in (link.sender, link.receiver)]
-
     def inbound(self, zone: DemoZone) -> list[DemoLink]:
         """Give the links that a zone pulls."""
         return [link for link in self.links if link.receiver is zone]

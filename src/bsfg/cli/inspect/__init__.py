@@ -58,7 +58,7 @@ def inspect(
     from bsfg.stores.log.reader import open_folder
 
     checked_folder(folder)
-    choice = view.EntryChoice(first, last, subject, predicate, from_zone)
+    choice = view.EntryChoice(first=first, last=last, subject=subject, predicate=predicate, from_zone=from_zone)
     if facts and not export:
         raise InvalidArgument("--facts says how to export", hint="Add --export.")
     if export or choice:

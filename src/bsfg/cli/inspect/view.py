@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-import pyarrow.compute as pc
 from rich.text import Text
 
-from bsfg.batch import EntryBatch
 from bsfg.cli.inspect.gather import ConsumerInfo, FolderInfo, LogInfo, QuarantineInfo, SegmentInfo
 from bsfg.cli.output import (
     CellLines,
@@ -30,6 +26,7 @@ from bsfg.cli.output import (
 )
 from bsfg.errors import InvalidArgument
 from bsfg.fact import is_json
+from bsfg.journey.look import FactChoice
 from bsfg.jsonform import entry_to_dict
 from bsfg.ports import Buffer, Frame, GapRecord
 from bsfg.stores.log.reader import LogFolder
@@ -39,15 +36,12 @@ SHOWN_ENTRIES = 50
 _FRAME_FACTS = 2_000
 
 
-@dataclass(frozen=True, slots=True)
-class EntryChoice:
-    """Which entries are wanted: offsets (both inclusive) and patterns in which `*` stands for any text."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryChoice(FactChoice):
+    """Which entries are wanted: offsets (both inclusive), and what their facts must fit."""
 
     first: int | None = None
     last: int | None = None
-    subject: str | None = None
-    predicate: str | None = None
-    from_zone: str | None = None
 
     def __bool__(self) -> bool:
         return any(value is not None for value in astuple(self))
@@ -74,24 +68,9 @@ def frames(folder: LogFolder, choice: EntryChoice) -> Iterator[Frame]:
         if frame.entries is None:
             yield frame
             continue
-        entries = fitting_entries(frame.entries, choice)
+        entries = choice.fitting(frame.entries)
         if len(entries):
             yield Frame(frame.first, frame.last, entries)
-
-
-def fitting_entries(entries: EntryBatch, choice: EntryChoice) -> EntryBatch:
-    """Give the entries that fit the patterns."""
-    for name in ("subject", "predicate", "from_zone"):
-        entries = _matching(entries, name, getattr(choice, name))
-    return entries
-
-
-def _matching(entries: EntryBatch, name: str, pattern: str | None) -> EntryBatch:
-    if pattern is None:
-        return entries
-    expression = ".*".join(re.escape(part) for part in pattern.split("*"))
-    fits = pc.match_substring_regex(entries.column(name), rf"(?s)\A{expression}\z")
-    return entries.take(np.flatnonzero(fits.to_numpy(zero_copy_only=False)))
 
 
 def export(folder: LogFolder, choice: EntryChoice, *, with_gaps: bool = True) -> None:

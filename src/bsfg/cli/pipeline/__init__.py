@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 JOBS: dict[str, str] = {
+    "run": "bsfg.cli.pipeline.run",
     "replicate": "bsfg.cli.pipeline.replicate",
     "land": "bsfg.cli.pipeline.land",
     "ingest": "bsfg.cli.pipeline.ingest",
@@ -42,7 +43,7 @@ app = typer.Typer(cls=Jobs, no_args_is_help=True)
 
 @app.callback()
 def pipeline() -> None:
-    """Run a job on Spark: replicate links, land facts as Parquet, ingest files, audit a link.
+    """Run a job on Spark: replicate links, land facts as tables, ingest files, audit a link; or all that a zone has.
 
     Java comes with the package. Spark runs inside the command unless --master names a cluster.
     """

@@ -165,7 +165,39 @@ def audit(
     Nothing is written at either end, and both may go on working. The exit code is 0 when the ends agree and 1 when they
     do not. With data folders in place of nodes the hash chains of the logs are verified, too.
     """
+    given = dict(locals())
     from bsfg.spark.audit import audit as run
+
+    plan = audited_link(**given)
+    with ends_on_signals(), spark_session("bsfg-audit", master, settings_of(conf)) as spark, stages() as progress:
+        verdict = run(spark, plan, progress=progress)
+    if report is not None:
+        write_report(report, verdict)
+    print_json(verdict.to_dict()) if json else show(verdict, report)
+    if not verdict.clean:
+        raise typer.Exit(1)
+
+
+def audited_link(
+    *,
+    config: Path | None,
+    link: str | None,
+    stream: list[str] | None,
+    first: int,
+    last: int | None,
+    deep: bool,
+    report: Path | None,
+    identity: str | None,
+    address: str | None,
+    sender: Path | None,
+    receiver: Path | None,
+    zone: str | None,
+    receiver_zone: str | None,
+    buffer: Buffer,
+    master: str,
+    **others: object,
+) -> AuditedLink:
+    """Give what the options of this command mean, on its line or in a table of the zone's file."""
     from bsfg.spark.audit.case import Folders, Wish, plan_folders
     from bsfg.spark.session import is_local
 
@@ -176,16 +208,8 @@ def audit(
         _check_writable(report)
     wish = Wish(stream or (), first, last, deep, sender, receiver, shipped=not is_local(master))
     if config is None and link is None and sender is not None and receiver is not None:
-        plan = plan_folders(Folders(sender, receiver, zone, receiver_zone, buffer), wish)
-    else:
-        plan = _of_config(config or DEFAULT_CONFIG, link, identity, address, wish)
-    with ends_on_signals(), spark_session("bsfg-audit", master, settings_of(conf)) as spark, stages() as progress:
-        verdict = run(spark, plan, progress=progress)
-    if report is not None:
-        _write(report, verdict)
-    print_json(verdict.to_dict()) if json else show(verdict, report)
-    if not verdict.clean:
-        raise typer.Exit(1)
+        return plan_folders(Folders(sender, receiver, zone, receiver_zone, buffer), wish)
+    return _of_config(config or DEFAULT_CONFIG, link, identity, address, wish)
 
 
 def _of_config(path: Path, link: str | None, identity: str | None, address: str | None, wish: Wish) -> AuditedLink:
@@ -210,7 +234,8 @@ def _check_writable(path: Path) -> None:
         raise StorageReadOnly(f"the report {path} cannot be written", hint="Name a file that this user can write.")
 
 
-def _write(path: Path, verdict: Verdict) -> None:
+def write_report(path: Path, verdict: Verdict) -> None:
+    """Write the page about an audit."""
     from bsfg.spark.audit.report import page
 
     try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -324,9 +324,81 @@ def ingest(
     A mapping file says the same as the options: stream, to_zone, id and object at the top, and tables [map], [set],
     [types], [time] (format, zone) and [csv] (delimiter, encoding, decimal, columns).
     """
+    wish = ingest_wish(**locals())
+    sources = wish.found()
+    if wish.settings is None:
+        raise typer.Exit(EXIT_REJECTED if _look(sources, wish.plan, limit or None, json) else 0)
+    assert node is not None
+    with ends_on_signals(), wish.opened() as job:
+        fresh, session = job.new_sources(sources.files, changed), (master, settings_of(conf))
+        seconds = _run(node, job, wish.plan, wish.settings, fresh, session)
+        counts = report(job, sources, wish.plan.stream, seconds, json)
+    if rejects is not None and job.rejects.exists():
+        shutil.copyfile(job.rejects, rejects)
+    raise typer.Exit(EXIT_REJECTED if counts.rejected else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class IngestWish:
+    """What is to be ingested, and how; without settings it is only looked at."""
+
+    files: list[str]
+    format: str | None
+    plan: IngestPlan
+    settings: IngestSettings | None
+    work: Path
+    changed: str
+    again: bool
+
+    def found(self, *, may_be_none: bool = False) -> Sources:
+        """Find the files that are there now."""
+        from bsfg.spark.ingest.survey import find
+
+        return find(self.files, self.format, may_be_none=may_be_none)
+
+    def opened(self) -> AbstractContextManager[IngestWork]:
+        """Open what is remembered of earlier runs; it has one user at a time."""
+        from bsfg.spark.ingest.work import IngestWork
+
+        assert self.settings is not None
+        tag = self.plan.fingerprint(self.settings.access.address)[:12]
+        return IngestWork.opened(self.work.absolute() / f"{self.plan.stream}-{tag}", self.plan, again=self.again)
+
+
+def ingest_wish(
+    *,
+    node: Target | None,
+    files: list[str],
+    stream: str | None,
+    mapping: Path | None,
+    map: list[str] | None,
+    set: list[str] | None,
+    object: str | None,
+    type: list[str] | None,
+    id: str | None,
+    from_zone: str | None,
+    to_zone: str | None,
+    time_format: str | None,
+    timezone: str | None,
+    format: str | None,
+    delimiter: str | None,
+    encoding: str | None,
+    decimal: str | None,
+    columns: str | None,
+    work: Path,
+    conflicts: str,
+    changed: str,
+    again: bool,
+    wait: float,
+    tasks: int,
+    step: str,
+    max_object: str | None,
+    master: str,
+    **others: Any,
+) -> IngestWish:
+    """Give what the options of this command mean, on its line or in a table of the zone's file."""
     from bsfg.spark.ingest.options import Asked, from_file, pairs
-    from bsfg.spark.ingest.survey import find
-    from bsfg.spark.ingest.work import CHANGED, IngestWork
+    from bsfg.spark.ingest.work import CHANGED
 
     given = Asked(
         stream=stream,
@@ -349,25 +421,18 @@ def ingest(
     if mapping is not None:
         given = given.over(from_file(mapping))
     given.from_zone = given.from_zone or (node.zone if node is not None else SOME_ZONE)
-    plan, sources = given.plan(), find(files, given.format)
-    if node is None:
-        raise typer.Exit(EXIT_REJECTED if _look(sources, plan, limit or None, json) else 0)
+    plan, settings = given.plan(), None
     if conflicts not in CONFLICTS or changed not in CHANGED:
         raise InvalidArgument(f"--conflicts is {' or '.join(CONFLICTS)}, --changed is {' or '.join(CHANGED)}")
-    settings = replace(
-        _settings(node, master),
-        wait_seconds=wait,
-        conflicts_fail=conflicts == "fail",
-        tasks=tasks,
-        step_bytes=size_of(step, "--step"),
-    )
-    folder = work.absolute() / f"{plan.stream}-{plan.fingerprint(settings.access.address)[:12]}"
-    with ends_on_signals(), IngestWork.opened(folder, plan, again=again) as job:
-        seconds = _run(node, job, plan, settings, job.new_sources(sources.files, changed), (master, settings_of(conf)))
-        counts = report(job, sources, plan.stream, seconds, json)
-    if rejects is not None and job.rejects.exists():
-        shutil.copyfile(job.rejects, rejects)
-    raise typer.Exit(EXIT_REJECTED if counts.rejected else 0)
+    if node is not None:
+        settings = replace(
+            _settings(node, master),
+            wait_seconds=wait,
+            conflicts_fail=conflicts == "fail",
+            tasks=tasks,
+            step_bytes=size_of(step, "--step"),
+        )
+    return IngestWish(list(files), given.format, plan, settings, work, changed, again)
 
 
 def _look(sources: Sources, plan: IngestPlan, rows_max: int | None, json: bool) -> int:

@@ -1,4 +1,4 @@
-"""`bsfg pipeline land`: a node's buffer as Parquet files."""
+"""`bsfg pipeline land`: a node's buffer as Parquet files or as a table of Delta Lake."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -158,6 +158,7 @@ def _asked_to_end() -> Iterator[threading.Event]:
 
 FILES = "Files"
 GAPS = "_gaps.jsonl"
+LATEST = "_latest"
 FACTS_FOR_A_RATE = 100_000
 """Fewer facts take as long as Spark needs to begin, whatever their number."""
 
@@ -166,6 +167,11 @@ app = typer.Typer(
         ("bsfg pipeline land --stream operational --out lake", "land facts as they come, until it is stopped"),
         ("bsfg pipeline land --stream operational --out lake --once", "land what is there now, then leave"),
         ("bsfg pipeline land --stream audit --out lake/audit --consumer lake", "confirm to the node what is landed"),
+        (
+            "bsfg pipeline land --stream operational --out table --format delta --latest",
+            "a Delta table, and its newest",
+        ),
+        ("bsfg pipeline land --stream operational --out lake --columns 'value double, unit string'", "typed columns"),
         ("bsfg pipeline land --out lake --compact-only", "merge the small files of a folder; needs no node"),
         ("python -c \"import pandas; print(pandas.read_parquet('lake'))\"", "read it with whatever you like"),
     )
@@ -196,13 +202,57 @@ From = Annotated[
         show_default=False,
     ),
 ]
+FormatName = Annotated[
+    str | None,
+    option(
+        "FORMAT",
+        "parquet (files in folders) or delta (a table of Delta Lake; needs the extra delta). Default: as the folder "
+        "was made, parquet for a new one.",
+        "--format",
+        panel=FILES,
+        show_default=False,
+    ),
+]
 ByTime = Annotated[
-    str,
+    str | None,
     option(
         "TIME",
-        "Which time gives a fact its date, in UTC: produced_at (when it happened) or appended_at (when it "
-        "became durable in this buffer).",
+        "Which time gives a fact its date, in UTC: appended_at (when it became durable in this buffer) or produced_at "
+        "(when it happened). Default: as the folder was made, appended_at for a new one.",
         panel=FILES,
+        show_default=False,
+    ),
+]
+PartitionBy = Annotated[
+    str | None,
+    option(
+        "NAMES",
+        "What files are partitioned by, some of month, date, hour, predicate, subject, from_zone, to_zone and "
+        "origin_zone. Default: as the folder was made, date,predicate for a new one.",
+        panel=FILES,
+        show_default=False,
+    ),
+]
+ColumnsText = Annotated[
+    str | None,
+    option(
+        "COLUMNS",
+        "Fields of JSON objects as columns of their own, such as 'value double, unit string', @FILE with such text, or "
+        "infer to find them out. They can be added later. What does not fit is in the column rescued.",
+        "--columns",
+        panel=FILES,
+        show_default=False,
+    ),
+]
+Latest = Annotated[
+    bool,
+    flag("--latest", "Keep the newest fact of each subject and predicate in DIR/_latest, a table too.", panel=FILES),
+]
+MaxFiles = Annotated[int, option("N", "About so many files are made at once at most.", min=1, panel=FILES)]
+VacuumHours = Annotated[
+    float,
+    option(
+        "HOURS", "Of a delta table: how long files are kept that merges have replaced, for readers.", min=0, panel=FILES
     ),
 ]
 FileSize = Annotated[str, option("SIZE", "How large files should be; those under half of it are merged.", panel=FILES)]
@@ -226,39 +276,38 @@ def land(
     every: Every = 10.0,
     consumer: ConsumerName = None,
     starting: From = None,
-    by: ByTime = "produced_at",
+    format: FormatName = None,
+    by: ByTime = None,
+    partition_by: PartitionBy = None,
+    columns: ColumnsText = None,
+    latest: Latest = False,
     file_size: FileSize = "128MB",
     max_facts_per_batch: MaxFacts = 4_000_000,
+    max_files_per_batch: MaxFiles = 1_000,
+    vacuum_hours: VacuumHours = 168.0,
     compact: Compact = True,
     compact_only: CompactOnly = False,
     json: Json = False,
     master: Master = "local[*]",
     conf: Conf = None,
 ) -> None:
-    """Land a node's buffer as Parquet files, partitioned by date and predicate, every fact once.
+    """Land a node's buffer as a table: Parquet files partitioned by date and predicate, plain or of Delta Lake.
 
     Files stand in DIR/date=2026-03-01/predicate=temperature_measured/ and are visible only when they are whole: any
-    tool can read the folder at any time. DIR itself knows how far it has come, so the command can be killed and started
-    again, here or on another machine, without losing or doubling a fact. Facts that left the buffer before they could
-    be landed are listed in DIR/_gaps.jsonl.
+    tool can read the folder at any time, and finds every fact once. DIR itself knows how far it has come, so the
+    command can be killed and started again, here or on another machine. Facts that left the buffer before they could be
+    landed are listed in DIR/_gaps.jsonl.
 
     Without --once it follows the buffer until it is stopped, and waits for a node that is away.
     """
+    given = dict(locals())
     from bsfg.spark.land.lander import SparkWhenNeeded, landing
-    from bsfg.spark.land.state import folder_of
 
     if compact_only and not (out / "_bsfg" / "state.json").is_file():
         raise InvalidArgument(
             f"nothing was landed in {out}", hint="Give the folder that --out named when it was landed."
         )
-    settings = replace(
-        _settings(node, stream, buffer, by, starting, consumer, compact_only),
-        out=folder_of(out),
-        max_facts_per_batch=max_facts_per_batch,
-        file_size_bytes=size_of(file_size, "--file-size"),
-        every_seconds=every,
-        compact=compact,
-    )
+    settings = landing_settings(**given)
     with (
         ends_on_signals(),
         passing_log("bsfg-land") as log,
@@ -269,6 +318,45 @@ def land(
         _told(lander.done, settings, json=json, landed=node is not None)
     if ended and (once or compact_only):
         raise KeyboardInterrupt
+
+
+def landing_settings(
+    *,
+    node: Target | None,
+    out: Path,
+    stream: str | None,
+    buffer: Buffer,
+    every: float,
+    consumer: str | None,
+    starting: str | None,
+    format: str | None,
+    by: str | None,
+    partition_by: str | None,
+    columns: str | None,
+    latest: bool,
+    file_size: str,
+    max_facts_per_batch: int,
+    max_files_per_batch: int,
+    vacuum_hours: float,
+    compact: bool,
+    compact_only: bool,
+    **others: object,
+) -> LandSettings:
+    """Give what the options of this command mean, on its line or in a table of the zone's file."""
+    from bsfg.spark.land.state import folder_of
+
+    return replace(
+        _settings(node, stream, buffer, starting, consumer, compact_only),
+        out=folder_of(out),
+        **_shape(format, by, partition_by, columns),
+        latest=latest,
+        max_facts_per_batch=max_facts_per_batch,
+        max_files_per_batch=max_files_per_batch,
+        vacuum_hours=vacuum_hours,
+        file_size_bytes=size_of(file_size, "--file-size"),
+        every_seconds=every,
+        compact=compact,
+    )
 
 
 def _work(
@@ -292,11 +380,29 @@ def _work(
         raise (node.explained(error) if node is not None else error) from None
 
 
+def _shape(format: str | None, by: str | None, partition_by: str | None, columns: str | None) -> dict[str, Any]:
+    """Check what was said of how facts are laid out; what is None was not said."""
+    from bsfg.spark.land.columns import INFER, read_columns
+    from bsfg.spark.land.state import By, TableFormat, read_partition_by
+
+    if by is not None and by not in list(By):
+        raise InvalidArgument(f"--by {by!r} is not a time of facts", hint=f"There are {' and '.join(By)}.")
+    if format is not None and format not in list(TableFormat):
+        raise InvalidArgument(f"--format {format!r} is not known", hint=f"There are {' and '.join(TableFormat)}.")
+    infer = columns is not None and columns.strip().lower() == INFER
+    return {
+        "format": None if format is None else TableFormat(format),
+        "by": None if by is None else By(by),
+        "partition_by": None if partition_by is None else read_partition_by(partition_by),
+        "columns": () if columns is None or infer else read_columns(columns),
+        "infer": infer,
+    }
+
+
 def _settings(
     node: Target | None,
     stream: str | None,
     buffer: Buffer,
-    by: str,
     starting: str | None,
     consumer: str | None,
     compact_only: bool,
@@ -304,11 +410,9 @@ def _settings(
     """Check what was said of the buffer and of how it is landed."""
     from bsfg.model import check_name
     from bsfg.spark.calls import NodeAccess
-    from bsfg.spark.land.state import By, LandSettings
+    from bsfg.spark.land.state import LandSettings
     from bsfg.spark.options import position
 
-    if by not in list(By):
-        raise InvalidArgument(f"--by {by!r} is not a time of facts", hint=f"There are {' and '.join(By)}.")
     if compact_only or node is None:
         return LandSettings(Path(), NodeAccess("localhost:0"), "")
     if stream is None:
@@ -317,7 +421,9 @@ def _settings(
         wanted = None if starting is None else position(starting)
     except ValueError as problem:
         raise InvalidArgument(f"--from {starting!r} {problem}") from None
-    return LandSettings(Path(), node.access(), check_name("stream", stream), str(buffer), By(by), consumer, wanted)
+    return LandSettings(
+        Path(), node.access(), check_name("stream", stream), str(buffer), consumer=consumer, starting=wanted
+    )
 
 
 def _told(done: Landed, settings: LandSettings, *, json: bool, landed: bool) -> None:
@@ -340,4 +446,12 @@ def _lines(done: Landed, settings: LandSettings, *, landed: bool) -> list[str]:
         lines.append(f"Landed {counted(done.facts, 'fact')}{files} in {settings.out}, up to offset {done.next}.")
     if done.merged_files or not landed:
         lines.append(f"Merged {count_text(done.merged_files)} small files into {count_text(done.merged_into)}.")
+    if done.removed_files:
+        lines.append(f"Removed {counted(done.removed_files, 'file')} that merges had replaced.")
+    if settings.latest and landed:
+        lines.append(f"Brought {counted(done.latest, 'newest fact')} up to date in {settings.out / LATEST}.")
+    for each in done.columns:
+        taken = f"'{each.column} {each.type}'" if each.column else "no column"
+        seen = f"in {count_text(each.having)} of {counted(each.facts, 'fact')}"
+        lines.append(f"Column of {each.predicate}: {each.field} {seen}, {taken} fits {count_text(each.fitting)}.")
     return lines

@@ -22,7 +22,7 @@ from rich.text import Text
 from bsfg.cli.common import flag, handled, option
 from bsfg.cli.connection import DEFAULT_CONFIG, NodeChoice, resolve
 from bsfg.cli.output import console, count_text, examples, json_line, say, table
-from bsfg.cli.pipeline.running import PANEL, Conf, Stopped, ends_on_signals, settings_of, spark_session
+from bsfg.cli.pipeline.running import PANEL, Conf, FollowedFiles, Stopped, ends_on_signals, settings_of, spark_session
 from bsfg.errors import (
     BsfgError,
     GateHeld,
@@ -37,10 +37,11 @@ from bsfg.gate import Mode
 from bsfg.wording import counted, one_line
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from rich.table import Table
 
     from bsfg.spark.calls import NodeAccess
-    from bsfg.spark.replicate.driver import LinkState, Replication
+    from bsfg.spark.replicate.driver import Layout, LinkState, Replication
     from bsfg.spark.replicate.plan import LinkTaskPlan
 
 
@@ -133,9 +134,6 @@ app = typer.Typer()
 
 REPLAY_BACKLOG = 200_000
 PATIENCE_SECONDS = 120.0
-FOLLOW_SECONDS = 1.0
-"""How often it is looked whether the configuration has changed."""
-
 LOG = "spark.log"
 """What Spark and its workers print, in the work folder."""
 
@@ -213,14 +211,14 @@ def replicate(
     stands is known to the two nodes, so this command can be killed and started again at any moment. A second one for
     the same link waits until the first is gone.
     """
-    from bsfg.spark.replicate.driver import Layout, Replication, default_bundles, local_master, run_folder, slots_of
+    from bsfg.spark.replicate.driver import Layout, default_bundles, local_master, run_folder, slots_of
 
     own = resolve(NodeChoice(config=config, identity=identity, address=address), ("pipeline",)).access()
     links = ConfiguredLinks(config, link, own)
     plans = links.read()
     chosen = master or local_master(bundles or min(default_bundles(), len(plans)))
     links.ship_to(chosen)
-    folder = _usable(work or work_folder(config.absolute().parent)).absolute()
+    folder = usable(work or work_folder(config.absolute().parent)).absolute()
     with (
         ends_on_signals(),
         suppress(Stopped, KeyboardInterrupt),
@@ -231,22 +229,35 @@ def replicate(
         layout = Layout.fitting(slots, len(plans), bundles)
         if not layout.replays:
             say(f"Spark runs {slots} tasks at once, {slots + 1} are needed to replay backlogs: they are moved live")
-        replication = Replication(spark, own, links.read(), run, replay_backlog, layout)
-        try:
-            replication.start()
-            with _shown(links.zone, json=json) as show:
-                watch = CaughtUp(patience) if until_caught_up else None
+        with (
+            replicating(spark, links, run, replay_backlog, layout) as replication,
+            _shown(links.zone, json=json) as show,
+        ):
+            watch = CaughtUp(patience) if until_caught_up else None
 
-                def look(found: Replication) -> bool:
-                    links.follow(found)
-                    show(found)
-                    return watch is None or watch.goes_on(found)
+            def look(found: Replication) -> bool:
+                links.follow(found)
+                show(found)
+                return watch is None or watch.goes_on(found)
 
-                replication.run(look)
-        finally:
-            # It finishes although more signals come.
-            with handled(signal.SIG_IGN, signal.SIGTERM, signal.SIGINT):
-                replication.stop()
+            replication.run(look)
+
+
+@contextmanager
+def replicating(
+    spark: SparkSession, links: ConfiguredLinks, run: Path, replay_backlog: int, layout: Layout
+) -> Iterator[Replication]:
+    """Have the links of a zone moved while a block runs."""
+    from bsfg.spark.replicate.driver import Replication
+
+    replication = Replication(spark, links.own, links.read(), run, replay_backlog, layout)
+    try:
+        replication.start()
+        yield replication
+    finally:
+        # It finishes although more signals come.
+        with handled(signal.SIG_IGN, signal.SIGTERM, signal.SIGINT):
+            replication.stop()
 
 
 class ConfiguredLinks:
@@ -255,12 +266,10 @@ class ConfiguredLinks:
     def __init__(self, config: Path, names: Sequence[str] | None, own: NodeAccess) -> None:
         from bsfg.spark.replicate.driver import holder_name
 
-        self._config, self._names, self._own = config, names, own
+        self._config, self._names, self.own = config, names, own
         self._holder, self._is_shipped = holder_name(), False
         self.zone = ""
-        self._taken = self._seen = b""
-        self._files: list[Path] = []
-        self._next = 0.0
+        self._files = FollowedFiles(config)
 
     def ship_to(self, master: str) -> None:
         """Have the certificates travel with the plans, unless the tasks run on this machine."""
@@ -270,7 +279,7 @@ class ConfiguredLinks:
 
     def read(self) -> list[LinkTaskPlan]:
         """Read the configuration; raises `InvalidArgument` when it has none of the links."""
-        self._taken = self._seen = self._digest()
+        self._files.take()
         self._moved = False
         plans = self._plans()
         self._moved = True
@@ -291,35 +300,22 @@ class ConfiguredLinks:
         if self._moved:
             # What was named and is no longer there is no longer moved.
             names = [name for name in names if name in zone.links]
-        plans = [plan_of(zone, name, self._own, self._holder) for name in names]
+        plans = [plan_of(zone, name, self.own, self._holder) for name in names]
         if self._is_shipped:
             parts = {part for plan in plans for of in (plan.own, plan.peer) for part in (of.ca, of.certificate, of.key)}
-            self._files = sorted(Path(part) for part in parts if part is not None)
-            self._taken = self._seen = self._digest()
+            self._files.paths = [self._config, *sorted(Path(part) for part in parts if part is not None)]
+            self._files.take()
         return [plan.shipped() for plan in plans] if self._is_shipped else plans
 
     def follow(self, replication: Replication) -> None:
         """Look now and then whether the file has changed, and go on by it; one with a mistake changes nothing."""
-        if time.monotonic() < self._next:
+        if not self._files.have_changed():
             return
-        self._next = time.monotonic() + FOLLOW_SECONDS
-        before, self._seen = self._seen, self._digest()
-        # A file that is being written is left alone.
-        if self._seen in (self._taken, b"") or self._seen != before:
-            return
-        self._taken = self._seen
         try:
             for changed in replication.replan(self._plans()):
                 say(changed)
         except BsfgError as error:
             say(f"{self._config} is not taken up: {error.code}: {error.message}")
-
-    def _digest(self) -> bytes:
-        """Give the digest of all that the plans are made of, nothing while it cannot be read."""
-        try:
-            return sha256(b"\0".join(path.read_bytes() for path in (self._config, *self._files))).digest()
-        except OSError:
-            return b""
 
 
 def work_folder(beside: Path) -> Path:
@@ -341,7 +337,7 @@ def work_folder(beside: Path) -> Path:
     return folder
 
 
-def _usable(folder: Path) -> Path:
+def usable(folder: Path) -> Path:
     """Make a folder to work in, before Spark fails for want of it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

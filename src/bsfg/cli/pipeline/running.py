@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from hashlib import sha256
 from pathlib import Path
 from tempfile import mkstemp
 from types import FrameType
@@ -97,6 +99,41 @@ def passing_log(name: str) -> Iterator[Path | None]:
     finally:
         if not kept:
             Path(text).unlink(missing_ok=True)
+
+
+FOLLOW_SECONDS = 1.0
+"""How often it is looked whether the configuration has changed."""
+
+
+class FollowedFiles:
+    """Files that a run goes by: tells when they have changed, and are no longer being written."""
+
+    def __init__(self, *paths: Path) -> None:
+        self.paths = list(paths)
+        self._taken = self._seen = b""
+        self._next = 0.0
+
+    def take(self) -> None:
+        """Note that the files are taken as they are now."""
+        self._taken = self._seen = self._digest()
+
+    def have_changed(self) -> bool:
+        """Tell, once for each change and now and then, whether the files are others than those that were taken."""
+        if time.monotonic() < self._next:
+            return False
+        self._next = time.monotonic() + FOLLOW_SECONDS
+        before, self._seen = self._seen, self._digest()
+        if self._seen in (self._taken, b"") or self._seen != before:
+            return False
+        self._taken = self._seen
+        return True
+
+    def _digest(self) -> bytes:
+        """Give the digest of all files, nothing while they cannot be read."""
+        try:
+            return sha256(b"\0".join(path.read_bytes() for path in self.paths)).digest()
+        except OSError:
+            return b""
 
 
 class Stopped(KeyboardInterrupt):

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -19,106 +15,25 @@ from starlette.routing import BaseRoute, Route
 
 import bsfg
 from bsfg.config import Token, ZoneConfig
+from bsfg.config.kinds import Action
 from bsfg.errors import BsfgError, IdentityUnknown, InvalidArgument, SignInRequired
 from bsfg.gate import RECEIVER, SENDER
 from bsfg.node.administration import Administration
+from bsfg.node.authorize import Request as Asked
 from bsfg.node.dashboard import records
 from bsfg.node.dashboard.feed import BrowserFeed, EventStream, NodeWatch
+from bsfg.node.dashboard.pages import DOCS, SAFE_HEADERS, DashboardFiles, DocPages
 from bsfg.node.dashboard.sessions import ACT, VIEW, Door, Session, SessionFile, Sessions, Tokens
 from bsfg.node.parts import NodeContext
 from bsfg.node.status import VisibleStreams
+from bsfg.node.tail import Tails
 from bsfg.ports import Buffer, Clock
-from bsfg.wire.http_server import Endpoint, Handler, Refused, caller_of, endpoint, problem
+from bsfg.trail import TrailQuery
+from bsfg.wire.http_server import Endpoint, Handler, Refused, caller_of, endpoint, integer_in_query, problem
 from bsfg.wire.limits import Admission
 from bsfg.wire.operations import JSON, JSON_LINES, PAGE_BODY_BYTES, PAGES, SIGN_IN_BYTES, terms_of
 from bsfg.wire.service import Caller
 from bsfg.wire.status import http_status
-from bsfg.wording import markup
-
-MEDIA_TYPES = {
-    "css": "text/css; charset=utf-8",
-    "html": "text/html; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-    "svg": "image/svg+xml",
-}
-
-POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self'",
-        "connect-src 'self'",
-        "form-action 'self'",
-        "base-uri 'none'",
-        "frame-ancestors 'none'",
-        # No script of ours ever makes markup out of text; with this none can.
-        "require-trusted-types-for 'script'",
-        "trusted-types 'none'",
-    )
-)
-
-SAFE_HEADERS = {
-    "content-security-policy": POLICY,
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "permissions-policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
-    # Not `no-referrer`: with that a browser hides the origin of our own form.
-    "referrer-policy": "same-origin",
-    "x-frame-options": "DENY",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class DashboardFile:
-    """One file, read once."""
-
-    data: bytes
-    media_type: str
-    etag: str
-
-
-class DashboardFiles:
-    """All files of the dashboard, by their path below ``static``; nothing else can be asked for."""
-
-    def __init__(self) -> None:
-        self._files = dict(_found(files("bsfg.node.dashboard") / "static", ""))
-
-    def get(self, path: str) -> DashboardFile | None:
-        """Give a file, None when there is none."""
-        return self._files.get(path)
-
-    def answer(self, request: Request, path: str) -> Response:
-        """Answer with a file; a browser that has it keeps it, but asks each time whether it is still the same."""
-        file = self._files.get(path)
-        if file is None or path.endswith(".html"):
-            return Response(status_code=404, headers=SAFE_HEADERS)
-        headers = {**SAFE_HEADERS, "cache-control": "no-cache", "etag": file.etag}
-        if request.headers.get("if-none-match") == file.etag:
-            return Response(status_code=304, headers=headers)
-        return Response(file.data, headers=headers, media_type=file.media_type)
-
-    def page(self, name: str, status: int = 200, **texts: str) -> Response:
-        """Answer with a page, in which ``{{name}}`` stands for a text."""
-        content = self._files[name].data.decode()
-        for key, text in texts.items():
-            content = content.replace("{{" + key + "}}", markup(text))
-        headers = {**SAFE_HEADERS, "cache-control": "no-store"}
-        return Response(content, status, headers, media_type=MEDIA_TYPES["html"])
-
-
-def _found(folder: Traversable, prefix: str) -> list[tuple[str, DashboardFile]]:
-    found = []
-    for each in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        path = f"{prefix}{each.name}"
-        kind = MEDIA_TYPES.get(each.name.rpartition(".")[2])
-        if each.is_dir():
-            found += _found(each, f"{path}/")
-        elif kind is not None:
-            data = each.read_bytes()
-            found.append((path, DashboardFile(data, kind, f'"{hashlib.sha256(data).hexdigest()[:24]}"')))
-    return found
-
 
 REASON_CHARACTERS_MAX = 500
 HOLD_SECONDS_MAX = 366 * 86_400
@@ -136,6 +51,7 @@ class Actions:
             "release": self.release,
             "retry": self.retry,
             "drop": self.drop,
+            "reload": self.reload,
         }
 
     async def hold(self, caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
@@ -157,6 +73,10 @@ class Actions:
         stream, buffer, id, reason = _place(given)
         settled, result = await self._admin.retry_quarantined(caller, stream, buffer, id, reason)
         return {"settled": settled, "result": result.name.lower()}
+
+    async def reload(self, caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
+        """Take up what has changed in the node's file."""
+        return await self._admin.reload(caller)
 
     async def drop(self, caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
         """Give up a quarantined fact."""
@@ -225,15 +145,22 @@ BODY_SECONDS = 10.0
 class Dashboard:
     """The pages of one node; what people see in a browser, beside the operations."""
 
-    def __init__(self, config: ZoneConfig, parts: NodeContext, admin: Administration) -> None:
-        self._parts, self._admin = parts, admin
+    def __init__(
+        self,
+        config: ZoneConfig,
+        parts: NodeContext,
+        admin: Administration,
+        history: Callable[[], list[dict[str, Any]]] = list,
+    ) -> None:
+        self._parts, self._admin, self._happened = parts, admin, history
+        self._tails: Tails
         self._tokens = Tokens(config.tokens)
         self._opened_to_tokens = bool(self._tokens)
         times = config.dashboard.session_seconds, config.dashboard.idle_seconds
         self._sessions = Sessions(parts.clock, *times, SessionFile(config.data_folder))
         self._sessions.load(self._tokens.mark_of, lambda caller: parts.guard.allows(caller, ACT))
         self._door = Door(parts, self._tokens, self._sessions)
-        self._files = DashboardFiles()
+        self._files, self._docs = DashboardFiles(), DocPages()
         self._feed = BrowserFeed(config.dashboard.watchers)
         self._watch = NodeWatch(admin.describe, self._feed, parts)
         self._actions = Actions(admin, parts.clock)
@@ -264,8 +191,9 @@ class Dashboard:
         await self._watch.stop()
         await self._keep_sessions()
 
-    def routes(self, admission: Admission) -> Sequence[BaseRoute]:
+    def routes(self, admission: Admission, tails: Tails) -> Sequence[BaseRoute]:
         """Give the routes of the pages."""
+        self._tails = tails
 
         def at(path: str, method: str, handler: Handler, refused: Refused = _api_problem) -> Route:
             terms = terms_of(PAGES, handler.__name__.strip("_"))
@@ -282,6 +210,9 @@ class Dashboard:
             at("/dashboard/static/{path:path}", "GET", self._file),
             at("/dashboard/api/session", "GET", self._session),
             at("/dashboard/api/events", "GET", self._events),
+            at("/dashboard/api/facts/{stream}", "GET", self._facts),
+            at("/dashboard/api/history", "GET", self._history),
+            at(f"{DOCS}{{path:path}}", "GET", self._doc, self._shown),
             at("/dashboard/api/gaps", "GET", self._gaps),
             at("/dashboard/api/gaps.jsonl", "GET", self._all_gaps),
             at("/dashboard/api/quarantine", "GET", self._quarantine),
@@ -388,9 +319,16 @@ class Dashboard:
             "identity": self._parts.guard.identity(session.caller),
             "by": _by(session),
             "may_act": self._door.may_act(session),
+            "reads": self._readable(session),
             "page_key": session.page_key,
             "ends_unix_ms": session.ends_unix_ms,
         }
+
+    def _readable(self, session: Session) -> list[list[str]]:
+        """List the buffers whose facts somebody may look at."""
+        allows, streams = self._parts.guard.allows, self._parts.settings.streams
+        asked = [Asked(Action.READ, stream, buffer) for stream in streams for buffer in Buffer]
+        return [[str(each.stream), str(each.buffer)] for each in asked if allows(session.caller, each)]
 
     async def _events(self, request: Request, caller: Caller) -> Any:
         session = self._door.session(request)
@@ -408,6 +346,22 @@ class Dashboard:
 
     def _scope(self, session: Session) -> VisibleStreams:
         return VisibleStreams.of(self._parts.guard.check(session.caller, VIEW))
+
+    async def _facts(self, request: Request, caller: Caller) -> Response:
+        """Show facts to somebody who looks on, as far as his own rights to read go."""
+        session = self._door.session(request)
+        return await self._tails.open(request, session.caller, records.fact_row, lambda: self._door.may_watch(session))
+
+    async def _history(self, request: Request, caller: Caller) -> Response:
+        """Give the alarms that were raised and cleared, and the gates that moved, since the node started."""
+        scope = self._scope(self._door.session(request))
+        seen = scope.document(await self._admin.describe(), self._parts.guard.matrix)
+        return _json({"rows": [each for each in self._happened() if scope.sees_alert(each, seen)]})
+
+    async def _doc(self, request: Request, caller: Caller) -> Response:
+        self._door.session(request)
+        # A long page takes a tenth of a second to make.
+        return await asyncio.to_thread(self._docs.answer, self._files, request.path_params["path"], self._zone)
 
     async def _gaps(self, request: Request, caller: Caller) -> Response:
         caller = self._door.session(request).caller
@@ -430,7 +384,7 @@ class Dashboard:
 
     async def _trail(self, request: Request, caller: Caller) -> Response:
         self._parts.guard.check(self._door.session(request).caller, ACT)
-        return _json(await asyncio.to_thread(records.trail_rows, self._parts.trail))
+        return _json(await asyncio.to_thread(records.trail_rows, self._parts.trail, _trail_query(request)))
 
     async def _whole_trail(self, request: Request, caller: Caller) -> Response:
         self._parts.guard.check(self._door.session(request).caller, ACT)
@@ -463,6 +417,12 @@ def _api_problem(request: Request, error: BsfgError) -> Response:
     response = problem(error)
     response.headers.update({**SAFE_HEADERS, "cache-control": "no-store"})
     return response
+
+
+def _trail_query(request: Request) -> TrailQuery:
+    identity, action, outcome = (request.query_params.get(name, "") for name in ("identity", "action", "outcome"))
+    since = integer_in_query(request, "since_unix_ms", 0, 0, 1 << 50) or None
+    return TrailQuery(since, identity=identity, action=action, outcome=outcome)
 
 
 async def _body(request: Request, limit_bytes: int) -> bytes:

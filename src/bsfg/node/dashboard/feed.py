@@ -15,6 +15,7 @@ import structlog
 from bsfg.errors import BsfgError, Overloaded
 from bsfg.node.parts import NodeContext
 from bsfg.node.status import EVERYTHING, VisibleStreams, as_json
+from bsfg.node.tail import EVENT_HEADERS, gone
 
 POINTS = 720
 EVERY_SECONDS = 5
@@ -97,14 +98,6 @@ def values_of(document: Mapping[str, Any], lags: Mapping[tuple[str, str], float]
 
 WAITING_MAX = 8
 """Events that may wait for one browser: it is behind by as many seconds, and is let go."""
-
-HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-store"),
-    (b"x-content-type-options", b"nosniff"),
-    # A proxy in between must pass events on as they come.
-    (b"x-accel-buffering", b"no"),
-]
 
 Send = Callable[[Any], Any]
 
@@ -201,9 +194,9 @@ class EventStream:
 
     async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
         """Send events until either side ends it."""
-        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        await send({"type": "http.response.start", "status": 200, "headers": EVENT_HEADERS})
         pumping = asyncio.create_task(self._watcher.pump(send))
-        leaving = asyncio.create_task(_gone(receive))
+        leaving = asyncio.create_task(gone(receive))
         try:
             await asyncio.wait({pumping, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -213,11 +206,6 @@ class EventStream:
             ended, _ = await asyncio.gather(pumping, leaving, return_exceptions=True)
             if ended is not None:
                 self._watcher.abort()
-
-
-async def _gone(receive: Any) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 log = structlog.get_logger("bsfg.node")

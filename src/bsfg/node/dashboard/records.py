@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from bsfg.config.kinds import Action
-from bsfg.fact import Message, is_json
+from bsfg.fact import Entry, Message, is_json
 from bsfg.jsonform import message_to_dict
 from bsfg.node.administration import Administration
 from bsfg.node.authorize import Request
@@ -18,7 +18,7 @@ from bsfg.node.parts import NodeContext
 from bsfg.node.trail import AuditTrail
 from bsfg.offload import by_size
 from bsfg.ports import GapRecord, GapSet
-from bsfg.trail import TrailRecord
+from bsfg.trail import ACTIONS, TrailQuery, TrailRecord
 from bsfg.wire.service import Caller, QuarantinedView
 
 SHOWN_MAX = 200
@@ -61,10 +61,25 @@ async def quarantine_lines(admin: Administration, caller: Caller) -> AsyncIterat
         yield lines(quarantined_whole(page.views))
 
 
-def trail_rows(trail: AuditTrail) -> dict[str, Any]:
-    """Give the newest records of the audit trail, and the number of the last one."""
-    found = [record.document() for record in islice(trail.newest(), SHOWN_MAX)]
-    return {"total": found[0]["number"] if found else 0, "rows": found}
+def trail_rows(trail: AuditTrail, query: TrailQuery) -> dict[str, Any]:
+    """Give the newest records of the audit trail that are asked for, and the number of the last one of all."""
+    last = next(trail.newest(), None)
+    found = [record.document() for record in islice(trail.newest(query), SHOWN_MAX)]
+    return {"total": last.number if last else 0, "rows": found, "actions": sorted(ACTIONS)}
+
+
+def fact_row(entry: Entry) -> dict[str, Any]:
+    """Describe a fact for the page, a long object cut."""
+    envelope = entry.message.envelope
+    return {
+        "offset": entry.offset,
+        "appended_at_unix_ms": entry.appended_at_unix_ms,
+        "from_zone": envelope.from_zone,
+        "message_id": envelope.message_id,
+        "media_type": envelope.object_media_type,
+        "artifact": reference.digest if (reference := entry.message.fact.artifact) else None,
+        **_brief(entry.message),
+    }
 
 
 async def trail_lines(trail: AuditTrail) -> AsyncIterator[bytes]:

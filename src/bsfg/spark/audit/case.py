@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bsfg.errors import InvalidArgument
+from bsfg.filters import EVERY_FACT, FactFilter
 from bsfg.ports import Buffer
 from bsfg.spark.audit.ends import FolderEnd, NodeEnd
 from bsfg.spark.audit.judging import Excuses, Totals, for_absent, let_go_before, told_gaps, totals
@@ -103,6 +104,7 @@ class AuditedStream:
     last: int | None = None
     deep: bool = True
     range_facts: int = RANGE_FACTS
+    asked: FactFilter = EVERY_FACT
 
     def scope(self) -> AuditScope:
         """Give what is compared, with a secret of its own."""
@@ -118,6 +120,7 @@ class AuditedStream:
             self.sibling is not None,
             self.range_facts,
             self.deep,
+            self.asked,
         )
 
 
@@ -286,6 +289,7 @@ def _stream(config: ZoneConfig, link: Link, stream: str, own: NodeAccess | None,
         wish.first,
         wish.last,
         wish.deep,
+        asked=link.filter,
     )
 
 

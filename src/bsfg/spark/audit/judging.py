@@ -11,7 +11,18 @@ import numpy as np
 from bsfg.journey import link
 from bsfg.ports import GapRecord, StartAt
 from bsfg.retention import GapReason
-from bsfg.spark.audit.scope import NO_END, NOT_CARRIED, RECEIVER, RETURNING, SENDER, AuditScope, Evidence, Named
+from bsfg.spark.audit.scope import (
+    NO_END,
+    NOT_ASKED_FOR,
+    NOT_CARRIED,
+    NOT_SERVED,
+    RECEIVER,
+    RETURNING,
+    SENDER,
+    AuditScope,
+    Evidence,
+    Named,
+)
 from bsfg.spark.audit.sums import Descent, RangeSum, RangeSums, Sibling, merge_sum
 from bsfg.spark.audit.verdict import Absence, AuditFinding, FindingKind, FoldedAbsence
 
@@ -83,7 +94,7 @@ def for_absent(scope: AuditScope, sender: Evidence, receiver: Evidence, frontier
         detail = f"the receiver's buffer begins at {receiver.start}{_removed(receiver)}"
         excuses.append(Absence(RECEIVER_TRUNCATED, RECEIVER, 0, gone, detail=detail))
     excuses.append(Absence(IN_FLIGHT, SENDER, frontier + 1, NO_END, detail="not confirmed yet"))
-    if not scope.carry_only:
+    if not scope.carry_only and not scope.asked:
         excuses += folded(scope, receiver)
     return Excuses(excuses)
 
@@ -265,10 +276,19 @@ def by_range(spans: Iterable[Span], scope: AuditScope) -> dict[int, list[Span]]:
     return result
 
 
+LEFT_OUT = {
+    RETURNING: link.RETURNING,
+    NOT_CARRIED: link.NOT_CARRIED,
+    NOT_ASKED_FOR: link.NOT_ASKED_FOR,
+    NOT_SERVED: link.NOT_SERVED,
+}
+"""How a sender tells why it leaves facts out."""
+
+
 def gap_absences(gaps: Sequence[GapRecord], stretches: Sequence[RangeSums]) -> list[Absence]:
     """List what a sender does not have or leaves out, one line per gap record and per reason to leave out."""
     result = [Absence.of_gap(gap, SENDER) for gap in gaps if not is_left_out(gap)]
-    for reason, detail in ((RETURNING, link.RETURNING), (NOT_CARRIED, link.NOT_CARRIED)):
+    for reason, detail in LEFT_OUT.items():
         count = sum(gap.last - gap.first + 1 for gap in gaps if is_left_out(gap) and gap.detail == detail)
         count += sum(each.left_out.get(reason, 0) for each in stretches)
         if count:

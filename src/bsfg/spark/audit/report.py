@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bsfg.spark.audit.judging import BEFORE_THE_LINK, GIVEN_BACK, IN_FLIGHT, OTHER_PATH, PUT_AGAIN, RECEIVER_TRUNCATED
-from bsfg.spark.audit.scope import NOT_CARRIED, RETURNING, SetAside
+from bsfg.spark.audit.scope import NOT_ASKED_FOR, NOT_CARRIED, NOT_SERVED, RETURNING, SetAside
 from bsfg.spark.audit.verdict import (
     MEANINGS,
     Absence,
@@ -163,6 +163,8 @@ REASONS = {
     RECEIVER_TRUNCATED: "let go by the receiver",
     RETURNING: "left out: return to the receiver's zone",
     NOT_CARRIED: "left out: for zones that the link does not carry",
+    NOT_ASKED_FOR: "left out: by the filter of the link",
+    NOT_SERVED: "left out: not served to the receiver's zone",
     "truncated": "let go by the sender",
     "evicted": "dropped by the sender: its buffer was full",
     "expired": "expired before they were sent",

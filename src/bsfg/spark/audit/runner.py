@@ -5,7 +5,8 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,20 +26,8 @@ _BUCKET_KEYS = 4_000_000
 _POLL_SECONDS = 0.2
 
 
-class Runner(Protocol):
-    """What runs steps; a step is a picklable object without arguments."""
-
-    def each(self, title: str, steps: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Run all steps and give their results, in order."""
-
-    def each_with_keys(
-        self, title: str, steps: Sequence[Callable[[], tuple[Any, np.ndarray]]], keys: int
-    ) -> tuple[list[Any], np.ndarray]:
-        """Run steps that give hashed keys (about ``keys`` in all) beside results; give the repeated ones, too."""
-
-
 class LocalRunner:
-    """Runs steps here, one after the other."""
+    """Runs steps here, one after the other; a step is a picklable object without arguments."""
 
     def each(self, title: str, steps: Sequence[Callable[[], Any]]) -> list[Any]:
         """Run all steps."""
@@ -84,8 +73,8 @@ class SparkRunner:
         return self._spark.range(0, count, 1, count).mapInArrow(task, _COLUMNS)
 
     def _collect(self, title: str, frame: Any, total: int) -> list[tuple[int, int, bytes]]:
-        ended = threading.Event()
-        watch = threading.Thread(target=self._watch, args=(title, total, ended), daemon=True)
+        ended, group = threading.Event(), self._named(title)
+        watch = threading.Thread(target=self._watch, args=(title, total, ended, group), daemon=True)
         watch.start()
         try:
             rows = [(row["bucket"], row["kind"], bytes(row["payload"])) for row in frame.collect()]
@@ -95,19 +84,33 @@ class SparkRunner:
         self._progress(title, total, total)
         return rows
 
-    def _watch(self, title: str, total: int, ended: threading.Event) -> None:
-        """Tell how many tasks are done, as far as Spark says."""
+    def _named(self, title: str) -> str | None:
+        """Name the next job in Spark's user interface; give the group of this thread's jobs, if they have one."""
+        with suppress(Exception):  # Spark Connect has no jobs
+            context = self._spark.sparkContext
+            context.setLocalProperty("spark.job.description", f"audit: {title}")
+            return context.getLocalProperty("spark.jobGroup.id")
+        return None
+
+    def _watch(self, title: str, total: int, ended: threading.Event, group: str | None) -> None:
+        """Tell how many tasks are done, as far as Spark says; other jobs of the session are none of ours."""
         try:
             tracker = self._spark.sparkContext.statusTracker()
         except Exception:  # Spark Connect has none
             return
         done: dict[int, int] = {}
+        before = set(tracker.getJobIdsForGroup(group))
         while not ended.wait(_POLL_SECONDS):
-            for stage in tracker.getActiveStageIds():
+            jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group) if job not in before]
+            for stage in [stage for job in jobs if job is not None for stage in job.stageIds]:
                 info = tracker.getStageInfo(stage)
                 if info is not None:
                     done[stage] = info.numCompletedTasks
             self._progress(title, min(sum(done.values()), total), total)
+
+
+Runner = LocalRunner | SparkRunner
+"""What runs steps: `each` gives their results, in order; `each_with_keys` also which of their hashed keys repeat."""
 
 
 class _Task:

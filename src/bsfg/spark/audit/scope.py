@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from bsfg.batch import EntryBatch
 from bsfg.columns import is_in
 from bsfg.digest import KeptRange, Restore
+from bsfg.filters import EVERY_FACT, FactFilter
 from bsfg.journey.link import PeerPosition
 from bsfg.ports import ConsumerState, Frame, GapRecord
 
@@ -23,8 +24,9 @@ RANGE_FACTS = 65_536
 NO_END = 1 << 62
 """The end of a window that is open: receivers may hold offsets that the sender does not have."""
 
-RETURNING, NOT_CARRIED = "returning", "not_carried"
-"""Why a sender leaves a fact out: it was said by the receiver's own zone, or is for zones that the link leaves out."""
+RETURNING, NOT_CARRIED, NOT_ASKED_FOR, NOT_SERVED = "returning", "not_carried", "not_asked_for", "not_served"
+"""Why a sender leaves a fact out: it was said by the receiver's own zone, is for zones that the link leaves out, is
+none that the link's filter names, or none that the sender serves to the receiver at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class AuditScope:
     shared: bool = False
     range_facts: int = RANGE_FACTS
     deep: bool = True
+    asked: FactFilter = EVERY_FACT
 
     def bounds(self, number: int) -> tuple[int, int]:
         """Give the first offset of a range and the one after its last, inside the window."""
@@ -110,6 +113,8 @@ def sent(entries: EntryBatch, scope: AuditScope) -> tuple[LinkRows, dict[str, in
     if scope.carry_only:
         carried = is_in(entries.column("to_zone"), scope.carry_only)
         entries = _kept(entries, carried, NOT_CARRIED, left_out)
+    if scope.asked:
+        entries = _kept(entries, scope.asked.wanted(entries), NOT_ASKED_FOR, left_out)
     if scope.receiver_zone is not None:
         others = ~is_in(entries.column("from_zone"), frozenset({scope.receiver_zone}))
         entries = _kept(entries, others, RETURNING, left_out)

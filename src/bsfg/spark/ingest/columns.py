@@ -194,10 +194,6 @@ def of_arrow(array: pa.Array) -> Column:
     return _one_by_one(array, lambda value: value.isoformat() if hasattr(value, "isoformat") else str(value))
 
 
-def _of_texts(array: pa.Array) -> Column:
-    return Column(array.cast(STRING))
-
-
 def _of_floats(array: pa.Array) -> Column:
     numbers = pc.fill_null(array, 0.0).to_numpy(zero_copy_only=False)
     if numbers.dtype == np.float16:
@@ -237,7 +233,10 @@ def _one_by_one(array: pa.Array, write: Any, *, literal: bool = False) -> Column
 
 
 _KINDS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], Column]], ...] = (
-    (lambda t: pa.types.is_string(t) or pa.types.is_large_string(t) or pa.types.is_string_view(t), _of_texts),
+    (
+        lambda t: pa.types.is_string(t) or pa.types.is_large_string(t) or pa.types.is_string_view(t),
+        lambda array: Column(array.cast(STRING)),
+    ),
     (lambda t: pa.types.is_integer(t) or pa.types.is_boolean(t), lambda array: Column(array.cast(STRING), True)),
     (pa.types.is_floating, _of_floats),
     (pa.types.is_decimal, lambda array: _one_by_one(array, lambda value: format(value, "f"), literal=True)),

@@ -12,10 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bsfg.batch import FactBatch
-from bsfg.canonical import canonicalize_all, unproven
+from bsfg.canonical import canonicalize_all
 from bsfg.columns import constant_value
 from bsfg.errors import BsfgError, FactTooLarge, InvalidFact
 from bsfg.fact import is_json
+from bsfg.layouts import unproven
 from bsfg.model import Limits
 from bsfg.rules import judge, suspects
 from bsfg.spark.ingest.columns import STRING, Column, constant

@@ -482,8 +482,10 @@ class Sources:
     left_out: list[str]
 
 
-def find(given: Sequence[str], format: str | None = None) -> Sources:
+def find(given: Sequence[str], format: str | None = None, *, may_be_none: bool = False) -> Sources:
     """Find files: as they were given, and by name inside each folder and pattern; each file once.
+
+    Where there ``may_be_none``, as in a folder that is watched, an empty one is no mistake.
 
     In folders hidden files and those that begin with an underscore are left out, as Spark itself leaves them out.
     """
@@ -492,7 +494,7 @@ def find(given: Sequence[str], format: str | None = None) -> Sources:
     files: dict[str, SourceFile] = {}
     left_out: list[str] = []
     for text in given:
-        for path, by_name in _expanded(text):
+        for path, by_name in _expanded(text, may_be_none=may_be_none):
             found = format or EXTENSIONS.get(Path(path).suffix.lower())
             if found is not None:
                 files.setdefault(path, SourceFile(path, found))
@@ -501,12 +503,12 @@ def find(given: Sequence[str], format: str | None = None) -> Sources:
                 raise InvalidArgument(f"the format of {path} does not show in its name", hint=hint)
             else:
                 left_out.append(path)
-    if not files:
+    if not files and not may_be_none:
         raise InvalidArgument(f"there is no file to ingest in {', '.join(given)}")
     return Sources(list(files.values()), left_out)
 
 
-def _expanded(text: str) -> list[tuple[str, bool]]:
+def _expanded(text: str, *, may_be_none: bool) -> list[tuple[str, bool]]:
     """Give the files that a text means, each with whether it was named itself."""
     path = Path(text)
     if path.is_dir():
@@ -515,7 +517,7 @@ def _expanded(text: str) -> list[tuple[str, bool]]:
         return [(_checked(path), True)]
     if any(mark in text for mark in _PATTERN):
         matches = sorted(glob.glob(text, recursive=True))
-        if not matches:
+        if not matches and not may_be_none:
             raise InvalidArgument(f"no file matches {text!r}")
         named = [(os.path.abspath(match), True) for match in matches if os.path.isfile(match)]
         return named or [(found, False) for match in matches for found in _in_folder(Path(match))]

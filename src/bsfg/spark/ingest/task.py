@@ -29,7 +29,6 @@ from bsfg.spark.ingest.plan import IngestPlan
 from bsfg.spark.ingest.reading import Reject, read_chunk
 from bsfg.spark.ingest.survey import Chunk, FileSurvey, survey
 from bsfg.spark.ingest.work import Counts
-from bsfg.spark.lane import pieces
 from bsfg.spark.mapping import to_facts
 
 Batches = Iterator[pa.RecordBatch]
@@ -201,7 +200,7 @@ class _Appending:
         """Append facts, count what became of them, and give a reject for each that was refused."""
         refused: dict[int, BsfgError] = {}
         at = 0
-        for piece in pieces(to_facts(mapped.facts)):
+        for piece in to_facts(mapped.facts).pieces():
             self._send(piece, at, counts, refused)
             at += len(piece)
         return [

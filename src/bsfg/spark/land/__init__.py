@@ -1,5 +1,5 @@
-"""Landing: a node's buffer as Parquet files, partitioned by date and predicate, every fact once.
+"""Landing: a node's buffer as a table of Parquet files, plain or of Delta Lake, every fact once.
 
-Read it in this order: `lander` plans a batch, `tasks` runs `staging` on Spark, `folder` commits what was staged, and
-`compaction` merges what is small.
+Read it in this order: `lander` plans a batch, `tasks` runs `staging` on Spark, which lays facts out as `state` and
+`columns` say, `folder` commits what was staged, `places` or `delta` makes it visible, and `upkeep` merges small files.
 """

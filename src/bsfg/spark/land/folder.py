@@ -1,21 +1,17 @@
-"""A landing folder: commits that happen once, files that change places, and what an interrupted one left undone."""
+"""A landing folder: commits that happen once, and what an interrupted one left undone."""
 
 from __future__ import annotations
 
-import ctypes
-import errno
-import os
-import shutil
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import orjson
 
-from bsfg.errors import FolderLocked, FrameInvalid, InvalidArgument, LandingDamaged
+from bsfg.errors import ExtraMissing, FolderLocked, FrameInvalid, InvalidArgument
+from bsfg.spark.land.places import Disk, ParquetPlaces
 from bsfg.spark.land.state import (
     GAPS,
     LOCK,
@@ -28,163 +24,10 @@ from bsfg.spark.land.state import (
     LandedState,
     PartitionChange,
     Pending,
+    TableFormat,
     file_name,
 )
-from bsfg.stores.log.files import DiskFile, DiskFiles, Files, translated, write_whole
-
-UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EXDEV, errno.EPERM, errno.EMLINK})
-"""What a file system answers that cannot link files or exchange folders."""
-
-_AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
-
-
-class Disk(Files, Protocol):
-    """A landing folder; paths are relative to it and use forward slashes."""
-
-    def link(self, old: str, new: str) -> None:
-        """Give a file a second name. Durable after `sync_folder`."""
-
-    def exchange(self, one: str, other: str) -> None:
-        """Let two folders change their names at one instant; `OSError` where the file system cannot do that."""
-
-    def is_folder(self, path: str) -> bool:
-        """Tell whether there is a folder of this name."""
-
-    def copy_rights(self, old: str, new: str) -> None:
-        """Give a folder the owner, group and rights of another, as far as this process may."""
-
-    def remove_folder(self, path: str) -> None:
-        """Remove a folder with all that is in it; a missing one is fine."""
-
-
-class LocalDisk(DiskFiles):
-    """A landing folder of the local file system, or of one that is mounted."""
-
-    def __str__(self) -> str:
-        return str(self.root)
-
-    def create(self, path: str) -> DiskFile:
-        """Make a new, empty file that everybody may read whom the user's mask allows to."""
-        return DiskFile(os.open(self.root / path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666))
-
-    def link(self, old: str, new: str) -> None:
-        """Give a file a second name."""
-        os.link(self.root / old, self.root / new)
-
-    def exchange(self, one: str, other: str) -> None:
-        """Let two folders change their names, which Linux does at one instant."""
-        exchange(self.root / one, self.root / other)
-
-    def is_folder(self, path: str) -> bool:
-        """Tell whether there is a folder of this name."""
-        return (self.root / path).is_dir()
-
-    def copy_rights(self, old: str, new: str) -> None:
-        """Give a folder the owner, group and rights of another."""
-        shutil.copystat(self.root / old, self.root / new)
-        state = (self.root / old).stat()
-        try:
-            os.chown(self.root / new, state.st_uid, state.st_gid)
-        except PermissionError:
-            return
-
-    def remove_folder(self, path: str) -> None:
-        """Remove a folder with all that is in it."""
-        if (self.root / path).is_dir():
-            shutil.rmtree(self.root / path)
-
-
-def exchange(one: Path, other: Path) -> None:
-    """Let two paths of one file system change their names at one instant."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    rename = getattr(libc, "renameat2", None)
-    if rename is None:
-        raise OSError(errno.ENOSYS, "this system cannot exchange two folders", str(one))
-    if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), str(one))
-
-
-def replace_files(disk: Disk, change: PartitionChange, swap: str) -> None:
-    """Do a change of a partition, or what is left of it; ``swap`` is the folder that it may use."""
-    make_durable_folders(disk, [change.partition])
-    if not _is_done(disk, change):
-        try:
-            _exchange(disk, change, swap)
-        except OSError as error:
-            if error.errno not in UNSUPPORTED:
-                raise
-            disk.remove_folder(swap)
-            _one_by_one(disk, change)
-    disk.sync_folder(change.partition)
-    # Keep what somebody else put into the partition while it was being exchanged.
-    known = {*disk.list(change.partition), *change.removes}
-    strays = [name for name in disk.list(swap) if name not in known]
-    for name in strays:
-        disk.rename(f"{swap}/{name}", f"{change.partition}/{name}")
-    if strays:
-        disk.sync_folder(change.partition)
-    for add in change.adds:
-        disk.remove(add.staged)
-    disk.remove_folder(swap)
-
-
-def make_durable_folders(disk: Disk, paths: Sequence[str]) -> None:
-    """Make folders that are sure to stay, before anything is moved into them."""
-    above: set[str] = set()
-    for path in paths:
-        disk.make_folder(path)
-        while path:
-            path = _parent(path)
-            above.add(path)
-    for path in sorted(above):
-        disk.sync_folder(path)
-
-
-def _is_done(disk: Disk, change: PartitionChange) -> bool:
-    names = set(disk.list(change.partition))
-    return names >= {add.name for add in change.adds} and not names & set(change.removes)
-
-
-def _exchange(disk: Disk, change: PartitionChange, swap: str) -> None:
-    names = disk.list(change.partition)
-    if any(disk.is_folder(f"{change.partition}/{name}") for name in names):
-        raise OSError(errno.ENOTSUP, "a partition that holds folders is not exchanged")
-    disk.remove_folder(swap)
-    disk.make_folder(swap)
-    coming = {add.name: _source(disk, change, add.staged, add.name) for add in change.adds}
-    staying = {name: f"{change.partition}/{name}" for name in names if name not in change.removes}
-    for name, source in {**staying, **coming}.items():
-        disk.link(source, f"{swap}/{name}")
-    disk.copy_rights(change.partition, swap)
-    disk.sync_folder(swap)
-    disk.exchange(swap, change.partition)
-    for folder in (_parent(change.partition), SWAP):
-        disk.sync_folder(folder)
-
-
-def _one_by_one(disk: Disk, change: PartitionChange) -> None:
-    for add in change.adds:
-        source = _source(disk, change, add.staged, add.name)
-        if source == add.staged:
-            disk.rename(source, f"{change.partition}/{add.name}")
-    # The old files must not go before the new ones are sure to stay.
-    disk.sync_folder(change.partition)
-    for name in change.removes:
-        disk.remove(f"{change.partition}/{name}")
-
-
-def _source(disk: Disk, change: PartitionChange, staged: str, name: str) -> str:
-    """Find a file that comes: it is staged, or in its place already."""
-    for path in (staged, f"{change.partition}/{name}"):
-        if disk.exists(path):
-            return path
-    raise LandingDamaged(f"{change.partition}/{name} was committed and is neither there nor staged")
-
-
-def _parent(path: str) -> str:
-    return path.rpartition("/")[0]
+from bsfg.stores.log.files import translated, write_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +40,19 @@ class Staged:
     last: int
     facts: int
     size_bytes: int
+    values: Mapping[str, str] = field(default_factory=dict)
+
+    def added(self, sequence: int) -> Add:
+        """Give the file as a commit brings it."""
+        return Add(self.path, file_name(self.first, self.last, sequence), self.facts, self.size_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """A file that takes the place of others in its partition: they hold the same facts, or older ones."""
+
+    file: Staged
+    removes: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,12 +68,36 @@ class Batch:
     gaps_token: str = ""
 
 
+class Places(Protocol):
+    """What makes landed files visible to readers: the one thing in which the formats of tables differ.
+
+    A commit is the same for all: the state says what shall be, `publish` makes it so, and whoever is killed in between
+    is followed by one who publishes the same again.
+    """
+
+    def partitions(self) -> Iterator[str]:
+        """Give the folders of all partitions of facts."""
+
+    def names(self, partition: str) -> Sequence[str]:
+        """Give the files of a partition that readers see."""
+
+    def check(self, state: LandedState) -> None:
+        """Raise `LandingStale` when more was landed than a state knows of, and `LandingDamaged` when less is there."""
+
+    def publish(self, state: LandedState) -> None:
+        """Do what is pending in a state, or what is left of it; when this returns, it survives a power loss."""
+
+    def vacuum(self, hours: float) -> int:
+        """Remove files that readers have not seen for so long, and count them."""
+
+
 class LandingFolder:
     """The one writer of a landing folder. After an error, `recover` finds out what is true."""
 
     def __init__(self, disk: Disk, release: Callable[[], None]) -> None:
         self.disk, self._release = disk, release
         self._state: LandedState | None = None
+        self._places: Places | None = None
         self.run = f"{STAGING}/{uuid.uuid4().hex[:12]}"
         """Where tasks stage their files; another process has another folder."""
 
@@ -242,6 +122,13 @@ class LandingFolder:
         return folder
 
     @property
+    def places(self) -> Places:
+        """What readers see of the folder."""
+        if self._places is None:
+            self._places = _places(self.disk, self.state.origin)
+        return self._places
+
+    @property
     def is_new(self) -> bool:
         """Whether nothing was ever landed here."""
         return self._state is None
@@ -255,12 +142,14 @@ class LandingFolder:
 
     def recover(self) -> None:
         """Read the state from the disk, do what it still promises, and remove what belongs to nothing."""
-        with _told("opening the landing folder"):
-            self._state = None
+        with telling("opening the landing folder"):
+            self._state = self._places = None
             if self.disk.exists(STATE):
                 state = LandedState.from_json(bytes(self.disk.read(STATE)))
                 # A killed process may have left it where a power loss still takes it back, and its files must not stay.
                 self.disk.sync_folder(WORK)
+                self._state = state
+                self.places.check(state)
                 self._finish(state)
             self.disk.remove(f"{STATE}.new")
             self.disk.remove_folder(SWAP)
@@ -271,8 +160,16 @@ class LandingFolder:
 
     def begin(self, origin: LandedOrigin, start: int) -> None:
         """Write the first state of a new folder: whose facts it will hold, from which offset on."""
-        with _told("writing the first state"):
+        with telling("writing the first state"):
+            self._places = _places(self.disk, origin)
             self._write(LandedState(origin, start, start))
+
+    def evolve(self, columns: Sequence[str]) -> None:
+        """Give the table more columns; files have them from the next commit on."""
+        origin = replace(self.state.origin, columns=tuple(columns))
+        with telling("adding columns"):
+            self._write(replace(self.state, origin=origin))
+        self._places = None
 
     def commit(self, batch: Batch) -> LandedState:
         """Land a batch; when this returns, its facts are in their places and survive a power loss."""
@@ -280,7 +177,7 @@ class LandingFolder:
         _check_whole(state, batch)
         sequence = state.sequence + 1
         tail_offset, tail_digest = batch.tail or (state.tail_offset, state.tail_digest)
-        with _told("landing a batch"):
+        with telling("landing a batch"):
             pending = Pending(_changes(batch.files, sequence), batch.gaps, self._gaps_bytes())
             new = replace(
                 state,
@@ -295,14 +192,23 @@ class LandingFolder:
             )
             return self._commit(new)
 
-    def replace(self, partition: str, files: Sequence[Staged], removes: Sequence[str]) -> LandedState:
-        """Put files into a partition in place of others that hold the same facts."""
+    def replace(self, replacements: Sequence[Replacement], *, latest: int | None = None) -> LandedState:
+        """Put files in the places of others, all at one commit; ``latest`` is how far the newest facts then are."""
         state = self.state
         sequence = state.sequence + 1
-        adds = [Add(file.path, file_name(file.first, file.last, sequence)) for file in files]
-        with _told("replacing small files"):
-            pending = Pending([PartitionChange(partition, adds, list(removes))])
-            return self._commit(replace(state, sequence=sequence, pending=pending))
+        changes = [
+            PartitionChange(each.file.partition, [each.file.added(sequence)], list(each.removes), each.file.values)
+            for each in replacements
+        ]
+        with telling("replacing files"):
+            known = state.latest if latest is None else latest
+            pending = Pending(changes) if changes else None
+            return self._commit(replace(state, sequence=sequence, latest=known, pending=pending))
+
+    def vacuum(self, hours: float) -> int:
+        """Remove files that readers have not seen for so long, and count them."""
+        with telling("removing old files"):
+            return self.places.vacuum(hours)
 
     def discard_staged(self) -> None:
         """Remove what failed attempts have staged; nothing of a commit is left there."""
@@ -318,6 +224,7 @@ class LandingFolder:
         release()
 
     def _commit(self, new: LandedState) -> LandedState:
+        self.places.check(self.state)
         # What is not known to have happened is looked up again: see `recover`.
         self._state = None
         self.disk.sync_folder(self.run)
@@ -334,24 +241,10 @@ class LandingFolder:
         self._state = state
         if state.pending is None:
             return
-        self._add([change for change in state.pending.changes if not change.removes])
-        for number, change in enumerate(state.pending.changes):
-            if change.removes:
-                replace_files(self.disk, change, f"{SWAP}/{state.sequence}-{number}")
+        self.places.publish(state)
         self._add_gaps(state.pending)
-        self._write(replace(state, pending=None))
-
-    def _add(self, changes: Sequence[PartitionChange]) -> None:
-        make_durable_folders(self.disk, [change.partition for change in changes])
-        for change in changes:
-            for add in change.adds:
-                path = f"{change.partition}/{add.name}"
-                if self.disk.exists(add.staged):
-                    self.disk.rename(add.staged, path)
-                elif not self.disk.exists(path):
-                    raise LandingDamaged(f"{path} was committed and is neither there nor in {STAGING}")
-            # The names may have been there already and not be durable yet, so this is needed whatever was done.
-            self.disk.sync_folder(change.partition)
+        published = state.published if state.pending.is_of_latest else state.sequence
+        self._write(replace(state, published=published, pending=None))
 
     def _add_gaps(self, pending: Pending) -> None:
         if not pending.gaps:
@@ -371,7 +264,7 @@ class LandingFolder:
         return self.disk.size(GAPS) if self.disk.exists(GAPS) else 0
 
 
-class _told:
+class telling:
     """Turns errors of the operating system into ours."""
 
     def __init__(self, doing: str) -> None:
@@ -386,11 +279,25 @@ class _told:
             raise translated(error, f"{self._doing}{where}") from None
 
 
+def _places(disk: Disk, origin: LandedOrigin) -> Places:
+    """Give the places of a table in the format that it was made in."""
+    if origin.format == TableFormat.PARQUET:
+        return ParquetPlaces(disk, origin.partition_by)
+    try:
+        from bsfg.spark.land.delta import DeltaPlaces
+    except ImportError as error:
+        raise ExtraMissing.behind(error, "--format delta") or error from None
+    return DeltaPlaces(disk, origin)
+
+
 def _changes(files: Sequence[Staged], sequence: int) -> list[PartitionChange]:
-    found: dict[str, list[Add]] = {}
+    found: dict[str, list[Staged]] = {}
     for file in files:
-        found.setdefault(file.partition, []).append(Add(file.path, file_name(file.first, file.last, sequence)))
-    return [PartitionChange(partition, adds) for partition, adds in sorted(found.items())]
+        found.setdefault(file.partition, []).append(file)
+    return [
+        PartitionChange(partition, [file.added(sequence) for file in each], (), each[0].values)
+        for partition, each in sorted(found.items())
+    ]
 
 
 def _check_whole(state: LandedState, batch: Batch) -> None:

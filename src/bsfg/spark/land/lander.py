@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,12 +13,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from bsfg.errors import BsfgError, ForeignLog, InvalidArgument, SparkFailed
 from bsfg.retry import Backoff, Retry
 from bsfg.spark.calls import BACKOFF_FIRST_SECONDS, BACKOFF_MAX_SECONDS, BufferSource
-from bsfg.spark.land.folder import Batch, LandingFolder, LocalDisk, Staged
-from bsfg.spark.land.staging import Merge, StagedRange, StagingWork, gap_reason, partitions, plan, small_files
-from bsfg.spark.land.state import Landed, LandedOrigin, LandedState, LandSettings, folder_of
+from bsfg.spark.land.columns import Inference, joined
+from bsfg.spark.land.folder import Batch, LandingFolder, Staged
+from bsfg.spark.land.places import LocalDisk
+from bsfg.spark.land.staging import Merge, StagedRange, StagingWork, gap_reason
+from bsfg.spark.land.state import (
+    PARTITION_BY,
+    By,
+    Landed,
+    LandedOrigin,
+    LandedState,
+    LandSettings,
+    TableFormat,
+    folder_of,
+)
 from bsfg.spark.land.tasks import grouped, merge_all, stage_all, staged_so_far
+from bsfg.spark.land.upkeep import Compactor, LatestTable
 from bsfg.spark.options import EARLIEST, Position
-from bsfg.spark.session import end, is_local, started, without_tracebacks
+from bsfg.spark.session import end, has_ended, is_local, started, without_tracebacks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,15 +53,7 @@ class SparkWhenNeeded:
 
     def has_ended(self, within_seconds: float = 0.0) -> bool:
         """Tell whether Spark runs in a process of its own and that has ended, or ends within some time."""
-        if self._session is None:
-            return False
-        gateway: Any = self._session.sparkContext._gateway
-        process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
-        if process is None:
-            return False
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(within_seconds)
-        return process.poll() is not None
+        return self._session is not None and has_ended(self._session, within_seconds)
 
     def __call__(self) -> SparkSession:
         """Give the session."""
@@ -84,7 +87,16 @@ def first_origin(source: BufferSource, settings: LandSettings) -> tuple[LandedOr
         start = settings.starting.offset
         if start > head.end:
             raise InvalidArgument(f"the buffer ends at offset {head.end}, and {start} is to be the first")
-    return LandedOrigin(settings.stream, settings.buffer, head.log_id, str(settings.by)), start
+    origin = LandedOrigin(
+        settings.stream,
+        settings.buffer,
+        head.log_id,
+        str(settings.by or By.APPENDED_AT),
+        str(settings.format or TableFormat.PARQUET),
+        settings.partition_by or PARTITION_BY,
+        tuple(map(str, settings.columns)),
+    )
+    return origin, start
 
 
 def _start(source: BufferSource, settings: LandSettings) -> Fetched:
@@ -101,10 +113,12 @@ def _start(source: BufferSource, settings: LandSettings) -> Fetched:
 def check_history(source: BufferSource, settings: LandSettings, state: LandedState, head: Fetched) -> None:
     """Refuse a folder that holds other facts than those the node has, or that was made in another way."""
     origin = state.origin
-    for name, given in (("stream", settings.stream), ("buffer", settings.buffer), ("by", str(settings.by))):
-        if getattr(origin, name) != given:
+    for name in ("stream", "buffer", "by", "format", "partition_by"):
+        made, given = getattr(origin, name), getattr(settings, name)
+        if given is not None and made != given:
+            words = [",".join(each) if isinstance(each, tuple) else each for each in (made, given)]
             raise InvalidArgument(
-                f"{settings.out} was made with --{name} {getattr(origin, name)}, not {given}",
+                f"{settings.out} was made with --{name.replace('_', '-')} {words[0]}, not {words[1]}",
                 hint="What is in a folder cannot be changed afterwards: give another --out.",
             )
     if head.log_id != origin.log_id:
@@ -145,51 +159,6 @@ def received_gaps(
     return lines, head.gaps_token
 
 
-MergeAll = Callable[[list[Merge]], list[Staged | str]]
-"""Merges files, and gives in the place of a result the name of a file that is not ours."""
-
-MERGES_AT_ONCE = 32
-
-
-class Compactor:
-    """Merges small files, of the partitions that were touched or of all; ``done`` is told what it did."""
-
-    def __init__(self, merge_all: MergeAll, folder: LandingFolder, file_size_bytes: int, done: Landed) -> None:
-        self.touched: set[str] = set()
-        self._merge_all, self._folder = merge_all, folder
-        self._file_size_bytes, self._done = file_size_bytes, done
-        self._looked_at_all = False
-        self._not_ours: set[str] = set()
-
-    def run(self, *, thorough: bool = False) -> None:
-        """Merge what is worth it; the first time all partitions are looked at, later those that were touched."""
-        if not self._looked_at_all or thorough:
-            self.touched.update(partitions(self._folder.disk))
-            self._looked_at_all = True
-        began = time.monotonic()
-        merges = [merge for partition in sorted(self.touched) for merge in self._plan(partition, thorough)]
-        for start in range(0, len(merges), MERGES_AT_ONCE):
-            self._merge(merges[start : start + MERGES_AT_ONCE])
-        self.touched.clear()
-        self._done.merging_seconds += time.monotonic() - began
-
-    def _plan(self, partition: str, thorough: bool) -> list[Merge]:
-        files = small_files(self._folder.disk, partition, self._file_size_bytes)
-        ours = [small for small in files if f"{partition}/{small.name}" not in self._not_ours]
-        return plan(partition, ours, self._file_size_bytes, thorough=thorough)
-
-    def _merge(self, merges: list[Merge]) -> None:
-        results = self._merge_all(merges)
-        for merge, result in zip(merges, results, strict=True):
-            if isinstance(result, Staged):
-                self._folder.replace(merge.partition, [result], merge.names)
-                self._done.merged_files += len(merge.names)
-                self._done.merged_into += 1
-            else:
-                self._not_ours.add(f"{merge.partition}/{result}")
-        self._folder.discard_staged()
-
-
 T = TypeVar("T")
 Spark = Callable[[], "SparkSession"]
 
@@ -198,6 +167,10 @@ FACTS_PER_TASK = 250_000
 
 POLL_SECONDS = 0.5
 WAIT_MAX_SECONDS = 15.0
+SAMPLE_FACTS = 10_000
+"""From so many facts columns are found out."""
+
+VACUUM_EVERY_SECONDS = 3600.0
 POSTPONED_MAX = 16
 """So many batches in a row may put compaction off while there is a backlog."""
 
@@ -222,7 +195,9 @@ class Lander:
     ) -> None:
         self.settings, self.folder = settings, folder
         self.done = Landed()
+        self.problem: BsfgError | None = None
         self._spark, self._group = spark, f"bsfg-{folder.run.rpartition('/')[2]}"
+        self._said = f"{settings.stream}/{settings.buffer} in {settings.out.name}"
         self._session: SparkSession | None = None
         self._source = BufferSource(settings.access, settings.stream, settings.buffer, 0.0)
         self._ending = threading.Event()
@@ -231,6 +206,10 @@ class Lander:
         self._buffer_end = 0
         self.has_joined = False
         self._compactor = Compactor(self._merged, folder, settings.file_size_bytes, self.done)
+        self._latest = LatestTable(Path(settings.out), folder)
+        self._to_infer = settings.infer
+        self._most_facts = settings.max_facts_per_batch
+        self._vacuumed = float("-inf")
 
     # For other threads.
 
@@ -258,6 +237,7 @@ class Lander:
             self.folder.begin(origin, start)
         state = self.folder.state
         self._patiently(lambda: check_history(self._source, self.settings, state, head), for_ever=for_ever)
+        self._add_columns()
         if self.settings.consumer is not None:
             self._patiently(lambda: check_consumer(self._source, self.settings, head), for_ever=for_ever)
         self._noted()
@@ -267,11 +247,13 @@ class Lander:
         """Land everything that is there now."""
         target = self._patiently(self._look).end
         while self.folder.state.next < target:
-            self._batch(min(target, self.folder.state.next + self.settings.max_facts_per_batch))
+            self._batch(min(target, self.folder.state.next + self._most_facts))
             self._patiently(self._confirm)
         self._patiently(self._confirm)
+        self._keep_latest()
         if self.settings.compact:
             self._stoppable(self._compactor.run)
+        self._vacuum()
 
     def follow(self) -> None:
         """Land facts as they come, until `end` is called; a node or a disk that fails for a while is waited for."""
@@ -285,47 +267,100 @@ class Lander:
                 full = waiting >= self.settings.max_facts_per_batch
                 if full or (waiting and time.monotonic() - last >= self.settings.every_seconds):
                     last = time.monotonic()
-                    self._batch(self.folder.state.next + min(waiting, self.settings.max_facts_per_batch))
+                    self._batch(self.folder.state.next + min(waiting, self._most_facts))
                     postponed += 1
                     if self.settings.compact and (not full or postponed >= POSTPONED_MAX):
                         self._stoppable(self._compactor.run)
                         postponed = 0
+                    self._vacuum()
                 else:
+                    self._keep_latest()
                     self._ending.wait(POLL_SECONDS)
                 self._confirm()
                 backoff.reset()
+                self.problem = None
             except BsfgError as error:
                 if not error.retryable:
                     raise
                 if not backoff.failures:
                     self._on_problem(error)
+                self.problem = error
                 self._ending.wait(backoff.next_seconds())
 
     def compact(self) -> None:
-        """Merge all small files that could be one; needs no node."""
+        """Merge all small files that could be one, and remove what that replaced long ago; needs no node."""
         self._stoppable(lambda: self._compactor.run(thorough=True))
+        self._vacuum()
 
     def _batch(self, end: int) -> None:
-        """Land everything up to an offset, which is left out."""
+        """Land everything up to an offset, which is left out, or less when that would be too many files."""
         began, first = time.monotonic(), self.folder.state.next
+        self._infer(first, end)
         receipts = self._stoppable(lambda: self._staged(first, end))
-        self._commit(first, end, receipts)
+        landed = self._commit(first, receipts)
         self.folder.discard_staged()
+        # Where partitions are many, what the tasks behind the first would stage is not wanted yet.
+        self._most_facts = min(self.settings.max_facts_per_batch, landed if first + landed < end else 2 * landed)
+        self._keep_latest()
         self.done.seconds += time.monotonic() - began
         self._noted()
 
+    def _add_columns(self) -> None:
+        """Give the table the columns that were asked for and that it does not have yet."""
+        known = self.folder.state.origin.shape.columns
+        columns = joined(known, self.settings.columns)
+        if columns != known:
+            self.folder.evolve([str(column) for column in columns])
+
+    def _infer(self, first: int, end: int) -> None:
+        """Find out columns from the facts that are to be landed, once."""
+        if not self._to_infer:
+            return
+        origin = self.folder.state.origin
+
+        def look() -> Inference:
+            found = Inference()
+            for frame in self._source.frames(first, min(end, first + SAMPLE_FACTS), origin.log_id):
+                if frame.entries is not None:
+                    found.add(frame.entries)
+            return found
+
+        found = self._patiently(look)
+        columns = found.columns(origin.shape.columns)
+        if columns != origin.shape.columns:
+            self.folder.evolve([str(column) for column in columns])
+        self.done.columns = found.report(columns)
+        self._to_infer = False
+
+    def _keep_latest(self) -> None:
+        if self.settings.latest:
+            self.done.latest += self._latest.run(set(self._compactor.touched))
+
+    def _vacuum(self) -> None:
+        """Remove now and then what merges have replaced."""
+        if time.monotonic() - self._vacuumed >= VACUUM_EVERY_SECONDS:
+            self.done.removed_files += self.folder.vacuum(self.settings.vacuum_hours)
+            self._vacuumed = time.monotonic()
+
     def _staged(self, first: int, end: int) -> list[StagedRange]:
         spark = self._started()
-        with grouped(spark, self._group):
-            return stage_all(spark, self._work(), self._cuts(first, end))
+        with grouped(spark, self._group, f"land {self._said}: offsets {first} to {end - 1}"):
+            cuts = self._cuts(first, end)
+            return stage_all(spark, self._work(len(cuts) - 1), cuts)
 
     def _merged(self, merges: list[Merge]) -> list[Staged | str]:
         spark = self._started()
-        with grouped(spark, self._group):
-            return merge_all(spark, str(self.settings.out), self.folder.run, merges)
+        with grouped(spark, self._group, f"land {self._said}: merge {len(merges)} sets of small files"):
+            shape = self.folder.state.origin.shape
+            return merge_all(spark, str(self.settings.out), self.folder.run, shape, merges)
 
-    def _commit(self, first: int, end: int, receipts: list[StagedRange]) -> None:
+    def _commit(self, first: int, receipts: list[StagedRange]) -> int:
+        """Commit what was staged up to the first task that did not stage all of its range; count the offsets."""
         state = self.folder.state
+        starts = [receipt.first for receipt in receipts[1:]]
+        whole = [receipt.next == start for receipt, start in zip(receipts, starts, strict=False)]
+        receipts = receipts[: next((at + 1 for at, is_whole in enumerate(whole) if not is_whole), len(receipts))]
+        end = receipts[-1].next
         gaps = [gap for receipt in receipts for gap in receipt.gaps]
         token = state.gaps_token
         if self.settings.consumer is not None:
@@ -336,13 +371,15 @@ class Lander:
         files = [file for receipt in receipts for file in receipt.files]
         missing = sum(receipt.missing for receipt in receipts)
         tails = [receipt.tail for receipt in receipts if receipt.tail is not None]
+        # A commit that fails may happen all the same, when the folder is opened again.
+        self._compactor.touched.update(file.partition for file in files)
         self.folder.commit(Batch(first, end, files, gaps, missing, tails[-1] if tails else None, token))
         self.done.facts += sum(file.facts for file in files)
         self.done.missing += missing
         self.done.batches += 1
         self.done.files += len(files)
         self.done.size_bytes += sum(file.size_bytes for file in files)
-        self._compactor.touched.update(file.partition for file in files)
+        return end - first
 
     def _confirm(self) -> None:
         """Confirm for the consumer, if there is one, what is landed."""
@@ -364,14 +401,20 @@ class Lander:
         self.done.next = self.folder.state.next
         self.done.backlog = max(0, self._buffer_end - self.done.next)
 
-    def _work(self) -> StagingWork:
+    def _work(self, parts: int) -> StagingWork:
         settings, origin = self.settings, self.folder.state.origin
         # Other machines do not have the certificate's files; read again each time, they may have been renewed.
         here = is_local(self._started().sparkContext.master or "")
         access = settings.access if here else settings.access.with_contents()
         source = BufferSource(access, settings.stream, settings.buffer, settings.retry_seconds)
         return StagingWork(
-            source, origin.log_id, settings.by, str(settings.out), self.folder.run, settings.file_size_bytes
+            source,
+            origin.log_id,
+            origin.shape,
+            str(settings.out),
+            self.folder.run,
+            settings.file_size_bytes,
+            max(1, settings.max_files_per_batch // parts),
         )
 
     def _cuts(self, first: int, end: int) -> list[int]:

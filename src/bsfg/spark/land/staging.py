@@ -18,20 +18,9 @@ from bsfg.batch import EntryBatch
 from bsfg.errors import SpoolNotShared
 from bsfg.ports import Frame, GapRecord
 from bsfg.spark.calls import BufferSource
-from bsfg.spark.land.folder import Disk, Staged
-from bsfg.spark.land.state import (
-    LANDED_SCHEMA,
-    REPEATING,
-    STAGED_SUFFIX,
-    By,
-    Partition,
-    by_partition,
-    chosen_rows,
-    file_range,
-    is_date_folder,
-    is_predicate_folder,
-    landed,
-)
+from bsfg.spark.land.folder import Staged
+from bsfg.spark.land.places import Disk
+from bsfg.spark.land.state import MAX_FILES_PER_BATCH, STAGED_SUFFIX, Partition, Shape, chosen_rows, file_range
 from bsfg.spark.mapping import EntryPlace
 
 COMPRESSION = "zstd"
@@ -43,10 +32,14 @@ METADATA = "bsfg"
 
 
 class StagedFile:
-    """One Parquet file in the making; rows come in batches, and leave in row groups."""
+    """One Parquet file in the making; rows come in batches, and leave in row groups.
 
-    def __init__(self, root: Path, run: str, partition: Partition) -> None:
+    ``below`` is the folder of the table that the file is for, where that is not the landing folder itself.
+    """
+
+    def __init__(self, root: Path, run: str, shape: Shape, partition: Partition, below: str = "") -> None:
         self.partition = partition
+        self._shape, self._below = shape, below
         self._run, self._root = run, root
         self._name = f"{uuid.uuid4().hex}{STAGED_SUFFIX}"
         self._path = root / run / self._name
@@ -83,7 +76,7 @@ class StagedFile:
         if self._writer is None:
             self._sink = pa.OSFile(str(self._path), "wb")
             self._writer = pq.ParquetWriter(
-                self._sink, LANDED_SCHEMA, compression=COMPRESSION, use_dictionary=list(REPEATING)
+                self._sink, self._shape.schema, compression=COMPRESSION, use_dictionary=self._shape.repeating
             )
         table = pa.Table.from_batches(self._waiting)
         self._writer.write_table(table, row_group_size=max(1, table.num_rows))
@@ -94,7 +87,8 @@ class StagedFile:
         self.flush()
         assert self._writer is not None
         assert self._sink is not None
-        about = {**self.partition._asdict(), "first": self._first, "last": self._last, "facts": self._facts}
+        values = dict(self.partition.values)
+        about = {**values, "first": self._first, "last": self._last, "facts": self._facts}
         self._writer.add_key_value_metadata({METADATA: orjson.dumps(about).decode()})
         self._writer.close()
         self._sink.close()
@@ -104,17 +98,17 @@ class StagedFile:
             size_bytes = os.fstat(descriptor).st_size
         finally:
             os.close(descriptor)
-        path = f"{self._run}/{self._name}"
-        return Staged(path, self.partition.path, self._first, self._last, self._facts, size_bytes)
+        path, partition = f"{self._run}/{self._name}", f"{self._below}{self.partition.path}"
+        return Staged(path, partition, self._first, self._last, self._facts, size_bytes, values)
 
 
-def partition_of(file: pq.ParquetFile) -> Partition | None:
+def partition_of(file: pq.ParquetFile, shape: Shape) -> Partition | None:
     """Give the partition that a file says it belongs to, or None when it is not one of ours."""
     metadata = (file.metadata.metadata or {}).get(METADATA.encode())
-    if metadata is None or not file.schema_arrow.remove_metadata().equals(LANDED_SCHEMA):
+    if metadata is None or not shape.holds(file.schema_arrow.remove_metadata()):
         return None
     about = orjson.loads(metadata)
-    return Partition(about["date"], about["predicate"])
+    return Partition(tuple((name, about.get(name, "")) for name in shape.partition_by))
 
 
 MEMORY_BYTES = 256 << 20
@@ -129,10 +123,11 @@ class StagingWork:
 
     source: BufferSource
     log_id: str
-    by: By
+    shape: Shape
     root: str
     run: str
     file_size_bytes: int
+    max_files: int = MAX_FILES_PER_BATCH
     memory_bytes: int = MEMORY_BYTES
     row_group_bytes: int = ROW_GROUP_BYTES
 
@@ -155,11 +150,22 @@ class Stager:
     def add(self, entries: EntryBatch) -> None:
         """Take facts."""
         work = self.work
-        rows = landed(entries, EntryPlace(work.source.stream, work.source.buffer, work.log_id))
-        for partition, chosen in by_partition(entries, work.by):
+        rows = work.shape.landed(entries, EntryPlace(work.source.stream, work.source.buffer, work.log_id))
+        for partition, chosen in work.shape.partitions(entries):
             self._add(partition, rows if chosen is None else chosen_rows(rows, chosen))
         if self._waiting_bytes > work.memory_bytes:
             self._make_room()
+
+    def fitting(self, entries: EntryBatch) -> EntryBatch:
+        """Give the first of some entries, as many as do not make more files than there may be."""
+        room = self.work.max_files - len(self.done)
+        while len(entries):
+            coming = {partition for partition, _ in self.work.shape.partitions(entries)}
+            # The first entry of all is always taken, so that a landing goes on whatever it is told.
+            if len(coming | set(self._files)) <= room or (len(entries) == 1 and not self._files and not self.done):
+                break
+            entries = entries.slice(0, len(entries) // 2)
+        return entries
 
     def finish(self) -> list[Staged]:
         """Finish all files and give them."""
@@ -178,7 +184,8 @@ class Stager:
     def _add(self, partition: Partition, rows: pa.RecordBatch) -> None:
         file = self._files.get(partition)
         if file is None:
-            file = self._files[partition] = StagedFile(Path(self.work.root), self.work.run, partition)
+            file = StagedFile(Path(self.work.root), self.work.run, self.work.shape, partition)
+            self._files[partition] = file
         before = file.waiting_bytes
         file.add(rows)
         self._waiting_bytes += file.waiting_bytes - before
@@ -203,7 +210,7 @@ class Stager:
 
 @dataclass(frozen=True, slots=True)
 class StagedRange:
-    """What one task staged of its range."""
+    """What one task staged of its range: all up to ``next``, which is before its end when there are many partitions."""
 
     first: int
     next: int
@@ -220,8 +227,13 @@ def stage(work: StagingWork, first: int, end: int, note: Callable[[int], None]) 
     tail: tuple[int, str] | None = None
     for frame in work.source.frames(first, end, work.log_id):
         if frame.entries is not None and len(frame.entries):
-            stager.add(frame.entries)
-            tail = frame.last, frame.entries.column("digest")[-1].as_py().hex()
+            entries = stager.fitting(frame.entries)
+            if len(entries):
+                stager.add(entries)
+                tail = int(entries.offsets[-1]), entries.column("digest")[-1].as_py().hex()
+            if len(entries) < len(frame.entries):
+                end = int(frame.entries.offsets[len(entries)])
+                break
         elif frame.gap is not None:
             gaps.append(gap_line(frame, work))
             missing += frame.last - frame.first + 1
@@ -275,21 +287,17 @@ class Merge:
     size_bytes: int
 
 
-def partitions(disk: Disk) -> Iterator[str]:
-    """Give the folders of all partitions."""
-    for date in filter(is_date_folder, disk.list("")):
-        for predicate in filter(is_predicate_folder, disk.list(date)):
-            yield f"{date}/{predicate}"
-
-
-def small_files(disk: Disk, partition: str, file_size_bytes: int) -> list[Small]:
-    """Give the files of a partition that are smaller than half of what they should be, in the order of offsets."""
+def small_files(disk: Disk, partition: str, names: Sequence[str], file_size_bytes: int) -> list[Small]:
+    """Give those files of a partition that are smaller than half of what they should be, in the order of offsets."""
     found = []
-    for name in disk.list(partition):
+    for name in names:
         offsets = file_range(name)
         if offsets is None:
             continue
-        size = disk.size(f"{partition}/{name}")
+        try:
+            size = disk.size(f"{partition}/{name}")
+        except FileNotFoundError:  # Somebody else has merged and removed it meanwhile.
+            continue
         if size < file_size_bytes // 2:
             found.append(Small(name, offsets[0], size))
     return sorted(found, key=lambda small: (small.first, small.name))
@@ -334,17 +342,18 @@ class NotOurs(Exception):
     """A file has the name of a landed one, and another content."""
 
 
-def merge(root: Path, run: str, work: Merge) -> Staged:
+def merge(root: Path, run: str, shape: Shape, work: Merge) -> Staged:
     """Stage one file with the facts of several; raises `NotOurs` with the name of one that is not of our making."""
     target: StagedFile | None = None
     for name in work.names:
         with pq.ParquetFile(root / work.partition / name) as source:
-            partition = partition_of(source)
+            partition = partition_of(source, shape)
             if partition is None or partition.path != work.partition:
                 raise NotOurs(name)
-            target = target or StagedFile(root, run, partition)
+            target = target or StagedFile(root, run, shape, partition)
             for batch in source.iter_batches(ROWS_AT_ONCE, use_threads=False):
-                target.add(batch)
+                for rows in shape.conformed(batch).to_batches():
+                    target.add(rows)
                 if target.waiting_bytes >= ROW_GROUP_BYTES:
                     target.flush()
     assert target is not None

@@ -1,14 +1,16 @@
-"""What a landing is told to do, how its folder is laid out, and how far it is."""
+"""What a landing is told to do, how facts lie in its files, and how far it is."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import orjson
@@ -18,7 +20,8 @@ import pyarrow.compute as pc
 from bsfg.batch import EntryBatch
 from bsfg.errors import FormatUnsupported, InvalidArgument, LandingDamaged
 from bsfg.spark.calls import NodeAccess
-from bsfg.spark.mapping import COLUMNS, EntryPlace, schema_of, text_of, to_spark
+from bsfg.spark.land.columns import RESCUED, InferredColumn, TypedColumn, read_columns, typed
+from bsfg.spark.mapping import COLUMNS, SPARK_SCHEMA, EntryPlace, text_of, to_spark
 from bsfg.spark.options import Position
 
 WORK = "_bsfg"
@@ -26,12 +29,13 @@ STATE = f"{WORK}/state.json"
 LOCK = f"{WORK}/lock"
 STAGING = f"{WORK}/staging"
 SWAP = f"{WORK}/.swap"
+LATEST = "_latest"
+"""The folder of the table with the newest fact of each subject and predicate."""
+
 GAPS = "_gaps.jsonl"
 """One line of JSON for every range of facts that could not be landed, and why."""
 
 STAGED_SUFFIX = ".staged"
-DATE, PREDICATE = "date", "predicate"
-
 EMPTY = "__HIVE_DEFAULT_PARTITION__"
 VALUE_BYTES_MAX = 200
 """How long the escaped value of a partition may be; a name of the file system has 255 bytes."""
@@ -39,8 +43,6 @@ VALUE_BYTES_MAX = 200
 _SPECIAL = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^<>|]")
 _CUT = re.compile(r"%[0-9A-F]?$")
 _FILE = re.compile(r"part-(\d{15,19})-(\d{15,19})-(\d{8,})\.parquet")
-_DATE = re.compile(r"date=[^/]+")
-_PREDICATE = re.compile(r"predicate=[^/]+")
 
 
 def escaped(value: str) -> str:
@@ -60,26 +62,27 @@ def escaped(value: str) -> str:
     return f"{start}~{hashlib.sha256(value.encode()).hexdigest()[:32]}"
 
 
-class Partition(NamedTuple):
-    """The facts of one predicate on one date."""
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """The facts that have the same values in the columns of the partitions, such as one predicate on one date."""
 
-    date: str
-    predicate: str
+    values: tuple[tuple[str, str], ...]
+
+    @staticmethod
+    def of(values: Mapping[str, str]) -> Partition:
+        """Give the partition of some values."""
+        return Partition(tuple(values.items()))
+
+    @staticmethod
+    def at(path: str) -> Partition:
+        """Give the partition whose folder this is, as its name tells; values that are very long are not whole there."""
+        parts = [step.partition("=") for step in path.split("/")]
+        return Partition(tuple((name, "" if value == EMPTY else unquote(value)) for name, _, value in parts))
 
     @property
     def path(self) -> str:
-        """The folder of the partition, relative to the landing folder."""
-        return f"{DATE}={escaped(self.date)}/{PREDICATE}={escaped(self.predicate)}"
-
-
-def is_date_folder(name: str) -> bool:
-    """Tell whether a name in the landing folder holds the partitions of a date."""
-    return _DATE.fullmatch(name) is not None
-
-
-def is_predicate_folder(name: str) -> bool:
-    """Tell whether a name in the folder of a date is a partition."""
-    return _PREDICATE.fullmatch(name) is not None
+        """The folder of the partition, relative to that of the table."""
+        return "/".join(f"{name}={escaped(value)}" for name, value in self.values)
 
 
 def file_name(first: int, last: int, sequence: int) -> str:
@@ -93,24 +96,6 @@ def file_range(name: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-DAY_MS = 86_400_000
-
-LANDED_COLUMNS: tuple[str, ...] = tuple(name for name in COLUMNS if name != "predicate")
-"""What a file holds; its predicate and its date stand in the path, where readers look for them."""
-
-LANDED_SCHEMA = schema_of(LANDED_COLUMNS)
-
-REPEATING = tuple(
-    name
-    for name in LANDED_COLUMNS
-    if name not in {"offset", "appended_at", "message_id", "produced_at", "object", "object_text", "digest"}
-)
-"""Columns whose values repeat, so that a dictionary of them is worth its work."""
-
-_CONSTANT = frozenset({"stream", "buffer", "log_id"})
-_MAPPED = tuple(name for name in LANDED_COLUMNS if name not in ("object", "object_text"))
-
-
 class By(StrEnum):
     """The time whose date a fact is partitioned by, in UTC."""
 
@@ -118,24 +103,137 @@ class By(StrEnum):
     APPENDED_AT = "appended_at"
 
 
-def landed(entries: EntryBatch, place: EntryPlace) -> pa.RecordBatch:
-    """Lay entries out as they are landed.
+_UNITS = {"month": "M", "date": "D", "hour": "h"}
+_VALUES = ("predicate", "subject", "from_zone", "to_zone", "origin_zone")
+PARTITIONS = (*_UNITS, *_VALUES)
+"""What files can be partitioned by: pieces of time, and columns with few values."""
 
-    An object that is text stands in ``object_text`` alone and any other in ``object`` alone, so that every tool can
-    read the first and nothing is stored twice.
-    """
-    mapped = to_spark(entries, place, _MAPPED)
-    objects = entries.column("object")
-    texts = text_of(objects)
-    bytes_only = pa.nulls(len(objects), pa.binary())
-    if texts.null_count:
-        bytes_only = pc.if_else(texts.is_valid(), pa.scalar(None, pa.binary()), objects)
-    made = {"object": bytes_only, "object_text": texts}
-    arrays = [made[name] if name in made else mapped.column(name) for name in LANDED_COLUMNS]
-    return pa.RecordBatch.from_arrays(arrays, schema=LANDED_SCHEMA)
+PARTITION_BY = ("date", "predicate")
+
+_CONSTANT = frozenset({"stream", "buffer", "log_id"})
+_SCATTERED = frozenset({"offset", "appended_at", "message_id", "produced_at", "object", "object_text", "digest"})
 
 
-def chosen_rows(batch: pa.RecordBatch, rows: np.ndarray) -> pa.RecordBatch:
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How the facts of one table are laid out: what their files are partitioned by, and their typed columns."""
+
+    by: By = By.APPENDED_AT
+    partition_by: tuple[str, ...] = PARTITION_BY
+    columns: tuple[TypedColumn, ...] = ()
+
+    @property
+    def schema(self) -> pa.Schema:
+        """What a file holds; the values of its partition stand in its path, where readers look for them."""
+        return _schema(self)
+
+    @property
+    def table_schema(self) -> pa.Schema:
+        """What a reader sees: the columns of files and partitions."""
+        kinds = {name: pa.date32() if name == "date" else pa.string() for name in self.partition_by}
+        return pa.schema([*self.schema, *(pa.field(name, kind) for name, kind in kinds.items())])
+
+    @property
+    def of_latest(self) -> Shape:
+        """How the table with the newest fact of each subject and predicate is laid out."""
+        return Shape(self.by, ("predicate",), self.columns)
+
+    @property
+    def repeating(self) -> list[str]:
+        """Columns whose values repeat, so that a dictionary of them is worth its work."""
+        texts = {column.name for column in self.columns if column.type == "string"}
+        known = {name for name in COLUMNS if name not in _SCATTERED}
+        return [name for name in self.schema.names if name in known or name in texts]
+
+    def landed(self, entries: EntryBatch, place: EntryPlace) -> pa.RecordBatch:
+        """Lay entries out as they are landed.
+
+        An object that is text stands in ``object_text`` alone and any other in ``object`` alone, so that every tool
+        can read the first and nothing is stored twice.
+        """
+        names = [name for name in COLUMNS if name in self.schema.names]
+        mapped = to_spark(entries, place, [name for name in names if name not in ("object", "object_text")])
+        objects = entries.column("object")
+        texts = text_of(objects)
+        bytes_only = pa.nulls(len(objects), pa.binary())
+        if texts.null_count:
+            bytes_only = pc.if_else(texts.is_valid(), pa.scalar(None, pa.binary()), objects)
+        made = {"object": bytes_only, "object_text": texts}
+        arrays = [made[name] if name in made else mapped.column(name) for name in names]
+        if self.columns:
+            arrays += typed(self.columns, entries)
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def partitions(self, entries: EntryBatch) -> Iterator[tuple[Partition, np.ndarray | None]]:
+        """Give the partitions of entries and their rows in order; None stands for all rows."""
+        keys = np.zeros(len(entries), dtype=np.int64)
+        values: list[list[str]] = [[]]
+        for name in self.partition_by:
+            codes, names = self._codes(name, entries)
+            if len(names) == 1:
+                values = [[*each, names[0]] for each in values]
+                continue
+            known, keys = np.unique(keys * len(names) + codes, return_inverse=True)
+            values = [[*values[key // len(names)], names[key % len(names)]] for key in known.tolist()]
+        found = [Partition(tuple(zip(self.partition_by, each, strict=True))) for each in values]
+        if len(found) == 1:
+            yield found[0], None
+            return
+        order = np.argsort(keys, kind="stable")
+        starts = np.searchsorted(keys[order], np.arange(1, len(found)))
+        yield from zip(found, np.split(order, starts), strict=True)
+
+    def _codes(self, name: str, entries: EntryBatch) -> tuple[np.ndarray, list[str]]:
+        """Give the value of each entry as a number, and what each number stands for."""
+        if name in _UNITS:
+            times = np.asarray(entries.column(f"{self.by}_unix_ms")).astype("datetime64[ms]")
+            pieces = times.astype(f"datetime64[{_UNITS[name]}]")
+            if (pieces == pieces[0]).all():
+                return np.zeros(len(pieces), dtype=np.int64), [str(pieces[0])]
+            known, codes = np.unique(pieces, return_inverse=True)
+            return codes, [str(each) for each in known]
+        encoded = pc.fill_null(entries.column(name), "").dictionary_encode()
+        return np.asarray(encoded.indices, dtype=np.int64), encoded.dictionary.to_pylist()
+
+    def conformed(self, rows: pa.RecordBatch | pa.Table) -> pa.Table:
+        """Give rows the columns that files have now; those that came later are null in older ones."""
+        table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
+        if table.schema.equals(self.schema):
+            return table
+        arrays = [
+            table.column(field.name).cast(field.type)
+            if field.name in table.column_names
+            else pa.nulls(len(table), field.type)
+            for field in self.schema
+        ]
+        return pa.Table.from_arrays(arrays, schema=self.schema)
+
+    def holds(self, schema: pa.Schema) -> bool:
+        """Tell whether a file with this schema is one of this table, with all of its columns or with earlier ones."""
+        own = {field.name: field for field in self.schema}
+        needed = set(own) - {column.name for column in self.columns} - {RESCUED}
+        return needed <= set(schema.names) and all(own.get(field.name) == field for field in schema)
+
+
+@lru_cache(maxsize=64)
+def _schema(shape: Shape) -> pa.Schema:
+    fields = [SPARK_SCHEMA.field(name) for name in COLUMNS if name not in shape.partition_by]
+    if shape.columns:
+        fields += [column.field for column in shape.columns] + [pa.field(RESCUED, pa.string())]
+    return pa.schema(fields)
+
+
+def read_partition_by(text: str) -> tuple[str, ...]:
+    """Read what somebody wants files to be partitioned by."""
+    found = tuple(name.strip().lower() for name in text.split(",") if name.strip())
+    wrong = [name for name in found if name not in PARTITIONS]
+    if wrong or not found or len(set(found)) < len(found):
+        says = f"--partition-by {wrong[0]!r} is nothing that facts have" if wrong else f"--partition-by {text!r}"
+        raise InvalidArgument(says, hint=f"Name one or some of {', '.join(PARTITIONS)}, each once.")
+    return found
+
+
+def chosen_rows(batch: pa.RecordBatch, rows: Sequence[int] | np.ndarray) -> pa.RecordBatch:
     """Give some rows of landed facts; columns that are the same in all rows are only cut, which is much cheaper."""
     indices = pa.array(rows)
     arrays = [
@@ -145,47 +243,43 @@ def chosen_rows(batch: pa.RecordBatch, rows: np.ndarray) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
 
 
-def by_partition(entries: EntryBatch, by: By) -> Iterator[tuple[Partition, np.ndarray | None]]:
-    """Give the partitions of entries and their rows in order; None stands for all rows."""
-    days = np.asarray(entries.column(f"{by}_unix_ms")) // DAY_MS
-    predicates = pc.fill_null(entries.column("predicate"), "").dictionary_encode()
-    names, codes = predicates.dictionary.to_pylist(), np.asarray(predicates.indices, dtype=np.int64)
-    if len(names) == 1 and days[0] == days[-1] and (days == days[0]).all():
-        yield _partition(int(days[0]), names[0]), None
-        return
-    keys = days * len(names) + codes
-    order = np.argsort(keys, kind="stable")
-    starts = np.flatnonzero(np.diff(keys[order], prepend=keys[order[0]] - 1))
-    for rows in np.split(order, starts[1:]):
-        day, name = divmod(int(keys[rows[0]]), len(names))
-        yield _partition(day, names[name]), rows
-
-
-def _partition(day: int, predicate: str) -> Partition:
-    return Partition(str(np.datetime64(day, "D")), predicate)
-
-
 FILE_SIZE_BYTES = 128_000_000
 MAX_FACTS_PER_BATCH = 4_000_000
 EVERY_SECONDS = 10.0
 RETRY_SECONDS = 60.0
+MAX_FILES_PER_BATCH = 1_000
+VACUUM_HOURS = 168.0
 
 # A path object has made one slash of the two already.
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
+class TableFormat(StrEnum):
+    """What the files of a landing make up: Parquet files in folders, or a table of Delta Lake."""
+
+    PARQUET = "parquet"
+    DELTA = "delta"
+
+
 @dataclass(frozen=True, slots=True)
 class LandSettings:
-    """One landing: which buffer, into which folder, and how."""
+    """One landing: which buffer, into which folder, and how. What is None is as the folder was made."""
 
     out: Path
     access: NodeAccess
     stream: str
     buffer: str = "store"
-    by: By = By.PRODUCED_AT
+    by: By | None = None
     consumer: str | None = None
     starting: Position | None = None
+    format: TableFormat | None = None
+    partition_by: tuple[str, ...] | None = None
+    columns: tuple[TypedColumn, ...] = ()
+    infer: bool = False
+    latest: bool = False
+    vacuum_hours: float = VACUUM_HOURS
     max_facts_per_batch: int = MAX_FACTS_PER_BATCH
+    max_files_per_batch: int = MAX_FILES_PER_BATCH
     file_size_bytes: int = FILE_SIZE_BYTES
     every_seconds: float = EVERY_SECONDS
     compact: bool = True
@@ -196,6 +290,7 @@ class LandSettings:
 class Landed:
     """What a run has done so far. ``next`` is the first offset that is not landed.
 
+    ``latest`` counts the newest facts that were brought up to date, ``columns`` is what was found out about them.
     ``seconds`` were spent on landing, ``merging_seconds`` on merging small files.
     """
 
@@ -206,10 +301,13 @@ class Landed:
     size_bytes: int = 0
     merged_files: int = 0
     merged_into: int = 0
+    removed_files: int = 0
+    latest: int = 0
     next: int = 0
     backlog: int = 0
     seconds: float = 0.0
     merging_seconds: float = 0.0
+    columns: list[InferredColumn] = field(default_factory=list)
 
     @property
     def facts_per_second(self) -> float:
@@ -237,25 +335,36 @@ def folder_of(out: str | Path) -> Path:
     return folder
 
 
-FORMAT = 1
+FORMAT = 2
+_READABLE = (1, FORMAT)
 
 
 @dataclass(frozen=True, slots=True)
 class LandedOrigin:
-    """Whose facts a folder holds, and by which of their times they are partitioned."""
+    """Whose facts a folder holds, and how they are laid out; columns may be added to it, all else stays."""
 
     stream: str
     buffer: str
     log_id: str
     by: str
+    format: str = TableFormat.PARQUET
+    partition_by: tuple[str, ...] = PARTITION_BY
+    columns: tuple[str, ...] = ()
+
+    @property
+    def shape(self) -> Shape:
+        """How the facts are laid out."""
+        return Shape(By(self.by), self.partition_by, read_columns(", ".join(self.columns)) if self.columns else ())
 
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """A staged file and the name that it gets in its partition."""
+    """A staged file, the name that it gets in its partition, and what a table's log tells of it."""
 
     staged: str
     name: str
+    facts: int = 0
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +374,7 @@ class PartitionChange:
     partition: str
     adds: Sequence[Add]
     removes: Sequence[str] = ()
+    values: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,10 +385,19 @@ class Pending:
     gaps: Sequence[dict[str, Any]] = ()
     gaps_at_bytes: int = 0
 
+    @property
+    def is_of_latest(self) -> bool:
+        """Whether the newest facts change, and not the table of all."""
+        return any(change.partition.startswith(f"{LATEST}/") for change in self.changes)
+
 
 @dataclass(frozen=True, slots=True)
 class LandedState:
-    """A landing folder at one commit. ``next`` is the first offset that is not landed."""
+    """A landing folder at one commit. ``next`` is the first offset that is not landed.
+
+    ``latest`` is the first that the table of newest facts does not know of, if there is such a table. ``published`` is
+    the last commit that has changed the table of all facts, and is sure to be there.
+    """
 
     origin: LandedOrigin
     start: int
@@ -289,6 +408,8 @@ class LandedState:
     tail_offset: int | None = None
     tail_digest: str = ""
     gaps_token: str = ""
+    latest: int | None = None
+    published: int = -1
     pending: Pending | None = field(default=None)
 
     def to_json(self) -> bytes:
@@ -304,21 +425,21 @@ class LandedState:
             found = form.pop("format")
         except (ValueError, TypeError, AttributeError, KeyError):
             raise _damaged() from None
-        if found != FORMAT:
+        if found not in _READABLE:
             raise FormatUnsupported(f"the landing folder has format {found!r}, this version knows {FORMAT}")
         try:
             pending = form.pop("pending")
-            state = LandedState(origin=LandedOrigin(**form.pop("origin")), **form)
+            origin: dict[str, Any] = {
+                name: tuple(each) if isinstance(each, list) else each for name, each in form.pop("origin").items()
+            }
+            state = LandedState(origin=LandedOrigin(**origin), **form)
             return replace(state, pending=None if pending is None else _pending(pending))
         except (TypeError, KeyError, AttributeError):
             raise _damaged() from None
 
 
 def _pending(form: dict[str, Any]) -> Pending:
-    changes = [
-        PartitionChange(each["partition"], [Add(**add) for add in each["adds"]], list(each["removes"]))
-        for each in form["changes"]
-    ]
+    changes = [PartitionChange(**{**each, "adds": [Add(**add) for add in each["adds"]]}) for each in form["changes"]]
     return Pending(changes, form["gaps"], form["gaps_at_bytes"])
 
 

@@ -21,6 +21,7 @@ import orjson
 from bsfg.errors import BsfgError, SparkFailed
 from bsfg.spark.land.folder import Staged
 from bsfg.spark.land.staging import Merge, NotOurs, StagedRange, StagingWork, merge, stage
+from bsfg.spark.land.state import Shape
 from bsfg.spark.session import failed
 from bsfg.stores.log.files import translated
 
@@ -32,13 +33,13 @@ _COUNT = struct.Struct("<q")
 
 
 @contextmanager
-def grouped(spark: SparkSession, group: str) -> Iterator[None]:
+def grouped(spark: SparkSession, group: str, says: str = "landing facts") -> Iterator[None]:
     """Have the jobs of a block belong to a group, which `cancelJobGroup` ends and nothing else.
 
     `interruptTag` is not used: it can leave the thread that waits for the job hanging for ever.
     """
     context = spark.sparkContext
-    context.setJobGroup(group, "landing facts")
+    context.setJobGroup(group, says)
     try:
         yield
     finally:
@@ -58,12 +59,12 @@ def stage_all(spark: SparkSession, work: StagingWork, cuts: Sequence[int]) -> li
     return [_receipt(answer) for answer in _run(spark, len(ranges), one)]
 
 
-def merge_all(spark: SparkSession, root: str, run: str, merges: Sequence[Merge]) -> list[Staged | str]:
+def merge_all(spark: SparkSession, root: str, run: str, shape: Shape, merges: Sequence[Merge]) -> list[Staged | str]:
     """Merge files, side by side; in the place of a result stands the name of a file that is not ours."""
 
     def one(number: int) -> dict[str, Any]:
         try:
-            return asdict(merge(Path(root), run, merges[number]))
+            return asdict(merge(Path(root), run, shape, merges[number]))
         except NotOurs as error:
             return {"not_ours": str(error)}
 

@@ -269,7 +269,7 @@ class TaskPull:
         from bsfg.wire.client import ClientLink
 
         link = self.plan.link
-        self._source = ClientLink(link.zone, self.of.consumer, self.peer, link.carry_only)
+        self._source = ClientLink(link.zone, self.of.consumer, self.peer, link.carry_only, link.filter)
         self._memory = RemoteMemory(self.admin, link.name, self.stream, self.lease)
         self._turns = CourierFlow(
             self._source, self._memory, clock=SystemClock(), confirm_every_seconds=self.confirm_every_seconds
@@ -296,7 +296,8 @@ class TaskPull:
 
         def read(first: int, end: int) -> AsyncIterator[Frame]:
             link = self.plan.link
-            return self.peer.read_offsets(self.stream, first, end, buffer=link.buffer, carry_only=link.carry_only)
+            choice: dict[str, Any] = {"carry_only": link.carry_only, "filter": link.filter}
+            return self.peer.read_offsets(self.stream, first, end, buffer=link.buffer, **choice)
 
         async def put(frame: Frame, fetched: Fetched) -> PullProgress:
             stored = await self._courier.carry(fetched.log_id, [frame], fetched.served_at_unix_ms)

@@ -295,7 +295,7 @@ class Replication:
         self._stopping = threading.Event()
         self._replays_wait = False
         self._leaving: list[LinkState] = []
-        self._told_plan = 1
+        self._told_plan, self.replayed_facts = 1, 0
         self.node_away = ""
 
     def start(self) -> None:
@@ -437,7 +437,7 @@ class Replication:
             .load()
             .writeStream.format("noop")
             .option("checkpointLocation", str(self._work / f"live-{half}-{self.restarts}"))
-            .queryName(f"live {half}")
+            .queryName(f"links as facts come, {half} of two")
         )
         return writing.start()
 
@@ -535,6 +535,7 @@ class Replication:
                 # What is left comes in its turn; what the stop interrupts is known by its keys.
                 if self._replays_wait and batches > before and time.monotonic() - began > REPLAY_SHARE_SECONDS:
                     return
+            self.replayed_facts += replay.facts
         finally:
             with suppress(Exception):
                 replay.query.stop()

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from bsfg.errors import BsfgError, LeaseHeld, LeaseLost, RemoteError, UnknownLink
 from bsfg.gate import Event, Gate, Mode
@@ -21,6 +21,7 @@ from bsfg.journey.receive import PullProgress
 from bsfg.spark.replicate.plan import LEASE_TTL_MS
 
 if TYPE_CHECKING:
+    from bsfg.spark.replicate.shift import BundleShift
     from bsfg.wire.adminclient import AdminClient
     from bsfg.wire.service import KeptLease, LeasesView, LeaseView, LinkReport
 
@@ -176,39 +177,6 @@ class Rounds:
         self.add(*again)
 
 
-class ShiftTerms(Protocol):
-    """When the links of a task are passed on; see `bsfg.spark.replicate.shift.BundleShift`."""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether no lease is waited for any more."""
-        ...
-
-    def gone(self) -> bool:
-        """Tell whether nobody wants the work of this task any more."""
-        ...
-
-    def ripe_in_seconds(self, link: str) -> float:
-        """Tell how long a link is kept although the other task waits for it; not positive when it is kept no more."""
-        ...
-
-    def is_left(self, link: str) -> bool:
-        """Tell whether a link is given up although nobody waits for it."""
-        ...
-
-    def took(self) -> None:
-        """Take note of a lease that was given."""
-        ...
-
-    def pass_on(self) -> None:
-        """End the shift, because a link was passed on to the other task."""
-        ...
-
-    def heard_of(self, plan: int) -> None:
-        """End the shift when there is a newer plan."""
-        ...
-
-
 @dataclass(slots=True)
 class _Held:
     """A lease that is kept, with whom it concerns, and the future that ends the keeping."""
@@ -221,7 +189,7 @@ class _Held:
 class LeaseGroup:
     """The leases of one task: those it waits for, and those it keeps."""
 
-    def __init__(self, calls: GroupCalls, terms: ShiftTerms) -> None:
+    def __init__(self, calls: GroupCalls, terms: BundleShift) -> None:
         self._calls, self._terms = calls, terms
         self._wanted: dict[str, asyncio.Future[LeaseView | None]] = {}
         self._held: dict[str, _Held] = {}

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from bsfg.clock import SystemClock
 from bsfg.errors import BsfgError, FrameInvalid
 from bsfg.journey.link import FetchRequest, PeerPosition
@@ -89,6 +91,9 @@ def start_replay(
     )
     if plan.link.carry_only:
         reading = reading.option("carryOnly", ",".join(plan.link.carry_only))
+    for option, patterns in (("subjects", plan.link.subjects), ("predicates", plan.link.predicates)):
+        if patterns:
+            reading = reading.option(option, orjson.dumps(patterns).decode())
     writing = (
         reading.load()
         .writeStream.format(name)

@@ -33,7 +33,7 @@ from bsfg.spark.replicate.plan import BundlePlan, LinkTaskPlan, RunPlan
 if TYPE_CHECKING:
     from bsfg.wire.adminclient import AdminClient
     from bsfg.wire.client import BoundaryClient
-    from bsfg.wire.reach import ConnectionDiagnosis
+    from bsfg.wire.probe import ConnectionDiagnosis
     from bsfg.wire.service import LeaseView
 
 
@@ -235,7 +235,7 @@ class LinkMover:
 
     def _way(self, plan: LinkTaskPlan) -> ConnectionDiagnosis:
         """Give the way to the sender of a link, the same for all of a shift."""
-        from bsfg.wire.reach import ConnectionDiagnosis
+        from bsfg.wire.probe import ConnectionDiagnosis
 
         way = self._ways.get(plan.name)
         if way is None:

@@ -124,7 +124,6 @@ class Contents:
 
     files: ArtifactFiles
     clock: Clock
-    durable: bool = True
     artifacts: int = 0
     used_bytes: int = 0
     damaged: set[str] = field(default_factory=set)
@@ -138,7 +137,7 @@ class Contents:
         self.shards = Shards(self.files, CONTENT)
 
     def load(self) -> None:
-        """Count what is there; under a writer's hands it may be gone the next moment."""
+        """Count what is there; somebody may remove it the next moment."""
         for digits in self.shards.files():
             with contextlib.suppress(*ABSENT):
                 self.used_bytes += self.files.size(self.shards.path(digits))
@@ -151,8 +150,7 @@ class Contents:
 
     def size(self, digits: str) -> int | None:
         """Give the size of a content, None when it is not here."""
-        if self.durable:
-            self.shards.settle(digits)
+        self.shards.settle(digits)
         try:
             return self.files.size(self.shards.path(digits))
         except ABSENT:
@@ -247,9 +245,9 @@ def hashed(bucket: str, key: str) -> str:
 class Names:
     """All names of a folder."""
 
-    def __init__(self, files: ArtifactFiles, write_whole: WriteWhole, *, durable: bool = True) -> None:
+    def __init__(self, files: ArtifactFiles, write_whole: WriteWhole) -> None:
         self.shards = Shards(files, NAMES)
-        self._files, self._write_whole, self._durable = files, write_whole, durable
+        self._files, self._write_whole = files, write_whole
         self._stripes = Stripes()
 
     def read(self, bucket: str, key: str) -> StoredArtifact | None:
@@ -302,8 +300,7 @@ class Names:
             return None
 
     def _read(self, digits: str) -> StoredArtifact | None:
-        if self._durable:
-            self.shards.settle(digits)
+        self.shards.settle(digits)
         try:
             file = self._files.open_read(self.shards.path(digits, SUFFIX))
         except (FileNotFoundError, NotADirectoryError):

@@ -23,10 +23,8 @@ from bsfg.errors import (
     DiskFull,
     FormatUnsupported,
     InvalidArgument,
-    NotAFolder,
     OutcomeUnknown,
     StorageClosed,
-    StorageReadOnly,
 )
 from bsfg.ports import Clock
 from bsfg.stores.artifacts.contents import (
@@ -64,13 +62,12 @@ class ArtifactFolder(CheckedArtifacts):
         clock: Clock,
         max_artifact_bytes: int | None,
         capacity_bytes: int | None,
-        read_only: bool,
         is_full: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._files, self._clock, self._read_only = files, clock, read_only
+        self._files, self._clock = files, clock
         self._max_bytes, self._capacity_bytes, self._is_full = max_artifact_bytes, capacity_bytes, is_full
-        self._contents = Contents(files, clock, durable=not read_only)
-        self._names = Names(files, self._write_whole, durable=not read_only)
+        self._contents = Contents(files, clock)
+        self._names = Names(files, self._write_whole)
         self._in_use: set[str] = set()
         self._collector = Collector(files, self._contents, self._names, self._in_use)
         self._collecting = asyncio.Lock()
@@ -90,17 +87,16 @@ class ArtifactFolder(CheckedArtifacts):
         clock: Clock = SYSTEM_CLOCK,
         max_artifact_bytes: int | None = None,
         capacity_bytes: int | None = None,
-        read_only: bool = False,
         is_full: Callable[[], bool] = lambda: False,
     ) -> Self:
         """Open a folder, making it when it is not there, and remove what a crash left of uploads.
 
         While ``is_full`` says so nothing new is taken, because the disk's last room is needed for something else. One
-        process writes (`FolderLocked`); any number may read with ``read_only``, whether a writer lives or not.
+        process has it open (`FolderLocked`); any other reads with `bsfg.stores.artifacts.transfer.stored_pieces`.
         """
         files = ArtifactDiskFiles(where) if isinstance(where, (str, os.PathLike)) else where
         limits = {"max_artifact_bytes": max_artifact_bytes, "capacity_bytes": capacity_bytes}
-        store = cls(files, clock=clock, read_only=read_only, is_full=is_full, **limits)
+        store = cls(files, clock=clock, is_full=is_full, **limits)
         try:
             await store._run(store._open)
         except BaseException:
@@ -125,7 +121,7 @@ class ArtifactFolder(CheckedArtifacts):
     async def claim(self, digests: Sequence[str]) -> list[int | None]:
         """Give the sizes of what is here and keep it from being collected."""
         all_digits = [check_digest(digest) for digest in digests]
-        return await self._write(lambda: [self._contents.claim(digits) for digits in all_digits])
+        return await self._run(lambda: [self._contents.claim(digits) for digits in all_digits])
 
     async def get(self, digest: str) -> AsyncGenerator[bytes, None]:
         """Give content piece by piece, verified."""
@@ -161,7 +157,7 @@ class ArtifactFolder(CheckedArtifacts):
         if grace_seconds < 0:
             raise InvalidArgument(f"grace_seconds {grace_seconds} is negative")
         async with self._collecting:
-            return await self._write(lambda: self._collector.collect(referenced, Grace(now_unix_ms, grace_seconds)))
+            return await self._run(lambda: self._collector.collect(referenced, Grace(now_unix_ms, grace_seconds)))
 
     async def stats(self) -> ArtifactStats:
         """Describe the store at this moment."""
@@ -180,10 +176,7 @@ class ArtifactFolder(CheckedArtifacts):
 
     def _open(self) -> None:
         with translating("opening the folder of artifacts"):
-            if not self._read_only:
-                self._prepare()
-            elif not self._files.exists(MARK):
-                raise NotAFolder("the folder holds no artifacts", hint="Give the folder that contains artifacts.json.")
+            self._prepare()
             check_mark(self._read_whole(MARK))
             self._contents.load()
 
@@ -246,9 +239,9 @@ class ArtifactFolder(CheckedArtifacts):
             async for piece in pieces:
                 intake.count(piece)
                 reserved += self._reserve(0 if known else len(piece))
-                await self._write(lambda piece=piece: incoming.write(piece, intake))  # type: ignore[misc]
+                await self._run(lambda piece=piece: incoming.write(piece, intake))  # type: ignore[misc]
             content = intake.finish()
-            await self._write(lambda: incoming.place(self._contents, content))
+            await self._run(lambda: incoming.place(self._contents, content))
             return content
         finally:
             self._reserved_bytes -= reserved
@@ -271,17 +264,12 @@ class ArtifactFolder(CheckedArtifacts):
         return size_bytes
 
     async def _check_free(self, bucket: str, key: str, digest: str) -> None:
-        await self._write(lambda: self._names.check_free(bucket, key, digest))
+        await self._run(lambda: self._names.check_free(bucket, key, digest))
 
     async def _bound(self, bucket: str, key: str, content: StoredContent, media_type: str) -> StoredArtifact:
         now_unix_ms = self._clock.now_unix_ms()
         artifact = StoredArtifact(bucket, key, content.digest, content.size_bytes, media_type, now_unix_ms)
-        return await self._write(lambda: self._names.bind(artifact))
-
-    async def _write(self, work: Callable[[], Answer]) -> Answer:
-        if self._read_only:
-            raise StorageReadOnly("the folder of artifacts was opened for reading only")
-        return await self._run(work)
+        return await self._run(lambda: self._names.bind(artifact))
 
     async def _run(self, work: Callable[[], Answer]) -> Answer:
         """Do blocking work in a thread; who gives up waiting still waits for the thread, which uses open files."""
@@ -331,7 +319,7 @@ class FolderMemory:
         """Replace the file."""
         store = self._store
         whole = hashlib.sha256(data).digest() + data
-        await store._write(lambda: store._write_whole(REFERENCES, whole, lambda: store._files.sync_folder("")))
+        await store._run(lambda: store._write_whole(REFERENCES, whole, lambda: store._files.sync_folder("")))
 
     def _read(self) -> bytes | None:
         with translating("reading the references of artifacts"):

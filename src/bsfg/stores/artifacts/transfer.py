@@ -8,7 +8,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator
 
-from bsfg.artifacts import StoredContent, check_digest
+from bsfg.artifacts import Begun, StoredContent, check_digest
 from bsfg.disk import give_place, is_damage
 from bsfg.errors import ArtifactMissing, DigestMismatch
 from bsfg.stores.artifacts.contents import ABSENT, CONTENT, INCOMING, Contents, Shards
@@ -94,17 +94,26 @@ class ArtifactUpload:
             self._file.close()
 
 
-def stored_pieces(folder: str | os.PathLike[str], digest: str) -> Iterator[bytes]:
+def stored_pieces(folder: str | os.PathLike[str], digest: str, begun: Begun | None = None) -> Iterator[bytes]:
     """Read content out of an artifact folder, verified, in a program that has nothing else to do with the folder.
 
     Nothing is written and no lock is taken. Raises `ArtifactMissing`, and `DigestMismatch` in place of the last piece.
+    Of what a copy was begun with nothing is given again, once it is known to be the beginning.
     """
     files = ArtifactDiskFiles(folder)
     outgoing = Outgoing(files, Shards(files, CONTENT).path(check_digest(digest)), digest)
     try:
         outgoing.open()
+        left, before = begun.size_bytes if begun is not None else 0, Begun()
         while piece := outgoing.next():
-            yield piece
+            before.add(piece[:left])
+            if begun is not None and left and len(piece) >= left and before.sha256.digest() != begun.sha256.digest():
+                raise DigestMismatch(f"what was begun is not the beginning of {digest}", announced=digest)
+            piece, left = piece[left:], max(0, left - len(piece))
+            if piece:
+                yield piece
+        if left:
+            raise DigestMismatch(f"what was begun is longer than {digest}", announced=digest)
     finally:
         outgoing.close()
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from bsfg.disk import is_damage, is_folder
-from bsfg.ports import GapRecord
-from bsfg.retention import GapReason
+from bsfg.retention import GapReason, GapRecord
 from bsfg.stores.log.files import Files, write_whole
 
 __all__ = [

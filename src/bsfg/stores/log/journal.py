@@ -72,14 +72,14 @@ def decode_all(data: bytes) -> tuple[list[Record], int, list[str]]:
     problems: list[str] = []
     at = sound = 0
     while at < len(data):
-        step = _decode_at(data, at)
+        step = record_at(data, at)
         if step is not None:
             record, size = step
             records += apart(record)
             at += size
             sound = at
             continue
-        following = _next_sound(data, at + 1)
+        following = sound_after(data, at + 1)
         if following is None:
             break
         problems.append(f"{following - at} damaged bytes at {at}")
@@ -87,7 +87,8 @@ def decode_all(data: bytes) -> tuple[list[Record], int, list[str]]:
     return records, sound, problems
 
 
-def _decode_at(data: bytes, at: int) -> tuple[Record, int] | None:
+def record_at(data: bytes, at: int) -> tuple[Record, int] | None:
+    """Read the record at a position, as it was written, and give its size; None when there is no sound one."""
     if len(data) - at < _HEAD.size:
         return None
     magic, crc, head_bytes, blob_bytes = _HEAD.unpack_from(data, at)
@@ -104,23 +105,14 @@ def _decode_at(data: bytes, at: int) -> tuple[Record, int] | None:
     return (Record(head, body[head_bytes:]), end - at) if isinstance(head, dict) else None
 
 
-def _next_sound(data: bytes, start: int) -> int | None:
+def sound_after(data: bytes, start: int) -> int | None:
+    """Find the next sound record."""
     at = data.find(_MAGIC, start)
     while at >= 0:
-        if _decode_at(data, at) is not None:
+        if record_at(data, at) is not None:
             return at
         at = data.find(_MAGIC, at + 1)
     return None
-
-
-def record_at(data: bytes, at: int) -> tuple[Record, int] | None:
-    """Read the record at a position, as it was written, and give its size; None when there is no sound one."""
-    return _decode_at(data, at)
-
-
-def sound_after(data: bytes, start: int) -> int | None:
-    """Find the next sound record."""
-    return _next_sound(data, start)
 
 
 def read_journal(files: Files, path: str) -> tuple[list[Record], int, list[str]]:

@@ -74,7 +74,7 @@ class Quarantine:
             if not is_released(id):
                 self._old[id] = record
                 try:
-                    same = identity_hash(identity_of(item_of(record)))
+                    same = identity_hash(identity_of(read_aside(*record)))
                 except (KeyError, TypeError, ValueError) as error:  # Arrow's errors are of these, too
                     self.problems.append(f"the fact {id} in quarantine cannot be read, and is kept: {error}")
                     continue
@@ -157,7 +157,7 @@ class Quarantine:
             if place is None:
                 return None
             if old is not None:
-                return item_of(old)
+                return read_aside(*old)
             where = f"{self._path(place.segment)} at byte {place.position}"
             try:
                 data = self._files.read_at(self._path(place.segment), place.position, place.size_bytes)
@@ -170,7 +170,7 @@ class Quarantine:
             found = _decoded(data)
             # Where another fact is found the file was written anew meanwhile.
             if found is not None and found.head["id"] == id:
-                return item_of(found)
+                return read_aside(*found)
             why = f"{where}: the fact fails its CRC"
         nothing = FactBatch.of_rows([], sealed=True)
         return Quarantined(id, 0, UNREADABLE, Key("", ""), -1, nothing, why)
@@ -218,7 +218,7 @@ class Quarantine:
                 continue
             seen.add(identity)
             fresh.append((replace(item, id=self.next_id + len(fresh)), same))
-        encoded = [(item.id, same, _encoded(record_of(item, same))) for item, same in fresh]
+        encoded = [(item.id, same, _encoded(Record(*told(item, same)))) for item, same in fresh]
         incoming = sum(len(data) for _, _, data in encoded)
         self.full = bool(incoming) and self.used_bytes + incoming > capacity_bytes
         if self.full:
@@ -332,7 +332,7 @@ def copy_quarantine(source: Quarantine, target: Files, folder: str, end: int) ->
             if item.reason == UNREADABLE:
                 unreadable.append(item.detail)
             elif item.existing_offset < end:
-                yield record_of(item, identity_hash(identity_of(item)))
+                yield Record(*told(item, identity_hash(identity_of(item))))
 
     write_records(target, folder, kept())
     return unreadable
@@ -387,13 +387,3 @@ def _count_within(encoded: Sequence[tuple[int, int, bytes]], max_bytes: int) -> 
         if total > max_bytes:
             return max(1, count)
     return len(encoded)
-
-
-def record_of(item: Quarantined, same: int) -> Record:
-    """Write one fact."""
-    return Record(*told(item, same))
-
-
-def item_of(record: Record) -> Quarantined:
-    """Read one fact."""
-    return read_aside(record.head, record.blob)

@@ -142,14 +142,10 @@ def oldest_first(files: Files, query: TrailQuery, after: int = 0) -> Iterator[Tr
                 yield record
 
 
-def newest_first(files: Files, query: TrailQuery, before: int | None = None) -> Iterator[TrailRecord]:
-    """Give the records ahead of a number that a query wants, the last first."""
+def newest_first(files: Files, query: TrailQuery) -> Iterator[TrailRecord]:
+    """Give the records that a query wants, the last first."""
     for number in reversed(file_numbers(files)):
-        if before is not None and number >= before:
-            continue
-        for record in reversed(records_in(files, number)):
-            if (before is None or record.number < before) and query.wants(record.event):
-                yield record
+        yield from (record for record in reversed(records_in(files, number)) if query.wants(record.event))
 
 
 # What commands beside the node have to say.

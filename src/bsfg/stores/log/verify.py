@@ -20,7 +20,7 @@ from bsfg.errors import BsfgError, HasherUnknown
 from bsfg.rows import Row
 from bsfg.sealing import digest_mismatches
 from bsfg.stores.log import keysegments
-from bsfg.stores.log.damage import DamageFinding, readable
+from bsfg.stores.log.damage import DamageFinding, readable, uncovered
 from bsfg.stores.log.files import DiskFiles, Files, translated
 from bsfg.stores.log.identity import read_identity
 from bsfg.stores.log.index import Run, decode_run
@@ -192,7 +192,7 @@ class _LogCheck:
             if scan.torn:
                 self._note("torn_tail", segment.path, scan.torn)
             missing = segment.base > expected
-            on_record = missing and self._explained(notes, expected, segment.base - 1)
+            on_record = missing and not any(uncovered(expected, segment.base - 1, notes.gaps))
             # Behind entries that are on record as lost the chain goes on from what they were.
             if chain and not on_record and segment.header.chain_before not in (b"", chain):
                 self._problem("chain_broken", segment.path, "the chain does not continue from the segment before")
@@ -221,20 +221,12 @@ class _LogCheck:
 
     def _check_end(self, view: LogView, notes: Notes, expected: int) -> None:
         """Everything up to the end was acknowledged, so it must be there or be explained."""
-        if expected < view.end and not self._explained(notes, expected, view.end - 1):
+        if expected < view.end and any(uncovered(expected, view.end - 1, notes.gaps)):
             detail = "acknowledged entries are missing at the end"
             self._problem("log_damaged", self._folder.path, detail, expected, view.end - 1)
         for gap in notes.gaps:
             if gap.reason in ("damaged", "lost") and gap.origin_zone is None and gap.last >= notes.start:
                 self._problem("entries_lost", self._folder.path, f"{gap.reason}: {gap.detail}", gap.first, gap.last)
-
-    def _explained(self, notes: Notes, first: int, last: int) -> bool:
-        """Tell whether gap records account for every entry of a range."""
-        at = first
-        for gap in sorted(notes.gaps, key=lambda gap: gap.first):
-            if gap.origin_zone is None and gap.first <= at <= gap.last:
-                at = gap.last + 1
-        return at > last
 
     def _frames(self, segment: SegmentFile, data: bytes) -> None:
         """Check the digests of all facts and remember their keys for the index; small frames are checked together."""

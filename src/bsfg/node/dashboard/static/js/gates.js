@@ -6,6 +6,7 @@ import { icon } from "./icons.js";
 import { WORDS } from "./judge.js";
 import { known } from "./store.js";
 
+const GATES_MAX = 12;
 const SAYS = {
   normal: "facts move as they come",
   autonomous: "the other side is away; both go on alone",
@@ -21,10 +22,13 @@ export function gates() {
     renew(byId("gates"), h("p", { class: "empty" }, "No link is configured."));
     return;
   }
+  const most = known.state.links.length > GATES_MAX;
+  const shown = most ? known.state.links.filter((link) => link.mode !== "normal").slice(0, GATES_MAX) : known.state.links;
+  if (most) renew(byId("gates-note"), `${count(shown.length)} of ${count(known.state.links.length)} that need somebody; `, h("a", { href: "#links" }, "all links"));
   const head = ["Link", "Mode", "Since", "Why", "Lag", "To come", ...(mayAct ? [""] : [])];
   renew(byId("gates"), h("table", { class: mayAct ? "gates" : "gates looked-at" },
     h("thead", {}, h("tr", {}, head.map((name) => h("th", { scope: "col", class: ["Lag", "To come"].includes(name) && "number" }, name)))),
-    h("tbody", {}, known.state.links.map((link) => row(link, mayAct)))));
+    h("tbody", {}, shown.map((link) => row(link, mayAct)))));
 }
 
 function row(link, mayAct) {
@@ -37,7 +41,7 @@ function row(link, mayAct) {
     h("td", { class: "why" }, why(link)),
     h("td", { class: "number lag", data: { label: "lag" } }, inbound ? lag(link) : "–"),
     h("td", { class: "number left", data: { label: "to come" } }, inbound ? left(link) : "–"),
-    mayAct && h("td", { class: "actions" }, action(link)));
+    mayAct && h("td", { class: "actions" }, gateAction(link)));
 }
 
 export function modePill(mode) {
@@ -66,11 +70,17 @@ export function toldAgo(link) {
   return `last told ${span(Math.max(0, known.state.now_unix_ms - link.told_unix_ms) / 1000)} ago`;
 }
 
-function action(link) {
+/** The button that holds or releases a gate. */
+export function gateAction(link) {
   const act = link.mode === "held" ? "release" : "hold";
   const word = act === "hold" ? "Hold…" : "Release…";
   const label = `${act} ${link.link} on the ${link.side}'s side`;
   return h("button", { type: "button", "aria-label": label, data: { act, link: link.link, side: link.side, zone: link.zone } }, word);
+}
+
+/** Lead from an alarm to what the runbook says of it. */
+export function runbook(alert) {
+  return h("a", { class: "runbook", href: `/dashboard/docs/runbook#${encodeURIComponent(alert)}` }, "What to do");
 }
 
 /** Draw what needs attention, the worst first, and the verdict in the bar. */
@@ -93,6 +103,6 @@ export function findings() {
     return h("div", { class: "finding", data: { key: `${each.alert}/${each.about}`, finding: each.alert } },
       h("span", { class: `${each.level}-text` }, icon(each.level)),
       h("strong", {}, `${WORDS[each.level]}: ${each.alert.replaceAll("_", " ")}`),
-      h("p", {}, foreign(each.says), from ? ` (since ${moment(from)})` : ""));
+      h("p", {}, foreign(each.says), from ? ` (since ${moment(from)})` : "", " ", runbook(each.alert)));
   }));
 }

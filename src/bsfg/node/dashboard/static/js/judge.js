@@ -21,3 +21,7 @@ export const certificateLevel = (certificate) =>
   certificate.expiry === "ok" && certificate.days_left >= CERTIFICATE_DAYS ? "ok" : "alert";
 
 export const WORDS = { ok: "Healthy", warning: "Warning", alert: "Alert" };
+
+const PIPELINES_OK = ["starting", "running", "waiting", "off"];
+
+export const pipelineLevel = (state) => (PIPELINES_OK.includes(state) ? "ok" : state === "dead" ? "alert" : "warning");

@@ -9,13 +9,16 @@ import { fillLevel } from "./judge.js";
 // On a phone the words of a lane stand above and below its gate, where they have the room that is missing beside it.
 const WIDE = { width: 760, own: { x: 8, width: 196 }, peer: { x: 600, width: 152 }, row: 122, pitch: 54, tanks: 4 };
 const NARROW = { width: 400, own: { x: 4, width: 116 }, peer: { x: 284, width: 112 }, row: 196, pitch: 88, tanks: 2 };
+const PEERS_MAX = 6;
 const phone = matchMedia("(max-width: 640px)");
 const shape = () => (phone.matches ? NARROW : WIDE);
 const letters = (width) => Math.floor(width / 10);
 
 /** Draw the map. */
 export function map() {
-  const peers = grouped(known.state.links);
+  const all = grouped(known.state.links);
+  // A picture of many zones is none: those that need somebody are drawn, and the table has all.
+  const peers = all.length <= PEERS_MAX ? all : all.sort((a, b) => trouble(b) - trouble(a)).slice(0, PEERS_MAX);
   if (!peers.length) {
     renew(byId("map"), h("p", { class: "empty" }, "No link is configured: there is nothing to pull and nobody to serve."));
     return;
@@ -23,8 +26,11 @@ export function map() {
   const height = Math.max(peers.length * shape().row, 216) + 16;
   const picture = s("svg", { viewBox: `0 0 ${shape().width} ${height}`, role: "img", "aria-label": spoken(peers) },
     ownBox(height), peers.map((peer, index) => peerRow(peer, (height / peers.length) * (index + 0.5))));
-  renew(byId("map"), picture);
+  const more = all.length - peers.length;
+  renew(byId("map"), picture, more ? h("p", { class: "empty" }, `and ${count(more)} more zones: `, h("a", { href: "#links" }, "all links")) : null);
 }
+
+const trouble = ({ inbound, outbound }) => [...inbound, ...outbound].filter((link) => link.mode !== "normal").length;
 
 /** Bring the two directions to one zone together. */
 function grouped(links) {

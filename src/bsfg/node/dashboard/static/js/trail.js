@@ -13,7 +13,11 @@ let loaded = false;
 /** Show the tab to those who may see it, and let them ask again. */
 export function setUpTrail() {
   byId("trail-tab").hidden = !known.session.may_act;
-  byId("trail-renew").addEventListener("click", () => trail(true));
+  byId("trail-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    trail(true);
+  });
+  ["trail-action", "trail-outcome", "trail-since"].forEach((id) => byId(id).addEventListener("change", () => trail(true)));
 }
 
 /** Load the trail when it is first looked at, and when it is asked for. */
@@ -21,15 +25,21 @@ export async function trail(anew = false) {
   if ((loaded && !anew) || !known.session.may_act) return;
   loaded = true;
   try {
-    drawTrail(await get("trail"));
+    const query = new URLSearchParams();
+    ["identity", "action", "outcome"].forEach((name) => query.set(name, byId(`trail-${name}`).value.trim()));
+    const hours = Number(byId("trail-since").value);
+    if (hours) query.set("since_unix_ms", String(known.state.now_unix_ms - hours * 3_600_000));
+    drawTrail(await get(`trail?${query}`));
   } catch (problem) {
     loaded = false;
     renew(byId("trail"), h("p", { class: "empty" }, foreign(`The trail could not be read: ${problem.message}`)));
   }
 }
 
-function drawTrail({ total, rows }) {
-  if (!rows.length) return renew(byId("trail"), h("p", { class: "empty" }, "Nothing is recorded yet."));
+function drawTrail({ total, rows, actions }) {
+  const choice = byId("trail-action");
+  if (choice.options.length === 1) choice.append(...actions.map((name) => h("option", { value: name }, name.replaceAll("_", " "))));
+  if (!rows.length) return renew(byId("trail"), h("p", { class: "empty" }, total ? "No record fits." : "Nothing is recorded yet."));
   const older = rows.at(-1).number - 1;
   renew(byId("trail"), table(
     h("thead", {}, h("tr", {}, ["Record", "When", "Who", "What", "Why"].map((name) =>

@@ -1,0 +1,164 @@
+"""[pipelines.*] of a zone's file: what they mean is what the command of the same name means by the same options."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from bsfg.cli.app import app
+from bsfg.cli.connection import Target
+from bsfg.cli.pipeline import audit, ingest, kept, land, replicate
+from bsfg.config import ZoneConfig, parse
+from bsfg.errors import ConfigInvalid, InvalidArgument
+
+ZONE = """
+[zone]
+name = "hub"
+[listen]
+grpc = "127.0.0.1:9"
+http = "127.0.0.1:10"
+plaintext = true
+plaintext_identity = "hub-pipeline"
+[identities.hub-pipeline]
+zone = "hub"
+roles = ["pipeline", "producer", "consumer"]
+streams = ["*"]
+[streams.operational]
+"""
+NODE = Target("127.0.0.1:9", zone="hub")
+
+
+def zone(tmp_path: Path, tables: str) -> ZoneConfig:
+    """Read a zone's file with some tables."""
+    return parse(ZONE + tables, tmp_path / "zone.toml")
+
+
+def options(tmp_path: Path, table: str, name: str = "p") -> dict[str, Any]:
+    """Give the options of a table."""
+    config = zone(tmp_path, f"[pipelines.{name}]\n{table}\n")
+    return kept.options_of(config, config.pipelines[name])
+
+
+def on_the_line(module: Any, words: Sequence[str]) -> dict[str, Any]:
+    """Give the options of a command's line."""
+    with get_command(module.app).make_context("x", list(words)) as context:
+        return dict(context.params)
+
+
+def test_a_landing_is_the_same_on_both_ways(tmp_path: Path) -> None:
+    """Names, switches, sizes and what is left out."""
+    table = 'land = { stream = "operational", buffer = "forward", out = "lake", from = "latest", compact = false, '
+    given = options(tmp_path, table + 'file_size = "1MB", every = 2 }')
+    words = ["--stream", "operational", "--buffer", "forward", "--out", str(tmp_path / "lake"), "--from", "latest"]
+    line = on_the_line(land, [*words, "--no-compact", "--file-size", "1MB", "--every", "2"])
+    assert land.landing_settings(**given, node=NODE) == land.landing_settings(**line, node=NODE)
+    assert land.landing_settings(**given, node=NODE).file_size_bytes == 1_000_000
+
+
+def test_an_ingest_is_the_same_on_both_ways(tmp_path: Path) -> None:
+    """Tables stand for NAME=VALUE, lists for what is repeated, and folders come last."""
+    table = 'ingest = { files = ["in", "-x"], stream = "operational", map = { subject = "m:{a}", "label.b" = "c" }, '
+    table += 'to_zone = "z", set = ["predicate=p", "produced_at=2026-03-01T06:00:00Z"], '
+    given = options(tmp_path, table + 'type = { v = "number" }, tasks = 2 }')
+    words = ["--stream", "operational", "--map", "subject=m:{a}", "--map", "label.b=c", "--set", "predicate=p"]
+    words += [
+        "--set",
+        "produced_at=2026-03-01T06:00:00Z",
+        "--to-zone",
+        "z",
+        "--type",
+        "v=number",
+        "--tasks",
+        "2",
+        "--work",
+        str(tmp_path / "bsfg-ingest"),
+        "--",
+        "in",
+        "-x",
+    ]
+    line = on_the_line(ingest, words)
+    assert ingest.ingest_wish(**given, node=NODE) == ingest.ingest_wish(**line, node=NODE)
+
+
+def test_an_audit_and_links_are_the_same_on_both_ways(tmp_path: Path) -> None:
+    """Whatever their commands take."""
+    given = options(tmp_path, 'audit = { link = "from-a", from = 5, to = 9, deep = false, stream = ["operational"] }')
+    words = ["--link", "from-a", "--from", "5", "--to", "9", "--shallow", "--stream", "operational"]
+    assert given == on_the_line(audit, words)
+    given = options(tmp_path, 'replicate = { link = ["a", "b"], bundles = 3, replay_backlog = 7 }')
+    line = on_the_line(replicate, ["--link", "a", "--link", "b", "--bundles", "3", "--replay-backlog", "7"])
+    assert {name: given[name] for name in ("link", "bundles", "replay_backlog")} == {
+        name: line[name] for name in ("link", "bundles", "replay_backlog")
+    }
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ('land = { strem = "operational", out = "x" }', "strem is no option of its command; did you mean 'stream'"),
+        ('land = { stream = "operational" }', "Missing option '--out'"),
+        ('land = { out = "x", every = "soon" }', "Invalid value for '--every'"),
+        ('land = { out = "x", once = true }', "once is not for a pipeline that is kept alive"),
+        ('land = { out = "x", compact = "yes" }', "compact must be true or false"),
+        ('land = { out = ["x"] }', "out must be a text or a number"),
+        ('audit = { master = "local" }', "master is not for a pipeline"),
+        ('ingest = { files = [], stream = "operational" }', "Missing argument"),
+        ('replicate = { work = "elsewhere" }', "work is not for a pipeline"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_said(tmp_path: Path, table: str, says: str) -> None:
+    """With its name, and what was probably meant."""
+    with pytest.raises(InvalidArgument) as caught:
+        options(tmp_path, table)
+    assert says.replace("'stream'", "") in caught.value.message.replace("'stream'", "").replace('"stream"', "")
+    assert caught.value.message.startswith("[pipelines.p] ")
+
+
+@pytest.mark.parametrize(
+    ("tables", "says"),
+    [
+        ("[pipelines.p]\n", "says nothing of what it does"),
+        ("[pipelines.p]\nreplicate = {}\naudit = {}\n", "has replicate and audit"),
+        ('[pipelines.p]\nreplicate = {}\nevery = "1h"\n', "has an effect only with ingest and audit"),
+        ('[pipelines.p]\naudit = {}\nidentity = "nobody"\n', "has no row in [identities]"),
+        ('[pipelines.p]\naudit = {}\nrestart_after = "1h"\n', "must not be longer than restart_max"),
+        ("[pipelines.p]\nreplicate = {}\n[pipelines.q]\nreplicate = {}\n", "[pipelines.p] moves links already"),
+        (
+            '[pipelines.p]\nland = { out = "lake" }\n[pipelines.q]\nland = { out = "x/../lake" }\n',
+            "[pipelines.p] lands in x/../lake already",
+        ),
+        ('[pipelines.p]\nland = "lake"\n', "must be a table"),
+        ("[pipelines.P]\nreplicate = {}\n", "is not a pipeline name"),
+    ],
+)
+def test_what_no_node_starts_with(tmp_path: Path, tables: str, says: str) -> None:
+    """A table that contradicts itself is a mistake of the file."""
+    with pytest.raises(ConfigInvalid) as caught:
+        zone(tmp_path, tables)
+    assert says in caught.value.message
+
+
+def test_check_says_what_would_run_and_starts_nothing(tmp_path: Path) -> None:
+    """With its exit code: a mistake in a table is found before Spark is started."""
+    file = tmp_path / "zone.toml"
+    file.write_text(ZONE + '[pipelines.lake]\nland = { stream = "operational", out = "lake" }\n')
+    done = CliRunner().invoke(app, ["pipeline", "run", "-c", str(file), "--check"])
+    assert done.exit_code == 0, done.output
+    assert "lake" in done.output
+    assert "all the time" in done.output
+    none = CliRunner().invoke(app, ["pipeline", "run", "-c", str(file), "--check", "--only", "lak"])
+    assert isinstance(none.exception, InvalidArgument)
+    assert "has no [pipelines.lak]" in none.exception.message
+    file.write_text(ZONE + '[pipelines.lake]\nland = { stream = "operational", out = "lake", by = "noon" }\n')
+    wrong = CliRunner().invoke(app, ["pipeline", "run", "-c", str(file), "--check"])
+    assert isinstance(wrong.exception, InvalidArgument)
+    assert "[pipelines.lake]: --by 'noon'" in wrong.exception.message
+    file.write_text(ZONE)
+    empty = CliRunner().invoke(app, ["pipeline", "run", "-c", str(file)])
+    assert isinstance(empty.exception, InvalidArgument)
+    assert "no [pipelines.…] table" in empty.exception.message
