@@ -241,6 +241,10 @@ def _fetch_from(view: LogView, keys: KeySegments, offsets: np.ndarray, at: int) 
         count = int(np.searchsorted(offsets, name.last, side="right")) - at
         rows = keys.rows(name, offsets[at : at + count])
         return ((as_facts(rows[0]), rows[1]) if rows else None), count, False
+    is_above_keys = not keys.names or offset > keys.names[-1].last
+    small = view.small_frames_at(offsets[at:]) if is_above_keys else None
+    if small is not None:
+        return (small, np.ones(len(small), dtype=bool)), len(small), True
     frame = view.frame_at(offset)
     if frame is None:
         return None, 1, False
