@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -13,7 +14,10 @@ from tests.e2e.cleanup import Cleanup
 from tests.e2e.zones import Zone, bsfg, pair
 from tests.wire.test_authorities import revoke
 
+from bsfg.config import load
 from bsfg.errors import ConfigInvalid, IdentityRevoked, IdentityUnknown, PermissionRefused
+from bsfg.node.native import NativeHandoff
+from bsfg.node.node import Node
 from bsfg.testing.facts import message
 
 STREAM = "operational"
@@ -57,6 +61,33 @@ async def test_a_row_that_is_revoked_counts_on_an_open_connection(plant: Zone) -
         again = await plant.seen("access_reloaded", count=2)
         assert again["digest"] != reloaded["digest"]
         await producer.append_fact(STREAM, message("again", from_zone="plant-a"))
+
+
+async def test_a_revocation_does_not_wait_for_a_link_that_ends(
+    tmp_path: Path, cleanup: Cleanup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One file removes a link and revokes a row: who is revoked is out while the link still ends."""
+    zone = cleanup.zone(pair(tmp_path)[0])
+    path = zone.folder / "zone.toml"
+    text, row = plant_text(zone), "[identities.plant-a-producer]\n"
+    path.write_text(text + LAB)
+    ending, may_end, stop = asyncio.Event(), asyncio.Event(), NativeHandoff.stop
+
+    async def slow_stop(handoff: NativeHandoff) -> None:
+        ending.set()
+        await may_end.wait()
+        await stop(handoff)
+
+    monkeypatch.setattr(NativeHandoff, "stop", slow_stop)
+    async with Node(load(path)), zone.client() as producer:
+        await producer.append_fact(STREAM, message("before", from_zone="plant-a"))
+        path.write_text(text.replace(row, f'{row}revoked = true\nreason = "laptop lost"\n'))
+        try:
+            await asyncio.wait_for(ending.wait(), 60)
+            with pytest.raises(IdentityRevoked):
+                await producer.append_fact(STREAM, message("after", from_zone="plant-a"))
+        finally:
+            may_end.set()
 
 
 async def test_a_file_with_a_mistake_changes_nothing(plant: Zone) -> None:

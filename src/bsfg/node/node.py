@@ -261,8 +261,6 @@ class Node:
     async def _apply(self, config: ZoneConfig, matrix: Matrix, watched: Watched | None) -> None:
         """Let a configuration count. All decisions change in one step of the loop; what has to be opened follows."""
         before, parts = self.config, self.parts
-        for name in set(self._pulls) - set(config.links):
-            await self._stop_pull(name)
         settings = dataclasses.replace(NodeSettings.of(config), limits=parts.settings.limits)
         self.config, parts.settings = config, settings
         parts.guard = dataclasses.replace(parts.guard, matrix=matrix)
@@ -271,11 +269,14 @@ class Node:
         held = self._state.held_gates()
         for link, side in _sides(config):
             parts.links.add(link, side, held.get((link, side)))
+        self._upkeep.take(config)
+        # Whoever was revoked is out by now, however long a link that left takes to end.
+        for name in set(self._pulls) - set(config.links):
+            await self._stop_pull(name)
         for link, side in set(_sides(before)) - set(_sides(config)):
             parts.links.remove(link, side)
             self.alerts.forget(f"{link}/{side}")
             self.alerts.update("peer_certificate", link, None)
-        self._upkeep.take(config)
         await self._open_buffers([name for name in config.streams if name not in before.streams])
         await self._create_consumers()
         await self._pull_all(watched)
