@@ -18,18 +18,22 @@ from bsfg.testing.clock import FakeClock
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path]:
     """Give the file of a zone on the log, which holds something of everything, and one for a database."""
-    old, new = zone_file(tmp_path, "zone", "log"), zone_file(tmp_path, "zone-new", "postgres")
+    return filled(zone_file(tmp_path, "zone", "log")), zone_file(tmp_path, "zone-new", "postgres")
+
+
+def filled(path: Path) -> Path:
+    """Put something of everything into a zone, and give its file."""
 
     async def run() -> None:
         clock = FakeClock()
-        async with opened(load(old), clock) as zone:
+        async with opened(load(path), clock) as zone:
             await fill(zone, clock)
 
     asyncio.run(run())
-    return old, new
+    return path
 
 
-def test_a_plan_then_the_move_then_nothing_more(bsfg: Run, files: tuple[Path, Path]) -> None:
+def test_a_plan_then_the_move_then_nothing_more(bsfg: Run, files: tuple[Path, Path], tmp_path: Path) -> None:
     """A dry run changes nothing; the move tells what came along and what to do next; a second one has nothing to do."""
     old, new = files
     plan = bsfg("migrate", "-c", old, "--to", new, "--dry-run")
@@ -48,6 +52,8 @@ def test_a_plan_then_the_move_then_nothing_more(bsfg: Run, files: tuple[Path, Pa
     for config in (load(old), load(new)):
         actions = [event.action for _, event in told(DiskFiles(config.data_folder)) if event is not None]
         assert "migrated" in actions
+    another = bsfg("migrate", "-c", filled(zone_file(tmp_path, "another", "log")), "--to", new, "--dry-run")
+    assert another.code == 0 and "it would be refused" in another.out, another
     again = bsfg("migrate", "-c", old, "--to", new)
     assert again.code == 0 and "moved before" in again.out and "bsfg node --config" in again.out, again
     refused = bsfg("node", "-c", old)

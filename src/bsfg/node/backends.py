@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from bsfg.config import ZoneConfig
 from bsfg.config.checks import BACKENDS
@@ -162,8 +162,16 @@ def _jetstream_settings(config: ZoneConfig) -> JetStreamSettings:
     )
 
 
-def looked_at(config: ZoneConfig, verified_bytes_max: int) -> tuple[str, list[str]]:
-    """Say what is found where a zone's facts are, and what is wrong with it; raises what a start would.
+class StorageLook(NamedTuple):
+    """What is found where a zone's facts are, without changing anything."""
+
+    said: str
+    buffers: int
+    wrong: list[str]
+
+
+def looked_at(config: ZoneConfig, verified_bytes_max: int) -> StorageLook:
+    """Look at where a zone's facts are; raises what a start would.
 
     Nothing is changed. Up to so many bytes every fact is read and held against the chain.
     """
@@ -171,9 +179,9 @@ def looked_at(config: ZoneConfig, verified_bytes_max: int) -> tuple[str, list[st
         settings = _jetstream_settings(config)
         from bsfg.stores.jetstream.storage import look
 
-        return look(settings, config.zone.name, verified_bytes_max)
+        return StorageLook(*look(settings, config.zone.name, verified_bytes_max))
     if config.storage.backend != "postgres":
-        return f"facts are kept by {config.storage.backend}", []
+        return StorageLook(f"facts are kept by {config.storage.backend}", 0, [])
     from bsfg.stores.postgres.database import Connection, Database
     from bsfg.stores.postgres.frames import chain_breaks
 
@@ -189,8 +197,8 @@ def looked_at(config: ZoneConfig, verified_bytes_max: int) -> tuple[str, list[st
                 breaks.extend(chain_breaks(connection))
             read.append(", every byte verified" if not breaks else "")
 
-    said = Database(_postgres_settings(config)).look(config.zone.name, further)
-    return said + "".join(read), breaks
+    said, buffers = Database(_postgres_settings(config)).look(config.zone.name, further)
+    return StorageLook(said + "".join(read), buffers, breaks)
 
 
 MIGRATING = "migrating"

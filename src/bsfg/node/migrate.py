@@ -165,7 +165,10 @@ async def plan(source: ZoneConfig, target: ZoneConfig, clock: Clock, progress: P
 
 def _look(target: ZoneConfig) -> str:
     if target.storage.backend != "log":
-        return looked_at(target, 0)[0]
+        found = looked_at(target, 0)
+        # Whose they are stands in the storage's values, which are read when it is opened, and that would be a change.
+        refused = "; unless a migration that was interrupted has brought them, it would be refused"
+        return found.said + (refused if found.buffers else "")
     folder = target.data_folder
     if (folder / MIGRATING).is_dir():
         return f"{folder}: a migration was begun, and goes on"

@@ -280,9 +280,9 @@ def storage(subject: Subject) -> Iterator[CheckFinding]:
     if backend == "log":
         return
     try:
-        said, wrong = looked_at(subject.config, VERIFIED_BYTES_MAX)
-        yield _storage_says.ok(said)
-        for text in wrong:
+        found = looked_at(subject.config, VERIFIED_BYTES_MAX)
+        yield _storage_says.ok(found.said)
+        for text in found.wrong:
             do = "What is stored was touched by hand, or the server's disk decays: compare with a backup or the peers."
             yield _storage_says.problem(text, do)
     except BsfgError as error:

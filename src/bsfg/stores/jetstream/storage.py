@@ -314,8 +314,8 @@ class JetStreamStorage(FramedStorage):
                 continue  # the server is away, or slow
 
 
-def look(settings: JetStreamSettings, zone: str, verified_bytes_max: int) -> tuple[str, list[str]]:
-    """Say what is found at the servers without changing anything, and what is wrong; raises what a start would.
+def look(settings: JetStreamSettings, zone: str, verified_bytes_max: int) -> tuple[str, int, list[str]]:
+    """Say what is found at the servers, how many buffers, and what is wrong; changes nothing, raises as a start would.
 
     Up to so many bytes every frame is read and held against the chain.
     """
@@ -325,14 +325,14 @@ def look(settings: JetStreamSettings, zone: str, verified_bytes_max: int) -> tup
         said = f"{server.run('checking the server', server.check)}, prefix {settings.prefix}"
         found = server.run("listing buffers", lambda: listed(server, names))
         if not found:
-            return f"{said}: no buffers yet; the node makes them when it is first used", []
+            return f"{said}: no buffers yet; the node makes them when it is first used", 0, []
         buffers = {(stream, kind): reading(server, names, stream, kind) for stream, kind in found}
         heads = [buffer.found().head for buffer in buffers.values()]
         said = f"{said}: {len(heads)} buffers, {sum(head.end - head.start for head in heads)} facts"
         if sum(head.used_bytes for head in heads) > verified_bytes_max:
-            return said, []
+            return said, len(heads), []
         breaks = [text for (stream, kind), each in buffers.items() for text in chain_breaks(each, stream, kind)]
-        return said + ("" if breaks else ", every byte verified"), breaks
+        return said + ("" if breaks else ", every byte verified"), len(heads), breaks
     finally:
         server.close()
 

@@ -183,8 +183,8 @@ class Database:
             connection.close()
             raise
 
-    def look(self, zone: str, further: Callable[[Connection], None] = lambda connection: None) -> str:
-        """Say what is found at the server without changing anything; raises what a start of the node would.
+    def look(self, zone: str, further: Callable[[Connection], None] = lambda connection: None) -> tuple[str, int]:
+        """Say what is found at the server and how many buffers, changing nothing; raises what a start would.
 
         ``further`` looks at the tables as they are, when there are any.
         """
@@ -193,7 +193,7 @@ class Database:
             self._check_server(connection)
             server = f"PostgreSQL {connection.info.server_version // 10_000}, schema {self.settings.schema}"
             if connection.execute("SELECT to_regclass('migration')").fetchone() == (None,):
-                return f"{server}: no tables yet; the node makes them when it first starts"
+                return f"{server}: no tables yet; the node makes them when it first starts", 0
             version = _version(connection)
             row = connection.execute("SELECT name FROM zone").fetchone()
             if row is not None and row[0] != zone:
@@ -201,7 +201,7 @@ class Database:
             asked = "SELECT count(*), coalesce(sum(end_offset - start_offset), 0)::bigint FROM buffer"
             buffers, facts = connection.execute(asked).fetchone() or (0, 0)
             further(connection)
-            return f"{server}: tables of version {version}, {buffers} buffers, {facts} facts"
+            return f"{server}: tables of version {version}, {buffers} buffers, {facts} facts", buffers
         except psycopg.Error as error:
             raise translated(error, "looking at the tables") from None
         finally:
