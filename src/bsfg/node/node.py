@@ -44,7 +44,7 @@ from bsfg.node.metrics import Metrics
 from bsfg.node.native import NativeHandoff, StreamPull, rules_of
 from bsfg.node.objects import ArtifactFetcher
 from bsfg.node.parts import NodeContext, NodeSettings
-from bsfg.node.reload import Reload, digest_of, trust_of
+from bsfg.node.reload import Reload, Stamp, digest_of, stamp_of, trust_of
 from bsfg.node.scrub import Pace, Scrub
 from bsfg.node.service import NodeService
 from bsfg.node.state import NodeState, check_ids
@@ -144,6 +144,7 @@ class Node:
         for doubt in doubts_of(config):
             log.warning("configuration_doubtful", key=doubt.key, problem=doubt.says)
         watched = self._watched()
+        begun = stamp_of(config, watched.files if watched is not None else None)
         metrics = Metrics()
         if config.storage.group_reads:
             ACCESS.let_group_read()
@@ -170,9 +171,10 @@ class Node:
         upkeep = self._upkeep = Upkeep(config, self.parts, self.alerts, _note, self._rates, self.damage)
         await upkeep.start()
         self._stack.push_async_callback(upkeep.stop)
-        self._follow_files(watched)
-        self._scrub(state)
+        # A reload that is under way ends first: it may begin to pull.
         self._stack.push_async_callback(self._stop_pulling)
+        self._follow_files(watched, begun)
+        self._scrub(state)
         await self._pull_all(watched)
         started = {"version": bsfg.__version__, "grpc_port": self.grpc_port, "digest": digest_of(config)}
         log.info("node_started", zone=config.zone.name, **started)
@@ -241,7 +243,7 @@ class Node:
         log.info("certificate_reloaded")
         self.trail.record(TrailEvent("certificate_reloaded", NODE, about=str(self.config.tls.certificate)))
 
-    def _follow_files(self, watched: Watched | None) -> None:
+    def _follow_files(self, watched: Watched | None, begun: Stamp) -> None:
         """Begin to take up changes of who may call."""
         files = watched.files if watched is not None else None
         take_tokens = self.pages.take_tokens if self.pages is not None else lambda rows: not rows
@@ -249,7 +251,8 @@ class Node:
         async def apply(config: ZoneConfig, matrix: Matrix) -> None:
             await self._apply(config, matrix, watched)
 
-        self._reload = Reload(self.config, self.parts, self.alerts, _note, files, take_tokens, apply=apply)
+        given = (self.config, self.parts, self.alerts, _note, files, take_tokens)
+        self._reload = Reload(*given, apply=apply, begun=begun)
         self._reload.start()
         self._stack.push_async_callback(self._reload.stop)
 
