@@ -342,7 +342,10 @@ class Node:
                 reason=view.gate.reason,
             )
 
-        registry = LinkRegistry(self.clock, on_move)
+        def on_add(view: GateView) -> None:
+            metrics.gate_moved(view.link, view.side, view.gate.mode, moved=False)
+
+        registry = LinkRegistry(self.clock, on_move, on_add, metrics.forget_link)
         held = state.held_gates()
         lost = Gate(Mode.HELD, self.clock.now_unix_ms(), _STATE_LOST, held_by="node") if state.is_lost else None
         for link, side in _sides(self.config):
@@ -350,9 +353,6 @@ class Node:
                 held[link, side] = lost
                 state.keep_gate(link, side, lost)
             registry.add(link, side, held.get((link, side)))
-            metrics.gate_moved(
-                link, side, held[link, side].mode if (link, side) in held else Mode.AUTONOMOUS, moved=False
-            )
         return registry
 
     # Storage.
@@ -391,12 +391,16 @@ class Node:
 
     async def _create_consumers(self) -> None:
         """Create the consumers of the peers that the configuration names; those that exist stay as they are."""
-        known = {state.spec.name for state in await self.parts.storage.cursors.consumers()}
+        known = {state.spec.name: state for state in await self.parts.storage.cursors.consumers()}
         for zone, serve in self.config.serve.items():
             for stream in self.config.streams_of(serve):
                 for buffer in serve.buffers:
                     name = consumer_name(zone, stream, buffer)
                     if name in known or (stream, buffer) in self.parts.unavailable:
+                        if name in known and known[name].spec.required != serve.required:
+                            kind = "required" if known[name].spec.required else "optional"
+                            says = f"has no effect on the consumer {name}, which was made {kind} and stays so"
+                            log.warning("configuration_doubtful", key=f"serve.{zone}.required", problem=says)
                         continue
                     # Where cursors were lost nobody knows how far the peer was; what it has it recognises.
                     lost = getattr(self.parts.storage.cursors, "are_lost", False)
