@@ -20,7 +20,8 @@ from tests.e2e.producing import history, seed_of_run
 from tests.e2e.twins import Twin, Twins
 from tests.e2e.zones import Zone, bsfg, pair, until
 
-from bsfg.errors import StandingBy
+from bsfg.config import text_digest
+from bsfg.errors import IdentityRevoked, StandingBy
 from bsfg.ports import Buffer, ConsumerSpec
 from bsfg.sdk.consumer import AsyncConsumer
 from bsfg.sdk.endpoint import Endpoint
@@ -178,6 +179,28 @@ async def test_who_stands_by_says_so(site: TwoZones) -> None:
     assert gates[f"from-{ENTERPRISE}", "receiver"].reason == "the furnace is being relined"
     twins.active.stop()
     assert not twins.active.events("sessions_not_kept")
+
+
+async def test_who_takes_over_goes_by_the_file_of_now(site: TwoZones) -> None:
+    """Somebody is revoked while a node stands by: when it takes over, he is refused, and it tells of that file."""
+    await site.start()
+    standing = site.plant.other
+    digest = _revoke(standing, f"{PLANT}-producer")
+    await site.plant.disturb("kill")
+    async with standing.client() as client:
+        with pytest.raises(IdentityRevoked, match="laptop lost"):
+            await client.append("operational", batch(1, from_zone=PLANT))
+    assert standing.events("node_started")[-1]["digest"] == digest
+    assert not standing.events("access_reloaded")
+
+
+def _revoke(node: Twin, identity: str) -> str:
+    """Revoke an identity in the file of one node; give the digest of what it is then."""
+    path, row = node.folder / "zone.toml", f"[identities.{identity}]\n"
+    text = path.read_text()
+    assert row in text
+    path.write_text(text.replace(row, f'{row}revoked = true\nreason = "laptop lost"\n'))
+    return text_digest(path.read_bytes())
 
 
 def _asked(node: Twin, path: str) -> tuple[int, dict[str, Any]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.cleanup import Cleanup
+from tests.e2e.test_dead_links import metrics
 from tests.e2e.zones import Zone, bsfg, pair
 from tests.wire.test_authorities import revoke
 
@@ -193,12 +194,25 @@ async def test_streams_links_and_thresholds_are_taken_up(plant: Zone) -> None:
         status = await operator.status()
         assert "from-lab" not in {each["link"] for each in status["links"]}
         assert not [each for each in status["alerts"] if each["about"].startswith(("from-lab", "lab/"))]
+        assert 'link="from-lab"' not in await asyncio.to_thread(gauges, plant)
         path.write_text(changed + LAB)
         await operator.reload()
         [again] = [each for each in (await operator.status())["links"] if each["link"] == "from-lab"]
         assert again["mode"] == "held", "what an operator has held is held when it comes back"
+        shown = await asyncio.to_thread(gauges, plant)
+        assert 'bsfg_gate_state{link="from-lab",mode="held",side="receiver"} 1.0' in shown
+        path.write_text(changed + LAB + "required = false\n")
+        await operator.reload()
+        doubtful = await plant.seen("configuration_doubtful", key="serve.lab.required")
+        assert "which was made required and stays so" in doubtful["problem"]
     records = bsfg("audit-trail", "--config", str(path), "--action", "config_loaded", "--json")
     assert b"plant-a-operator" in records
+
+
+def gauges(zone: Zone) -> str:
+    """Give the metrics of a node that tell of the present of its links."""
+    names = ("bsfg_gate_state{", "bsfg_link_dead{", "bsfg_link_backlog{")
+    return "\n".join(line for line in metrics(zone).splitlines() if line.startswith(names))
 
 
 async def test_what_is_wrong_is_said_to_whoever_asks(plant: Zone) -> None:

@@ -127,6 +127,36 @@ async def test_a_crash_between_inbox_and_node_repeats_nothing(tmp_path: Path) ->
     assert node.confirmed[0][0].through == 4
 
 
+async def test_what_an_inbox_has_lost_is_a_gap(tmp_path: Path) -> None:
+    """The node was told that these entries are safe here, so nobody else can say that they are not."""
+    node = Scripted(fetched(0, 2), fetched(2, 2), fetched(4, 2), asyncio.CancelledError())  # type: ignore[arg-type]
+    feed = InboxFeed(node, "c", tmp_path, **OPTIONS)  # type: ignore[arg-type]
+    await feed.open()
+    taken = 0
+    while taken < 3:
+        taken += len((await feed.take(FetchRequest(wait_seconds=10))).frames)
+    await feed.close()
+    _damage(tmp_path)
+    again = InboxFeed(Scripted(fetched(6, 1), asyncio.CancelledError()), "c", tmp_path, **OPTIONS)  # type: ignore[arg-type]
+    await again.open()
+    frames: list[Frame] = []
+    while len(frames) < 4:
+        frames += (await again.take(FetchRequest(wait_seconds=10))).frames
+    assert [(frame.first, frame.last) for frame in frames] == [(0, 1), (2, 3), (4, 5), (6, 6)]
+    assert [frame.gap.reason if frame.gap else None for frame in frames] == [None, GapReason.DAMAGED, None, None]
+    await again.confirm(Confirmation(through=6), [])
+    assert again._spool.done == again._spool.end
+    await again.close()
+
+
+def _damage(folder: Path) -> None:
+    """Flip bits in the middle of the one segment of a spool."""
+    (segment,) = folder.glob("*.spool")
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    segment.write_bytes(data)
+
+
 async def _never(*_: object, **__: object) -> None:
     await asyncio.Event().wait()
 

@@ -167,8 +167,8 @@ def test_a_torn_end_is_passed_over(tmp_path: Path) -> None:
         torn.close()
 
 
-def test_damage_in_the_middle_is_reported(tmp_path: Path) -> None:
-    """A damaged record is named as a problem; all others come out."""
+def test_damage_in_the_middle_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A damaged record is named as a problem and in the log; all others come out, and the file is kept."""
     spool = Spool.open(tmp_path, "outbox")
     spool.put(records(0, 5))
     spool.close()
@@ -179,6 +179,28 @@ def test_damage_in_the_middle_is_reported(tmp_path: Path) -> None:
     again = Spool.open(tmp_path, "outbox")
     assert drained(again) == [(0, 0), (1, 1), (3, 3), (4, 4)]
     assert "damaged" in again.problems[0]
+    assert [(each.levelname, str(tmp_path) in each.message) for each in caplog.records] == [("ERROR", True)]
+    again.advance(5)
+    again.close()
+    assert [path.name for path in tmp_path.glob("*.spool*")] == [f"{segment.name}.damaged"]
+    assert (tmp_path / f"{segment.name}.damaged").read_bytes() == data
+    third = Spool.open(tmp_path, "outbox")
+    assert third.put(records(5, 1)) == 5
+    assert drained(third) == [(5, 5)]
+    third.close()
+
+
+def test_a_damaged_end_that_was_acknowledged_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever closed the spool had these records: what is missing at its end is not what a crash tore."""
+    spool = Spool.open(tmp_path, "outbox")
+    spool.put(records(0, 5))
+    spool.close()
+    (segment,) = tmp_path.glob("*.spool")
+    segment.write_bytes(segment.read_bytes()[:-30])
+    again = Spool.open(tmp_path, "outbox")
+    assert drained(again) == straight(0, 4)
+    assert [each.levelname for each in caplog.records] == ["ERROR"]
+    assert "the records 4 to 4 are gone" in caplog.records[0].message
     again.close()
 
 

@@ -19,8 +19,8 @@ from bsfg.errors import BsfgError, FactsMissing, ForeignLog, FrameInvalid, Inval
 from bsfg.spark.confirming import ConfirmingListener, confirm_batches
 from bsfg.spark.fanin import FactsOrigin, OriginRange, cut, shared_out
 from bsfg.spark.mapping import COLUMNS
-from bsfg.spark.options import READ_STREAM, parse
-from bsfg.spark.source import FactsStreamReader, OriginsStreamReader
+from bsfg.spark.options import READ, READ_STREAM, parse
+from bsfg.spark.source import FactsStreamReader, OriginsReader, OriginsStreamReader
 from bsfg.testing.ports import free_port
 
 if TYPE_CHECKING:
@@ -307,6 +307,23 @@ def test_wrong_sources_are_named(zones: tuple[SparkZone, SparkZone]) -> None:
     with pytest.raises(BsfgError, match="plant-a/nosuch: ") as caught:
         reader(options | {"sources": options["sources"].replace('"lossy"', '"nosuch"')}).initialOffset()
     assert caught.value.code == "unknown_consumer"
+
+
+def test_one_log_by_two_names_is_not_read_twice(zones: tuple[SparkZone, SparkZone]) -> None:
+    """Addresses that differ can be those of one node; that shows when it is asked, also when it comes later."""
+    plant, enterprise = zones
+    options = listed(plant, enterprise)
+    sources = orjson.loads(options["sources"])
+    alias = {**sources[0], "name": "plant", "address": f"localhost:{plant.port}", "streams": ["operational"]}
+    doubled = options | {"sources": orjson.dumps([*sources, alias]).decode()}
+    with pytest.raises(InvalidArgument, match="plant-a/operational and plant/operational are the same log"):
+        reader(doubled).initialOffset()
+    batch = {name: value for name, value in doubled.items() if name != "consumer"}
+    with pytest.raises(InvalidArgument, match="are the same log"):
+        OriginsReader(parse(batch, READ), (*COLUMNS, "source")).partitions()
+    start = reader(options).initialOffset()
+    with pytest.raises(InvalidArgument, match="are the same log"):
+        reader(doubled).latestOffset(start, EVERYTHING)
 
 
 ORIGIN = FactsOrigin("a:1/s", "a:1", "s")

@@ -14,9 +14,13 @@ from typing import Any, cast
 import pytest
 
 from bsfg.cli.pipeline import kept
-from bsfg.errors import DiskFull, InvalidArgument
+from bsfg.cli.pipeline.run import ZonePipelines
+from bsfg.cli.pipeline.running import FollowedFiles
+from bsfg.errors import DiskFull, InvalidArgument, LandingDamaged
 from bsfg.spark import supervise
 from bsfg.spark.calls import NodeAccess
+from bsfg.spark.land import lander
+from bsfg.spark.land.state import Landed
 from bsfg.spark.replicate.driver import Layout
 from bsfg.spark.supervise import Diary, KeptTerms, PipelineKeeper, Schedule, Supervisor
 from bsfg.wire.service import PipelineState
@@ -232,3 +236,109 @@ def test_links_that_begin_again_have_a_folder_of_their_own(tmp_path: Path, monke
     for _ in range(2):
         kept.KeptLinks("links", links, place, 0).run(SPARK, Diary(), Event())
     assert len({folder for folder in folders if folder.is_dir()}) == 2
+
+
+ZONE = """
+[zone]
+name = "hub"
+[listen]
+grpc = "127.0.0.1:9"
+http = "127.0.0.1:10"
+plaintext = true
+plaintext_identity = "hub-pipeline"
+[identities.hub-pipeline]
+zone = "hub"
+roles = ["pipeline"]
+streams = ["*"]
+[streams.operational]
+"""
+
+
+@pytest.mark.parametrize("only", [(), ("lake",)], ids=["all", "named"])
+@pytest.mark.parametrize("left", ["", '[pipelines.lake]\nenabled = false\nland = { stream = "operational" }\n'])
+def test_the_last_pipeline_ends_with_its_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only: tuple[str, ...], left: str
+) -> None:
+    """The node shows one that is not to run as off; it must not go on because it is the only one there is."""
+    monkeypatch.setattr(kept, "made", lambda zone, row, place: Scripted(goes_on))
+    path, place = tmp_path / "zone.toml", cast(kept.RunPlace, None)
+    path.write_text(ZONE + '[pipelines.lake]\nland = { stream = "operational" }\n')
+    supervisor = Supervisor(SPARK, NodeAccess("127.0.0.1:9"), "here", Schedule(tmp_path / "schedule.json"))
+    pipelines = ZonePipelines(path, only, FollowedFiles(path))
+    assert pipelines.keep(supervisor, place) == ["lake: new"]
+    keeper = supervisor.keepers["lake"]
+    path.write_text(ZONE + left)
+    assert pipelines.keep(supervisor, place) == ["lake: ended"]
+    assert not supervisor.keepers and not keeper.thread.is_alive()
+    path.write_text(ZONE + '[pipelines.lake]\nland = { stream = "operational" }\n')
+    assert pipelines.keep(supervisor, place) == ["lake: new"]
+    supervisor.stop()
+
+
+class LanderOfATest:
+    """A landing that makes turns when it is told to."""
+
+    def __init__(self, follow: Callable[[LanderOfATest], None]) -> None:
+        self.turns, self.problem, self.done, self.has_joined = 0, None, Landed(), False
+        self.ending, self._follow = Event(), follow
+
+    def join(self, *, for_ever: bool) -> None:
+        """Find out where it stands."""
+        self.has_joined = True
+
+    def follow(self) -> None:
+        """Do what the test says."""
+        self._follow(self)
+
+    def end(self) -> None:
+        """Have it end."""
+        self.ending.set()
+
+
+@pytest.fixture
+def landing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[LanderOfATest], None]], kept.KeptLanding]:
+    """Give a landing whose turns are the test's."""
+
+    def make(follow: Callable[[LanderOfATest], None]) -> kept.KeptLanding:
+        monkeypatch.setattr(kept, "landing_settings", lambda **given: None)
+        monkeypatch.setattr(lander, "landing", lambda *given: nullcontext(LanderOfATest(follow)))
+        return kept.KeptLanding({"stream": "operational", "buffer": "store", "out": "lake"})
+
+    return make
+
+
+def test_a_landing_that_hangs_does_no_good(
+    landing: Callable[..., kept.KeptLanding], keeping: Callable[..., PipelineKeeper]
+) -> None:
+    """It has no error to tell of, so that only what it has done says whether it works."""
+    at_work = list[LanderOfATest]()
+
+    def hangs(one: LanderOfATest) -> None:
+        at_work.append(one)
+        one.ending.wait(WAIT_SECONDS)
+
+    pipeline = landing(hangs)
+    keeper = keeping(pipeline)
+    until(lambda: at_work)
+    pipeline.look(keeper.diary)
+    assert keeper.report().last_good_unix_ms == 0
+    at_work[0].turns += 1
+    pipeline.look(keeper.diary)
+    good = keeper.report().last_good_unix_ms
+    assert good > 0
+    time.sleep(0.01)
+    pipeline.look(keeper.diary)
+    assert keeper.report().last_good_unix_ms == good
+
+
+def test_a_landing_that_never_lands_fails_again_and_again(
+    landing: Callable[..., kept.KeptLanding], keeping: Callable[..., PipelineKeeper]
+) -> None:
+    """That it finds its folder each time is nothing good: its failures are in a row, and become an alert."""
+
+    def fails(one: LanderOfATest) -> None:
+        raise LandingDamaged("a file is gone")
+
+    keeper = keeping(landing(fails))
+    until(lambda: keeper.failures >= 4)
+    assert keeper.failures_in_a_row >= 3

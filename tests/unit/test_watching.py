@@ -9,7 +9,7 @@ import pytest
 
 from bsfg.config import Alerts, Engine, Link, Serve
 from bsfg.config.kinds import Address, Addresses, Start
-from bsfg.gate import RECEIVER, SENDER, Event, Mode
+from bsfg.gate import RECEIVER, SENDER, Event, Gate, Mode
 from bsfg.node import node
 from bsfg.node.alerts import AlertBoard
 from bsfg.node.links import LinkRegistry
@@ -17,7 +17,7 @@ from bsfg.node.metrics import Metrics
 from bsfg.node.watching import LinkWatch
 from bsfg.ports import Buffer
 from bsfg.testing.clock import FakeClock
-from bsfg.wire.service import LinkReport
+from bsfg.wire.service import GateView, LinkReport
 
 CONSUMERS = {"b.operational": "operational", "b.audit": "audit"}
 
@@ -284,3 +284,56 @@ def test_a_buffer_that_takes_long_to_open_is_told_of(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(node.log, "info", told, raising=False)
     asyncio.run(run())
     assert {(each["event"], each["stream"], each["buffer"]) for each in said} == {("buffer_opening", "s", "store")}
+
+
+def test_a_link_that_comes_back_is_new() -> None:
+    """It was taken out for hours: nobody missed it meanwhile, and nobody says so when it is there again."""
+    world = World()
+    world.wait(100)
+    assert world.alert("link_dead") and world.alert("peer_absent")
+    for name, side in (("from-a", RECEIVER), ("b", SENDER)):
+        world.board.remove(name, side)
+        world.alerts.forget(f"{name}/{side}")
+    world.watch.keep((), ())
+    world.clock.advance(10_000)
+    for name, side in (("from-a", RECEIVER), ("b", SENDER)):
+        world.board.add(name, side)
+    world.look()
+    world.wait(29)
+    assert (world.alert("link_dead"), world.alert("peer_absent"), world.is_dead) == (None, None, False)
+    world.wait(3)
+    assert world.alert("link_dead") and world.alert("peer_absent")
+
+
+def test_a_link_that_is_taken_out_is_shown_no_more() -> None:
+    """What it was last would stand in the metrics for good, and whoever is alarmed by it could not mend it."""
+    metrics, clock = Metrics(), FakeClock()
+    names = ("bsfg_gate_state", "bsfg_link_dead", "bsfg_link_backlog", "bsfg_replication_lag_seconds")
+
+    def on_add(view: GateView) -> None:
+        metrics.gate_moved(view.link, view.side, view.gate.mode, moved=False)
+
+    def shown() -> set[tuple[str, str]]:
+        families = metrics.registry.collect()
+        samples = [sample for family in families for sample in family.samples if sample.name in names]
+        return {(sample.name, sample.labels["link"]) for sample in samples}
+
+    def works(name: str) -> None:
+        metrics.link_dead.labels(name).set(1)
+        metrics.link_backlog.labels(name, "operational").set(7)
+        metrics.lagged(name, "operational", 3.0)
+
+    board = LinkRegistry(clock, on_add=on_add, on_remove=metrics.forget_link)
+    held = Gate().hold(1, by="operator", reason="works")
+    for name in ("from-a", "from-b"):
+        board.add(name, RECEIVER, held)
+        works(name)
+    board.add("from-a", SENDER)
+    board.remove("from-a", RECEIVER)
+    sample = metrics.registry.get_sample_value
+    assert shown() == {(name, "from-b") for name in names} | {("bsfg_gate_state", "from-a")}
+    assert sample("bsfg_gate_state", {"link": "from-a", "side": RECEIVER, "mode": "held"}) is None
+    board.add("from-a", RECEIVER, held)
+    works("from-a")
+    assert shown() == {(name, link) for name in names for link in ("from-a", "from-b")}
+    assert sample("bsfg_gate_state", {"link": "from-a", "side": RECEIVER, "mode": "held"}) == 1.0

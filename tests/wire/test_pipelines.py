@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -123,6 +124,27 @@ def test_a_process_that_is_gone_never_looks_healthy() -> None:
     assert set(world.after(1)) == {("pipeline_dead", "proof")}
     world.board.take("run 2", [report(state=PipelineState.ENDED)], last=True)
     assert world.board.state("lake") == "dead", "one that ended in order does not run either"
+
+
+@pytest.mark.parametrize("enabled", [None, False], ids=["taken out", "not enabled"])
+def test_a_pipeline_that_is_not_to_run_is_shown_no_more(enabled: bool | None) -> None:
+    """Neither as one that does not work nor with what it found last; when it is there again, it is new."""
+    world = World()
+    world.board.take("run 1", [report("proof", finding="missing", last_good_unix_ms=9), report()])
+    world.after(1)
+    tables = dict(world.board.tables)
+    proof = tables.pop("proof")
+    others = tables if enabled is None else {**tables, "proof": replace(proof, enabled=enabled)}
+    world.board.configure(others)
+    world.board.take("run 1", [report("proof", finding="missing", last_good_unix_ms=9), report()])
+    assert ("audit_not_clean", "proof") not in world.after(1)
+    shown = ("up", "clean", "backlog", "batch_seconds", "last_good_timestamp_seconds")
+    assert [world.metric(name, "proof") for name in shown] == [None] * 5
+    assert world.metric("up", "lake") == 1.0
+    world.board.configure({**tables, "proof": proof})
+    world.board.take("run 1", [report("proof", last_good_unix_ms=10)])
+    world.after(1)
+    assert [world.metric(name, "proof") for name in ("up", "clean")] == [1.0, 1.0]
 
 
 def test_failures_and_findings_are_alerts() -> None:

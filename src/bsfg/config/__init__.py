@@ -9,6 +9,7 @@ Every problem is reported at once, each with its key and line::
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import re
 import tomllib
 from pathlib import Path
@@ -84,6 +85,7 @@ __all__ = [
     "doubts_of",
     "load",
     "parse",
+    "text_digest",
 ]
 
 
@@ -120,7 +122,12 @@ def parse(text: str, source: Path = Path("zone.toml")) -> ZoneConfig:
         problems = problems + [problem for problem in problems_of(config) if problem.row not in broken]
     if problems:
         raise _invalid(source, _located(text, problems))
-    return dataclasses.replace(config, source=source)
+    return dataclasses.replace(config, source=source, digest=text_digest(text.encode("utf-8", "surrogatepass")))
+
+
+def text_digest(data: bytes) -> str:
+    """Give the digest by which the text of a file is known."""
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 def _located(text: str, problems: list[Problem]) -> list[dict[str, object]]:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
@@ -368,6 +368,8 @@ class ZoneConfig:
     limits: LimitSettings = table("What callers may ask of the node at once.")
     log: Log = table("What the node logs, to standard error.")
     source: Path = Path("zone.toml")
+    digest: str = field(default="", compare=False)
+    """That of the text which this was read from: the file may be another one by now."""
 
     def path(self, relative: PurePath) -> Path:
         """Resolve a path of the file against the folder the file is in."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -278,6 +278,14 @@ class Carriage:
 
 
 EVERYTHING = Carriage()
+
+Carriages = Callable[[], Carriage]
+"""Gives what a link carries at this moment, or raises why it carries nothing any more."""
+
+
+def carriage_now(carriage: Carriage | Carriages) -> Carriage:
+    """Give what a link carries now; what may change while somebody waits or reads is asked for each time."""
+    return carriage if isinstance(carriage, Carriage) else carriage()
 
 
 def apart(frame: Frame) -> Iterator[Frame]:

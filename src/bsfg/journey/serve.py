@@ -17,7 +17,18 @@ from dataclasses import dataclass, field, replace
 from bsfg.batch import EntryBatch
 from bsfg.errors import ForeignLog, InvalidArgument
 from bsfg.gaps import grouped
-from bsfg.journey.link import EVERYTHING, RETURNING, Carriage, Fetched, FetchRequest, Room, apart, check_consumer
+from bsfg.journey.link import (
+    EVERYTHING,
+    RETURNING,
+    Carriage,
+    Carriages,
+    Fetched,
+    FetchRequest,
+    Room,
+    apart,
+    carriage_now,
+    check_consumer,
+)
 from bsfg.offload import by_size
 from bsfg.ports import Buffer, Clock, CursorTracker, Frame, GapSet, Replayable
 from bsfg.retention import GapReason
@@ -77,7 +88,7 @@ async def serve(
     consumer: str,
     request: FetchRequest,
     *,
-    carriage: Carriage = EVERYTHING,
+    carriage: Carriage | Carriages = EVERYTHING,
     given: GivenGaps | None = None,
     clock: Clock | None = None,
     room: Room | None = None,
@@ -89,8 +100,9 @@ async def serve(
     leaves out are not worth an answer of their own while there is time to wait; gap records of other zones are, the
     first time. ``given`` counts them for those who do not (``request.gaps_after`` is None). The answer tells what the
     ``clock``, by which the buffer's entries have their times, says when it leaves. ``room`` is taken when there is
-    something to read: who waits for facts takes none. Raises `UnknownConsumer`, `ConsumerRetired`, and `ForeignLog`
-    when the consumer's position is not one of this buffer.
+    something to read: who waits for facts takes none. What the link carries is asked for anew after every wait: a right
+    may have been taken away meanwhile. Raises `UnknownConsumer`, `ConsumerRetired`, and `ForeignLog` when the
+    consumer's position is not one of this buffer.
     """
     check_request(request)
     state = await cursors.consumer(consumer)
@@ -98,7 +110,7 @@ async def serve(
     start = max(state.checkpoint.committed, -1 if request.after is None else request.after) + 1
     counted = (given or GivenGaps()) if request.gaps_after is None else None
     after = counted.confirmed_by(consumer) if counted else request.gaps_after or ""
-    gaps, token = await relayed_gaps(buffer, after, carriage.receiver_zone)
+    gaps, token = await relayed_gaps(buffer, after, carriage_now(carriage).receiver_zone)
     news = bool(gaps) and (counted is None or counted.is_news(consumer, token))
     collector = _Collector(request, start)
     deadline = _now_seconds() + (0 if news else request.wait_seconds)
@@ -110,7 +122,7 @@ async def serve(
             raise ForeignLog(f"{consumer} has offset {start - 1}, but this log ends before {stats.end}")
         if room is not None and collector.next_offset < stats.end:
             await room.take(request.max_bytes)
-        wants_more = await collector.gather(buffer, carriage, stats.end)
+        wants_more = await collector.gather(buffer, carriage_now(carriage), stats.end)
         more = there and wants_more and not collector.is_worth_an_answer and _now_seconds() < deadline
     frames = collector.frames()
     if room is not None:
@@ -140,15 +152,16 @@ async def serve_range(
     end: int,
     *,
     max_facts: int = 10_000,
-    carriage: Carriage = EVERYTHING,
+    carriage: Carriage | Carriages = EVERYTHING,
     sets: bool = False,
 ) -> AsyncIterator[Frame]:
     """Give a range of offsets (``end`` exclusive); asked again, it gives the same while the entries are retained.
 
-    No cursor moves: this is for re-reads, for fetching in parallel, and for auditors. ``sets`` is as in a fetch.
+    No cursor moves: this is for re-reads, for fetching in parallel, and for auditors. ``sets`` is as in a fetch. What
+    the link carries is asked for with every frame, however slowly they are taken.
     """
     async for frame in buffer.replay(first, end=end, max_facts=max_facts):
-        chosen = await carried(carriage, frame)
+        chosen = await carried(carriage_now(carriage), frame)
         for piece in (chosen,) if sets else apart(chosen):
             yield piece
 

@@ -330,6 +330,8 @@ class LinkRegistry:
 
     clock: Clock
     on_move: OnMove = lambda view, before: None
+    on_add: Callable[[GateView], None] = lambda view: None
+    on_remove: Callable[[str, str], None] = lambda link, side: None
     _gates: dict[tuple[str, str], Gate] = field(default_factory=dict)
     _fetched: dict[str, tuple[int, int]] = field(default_factory=dict)
     _came_ms: dict[str, int] = field(default_factory=dict)
@@ -348,7 +350,9 @@ class LinkRegistry:
 
     def add(self, link: str, side: str = RECEIVER, gate: Gate | None = None) -> None:
         """Put up a link's gate on one side; one that is there already stays as it is."""
-        self._gates.setdefault((link, side), gate or Gate(since_unix_ms=self.clock.now_unix_ms()))
+        if (link, side) not in self._gates:
+            gate = self._gates[link, side] = gate or Gate(since_unix_ms=self.clock.now_unix_ms())
+            self.on_add(GateView(link, side, gate))
 
     def remove(self, link: str, side: str) -> None:
         """Take down a link's gate on one side, and forget what was said of it."""
@@ -359,6 +363,7 @@ class LinkRegistry:
                 for of in [each for each in known if each[0] == link]:
                     del known[of]
             self.leases.tell(link)
+        self.on_remove(link, side)
 
     def gates(self) -> list[GateView]:
         """List all gates, holds that have ended let go first."""

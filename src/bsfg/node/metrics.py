@@ -6,13 +6,13 @@ are configured or counted by the node itself, never a caller's words.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from bsfg.gate import Mode
+from bsfg.gate import RECEIVER, Mode
 from bsfg.node.ages import Unconfirmed
 from bsfg.ports import Buffer, BufferStats, Receipt, Result
 from bsfg.wire.limits import Admission
@@ -21,6 +21,10 @@ SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 
 LAG_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0, 300.0, 3600.0, 86400.0)
 
 _FILL = {Buffer.STORE: "bsfg_store_buffer_fill_percent", Buffer.FORWARD: "bsfg_forward_buffer_fill_percent"}
+
+
+def _labelled(metric: Any, *labels: str) -> Any:
+    return metric.labels(*labels)
 
 
 class PipelineMetrics:
@@ -46,6 +50,12 @@ class PipelineMetrics:
         )
         self.clean = gauge("clean", "1 when the last audit was clean.")
 
+    def forget(self, name: str) -> None:
+        """Show a pipeline no more that is not to run: what it found last is nothing that lasts."""
+        for each in (self.up, self.backlog, self.batch_seconds, self.last_good, self.clean):
+            with suppress(KeyError):
+                each.remove(name)
+
 
 class Metrics:
     """All counters, gauges and histograms of one node, in a registry of their own."""
@@ -55,7 +65,7 @@ class Metrics:
         self._highest_lag: dict[tuple[str, str], float] = {}
         self._worst_lags: dict[tuple[str, str], float] = {}
         # For what is counted with every request: to find a metric by its labels takes longer than to count.
-        self._labelled: Callable[..., Any] = lru_cache(maxsize=1024)(lambda metric, *labels: metric.labels(*labels))
+        self._labelled = lru_cache(maxsize=1024)(_labelled)
 
         def counter(name: str, says: str, *labels: str) -> Counter:
             return Counter(name, says, labels, registry=registry)
@@ -167,6 +177,22 @@ class Metrics:
             self.gate_state.labels(link, side, str(each)).set(1 if each == mode else 0)
         if moved:
             self.gate_moves.labels(link, side, str(mode)).inc()
+
+    def forget_link(self, link: str, side: str) -> None:
+        """Show a side of a link no more that was taken out: what it was last is nothing that lasts."""
+        gauges = [self.gate_state]
+        if side == RECEIVER:
+            gauges += [self.link_dead, self.link_backlog, self.lag, self.lag_high]
+            for lags in (self._highest_lag, self._worst_lags):
+                for of in [each for each in lags if each[0] == link]:
+                    del lags[of]
+        for gauge in gauges:
+            shown = [sample.labels for family in gauge.collect() for sample in family.samples]
+            for labels in shown:
+                if labels["link"] == link and labels.get("side", side) == side:
+                    gauge.remove(*labels.values())
+        # Else a link that comes back would be counted where nobody looks.
+        self._labelled.cache_clear()
 
     def buffer_seen(self, stats: BufferStats) -> None:
         """Note what a buffer holds."""

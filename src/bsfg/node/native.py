@@ -154,14 +154,16 @@ class NativeHandoff:
         await self._handoff.start()
 
     async def stop(self) -> None:
-        """End all loops and give the lease back."""
-        await self._handoff.stop()
-        if self._leasing is not None:
-            self._leasing.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._leasing
-        if self._desk.lease is not None:
-            self._parts.links.leases.give_back(self._link, self._desk.lease)
+        """End all loops and give the lease back; who is hurried gives it back, too, since nobody else can."""
+        leasing = [] if self._leasing is None else [self._leasing]
+        try:
+            await self._handoff.stop()
+        finally:
+            for task in leasing:
+                task.cancel()
+            if self._desk.lease is not None:
+                self._parts.links.leases.give_back(self._link, self._desk.lease)
+        await asyncio.gather(*leasing, return_exceptions=True)
 
     async def _keep_lease(self) -> None:
         """Hold the lease of the link, unless a pipeline moves it or wants to: then stand back until it is gone."""

@@ -44,7 +44,7 @@ from bsfg.node.metrics import Metrics
 from bsfg.node.native import NativeHandoff, StreamPull, rules_of
 from bsfg.node.objects import ArtifactFetcher
 from bsfg.node.parts import NodeContext, NodeSettings
-from bsfg.node.reload import Reload, digest_of, trust_of
+from bsfg.node.reload import Reload, Stamp, digest_of, stamp_of, trust_of
 from bsfg.node.scrub import Pace, Scrub
 from bsfg.node.service import NodeService
 from bsfg.node.state import NodeState, check_ids
@@ -144,6 +144,7 @@ class Node:
         for doubt in doubts_of(config):
             log.warning("configuration_doubtful", key=doubt.key, problem=doubt.says)
         watched = self._watched()
+        begun = stamp_of(config, watched.files if watched is not None else None)
         metrics = Metrics()
         if config.storage.group_reads:
             ACCESS.let_group_read()
@@ -170,9 +171,10 @@ class Node:
         upkeep = self._upkeep = Upkeep(config, self.parts, self.alerts, _note, self._rates, self.damage)
         await upkeep.start()
         self._stack.push_async_callback(upkeep.stop)
-        self._follow_files(watched)
-        self._scrub(state)
+        # A reload that is under way ends first: it may begin to pull.
         self._stack.push_async_callback(self._stop_pulling)
+        self._follow_files(watched, begun)
+        self._scrub(state)
         await self._pull_all(watched)
         started = {"version": bsfg.__version__, "grpc_port": self.grpc_port, "digest": digest_of(config)}
         log.info("node_started", zone=config.zone.name, **started)
@@ -241,7 +243,7 @@ class Node:
         log.info("certificate_reloaded")
         self.trail.record(TrailEvent("certificate_reloaded", NODE, about=str(self.config.tls.certificate)))
 
-    def _follow_files(self, watched: Watched | None) -> None:
+    def _follow_files(self, watched: Watched | None, begun: Stamp) -> None:
         """Begin to take up changes of who may call."""
         files = watched.files if watched is not None else None
         take_tokens = self.pages.take_tokens if self.pages is not None else lambda rows: not rows
@@ -249,7 +251,8 @@ class Node:
         async def apply(config: ZoneConfig, matrix: Matrix) -> None:
             await self._apply(config, matrix, watched)
 
-        self._reload = Reload(self.config, self.parts, self.alerts, _note, files, take_tokens, apply=apply)
+        given = (self.config, self.parts, self.alerts, _note, files, take_tokens)
+        self._reload = Reload(*given, apply=apply, begun=begun)
         self._reload.start()
         self._stack.push_async_callback(self._reload.stop)
 
@@ -340,7 +343,10 @@ class Node:
                 reason=view.gate.reason,
             )
 
-        registry = LinkRegistry(self.clock, on_move)
+        def on_add(view: GateView) -> None:
+            metrics.gate_moved(view.link, view.side, view.gate.mode, moved=False)
+
+        registry = LinkRegistry(self.clock, on_move, on_add, metrics.forget_link)
         held = state.held_gates()
         lost = Gate(Mode.HELD, self.clock.now_unix_ms(), _STATE_LOST, held_by="node") if state.is_lost else None
         for link, side in _sides(self.config):
@@ -348,9 +354,6 @@ class Node:
                 held[link, side] = lost
                 state.keep_gate(link, side, lost)
             registry.add(link, side, held.get((link, side)))
-            metrics.gate_moved(
-                link, side, held[link, side].mode if (link, side) in held else Mode.AUTONOMOUS, moved=False
-            )
         return registry
 
     # Storage.
@@ -389,12 +392,16 @@ class Node:
 
     async def _create_consumers(self) -> None:
         """Create the consumers of the peers that the configuration names; those that exist stay as they are."""
-        known = {state.spec.name for state in await self.parts.storage.cursors.consumers()}
+        known = {state.spec.name: state for state in await self.parts.storage.cursors.consumers()}
         for zone, serve in self.config.serve.items():
             for stream in self.config.streams_of(serve):
                 for buffer in serve.buffers:
                     name = consumer_name(zone, stream, buffer)
                     if name in known or (stream, buffer) in self.parts.unavailable:
+                        if name in known and known[name].spec.required != serve.required:
+                            kind = "required" if known[name].spec.required else "optional"
+                            says = f"has no effect on the consumer {name}, which was made {kind} and stays so"
+                            log.warning("configuration_doubtful", key=f"serve.{zone}.required", problem=says)
                         continue
                     # Where cursors were lost nobody knows how far the peer was; what it has it recognises.
                     lost = getattr(self.parts.storage.cursors, "are_lost", False)

@@ -156,7 +156,7 @@ class Objects:
         if offset > size_bytes:
             raise DigestMismatch(f"{offset} bytes cannot be the beginning of {size_bytes}", digest=digest)
         media_type = found.media_type if found is not None and found.digest == digest else DEFAULT_MEDIA_TYPE
-        content = self._taken(row.zone, store.get(digest))
+        content = self._taken(caller, store.get(digest))
         return ObjectInfo(bucket, key, media_type, None, digest, size_bytes), skipped(content, offset)
 
     async def _may_read(self, caller: Caller, row: Identity, digest: str) -> bool:
@@ -190,10 +190,11 @@ class Objects:
                         unavailable = error
         return found, unavailable
 
-    async def _taken(self, zone: str, pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-        """Give pieces as they are asked for, until the gate is held: who is slow to take a large one is not away."""
+    async def _taken(self, caller: Caller, pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+        """Give pieces to who may have them, until the gate is held: who is slow to take a large one is not away."""
         async with aclosing(pieces):
             async for piece in pieces:
+                zone = self._parts.guard.check(caller, Request(Action.DOWNLOAD)).zone
                 self._parts.links.check_serving(zone)
                 self._parts.links.downloads(zone)
                 yield piece

@@ -8,7 +8,6 @@ was not told again for some seconds counts as dead, whatever it was, and after s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -143,6 +142,8 @@ class PipelineBoard:
             (metrics.batches, now.batches, known.batches),
         ):
             metric.labels(now.name).inc(max(0, new - old))
+        if not self.tables[now.name].enabled:
+            return  # it is about to end, and is shown no more
         metrics.batch_seconds.labels(now.name).set(now.batch_seconds)
         metrics.last_good.labels(now.name).set(now.last_good_unix_ms / 1000)
         metrics.backlog.labels(now.name).set(float("nan") if now.backlog is None else now.backlog)
@@ -178,12 +179,10 @@ class PipelineWatch:
 
     def _up(self, name: str, up: bool | None) -> None:
         """Show whether a pipeline works, None for one that is not to."""
-        gauge = self._metrics.pipelines.up
         if up is not None:
-            gauge.labels(name).set(up)
+            self._metrics.pipelines.up.labels(name).set(up)
         else:
-            with suppress(KeyError):
-                gauge.remove(name)
+            self._metrics.pipelines.forget(name)
 
     def _dead(self, name: str) -> str | None:
         board = self._board

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bsfg.config import Token, ZoneConfig, load
+from bsfg.config import Token, ZoneConfig, load, text_digest
 from bsfg.config.access import Stream
 from bsfg.config.checks import problems_of
 from bsfg.errors import BsfgError, ConfigInvalid, unforeseen
@@ -50,8 +49,25 @@ TakeTokens = Callable[[Mapping[str, Token]], bool]
 """Gives the door of the dashboard its tokens; tells whether they can be used before a restart."""
 
 
+Stamp = tuple[object, ...]
+
+
+def stamp_of(config: ZoneConfig, files: TlsFiles | None) -> Stamp:
+    """Give something that changes whenever one of the files changes that a node goes by."""
+    crl = config.tls.crl
+    return (
+        file_stamp(config.source),
+        *(() if files is None else files.stamp()),
+        None if crl is None else file_stamp(config.path(crl)),
+    )
+
+
 class Reload:
-    """Follows the files of one node."""
+    """Follows the files of one node.
+
+    ``begun`` is the stamp that they had before the node read any of them: to start may take long, and what has changed
+    meanwhile is taken up like everything else. So is a file that is not the one which the configuration was read from.
+    """
 
     def __init__(
         self,
@@ -63,17 +79,21 @@ class Reload:
         take_tokens: TakeTokens = lambda rows: not rows,
         *,
         apply: Apply,
+        begun: Stamp | None = None,
     ) -> None:
         self._running = config
         self._parts, self._alerts, self._note = parts, alerts, note
         self._files, self._take_tokens, self._apply = files, take_tokens, apply
         self._one_at_a_time = asyncio.Lock()
         self._loaded_unix_ms, self._digest = parts.clock.now_unix_ms(), digest_of(config)
+        is_same = file_digest(config) in ("", self._digest)
         self._waiting = list[str]()
         self._problem: str | None = None
         parts.configuration, parts.reload = self.status, self.take
-        self._loaded = self._seen = self._stamp()
+        self._seen = self._stamp()
+        self._loaded = (begun or self._seen) if is_same else ()
         self._task: asyncio.Task[None] | None = None
+        self._taking: set[asyncio.Task[list[str]]] = set()
         self._asked = asyncio.Event()
         self._tell()
 
@@ -83,10 +103,10 @@ class Reload:
 
     async def stop(self) -> None:
         """End it."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        tasks = [*self._taking, *([] if self._task is None else [self._task])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def ask(self) -> None:
         """Look at the files at once, whether they have changed or not."""
@@ -115,13 +135,25 @@ class Reload:
     async def take(self, by: str = NODE) -> list[str]:
         """Read everything, check it as a whole, and let it count, or leave everything as it is and raise why.
 
-        Gives the tables that were taken up and differ from before.
+        Gives the tables that were taken up and differ from before. Whoever asked may go away meanwhile: what was begun
+        is done to its end, since half of a configuration is none.
         """
+        taking = asyncio.create_task(self._take(by))
+        self._taking.add(taking)
+        taking.add_done_callback(self._is_over)
+        return await asyncio.shield(taking)
+
+    def _is_over(self, taking: asyncio.Task[list[str]]) -> None:
+        self._taking.discard(taking)
+        if not taking.cancelled():
+            taking.exception()  # whoever asked was told, and so were the log and the alerts
+
+    async def _take(self, by: str) -> list[str]:
         async with self._one_at_a_time:
             self._loaded = self._seen = self._stamp()
             running, path = self._running, self._running.source
             try:
-                given, digest = await asyncio.to_thread(_read, running)
+                given = await asyncio.to_thread(load, running.source)
                 config = _checked(running, given, self._parts.settings)
                 trust = await asyncio.to_thread(self._trust, config)
             except BsfgError as error:
@@ -137,16 +169,14 @@ class Reload:
                 raise
             self._alerts.update("access_not_reloaded", path.name, None)
             changed = [name for name in (*TAKEN, "streams") if getattr(config, name) != getattr(running, name)]
-            self._running, self._digest, self._problem = config, digest, None
+            self._running, self._digest, self._problem = config, config.digest, None
             self._loaded_unix_ms, self._waiting = self._parts.clock.now_unix_ms(), _waiting(config, given)
             if not works:
                 self._waiting.append("tokens")
             fields = {"identities": len(config.identities), "authorities": len(config.authorities), "changed": changed}
-            self._note("access_reloaded", file=str(path), digest=digest, **fields, waiting_for_restart=self._waiting)
-            loaded = {"digest": digest, **fields}
-            self._parts.trail.record(
-                TrailEvent("config_loaded", by, about=str(path), reason="reloaded", details=loaded)
-            )
+            told = {"digest": config.digest, **fields}
+            self._note("access_reloaded", file=str(path), **told, waiting_for_restart=self._waiting)
+            self._parts.trail.record(TrailEvent("config_loaded", by, about=str(path), reason="reloaded", details=told))
             return changed
 
     def _refused(self, path: Path, error: BsfgError, by: str) -> None:
@@ -177,14 +207,8 @@ class Reload:
     def _trust(self, config: ZoneConfig) -> Trust | None:
         return trust_of(config, self._files, self._parts.guard.matrix.vouching.trust)
 
-    def _stamp(self) -> tuple[object, ...]:
-        tls = () if self._files is None else self._files.stamp()
-        crl = self._running.tls.crl
-        return (
-            file_stamp(self._running.source),
-            *tls,
-            None if crl is None else file_stamp(self._running.path(crl)),
-        )
+    def _stamp(self) -> Stamp:
+        return stamp_of(self._running, self._files)
 
 
 def trust_of(config: ZoneConfig, files: TlsFiles | None, before: Trust | None = None) -> Trust | None:
@@ -196,22 +220,24 @@ def trust_of(config: ZoneConfig, files: TlsFiles | None, before: Trust | None = 
 
 
 def digest_of(config: ZoneConfig) -> str:
+    """Give the digest of the text that a configuration was read from, or of its file where nobody knows."""
+    return config.digest or file_digest(config)
+
+
+def file_digest(config: ZoneConfig) -> str:
     """Give the digest of the file of a configuration as it is now; empty when it cannot be read."""
     try:
-        return "sha256:" + hashlib.sha256(config.source.read_bytes()).hexdigest()
+        return text_digest(config.source.read_bytes())
     except OSError:
         return ""
-
-
-def _read(running: ZoneConfig) -> tuple[ZoneConfig, str]:
-    return load(running.source), digest_of(running)
 
 
 def _checked(running: ZoneConfig, given: ZoneConfig, settings: NodeSettings) -> ZoneConfig:
     """Give what the node goes on with, the new tables in it, or raise `ConfigInvalid` if they contradict each other."""
     tables = {name: getattr(given, name) for name in TAKEN}
     tls = dataclasses.replace(running.tls, crl=given.tls.crl)
-    config = dataclasses.replace(running, tls=tls, streams=_streams(running, given), **tables)
+    streams, digest = _streams(running, given), given.digest
+    config = dataclasses.replace(running, tls=tls, streams=streams, digest=digest, **tables)
     listed = [f"{each.key}: {each.says}" for each in problems_of(config)]
     if NodeSettings.of(config).limits.message_bytes > settings.limits.message_bytes:
         listed.append("streams: a new one allows facts that need larger messages than the node was started with")
@@ -233,5 +259,5 @@ def _streams(running: ZoneConfig, given: ZoneConfig) -> dict[str, Stream]:
 
 def _waiting(config: ZoneConfig, given: ZoneConfig) -> list[str]:
     """Name the tables of the file that differ from what the node goes on with."""
-    names = [each.name for each in dataclasses.fields(ZoneConfig) if each.name != "source"]
+    names = [each.name for each in dataclasses.fields(ZoneConfig) if each.name not in ("source", "digest")]
     return [name for name in names if getattr(config, name) != getattr(given, name)]

@@ -18,8 +18,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from bsfg.config import ZoneConfig
-from bsfg.errors import BsfgError, StandingBy, StorageTaken, StorageUnavailable
+from bsfg.config import ZoneConfig, load
+from bsfg.errors import BsfgError, ConfigInvalid, StandingBy, StorageTaken, StorageUnavailable
 from bsfg.node.backends import can_be_watched, node_name, watch_of
 from bsfg.node.listeners import Listeners
 from bsfg.node.node import Node
@@ -173,6 +173,18 @@ async def _serve(node: Node, stopping: asyncio.Event, ready: Callable[[Node], No
             raise StorageTaken("the node was overtaken, and could not end its work", hint=hint) from None
 
 
+def _as_it_is(config: ZoneConfig) -> ZoneConfig:
+    """Read the file of a configuration again: a node may stand by for weeks, in which somebody was revoked.
+
+    With a file that cannot be used the node is what it was. It says so, and takes it up when it is mended.
+    """
+    try:
+        return load(config.source)
+    except ConfigInvalid as error:
+        log.warning("access_not_reloaded", file=str(config.source), **error.to_dict())
+        return config
+
+
 async def run(config: ZoneConfig, ready: Callable[[Node], None] = lambda node: None) -> None:
     """Run a node until it is told to stop by SIGINT or SIGTERM."""
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -181,6 +193,7 @@ async def run(config: ZoneConfig, ready: Callable[[Node], None] = lambda node: N
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
     while not stopping.is_set():
+        config = _as_it_is(config) if has_run else config
         node = Node(config)
         loop.add_signal_handler(signal.SIGHUP, node.reload)
         try:

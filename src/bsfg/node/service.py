@@ -28,7 +28,7 @@ from bsfg.fact import Entry, Key
 from bsfg.filters import FactFilter
 from bsfg.journey.append import AppendRules, commit, prepare
 from bsfg.journey.confirm import confirm_receipt
-from bsfg.journey.link import AppendOutcome, Carriage, Fetched, FetchRequest, PeerPosition, Refusal
+from bsfg.journey.link import AppendOutcome, Carriage, Carriages, Fetched, FetchRequest, PeerPosition, Refusal
 from bsfg.journey.receive import LinkRules, PullProgress, receive
 from bsfg.journey.serve import GivenGaps, serve, serve_range
 from bsfg.node.ages import offsets_of_span
@@ -326,12 +326,14 @@ class NodeService:
     ) -> tuple[Identity, Fetched]:
         parts = self._parts
         row, state, buffer = await self._consumer(caller, Action.FETCH, consumer)
+        spec = state.spec
+        asked = Request(Action.FETCH, spec.stream, spec.buffer, consumer=consumer)
+        carriage = self._carriages(caller, asked, carry_only, request.filter)
         wanted = replace(
             request,
             max_facts=min(request.max_facts, FETCH_FACTS_MAX),
             wait_seconds=min(request.wait_seconds, parts.settings.limits.fetch_wait_max_seconds),
         )
-        carriage = self._carriage(row, carry_only, request.filter)
         parts.links.instances.came(consumer, request.instance, caller.address, parts.clock.monotonic_ms())
         with parts.links.fetching(consumer):
             fetched = await serve(
@@ -344,12 +346,12 @@ class NodeService:
                 clock=parts.steady,
                 room=caller.room,
             )
-        # An operator may have closed the gate while this one waited.
-        parts.links.check_serving(row.zone)
+        # The gate may have been closed, or the right taken away, while this one waited.
+        carriage()
         facts = sum(len(frame.entries) for frame in fetched.frames if frame.entries is not None)
-        parts.metrics.served(state.spec.stream, state.spec.buffer, facts)
+        parts.metrics.served(spec.stream, spec.buffer, facts)
         parts.links.fetched(consumer, fetched.end - fetched.start)
-        return row, replace(fetched, stream=state.spec.stream)
+        return row, replace(fetched, stream=spec.stream)
 
     async def read_offsets(
         self,
@@ -368,7 +370,7 @@ class NodeService:
         end = stats.end if end is None else min(end, stats.end)
         if first < 0 or end < first:
             raise InvalidArgument(f"{first} to {end} is not a range below the end {stats.end}", end=stats.end)
-        carriage = self._carriage(row, carry_only, request.filter)
+        carriage = self._carriages(caller, Request(Action.READ, stream, buffer), carry_only, request.filter)
         frames = serve_range(found, first, end, max_facts=request.max_facts, carriage=carriage, sets=request.sets)
         return Reading(self._head(stream, stats, first), self._while_open(row, frames))
 
@@ -389,7 +391,7 @@ class NodeService:
             raise InvalidArgument(f"{start_unix_ms} to {end_unix_ms} is not a span of time")
         stats = await found.stats()
         first, end = await offsets_of_span(found, start_unix_ms, end_unix_ms)
-        carriage = self._carriage(row, carry_only, request.filter)
+        carriage = self._carriages(caller, Request(Action.READ, stream, buffer), carry_only, request.filter)
         frames = serve_range(found, first, end, max_facts=request.max_facts, carriage=carriage, sets=request.sets)
         return Reading(self._head(stream, stats, first), self._while_open(row, frames))
 
@@ -479,9 +481,21 @@ class NodeService:
         self._parts.links.check_serving(row.zone)
         return row, state, await self._parts.buffer(spec.stream, spec.buffer)
 
-    def _carriage(self, row: Identity, carry_only: frozenset[str] | None, asked: FactFilter) -> Carriage:
-        """Give what a caller is served: a peer never gets back what its own zone said, no zone what is not for it."""
-        return Carriage(carry_only, row.zone if is_peer(row) else None, self._parts.served(row), asked)
+    def _carriages(
+        self, caller: Caller, request: Request, carry_only: frozenset[str] | None, asked: FactFilter
+    ) -> Carriages:
+        """Give what tells what a caller is served at each moment, as long as he may ask for it.
+
+        A peer never gets back what its own zone said, and no zone gets what is not for it. Somebody may wait or read
+        for long, and another configuration counts for him, too.
+        """
+
+        def carriage() -> Carriage:
+            row = self._check(caller, request)
+            self._parts.links.check_serving(row.zone)
+            return Carriage(carry_only, row.zone if is_peer(row) else None, self._parts.served(row), asked)
+
+        return carriage
 
 
 async def _each(frames: Sequence[Frame]) -> AsyncIterator[Frame]:

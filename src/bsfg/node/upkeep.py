@@ -60,6 +60,7 @@ class Upkeep:
     def take(self, config: ZoneConfig) -> None:
         """Go by another configuration from now on."""
         before, self._config = self._config.streams, config
+        self._watch.keep(config.links, config.serve)
         self._latest = {
             name: self._latest.get(name, LatestWatch(stream.latest_max_age_seconds))
             if name in before and before[name].latest_max_age_seconds == stream.latest_max_age_seconds

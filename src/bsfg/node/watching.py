@@ -55,6 +55,11 @@ class LinkWatch:
         self._watched: dict[str, _Watched] = {}
         self._served_since_ms: dict[str, int] = {}
 
+    def keep(self, links: Collection[str], zones: Collection[str]) -> None:
+        """Forget all others: one that comes back is new, and is not missed since it was last here."""
+        self._watched = {name: seen for name, seen in self._watched.items() if name in links}
+        self._served_since_ms = {zone: since for zone, since in self._served_since_ms.items() if zone in zones}
+
     # The receiver's side.
 
     def look_at(self, link: Link) -> None:

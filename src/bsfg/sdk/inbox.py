@@ -2,13 +2,15 @@
 
 The node is told that an entry is confirmed as soon as it is durable in the inbox: *durable here*, not *handled*. From
 then on the inbox answers for it, and the node may let it go. What the application has handled is kept in the inbox. So
-the consumer reads on while the node is away, and a lost inbox loses what was not handled.
+the consumer reads on while the node is away, and a lost inbox loses what was not handled. What cannot be read any more
+of an inbox is a gap record in its place.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -154,10 +156,13 @@ class InboxFeed:
         frames: list[Frame] = []
         gaps: list[GapRecord] = []
         for record in records:
-            frame = _frame(record)
+            frame, given = _frame(record), self._given
             if frame is None:
                 gaps += [_gap(row) for row in record.head["gaps"]]
             else:
+                if given is not None and frame.first > given + 1:
+                    frames.append(_lost(given + 1, frame.first - 1))
+                    self._taken.append((record.number - 1, frame.first - 1))
                 frames.append(frame)
             last = record.head.get("last", self._taken[-1][1] if self._taken else -1)
             self._taken.append((record.number, last))
@@ -167,6 +172,13 @@ class InboxFeed:
         end = self._note["next"] if self._note["next"] is not None else start
         stream = self._note.get("stream")
         return Fetched(self._note.get("log_id", ""), start, end, b"", frames, gaps, stream=stream)
+
+    @property
+    def _given(self) -> int | None:
+        """The last offset that was given, or confirmed; None when nobody knows."""
+        committed: int | None = self._note["committed"]
+        taken = self._taken[-1][1] if self._taken else -1
+        return committed if committed is None else max(committed, taken)
 
     async def confirm(self, confirmation: Confirmation, refusals: Sequence[Refusal]) -> None:
         """Keep what was handled; entries that were leave the folder."""
@@ -215,6 +227,12 @@ def _frame(record: Spooled) -> Frame | None:
     if "gap" in head:
         return Frame(head["first"], head["last"], gap=_gap(head["gap"]))
     return Frame(head["first"], head["last"], EntryBatch.from_ipc(record.blob, LOOSE))
+
+
+def _lost(first: int, last: int) -> Frame:
+    """Say of entries that were in the inbox, and confirmed to the node by that, that they are gone."""
+    at_unix_ms = time.time_ns() // 1_000_000
+    return Frame(first, last, gap=GapRecord(first, last, GapReason.DAMAGED, at_unix_ms, "the inbox was damaged"))
 
 
 def _gap_row(gap: GapRecord) -> list[Any]:

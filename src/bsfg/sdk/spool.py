@@ -5,11 +5,13 @@ checksum; a put returns when the disk has them. How far the reader is done is wr
 records come again, which both uses can bear. One process at a time has a spool open.
 
 A spool never appends to a file that it found: what an earlier process wrote last may be torn, or may never have reached
-the disk although it can be read. A torn end was never acknowledged and is passed over.
+the disk although it can be read. A torn end was never acknowledged and is passed over. What was acknowledged and cannot
+be read any more is passed over, too, but said so in the log of the program, and its file is kept.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from bisect import bisect_left
@@ -32,6 +34,8 @@ from bsfg.errors import (
 )
 from bsfg.stores.log.files import DiskFiles, Files, OpenFile, is_refusal, translated, write_whole
 from bsfg.stores.log.journal import Record, decode_all, encode
+
+log = logging.getLogger("bsfg.spool")
 
 MARK = "spool.json"
 POSITION = "position.json"
@@ -58,8 +62,10 @@ def segment_size(capacity_bytes: int) -> int:
 class Spool:
     """An opened spool; its methods block, and may be called from several threads."""
 
-    def __init__(self, files: Files, release: Callable[[], None], *, capacity_bytes: int, segment_bytes: int) -> None:
-        self._files, self._release = files, release
+    def __init__(
+        self, files: Files, release: Callable[[], None], *, where: str, capacity_bytes: int, segment_bytes: int
+    ) -> None:
+        self._files, self._release, self._where = files, release, where
         self._capacity_bytes, self._segment_bytes = capacity_bytes, segment_bytes
         self._lock = threading.RLock()
         self._sizes: dict[int, int] = {}
@@ -68,6 +74,7 @@ class Spool:
         self._failure: BsfgError | None = None
         self._closed = False
         self.problems: list[str] = []
+        self._damaged: set[int] = set()
         self.done = 0
         self.end = 0
         self.note: dict[str, Any] = {}
@@ -89,7 +96,7 @@ class Spool:
         except OSError as error:
             raise translated(error, f"opening {where}") from None
         segment_bytes = segment_bytes or segment_size(capacity_bytes)
-        spool = cls(files, release, capacity_bytes=capacity_bytes, segment_bytes=segment_bytes)
+        spool = cls(files, release, where=str(where), capacity_bytes=capacity_bytes, segment_bytes=segment_bytes)
         try:
             _check_mark(files, kind, str(where))
             spool._recover()
@@ -209,15 +216,25 @@ class Spool:
         except OSError as error:
             raise translated(error, f"reading {_name(base)}") from None
         records, sound, problems = decode_all(data)
+        for text in problems:
+            self._is_damaged(base, text)
         if sound < len(data):
-            problems.append(f"the last {len(data) - sound} bytes were torn by a crash and never acknowledged")
-        self.problems += [f"{_name(base)}: {text}" for text in problems]
+            text = f"{_name(base)}: the last {len(data) - sound} bytes were torn by a crash and never acknowledged"
+            self.problems += [text] if text not in self.problems else []
         known += [
             Spooled(record.head["n"], {key: value for key, value in record.head.items() if key != "n"}, record.blob)
             for record in records
         ]
         self._cache = (base, size, known)
         return known
+
+    def _is_damaged(self, base: int, says: str) -> None:
+        """Say once that something of a segment is lost, and have its file kept."""
+        self._damaged.add(base)
+        text = f"{_name(base)}: {says}"
+        if text not in self.problems:
+            self.problems.append(text)
+            log.error("%s: %s; what it held is passed over, and the file is kept", self._where, text)
 
     def advance(self, done: int, note: dict[str, Any] | None = None, *, durably: bool = False) -> None:
         """Note that everything below a number is done; files that are no longer needed go.
@@ -234,7 +251,10 @@ class Spool:
             if gone or durably:
                 self._write_position()
             for base in gone:
-                self._files.remove(_name(base))
+                if base in self._damaged:
+                    self._files.rename(_name(base), f"{_name(base)}.damaged")
+                else:
+                    self._files.remove(_name(base))
                 del self._sizes[base]
             if moved and self._cache is not None and self._cache[0] not in self._sizes:
                 self._cache = None
@@ -259,19 +279,24 @@ class Spool:
     def _recover(self) -> None:
         position = _read_position(self._files)
         self.done, self.note = int(position.get("done", 0)), dict(position.get("note", {}))
+        said, found = int(position.get("end", 0)), self.done
         for name in self._files.list(""):
             if name.endswith(_SUFFIX) and name[: -len(_SUFFIX)].isdigit():
                 self._sizes[int(name[: -len(_SUFFIX)])] = self._files.size(name)
-        self.end = max(self.done, int(position.get("end", 0)), max(self._sizes, default=0))
+        self.end = max(self.done, said, max(self._sizes, default=0))
         while self._sizes:
             base = max(self._sizes)
             if records := self._records(base):
-                self.end = max(self.end, records[-1].number + 1)
+                found = max(found, records[-1].number + 1)
+                self.end = max(self.end, found)
                 break
             # Nothing in it can be read. Its name will be used again, so what is there is kept under another.
             self._files.rename(_name(base), f"{_name(base)}.torn")
             del self._sizes[base]
             self._cache = None
+        if found < said:
+            # Whoever closed the spool had them: this is no end that a crash has torn.
+            self._is_damaged(max(self._sizes, default=found), f"the records {found} to {said - 1} are gone")
         self.advance(self.done)
 
     def close(self) -> None:

@@ -277,6 +277,17 @@ class SourceOffsets:
         return SourceOffsets({key: (str(log_ids[key]), offset) for key, offset in offsets.items()})
 
 
+def check_apart(log_ids: Mapping[str, str]) -> None:
+    """Raise `InvalidArgument` when two sources are one log by different addresses: each fact would come twice."""
+    keys: dict[str, str] = {}
+    for key, log_id in sorted(log_ids.items()):
+        if (other := keys.setdefault(log_id, key)) != key:
+            raise InvalidArgument(
+                f"{other} and {key} are the same log {log_id}, so that each of its facts would be there twice",
+                hint="Name every buffer once, by one address.",
+            )
+
+
 def confirm_offsets(
     origins: Origins, end: dict[str, Any], questions: SourceQuestions, confirmed: dict[str, int]
 ) -> None:

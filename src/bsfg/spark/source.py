@@ -38,6 +38,7 @@ from bsfg.spark.fanin import (
     SourceOffsets,
     SourceQuestions,
     asked_position,
+    check_apart,
     confirm_offsets,
     cut,
     of_source,
@@ -330,8 +331,10 @@ class OriginsReader(OriginsReading, DataSourceReader):
         async def all_of_them() -> list[OriginRange]:
             return list(await asyncio.gather(*(asked(*item) for item in self.origins.by_key.items())))
 
+        ranges = calls().run(all_of_them())
+        check_apart({each.origin.key: each.log_id for each in ranges})
         # Spark reads a list without partitions as one partition of its own making.
-        return self.cut(calls().run(all_of_them())) or [OriginsPartition(())]
+        return self.cut(ranges) or [OriginsPartition(())]
 
 
 class OriginsStreamReader(OriginsReading, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -365,6 +368,7 @@ class OriginsStreamReader(OriginsReading, DataSourceStreamReader, SupportsTrigge
         for key, error in self._questions.away.items() if is_needed else ():
             hint = f'{error.hint} With missingSources = "wait" the stream begins without it.'
             raise BsfgError.from_dict({**of_source(key, error).to_dict(), "hint": hint})
+        check_apart({key: log_id for key, (log_id, _) in found.items()})
         return SourceOffsets(found).to_json()
 
     def _begun(self, origins: Iterable[FactsOrigin]) -> dict[str, tuple[str, int]]:
@@ -388,6 +392,8 @@ class OriginsStreamReader(OriginsReading, DataSourceStreamReader, SupportsTrigge
         self.origins.refresh()
         at = SourceOffsets.of(start).by_key
         new = self._begun(origin for key, origin in self.origins.by_key.items() if key not in at)
+        read = {key: log_id for key, (log_id, _) in at.items() if key in self.origins.by_key}
+        check_apart(read | {key: log_id for key, (log_id, _) in new.items()})
         ends = self._ends(at)
         if not new and self._targets is None and all(ends[key] == at[key][1] for key in ends):
             time.sleep(self._idle.next_seconds())

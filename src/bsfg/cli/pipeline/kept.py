@@ -223,6 +223,7 @@ class KeptLanding:
     given: Mapping[str, Any]
     _lander: Lander | None = None
     _before: tuple[int, int] = (0, 0)
+    _turns: int = 0
 
     def __post_init__(self) -> None:
         landing_settings(**self.given)
@@ -240,12 +241,13 @@ class KeptLanding:
             diary.problem = error
 
         with landing(lambda: spark, landing_settings(**self.given), waits) as lander, suppress(Interrupted):
-            self._before, self._lander = (diary.facts, diary.batches), lander
+            self._before, self._turns, self._lander = (diary.facts, diary.batches), 0, lander
             if ending.is_set():
                 return
             try:
                 lander.join(for_ever=True)
-                diary.good()
+                # What it waited for is there. That it works it has not shown yet.
+                diary.problem = None
                 lander.follow()
             finally:
                 self.look(diary)
@@ -262,10 +264,12 @@ class KeptLanding:
         diary.facts, diary.batches = self._before[0] + done.facts, self._before[1] + done.batches
         diary.backlog = done.backlog
         diary.progress = f"{counted(done.facts, 'fact')} landed since the start, up to offset {count_text(done.next)}"
-        if problem is None:
-            diary.good()
-        else:
+        if problem is not None:
             diary.problem = problem
+        elif lander.turns > self._turns:
+            # Only what was done since the last look is good: a landing that hangs has no problem to tell of.
+            self._turns = lander.turns
+            diary.good()
 
     def end(self) -> None:
         """Have the landing end; what is not committed is as if it had never begun."""

@@ -54,18 +54,22 @@ class ZonePipelines:
     config: Path
     only: Sequence[str]
     files: FollowedFiles
+    _are_kept: bool = False
 
     def rows(self) -> tuple[ZoneConfig, dict[str, PipelineTable]]:
-        """Give the tables that are to run; raises `InvalidArgument` when there is none, or not one that was named."""
+        """Give the tables that are to run; raises `InvalidArgument` when there is none, or not one that was named.
+
+        Once they are kept, what is no longer there or no longer enabled is not kept any more, be it the last one.
+        """
         zone = load(self.config)
-        for name in self.only:
+        for name in () if self._are_kept else self.only:
             if name not in zone.pipelines:
                 hint = f"There are {', '.join(zone.pipelines) or 'none'}."
                 raise InvalidArgument(
                     f"{self.config} has no [pipelines.{name}]{nearest(name, zone.pipelines)}", hint=hint
                 )
         wanted = {name: row for name, row in zone.pipelines.items() if row.enabled and (name in (self.only or (name,)))}
-        if not wanted:
+        if not wanted and not self._are_kept:
             raise InvalidArgument(
                 f"{self.config} has no [pipelines.…] table that is enabled",
                 hint='Add one, such as [pipelines.links] with replicate = {}; see the guide "One process per zone".',
@@ -90,7 +94,9 @@ class ZonePipelines:
         def make(name: str) -> KeptPipeline:
             return made(zone, wanted[name], place)
 
-        return supervisor.keep({name: terms_of(row) for name, row in wanted.items()}, make)
+        changed = supervisor.keep({name: terms_of(row) for name, row in wanted.items()}, make)
+        self._are_kept = True
+        return changed
 
 
 def terms_of(row: PipelineTable) -> KeptTerms:

@@ -196,6 +196,8 @@ class Lander:
         self.settings, self.folder = settings, folder
         self.done = Landed()
         self.problem: BsfgError | None = None
+        self.turns = 0
+        """How often it has asked for facts and done what there was to do."""
         self._spark, self._group = spark, f"bsfg-{folder.run.rpartition('/')[2]}"
         self._said = f"{settings.stream}/{settings.buffer} in {settings.out.name}"
         self._session: SparkSession | None = None
@@ -279,6 +281,7 @@ class Lander:
                 self._confirm()
                 backoff.reset()
                 self.problem = None
+                self.turns += 1
             except BsfgError as error:
                 if not error.retryable:
                     raise
