@@ -7,7 +7,7 @@ import { createReadStream } from "node:fs";
 import { mkdir, open, readFile, readdir, rename, stat, unlink } from "node:fs/promises";
 import http from "node:http";
 import https from "node:https";
-import { basename, dirname, join } from "node:path";
+import { basename, dirname, join, resolve } from "node:path";
 import { MAX_DEPTH, canonicalValue, canonicalize, factDigest, isJson, parse, write } from "./canonical.mjs";
 
 const JSON_TYPE = "application/json";
@@ -46,7 +46,7 @@ class Backoff {
 
 const sleep = (ms) => new Promise((done) => setTimeout(done, ms));
 
-/** Does something until it succeeds, is refused for good, or `patienceMs` have passed since it last succeeded. */
+/** Does something until it succeeds, is refused for good, or `patienceMs` have passed. */
 async function insist(work, { patienceMs = Infinity, isOver = () => false, onProblem = () => {} } = {}) {
   const backoff = new Backoff();
   const ends = Date.now() + patienceMs;
@@ -148,6 +148,11 @@ async function syncFolder(path) {
   }
 }
 
+/** Lists the facts in a folder of an outbox. */
+async function numbered(path) {
+  return (await readdir(path)).filter((name) => /^[0-9]{12}\.json$/.test(name));
+}
+
 /** Writes a fact as one line of JSON: what is sent now and, unchanged, whenever it is sent again. */
 export function messageLine({ subject, predicate, object, objectJson, objectBytes, artifact, artifactDigest }, envelope) {
   const head = { produced_at_unix_ms: Date.now() };
@@ -190,10 +195,14 @@ export class Producer {
 
   /** Takes up what an earlier process left, and begins to send. */
   async start() {
-    await mkdir(join(this.outbox, "refused"), { recursive: true });
-    const names = (await readdir(this.outbox)).filter((name) => /^[0-9]{12}\.json$/.test(name)).sort();
+    const refused = join(this.outbox, "refused");
+    await mkdir(refused, { recursive: true });
+    for (const folder of [this.outbox, dirname(resolve(this.outbox))]) await syncFolder(folder);
+    const names = (await numbered(this.outbox)).sort();
     this.waiting = names;
-    this.number = names.length ? Number(names.at(-1).slice(0, 12)) + 1 : 0;
+    // A number that was refused is not given again: what is kept under it would be replaced.
+    const taken = [...names, ...(await numbered(refused))].map((name) => Number(name.slice(0, 12)));
+    this.number = taken.reduce((most, number) => Math.max(most, number + 1), 0);
     this.sending = this.#sendAll();
     return this;
   }

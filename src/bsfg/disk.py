@@ -10,7 +10,7 @@ import resource
 import shutil
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -252,7 +252,7 @@ class DiskTree:
 
     def make_folder(self, path: str) -> None:
         """Make a folder and its parents."""
-        make_folder(self.root / path)
+        make_folder(self.root / path, durably=not path)
 
     def rename(self, old: str, new: str) -> None:
         """Rename a file."""
@@ -300,12 +300,30 @@ def sync_folder(path: Path) -> None:
         SPARES.close(fd)
 
 
-def make_folder(path: Path, mode: int | None = None) -> None:
-    """Make a folder and the parents that it lacks, for those who may look into a zone's data and nobody else."""
+def make_folder(path: Path, mode: int | None = None, *, durably: bool = False) -> None:
+    """Make a folder and the parents that it lacks, for those who may look into a zone's data and nobody else.
+
+    ``durably`` is for a folder above which nobody else of ours syncs: its name survives a power loss.
+    """
+    made = lacking(path)
     # The folder itself is always asked for: where something else stands in its place, that is an error.
-    missing = [path, *(each for each in path.parents if not each.exists())]
-    for folder in reversed(missing):
+    for folder in reversed([path, *(each for each in made if each != path)]):
         folder.mkdir(mode=ACCESS.folder_mode if mode is None else mode, exist_ok=True)
+    if durably:
+        sync_names(made)
+
+
+def lacking(path: Path) -> list[Path]:
+    """List a folder and those above it that are not there, the lowest first."""
+    return [each for each in (path, *path.parents) if not each.exists()]
+
+
+def sync_names(folders: Iterable[Path]) -> None:
+    """Have the names of folders survive a power loss."""
+    for folder in folders:
+        # Who may make a folder somewhere need not be allowed to look there.
+        with contextlib.suppress(PermissionError):
+            sync_folder(folder.parent)
 
 
 def locked(path: Path) -> Callable[[], None]:

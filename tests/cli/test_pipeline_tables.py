@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,14 @@ from typer.testing import CliRunner
 from bsfg.cli.app import app
 from bsfg.cli.connection import Target
 from bsfg.cli.pipeline import audit, ingest, kept, land, replicate
+from bsfg.cli.pipeline.run import ZonePipelines
+from bsfg.cli.pipeline.running import FollowedFiles
 from bsfg.config import ZoneConfig, parse
 from bsfg.errors import ConfigInvalid, InvalidArgument
+from bsfg.spark.calls import NodeAccess
+from bsfg.spark.land.state import Landed
+from bsfg.spark.replicate.driver import Layout
+from bsfg.spark.supervise import Diary, Schedule, Supervisor
 
 ZONE = """
 [zone]
@@ -31,6 +38,8 @@ streams = ["*"]
 [streams.operational]
 """
 NODE = Target("127.0.0.1:9", zone="hub")
+SPARK: Any = None
+"""A landing that finds no node asks nothing of Spark."""
 
 
 def zone(tmp_path: Path, tables: str) -> ZoneConfig:
@@ -143,6 +152,62 @@ def test_what_no_node_starts_with(tmp_path: Path, tables: str, says: str) -> Non
     assert says in caught.value.message
 
 
+def test_there_are_no_more_tables_than_a_node_is_told_of(tmp_path: Path) -> None:
+    """Else it would be told of none, and call all of them dead."""
+    tables = [f"[pipelines.p{number}]\naudit = {{}}\n" for number in range(201)]
+    zone(tmp_path, "".join(tables[:200]))
+    with pytest.raises(ConfigInvalid, match="201 tables, the limit is 200"):
+        zone(tmp_path, "".join(tables))
+
+
+def test_columns_of_a_landing_come_from_a_file_beside_that_of_the_zone(tmp_path: Path) -> None:
+    """As every path of a table, wherever the command is started."""
+    file = tmp_path / "zone.toml"
+    file.write_text(
+        ZONE + '[pipelines.lake]\nland = { stream = "operational", out = "lake", columns = "@typed.txt" }\n'
+    )
+    (tmp_path / "typed.txt").write_text("# of all presses\nvalue double\n")
+    done = CliRunner().invoke(app, ["pipeline", "run", "-c", str(file), "--check"])
+    assert done.exit_code == 0, done.exception
+
+
+def test_a_landing_works_when_it_lands(tmp_path: Path) -> None:
+    """To find the node is not enough while facts wait; and the time of a batch is that of the last one."""
+    given = options(tmp_path, 'land = { stream = "operational", out = "lake" }')
+    landing, diary, done = kept.KeptLanding({**given, "node": NODE}), Diary(), Landed(backlog=7)
+    lander: Any = SimpleNamespace(has_joined=True, done=done, problem=None)
+    landing._lander = lander
+    landing.look(diary)
+    assert diary.last_good_unix_ms == 0
+    done.batches, done.seconds, done.backlog = 1, 4.0, 2
+    landing.look(diary)
+    assert diary.last_good_unix_ms > 0
+    assert diary.batch_seconds == 4.0
+    done.batches, done.seconds = 2, 4.5
+    landing.look(diary)
+    assert diary.batch_seconds == 0.5
+    landing.look(diary)
+    assert diary.batch_seconds == 0.5
+
+
+@pytest.mark.parametrize("only", [(), ("lake",)])
+def test_the_last_table_that_is_taken_out_ends(tmp_path: Path, only: tuple[str, ...]) -> None:
+    """Whether it is gone or only not enabled; when it is back it begins again."""
+    file = tmp_path / "zone.toml"
+    table = '[pipelines.lake]\nland = { stream = "operational", out = "lake" }\n'
+    place = kept.RunPlace(file, None, None, "local[1]", tmp_path, Layout())
+    supervisor = Supervisor(SPARK, NodeAccess("127.0.0.1:9"), "here", Schedule(tmp_path / "schedule.json"))
+    tables = ZonePipelines(file, only, FollowedFiles(file))
+    said = []
+    for text in (table, table + "enabled = false\n", table, ""):
+        file.write_text(ZONE + text)
+        said += tables.keep(supervisor, place)
+    assert said == ["lake: new", "lake: ended", "lake: new", "lake: ended"]
+    assert not supervisor.keepers
+    with pytest.raises(InvalidArgument):
+        tables.rows()
+
+
 def test_check_says_what_would_run_and_starts_nothing(tmp_path: Path) -> None:
     """With its exit code: a mistake in a table is found before Spark is started."""
     file = tmp_path / "zone.toml"
@@ -151,6 +216,7 @@ def test_check_says_what_would_run_and_starts_nothing(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "lake" in done.output
     assert "all the time" in done.output
+    assert [path.name for path in tmp_path.iterdir()] == ["zone.toml"]
     none = CliRunner().invoke(app, ["pipeline", "run", "-c", str(file), "--check", "--only", "lak"])
     assert isinstance(none.exception, InvalidArgument)
     assert "has no [pipelines.lak]" in none.exception.message

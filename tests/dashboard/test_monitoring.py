@@ -124,6 +124,7 @@ def test_every_rule_says_when_how_urgent_and_what_to_do() -> None:
         ("BsfgRequestsVerySlow", "bsfg_request_seconds_bucket", 0.5, "alert"),
         ("BsfgConfirmationsStopped", "bsfg_confirm_requests_total", 0, "alert"),
         ("BsfgRequestRefused", "bsfg_refused_requests_total", 0, "alert"),
+        ("BsfgHandshakesRefused", "bsfg_tls_handshakes_total", 0, "warning"),
         ("BsfgCertificateEnds", "bsfg_certificate_expiry_seconds", 30, "alert"),
         ("BsfgOldestUnconfirmedNearExpiry", "bsfg_oldest_unconfirmed_seconds", NEAR_SHARE, "alert"),
         ("BsfgAutonomyEnds", "bsfg_autonomy_hours", status.AUTONOMY_WARNING_HOURS, "warning"),

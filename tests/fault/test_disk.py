@@ -7,8 +7,10 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from tests.syncs import noted_syncs
 
 from bsfg.errors import FolderLocked
+from bsfg.spark.land.state import folder_of
 from bsfg.stores.log.files import DiskFiles, Files
 from bsfg.testing.disk import PowerLoss, SimulatedDisk
 
@@ -425,6 +427,24 @@ def test_threads_share_the_disk() -> None:
     assert len(content) == 6000
     assert {content[at : at + 10] for at in range(0, 6000, 10)} == {bytes([mark]) * 10 for mark in (1, 2, 3)}
     assert disk.operations == 1 + 3 * 400
+
+
+def test_the_name_of_a_new_root_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else syncs what lies above a folder of ours; what is there already costs nothing."""
+    synced, files = noted_syncs(monkeypatch), DiskFiles(tmp_path / "zone" / "data")
+    files.make_folder("")
+    assert synced == [str(tmp_path / "zone"), str(tmp_path)]
+    files.make_folder("")
+    files.make_folder("x/y")
+    assert len(synced) == 2
+    tmp_path.chmod(0o300)
+    try:
+        DiskFiles(tmp_path / "other").make_folder("")
+    finally:
+        tmp_path.chmod(0o700)
+    assert (tmp_path / "other").is_dir()
+    folder_of(tmp_path / "lake" / "facts")
+    assert synced[-2:] == [str(tmp_path / "lake"), str(tmp_path)]
 
 
 def test_it_behaves_like_a_real_folder(tmp_path: Path) -> None:

@@ -131,6 +131,29 @@ def killed_after(process: subprocess.Popen[str], lines: int) -> None:
     process.stdout.close()
 
 
+REFUSED = """
+import {{ nodeFromEnvironment }} from "{example}/produce.mjs";
+import {{ Producer }} from "{example}/bsfg.mjs";
+const node = nodeFromEnvironment();
+const [outbox, messageId] = process.argv.slice(2);
+const producer = await new Producer(node, {{ stream: "operational", toZone: "enterprise", outbox }}).start();
+await producer.send({{ subject: "none", predicate: "said", object: 1 }}, {{ messageId }});
+await producer.drain();
+await producer.close();
+node.close();
+"""
+
+
+def test_what_is_refused_stays_kept_aside(zone: Zone, tmp_path: Path) -> None:
+    """Facts that were refused by the node in one run are there after the next one, too."""
+    script, outbox = tmp_path / "refused.mjs", tmp_path / "outbox"
+    script.write_text(REFUSED.format(example=EXAMPLE))
+    for id in ("first", "second"):
+        run(str(script), outbox, id, env=environment(zone, "producer"))
+    kept = [json.loads(path.read_text()) for path in sorted((outbox / "refused").iterdir())]
+    assert [json.loads(each["line"])["envelope"]["message_id"] for each in kept] == ["first", "second"]
+
+
 def taken(output: Path) -> list[str]:
     return [json.loads(line)["key"] for line in output.read_text().splitlines()]
 

@@ -12,6 +12,7 @@ import pytest
 from tests.cli.folders import flip, segments
 from tests.e2e.zones import Zone
 from tests.sdk.conftest import endpoint
+from tests.syncs import noted_syncs
 
 from bsfg import (
     ArtifactRef,
@@ -93,9 +94,11 @@ def test_every_fact_arrives_once_though_the_node_is_killed(zone: Zone, tmp_path:
         assert list(consumer.items(idle_seconds=0)) == []
 
 
-def test_what_is_refused_is_kept_aside_and_stops_nobody(zone: Zone, tmp_path: Path) -> None:
+def test_what_is_refused_is_kept_aside_and_stops_nobody(
+    zone: Zone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A taken id and a fact that breaks a rule leave the outbox with their reasons; the others arrive."""
-    told = list[str]()
+    told, synced = list[str](), noted_syncs(monkeypatch)
     with LightProducer(
         node_of(zone),
         outbox=tmp_path / "outbox",
@@ -109,14 +112,16 @@ def test_what_is_refused_is_kept_aside_and_stops_nobody(zone: Zone, tmp_path: Pa
         zone.start()
         producer.drain(30)
     assert sorted(told) == ["conflicting_duplicate", "invalid_fact"]
+    at = synced.index(str(tmp_path / "outbox" / "refused.jsonl"))
+    assert synced[at + 1] == str(tmp_path / "outbox"), "the name of the file is not durable"
     kept = [json.loads(line) for line in (tmp_path / "outbox" / "refused.jsonl").read_text().splitlines()]
     assert {each["message"]["envelope"]["message_id"] for each in kept} == {"taken", "b"}
     assert [entry.key.message_id for entry in zone.entries(Buffer.STORE)] == ["taken", "a", "c"]
 
 
-def test_gaps_refusals_and_unconfirmed_entries(zone: Zone) -> None:
+def test_gaps_refusals_and_unconfirmed_entries(zone: Zone, caplog: pytest.LogCaptureFixture) -> None:
     """What was damaged comes as a gap, what is refused leaves a record, and what is not confirmed comes again."""
-    create(zone, "app-light", "app-late")
+    create(zone, "app-light", "app-late", "app-told")
     with Producer(endpoint(zone), stream="operational", from_zone="plant", to_zone="enterprise") as producer:
         for number in range(10):
             producer.append(Fact.of("batch:B1", "said", number), message_id=str(number))
@@ -163,6 +168,11 @@ def test_gaps_refusals_and_unconfirmed_entries(zone: Zone) -> None:
             consumer.confirm(item)
         consumer.flush()
         assert consumer.committed == gap.last
+    with LightConsumer("app-told", node_of(zone, "consumer")) as consumer:
+        assert consumer.run(lambda entry: None, idle_seconds=0) == len(offsets)
+        assert consumer.committed == 12
+    [warning] = [each for each in caplog.records if each.name == "bsfg.consumer"]
+    assert f"offsets {gap.first} to {gap.last} are not there: damaged" in warning.getMessage()
 
 
 def test_artifacts_go_up_and_down(zone: Zone, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from random import Random
 import pytest
 from tests.e2e.zones import Zone
 from tests.sdk.conftest import endpoint
+from tests.syncs import noted_syncs
 from tests.wire.conftest import Sites
 
 from bsfg.batch import FactBatch
@@ -34,6 +35,15 @@ KILLS = 6
 def nowhere() -> str:
     """Give an address where nobody listens."""
     return f"127.0.0.1:{free_port()}"
+
+
+def test_no_folder_above_an_accepted_fact_can_be_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every folder on the way to a new spool has its name on the disk before a fact is in it."""
+    synced, folder = noted_syncs(monkeypatch), tmp_path / "made" / "outbox"
+    outbox = Outbox(folder)
+    outbox.lane("operational")
+    assert {str(each) for each in (tmp_path, tmp_path / "made", folder, folder / "streams")} <= set(synced)
+    outbox.close()
 
 
 async def test_facts_wait_for_the_node_over_restarts(sites: Sites, tmp_path: Path) -> None:

@@ -25,8 +25,11 @@ from bsfg.fact import Message
 from bsfg.ports import Buffer, Confirmation, ConsumerSpec
 from bsfg.spark.calls import NodeAccess
 from bsfg.spark.land import lander as lander_module
+from bsfg.spark.land.folder import Staged
 from bsfg.spark.land.lander import Interrupted, Lander, land_available, landing
+from bsfg.spark.land.staging import Merge
 from bsfg.spark.land.state import STATE, By, Landed, LandSettings, TableFormat
+from bsfg.spark.land.upkeep import Compactor
 from bsfg.spark.options import position
 from bsfg.stores.log.storage import LogStorage
 from bsfg.testing.clock import START_UNIX_MS
@@ -226,6 +229,47 @@ def test_another_history_is_refused(spark: SparkSession, plant: SparkZone, tmp_p
     plant.produce(facts(12, seed=1))
     assert isinstance(refused(spark, given), ForeignLog)
     assert seen_offsets(out) == list(range(10))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_files_may_be_deleted_while_they_are_merged(
+    spark: SparkSession, plant: SparkZone, tmp_path: Path, when: str
+) -> None:
+    """What somebody deletes before or after a task has read it stays deleted, and all else is merged."""
+    out = tmp_path / "lake"
+    plant.produce(spread(facts(48)))
+    given = settings(plant, out, max_facts_per_batch=12)
+    land_available(spark, given)
+    with landing(lambda: spark, given) as lander:
+
+        def merged(merges: list[Merge]) -> list[Staged | str | None]:
+            first = out / merges[0].partition
+            if when == "before":
+                shutil.rmtree(first)
+            results = lander._merged(merges)
+            shutil.rmtree(first, ignore_errors=True)
+            return results
+
+        done = Landed()
+        Compactor(merged, lander.folder, 1 << 30, done).run(thorough=True)
+        assert done.merged_into == 5
+    assert len(list(out.rglob("*.parquet"))) == 5
+    assert len(seen_offsets(out)) == 40
+
+
+def test_a_job_group_is_that_of_its_thread(spark: SparkSession, plant: SparkZone, tmp_path: Path) -> None:
+    """What keeps a landing names its jobs; without a name of its own it has one that nobody else has."""
+    plant.produce(facts(10))
+    tracker = spark.sparkContext.statusTracker()
+    land_available(spark, settings(plant, tmp_path / "alone"))
+    assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") is None
+    spark.sparkContext.setJobGroup("bsfg lake", "land facts")
+    try:
+        land_available(spark, settings(plant, tmp_path / "lake"))
+        assert len(tracker.getJobIdsForGroup("bsfg lake")) == 1
+        assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") == "bsfg lake"
+    finally:
+        spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
 
 
 def test_a_folder_keeps_its_shape(spark: SparkSession, plant: SparkZone, tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shutil
 import sys
+import time
 from dataclasses import replace
 from errno import ENOSPC
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import duckdb
@@ -25,6 +27,7 @@ from bsfg.errors import DiskFull, ExtraMissing, LandingDamaged, LandingStale
 from bsfg.fact import Message
 from bsfg.ports import Buffer
 from bsfg.spark.calls import NodeAccess
+from bsfg.spark.land import delta
 from bsfg.spark.land.columns import read_columns
 from bsfg.spark.land.folder import Batch, LandingFolder, Replacement
 from bsfg.spark.land.lander import Lander, land_available, landing
@@ -117,6 +120,30 @@ def test_files_that_merges_replace_stay_until_they_are_vacuumed(tmp_path: Path) 
     assert len(list(tmp_path.rglob("part-*.parquet"))) == 2
     land(folder, tmp_path, [*found, *predicates("door_opened")])
     assert seen_offsets(tmp_path, "delta") == list(range(81))
+    folder.close()
+
+
+@pytest.mark.parametrize("hours", [168, 1000])
+def test_files_that_left_long_ago_are_removed_whatever_the_log_has_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    """A checkpoint leaves out what left long ago; until it was removed, that must not be so long."""
+    folder = opened(tmp_path)
+    land(folder, tmp_path, predicates("door_opened", "a/b", count=20), 5)
+    assert folder.vacuum(hours) == 0
+    with monkeypatch.context() as earlier:
+        ago = time.time() - (hours + 1) * 3600
+        earlier.setattr(delta, "time", SimpleNamespace(time=lambda: ago))
+        assert compact(folder, tmp_path, 1 << 30) == 2
+    DeltaTable(tmp_path).create_checkpoint()
+    folder.close()
+    folder = opened(tmp_path)
+    version = DeltaTable(tmp_path).version()
+    assert folder.vacuum(hours + 2) == 0
+    assert folder.vacuum(hours) == 10
+    assert len(list(tmp_path.rglob("part-*.parquet"))) == 2
+    assert folder.vacuum(24) == 0
+    assert DeltaTable(tmp_path).version() <= version + 3
     folder.close()
 
 
@@ -357,6 +384,40 @@ def test_the_newest_facts_are_kept(tmp_path: Path, format: str, partition_by: tu
         assert (row["object_text"] or "").encode() == message.fact.object
         assert (row["from_zone"], row["subject"]) == (message.envelope.from_zone, message.fact.subject)
     assert seen_offsets(tmp_path, format) == list(range(len(found)))
+    folder.close()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_newest_facts_are_made_again_whenever_somebody_removes_them(tmp_path: Path, format: str) -> None:
+    """Also while a landing runs: all that was landed is looked at, and not only what comes."""
+    folder = opened(tmp_path, format)
+    latest = LatestTable(tmp_path, folder)
+    land(folder, tmp_path, predicates("door_opened", count=10))
+    latest.run(folder.places.partitions())
+    before = set(folder.places.partitions())
+    shutil.rmtree(tmp_path / LATEST)
+    land(folder, tmp_path, [*predicates("door_opened", count=10), *predicates("door_closed", count=10)])
+    latest.run(set(folder.places.partitions()) - before)
+    check_latest(tmp_path, format)
+    folder.close()
+
+
+def test_the_newest_of_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain files that somebody deletes between a look at a folder and at its files hold up nobody."""
+    folder = opened(tmp_path, "parquet")
+    land(folder, tmp_path, [*predicates("door_opened", count=10), *predicates("door_closed", count=10)])
+    names = folder.places.names
+
+    def deleting(partition: str) -> Any:
+        found = names(partition)
+        if "door_opened" in partition and not partition.startswith(LATEST):
+            shutil.rmtree(tmp_path / partition)
+        return found
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(folder.places, "names", deleting)
+        assert LatestTable(tmp_path, folder).run(()) > 0
+    check_latest(tmp_path, "parquet")
     folder.close()
 
 

@@ -19,6 +19,7 @@ from bsfg.ports import Buffer
 from bsfg.retention import DAY_SECONDS, Overflow
 from bsfg.sealing import WITH_FIELDS, MessageIds
 from bsfg.wire.peer import looks_like
+from bsfg.wire.service import PIPELINES_MAX
 
 CONSUMER_NAME_MAX = 64
 OUR_BACKENDS = ("jetstream", "log", "memory", "postgres")
@@ -314,6 +315,9 @@ def _signing(config: ZoneConfig) -> Iterator[Problem]:
 
 
 def _pipelines(config: ZoneConfig) -> Iterator[Problem]:
+    if len(config.pipelines) > PIPELINES_MAX:
+        says = f"has {len(config.pipelines)} tables, the limit is {PIPELINES_MAX}: a node is told of no more at once"
+        yield Problem(("pipelines",), says)
     for name, row in config.pipelines.items():
         path, kinds = ("pipelines", name), row.kinds
         if len(kinds) != 1:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -39,6 +40,10 @@ from bsfg.sdk.light import (
 
 if TYPE_CHECKING:
     from bsfg.sdk.artifacts import ArtifactReader
+
+log = logging.getLogger("bsfg.consumer")
+
+OnGap = Callable[[GapRecord], None]
 
 CONFIRM_AT = 100
 """So many confirmations go together, if nothing else sends them before."""
@@ -103,28 +108,34 @@ class LightConsumer:
             elif left is not None and left <= 0:
                 return
 
-    def entries(
-        self, *, idle_seconds: float | None = None, on_gap: Callable[[GapRecord], None] = lambda gap: None
-    ) -> Iterator[Entry]:
-        """Give the entries alone; gap records go to ``on_gap`` in their place, and are confirmed."""
+    def entries(self, *, idle_seconds: float | None = None, on_gap: OnGap | None = None) -> Iterator[Entry]:
+        """Give the entries alone; gap records go to ``on_gap`` in their place, or are logged, and are confirmed."""
         for item in self.items(idle_seconds=idle_seconds):
             if isinstance(item, GapRecord):
-                on_gap(item)
+                (on_gap or self._log_gap)(item)
                 self.confirm(item)
             else:
                 yield item
 
-    def run(self, handler: Callable[[Entry], object], *, idle_seconds: float | None = None) -> int:
+    def run(
+        self, handler: Callable[[Entry], object], *, idle_seconds: float | None = None, on_gap: OnGap | None = None
+    ) -> int:
         """Give each entry to the handler and confirm what it finished; stop at the first failure and raise it."""
         count = 0
         try:
-            for entry in self.entries(idle_seconds=idle_seconds):
+            for entry in self.entries(idle_seconds=idle_seconds, on_gap=on_gap):
                 handler(entry)
                 self.confirm(entry)
                 count += 1
         finally:
             self.flush()
         return count
+
+    def _log_gap(self, gap: GapRecord) -> None:
+        """Say what is missing where nobody else does."""
+        where = f" of {gap.origin_zone}" if gap.origin_zone else ""
+        says = "consumer %s: offsets %d to %d%s are not there: %s %s"
+        log.warning(says, self.name, gap.first, gap.last, where, gap.reason, gap.detail)
 
     def confirm(self, item: Entry | GapRecord) -> None:
         """Confirm one item: it was handled, and does not come again. It is sent with others, soon."""

@@ -295,12 +295,21 @@ class LightProducer:
             file.write(line + b"\n")
             file.flush()
             os.fsync(file.fileno())
+        _sync_folder(self._refused.parent)
         log.warning("a fact was refused and kept in %s: %s", self._refused, error.message)
         if self._on_refused is not None:
             try:
                 self._on_refused(message, error)
             except Exception:
                 log.exception("the producer's on_refused failed; the fact is kept aside in the outbox")
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _pieces(file: BinaryIO) -> Iterator[bytes]:

@@ -62,6 +62,7 @@ class Outbox:
             self._files.make_folder("")
             self._release: Callable[[], None] | None = self._files.lock("LOCK")
             self._files.make_folder(_STREAMS)
+            self._files.sync_folder("")
             self._refused = Journal(self._files, REFUSED, list)
             self._refused.open()
         except OSError as error:

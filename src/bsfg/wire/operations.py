@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 import bsfg
+from bsfg.wire.service import PIPELINES_MAX
 from bsfg.wire.status import STATUSES
 
 HEALTH_SERVICE = "grpc.health.v1.Health"
@@ -23,8 +24,8 @@ PAGE_BODY_BYTES = 16 << 10
 LINKS_AT_ONCE_MAX, LINK_BYTES_MAX = 1_000, 1 << 10
 """How many links one call may be about, and how many bytes each of them may take of it."""
 
-PIPELINES_MAX, PIPELINE_BYTES_MAX = 200, 4 << 10
-"""How many pipelines one process may tell of, and how many bytes each of them may take."""
+PIPELINE_BYTES_MAX = 4 << 10
+"""How many bytes each of the pipelines may take that one process tells of."""
 
 REASON_CHARACTERS_MAX = 1_000
 DETAIL_CHARACTERS_MAX = 10_000

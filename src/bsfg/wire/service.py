@@ -177,6 +177,10 @@ class PipelineState(StrEnum):
     ENDED = "ended"
 
 
+PIPELINES_MAX = 200
+"""How many pipelines one process may tell of."""
+
+
 @dataclass(frozen=True, slots=True)
 class PipelineReport:
     """How a pipeline is doing, as the process that runs it tells; see the message of this name."""

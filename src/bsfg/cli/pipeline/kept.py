@@ -123,6 +123,11 @@ def _placed(config: ZoneConfig, value: Any) -> Any:
     return config.path(value).absolute() if isinstance(value, Path) else value
 
 
+def _placed_file(config: ZoneConfig, text: str | None) -> str | None:
+    """Give a text that is @FILE with the whole path."""
+    return f"@{config.path(Path(text[1:])).absolute()}" if text is not None and text.startswith("@") else text
+
+
 @dataclass(frozen=True, slots=True)
 class RunPlace:
     """What all pipelines of a run share: the zone's file, where its node is, where Spark runs, and where to work."""
@@ -151,7 +156,7 @@ def made(zone: ZoneConfig, row: PipelineTable, place: RunPlace) -> KeptPipeline:
             links.read()
             return KeptLinks(row.name, links, place, options["replay_backlog"])
         case PipelineKind.LAND:
-            return KeptLanding(given)
+            return KeptLanding({**given, "columns": _placed_file(zone, options["columns"])})
         case PipelineKind.INGEST:
             given["files"] = [str(place.config.absolute().parent / each) for each in options["files"]]
             return KeptIngest(ingest_wish(**given), row.settled_seconds, options["rejects"])
@@ -224,6 +229,7 @@ class KeptLanding:
     _lander: Lander | None = None
     _before: tuple[int, int] = (0, 0)
     _turns: int = 0
+    _timed: tuple[int, float] = (0, 0.0)
 
     def __post_init__(self) -> None:
         landing_settings(**self.given)
@@ -241,7 +247,8 @@ class KeptLanding:
             diary.problem = error
 
         with landing(lambda: spark, landing_settings(**self.given), waits) as lander, suppress(Interrupted):
-            self._before, self._turns, self._lander = (diary.facts, diary.batches), 0, lander
+            self._before, self._turns, self._timed = (diary.facts, diary.batches), 0, (0, 0.0)
+            self._lander = lander
             if ending.is_set():
                 return
             try:
@@ -259,8 +266,9 @@ class KeptLanding:
         if lander is None or not lander.has_joined:
             return
         done, problem = lander.done, lander.problem
-        if done.batches:
-            diary.batch_seconds = done.seconds / done.batches
+        batches, seconds = done.batches - self._timed[0], done.seconds - self._timed[1]
+        if batches and seconds:
+            diary.batch_seconds, self._timed = seconds / batches, (done.batches, done.seconds)
         diary.facts, diary.batches = self._before[0] + done.facts, self._before[1] + done.batches
         diary.backlog = done.backlog
         diary.progress = f"{counted(done.facts, 'fact')} landed since the start, up to offset {count_text(done.next)}"

@@ -343,11 +343,11 @@ def landing_settings(
     **others: object,
 ) -> LandSettings:
     """Give what the options of this command mean, on its line or in a table of the zone's file."""
-    from bsfg.spark.land.state import folder_of
+    from bsfg.spark.land.state import place_of
 
     return replace(
         _settings(node, stream, buffer, starting, consumer, compact_only),
-        out=folder_of(out),
+        out=place_of(out),
         **_shape(format, by, partition_by, columns),
         latest=latest,
         max_facts_per_batch=max_facts_per_batch,

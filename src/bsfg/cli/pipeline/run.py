@@ -54,27 +54,27 @@ class ZonePipelines:
     config: Path
     only: Sequence[str]
     files: FollowedFiles
-    _are_kept: bool = False
 
     def rows(self) -> tuple[ZoneConfig, dict[str, PipelineTable]]:
-        """Give the tables that are to run; raises `InvalidArgument` when there is none, or not one that was named.
-
-        Once they are kept, what is no longer there or no longer enabled is not kept any more, be it the last one.
-        """
-        zone = load(self.config)
-        for name in () if self._are_kept else self.only:
+        """Give the tables that are to run; raises `InvalidArgument` when there is none, or not one that was named."""
+        zone, wanted = self._read()
+        for name in self.only:
             if name not in zone.pipelines:
                 hint = f"There are {', '.join(zone.pipelines) or 'none'}."
                 raise InvalidArgument(
                     f"{self.config} has no [pipelines.{name}]{nearest(name, zone.pipelines)}", hint=hint
                 )
-        wanted = {name: row for name, row in zone.pipelines.items() if row.enabled and (name in (self.only or (name,)))}
-        if not wanted and not self._are_kept:
+        if not wanted:
             raise InvalidArgument(
                 f"{self.config} has no [pipelines.…] table that is enabled",
                 hint='Add one, such as [pipelines.links] with replicate = {}; see the guide "One process per zone".',
             )
         return zone, wanted
+
+    def _read(self) -> tuple[ZoneConfig, dict[str, PipelineTable]]:
+        zone = load(self.config)
+        named = self.only or tuple(zone.pipelines)
+        return zone, {name: row for name, row in zone.pipelines.items() if row.enabled and name in named}
 
     def follow(self, supervisor: Supervisor, place: RunPlace) -> None:
         """Go on by a file that has changed; one with a mistake changes nothing."""
@@ -86,17 +86,15 @@ class ZonePipelines:
                 say(f"{self.config} is not taken up: {error.code}: {error.message}")
 
     def keep(self, supervisor: Supervisor, place: RunPlace) -> list[str]:
-        """Have a supervisor keep what the tables say."""
+        """Have a supervisor keep what the tables say; when the last of them is taken out, nothing until one is back."""
         from bsfg.cli.pipeline.kept import made
 
-        zone, wanted = self.rows()
+        zone, wanted = self._read()
 
         def make(name: str) -> KeptPipeline:
             return made(zone, wanted[name], place)
 
-        changed = supervisor.keep({name: terms_of(row) for name, row in wanted.items()}, make)
-        self._are_kept = True
-        return changed
+        return supervisor.keep({name: terms_of(row) for name, row in wanted.items()}, make)
 
 
 def terms_of(row: PipelineTable) -> KeptTerms:

@@ -8,6 +8,7 @@ fallen behind is refused.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,11 +26,35 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from bsfg.errors import DiskFull, LandingDamaged, LandingStale
 from bsfg.spark.land.places import Disk, move_into_place
-from bsfg.spark.land.state import LATEST, LandedOrigin, LandedState, PartitionChange, Shape, file_range
+from bsfg.spark.land.state import (
+    LATEST,
+    VACUUM_HOURS,
+    LandedOrigin,
+    LandedState,
+    PartitionChange,
+    Shape,
+    file_range,
+)
 
 LOG = "_delta_log"
 _LAST_CHECKPOINT = "_last_checkpoint"
-_CONFIGURATION = {"delta.checkpointInterval": "50", "delta.logRetentionDuration": "interval 7 days"}
+_REMEMBERED = "delta.deletedFileRetentionDuration"
+_REMEMBERED_HOURS = 168
+"""How much longer the log knows of a file that has left than the file itself is kept."""
+
+_HOURS = {"hour": 1, "day": 24, "week": 168}
+_INTERVAL = re.compile(r"interval (\d+) (hour|day|week)s?")
+
+
+def _interval(kept_hours: int) -> str:
+    return f"interval {kept_hours + _REMEMBERED_HOURS} hours"
+
+
+_CONFIGURATION = {
+    "delta.checkpointInterval": "50",
+    "delta.logRetentionDuration": "interval 7 days",
+    _REMEMBERED: _interval(ceil(VACUUM_HOURS)),
+}
 """A commit every ten seconds makes 60,000 files of the log in a week, and readers begin at the last checkpoint."""
 
 
@@ -161,11 +186,27 @@ class DeltaLog:
         """Remove the files that left the table so long ago, and count them."""
         with _told(self._root):
             table, kept = self._loaded(), ceil(hours)
-            if table is None or not table.vacuum(kept, dry_run=True, enforce_retention_duration=False):
+            if table is None:
                 return 0
-            removed = table.vacuum(kept, dry_run=False, enforce_retention_duration=False)
+            self._remember(table, kept)
+            old = table.vacuum(kept, dry_run=True, enforce_retention_duration=False)
+            # The log tells of files for a while after they were removed, too.
+            there = [path for path in old if (self._root / path).exists() or (self._root / unquote(path)).exists()]
+            if there:
+                table.vacuum(kept, dry_run=False, enforce_retention_duration=False)
+                self._sync()
+            return len(there)
+
+    def _remember(self, table: DeltaTable, kept_hours: int) -> None:
+        """Have the log know of files that have left for longer than they are kept.
+
+        A checkpoint leaves out those that left longer ago than the table says, a week unless it says so, and what the
+        log knows nothing of is never removed.
+        """
+        found = _INTERVAL.fullmatch(table.metadata().configuration.get(_REMEMBERED) or "")
+        if found is None or int(found[1]) * _HOURS[found[2]] < kept_hours + _REMEMBERED_HOURS:
+            table.alter.set_table_properties({_REMEMBERED: _interval(kept_hours)})
             self._sync()
-            return len(removed)
 
     def _still_true(self, changes: Sequence[PartitionChange]) -> list[PartitionChange]:
         """Give the changes as they are to be done to the table as it is now.
@@ -208,6 +249,9 @@ class DeltaLog:
 
     def _loaded(self) -> DeltaTable | None:
         """Give the table as it is now, or None when there is none yet."""
+        if self._table is not None and not (self._root / LOG).is_dir():
+            self._table = self._active = None
+            self._synced = -1
         if self._table is not None:
             known = self._table.version()
             self._table.update_incremental()

@@ -242,6 +242,7 @@ class Lander:
         self._add_columns()
         if self.settings.consumer is not None:
             self._patiently(lambda: check_consumer(self._source, self.settings, head), for_ever=for_ever)
+        self._remove_old()
         self._noted()
         self.has_joined = True
 
@@ -292,6 +293,7 @@ class Lander:
 
     def compact(self) -> None:
         """Merge all small files that could be one, and remove what that replaced long ago; needs no node."""
+        self._remove_old()
         self._stoppable(lambda: self._compactor.run(thorough=True))
         self._vacuum()
 
@@ -342,8 +344,12 @@ class Lander:
     def _vacuum(self) -> None:
         """Remove now and then what merges have replaced."""
         if time.monotonic() - self._vacuumed >= VACUUM_EVERY_SECONDS:
-            self.done.removed_files += self.folder.vacuum(self.settings.vacuum_hours)
+            self._remove_old()
             self._vacuumed = time.monotonic()
+
+    def _remove_old(self) -> None:
+        """Remove what merges have replaced long ago; also before the first commit, whose checkpoint may forget it."""
+        self.done.removed_files += self.folder.vacuum(self.settings.vacuum_hours)
 
     def _staged(self, first: int, end: int) -> list[StagedRange]:
         spark = self._started()
@@ -351,7 +357,7 @@ class Lander:
             cuts = self._cuts(first, end)
             return stage_all(spark, self._work(len(cuts) - 1), cuts)
 
-    def _merged(self, merges: list[Merge]) -> list[Staged | str]:
+    def _merged(self, merges: list[Merge]) -> list[Staged | str | None]:
         spark = self._started()
         with grouped(spark, self._group, f"land {self._said}: merge {len(merges)} sets of small files"):
             shape = self.folder.state.origin.shape
@@ -429,6 +435,7 @@ class Lander:
     def _started(self) -> SparkSession:
         if self._session is None:
             self._session = self._spark()
+            self._group = self._session.sparkContext.getLocalProperty("spark.jobGroup.id") or self._group
         if self._ending.is_set():
             raise Interrupted
         return self._session

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bsfg.batch import EntryBatch
+from bsfg.disk import lacking, sync_names
 from bsfg.errors import FormatUnsupported, InvalidArgument, LandingDamaged
 from bsfg.spark.calls import NodeAccess
 from bsfg.spark.land.columns import RESCUED, InferredColumn, TypedColumn, read_columns, typed
@@ -320,16 +321,24 @@ class Landed:
         return {**asdict(self), **times, "facts_per_second": round(self.facts_per_second, 1)}
 
 
-def folder_of(out: str | Path) -> Path:
-    """Give the landing folder as an absolute path, made if need be; raises `InvalidArgument` for an address."""
+def place_of(out: str | Path) -> Path:
+    """Give where a landing folder is, as an absolute path; raises `InvalidArgument` for an address or a file."""
     if _ADDRESS.match(str(out)):
         hint = "Give a folder of the file system, mounted on all machines; object stores cannot rename."
         raise InvalidArgument(f"{out} is not a folder", hint=hint)
     folder = Path(out).absolute()
     if folder.exists() and not folder.is_dir():
         raise InvalidArgument(f"{folder} is not a folder")
+    return folder
+
+
+def folder_of(out: str | Path) -> Path:
+    """Give the landing folder as an absolute path, made if need be."""
+    folder = place_of(out)
+    made = lacking(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        sync_names(made)
     except OSError as error:
         raise InvalidArgument(f"{folder} cannot be made: {error.strerror}") from None
     return folder

@@ -39,12 +39,13 @@ def grouped(spark: SparkSession, group: str, says: str = "landing facts") -> Ite
     `interruptTag` is not used: it can leave the thread that waits for the job hanging for ever.
     """
     context = spark.sparkContext
+    before = context.getLocalProperty("spark.jobGroup.id")
     context.setJobGroup(group, says)
     try:
         yield
     finally:
         with suppress(Exception):  # Spark may have ended.
-            context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+            context.setLocalProperty("spark.jobGroup.id", before)  # type: ignore[arg-type]
 
 
 def stage_all(spark: SparkSession, work: StagingWork, cuts: Sequence[int]) -> list[StagedRange]:
@@ -59,17 +60,21 @@ def stage_all(spark: SparkSession, work: StagingWork, cuts: Sequence[int]) -> li
     return [_receipt(answer) for answer in _run(spark, len(ranges), one)]
 
 
-def merge_all(spark: SparkSession, root: str, run: str, shape: Shape, merges: Sequence[Merge]) -> list[Staged | str]:
-    """Merge files, side by side; in the place of a result stands the name of a file that is not ours."""
+def merge_all(
+    spark: SparkSession, root: str, run: str, shape: Shape, merges: Sequence[Merge]
+) -> list[Staged | str | None]:
+    """Merge files, side by side; what stands in the place of a result is told by `MergeAll`."""
 
     def one(number: int) -> dict[str, Any]:
         try:
             return asdict(merge(Path(root), run, shape, merges[number]))
         except NotOurs as error:
-            return {"not_ours": str(error)}
+            return {"left": str(error)}
+        except FileNotFoundError:
+            return {"left": None}
 
     answers = _run(spark, len(merges), one)
-    return [answer["not_ours"] if "not_ours" in answer else Staged(**answer) for answer in answers]
+    return [answer["left"] if "left" in answer else Staged(**answer) for answer in answers]
 
 
 def staged_so_far(folder: Path) -> int:

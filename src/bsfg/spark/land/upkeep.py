@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 
 from bsfg.spark.land.folder import LandingFolder, Replacement, Staged, telling
 from bsfg.spark.land.staging import ROWS_AT_ONCE, Merge, StagedFile, partition_of, plan, small_files
-from bsfg.spark.land.state import LATEST, Landed, Partition, Shape, file_range
+from bsfg.spark.land.state import LATEST, Landed, Partition, Shape, TableFormat, file_range
 
-MergeAll = Callable[[list[Merge]], list[Staged | str]]
-"""Merges files, and gives in the place of a result the name of a file that is not ours."""
+MergeAll = Callable[[list[Merge]], list[Staged | str | None]]
+"""Merges files; in the place of a result is the name of a file that is not ours, None when one was not there."""
 
 MERGES_AT_ONCE = 32
 
@@ -52,10 +52,11 @@ class Compactor:
     def _merge(self, merges: list[Merge]) -> None:
         replacements = []
         for merge, result in zip(merges, self._merge_all(merges), strict=True):
-            if isinstance(result, Staged):
-                replacements.append(Replacement(result, merge.names))
-            else:
+            if isinstance(result, str):
                 self._not_ours.add(f"{merge.partition}/{result}")
+            # What somebody deleted meanwhile is not to come back.
+            elif result is not None and {*merge.names} <= {*self._folder.places.names(merge.partition)}:
+                replacements.append(Replacement(result, merge.names))
         if replacements:
             self._folder.replace(replacements)
         self._done.merged_files += sum(len(each.removes) for each in replacements)
@@ -81,14 +82,17 @@ class LatestTable:
     def run(self, touched: Iterable[str]) -> int:
         """Take in what was landed since the last time, and count the keys that have a newer fact.
 
-        The first time all partitions are looked at, later those that were touched.
+        The first time all partitions are looked at, and when somebody has removed the table; later those that were
+        touched.
         """
         state = self._folder.state
-        since = state.latest if state.latest is not None and (self._root / LATEST).is_dir() else state.start
+        known = state.latest if (self._root / LATEST).is_dir() else None
+        since = state.start if known is None else known
         if since == state.next:
             return 0
         shape = state.origin.shape
-        partitions = touched if self._looked_at_all else self._folder.places.partitions()
+        goes_on = self._looked_at_all and known is not None
+        partitions = touched if goes_on else self._folder.places.partitions()
         with telling("keeping the newest facts"):
             found = newest(self._facts(sorted(partitions), shape, since))
             split = () if found is None else _split(found)
@@ -105,7 +109,12 @@ class LatestTable:
                 offsets = file_range(name)
                 # What others have merged of a table of Delta Lake has a name of theirs, and tells no offsets.
                 if offsets is None or offsets[1] >= since:
-                    yield from self._read(partition, name, shape, since)
+                    try:
+                        yield from self._read(partition, name, shape, since)
+                    except FileNotFoundError:
+                        # Plain files may be deleted at any time; what a table's log names must be there.
+                        if self._folder.state.origin.format != TableFormat.PARQUET:
+                            raise
 
     def _read(self, folder: str, file: str, shape: Shape, since: int) -> Iterator[pa.Table]:
         with pq.ParquetFile(self._root / folder / file) as source:

@@ -279,7 +279,7 @@ class DiskFiles(DiskTree):
 
     def make_folder(self, path: str) -> None:
         """Make a folder and its parents."""
-        make_folder(self._at(path), 0o700 if path.partition("/")[0] == PRIVATE else None)
+        make_folder(self._at(path), 0o700 if path.partition("/")[0] == PRIVATE else None, durably=not path)
 
     def slot(self, path: str, size_bytes: int) -> DiskSlot:
         """Open a small file for writing in place."""
