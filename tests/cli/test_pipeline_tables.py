@@ -175,11 +175,11 @@ def test_a_landing_works_when_it_lands(tmp_path: Path) -> None:
     """To find the node is not enough while facts wait; and the time of a batch is that of the last one."""
     given = options(tmp_path, 'land = { stream = "operational", out = "lake" }')
     landing, diary, done = kept.KeptLanding({**given, "node": NODE}), Diary(), Landed(backlog=7)
-    lander: Any = SimpleNamespace(has_joined=True, done=done, problem=None)
+    lander: Any = SimpleNamespace(has_joined=True, done=done, problem=None, turns=0)
     landing._lander = lander
     landing.look(diary)
     assert diary.last_good_unix_ms == 0
-    done.batches, done.seconds, done.backlog = 1, 4.0, 2
+    done.batches, done.seconds, done.backlog, lander.turns = 1, 4.0, 2, 1
     landing.look(diary)
     assert diary.last_good_unix_ms > 0
     assert diary.batch_seconds == 4.0
