@@ -102,6 +102,20 @@ async def test_a_certificate_needs_no_token(stages: Stages) -> None:
         await expect(page.locator("#token")).to_be_hidden()
 
 
+async def judged_by(page: Page, expiry: str, days_left: int, hours_left: int) -> list[str]:
+    """Ask the page what it makes of a certificate."""
+    given = {"expiry": expiry, "days_left": days_left, "not_after_unix_ms": hours_left * 3_600_000}
+    found: list[str] = await page.evaluate(
+        """async (given) => {
+            const [judge, format] = await Promise.all(
+                ["judge", "format"].map((name) => import(`/dashboard/static/js/${name}.js`)));
+            return [judge.certificateLevel(given), format.lifetime(given, 0)];
+        }""",
+        given,
+    )
+    return found
+
+
 async def test_a_viewer_sees_everything_and_can_act_nowhere(stages: Stages) -> None:
     """All views are filled, and there is no button that would change something."""
     stage = await stages()
@@ -125,6 +139,9 @@ async def test_a_viewer_sees_everything_and_can_act_nowhere(stages: Stages) -> N
         await expect(page.locator("#gaps tbody tr")).to_have_count(2)
         await page.get_by_role("link", name="Certificates").click()
         await expect(page.locator('[data-certificate="plant-a-bsfg"]')).to_contain_text("59 days")
+        assert await judged_by(page, "ok", 0, 7) == ["ok", "7.0 h"], "what ends too soon is configured at the node"
+        assert await judged_by(page, "warning", 80, 80 * 24) == ["alert", "80 days"]
+        assert await judged_by(page, "expired", -1, -24) == ["alert", "expired"]
         assert await page.locator("[data-act]").count() == 0
         settled(page)
 

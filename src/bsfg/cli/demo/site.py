@@ -302,6 +302,7 @@ expiry_warning = "1h"
 [tokens.demo]
 hash = "{token}"
 role = "operator"
+facts = true
 """
 _IDENTITY = """
 [identities.{name}]

@@ -32,6 +32,14 @@ export function hours(value) {
   return days < 3_650 ? `${fixed(days)} days` : "over 10 years";
 }
 
+/** Write how long a certificate still counts. */
+export function lifetime(certificate, now) {
+  if (certificate.expiry === "expired") return "expired";
+  if (certificate.expiry === "not_yet_valid") return "not valid yet";
+  if (certificate.days_left >= 4) return `${count(certificate.days_left)} days`;
+  return hours(Math.max(0, certificate.not_after_unix_ms - now) / 3_600_000);
+}
+
 /** Write a rate of facts. */
 export function rate(perSecond) {
   if (perSecond > 0 && perSecond < 0.05) return "< 0.1/s";

@@ -4,7 +4,6 @@ export const LAG_WARNING_SECONDS = 0.1;
 export const LAG_ALERT_SECONDS = 1;
 const BACKLOG_WARNING = 100;
 const BACKLOG_ALERT = 10_000;
-const CERTIFICATE_DAYS = 30;
 const AUTONOMY_HOURS = 24;
 
 export const backlogLevel = (facts) => (facts > BACKLOG_ALERT ? "alert" : facts > BACKLOG_WARNING ? "warning" : "ok");
@@ -17,8 +16,8 @@ export function autonomyLevel(hours, links) {
   return away && hours < AUTONOMY_HOURS ? "warning" : "ok";
 }
 
-export const certificateLevel = (certificate) =>
-  certificate.expiry === "ok" && certificate.days_left >= CERTIFICATE_DAYS ? "ok" : "alert";
+/** How soon is too soon is configured (`expiry_warning`), so the node says it. */
+export const certificateLevel = (certificate) => (certificate.expiry === "ok" ? "ok" : "alert");
 
 export const WORDS = { ok: "Healthy", warning: "Warning", alert: "Alert" };
 

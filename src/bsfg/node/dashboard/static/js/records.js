@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { byId, foreign, h, renew, table } from "./dom.js";
-import { count, moment, offset } from "./format.js";
+import { count, lifetime, moment, offset } from "./format.js";
 import { icon } from "./icons.js";
 import { certificateLevel } from "./judge.js";
 import { known } from "./store.js";
@@ -90,12 +90,11 @@ export function certificates() {
     h("thead", {}, h("tr", {}, ["Name", "Use", "Valid until", "Left", "File"].map((name) => h("th", { scope: "col" }, name)))),
     h("tbody", {}, found.map((each) => {
       const level = certificateLevel(each);
-      const left = each.expiry === "expired" ? "expired" : each.expiry === "not_yet_valid" ? "not valid yet" : `${count(each.days_left)} days`;
       return h("tr", { data: { certificate: each.name } },
         h("td", {}, h("strong", {}, foreign(each.name))),
         h("td", {}, uses[each.use]),
         h("td", { class: "time" }, moment(each.not_after_unix_ms)),
-        h("td", {}, h("span", { class: `pill ${level}` }, icon(level), left)),
+        h("td", {}, h("span", { class: `pill ${level}` }, icon(level), lifetime(each, known.state.now_unix_ms))),
         h("td", {}, h("code", {}, foreign(each.file))));
     }))));
 }

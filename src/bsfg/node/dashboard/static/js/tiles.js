@@ -1,7 +1,7 @@
 // The tiles: the six numbers that an operator looks for first.
 
 import { byId, foreign, h, renew, s } from "./dom.js";
-import { count, hours, rate, span } from "./format.js";
+import { count, hours, lifetime, rate, span } from "./format.js";
 import { toldAgo } from "./gates.js";
 import { icon } from "./icons.js";
 import { autonomyLevel, backlogLevel, certificateLevel } from "./judge.js";
@@ -85,7 +85,8 @@ function certificate() {
   const own = known.state.certificates.filter((each) => each.use !== "caller");
   const first = own.sort((a, b) => a.days_left - b.days_left)[0];
   if (!first) return tile("certificate", "Certificate", "none", "–", "without TLS: for trials on one machine");
-  const value = [count(Math.max(0, first.days_left)), " ", h("small", {}, first.days_left === 1 ? "day left" : "days left")];
+  const counts = first.expiry === "ok" || first.expiry === "warning";
+  const value = [lifetime(first, known.state.now_unix_ms), counts && h("small", {}, " left")];
   return tile("certificate", "Certificate", certificateLevel(first), value, foreign(first.name));
 }
 
