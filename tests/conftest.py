@@ -22,6 +22,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     OF_THIS_PROCESS.share(int(worker.removeprefix("gw")), int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
 
+# Sparks of tests live for seconds, many of them with a cache of their own: archives are for those who come again.
+os.environ.setdefault("BSFG_JAVA_ARCHIVE", "no")
+
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 LONG_SOAK = os.environ.get("BSFG_SOAK", "short") == "long"

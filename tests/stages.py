@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-LEFT_OUT, SHORT = "left out", "short"
+LEFT_OUT, LONG, SHORT = "left out", "long", "short"
 COUNTS = pytest.StashKey[Counter[str]]()
 
 
@@ -18,10 +18,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
-    """Count the campaigns that this run leaves out."""
+    """Count the campaigns and the long tests that this run leaves out."""
     for item in items:
-        if item.get_closest_marker("campaign"):
-            item.config.stash[COUNTS][LEFT_OUT] += 1
+        for marker, name in (("campaign", LEFT_OUT), ("long", LONG)):
+            item.config.stash[COUNTS][name] += item.get_closest_marker(marker) is not None
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -50,5 +50,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     counts = config.stash[COUNTS]
     if counts[LEFT_OUT]:
         terminalreporter.write_line(f"Not run: {counts[LEFT_OUT]} campaigns; `make campaigns` runs them.")
+    if counts[LONG]:
+        terminalreporter.write_line(f"Not run: {counts[LONG]} long tests; `make soak` runs them.")
     if counts[SHORT]:
         terminalreporter.write_line(f"In short form: {counts[SHORT]} tests; `make soak` runs them for hours.")

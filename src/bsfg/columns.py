@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection
 from functools import lru_cache
 
@@ -165,3 +166,23 @@ def nulls(count: int, type_: pa.DataType) -> pa.Array:
     if array is None:
         array = _NULLS[count, type_] = pa.nulls(count, type_)
     return array
+
+
+class _Absent:
+    """Lets a module seem not to be installed."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def find_spec(self, name: str, _path: object = None, _target: object = None) -> None:
+        """Refuse the one; others are for others to find."""
+        if name == self._name:
+            raise ModuleNotFoundError(name)
+
+
+def leave_pandas_out() -> None:
+    """Let pyarrow find no pandas, which it looks for with its first array: half a second, of no use to who has none."""
+    absent = _Absent("pandas")
+    sys.meta_path.insert(0, absent)
+    pa.array([])
+    sys.meta_path.remove(absent)

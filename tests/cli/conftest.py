@@ -57,7 +57,7 @@ def environment(**more: str) -> dict[str, str]:
     """Give an environment in which nothing but ``more`` decides about width, colour and debugging."""
     ours = ("BSFG_", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_", "PY_COLORS")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    return kept | {"PYTHONWARNINGS": "error"} | more
+    return kept | {"PYTHONWARNINGS": "error", "BSFG_JAVA_ARCHIVE": "no"} | more
 
 
 @pytest.fixture

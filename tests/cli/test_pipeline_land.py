@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
@@ -12,7 +11,7 @@ from pathlib import Path
 import orjson
 import pandas
 import pytest
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, environment
 from tests.cli.operating.test_guide import resolved
 from tests.e2e.cleanup import Cleanup
 from tests.spark.nodes import SparkZone, facts, zone_pair
@@ -50,9 +49,8 @@ def node(plant: SparkZone) -> list[str]:
 
 def land(*args: object) -> subprocess.CompletedProcess[str]:
     """Run the command in a process of its own."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("BSFG_")}
     command = [sys.executable, "-m", "bsfg", "pipeline", "land", *map(str, args), "--master", "local[1]"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env=environment())
 
 
 @pytest.mark.campaign

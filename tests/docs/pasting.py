@@ -150,7 +150,8 @@ class Terminal:
             return subprocess.Popen(
                 programs[language],
                 cwd=self.folder,
-                env=kept | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"},
+                env=kept
+                | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}", "BSFG_JAVA_ARCHIVE": "no"},
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=subprocess.STDOUT,

@@ -68,7 +68,7 @@ def clean_environment(folder: Path) -> dict[str, str]:
     """Give an environment in which nothing of the tests' own installation is found."""
     ours = ("BSFG_", "PYTHON", "PIP_", "VIRTUAL_ENV", "COLUMNS", "SPARK_", "JAVA_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    return kept | {"PATH": f"{folder / 'bin'}{os.pathsep}{kept['PATH']}"}
+    return kept | {"PATH": f"{folder / 'bin'}{os.pathsep}{kept['PATH']}", "BSFG_JAVA_ARCHIVE": "no"}
 
 
 def required(wheel: Path, extras: Iterable[str]) -> dict[str, Distribution]:

@@ -180,6 +180,11 @@ def test_streams_that_start_together_share_no_source(tmp_path: Path, monkeypatch
     run, spark = replication(tmp_path, ["one"], Layout(), monkeypatch), Streams()
     run._spark = spark  # type: ignore[assignment]
     run.start()
+    run._complete()
+    assert spark.used == [("bsfg-live-a", 1)], "the second waits until the first one moves links"
+    run.links[0].ours_at = 0.0
+    for _ in range(2):
+        run._complete()
     run._start_live("a")
     assert spark.used == [("bsfg-live-a", 1), ("bsfg-live-b", 2), ("bsfg-live-a", 3)]
     assert spark.registered == [name for name, _ in spark.used]

@@ -17,6 +17,7 @@ from random import Random
 import orjson
 import pyarrow as pa
 import pytest
+from tests.cli.conftest import environment
 from tests.spark.landing import check_latest, check_same, gap_offsets, seen_offsets, table
 from tests.spark.landing_process import is_missing
 from tests.spark.nodes import SparkZone, facts
@@ -129,7 +130,6 @@ class Command:
     def start(self) -> None:
         """Start it."""
         given = self.plant.options()
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("BSFG_")}
         arguments = ["--stream", "operational", "--out", str(self.out), "--consumer", "app-lake", "--every", "0"]
         arguments += ["--max-facts-per-batch", "40", "--master", "local[2]", "--server-name", given["serverName"]]
         arguments += [part for name in ("address", "ca", "cert", "key") for part in (f"--{name}", given[name])]
@@ -138,7 +138,7 @@ class Command:
                 [sys.executable, "-m", "bsfg", "pipeline", "land", *arguments],
                 stdout=log,
                 stderr=log,
-                env=environment,
+                env=environment(),
             )
 
     def family(self, name: str) -> list[int]:

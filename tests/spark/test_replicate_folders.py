@@ -8,12 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bsfg.spark.replicate.driver import LOCK, RUNS, run_folder
+from bsfg.cli.pipeline.running import LOCK, RUNS, run_folder
 
 HOLDS = """
 import sys, time
 from pathlib import Path
-from bsfg.spark.replicate.driver import run_folder
+from bsfg.cli.pipeline.running import run_folder
 with run_folder(Path(sys.argv[1])) as folder:
     (folder / "plan").write_text("mine")
     print(folder, flush=True)

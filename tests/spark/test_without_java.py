@@ -12,7 +12,7 @@ import orjson
 import pytest
 from tests.spark.nodes import SparkZone, facts
 
-pytestmark = pytest.mark.campaign
+pytestmark = pytest.mark.long
 
 PROGRAM = """
 import json, sys
@@ -50,7 +50,11 @@ def path_without_java(folder: Path) -> Path:
 
 
 def test_spark_runs_where_there_is_no_java(plant: SparkZone, tmp_path: Path) -> None:
-    """With Java hidden, a stream is landed on the bundled Java, which has nothing to say about it."""
+    """With Java hidden, a stream is landed on the bundled Java, which has nothing to say about it.
+
+    That all of the product works there shows the story on Spark without Java (tests/cli/test_demo.py), and that the
+    bundled Java is told nothing that it would warn of tests/spark/test_java.py.
+    """
     plant.produce(facts(100))
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("JAVA", "SPARK", "PYSPARK"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -35,12 +34,13 @@ def node(
     that was acknowledged.
     """
     # gRPC takes its cipher suites from the environment when it is first imported, which bsfg.wire sees to.
+    from bsfg.columns import leave_pandas_out
     from bsfg.config import load
     from bsfg.node.logs import configure
     from bsfg.node.node import Node
     from bsfg.node.running import run
 
-    _leave_pandas_out()
+    leave_pandas_out()
     settings = load(config)
     configure(str(settings.log.level), str(settings.log.format))
 
@@ -50,25 +50,3 @@ def node(
             ready_file.write_bytes(orjson.dumps(ports))
 
     asyncio.run(run(settings, ready))
-
-
-class _Absent:
-    """Lets a module seem not to be installed."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def find_spec(self, name: str, _path: object = None, _target: object = None) -> None:
-        """Refuse the one; others are for others to find."""
-        if name == self._name:
-            raise ModuleNotFoundError(name)
-
-
-def _leave_pandas_out() -> None:
-    """Let pyarrow find no pandas, which it looks for with its first array: half a second, of no use to a node."""
-    import pyarrow as pa
-
-    absent = _Absent("pandas")
-    sys.meta_path.insert(0, absent)
-    pa.array([])
-    sys.meta_path.remove(absent)

@@ -9,23 +9,31 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 FORBIDDEN = "grpc"
 DAEMON_PID = "BSFG_SPARK_DAEMON_PID"
 """Where workers find whose children they are, also when their parent is gone already."""
 
+NO_PANDAS = "BSFG_SPARK_NO_PANDAS"
+"""Set where no task makes use of pandas, as in the commands of this package."""
+
+PRELOADED = ("pyspark.worker", "bsfg.spark.mapping", "bsfg.spark.replicate.shift")
+
 
 def preload() -> None:
     """Load what nearly every task needs and what survives a fork."""
     # Linear algebra that nobody uses here would start a thread per core in every worker.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    import pandas  # noqa: F401
-    import pyarrow  # noqa: F401
-    import pyspark.worker  # noqa: F401
+    from bsfg.columns import leave_pandas_out
 
-    import bsfg.spark.mapping  # noqa: F401
-
+    if os.environ.get(NO_PANDAS):
+        leave_pandas_out()
+    else:
+        import_module("pandas")
+    for name in PRELOADED:
+        import_module(name)
     if FORBIDDEN in sys.modules:
         raise SystemExit(f"{FORBIDDEN} was loaded before the fork of a Python worker")
 

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bsfg.errors import BsfgError, JavaMissing, SparkFailed
+from bsfg.spark.daemon import NO_PANDAS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,6 +38,16 @@ UNWANTED_OPTION = "--add-modules=jdk.incubator.vector"
 
 QUICK_FORKS, FORKS_WARN_FROM = "-Djdk.lang.Process.launchMechanism=VFORK", 25
 """Hadoop starts a program for each file of a checkpoint, twice as fast with this; from this Java on it is warned of."""
+
+BRIEF = "-XX:TieredStopAtLevel=1"
+"""For work whose facts do not pass through Java: its second compiler makes code for hours, which pays for none."""
+
+LASTING = (
+    "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
+    "-XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
+)
+"""For work that may last: the second compiler takes up what has run ten times as often as it usually asks for, which is
+what replays run, and not what a start runs."""
 
 Environment = MutableMapping[str, str]
 
@@ -156,13 +168,13 @@ def launcher_home(java: Java, environment: Environment | None = None) -> Path:
     """Give a folder to be used as JAVA_HOME: it holds the launcher, in the user's cache or a temporary folder."""
     environment = os.environ if environment is None else environment
     text = launcher(java)
-    home = _in_cache(environment, "java", text, partial(_install, text))
+    home = in_cache(environment, "java", text, partial(_install, text))
     if home is None:
         raise JavaMissing("the launcher of Java can be written neither to the user's cache nor to a temporary folder")
     return home
 
 
-def _in_cache(environment: Environment, kind: str, content: str, make: Callable[[Path], None]) -> Path | None:
+def in_cache(environment: Environment, kind: str, content: str, make: Callable[[Path], None]) -> Path | None:
     """Make a folder for some content in the user's cache or a temporary folder; None when there is no place for it.
 
     What is there already must be ours and no one else's to change.
@@ -215,7 +227,7 @@ def home_in_use() -> Iterator[Path | None]:
 def light_home() -> Path | None:
     """Give the folder, in the user's cache or a temporary folder; None when there is no place for it."""
     package = _package()
-    return None if package is None else _in_cache(os.environ, "spark", str(package), partial(_linked, package))
+    return None if package is None else in_cache(os.environ, "spark", str(package), partial(_linked, package))
 
 
 def _package() -> Path | None:
@@ -250,6 +262,8 @@ SECRET_OPTIONS = r"(?i)url|^(confirm)?(ca|cert|key|lease)$"
 REDACTION, SPARK_REDACTION = "spark.sql.redaction.options.regex", "(?i)url"
 """Where Spark has these names, and what it has there by itself."""
 
+JAVA_OPTIONS = "spark.driver.defaultJavaOptions"
+
 DEFAULTS: Mapping[str, str] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -265,8 +279,8 @@ DEFAULTS: Mapping[str, str] = {
     ),
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.daemon.module": "bsfg.spark.daemon",
-    "spark.driver.defaultJavaOptions": (
-        f"{QUICK_FORKS} -XX:+UseParallelGC -Dlog4j2.configurationFile=file:{LOG_SETTINGS}"
+    JAVA_OPTIONS: (
+        f"{QUICK_FORKS} -XX:+UseParallelGC -XX:MetaspaceSize=256m -Dlog4j2.configurationFile=file:{LOG_SETTINGS}"
     ),
 }
 """What every session starts with unless told otherwise; docs/guides/spark.md says why."""
@@ -287,6 +301,14 @@ _KNOWN = (
 """What Spark says of things that an operator can change."""
 
 
+OURS: Mapping[str, str] = {"SPARK_LAUNCHER_OPTS": f"{BRIEF} -XX:+UseSerialGC", NO_PANDAS: "1"}
+"""What the Spark of a command finds in its environment: a Java of a moment builds its command line, and none of its
+Python workers makes use of pandas."""
+
+
+BESIDE = ("pyspark.sql.pandas.functions", "bsfg.wire.client", "bsfg.wire.adminclient", "pandas")
+
+
 @dataclass
 class Words:
     """Where the words of Java and Spark are written, None where they are printed."""
@@ -298,12 +320,15 @@ WORDS = Words()
 """Those of this process: Spark has one session in it."""
 
 
-def session(app: str, master: str = LOCAL_MASTER, conf: Mapping[str, str] | None = None) -> SparkSession:
+def session(
+    app: str, master: str = LOCAL_MASTER, conf: Mapping[str, str] | None = None, *, compiling: str = ""
+) -> SparkSession:
     """Give a Spark session that can read and write ``format("bsfg")``, starting Spark if it does not run yet.
 
     ``conf`` overrides every default. Java is found or brought along, so nothing needs to be installed. With a local
     master Spark listens on loopback only, and its Python workers run in this environment. A Spark that runs already
-    keeps its settings but for those of ``conf``, and hides what is secret.
+    keeps its settings but for those of ``conf``, and hides what is secret. ``compiling`` are Java's options for
+    its compilers.
     """
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -315,8 +340,17 @@ def session(app: str, master: str = LOCAL_MASTER, conf: Mapping[str, str] | None
         return _hiding(builder.getOrCreate())
     prepare_environment(master, conf)
     builder = builder.appName(app).master(with_attempts(master))
-    with java_in_use(), home_in_use() if is_local(master) else nullcontext():
+    with java_in_use() as java, home_in_use() if is_local(master) else nullcontext() as home:
+        if JAVA_OPTIONS not in (conf or {}):
+            builder = builder.config(JAVA_OPTIONS, _java_options(java, home, compiling))
         return builder.getOrCreate()
+
+
+def _java_options(java: Java, home: Path | None, compiling: str) -> str:
+    from bsfg.spark import archive
+
+    known = "" if home is None else archive.options(java, archive.place(java, home))
+    return " ".join(filter(None, (DEFAULTS[JAVA_OPTIONS], compiling, known)))
 
 
 def _hiding(spark: SparkSession) -> SparkSession:
@@ -326,7 +360,9 @@ def _hiding(spark: SparkSession) -> SparkSession:
     return spark
 
 
-def started(app: str, master: str, conf: Mapping[str, str], log: Path | None = None) -> SparkSession:
+def started(
+    app: str, master: str, conf: Mapping[str, str], log: Path | None = None, *, brief: bool = False
+) -> SparkSession:
     """Give a session as `session` does, or raise `SparkFailed` with what is known of why Java did not start.
 
     ``log`` is where its words go, and later those of `failed`; without one they go where this process prints. A Java
@@ -334,42 +370,57 @@ def started(app: str, master: str, conf: Mapping[str, str], log: Path | None = N
     hardly ever twice.
     """
     WORDS.log = log
-    for _ in range(ABORTS_MAX):
+    for attempt in range(ABORTS_MAX + 1):
         try:
-            return _launched(app, master, conf, log)
+            spark = launched(app, master, conf, log, BRIEF if brief else LASTING)
+            break
         except SparkFailed as error:
-            if error.details.get("signal") != signal.SIGABRT:
+            if error.details.get("signal") != signal.SIGABRT or attempt == ABORTS_MAX:
                 raise
-    return _launched(app, master, conf, log)
+    if is_local(master):
+        from bsfg.spark.archive import make_beside
+
+        make_beside()
+    return spark
 
 
-def _launched(app: str, master: str, conf: Mapping[str, str], log: Path | None) -> SparkSession:
+def launched(app: str, master: str, conf: Mapping[str, str], log: Path | None, compiling: str) -> SparkSession:
+    """Give a session as `started` does, whose Java has begun at the first attempt."""
     gateways: Any = import_module("pyspark.java_gateway")
-    launched: list[subprocess.Popen[bytes]] = []
+    begun: list[subprocess.Popen[bytes]] = []
 
     def launch(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        options["env"] = {**OURS, **options["env"]}
         if log is None:
-            launched.append(subprocess.Popen(*args, **options))
+            begun.append(subprocess.Popen(*args, **options))
         else:
             log.parent.mkdir(parents=True, exist_ok=True)
             with log.open("ab") as file:
                 # Java warns of some things on the one, of others on the other; the Python workers inherit both.
-                launched.append(subprocess.Popen(*args, **{"stdout": file, "stderr": file, **options}))
-        return launched[-1]
+                begun.append(subprocess.Popen(*args, **{"stdout": file, "stderr": file, **options}))
+        threading.Thread(target=_load, daemon=True).start()
+        return begun[-1]
 
     before, gateways.Popen = gateways.Popen, launch
     try:
-        return session(app, master, conf)
+        return session(app, master, conf, compiling=compiling)
     except BsfgError:
         raise
     except Exception as error:
         noted = _note(str(error))
         hint = f"Java has said why, {f'in {log}' if noted else 'above'}; --master and --conf go to Spark as they are."
-        killed_by, says = _ended(launched)
+        killed_by, says = _ended(begun)
         details = {"signal": killed_by} if killed_by else {}
         raise SparkFailed(f"Spark did not start with the master {master}.{says}", hint=hint, **details) from error
     finally:
         gateways.Popen = before
+
+
+def _load() -> None:
+    """Load what a command needs as soon as Java runs, while that starts."""
+    for name in BESIDE:
+        with suppress(ImportError):
+            import_module(name)
 
 
 def failed(says: str, words: object = "") -> SparkFailed:

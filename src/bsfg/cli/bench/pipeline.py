@@ -64,6 +64,7 @@ EPILOG = examples(
     ("bsfg bench pipeline --facts 10000000 --json", "a long backlog"),
     ("bsfg bench pipeline --seconds 20", "a short look at the lag"),
     ("bsfg bench pipeline --links 100 --seconds 30", "what many links cost, and nothing else"),
+    ("bsfg bench pipeline --starts 3", "how long it takes until a command has done its first work"),
 )
 
 
@@ -80,6 +81,15 @@ def pipeline(
             min=1,
         ),
     ] = None,
+    starts: Annotated[
+        int | None,
+        option(
+            "N",
+            "Measure instead, so many times, how long commands take of which the start of Spark is the most: until the "
+            "first fact is replicated, to audit one, to ingest five rows, to land a thousand facts.",
+            min=1,
+        ),
+    ] = None,
     folder: Annotated[
         Path | None, option("D", "Where to put the temporary folder; this disk is measured.", "--dir")
     ] = None,
@@ -90,6 +100,12 @@ def pipeline(
     Every fact counts when it is durable at the receiver. The same facts are moved by the node's own engine first, and
     Spark carries as many bytes without any node, so that the figures can be compared wherever they were measured.
     """
+    if starts is not None:
+        from bsfg.cli.bench.pipeline_measure import results_of_starts
+
+        begun = measured_in(folder, lambda place: _measured_starts(place, starts), results_of_starts)
+        print_json(begun) if json else show_starts(begun)
+        return
     if links is not None:
         many = measured_in(folder, lambda place: _measured_many(place, links, seconds), _results_of_many)
         print_json(many) if json else show_many(many)
@@ -122,10 +138,27 @@ def _measured_many(place: Path, links: int, seconds: float) -> Any:
         return measure(place, links, seconds, step)
 
 
+def _measured_starts(place: Path, rounds: int) -> dict[str, list[float]]:
+    from bsfg.cli.bench.pipeline_measure import measure_starts
+
+    with steps(rounds + 1) as step:
+        return measure_starts(place, rounds, step)
+
+
 def _results_of_many(samples: Any, folder: Path, seconds: float) -> dict[str, Any]:
     from bsfg.cli.bench.pipeline_links import results as results_of
 
     return results_of(samples, folder, seconds)
+
+
+def show_starts(numbers: dict[str, Any]) -> None:
+    """Print how long starts take beside what is hoped for."""
+    from bsfg.cli.bench.pipeline_measure import aims_of_starts
+
+    out, where = console(), numbers["machine"]
+    out.print(verdict(aims_of_starts(numbers)))
+    out.print(f"a bare session of PySpark that counts one row: {numbers['bare_seconds']:.1f} s")
+    out.print(f"the middle of {numbers['rounds']} on {where['file_system']}, {where['cpus']} CPUs")
 
 
 def show_many(numbers: dict[str, Any]) -> None:

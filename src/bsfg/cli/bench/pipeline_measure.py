@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from bsfg.cli.bench.node_client import measured
@@ -24,10 +28,13 @@ from bsfg.cli.bench.node_measure import (
     job_of,
     live,
 )
+from bsfg.cli.bench.results import Aim, finished
 from bsfg.cli.bench.workload import BATCH_FACTS, FROM_ZONE, TO_ZONE, batch_of
 from bsfg.cli.zones import wait_until
+from bsfg.errors import SparkFailed
 from bsfg.ports import Buffer
 from bsfg.spark.calls import NodeAccess
+from bsfg.spark.session import java_in_use
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -190,3 +197,121 @@ def numbers_of(samples: PipelineSamples) -> dict[str, Any]:
     """Give the rates and sizes by their stable names."""
     rates = {f"{name}_per_second": rate.per_second for name, rate in samples.rates.items()}
     return {**rates, **samples.rss_mb, "replay_us_per_fact_by_tenth": samples.replay_us_by_part}
+
+
+# How long commands take of which Java's start is the most: from the start of the process to the first fact at the
+# receiver, or to the end of the command. A bare session of PySpark that counts one row is started in the same rounds.
+
+LANDED_FACTS = 1_000
+INGESTED_ROWS = 5
+LONE_FACTS_FROM = 10**9
+COMMAND_SECONDS_MAX = 600.0
+AIM_SECONDS = 12.0
+STARTS = ("first_fact", "audit", "ingest", "land")
+
+BARE_SESSION = """
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.master("local[2]").getOrCreate()
+assert spark.range(1).count() == 1
+spark.stop()
+"""
+MAPPING = f"""
+stream = "{STREAM}"
+to_zone = "{LAKE}"
+map = {{ subject = "machine:{{machine}}" }}
+set = {{ predicate = "measured", produced_at = "2026-03-01T06:00:00Z" }}
+"""
+
+StartTimes = dict[str, list[float]]
+
+
+def measure_starts(place: Path, rounds: int, step: Step) -> StartTimes:
+    """Measure everything, so many times."""
+    from bsfg.spark.archive import __name__ as archive
+
+    site = BenchSite(place, BenchZone, FROM_ZONE, {LAKE: "spark"}, REST)
+    found: StartTimes = {name: [] for name in ("bare", *STARTS)}
+    with ExitStack() as ending:
+        ending.callback(site.stop)
+        step("preparing what a second start finds")
+        _timed([sys.executable, "-c", f"from {archive} import main; main()"], place)
+        for zone in site.zones:
+            site.start(zone)
+        for number in range(rounds):
+            step(f"round {number + 1} of {rounds}")
+            found["bare"].append(_bare(place))
+            found["first_fact"].append(_first_fact(site, number))
+            found["audit"].append(_job(site.receivers[0], "audit"))
+            found["ingest"].append(_ingest(site.sender, number))
+            _appended(site, (number + 1) * LANDED_FACTS, LANDED_FACTS)
+            land = ["--stream", STREAM, "--once", "--out", f"landed-{number}", "--from", str(_end(site) - LANDED_FACTS)]
+            found["land"].append(_job(site.sender, "land", *land))
+    return found
+
+
+def _appended(site: BenchSite, first: int, count: int) -> None:
+    measured([job_of(site, BenchPlan(count), "batches", first, count)])
+
+
+def _end(site: BenchSite) -> int:
+    return site.sender.end(Buffer.STORE)
+
+
+def _bare(place: Path) -> float:
+    with java_in_use():
+        return _timed([sys.executable, "-W", "ignore", "-c", BARE_SESSION], place)
+
+
+def _first_fact(site: BenchSite, number: int) -> float:
+    """Append a fact, start to replicate, and tell when the fact is durable at the receiver."""
+    _appended(site, LONE_FACTS_FROM + number, 1)
+    [lake], wanted, began = site.receivers, _end(site), time.monotonic()
+    with _started(lake, "replicate"):
+        return lake.reached(wanted) - began
+
+
+def _ingest(zone: BenchZone, number: int) -> float:
+    rows = "".join(f"press-{row},{number}\n" for row in range(INGESTED_ROWS))
+    (zone.folder / "mapping.toml").write_text(MAPPING, encoding="utf-8")
+    (zone.folder / f"rows-{number}.csv").write_text(f"machine,number\n{rows}", encoding="utf-8")
+    return _job(zone, "ingest", f"rows-{number}.csv", "--mapping", "mapping.toml")
+
+
+def _job(zone: BenchZone, *arguments: str) -> float:
+    return _timed([sys.executable, "-m", "bsfg", "pipeline", *arguments, "-c", "zone.toml"], zone.folder)
+
+
+@contextmanager
+def _started(zone: BenchZone, *arguments: str) -> Iterator[None]:
+    command = [sys.executable, "-m", "bsfg.cli.zones", "pipeline", *arguments, "-c", "zone.toml"]
+    with (zone.folder / "pipeline.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=zone.folder, stdin=subprocess.PIPE, stdout=log, stderr=log)
+    try:
+        yield
+    finally:
+        process.communicate(timeout=COMMAND_SECONDS_MAX)
+
+
+def _timed(command: list[str], folder: Path) -> float:
+    """Run a command, and give how long it took."""
+    began = time.monotonic()
+    done = subprocess.run(
+        command, cwd=folder, env=os.environ, capture_output=True, text=True, timeout=COMMAND_SECONDS_MAX, check=False
+    )
+    if done.returncode:
+        raise SparkFailed(f"{' '.join(command[1:5])} ended with exit code {done.returncode}", hint=done.stderr[-1000:])
+    return time.monotonic() - began
+
+
+def results_of_starts(starts: StartTimes, folder: Path, seconds: float) -> dict[str, Any]:
+    """Give every number of one run by its stable name."""
+    middle = {name: median(times) for name, times in starts.items()}
+    numbers: dict[str, Any] = {"rounds": len(starts["bare"])}
+    numbers |= {f"{name}_seconds": value for name, value in middle.items()}
+    numbers |= {f"{name}_of_bare": middle[name] / middle["bare"] for name in STARTS}
+    return finished(numbers, aims_of_starts, folder, seconds)
+
+
+def aims_of_starts(numbers: dict[str, Any]) -> list[Aim]:
+    """Hold the numbers against what is hoped for."""
+    return [Aim(f"{name}_seconds", numbers[f"{name}_seconds"], AIM_SECONDS, "s", False) for name in STARTS]

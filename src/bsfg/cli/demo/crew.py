@@ -142,7 +142,9 @@ class Crew:
             for name, value in os.environ.items()
             if name in _INHERITED or not name.startswith(_NOT_INHERITED)
         }
-        return kept | {MARK: self.run, "TMPDIR": str(self.temporary), "GRPC_VERBOSITY": "NONE"}
+        # What Spark would prepare for later starts does not get ready in the time of a demo.
+        passing = {"TMPDIR": str(self.temporary), "GRPC_VERBOSITY": "NONE", "BSFG_JAVA_ARCHIVE": "no"}
+        return kept | {MARK: self.run, **passing}
 
 
 async def killed(process: Process) -> None:

@@ -169,7 +169,8 @@ def audit(
     from bsfg.spark.audit import audit as run
 
     plan = audited_link(**given)
-    with ends_on_signals(), spark_session("bsfg-audit", master, settings_of(conf)) as spark, stages() as progress:
+    session = spark_session("bsfg-audit", master, settings_of(conf), brief=True)
+    with ends_on_signals(), session as spark, stages() as progress:
         verdict = run(spark, plan, progress=progress)
     if report is not None:
         write_report(report, verdict)

@@ -467,7 +467,7 @@ def _run(
     from bsfg.spark.ingest.run import Ingest
 
     log = job.folder / "spark.log" if os.environ.get("BSFG_DEBUG") != "1" else None
-    with spark_session("bsfg-ingest", *session, log=log) as spark, _shown() as watch:
+    with spark_session("bsfg-ingest", *session, log=log, brief=True) as spark, _shown() as watch:
         run = Ingest(spark, job, plan, settings, watch)
         run.survey(fresh)
         try:

@@ -22,7 +22,16 @@ from rich.text import Text
 from bsfg.cli.common import flag, handled, option
 from bsfg.cli.connection import DEFAULT_CONFIG, NodeChoice, resolve
 from bsfg.cli.output import console, count_text, examples, json_line, say, table
-from bsfg.cli.pipeline.running import PANEL, Conf, FollowedFiles, Stopped, ends_on_signals, settings_of, spark_session
+from bsfg.cli.pipeline.running import (
+    PANEL,
+    Conf,
+    FollowedFiles,
+    Stopped,
+    ends_on_signals,
+    run_folder,
+    settings_of,
+    spark_session,
+)
 from bsfg.errors import (
     BsfgError,
     GateHeld,
@@ -211,7 +220,7 @@ def replicate(
     stands is known to the two nodes, so this command can be killed and started again at any moment. A second one for
     the same link waits until the first is gone.
     """
-    from bsfg.spark.replicate.driver import Layout, default_bundles, local_master, run_folder, slots_of
+    from bsfg.spark.replicate.driver import Layout, default_bundles, local_master, slots_of
 
     own = resolve(NodeChoice(config=config, identity=identity, address=address), ("pipeline",)).access()
     links = ConfiguredLinks(config, link, own)

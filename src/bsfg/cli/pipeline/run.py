@@ -19,7 +19,16 @@ from rich.text import Text
 from bsfg.cli.common import flag, handled, option
 from bsfg.cli.connection import DEFAULT_CONFIG, NodeChoice, resolve
 from bsfg.cli.output import console, count_text, examples, json_line, print_json, say, table
-from bsfg.cli.pipeline.running import PANEL, Conf, FollowedFiles, Stopped, ends_on_signals, settings_of, spark_session
+from bsfg.cli.pipeline.running import (
+    PANEL,
+    Conf,
+    FollowedFiles,
+    Stopped,
+    ends_on_signals,
+    run_folder,
+    settings_of,
+    spark_session,
+)
 from bsfg.config import PipelineKind, PipelineTable, ZoneConfig, load
 from bsfg.config.kinds import nearest
 from bsfg.errors import BsfgError, InvalidArgument
@@ -150,7 +159,7 @@ def run(
     """
     from bsfg.cli.pipeline.kept import RunPlace
     from bsfg.cli.pipeline.replicate import LOG, usable, work_folder
-    from bsfg.spark.replicate.driver import holder_name, run_folder
+    from bsfg.spark.replicate.driver import holder_name
     from bsfg.spark.supervise import Schedule, Supervisor
 
     pipelines = ZonePipelines(config, only or (), FollowedFiles(config))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from hashlib import sha256
 from pathlib import Path
 from tempfile import mkstemp
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING, Annotated
 
 from bsfg.cli.common import handled, option
 from bsfg.cli.output import console
@@ -64,10 +66,13 @@ def size_of(text: str, option: str) -> int:
 
 
 @contextmanager
-def spark_session(app: str, master: str, conf: dict[str, str], log: Path | None = None) -> Iterator[SparkSession]:
+def spark_session(
+    app: str, master: str, conf: dict[str, str], log: Path | None = None, *, brief: bool = False
+) -> Iterator[SparkSession]:
     """Run a block with a Spark session, which is stopped at the end.
 
-    ``log`` takes what Java and Spark themselves print; without one that is a passing file.
+    ``log`` takes what Java and Spark themselves print; without one that is a passing file. ``brief`` says that no
+    facts will pass through Java.
     """
     from bsfg.spark.session import end, started, without_tracebacks
 
@@ -75,7 +80,7 @@ def spark_session(app: str, master: str, conf: dict[str, str], log: Path | None 
     waiting = console(stderr=True).status("Starting Spark …") if sys.stderr.isatty() else nullcontext()
     with nullcontext(log) if log is not None else passing_log(app) as place:
         with waiting:
-            spark = started(app, master, conf, place)
+            spark = started(app, master, conf, place, brief=brief)
         try:
             yield spark
         finally:
@@ -99,6 +104,54 @@ def passing_log(name: str) -> Iterator[Path | None]:
     finally:
         if not kept:
             Path(text).unlink(missing_ok=True)
+
+
+RUNS, LOCK = "runs", "lock"
+
+
+@contextmanager
+def run_folder(work: Path) -> Iterator[Path]:
+    """Give a new folder under ``work`` to a block, and remove it afterwards, with those of runs that are dead."""
+    runs = work / RUNS
+    runs.mkdir(parents=True, exist_ok=True)
+    # Nobody looks for dead runs while one is being born: its folder is there before its lock is.
+    with (runs / LOCK).open("ab") as door:
+        fcntl.flock(door, fcntl.LOCK_EX)
+        remove_dead(runs)
+        folder = runs / f"{os.getpid()}-{os.urandom(4).hex()}"
+        folder.mkdir()
+        lock = _locked(folder)
+    assert lock is not None
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        lock.close()
+
+
+def remove_dead(runs: Path) -> None:
+    """Remove the folders of runs whose process is gone."""
+    for folder in runs.iterdir():
+        if folder.is_dir():
+            with suppress(OSError):
+                lock = _locked(folder)
+                if lock is not None:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    lock.close()
+
+
+def _locked(folder: Path) -> IO[bytes] | None:
+    """Lock a folder, None when another process has it."""
+    file = (folder / LOCK).open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    except OSError:
+        file.close()
+        raise
+    return file
 
 
 FOLLOW_SECONDS = 1.0

@@ -61,7 +61,7 @@ class SparkWhenNeeded:
             self.is_starting = True
             without_tracebacks()
             try:
-                self._session = started(*self._given)
+                self._session = started(*self._given, brief=True)
             finally:
                 self.is_starting = False
         return self._session

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import re
-import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from bsfg.errors import BsfgError, InvalidArgument, LeaseHeld, LeaseLost, SparkFailed, WorkersUnfit
 from bsfg.gate import Mode
 from bsfg.journey.link import FetchRequest
 from bsfg.spark.calls import NodeAccess, calls
+from bsfg.spark.replicate import FORMAT, LiveSource
 from bsfg.spark.replicate.plan import LEASE_TTL_MS, LinkTaskPlan, StreamTaskPlan, spread
 from bsfg.spark.replicate.replay import asked, ended, live_failure, start_replay
-from bsfg.spark.replicate.shift import FORMAT, LiveSource
 from bsfg.spark.session import activate, failed, hush, own_format
 from bsfg.wording import counted
 
@@ -33,54 +31,6 @@ if TYPE_CHECKING:
 
     from bsfg.wire.adminclient import AdminClient
     from bsfg.wire.service import LeaseView
-
-
-RUNS, LOCK = "runs", "lock"
-
-
-@contextmanager
-def run_folder(work: Path) -> Iterator[Path]:
-    """Give a new folder under ``work`` to a block, and remove it afterwards, with those of runs that are dead."""
-    runs = work / RUNS
-    runs.mkdir(parents=True, exist_ok=True)
-    # Nobody looks for dead runs while one is being born: its folder is there before its lock is.
-    with (runs / LOCK).open("ab") as door:
-        fcntl.flock(door, fcntl.LOCK_EX)
-        remove_dead(runs)
-        folder = runs / f"{os.getpid()}-{os.urandom(4).hex()}"
-        folder.mkdir()
-        lock = _locked(folder)
-    assert lock is not None
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        lock.close()
-
-
-def remove_dead(runs: Path) -> None:
-    """Remove the folders of runs whose process is gone."""
-    for folder in runs.iterdir():
-        if folder.is_dir():
-            with suppress(OSError):
-                lock = _locked(folder)
-                if lock is not None:
-                    shutil.rmtree(folder, ignore_errors=True)
-                    lock.close()
-
-
-def _locked(folder: Path) -> IO[bytes] | None:
-    """Lock a folder, None when another process has it."""
-    file = (folder / LOCK).open("ab")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        return None
-    except OSError:
-        file.close()
-        raise
-    return file
 
 
 PAIR = ("a", "b")
@@ -115,6 +65,9 @@ WORKED_SECONDS = 300.0
 
 VACANT_SECONDS = 5.0
 """For how long nobody may hold the lease of a link before it counts as moved by nobody; tasks change in less."""
+
+ALONE_SECONDS = 5.0
+"""How long the first live query is alone at most, as when another run holds the leases."""
 
 LAST_PLAN = 1 << 62
 """The number of the plan of a run that ends: every task goes by an older one."""
@@ -299,10 +252,9 @@ class Replication:
         self.node_away = ""
 
     def start(self) -> None:
-        """Start the two live queries, which carry all links."""
+        """Start the first of the two live queries, which carry all links; the second follows when it is needed."""
         self._plan.write(self._plan_file)
-        for half in PAIR:
-            self._start_live(half)
+        self._start_live(PAIR[0])
 
     @property
     def _plan_file(self) -> Path:
@@ -314,6 +266,7 @@ class Replication:
             began = time.monotonic()
             self._observe()
             took = time.monotonic() - began
+            self._complete()
             self._mend()
             self._replay_some()
             if not look(self):
@@ -429,6 +382,15 @@ class Replication:
             raise live_failure(error) from None
         live, now = self._queries.get(half), time.monotonic()
         self._queries[half] = live.restarted(query, now) if live else LiveQuery(query, now)
+
+    def _complete(self) -> None:
+        """Start the second query when the first one moves links: beside each other both would start more slowly."""
+        first, *others = PAIR
+        live = self._queries[first]
+        if live.failures or any(link.was_ours for link in self.links) or time.monotonic() - live.began > ALONE_SECONDS:
+            for half in others:
+                if half not in self._queries:
+                    self._start_live(half)
 
     def _live_query(self, half: str) -> StreamingQuery:
         writing = (

@@ -11,16 +11,12 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
 
 from bsfg.errors import BsfgError
 from bsfg.journey.handoff import Handoff
@@ -28,7 +24,7 @@ from bsfg.spark.calls import calls
 from bsfg.spark.daemon import DAEMON_PID
 from bsfg.spark.replicate.carrying import CONFIRM_EVERY_SECONDS, TaskPull
 from bsfg.spark.replicate.group import AWAY_SECONDS, GroupCalls, LeaseGroup, RemoteReporter, ReportLine, TurnTally
-from bsfg.spark.replicate.plan import BundlePlan, LinkTaskPlan, RunPlan
+from bsfg.spark.replicate.plan import BundlePlan, LinkTaskPlan
 
 if TYPE_CHECKING:
     from bsfg.wire.adminclient import AdminClient
@@ -280,8 +276,6 @@ def _note(event: str, **fields: Any) -> None:
         traceback.print_exception(error)
 
 
-FORMAT = "bsfg-live"
-
 RECEIPTS = pa.schema(
     [
         ("link", pa.string()),
@@ -295,53 +289,6 @@ RECEIPTS = pa.schema(
 )
 
 
-@dataclass(frozen=True)
-class Shift(InputPartition):
-    """One shift of one bundle."""
-
-    bundle: BundlePlan
-
-
-class LiveReader(DataSourceStreamReader):
-    """Counts shifts."""
-
-    def __init__(self, plan: Path) -> None:
-        self._plan = plan
-
-    def initialOffset(self) -> dict[str, Any]:
-        """Begin to count."""
-        return {"turn": 0}
-
-    def latestOffset(self, start: dict[str, Any], limit: Any = None) -> dict[str, Any]:
-        """There is always one more shift."""
-        return {"turn": int(start["turn"]) + 1}
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """One task for each bundle of the plan as it is now, however many shifts a restarted query has missed."""
-        return [Shift(bundle) for bundle in RunPlan.read(self._plan).bundles]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Take the shift and give its receipts."""
-        assert isinstance(partition, Shift)
-        receipts = take_shift(partition.bundle)
-        yield pa.RecordBatch.from_pylist([asdict(receipt) for receipt in receipts], RECEIPTS)
-
-    def commit(self, end: dict[str, Any]) -> None:
-        """Nothing depends on it."""
-
-
-class LiveSource(DataSource):
-    """The source of live queries; its option ``plan`` names the file with the plan of the run."""
-
-    @classmethod
-    def name(cls) -> str:
-        """Give the name of the format."""
-        return FORMAT
-
-    def schema(self) -> StructType:
-        """Give the columns of receipts."""
-        return from_arrow_schema(RECEIPTS)
-
-    def streamReader(self, schema: StructType) -> LiveReader:
-        """Give the reader."""
-        return LiveReader(Path(self.options["plan"]))
+def receipts_of(bundle: BundlePlan) -> pa.RecordBatch:
+    """Take a shift and give its receipts as rows."""
+    return pa.RecordBatch.from_pylist([asdict(receipt) for receipt in take_shift(bundle)], RECEIPTS)
