@@ -114,7 +114,7 @@ async def test_a_killed_server_loses_and_doubles_nothing(own_server: PackagedNat
     storage = await opened(settings_at(own_server))
     await check_all_there([await storage.store(STREAM), await storage.store("audit")], acked)
     await storage.close()
-    assert look(settings_at(own_server), ZONE, 1 << 30)[1] == []
+    assert look(settings_at(own_server), ZONE, 1 << 30)[2] == []
 
 
 async def check_all_there(stores: list[Any], acked: list[set[str]]) -> None:
@@ -626,7 +626,7 @@ async def test_messages_removed_by_hand_are_damage(settings: JetStreamSettings) 
     # What is on record as lost has no key: who sends it again mends the harm.
     assert (await store.append(batch(12))).offsets.tolist() == [0, 1, 2, 12, 13, 14, 15, 16, 17, 9, 10, 11]
     await storage.close()
-    (broken,) = look(settings, ZONE, 1 << 30)[1]
+    (broken,) = look(settings, ZONE, 1 << 30)[2]
     assert broken == "operational/store: the frame at 9 does not follow what is before offset 3"
 
 

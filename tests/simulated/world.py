@@ -234,7 +234,7 @@ class SimulatedNode(Node):
         self.service = NodeService(self.parts)
         self.administration = Administration(self.parts, self._rates, self.alerts.active, list)
 
-    def _follow_files(self, watched: object) -> None:
+    def _follow_files(self, watched: object, begun: object) -> None:
         pass
 
     def _connect(self, link: Link, watched: object, held: object) -> tuple[Any, None]:

@@ -15,8 +15,7 @@ from bsfg.node.alerts import AlertBoard
 from bsfg.node.metrics import Metrics
 from bsfg.node.pipelines import ABSENT_MS, STALE_MS, PipelineBoard, PipelineWatch
 from bsfg.testing.clock import FakeClock
-from bsfg.wire.operations import PIPELINES_MAX
-from bsfg.wire.service import PipelineReport, PipelineState
+from bsfg.wire.service import PIPELINES_MAX, PipelineReport, PipelineState
 
 MORE = """
 [pipelines.lake]

@@ -392,10 +392,8 @@ class OriginsStreamReader(OriginsReading, DataSourceStreamReader, SupportsTrigge
         self.origins.refresh()
         at = SourceOffsets.of(start).by_key
         new = self._begun(origin for key, origin in self.origins.by_key.items() if key not in at)
-        if new:
-            # What a checkpoint says of the others is judged when they are asked.
-            read = {key: log_id for key, (log_id, _) in at.items() if key in self.origins.by_key}
-            check_apart(read | {key: log_id for key, (log_id, _) in new.items()})
+        if new:  # what a checkpoint says of the others is judged when they are asked
+            check_apart({key: log_id for key, (log_id, _) in {**at, **new}.items() if key in self.origins.by_key})
         ends = self._ends(at)
         if not new and self._targets is None and all(ends[key] == at[key][1] for key in ends):
             time.sleep(self._idle.next_seconds())

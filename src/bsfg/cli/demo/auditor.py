@@ -38,7 +38,7 @@ def verdicts(links: list[dict[str, Any]], spark: Any = None) -> list[dict[str, A
         checks = {each.name: str(each.state) for stream in verdict.streams for each in stream.checks}
         broken: list[str] = []
         if link["at_server"]:
-            _, broken = looked_at(load(Path(link["at_server"])), sys.maxsize)
+            broken = looked_at(load(Path(link["at_server"])), sys.maxsize).wrong
             checks["chain_at_server"] = "failed" if broken else "passed"
         found.append(
             {

@@ -508,18 +508,6 @@ class SegmentFile:
                 else:
                     yield ref, payload
 
-    def small_frames(self, refs: Sequence[FrameRef]) -> dict[int, list[Row]]:
-        """Read the rows of small frames by their bases, up to the first that cannot be read."""
-        found: dict[int, list[Row]] = {}
-        for ref, payload in self.payloads(refs):
-            if isinstance(payload, Exception):
-                break
-            try:
-                found[ref.base] = decode_rows(ref.header, payload, self.header.schema)
-            except Damaged:
-                break
-        return found
-
     def entries_of(self, refs: Sequence[FrameRef]) -> Iterator[EntryBatch]:
         """Read frames that follow each other, the rows of small ones together; raises `Torn` or `Damaged`."""
         if len(refs) == 1 or self.has_at_hand(refs[0]):

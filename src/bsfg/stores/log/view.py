@@ -19,13 +19,14 @@ from bsfg.digest import KeptRange, LogHistory, Restore
 from bsfg.latest import LatestEntries
 from bsfg.ports import Frame, GapRecord
 from bsfg.retention import GapReason
+from bsfg.rows import Row
 from bsfg.stores.log.damage import ABSENT, is_damage, patiently, put_aside, uncovered
 from bsfg.stores.log.files import Files, write_whole
 from bsfg.stores.log.frames import FrameRef
 from bsfg.stores.log.identity import read_identity
 from bsfg.stores.log.notes import Notes
 from bsfg.stores.log.segments import SegmentFile
-from bsfg.stores.shared.frame import ROWS, Damaged, Torn, Unreadable, rows_batch
+from bsfg.stores.shared.frame import ROWS, Damaged, Torn, Unreadable, decode_rows, rows_batch
 
 _WORTH_A_STEP = 1_000
 _WORTH_A_STEP_BYTES = 1 << 20
@@ -232,7 +233,7 @@ class LogView:
             places.append((ref.base, offset - ref.base))
         if len(refs) < 2:
             return None
-        frames = segment.small_frames(refs)
+        frames = _small_frames(segment, refs)
         rows = [frames[base][at] for base, at in places if base in frames]
         if not rows:
             return None
@@ -274,6 +275,19 @@ class LogView:
                 if ref.header.appended_at_unix_ms >= unix_ms:
                     return max(self.start, ref.base)
         return self.end
+
+
+def _small_frames(segment: SegmentFile, refs: Sequence[FrameRef]) -> dict[int, list[Row]]:
+    """Read the rows of small frames by their bases, up to the first that cannot be read."""
+    found: dict[int, list[Row]] = {}
+    for ref, payload in segment.payloads(refs):
+        try:
+            if isinstance(payload, Exception):
+                break
+            found[ref.base] = decode_rows(ref.header, payload, segment.header.schema)
+        except Damaged:
+            break
+    return found
 
 
 def _gap_frame(first: int, last: int, gap: GapRecord) -> Frame:
