@@ -16,7 +16,7 @@ from tests.cli.operating.test_guide import resolved
 from tests.e2e.cleanup import Cleanup
 from tests.spark.nodes import SparkZone, facts, zone_pair
 
-from bsfg.cli.pipeline.land import LandingProgress
+from bsfg.cli.pipeline.running import WorkProgress
 from bsfg.spark.land.state import EVERY_SECONDS, FILE_SIZE_BYTES, MAX_FACTS_PER_BATCH
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "landing.md").read_text(encoding="utf-8")
@@ -144,7 +144,7 @@ def test_what_the_guide_types_exists(line: str) -> None:
 def test_progress_tells_rate_and_time_left() -> None:
     """The rate is that of the last seconds, and gives the time that the backlog will take."""
     now = [0.0]
-    progress = LandingProgress(lambda: now[0])
+    progress = WorkProgress("landed", lambda: now[0])
     assert progress.text(0, 0) == "0 facts landed · nothing waiting"
     now[0] = 10.0
     assert progress.text(50_000, 600_000) == "50,000 facts landed · 5,000/s · 600,000 waiting · 2:00 left"

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from bsfg.cli.app import app
 from bsfg.cli.connection import Target
-from bsfg.cli.pipeline import audit, ingest, kept, land, replicate
+from bsfg.cli.pipeline import app_of, ingest, kept, land
 from bsfg.cli.pipeline.run import ZonePipelines
 from bsfg.cli.pipeline.running import FollowedFiles
 from bsfg.config import ZoneConfig, parse
@@ -53,9 +53,9 @@ def options(tmp_path: Path, table: str, name: str = "p") -> dict[str, Any]:
     return kept.options_of(config, config.pipelines[name])
 
 
-def on_the_line(module: Any, words: Sequence[str]) -> dict[str, Any]:
+def on_the_line(job: str, words: Sequence[str]) -> dict[str, Any]:
     """Give the options of a command's line."""
-    with get_command(module.app).make_context("x", list(words)) as context:
+    with get_command(app_of(job)).make_context("x", list(words)) as context:
         return dict(context.params)
 
 
@@ -64,7 +64,7 @@ def test_a_landing_is_the_same_on_both_ways(tmp_path: Path) -> None:
     table = 'land = { stream = "operational", buffer = "forward", out = "lake", from = "latest", compact = false, '
     given = options(tmp_path, table + 'file_size = "1MB", every = 2 }')
     words = ["--stream", "operational", "--buffer", "forward", "--out", str(tmp_path / "lake"), "--from", "latest"]
-    line = on_the_line(land, [*words, "--no-compact", "--file-size", "1MB", "--every", "2"])
+    line = on_the_line("land", [*words, "--no-compact", "--file-size", "1MB", "--every", "2"])
     assert land.landing_settings(**given, node=NODE) == land.landing_settings(**line, node=NODE)
     assert land.landing_settings(**given, node=NODE).file_size_bytes == 1_000_000
 
@@ -90,17 +90,48 @@ def test_an_ingest_is_the_same_on_both_ways(tmp_path: Path) -> None:
         "in",
         "-x",
     ]
-    line = on_the_line(ingest, words)
+    line = on_the_line("ingest", words)
     assert ingest.ingest_wish(**given, node=NODE) == ingest.ingest_wish(**line, node=NODE)
+
+
+def test_sinks_are_the_same_on_both_ways(tmp_path: Path) -> None:
+    """Their options, and files that begin at the folder of the zone's file."""
+    given = options(tmp_path, 'sql = { consumer = "app", dsn_file = "dsn", latest = true, max_facts_per_batch = 7 }')
+    words = ["--consumer", "app", "--dsn-file", str(tmp_path / "dsn"), "--latest", "--max-facts-per-batch", "7"]
+    assert given == on_the_line("sql", words)
+    given = options(tmp_path, 'webhook = { consumer = "app", url = "https://x.example/", secret = "s", timeout = 2 }')
+    words = ["--consumer", "app", "--url", "https://x.example/", "--secret", str(tmp_path / "s"), "--timeout", "2"]
+    assert given == on_the_line("webhook", words)
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ('sql = { consumer = "app" }', "is not said, or twice"),
+        ('sql = { consumer = "app", dsn = "host=x", dsn_file = "dsn" }', "is not said, or twice"),
+        ('sql = { consumer = "app", dsn = "host=x password=y" }', "--dsn holds a password"),
+        ('sql = { consumer = "app", dsn = "host=x", schema = "A B" }', "--schema 'A B' is not a schema name"),
+        ('sql = { consumer = "app", dsn = "nothing" }', "is no connection string"),
+        ('webhook = { consumer = "app", url = "http://plant.example/" }', "--url must start with https://"),
+    ],
+)
+def test_what_is_wrong_with_a_sink_is_said_before_it_runs(tmp_path: Path, table: str, says: str) -> None:
+    """By `--check`, with the name of its table and without its password."""
+    file = tmp_path / "zone.toml"
+    file.write_text(f"{ZONE}[pipelines.p]\n{table}\n")
+    wrong = CliRunner().invoke(app, ["pipeline", "run", "-c", str(file), "--check"])
+    assert isinstance(wrong.exception, InvalidArgument), wrong.output
+    assert wrong.exception.message.startswith("[pipelines.p]: ")
+    assert says in wrong.exception.message
 
 
 def test_an_audit_and_links_are_the_same_on_both_ways(tmp_path: Path) -> None:
     """Whatever their commands take."""
     given = options(tmp_path, 'audit = { link = "from-a", from = 5, to = 9, deep = false, stream = ["operational"] }')
     words = ["--link", "from-a", "--from", "5", "--to", "9", "--shallow", "--stream", "operational"]
-    assert given == on_the_line(audit, words)
+    assert given == on_the_line("audit", words)
     given = options(tmp_path, 'replicate = { link = ["a", "b"], bundles = 3, replay_backlog = 7 }')
-    line = on_the_line(replicate, ["--link", "a", "--link", "b", "--bundles", "3", "--replay-backlog", "7"])
+    line = on_the_line("replicate", ["--link", "a", "--link", "b", "--bundles", "3", "--replay-backlog", "7"])
     assert {name: given[name] for name in ("link", "bundles", "replay_backlog")} == {
         name: line[name] for name in ("link", "bundles", "replay_backlog")
     }
@@ -134,6 +165,7 @@ def test_what_is_wrong_with_a_table_is_said(tmp_path: Path, table: str, says: st
         ("[pipelines.p]\n", "says nothing of what it does"),
         ("[pipelines.p]\nreplicate = {}\naudit = {}\n", "has replicate and audit"),
         ('[pipelines.p]\nreplicate = {}\nevery = "1h"\n', "has an effect only with ingest and audit"),
+        ('[pipelines.p]\nsql = {}\nevery = "1h"\n', "has an effect only with ingest and audit"),
         ('[pipelines.p]\naudit = {}\nidentity = "nobody"\n', "has no row in [identities]"),
         ('[pipelines.p]\naudit = {}\nrestart_after = "1h"\n', "must not be longer than restart_max"),
         ("[pipelines.p]\nreplicate = {}\n[pipelines.q]\nreplicate = {}\n", "[pipelines.p] moves links already"),

@@ -393,6 +393,46 @@ async def core(*answers: Fetched | Exception, **options: object) -> tuple[Consum
     return made, feed
 
 
+async def test_what_is_confirmed_while_others_are_sent_is_sent_too() -> None:
+    """By itself and soon, although nothing else is confirmed after it."""
+    made, feed = await core(fetched(0, 2), confirm_interval_seconds=0.01)
+    await made.take(0.0)
+    sending, go_on, send = asyncio.Event(), asyncio.Event(), feed.confirm
+
+    async def slow(confirmation: Confirmation, refusals: list[Refusal]) -> None:
+        sending.set()
+        await go_on.wait()
+        await send(confirmation, refusals)
+
+    feed.confirm = slow  # type: ignore[method-assign]
+    made.confirm(0, 0)
+    await sending.wait()
+    made.confirm(1, 1)
+    go_on.set()
+    async with asyncio.timeout(30):
+        while len(feed.confirmed) < 2:
+            await feed.was_confirmed.wait()
+            feed.was_confirmed.clear()
+    assert [each.through for each, _ in feed.confirmed] == [0, 1]
+    await made.close(1.0)
+
+
+async def test_batches_keep_to_their_bounds(sites: Sites) -> None:
+    """In order and whole: at most so many facts and bytes, and what was over comes first in the next one."""
+    site = await filled(sites, 700)
+    async with AsyncConsumer("historian", site.grpc_address, prefetch_facts=300) as consumer:
+        assert consumer.source == ("", "")
+        found = [items async for items in consumer.batches(90, idle_seconds=0)]
+        assert [len(items) for items in found] == [90] * 7 + [70]
+        assert [item.offset for items in found for item in items if isinstance(item, Entry)] == list(range(700))
+        assert consumer.source == ("operational", (await site.parts.store("operational")).log_id)
+        small = [items async for items in consumer.batches(90, 1_000, idle_seconds=0)]
+        assert sum(map(len, small)) == 700
+        assert {len(items) for items in small} == {2}
+        consumer.confirm_through(small[-1][-1])
+    assert await committed(site) == 699
+
+
 @pytest.mark.parametrize(("closed_at", "handled"), [(3, 3), (9, 10)])
 def test_a_handler_ends_when_another_thread_closes_the_consumer(zone: Zone, closed_at: int, handled: int) -> None:
     """Closing is no failure, with an entry in hand or while waiting for one; what is not confirmed comes again."""

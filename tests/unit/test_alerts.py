@@ -12,7 +12,8 @@ import orjson
 import pytest
 
 from bsfg.config import Alerts
-from bsfg.node.alerts import EVENT_KINDS_MAX, OTHERS, AlertBoard, _Posting
+from bsfg.node import alerts
+from bsfg.node.alerts import EVENT_KINDS_MAX, OTHERS, AlertBoard, _posted
 from bsfg.node.metrics import Metrics
 from bsfg.testing.clock import FakeClock
 
@@ -99,7 +100,7 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_webhook_is_given_the_alert() -> None:
     """A good answer is a delivery, and nothing of its body is needed."""
     with answering(b"HTTP/1.1 204 No Content\r\n\r\n") as (url, heard):
-        _Posting(30.0).post(url, b'{"alert": 1}')
+        _posted(url, b'{"alert": 1}', 30.0)
     assert heard[0].startswith(b"POST /alerts ") and heard[0].endswith(b'{"alert": 1}')
 
 
@@ -109,7 +110,7 @@ def test_a_webhook_is_not_followed_elsewhere(status: str) -> None:
     with answering(b"HTTP/1.1 200 OK\r\n\r\n") as (elsewhere, heard):
         redirect = f"HTTP/1.1 {status}\r\nLocation: {elsewhere}\r\nContent-Length: 0\r\n\r\n".encode()
         with answering(redirect) as (url, _), pytest.raises(OSError, match=status[:3]):
-            _Posting(30.0).post(url, b"{}")
+            _posted(url, b"{}", 30.0)
     assert heard == []
 
 
@@ -117,7 +118,7 @@ def test_a_webhook_is_not_followed_elsewhere(status: str) -> None:
 def test_an_answer_without_end_is_given_up(endless: bytes) -> None:
     """Headers that never end, in one line or in many, do not keep the delivery for ever."""
     with answering(b"HTTP/1.1 200 OK\r\n", endless=endless) as (url, _), pytest.raises(OSError):
-        _Posting(1.0).post(url, b"{}")
+        _posted(url, b"{}", 1.0)
 
 
 @pytest.mark.parametrize("begins", [b"", b"HTTP/1.1 200 OK\r\n"], ids=["from its start", "after a good status"])
@@ -140,7 +141,7 @@ def test_an_answer_byte_by_byte_is_cut_off(begins: bytes) -> None:
     thread.start()
     try:
         with pytest.raises(TimeoutError, match="in time"):
-            _Posting(0.5).post(f"http://127.0.0.1:{listening.getsockname()[1]}/", b"{}")
+            _posted(f"http://127.0.0.1:{listening.getsockname()[1]}/", b"{}", 0.5)
     finally:
         stop.set()
         listening.close()
@@ -178,7 +179,7 @@ def test_an_alert_is_over_only_after_it_was_raised(tmp_path: Path, monkeypatch: 
     posted: list[bool] = []
     overtaken = threading.Event()
 
-    def post(posting: _Posting, url: str, data: bytes) -> None:
+    def post(url: str, data: bytes, timeout_seconds: float) -> None:
         cleared = "cleared" in orjson.loads(data)
         if cleared:
             overtaken.set()
@@ -192,6 +193,6 @@ def test_an_alert_is_over_only_after_it_was_raised(tmp_path: Path, monkeypatch: 
         board.update("link_dead", "from-a", None)
         await board.close()
 
-    monkeypatch.setattr(_Posting, "post", post)
+    monkeypatch.setattr(alerts, "_posted", post)
     asyncio.run(work())
     assert posted == given(tmp_path) == [False, True]

@@ -324,7 +324,7 @@ def _pipelines(config: ZoneConfig) -> Iterator[Problem]:
             found = f"has {' and '.join(kinds)}" if kinds else "says nothing of what it does"
             yield Problem(path, f"{found}; give one of {', '.join(PipelineKind)}")
             continue
-        if row.every_seconds is not None and row.kind in (PipelineKind.REPLICATE, PipelineKind.LAND):
+        if row.every_seconds is not None and row.kind not in (PipelineKind.INGEST, PipelineKind.AUDIT):
             yield Problem(
                 (*path, "every"), f"has an effect only with ingest and audit: {row.kind} never ends; leave it out"
             )

@@ -66,6 +66,8 @@ class PipelineKind(StrEnum):
     LAND = "land"
     INGEST = "ingest"
     AUDIT = "audit"
+    SQL = "sql"
+    WEBHOOK = "webhook"
 
 
 class Safety(StrEnum):

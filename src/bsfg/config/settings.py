@@ -266,6 +266,16 @@ class PipelineTable:
         says="Compare both ends of a link: the options of `bsfg pipeline audit`. What is not clean is an alert.",
         example={"link": "from-plant-a"},
     )
+    sql: Mapping[str, object] | None = optional(
+        FREE_TABLE,
+        says="Write the facts of a consumer into tables of PostgreSQL: the options of `bsfg pipeline sql`.",
+        example={"consumer": "historian", "dsn_file": "dsn"},
+    )
+    webhook: Mapping[str, object] | None = optional(
+        FREE_TABLE,
+        says="Post the facts of a consumer to a web server: the options of `bsfg pipeline webhook`.",
+        example={"consumer": "tickets", "url": "https://tickets.example/facts", "secret": "secret"},
+    )
     every_seconds: float | None = optional(
         DURATION,
         says="From the end of a run of ingest or audit to the begin of the next: 30s for ingest, 1d for audit when "
@@ -352,7 +362,7 @@ class ZoneConfig:
     )
     pipelines: Mapping[str, PipelineTable] = tables(
         "What `bsfg pipeline run` keeps alive in one process: each table is one pipeline, and has one of replicate, "
-        "land, ingest and audit.",
+        "land, ingest, audit, sql and webhook.",
         named=PIPELINE_NAME,
         example_name="lake",
     )

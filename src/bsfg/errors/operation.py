@@ -397,6 +397,39 @@ class FileChanged(BsfgError):
     )
 
 
+class SinkAway(BsfgError):
+    """A sink's receiver cannot be reached, or takes nothing for the moment."""
+
+    code = "sink_away"
+    retryable = True
+    default_hint = "Check the address that the sink was given; it goes on by itself when the receiver takes facts."
+
+
+class SinkRefused(BsfgError):
+    """A sink's receiver refuses what it is given, and no fact is to blame: nothing was confirmed or set aside."""
+
+    code = "sink_refused"
+    default_hint = (
+        "Look at the receiver: its address, what it wants to be shown, and its log. The sink goes on where it was."
+    )
+
+
+class SinkBehind(BsfgError):
+    """The tables of a sink end before what its consumer has confirmed: facts in between would never come."""
+
+    code = "sink_behind"
+    default_hint = "Add a consumer that starts where the tables end (bsfg consumers add), and run the sink with it."
+
+
+class SinkChanged(BsfgError):
+    """The tables of a sink are not as they were made; nothing was written."""
+
+    code = "sink_changed"
+    default_hint = (
+        "Undo the change. Columns, indexes and views of your own may be there if rows can be added without them."
+    )
+
+
 EXTRAS = {
     **dict.fromkeys(("numpy", "pyarrow"), "log"),
     **dict.fromkeys(("cryptography", "google", "grpc", "grpc_health", "grpc_reflection"), "node"),

@@ -8,16 +8,10 @@ it happens in tasks of its own, and a failed one is itself a log record.
 from __future__ import annotations
 
 import asyncio
-import socket
-import ssl
-import threading
-import urllib.request
 from collections import deque
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 
 import orjson
@@ -26,6 +20,7 @@ from bsfg.config import Alerts
 from bsfg.gate import Mode
 from bsfg.node.metrics import Metrics
 from bsfg.ports import Clock
+from bsfg.wire.posting import Posting
 from bsfg.wire.service import GateView
 
 Note = Callable[..., None]
@@ -191,7 +186,7 @@ class AlertBoard:
         data, settings = orjson.dumps(document), self._settings
         ways: list[Awaitable[None]] = []
         if settings.webhook is not None:
-            ways.append(asyncio.to_thread(_Posting(settings.timeout_seconds).post, settings.webhook, data))
+            ways.append(asyncio.to_thread(_posted, settings.webhook, data, settings.timeout_seconds))
         if settings.command is not None:
             ways.append(asyncio.wait_for(_run(settings.command, data), settings.timeout_seconds))
         for error in await asyncio.gather(*ways, return_exceptions=True):
@@ -207,78 +202,11 @@ def alert_gate(alerts: AlertBoard, view: GateView) -> None:
     alerts.update("gate_held", f"{view.link}/{view.side}", text)
 
 
-class _Posting:
-    """One delivery over HTTP: where it is told to go and nowhere else, and not for longer than its time.
-
-    What answers may be anybody's: it is not followed elsewhere, nothing of its body is read, and one that gives a byte
-    at a time is cut off.
-    """
-
-    def __init__(self, timeout_seconds: float) -> None:
-        self._timeout_seconds = timeout_seconds
-        self._connections: list[HTTPConnection] = []
-        self._late = False
-
-    def post(self, url: str, data: bytes) -> None:
-        """Deliver, or raise why not."""
-        opener = urllib.request.OpenerDirector()
-        for handler in (urllib.request.ProxyHandler(), _Http(self._opened), _Https(self._opened)):
-            opener.add_handler(handler)
-        request = urllib.request.Request(url, data, {"Content-Type": "application/json", "Connection": "close"})
-        watch = threading.Timer(self._timeout_seconds, self._cut)
-        watch.daemon = True
-        watch.start()
-        try:
-            with opener.open(request, timeout=self._timeout_seconds) as answer:
-                status = answer.status
-        except (OSError, HTTPException) as error:
-            if self._late:
-                raise TimeoutError("there was no answer in time") from None
-            raise OSError(f"{type(error).__name__}: {error}") from None
-        finally:
-            watch.cancel()
-        if self._late:
-            # Headers that were cut off look like headers that ended.
-            raise TimeoutError("there was no answer in time")
-        if not 200 <= status < 300:
-            raise OSError(f"it was answered with {status}")
-
-    def _opened(self, connection: HTTPConnection) -> None:
-        self._connections.append(connection)
-
-    def _cut(self) -> None:
-        self._late = True
-        for connection in self._connections:
-            if connection.sock is not None:
-                with suppress(OSError):
-                    connection.sock.shutdown(socket.SHUT_RDWR)
-
-
-def _kept(kind: type[HTTPConnection], opened: Callable[[HTTPConnection], None]) -> Any:
-    def make(host: str, **options: Any) -> HTTPConnection:
-        connection = kind(host, **options)
-        opened(connection)
-        return connection
-
-    return make
-
-
-class _Http(urllib.request.HTTPHandler):
-    def __init__(self, opened: Callable[[HTTPConnection], None]) -> None:
-        super().__init__()
-        self._opened = opened
-
-    def http_open(self, req: urllib.request.Request) -> Any:
-        return self.do_open(_kept(HTTPConnection, self._opened), req)
-
-
-class _Https(urllib.request.HTTPSHandler):
-    def __init__(self, opened: Callable[[HTTPConnection], None]) -> None:
-        super().__init__()
-        self._opened = opened
-
-    def https_open(self, req: urllib.request.Request) -> Any:
-        return self.do_open(_kept(HTTPSConnection, self._opened), req, context=ssl.create_default_context())
+def _posted(url: str, data: bytes, timeout_seconds: float) -> None:
+    """Deliver over HTTP, or raise why not."""
+    answer = Posting(timeout_seconds).post(url, data)
+    if not answer.is_good:
+        raise OSError(f"it was answered with {answer.status}")
 
 
 async def _run(command: tuple[str, ...], data: bytes) -> None:

@@ -22,8 +22,8 @@ import contextlib
 import inspect
 import logging
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Unpack
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from typing import Any, Unpack
 
 from bsfg.errors import BsfgError, InvalidArgument, StorageClosed
 from bsfg.fact import Entry
@@ -124,6 +124,12 @@ class _Confirming:
         return self._core.committed if self._core is not None else -1
 
     @property
+    def source(self) -> tuple[str, str]:
+        """The stream that the node gives, and the id of its log; empty before its first answer."""
+        core = self._core
+        return ("", "") if core is None else (core.stream or "", core.log_id or "")
+
+    @property
     def backlog(self) -> int:
         """How many entries there were beyond what is confirmed, when the node was last asked."""
         return self._core.backlog if self._core is not None else 0
@@ -169,6 +175,17 @@ class AsyncConsumer(_Confirming):
                     return
                 self._rules.check(core, item)
                 yield item
+
+    async def batches(
+        self, max_facts: int = 1_000, max_bytes: int = 1 << 20, *, idle_seconds: float | None = None
+    ) -> AsyncIterator[list[Item]]:
+        """Give what `items` gives, many at a time: what is there without waiting longer, at most so much."""
+        core = self._started()
+        core.rewind()
+        while found := await core.take_many(max_facts, max_bytes, idle_seconds):
+            for item in found:
+                self._rules.check(core, item)
+            yield found
 
     async def entries(self, *, idle_seconds: float | None = None) -> AsyncIterator[Entry]:
         """Give the entries alone; gap records go to ``on_gap`` in their place."""
@@ -268,16 +285,26 @@ class Consumer(_Confirming):
         Confirm both kinds.
         """
         self._thread.run(self._rewind())
-        while found := self._taken(idle_seconds):
+        while found := self._taken(self._started().take(idle_seconds)):
             for item in found:
                 if self._started().closing:
                     return
                 self._rules.check(self._started(), item)
                 yield item
 
-    def _taken(self, idle_seconds: float | None) -> list[Item]:
+    def batches(
+        self, max_facts: int = 1_000, max_bytes: int = 1 << 20, *, idle_seconds: float | None = None
+    ) -> Iterator[list[Item]]:
+        """Give what `items` gives, many at a time: what is there without waiting longer, at most so much."""
+        self._thread.run(self._rewind())
+        while found := self._taken(self._started().take_many(max_facts, max_bytes, idle_seconds)):
+            for item in found:
+                self._rules.check(self._started(), item)
+            yield found
+
+    def _taken(self, taking: Coroutine[Any, Any, list[Item]]) -> list[Item]:
         try:
-            return self._thread.run(self._started().take(idle_seconds))
+            return self._thread.run(taking)
         except StorageClosed:
             if self._started().closing:
                 return []

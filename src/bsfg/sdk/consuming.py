@@ -114,6 +114,9 @@ async def _checked(frame: Frame) -> Frame:
     return frame
 
 
+_ITEM_BYTES = 300
+"""About what an item takes beside its object."""
+
 CHUNK_FACTS = 256
 """How many entries are made into Python objects at a time."""
 
@@ -197,7 +200,7 @@ class ConsumerCore:
         self._fetching: asyncio.Task[Fetched] | None = None
         self._position: int | None = None
         self._handed_out = 0
-        self._log_id: str | None = None
+        self.log_id: str | None = None
         self.stream: str | None = None
         self._gaps_token = ""
         self._end = 0
@@ -235,6 +238,25 @@ class ConsumerCore:
             if not await self._fetch(left) and ends is not None and time.monotonic() >= ends:
                 return []
         return []
+
+    async def take_many(self, max_facts: int, max_bytes: int, wait_seconds: float | None) -> list[Item]:
+        """Give the next items as `take` does, together with those that are known to follow, within both bounds."""
+        found: list[Item] = []
+        size_bytes = 0
+        while len(found) < max_facts and (not found or self._has_more()):
+            some = await self.take(0.0 if found else wait_seconds)
+            if not some:
+                break
+            for at, item in enumerate(some):
+                size_bytes += _ITEM_BYTES + (len(item.message.fact.object) if isinstance(item, Entry) else 0)
+                if found and (len(found) == max_facts or size_bytes > max_bytes):
+                    self._items.extendleft(reversed(some[at:]))
+                    return found
+                found.append(item)
+        return found
+
+    def _has_more(self) -> bool:
+        return bool(self._items or self._frames or self._end > (self._position or 0))
 
     def _make_items(self) -> None:
         """Make items of the next frame, a chunk of it when it is large; confirmed ones are left out."""
@@ -289,10 +311,10 @@ class ConsumerCore:
 
     def _took(self, fetched: Fetched) -> bool:
         """Queue what is new in an answer; tell whether anything is."""
-        if self._log_id not in (None, fetched.log_id):
-            raise ForeignLog(f"the node's log is now {fetched.log_id}, it was {self._log_id}")
+        if self.log_id not in (None, fetched.log_id):
+            raise ForeignLog(f"the node's log is now {fetched.log_id}, it was {self.log_id}")
         with self._lock:
-            self._log_id, self.stream = fetched.log_id, fetched.stream
+            self.log_id, self.stream = fetched.log_id, fetched.stream
             if self._frontier is None or self._position is None:
                 self._frontier, self._position = Frontier(fetched.start - 1), fetched.start
             elif fetched.start > self._position:
@@ -372,7 +394,7 @@ class ConsumerCore:
                 if frontier is None or not count:
                     return
                 state = (frontier.committed, tuple(frontier.ranges))
-            confirmation = Confirmation(state[0] if state[0] >= 0 else None, state[1], self._log_id)
+            confirmation = Confirmation(state[0] if state[0] >= 0 else None, state[1], self.log_id)
             await self._feed.confirm(confirmation, refusals)
             with self._lock:
                 self._unsent_facts -= count
@@ -394,6 +416,9 @@ class ConsumerCore:
                 # It cannot pass by itself; whoever fetches or flushes next is told.
                 self._failure = unforeseen(error, "confirming")
                 return
+            if self._unsent_facts:
+                # It was confirmed while the others were being sent, when nobody had to be woken.
+                self._wake()
 
     async def close(self, timeout_seconds: float | None) -> None:
         """Send what is confirmed and end; repeats are harmless."""

@@ -119,6 +119,10 @@ STATUSES: dict[str, tuple[grpc.StatusCode, int]] = {
     "file_changed": (Status.FAILED_PRECONDITION, 409),
     "file_unreadable": (Status.INVALID_ARGUMENT, 422),
     "row_unreadable": (Status.INVALID_ARGUMENT, 422),
+    "sink_away": (Status.UNAVAILABLE, 503),
+    "sink_behind": (Status.FAILED_PRECONDITION, 409),
+    "sink_changed": (Status.FAILED_PRECONDITION, 409),
+    "sink_refused": (Status.FAILED_PRECONDITION, 409),
     "spark_failed": (Status.UNAVAILABLE, 503),
     "workers_unfit": (Status.FAILED_PRECONDITION, 500),
     # The node and the way to it.

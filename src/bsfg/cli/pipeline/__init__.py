@@ -1,4 +1,4 @@
-"""`bsfg pipeline`: the jobs that run on Spark."""
+"""`bsfg pipeline`: the jobs that run on Spark, and the sinks beside them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,16 @@ JOBS: dict[str, str] = {
     "land": "bsfg.cli.pipeline.land",
     "ingest": "bsfg.cli.pipeline.ingest",
     "audit": "bsfg.cli.pipeline.audit",
+    "sql": "bsfg.cli.pipeline.sinks:sql_app",
+    "webhook": "bsfg.cli.pipeline.sinks:webhook_app",
 }
-"""Every job and the module that has its ``app``, in the order in which `bsfg pipeline --help` lists them."""
+"""Every job and the module that has its ``app``, or what it calls that, in the order of `bsfg pipeline --help`."""
+
+
+def app_of(job: str) -> Any:
+    """Give the application of a job, whose module is imported when it is asked for."""
+    module, _, name = JOBS[job].partition(":")
+    return getattr(import_module(module), name or "app")
 
 
 class Jobs(TyperGroup):
@@ -24,8 +32,8 @@ class Jobs(TyperGroup):
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
-        for name, module in JOBS.items():
-            app = import_module(module).app
+        for name in JOBS:
+            app = app_of(name)
             command = get_command(app)
             command.name = name
             command.params = [param for param in command.params if not (param.name or "").endswith("_completion")]
@@ -45,5 +53,6 @@ app = typer.Typer(cls=Jobs, no_args_is_help=True)
 def pipeline() -> None:
     """Run a job on Spark: replicate links, land facts as tables, ingest files, audit a link; or all that a zone has.
 
-    Java comes with the package. Spark runs inside the command unless --master names a cluster.
+    Java comes with the package. Spark runs inside the command unless --master names a cluster. The sinks, sql and
+    webhook, are plain consumers and need neither.
     """

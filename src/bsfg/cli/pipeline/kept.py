@@ -10,10 +10,10 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
+from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
@@ -22,11 +22,12 @@ from typer.main import get_command
 
 from bsfg.cli.connection import NodeChoice, Target, resolve
 from bsfg.cli.output import count_text
-from bsfg.cli.pipeline import JOBS
+from bsfg.cli.pipeline import app_of
 from bsfg.cli.pipeline.audit import audited_link, write_report
 from bsfg.cli.pipeline.ingest import IngestWish, ingest_wish
 from bsfg.cli.pipeline.land import landing_settings
 from bsfg.cli.pipeline.replicate import ConfiguredLinks, replicating
+from bsfg.cli.pipeline.sinks import sql_sink, webhook_sink
 from bsfg.config import PipelineKind, PipelineTable, ZoneConfig
 from bsfg.config.kinds import nearest
 from bsfg.errors import BsfgError, InvalidArgument
@@ -35,6 +36,7 @@ from bsfg.wording import counted
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from bsfg.sinks.flow import Sink
     from bsfg.spark.ingest.work import Counts
     from bsfg.spark.land.lander import Lander
     from bsfg.spark.replicate.driver import Layout, Replication
@@ -48,6 +50,8 @@ OF_ONE_RUN: Mapping[PipelineKind, tuple[str, ...]] = {
     PipelineKind.LAND: ("once", "compact_only"),
     PipelineKind.INGEST: ("dry_run", "limit", "again"),
     PipelineKind.AUDIT: (),
+    PipelineKind.SQL: ("once",),
+    PipelineKind.WEBHOOK: ("once",),
 }
 """Options that make sense for a command that somebody looks at."""
 
@@ -56,6 +60,8 @@ ROLES: Mapping[PipelineKind, tuple[str, ...]] = {
     PipelineKind.LAND: ("consumer", "pipeline"),
     PipelineKind.INGEST: ("producer", "pipeline"),
     PipelineKind.AUDIT: ("pipeline",),
+    PipelineKind.SQL: ("consumer",),
+    PipelineKind.WEBHOOK: ("consumer",),
 }
 """Whose certificate is meant when a table names no identity."""
 
@@ -63,7 +69,7 @@ ROLES: Mapping[PipelineKind, tuple[str, ...]] = {
 def options_of(config: ZoneConfig, row: PipelineTable) -> dict[str, Any]:
     """Read the options of a table as the command reads its line; paths start from the folder of the file."""
     where = f"[pipelines.{row.name}] {row.kind}"
-    command: Any = get_command(import_module(JOBS[row.kind]).app)
+    command: Any = get_command(app_of(row.kind))
     known = {name: param for param in command.params for name in _names(param)}
     refused = (*OF_THE_RUN, *OF_ONE_RUN[row.kind])
     allowed = [name for name in known if name not in refused and not name.endswith("_completion")]
@@ -163,6 +169,12 @@ def made(zone: ZoneConfig, row: PipelineTable, place: RunPlace) -> KeptPipeline:
         case PipelineKind.AUDIT:
             audited_link(**{**given, "identity": row.identity or place.identity})
             return KeptAudit({**given, "identity": row.identity or place.identity})
+        case PipelineKind.SQL:
+            return KeptSink(partial(sql_sink, **given), f"write {options['consumer']} to {options['schema']}")
+        case PipelineKind.WEBHOOK:
+            given["folder"] = place.config.absolute().parent
+            where = options["url"].partition("?")[0]
+            return KeptSink(partial(webhook_sink, **given), f"post {options['consumer']} to {where}")
 
 
 @dataclass(slots=True)
@@ -400,3 +412,47 @@ class KeptAudit:
 
     def end(self) -> None:
         """Its jobs are cancelled; nothing was written at either end."""
+
+
+@dataclass(slots=True)
+class KeptSink:
+    """Gives the facts of a consumer on, as `bsfg pipeline sql` and `webhook` do; no task of Spark takes part."""
+
+    make: Callable[[], Sink]
+    title: str
+    _sink: Sink | None = None
+    _before: tuple[int, int] = (0, 0)
+
+    def __post_init__(self) -> None:
+        self.make()
+
+    def run(self, spark: SparkSession, diary: Diary, ending: threading.Event) -> None:
+        """Give them on until it is to end."""
+        self._before, self._sink = (diary.facts, diary.batches), (sink := self.make())
+        try:
+            if not ending.is_set():
+                sink.run()
+        finally:
+            self.look(diary)
+            self._sink = None
+
+    def look(self, diary: Diary) -> None:
+        """Write down how far it is."""
+        sink = self._sink
+        if sink is None:
+            return
+        done = sink.done
+        diary.facts, diary.batches = self._before[0] + done.facts, self._before[1] + done.batches
+        if done.batches:
+            diary.batch_seconds, diary.backlog = done.batch_seconds, done.backlog
+        noted = "".join(f", {count_text(count)} {name}" for name, count in sink.target.noted().items() if count)
+        diary.progress = f"{counted(done.facts, 'fact')} since the start{noted}"
+        if sink.problem is None:
+            diary.good()
+        else:
+            diary.problem = sink.problem
+
+    def end(self) -> None:
+        """Have it end; what the target has not taken comes again."""
+        if self._sink is not None:
+            self._sink.end()

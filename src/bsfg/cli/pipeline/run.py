@@ -148,7 +148,7 @@ def run(
     ] = None,
     conf: Conf = None,
 ) -> None:
-    """Keep all pipelines of a zone alive in one Spark session: links, landings, ingests and audits.
+    """Keep all pipelines of a zone alive in one Spark session: links, landings, ingests, audits and sinks.
 
     Each table [pipelines.NAME] of the zone's file is one pipeline, with the options of its own command. What fails is
     begun again after a pause that doubles; the others do not notice. `bsfg status`, the dashboard and the metrics of
@@ -211,7 +211,8 @@ class SlotPlan:
         from bsfg.cli.pipeline.kept import options_of
         from bsfg.spark.replicate.driver import REPLAYS, Layout, default_bundles, slots_for
 
-        others = min(sum(row.kind != PipelineKind.REPLICATE for row in rows.values()), os.cpu_count() or 1)
+        tasks = (PipelineKind.LAND, PipelineKind.INGEST, PipelineKind.AUDIT)
+        others = min(sum(row.kind in tasks for row in rows.values()), os.cpu_count() or 1)
         moving = next((row for row in rows.values() if row.kind == PipelineKind.REPLICATE), None)
         if moving is None:
             return SlotPlan(master or f"local[{max(2, others)}]", Layout(), others, None, 0)

@@ -1,4 +1,4 @@
-"""What the jobs on Spark share: the options that say where Spark runs, and how it is started and stopped."""
+"""What jobs share: where Spark runs, how it is started and stopped, how work is watched, and how a sink is run."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -16,12 +18,17 @@ from tempfile import mkstemp
 from types import FrameType
 from typing import IO, TYPE_CHECKING, Annotated
 
-from bsfg.cli.common import handled, option
-from bsfg.cli.output import console
-from bsfg.errors import InvalidArgument, SparkFailed
+from bsfg.cli.common import consumers as known_consumers
+from bsfg.cli.common import flag, handled, option
+from bsfg.cli.output import console, count_text, print_json, say
+from bsfg.errors import CertificateInvalid, InvalidArgument, PeerUnreachable, SparkFailed
+from bsfg.wording import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from bsfg.cli.connection import Target
+    from bsfg.sinks.flow import Sink
 
 PANEL = "Spark"
 
@@ -200,3 +207,148 @@ def ends_on_signals() -> AbstractContextManager[None]:
         raise Stopped
 
     return handled(end, signal.SIGTERM)
+
+
+LOOK_SECONDS = 0.25
+LINE_SECONDS = 10.0
+"""How often a line is written where there is no terminal to keep one up to date."""
+
+RATE_SECONDS = 20.0
+END_SECONDS = 9.0
+"""After this time work that was asked to end is left as it is, which harms nothing."""
+
+
+class WorkProgress:
+    """How far work is: facts, rate over the last seconds, what is left, and how long that will take."""
+
+    def __init__(self, verb: str, now: Callable[[], float] = time.monotonic) -> None:
+        self._verb, self._now = verb, now
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def text(self, done: int, backlog: int) -> str:
+        """Describe the moment in one line; the calls of the last seconds give the rate."""
+        now = self._now()
+        self._seen.append((now, done))
+        while now - self._seen[0][0] > RATE_SECONDS:
+            self._seen.popleft()
+        since, before = self._seen[0]
+        rate = (done - before) / (now - since) if now > since else 0.0
+        parts = [f"{counted(done, 'fact')} {self._verb}"]
+        if rate >= 1:
+            parts.append(f"{count_text(round(rate))}/s")
+        parts.append(f"{count_text(backlog)} waiting" if backlog else "nothing waiting")
+        if backlog and rate >= 1:
+            parts.append(f"{_clock_text(backlog / rate)} left")
+        return " · ".join(parts)
+
+
+def _clock_text(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def watched(
+    work: Callable[[], None],
+    end: Callable[[], None],
+    text: Callable[[], str],
+    is_over: Callable[[], bool] = lambda: False,
+    *,
+    shown: bool,
+) -> tuple[bool, BaseException | None]:
+    """Do some work in a thread of its own; tell whether a signal ended it, and what it has failed with.
+
+    ``end`` has the work end, when somebody asks for it or it ``is_over``; ``text`` says how far it is.
+    """
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run, name="bsfg-work", daemon=True)
+    with _asked_to_end() as asked, _line(shown) as show:
+        thread.start()
+        while thread.is_alive():
+            thread.join(LOOK_SECONDS)
+            if asked.is_set() or is_over():
+                end()
+            elif shown:
+                show(text())
+    return asked.is_set(), failures[0] if failures else None
+
+
+@contextmanager
+def _line(shown: bool) -> Iterator[Callable[[str], None]]:
+    """Give what keeps a text on stderr: as a line that stays in place, or as a line of its own every few seconds."""
+    if shown and sys.stderr.isatty():
+        with console(stderr=True).status("Looking at the node …") as status:
+            yield status.update
+        return
+    due, last = time.monotonic() + LINE_SECONDS, ""
+
+    def show(text: str) -> None:
+        nonlocal due, last
+        if time.monotonic() >= due and text != last:
+            due, last = time.monotonic() + LINE_SECONDS, text
+            say(text)
+
+    yield show
+
+
+@contextmanager
+def _asked_to_end() -> Iterator[threading.Event]:
+    """Give an event that Ctrl-C and SIGTERM set; whatever hangs then, the process ends some seconds later."""
+    asked = threading.Event()
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if not asked.is_set():
+            asked.set()
+            timer = threading.Timer(END_SECONDS, os._exit, [128 + number])
+            timer.daemon = True
+            timer.start()
+
+    with handled(ask, signal.SIGINT, signal.SIGTERM):
+        yield asked
+
+
+# What the sinks share.
+
+SinkConsumer = Annotated[
+    str,
+    option(
+        "NAME",
+        "The durable consumer whose facts are given on; `bsfg consumers add` makes one.",
+        "--consumer",
+        autocompletion=known_consumers,
+        show_default=False,
+    ),
+]
+SinkOnce = Annotated[bool, flag("--once", "Give on what is there now and leave.")]
+SinkMaxFacts = Annotated[int, option("N", "At most so many facts at once.", "--max-facts-per-batch", min=1)]
+
+
+def run_sink(sink: Sink, node: Target, target: str, *, once: bool, json: bool) -> None:
+    """Run a sink until it is done, fails or is asked to end, and tell what it has done."""
+    progress = WorkProgress("written")
+    asked, failure = watched(
+        lambda: sink.run(once=once), sink.end, lambda: progress.text(sink.done.facts, sink.done.backlog), shown=not json
+    )
+    done, noted = sink.done, sink.target.noted()
+    if json and failure is None:
+        print_json({"target": target, **done.to_dict(), **noted})
+    elif failure is None:
+        gaps = f" and {counted(done.gaps, 'gap record')}" if done.gaps else ""
+        upto = f", up to offset {done.next}" if done.batches else ""
+        console().print(f"Wrote {counted(done.facts, 'fact')}{gaps} to {target}{upto}.", soft_wrap=True)
+    for name, count in noted.items():
+        if count:
+            say(f"warning: {count_text(count)} {name}")
+    if isinstance(failure, PeerUnreachable | CertificateInvalid):
+        raise node.explained(failure) from None
+    if failure is not None:
+        raise failure
+    if asked and once:
+        raise KeyboardInterrupt

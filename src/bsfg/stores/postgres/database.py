@@ -102,17 +102,28 @@ def _denied(error: psycopg.Error) -> bool:
     )
 
 
-def _not_connected(error: psycopg.Error) -> BsfgError:
-    """Give the error of a connection that was not made; no part of the string, which may hold a password, is in it."""
-    if not isinstance(error, psycopg.OperationalError) or str(error).startswith("connection is bad: invalid"):
-        hint = 'Write it as "host=... dbname=... user=..." or as an address, in which % is written %25 and @ %40.'
-        return ConfigInvalid("dsn in [storage.postgres] is no connection string of PostgreSQL", hint=hint)
-    if _denied(error):
-        hint = "Check dsn in [storage.postgres]: role, password, database, and pg_hba.conf of the server."
-        return StorageUnreadable(f"the server refuses the node: {said_by(error)}", hint=hint)
-    # Those who are told of it while the node runs get another hint: it goes on by itself.
-    hint = "Start the node again when the server answers; check host and port of dsn in [storage.postgres]."
-    return StorageUnavailable(f"the server cannot be reached: {said_by(error)}", hint=hint)
+def connected(
+    dsn: str, application: str, silent_seconds: int, *, who: str = "the node", where: str = "dsn in [storage.postgres]"
+) -> Connection:
+    """Connect to a server, one that is silent for so long being away; ``where`` is what the string is called.
+
+    No part of the string, which may hold a password, is in the error.
+    """
+    noticing = {"tcp_user_timeout": 1000 * silent_seconds, "keepalives_idle": silent_seconds, "keepalives_interval": 1,
+                "keepalives_count": 3, "connect_timeout": CONNECT_SECONDS}  # fmt: skip
+    try:
+        given: dict[str, Any] = {**noticing, **conninfo_to_dict(dsn), "application_name": application}
+        return psycopg.connect(autocommit=True, **given)
+    except psycopg.Error as error:
+        if not isinstance(error, psycopg.OperationalError) or str(error).startswith("connection is bad: invalid"):
+            hint = 'Write it as "host=... dbname=... user=..." or as an address, in which % is written %25 and @ %40.'
+            raise ConfigInvalid(f"{where} is no connection string of PostgreSQL", hint=hint) from None
+        if _denied(error):
+            hint = f"Check {where}: role, password, database, and pg_hba.conf of the server."
+            raise StorageUnreadable(f"the server refuses {who}: {said_by(error)}", hint=hint) from None
+        # Those who are told of it while the node runs get another hint: it goes on by itself.
+        hint = f"Start {who} again when the server answers; check host and port of {where}."
+        raise StorageUnavailable(f"the server cannot be reached: {said_by(error)}", hint=hint) from None
 
 
 def translated(error: psycopg.Error, doing: str) -> BsfgError:
@@ -208,16 +219,9 @@ class Database:
             connection.close()
 
     def _connect(self) -> Connection:
-        try:
-            # A server behind a line that swallows everything must be known as away before another node takes over.
-            seconds = max(1, int(self.settings.takeover_seconds))
-            noticing = {"tcp_user_timeout": 1000 * seconds, "keepalives_idle": seconds, "keepalives_interval": 1,
-                        "keepalives_count": 3, "connect_timeout": CONNECT_SECONDS}  # fmt: skip
-            given: dict[str, Any] = {**noticing, **conninfo_to_dict(self.settings.dsn)}
-            given["application_name"] = label(self._place.token)
-            connection: Connection = psycopg.connect(autocommit=True, **given)
-        except psycopg.Error as error:
-            raise _not_connected(error) from None
+        # A server behind a line that swallows everything must be known as away before another node takes over.
+        seconds = max(1, int(self.settings.takeover_seconds))
+        connection = connected(self.settings.dsn, label(self._place.token), seconds)
         self._made.add(connection)
         if self._closed:
             # Nobody will hang up for whoever waits for its first answer.
@@ -412,29 +416,29 @@ def _setting(connection: Connection, name: str) -> str:
     return str(row[0]) if row is not None else ""
 
 
-def versions() -> list[tuple[int, str]]:
-    """List the versions of the tables, each with what makes it of the one before."""
-    files = [each for each in resources.files(__package__).iterdir() if each.name.endswith(".sql")]
+def versions(package: str = __package__) -> list[tuple[int, str]]:
+    """List the versions of the tables that a package brings, each with what makes it of the one before."""
+    files = [each for each in resources.files(package).iterdir() if each.name.endswith(".sql")]
     return sorted((int(each.name.removesuffix(".sql")), each.read_text(encoding="utf-8")) for each in files)
 
 
-def migrate(connection: Connection) -> None:
-    """Bring the tables to the version of this program; refuse those of a newer one."""
+def migrate(connection: Connection, package: str = __package__) -> None:
+    """Bring the tables of a package to the version of this program; refuse those of a newer one."""
     connection.execute(
         "CREATE TABLE IF NOT EXISTS migration (version integer PRIMARY KEY, applied_at timestamptz NOT NULL)",
         prepare=False,
     )
-    there = _version(connection)
-    for version, text in versions():
+    there = _version(connection, package)
+    for version, text in versions(package):
         if version > there:
             connection.execute(text, prepare=False)
             connection.execute("INSERT INTO migration VALUES (%s, now())", (version,))
 
 
-def _version(connection: Connection) -> int:
+def _version(connection: Connection, package: str = __package__) -> int:
     """Give the version of the tables; raise when this program is too old for them."""
     row = connection.execute("SELECT coalesce(max(version), 0) FROM migration").fetchone()
-    there, known = int(row[0]) if row is not None else 0, versions()[-1][0]
+    there, known = int(row[0]) if row is not None else 0, versions(package)[-1][0]
     if there > known:
         hint = "Use a version of BSFG at least as new as the one that last opened the schema."
         raise FormatUnsupported(f"the tables have version {there}, this program knows up to {known}", hint=hint)
