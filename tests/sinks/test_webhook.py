@@ -22,6 +22,7 @@ import orjson
 import pytest
 import trustme
 from tests.sinks.conftest import Plant
+from tests.syncs import noted_syncs
 
 from bsfg.errors import DiskFull, InvalidArgument, SinkAway, SinkRefused, StorageUnreadable
 from bsfg.ports import Buffer
@@ -235,6 +236,17 @@ def test_a_fact_that_is_to_blame_is_set_aside(plant: Plant, aside: Path, status:
     assert {each["refused"] for each in found} == {f"{status}: do not like it"}
     assert sink.target.noted() == {"aside": 3, "refused": 0}
     assert plant.committed() == 99
+
+
+def test_a_new_file_of_what_was_set_aside_survives_a_power_loss(
+    plant: Plant, aside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name is synced before the fact is confirmed, and not only what is in it."""
+    plant.produce(messages(3))
+    synced = noted_syncs(monkeypatch)
+    with Receiver(refusing("0-000001", status=422)).listening() as receiver:
+        run(plant, WebhookSettings(receiver.url, aside))
+    assert synced == [str(aside), str(aside.parent)]
 
 
 def test_a_receiver_that_refuses_everything_is_to_blame_itself(plant: Plant, aside: Path) -> None:

@@ -244,13 +244,16 @@ class Webhook:
         ]
         try:
             with path.open("a+b") as file:
-                if file.tell():
+                is_new = not file.tell()
+                if not is_new:
                     file.seek(-1, os.SEEK_END)
                     # What an end in the middle of a line has left stays a line of its own.
                     lines[:0] = [b""] if file.read(1) == b"\n" else [b"\n"]
                 file.writelines(lines)
                 file.flush()
                 os.fsync(file.fileno())
+            if is_new:
+                disk.sync_folder(path.absolute().parent)
         except OSError as error:
             raise disk.translated(error, f"setting a fact aside in {path}") from None
         self._aside += len(self._guilty)
