@@ -41,7 +41,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the command run its steps in this process, which shows what it prints as well as Spark does."""
-    monkeypatch.setattr("bsfg.cli.pipeline.audit.spark_session", lambda *given: nullcontext())
+    monkeypatch.setattr("bsfg.cli.pipeline.audit.spark_session", lambda *given, **options: nullcontext())
     monkeypatch.setattr("bsfg.spark.audit.SparkRunner", lambda spark, progress: LocalRunner())
 
 
