@@ -14,6 +14,10 @@ from bsfg.gate import Mode
 from bsfg.node.dashboard.feed import SeriesHistory
 from bsfg.testing.facts import batch
 
+SCROLLED = """async () => {
+    for (let frame = 0; frame < 4; frame += 1) await new Promise(requestAnimationFrame);
+    return scrollY;
+}"""
 WIDTHS = "(all) => all.map((each) => [each.scrollWidth, each.clientWidth])"
 
 HEIGHTS = "(all) => all.map((each) => each.offsetHeight)"
@@ -393,6 +397,7 @@ async def test_it_fits_a_tablet_in_light_and_dark(
             await expect(page.locator(f'section[data-of="{view}"]')).to_be_visible()
             if view == "records":
                 await expect(page.locator(".record")).to_have_count(3)
+            assert await page.evaluate(SCROLLED) == 0, f"{view} begins where it is called by its name"
             width = await page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
             assert width[0] <= width[1], (view, width)
             cut = page.locator(".map:visible, .scroll:visible")

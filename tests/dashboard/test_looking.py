@@ -101,6 +101,12 @@ async def test_an_alarm_leads_to_the_runbook_of_this_node(stages: Stages) -> Non
         await expect(page.locator("code#quarantine")).to_be_in_viewport()
         await page.get_by_role("link", name="The dashboard").first.click()
         await expect(page.locator("h1")).to_have_text("The dashboard")
+        await page.set_viewport_size({"width": 390, "height": 844})
+        for name in ("runbook", "reference/errors"):
+            await page.goto(f"{stage.origin}/dashboard/docs/{name}")
+            tables = page.locator(".doc table")
+            widths = await tables.evaluate_all("(all) => all.map((each) => each.scrollWidth - each.clientWidth)")
+            assert widths and max(widths) <= 0, f"what to do is read without moving a table aside: {name} {widths}"
         assert page.errors == []  # type: ignore[attr-defined]
 
 

@@ -80,6 +80,8 @@ addEventListener("hashchange", () => {
   show();
   // A view is called like the part that it is drawn into, and a browser would scroll to that.
   scrollTo(0, 0);
+  // Once more when the part is shown, which is when a browser does it.
+  requestAnimationFrame(() => requestAnimationFrame(() => scrollTo(0, 0)));
 });
 byId("sign-out").addEventListener("click", async () => {
   close();
