@@ -59,7 +59,7 @@ function row(each) {
     h("td", {}, h("strong", {}, foreign(each.identity)), name ? h("span", { class: "sub" }, foreign(name)) : null,
       from ? h("span", { class: "sub" }, foreign(from)) : null),
     h("td", {}, h("span", { class: `pill ${level ?? ""}` }, level ? icon(level) : null, foreign(each.action.replaceAll("_", " ")),
-      details.count ? ` ×${count(details.count)}` : null),
+      details.count ? h("span", { class: "times" }, `×${count(details.count)}`) : null),
       each.about ? h("span", { class: "sub" }, foreign(each.about)) : null),
     h("td", {}, h("span", { class: "text" }, foreign(each.reason || "–")),
       each.rule ? h("span", { class: "sub" }, `${each.outcome}: `, foreign(each.rule)) : null));
