@@ -5,6 +5,7 @@ import gzip
 import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -445,11 +446,18 @@ async def test_a_defect_is_answered_without_its_insides(sites: Sites, capsys: py
 
 @pytest.mark.parametrize("tls", [False, True])
 async def test_two_hundred_clients_at_once(sites: Sites, tls: bool) -> None:
-    """Two hundred clients with connections of their own append at once; every fact is there exactly once."""
+    """Two hundred clients with connections of their own append at once; every fact is there exactly once.
+
+    A busy machine may take longer for two hundred handshakes than gRPC waits for one: who is told so tries again.
+    """
     site = await sites(storage="log", tls=tls)
     clients = [BoundaryClient(site.connection()) for _ in range(200)]
 
     async def work(number: int, client: BoundaryClient) -> None:
+        for _ in range(10):
+            with suppress(PeerUnreachable):
+                await client.append_fact(STREAM, message(f"{number}-0", 0))
+                break
         for at in range(3):
             await client.append_fact(STREAM, message(f"{number}-{at}", at))
         answer = await client.append(STREAM, facts(20, seed=number))
