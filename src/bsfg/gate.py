@@ -86,7 +86,7 @@ class Gate:
             raise InvalidTransition(f"a gate in mode {self.mode} cannot follow {event}", mode=self.mode, event=event)
         if target == self.mode:
             return self
-        return Gate(target, now_unix_ms, reason or str(event))
+        return Gate(target, now_unix_ms, reason or event.replace("_", " "))
 
     def hold(
         self,

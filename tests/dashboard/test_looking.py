@@ -44,8 +44,12 @@ async def test_facts_are_shown_live_and_as_text(stages: Stages) -> None:
     async with browsing() as browser:
         page = await stage.signed_in(browser, "control-room")
         await page.get_by_role("link", name="Facts").click()
-        await page.select_option("#facts-of", "operational/store")
+        # What is looked at first is a buffer with something in it.
+        await expect(page.locator("#facts-of")).to_have_value("operational/store")
         await expect(page.locator("#facts tbody tr")).to_have_count(2)
+        await page.select_option("#facts-of", "operational/forward")
+        await expect(page.locator("#facts")).to_have_text("No fact is in this buffer.")
+        await page.select_option("#facts-of", "operational/store")
         await page.locator("#facts summary").first.click()
         await expect(page.locator("#facts pre").first).to_contain_text('"big": 12345678901234567890')
         await store.append(sealed([fact(3, "pump:7", 3)]))

@@ -56,7 +56,7 @@ def test_the_diagram_of_the_replay_model() -> None:
     assert gate == Gate(R, 20, "connectivity restored")
     assert (gate.is_open, gate.allows_truncation, gate.allows_fetch) == (True, True, True)
     gate = gate.on(Event.BACKLOG_CLEARED, 30)
-    assert gate == Gate(N, 30, "backlog_cleared")
+    assert gate == Gate(N, 30, "backlog cleared")
 
 
 def test_a_new_gate_assumes_nothing() -> None:

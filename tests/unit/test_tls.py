@@ -26,6 +26,7 @@ from bsfg.wire.tls import (
     TlsFiles,
     Watched,
     client_context,
+    failure_of,
     grpc_channel_credentials,
     grpc_channel_options,
     grpc_server_credentials,
@@ -438,26 +439,49 @@ def test_probe_of_a_talker(pki: Path, pause_seconds: float) -> None:
 
 
 def test_probe_of_nobody(pki: Path) -> None:
-    """An absent server is unreachable, which may pass; one that speaks no TLS is not what it should be."""
+    """An absent server is unreachable, which may pass; one that speaks no TLS is not what it should be.
+
+    One that is gone in the middle of the handshake is absent, too: no certificate has to be looked into.
+    """
     app = files_of(pki / "good", "app")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
 
-        def hang_up() -> None:
+        def hang_up(last_words: bytes) -> None:
             with listener.accept()[0] as plain:
                 plain.recv(65_536)
-                plain.sendall(b"220 mail server ready\r\n")
+                plain.sendall(last_words)
 
-        thread = threading.Thread(target=hang_up)
-        thread.start()
-        with pytest.raises(CertificateInvalid, match=r"no TLS 1\.3 handshake"):
-            probe("127.0.0.1", port, app)
-        thread.join()
+        for last_words, error, says in (
+            (b"220 mail server ready\r\n", CertificateInvalid, r"no TLS 1\.3 handshake"),
+            (b"", PeerUnreachable, "ended the connection before a handshake"),
+        ):
+            thread = threading.Thread(target=hang_up, args=(last_words,))
+            thread.start()
+            with pytest.raises(error, match=says):
+                probe("127.0.0.1", port, app)
+            thread.join()
     with pytest.raises(PeerUnreachable, match="cannot be reached") as caught:
         probe("127.0.0.1", port, app)
     assert caught.value.retryable
     with pytest.raises(PeerUnreachable):
         probe("no-such-host.invalid", 1, app)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("SSLV3_ALERT_CERTIFICATE_UNKNOWN", "the other side does not accept the certificate that it was shown"),
+        ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "the other side asks for a certificate"),
+        ("tlsv1 alert decode error", "TLS failed: alert decode error"),
+        (None, "TLS failed: no reason"),
+    ],
+)
+def test_words_for_a_failure(name: str | None, says: str) -> None:
+    """What OpenSSL has a name for is told in our words, without the version of TLS that had the name first."""
+    error = ssl.SSLError(1, "whatever OpenSSL says")
+    error.reason = name  # type: ignore[assignment]
+    assert failure_of(error) == says
 
 
 def test_names_are_the_same_on_both_listeners(live: Live, pki: Path) -> None:

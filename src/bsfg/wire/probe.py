@@ -83,6 +83,9 @@ def probe(host: str, port: int, files: TlsFiles, timeout_seconds: float = 5.0) -
         raise CertificateInvalid(
             f"the certificate of {host}:{port} is refused: {refusal_of(error)}", hint=hint
         ) from None
+    except ssl.SSLEOFError:
+        # Whoever refuses a handshake says so. One that only ends went down, or stands behind something that lost it.
+        raise PeerUnreachable(f"{host}:{port} ended the connection before a handshake came about") from None
     except ssl.SSLError as error:
         hint = "It may not speak TLS 1.3, or not TLS at all, or refuse our certificate."
         raise CertificateInvalid(f"no TLS 1.3 handshake with {host}:{port} comes about", hint=hint) from error

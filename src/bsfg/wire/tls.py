@@ -6,6 +6,7 @@ gRPC's target name is set to that name, so that TLS refuses a server whose certi
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
@@ -51,6 +52,13 @@ _FAILURES = {
     "CA_MD_TOO_WEAK": "the certificate is signed in a way that is too weak",
     "NO_SUITABLE_SIGNATURE_ALGORITHM": "TLS 1.3 has no use for this kind of key",
     "KEY_VALUES_MISMATCH": "the key is not that of the certificate",
+    "ALERT_BAD_CERTIFICATE": "the other side does not accept the certificate that it was shown",
+    "ALERT_CERTIFICATE_UNKNOWN": "the other side does not accept the certificate that it was shown",
+    "ALERT_UNKNOWN_CA": "the other side does not know the authority of the certificate that it was shown",
+    "ALERT_CERTIFICATE_EXPIRED": "the other side says that the certificate which it was shown has expired",
+    "ALERT_CERTIFICATE_REVOKED": "the other side says that the certificate which it was shown is revoked",
+    "ALERT_CERTIFICATE_REQUIRED": "the other side asks for a certificate",
+    "ALERT_PROTOCOL_VERSION": "the other side does not speak TLS 1.3",
 }
 """Why OpenSSL gives up, by the name that it has for it."""
 
@@ -59,7 +67,8 @@ def failure_of(error: ssl.SSLError) -> str:
     """Say in a few words, none of them the other side's, why TLS failed."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate was refused: {refusal_of(error)}"
-    name = (error.reason or "").replace(" ", "_").upper()
+    # The name of an alert begins with the version of TLS that had it first, which says nothing about this connection.
+    name = re.sub(r"^(SSLV3|TLSV1|TLSV13)_(?=ALERT)", "", (error.reason or "").replace(" ", "_").upper())
     return _FAILURES.get(name, f"TLS failed: {name.replace('_', ' ').lower() or 'no reason'}")
 
 

@@ -12,6 +12,7 @@ let rows = [];
 let says = "";
 let drawing = 0;
 let begun = false;
+let chosen = false;
 
 /** Fill the choices, and look when something is chosen. */
 export function setUpFacts() {
@@ -34,7 +35,16 @@ export function setUpFacts() {
 export function facts() {
   if (begun || !known.session.reads.length) return;
   begun = true;
+  chosen ||= choose();
   open();
+}
+
+/** Begin with a buffer that has something to show: whoever relays facts produces none. */
+function choose() {
+  const holds = ([stream, buffer]) => known.state.buffers.some((each) => each.stream === stream && each.buffer === buffer && each.end > each.start);
+  const [stream, buffer] = known.session.reads.find(holds) ?? known.session.reads[0];
+  byId("facts-of").value = `${stream}/${buffer}`;
+  return true;
 }
 
 function close() {
@@ -85,7 +95,8 @@ function soon() {
 function draw() {
   rows.length = Math.min(rows.length, SHOWN_MAX);
   renew(byId("facts-says"), foreign(says));
-  if (!rows.length) return renew(byId("facts"), h("p", { class: "empty" }, "No fact fits."));
+  const isAsked = FIELDS.some((name) => byId(`facts-${name}`).value.trim());
+  if (!rows.length) return renew(byId("facts"), h("p", { class: "empty" }, isAsked ? "No fact fits." : "No fact is in this buffer."));
   // The rows are made once: only what is new enters the page.
   const place = byId("facts").querySelector("tbody");
   if (place) place.replaceChildren(...rows);
