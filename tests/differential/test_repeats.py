@@ -55,8 +55,15 @@ def case(random: Random) -> str:
 
     async def both() -> str:
         disk = SimulatedDisk(random.randrange(1 << 30))
-        store = await (await written(random, disk)).store("s")
-        how, writer = harm(random, disk), store._writer
+        storage = await written(random, disk)
+        try:
+            return await compared(storage, harm(random, disk))
+        finally:
+            await storage.close()
+
+    async def compared(storage: LogStorage, how: str) -> str:
+        store = await storage.store("s")
+        writer = store._writer
         wanted = np.sort(np.array(random.choices(range(store.end), k=random.choice((1, 5, 50)))))
         fetched = []
         for alone in (False, True):

@@ -43,7 +43,7 @@ def sql(
         str | None,
         option(
             "TEXT",
-            "How the server is reached, as libpq has it: 'host=… dbname=… user=… sslmode=verify-full'; no password.",
+            "How the server is reached, as libpq has it: host, dbname, user, sslmode; no password.",
             show_default=False,
         ),
     ] = None,
