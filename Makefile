@@ -72,7 +72,7 @@ test: venv programs ## Run lint and every test but the campaigns (about twenty-f
 archive: venv
 	@$(BIN)/python -c 'from bsfg.spark.archive import main; main()' || echo "Spark starts without an archive of its classes."
 
-tests: venv programs
+tests: venv programs archive
 	$(if $(MEMORY),TMPDIR=$(MEMORY)) $(PYTEST) -m 'not campaign and not long' tests
 
 campaigns: venv programs archive ## Run what takes minutes each, in its short form: kills, attacks, clusters, pasted pages
