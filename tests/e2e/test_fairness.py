@@ -1,4 +1,4 @@
-"""Streams of one link beside each other: a backlog delays nobody's live facts, and a rate limit is kept."""
+"""Streams of one link beside each other: a backlog delays nobody's live facts, and the bounds of a link are kept."""
 
 from __future__ import annotations
 
@@ -50,3 +50,26 @@ async def test_live_facts_are_not_starved(tmp_path: Path, cleanup: Cleanup) -> N
     times = [entry.appended_at_unix_ms for entry in enterprise.entries(Buffer.FORWARD, "bulk")]
     # One second's worth may come at once; the rest takes its time, however fast the machine is.
     assert times[-1] - times[0] >= 1000 * (BACKLOG - RATE - 2 * RATE / 10) / RATE - 100
+
+
+async def test_bytes_are_bounded_and_urgent_streams_come_first(tmp_path: Path, cleanup: Cleanup) -> None:
+    """Two backlogs of the same size share a narrow link: the urgent one is through before half of the other is."""
+    plant, enterprise = map(cleanup.zone, pair(tmp_path, streams="[streams.alarms]\n[streams.bulk]\n"))
+    rate, facts, each_bytes = 200_000, 400, 1_000
+    enterprise.links = link_to(plant, more=f'bandwidth = "{rate // 1000}kB"\npriority = ["alarms"]')
+    enterprise.write()
+    plant.start()
+    async with plant.client() as producer:
+        for name in ("bulk", "alarms"):
+            for first in range(0, facts, 20):
+                await producer.append(name, batch(20, first=first, from_zone="plant-a", object_bytes=each_bytes))
+    enterprise.start()
+    await asyncio.gather(*(settled(plant, enterprise, name) for name in ("alarms", "bulk")))
+    times = {
+        name: [entry.appended_at_unix_ms for entry in enterprise.entries(Buffer.FORWARD, name)]
+        for name in ("alarms", "bulk")
+    }
+    assert times["alarms"][-1] < times["bulk"][facts // 2]
+    took_ms = max(map(max, times.values())) - min(map(min, times.values()))
+    # A second's worth and an answer of each stream may come at once; envelopes are not even counted here.
+    assert took_ms >= 1000 * (2 * facts * each_bytes / rate - 1 - 2 * 0.5) - 100

@@ -15,7 +15,8 @@ from tests.spark.nodes import SparkZone
 from tests.spark.replicating import Pipeline, wait_until
 from tests.spark.test_replicate import CONSUMER, LINK, arrived, sent
 
-from bsfg.cli.bench.workload import batch_of
+from bsfg.cli.bench.workload import OBJECT_BYTES, batch_of
+from bsfg.ports import Buffer
 
 pytestmark = [pytest.mark.campaign, pytest.mark.xdist_group("replicate-once")]
 
@@ -94,11 +95,15 @@ def read_only(configuration: Path, passing: Path) -> subprocess.CompletedProcess
 
 
 def test_a_held_gate_is_an_error_and_the_other_links_are_moved(zones: tuple[SparkZone, SparkZone]) -> None:
-    """With several links, those that can be moved are; the held one is named, with its reason."""
+    """With several links, those that can be moved are; the held one is named, with its reason.
+
+    The other one is narrow, and no backlog makes it wider.
+    """
     plant, enterprise = zones
-    with_two_links(enterprise, plant.port)
+    rate, narrow = 20_000, 500
+    with_two_links(enterprise, plant.port, f'bandwidth = "{rate // 1000}kB"\nreconciliation_backlog = 100\n')
     plant.produce(batch_of(0, 500).to_messages())
-    plant.produce(batch_of(0, 50).to_messages(), "lossy")
+    plant.produce(batch_of(0, narrow).to_messages(), "lossy")
     hold(enterprise)
     code, said = once(enterprise)
     assert code != 0
@@ -106,7 +111,9 @@ def test_a_held_gate_is_an_error_and_the_other_links_are_moved(zones: tuple[Spar
     assert LINK in said
     assert "works at the firewall" in said
     assert plant.committed(CONSUMER) == -1
-    assert plant.committed("enterprise.lossy") == 49
+    assert plant.committed("enterprise.lossy") == narrow - 1
+    times = [entry.appended_at_unix_ms for entry in enterprise.entries(Buffer.FORWARD, "lossy")]
+    assert times[-1] - times[0] >= 1000 * (narrow * OBJECT_BYTES / rate - 2)
 
 
 def test_a_sender_that_does_not_answer_is_an_error_in_time(zones: tuple[SparkZone, SparkZone]) -> None:
@@ -121,10 +128,10 @@ def test_a_sender_that_does_not_answer_is_an_error_in_time(zones: tuple[SparkZon
     assert plant.committed(CONSUMER) == 499
 
 
-def with_two_links(enterprise: SparkZone, port: int) -> None:
+def with_two_links(enterprise: SparkZone, port: int, more: str = "") -> None:
     """Give the enterprise a link for each stream of the plant, the second to a port of its own."""
     first = enterprise.links + 'streams = ["operational"]\n'
-    second = enterprise.links.replace(LINK, SECOND) + 'streams = ["lossy"]\n'
+    second = enterprise.links.replace(LINK, SECOND) + 'streams = ["lossy"]\n' + more
     address = next(line for line in second.splitlines() if line.startswith("address"))
     enterprise.links = first + second.replace(address, f'address = "127.0.0.1:{port}"')
     enterprise.restart()

@@ -11,6 +11,7 @@ from bsfg.config.kinds import (
     ADDRESSES,
     ANY,
     AUTHORITY_NAME,
+    BANDWIDTH,
     CONSUMER_PATTERN,
     COUNT,
     DURATION,
@@ -24,6 +25,7 @@ from bsfg.config.kinds import (
     PERCENT,
     SIGNING_KEY,
     SIZE,
+    STREAM_NAME,
     STREAMS,
     TEXT,
     TOKEN_HASH,
@@ -50,6 +52,7 @@ from bsfg.ports import Buffer
 from bsfg.retention import Overflow, Policy
 from bsfg.rules import Limits as FactLimits
 from bsfg.sealing import LABEL_FIELD, SEMANTIC_FIELDS, IdStrategy, MessageIds
+from bsfg.throttle import Bandwidth
 
 # ruff: noqa: RUF009 - the calls in the class bodies declare fields; nothing they give is shared or mutable
 
@@ -411,6 +414,19 @@ class Link:
     )
     engine: Engine = setting(choice(Engine), "spark", says="What moves the facts: Spark, or the node itself.")
     rate_limit: int = setting(integer(0), 0, says="Most facts per second; 0 for no limit.", example=5_000)
+    bandwidth: Bandwidth | None = optional(
+        BANDWIDTH,
+        says='Most bytes per second, facts and artifacts together: "1MiB", or by the time of day in UTC; other times '
+        "have no bound.",
+        example=["06:00-18:00 256KiB", "18:00-06:00 8MiB"],
+    )
+    priority: tuple[str, ...] = setting(
+        list_of(STREAM_NAME),
+        [],
+        says="Streams that come first where bandwidth bounds: while one of them has facts to wait for, the others "
+        "have a tenth.",
+        example=["operational"],
+    )
     batch_facts: int = setting(COUNT, 10_000, says="Most facts in one fetch.")
     fetch_wait_seconds: float = setting(DURATION, "10s", says="How long a fetch waits for new facts.")
     request_timeout_seconds: float = setting(DURATION, "30s", says="When a call that does not wait counts as failed.")

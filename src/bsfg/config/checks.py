@@ -237,6 +237,10 @@ def _links(config: ZoneConfig) -> Iterator[Problem]:
             yield Problem((*path, "normal_backlog"), "must not be above reconciliation_backlog")
         if link.backoff_first_seconds > link.backoff_max_seconds:
             yield Problem((*path, "backoff_first"), "must not be longer than backoff_max")
+        if link.priority and not link.bandwidth:
+            yield Problem((*path, "priority"), "says who comes first where bandwidth bounds the link, and it has none")
+        for stream in sorted(set(link.priority) - set(config.streams_of(link))):
+            yield Problem((*path, "priority"), f"{stream!r} is not a stream of this link")
         for stream in config.streams_of(link):
             yield from _link_age(link, config.streams[stream], path)
             other = taken.setdefault((link.zone, link.buffer, stream), name)

@@ -18,6 +18,7 @@ from bsfg.filters import PATTERN_CHARACTERS_MAX, check_patterns
 from bsfg.ports import StartAt
 from bsfg.rules import STREAM, ZONE
 from bsfg.signatures import read_key
+from bsfg.throttle import DAY_MINUTES, Bandwidth, BandwidthSpan
 
 
 class Role(StrEnum):
@@ -295,6 +296,25 @@ def _size(value: object) -> int:
     return size
 
 
+_SPAN = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)\s+(\S.*)")
+
+
+def _bandwidth(value: object) -> Bandwidth:
+    """Read a size that goes for the whole day, or a list of times, each with the size that goes then."""
+    if not isinstance(value, list | tuple):
+        return Bandwidth((BandwidthSpan(0, 0, _size(value)),))
+    spans = []
+    for text in map(_text, value):
+        match = _SPAN.fullmatch(text.strip())
+        if match is None or match.group(1, 2) == match.group(3, 4):
+            raise WrongValue(f'must be times of the day in UTC with a size, such as "06:00-18:00 1MiB", not {text!r}')
+        hours = [int(part) for part in match.groups()[:4]]
+        spans.append(BandwidthSpan(60 * hours[0] + hours[1], 60 * hours[2] + hours[3], _size(match[5])))
+    if any(sum(span.holds(minute) for span in spans) > 1 for minute in range(DAY_MINUTES)):
+        raise WrongValue("names a time twice")
+    return Bandwidth(tuple(spans))
+
+
 _DURATION = re.compile(r"(?:\d{1,9}(?:\.\d{1,6})?(?:ms|s|m|h|d|w|y)\s*)+")
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w|y)")
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800, "y": 31_536_000}
@@ -474,6 +494,7 @@ FLAG = ValueKind("true or false", _flag)
 COUNT = integer(1)
 PERCENT = ValueKind("percent", _percent)
 SIZE = ValueKind("size", _size)
+BANDWIDTH = ValueKind("size per second, or a list of times with one", _bandwidth)
 DURATION = ValueKind("duration", _positive_duration)
 WHOLE_SECONDS = ValueKind("duration", _whole_seconds)
 ADDRESS = ValueKind("host:port", _address)

@@ -57,6 +57,7 @@ from bsfg.stores.log.files import DiskFiles
 from bsfg.stores.log.reserve import Reserve
 from bsfg.stores.log.scrub import Log
 from bsfg.stores.log.trailfile import FILE_BYTES, Keeping, TrailWriter
+from bsfg.throttle import Throttle
 from bsfg.trail import NODE, REFUSED, STRANGER, TrailEvent
 from bsfg.wire.certcheck import check_signed
 from bsfg.wire.client import BoundaryClient, ClientLink
@@ -495,7 +496,9 @@ class Node:
         )
         # Nodes that share a storage take turns, and may come back; that there is one at a time is seen to elsewhere.
         shared = isinstance(self.parts.storage, SharedStorage)
-        client = BoundaryClient(connection, instance="" if shared else self._instance)
+        urgent = [consumer_name(self.config.zone.name, stream, link.buffer) for stream in link.priority]
+        throttle = Throttle(link.bandwidth, self.clock.now_unix_ms, urgent) if link.bandwidth else None
+        client = BoundaryClient(connection, instance="" if shared else self._instance, throttle=throttle)
         held.push_async_callback(client.close)
         by_alternative_name = self.config.tls.identity == IdentityFrom.SAN
 

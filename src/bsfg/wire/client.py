@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from bsfg.journey.link import AppendedFact, Carriage, Fetched, FetchRequest, Ref
 from bsfg.model import Limits
 from bsfg.offload import by_size
 from bsfg.ports import Buffer, Confirmation, Frame, Result
+from bsfg.throttle import Throttle
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.connection import MESSAGE_BYTES, Connection, unreadable
 from bsfg.wire.convert import (
@@ -53,11 +55,11 @@ class BoundaryClient:
     """What producers, consumers, peers and pipelines call on a node.
 
     Every method raises only `bsfg.errors.BsfgError`: the node's own error, or `PeerUnreachable` and `TimedOut`.
-    ``instance`` tells which process asks for frames.
+    ``instance`` tells which process asks for frames, ``throttle`` bounds what is asked for.
     """
 
-    def __init__(self, connection: Connection, *, instance: str = "") -> None:
-        self.connection, self._instance = connection, instance
+    def __init__(self, connection: Connection, *, instance: str = "", throttle: Throttle | None = None) -> None:
+        self.connection, self._instance, self._throttle = connection, instance, throttle
         self._appending: dict[str, AppendStream] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._gives_whole_answers = True
@@ -92,7 +94,18 @@ class BoundaryClient:
 
     async def fetch(self, consumer: str, request: FetchRequest, carry_only: Sequence[str] = ()) -> Fetched:
         """Fetch the next facts of a consumer as frames; for links and pipelines."""
+        throttle = self._throttle
+        if throttle is None:
+            return await self._fetched(consumer, request, carry_only, _Room(request))
+        await throttle.wait(consumer)
+        request = replace(request, max_bytes=throttle.most(request.max_bytes))
         room = _Room(request)
+        try:
+            return await self._fetched(consumer, request, carry_only, room)
+        finally:
+            throttle.took(room.taken_bytes, consumer)
+
+    async def _fetched(self, consumer: str, request: FetchRequest, carry_only: Sequence[str], room: _Room) -> Fetched:
         answers = await self._whole_answer(consumer, request, carry_only) if self._gives_whole_answers else []
         if not answers:
             # A node that knows no answers as a whole gives them message by message.
@@ -316,6 +329,8 @@ class BoundaryClient:
         if offset != begins:
             # A node of an earlier version always sends everything.
             pieces = skipped(pieces, offset)
+        if self._throttle is not None:
+            pieces = _throttled(pieces, self._throttle)
         expected = digest or info.digest
         if expected is None or info.digest not in (None, expected):
             raise DigestMismatch(f"the node describes content with the digest {info.digest}, not {digest}")
@@ -343,10 +358,14 @@ class BoundaryClient:
     async def _frames(self, request: pb.FetchFramesRequest) -> AsyncIterator[Frame]:
         head = None
         async for answer in self._answers("FetchFrames", request, None):
+            if self._throttle is not None:
+                self._throttle.took(answer.ByteSize())
             if head is None:
                 head = read_head(answer)
             else:
                 yield await _decoded(answer)
+                if self._throttle is not None:
+                    await self._throttle.wait()
 
     async def _answers(self, name: str, request: Any, timeout_seconds: float | None) -> AsyncGenerator[Any, None]:
         call = self.connection.method(name)(request, timeout=timeout_seconds)
@@ -412,11 +431,13 @@ class _Room:
     def __init__(self, request: FetchRequest) -> None:
         self._bytes = 4 * request.max_bytes + MESSAGE_BYTES
         self._parts = 4 * request.max_facts + ANSWER_PARTS
-        self._ranges = 0
+        self._ranges = self.taken_bytes = 0
 
     def take(self, answer: pb.FetchFrame) -> None:
         """Count a message, or raise `FrameInvalid` when it is one too many."""
-        self._bytes -= answer.ByteSize()
+        size_bytes = answer.ByteSize()
+        self.taken_bytes += size_bytes
+        self._bytes -= size_bytes
         self._parts -= 1 + len(answer.head.gaps)
         if self._bytes < 0 or self._parts < 0:
             raise FrameInvalid("the answer brings far more than was asked for")
@@ -429,6 +450,14 @@ def _frames_request(
 ) -> pb.FetchFramesRequest:
     options: dict[str, Any] = {"max_facts": max_facts, "carry_only": carry_only, "ages": True}
     return pb.FetchFramesRequest(**selection, **options, hashers=hashers_here(), filter=filter_message(filter))
+
+
+async def _throttled(pieces: AsyncGenerator[bytes, None], throttle: Throttle) -> AsyncGenerator[bytes, None]:
+    async with aclosing(pieces):
+        async for piece in pieces:
+            throttle.took(len(piece))
+            yield piece
+            await throttle.wait()
 
 
 async def _decoded(message: pb.FetchFrame) -> Frame:

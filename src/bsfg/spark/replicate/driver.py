@@ -448,8 +448,8 @@ class Replication:
         self._replays_wait = len(wanting) > self._layout.replays - busy
 
     def _wants_replay(self, link: LinkState) -> bool:
-        # A link with a rate limit has nothing to gain from bulk.
-        limited = link.plan.link.rate_limit > 0
+        # A link with a bound has nothing to gain from bulk, which keeps none.
+        limited = link.plan.link.rate_limit > 0 or bool(link.plan.link.bandwidth)
         if link.engine == MovingEngine.REPLAY or link.mode != Mode.RECONCILIATION or self.node_away or limited:
             return False
         ours = link.lease == link.plan.holder

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from bsfg.clock import SystemClock
 from bsfg.errors import BsfgError
 from bsfg.journey.handoff import Handoff
 from bsfg.spark.calls import calls
@@ -25,6 +26,7 @@ from bsfg.spark.daemon import DAEMON_PID
 from bsfg.spark.replicate.carrying import CONFIRM_EVERY_SECONDS, TaskPull
 from bsfg.spark.replicate.group import AWAY_SECONDS, GroupCalls, LeaseGroup, RemoteReporter, ReportLine, TurnTally
 from bsfg.spark.replicate.plan import BundlePlan, LinkTaskPlan
+from bsfg.throttle import Throttle
 
 if TYPE_CHECKING:
     from bsfg.wire.adminclient import AdminClient
@@ -210,7 +212,10 @@ class LinkMover:
         from bsfg.wire.client import BoundaryClient
 
         admin, way, pace = shift.admin, self._way(plan), self._confirm_every_seconds
-        peer = BoundaryClient(calls().connection(plan.peer))
+        urgent = [each.consumer for each in plan.streams if each.stream in plan.link.priority]
+        bandwidth = plan.link.bandwidth
+        throttle = Throttle(bandwidth, SystemClock().now_unix_ms, urgent) if bandwidth else None
+        peer = BoundaryClient(calls().connection(plan.peer), throttle=throttle)
         desk = RemoteReporter(shift.reports, plan.name, lease.token, lease.mode)
         pulls = [TaskPull(plan, each, peer, self._own, admin, lease.token, desk.came, pace) for each in plan.streams]
         handoff = Handoff(plan.link, desk, pulls, note=_note, way=way)
